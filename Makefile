@@ -1,0 +1,35 @@
+# Two targets, which do all their own set-up:
+#   make train    prepare data, train, evaluate     make train PE="expe rope sinusoidal" compares three encodings
+#   make test     ruff and the quick tests
+# A Python 3.11 or newer other than python3: make train PYTHON=python3.12
+
+PYTHON ?= python3
+PE     ?= expe
+.DEFAULT_GOAL := help
+.PHONY: help train test
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "this needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=...")'
+	$(PYTHON) -m venv .venv
+
+.venv/installed: .venv/bin/python requirements.txt
+	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+.venv/installed-dev: .venv/installed requirements-dev.txt
+	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+# One run an encoding, under runs/; a run that was stopped goes on, and a complete one is left as it is.
+expe_flags = --l 24
+train: .venv/installed
+	@set -e; $(foreach pe,$(PE),\
+	    .venv/bin/python train.py --pe $(pe) $($(pe)_flags) --out runs/$(pe) $(if $(wildcard runs/$(pe)/config.json),--resume);) \
+	.venv/bin/python eval.py $(addprefix runs/,$(PE)) --plot runs/loss.png
+
+test: .venv/installed-dev
+	.venv/bin/ruff check .
+	.venv/bin/python -m pytest -q

@@ -1,0 +1,428 @@
+"""Every knob of a run, in frozen dataclasses that refuse a wrong value, and the presets with their table in the paper.
+
+Standard library alone. Below the dataclasses: how scripts report a wrong input, and how a run lies on disk.
+Tables 5, 6, 8 and 9 are those of the ExPE paper's preprint (appendices B and C).
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import os
+from dataclasses import MISSING, dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+
+class InputError(ValueError):
+    """What the user gave cannot work. The message is one line: what was wrong, and what would be right."""
+
+
+def _check(config, name, ok, rule):
+    """InputError that names the field, the rule and the value, unless ok(value)."""
+    value = getattr(config, name)
+    if not ok(value):
+        raise InputError(f"{name} must be {rule}, got {value!r}")
+
+
+def _whole(low, high=math.inf):
+    return lambda x: isinstance(x, int) and not isinstance(x, bool) and low <= x <= high
+
+
+def _number(low=-math.inf, high=math.inf):
+    return lambda x: isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) and low <= x <= high
+
+
+def _positive(x):
+    return _number(0)(x) and x > 0
+
+
+def knob(default, help, flag=None):
+    """A field with the help text of its flag in train.py; the flag is the field's name, with dashes, unless given."""
+    return field(default=default, metadata={"help": help, "flag": flag})
+
+
+# ---- the encoding ----------------------------------------------------------------------------------------------------
+
+# Every encoding, in the order of --pe, with those fields of EncodingConfig that it reads.
+ENCODINGS = {
+    "nope": (),
+    "sinusoidal": ("base",),
+    "learned": (),
+    "expe": ("l", "start", "theta"),
+    "exqpe": ("l", "start", "theta1", "theta2"),
+    "rope": ("base",),
+}
+
+
+@dataclass(frozen=True)
+class EncodingConfig:
+    """How positions enter. A field left None takes its default in ModelConfig, if the encoding reads it at all."""
+
+    pe: str = knob("nope", "positional encoding")
+    l: int | None = knob(None, "overridden dimensions (default: the preset's; tables 6 and 9)")
+    start: float | None = knob(None, "value at position 0, the paper's S (default: 0)")
+    theta: float | None = knob(
+        None, "ExPE's step from one position to the next (default: 1/(4 x context), table 9's 1/2048 at 512)"
+    )
+    theta1: float | None = knob(
+        None, "ExQPE's step from one dimension to the next (default: 1/(4 x context), as theta)"
+    )
+    theta2: float | None = knob(None, "by how much ExQPE raises a dimension at its turn (default: 1/16, table 9)")
+    base: float | None = knob(None, "base of the geometric frequencies (default: 10,000)")
+
+    def __post_init__(self):
+        _check(self, "pe", lambda x: x in ENCODINGS, f"one of {', '.join(ENCODINGS)}")
+        for name in ENCODING_FIELDS:
+            if getattr(self, name) is not None and name not in ENCODINGS[self.pe]:
+                readers = " and ".join(pe for pe, fields in ENCODINGS.items() if name in fields)
+                raise InputError(f"{name} is for {readers}, and {self.pe} has no use for it: leave it out")
+        if self.l is not None:
+            _check(self, "l", _whole(1), "a whole number of at least 1")
+        for name in ("start", "theta", "theta1", "theta2"):
+            if getattr(self, name) is not None:
+                _check(self, name, _number(), "a finite number")
+        if self.base is not None:
+            _check(self, "base", lambda x: _number(1)(x) and x > 1, "a finite number above 1")
+
+
+ENCODING_FIELDS = tuple(f.name for f in dataclasses.fields(EncodingConfig) if f.name != "pe")
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of the GPT. The encoding's unset fields are filled in here, where the context is known."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    context: int = knob(MISSING, "trained length, in tokens")
+    vocab_size: int = knob(MISSING, "entries of the vocabulary", flag="--vocab")
+    norm: str = "layernorm"  # layernorm (with bias) | rmsnorm
+    mlp: str = "gelu"  # gelu (tanh form) | swiglu
+    d_mlp: int | None = None  # hidden width of the MLP; 4 x d_model
+    tied: bool = False  # the output layer shares the embedding's weights
+    dropout: float = knob(0.0, "rate on the embedding and on each residual branch, never on attention weights")
+    norm_eps: float = 1e-5
+    encoding: EncodingConfig = field(default_factory=EncodingConfig)
+
+    def __post_init__(self):
+        for name in ("n_layers", "d_model", "n_heads", "context"):
+            _check(self, name, _whole(1), "a whole number of at least 1")
+        _check(self, "vocab_size", _whole(2, 2**16), "a whole number from 2 to 65,536 (tokens lie on disk as uint16)")
+        _check(self, "n_heads", lambda x: self.d_model % x == 0, f"a divisor of d_model, {self.d_model}")
+        _check(self, "norm", lambda x: x in ("layernorm", "rmsnorm"), "layernorm or rmsnorm")
+        _check(self, "mlp", lambda x: x in ("gelu", "swiglu"), "gelu or swiglu")
+        if self.d_mlp is None:
+            object.__setattr__(self, "d_mlp", 4 * self.d_model)
+        _check(self, "d_mlp", _whole(1), "a whole number of at least 1")
+        _check(self, "tied", lambda x: isinstance(x, bool), "true or false")
+        _check(self, "dropout", lambda x: _number(0, 1)(x) and x < 1, "at least 0 and below 1")
+        _check(self, "norm_eps", _positive, "above 0")
+        _check(self, "encoding", lambda x: isinstance(x, EncodingConfig), "an EncodingConfig")
+
+        ramp = 1 / (4 * self.context)
+        defaults = {"l": 24, "start": 0.0, "theta": ramp, "theta1": ramp, "theta2": 1 / 16, "base": 10000.0}
+        unset = {name: defaults[name] for name in ENCODINGS[self.encoding.pe] if getattr(self.encoding, name) is None}
+        object.__setattr__(self, "encoding", replace(self.encoding, **unset))
+        if self.encoding.l is not None and self.encoding.l > self.d_model:
+            raise InputError(f"l must be from 1 to d_model, {self.d_model}, got {self.encoding.l}")
+
+    @property
+    def d_head(self):
+        return self.d_model // self.n_heads
+
+    @classmethod
+    def from_dict(cls, values):
+        """The inverse of dataclasses.asdict; InputError for a missing or unknown field."""
+        values = dict(values)
+        if "encoding" in values:
+            values["encoding"] = _from_dict(EncodingConfig, values["encoding"])
+        return _from_dict(cls, values)
+
+
+# ---- the training run ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run: its data, its steps and its optimizer. A batch is counted in sequences of `context` tokens."""
+
+    steps: int = knob(MISSING, "optimizer steps")
+    batch_size: int = knob(MISSING, "sequences that one optimizer step sees")
+    lr: float = knob(MISSING, "peak learning rate")
+    end_lr: float = knob(MISSING, "learning rate of the last step")
+    micro_batch: int = knob(0, "sequences in memory at once; 0: the whole batch")
+    warmup: float = knob(0.1, "share of the steps in which the rate climbs linearly to --lr")
+    beta1: float = knob(0.9, "AdamW's decay of the first moment")
+    beta2: float = knob(0.95, "AdamW's decay of the second moment")
+    weight_decay: float = knob(0.1, "AdamW's decoupled decay, on matrices only")
+    clip: float = knob(1.0, "largest norm of the whole gradient")
+    dtype: str = knob("fp32", "fp32, or bf16 by autocast, with the weights in fp32")
+    seed: int = knob(0, "of the first weights, the order of the data and dropout")
+    data: str = knob("stdlib", "stdlib, fineweb, fineweb-edu, a file or folder of text, or a folder made by data.py")
+    min_doc_tokens: int = knob(1, "leave shorter documents out when the data is prepared on the way")
+    max_tokens: int = knob(0, "tokens to collect when the data is prepared on the way; 0: all")
+    eval_every: int = knob(250, "steps from one validation loss to the next")
+    eval_windows: int = knob(256, "windows of --context tokens in a validation loss")
+    checkpoint_every: int = knob(500, "steps from one checkpoint to the next")
+
+    def __post_init__(self):
+        for name in ("steps", "batch_size", "min_doc_tokens", "eval_every", "eval_windows", "checkpoint_every"):
+            _check(self, name, _whole(1), "a whole number of at least 1")
+        if self.micro_batch == 0:
+            object.__setattr__(self, "micro_batch", self.batch_size)
+        _check(
+            self,
+            "micro_batch",
+            lambda x: _whole(1)(x) and self.batch_size % x == 0,
+            f"a divisor of batch_size, {self.batch_size}",
+        )
+        _check(self, "max_tokens", _whole(0), "a whole number of at least 0")
+        _check(self, "lr", _positive, "a finite number above 0")
+        _check(self, "end_lr", lambda x: _number(0)(x) and x <= self.lr, f"from 0 to lr, {self.lr}")
+        _check(self, "warmup", _number(0, 1), "from 0 to 1")
+        for name in ("beta1", "beta2"):
+            _check(self, name, lambda x: _number(0, 1)(x) and x < 1, "at least 0 and below 1")
+        _check(self, "weight_decay", _number(0), "a finite number of at least 0")
+        _check(self, "clip", _positive, "a finite number above 0")
+        _check(self, "dtype", lambda x: x in ("fp32", "bf16"), "fp32 or bf16")
+        _check(self, "seed", _whole(0, 2**32 - 1), "a whole number from 0 to 4,294,967,295")
+        _check(self, "data", lambda x: isinstance(x, str) and x != "", "stdlib, fineweb, fineweb-edu or a path")
+
+    def lr_at(self, step):
+        """The learning rate of step 0 .. steps-1: linear warm-up to lr, then half a cosine down to end_lr."""
+        warm = round(self.warmup * self.steps)
+        if step < warm:
+            return self.lr * (step + 1) / warm
+        progress = (step - warm) / max(1, self.steps - 1 - warm)
+        return self.end_lr + (self.lr - self.end_lr) * (1 + math.cos(math.pi * progress)) / 2
+
+    @classmethod
+    def from_dict(cls, values):
+        """The inverse of dataclasses.asdict; InputError for a missing or unknown field."""
+        return _from_dict(cls, values)
+
+
+def _from_dict(cls, values):
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    for name in values:
+        if name not in known:
+            raise InputError(f"{cls.__name__} has no field {name!r}; it has {', '.join(known)}")
+    for name, f in known.items():
+        if name not in values and f.default is MISSING and f.default_factory is MISSING:
+            raise InputError(f"{cls.__name__} lacks the field {name!r}")
+    return cls(**values)
+
+
+class Preset(NamedTuple):
+    """A model and how it is trained. Its encoding is ExPE as the paper sets it; others take l alone from it."""
+
+    model: ModelConfig
+    train: TrainConfig
+
+
+def _expe(l):
+    return EncodingConfig("expe", l=l)
+
+
+PRESETS = {
+    # Ours: minutes on two CPU cores. Documents hold 16 times the context, so that all can be scored at that length.
+    "mini": Preset(
+        ModelConfig(n_layers=4, d_model=128, n_heads=4, context=128, vocab_size=1024, encoding=_expe(24)),
+        TrainConfig(steps=2930, batch_size=16, lr=2e-3, end_lr=6e-6, min_doc_tokens=16 * 128),
+    ),  # 6.0M tokens
+    # Tables 5 and 6; 600M training tokens of documents of 4,000 tokens or more (section 3.1).
+    "paper-35m": Preset(
+        ModelConfig(
+            n_layers=6, d_model=384, n_heads=12, context=512, vocab_size=32000, dropout=0.1, encoding=_expe(24)
+        ),
+        TrainConfig(
+            steps=2289,
+            batch_size=512,
+            micro_batch=64,
+            lr=1e-3,
+            end_lr=3e-6,
+            data="fineweb",
+            min_doc_tokens=4000,
+            max_tokens=700_000_000,
+        ),
+    ),
+    # Tables 8 and 9; 10B tokens in batches of 0.5M. The paper gives no MLP width: 2,048 and 2,816 make 135M and 342M.
+    "llama-135m": Preset(
+        ModelConfig(
+            n_layers=12,
+            d_model=768,
+            n_heads=12,
+            context=512,
+            vocab_size=32768,
+            norm="rmsnorm",
+            mlp="swiglu",
+            d_mlp=2048,
+            encoding=_expe(96),
+        ),
+        TrainConfig(
+            steps=19074,
+            batch_size=1024,
+            micro_batch=64,
+            lr=6e-4,
+            end_lr=6e-5,
+            warmup=0.05,
+            dtype="bf16",
+            data="fineweb-edu",
+            max_tokens=10_000_000_000,
+        ),
+    ),
+    "llama-342m": Preset(
+        ModelConfig(
+            n_layers=24,
+            d_model=1024,
+            n_heads=16,
+            context=512,
+            vocab_size=32768,
+            norm="rmsnorm",
+            mlp="swiglu",
+            d_mlp=2816,
+            tied=True,
+            encoding=_expe(128),
+        ),
+        TrainConfig(
+            steps=19074,
+            batch_size=1024,
+            micro_batch=32,
+            lr=3e-4,
+            end_lr=3e-5,
+            warmup=0.05,
+            dtype="bf16",
+            data="fineweb-edu",
+            max_tokens=10_000_000_000,
+        ),
+    ),
+}
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+class CommandLine(argparse.ArgumentParser):
+    """An ArgumentParser that reports every wrong input as one line on stderr, with exit status 2."""
+
+    def __init__(self, **kwargs):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **kwargs)
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: error: {' '.join(str(message).split())}\n")
+
+    @contextlib.contextmanager
+    def one_line_errors(self):
+        """Everything that the user or the file system can get wrong ends in error(); a bug keeps its traceback."""
+        try:
+            yield
+        except InputError as error:
+            self.error(error)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our output has gone (| head): no complaint
+        except OSError as error:
+            self.error(f"{error.filename}: {error.strerror}" if error.filename else error)
+
+
+def number(text):
+    """A float from "0.5", "1e-3" or "1/2048", for argparse."""
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 0.5, 1e-3 or 1/2048") from None
+
+
+def whole(text):
+    """An int from "600000000", "600_000_000" or "6e8", for argparse."""
+    with contextlib.suppress(ValueError, ZeroDivisionError, OverflowError):
+        if (value := Fraction(text)).denominator == 1:
+            return int(value)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+
+
+def picture(text):
+    """The path of a picture that can be written, for argparse: known by its suffix before the work that leads to it."""
+    if Path(text).suffix not in (".png", ".svg", ".pdf"):
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .png, .svg or .pdf")
+    return new_file(text)
+
+
+def new_file(text):
+    """The path of a file in a folder that exists and can be written, for argparse."""
+    if not os.access(Path(text).parent, os.W_OK) or Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists and can be written")
+    return text
+
+
+# ---- a run on disk ---------------------------------------------------------------------------------------------------
+# runs/<name>/ holds config.json, model.safetensors, optimizer.pt, log.jsonl and tokenizer.tiktoken. config.json names
+# the size and the SHA-256 of the checkpoint's files, and replacing it is what commits a checkpoint:
+#   1. FILE.new is written for each file, 2. config.json is replaced, 3. each FILE.new is renamed to FILE.
+# A run killed before 2 keeps its old checkpoint whole; killed after 2, the files that config.json names are still .new.
+
+
+def write_json(path, value):
+    """Write a JSON file so that no reader ever sees half of it."""
+    scratch = Path(f"{path}.new")
+    scratch.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def read_json(path):
+    """The value of a JSON file; InputError that names the file if it is missing or is not JSON."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing") from None
+    except ValueError:
+        raise InputError(f"{path} is not valid JSON: it was cut short or edited") from None
+
+
+def fingerprint(path):
+    """{"bytes": ..., "sha256": ...} of a file."""
+    with open(path, "rb") as file:
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def read_run(run):
+    """(ModelConfig, TrainConfig, all of config.json) of a run directory; InputError that says what is wrong with it."""
+    run = Path(run)
+    if not run.is_dir():
+        raise InputError(f"{run}: no such run directory; train one with: python train.py --out {run}")
+    if not (run / "config.json").exists():
+        raise InputError(f"{run} holds no config.json, so it is not a run directory of train.py")
+    record = read_json(run / "config.json")
+    try:
+        return ModelConfig.from_dict(record["model"]), TrainConfig.from_dict(record["train"]), record
+    except (InputError, KeyError, TypeError) as error:
+        raise InputError(f"{run / 'config.json'}: {error}") from None
+
+
+def checkpoint_file(run, record, name):
+    """The path of a checkpoint's file, if its size and hash are what config.json says; InputError names what is off."""
+    path = Path(run) / name
+    expected = record.get("checkpoint", {}).get("files", {}).get(name)
+    if expected is None:
+        raise InputError(f"{run}/config.json names no {name}: the run has no checkpoint")
+    pending = Path(f"{path}.new")
+    if pending.exists() and fingerprint(pending) == expected:
+        os.replace(pending, path)  # the writer was killed between steps 2 and 3
+    if not path.exists():
+        raise InputError(f"{path} is missing")
+    found = fingerprint(path)
+    if found["bytes"] != expected["bytes"]:
+        raise InputError(
+            f"{path} has a size of {found['bytes']:,} bytes and config.json says {expected['bytes']:,}: "
+            "it was cut short or replaced"
+        )
+    if found["sha256"] != expected["sha256"]:
+        raise InputError(f"{path} has the right size and the wrong SHA-256 hash: it was damaged or replaced")
+    return path

@@ -1,0 +1,223 @@
+"""Positions in, numbers out: every encoding as a pure function of integer positions, in float64.
+
+The positions may have any shape and order, and hold any integers; every table has one more axis than they have.
+NumPy alone: no torch, no model. Run as a script, `python expe.py` draws the tables side by side and measures
+what the paper says of number formats (section 2.3).
+
+n a position, j a dimension, l the number of overridden dimensions, start the paper's S, D the width of a head.
+Paper: "ExPE: Exact Positional Encodings for Generative Transformer Models with Extrapolating Capabilities",
+Datseris, Vassileva, Koychev and Boytcheva.
+"""
+
+import operator
+
+import numpy as np
+
+
+def _integers(positions):
+    """The positions as an int64 array; ValueError for anything else, since a rounded position is another position."""
+    positions = np.asarray(positions)
+    if positions.dtype.kind not in "iu":
+        raise ValueError(f"positions must be integers, got an array of {positions.dtype}")
+    return positions.astype(np.int64)
+
+
+def _width(name, value):
+    """A width as an int; ValueError unless it is a whole number of at least 1."""
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+# ---- the tables ------------------------------------------------------------------------------------------------------
+
+def expe_table(positions, l, start=0.0, theta=1 / 2048, step=1):
+    """ExPE's rows: a straight ramp in the position. Shape (..., l). Paper, equation 3.
+
+        p_n = start + theta*n,  and row n is (p_n, p_(n+1), ..., p_(n+l-1)), so entry j is start + theta*(n + step*j)
+
+    step=0 is the ablation "p is stable" (table 7): the same number in all l dimensions.
+    Raises ValueError for positions that are not integers and for l below 1.
+    """
+    n = _integers(positions)[..., None]                                           # (..., 1)
+    j = np.arange(_width("l", l))                                                 # (l,)
+    return start + theta * (n + step * j)                                         # (..., l)
+
+
+def exqpe_table(positions, l, start=0.0, theta1=1 / 2048, theta2=1 / 16):
+    """ExQPE's rows: each position raises one of the l dimensions in turn. Shape (..., l). Paper, equation 5.
+
+        p_0 = (start + theta2, start + theta1, start + 2*theta1, ...)
+        p_n = p_(n-1) with dimension n mod l raised by theta2
+
+    In closed form dimension j has been raised once at n = j, and once more every l positions after that:
+    start + j*theta1 + theta2 * max(0, (n - j)//l + 1).
+    Raises ValueError for positions that are not integers and for l below 1.
+    """
+    n = _integers(positions)[..., None]                                           # (..., 1)
+    j = np.arange(_width("l", l))                                                 # (l,)
+    raised = np.maximum(0, (n - j) // len(j) + 1)                                 # (..., l)
+    return start + j * theta1 + theta2 * raised
+
+
+def sinusoidal_table(positions, d_model, base=10000.0):
+    """Sines on even columns, cosines on odd ones. Shape (..., d_model). Vaswani et al. 2017, section 3.5.
+
+        p[n, 2i] = sin(n / base^(2i/d_model)),  p[n, 2i+1] = cos(n / base^(2i/d_model))
+
+    Raises ValueError for positions that are not integers and for d_model below 1.
+    """
+    n = _integers(positions)[..., None]                                           # (..., 1)
+    column = np.arange(_width("d_model", d_model))                                # (d_model,)
+    pair = column // 2
+    angle = n * float(base) ** (-2 * pair / d_model)                              # (..., d_model)
+    return np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
+
+
+def rope_inv_freq(d_head, base=10000.0, scaling="none"):
+    """RoPE's angle in radians by which each pair of dimensions turns per position. Su et al. 2021, section 3.2.2.
+
+        inv_freq_i = base^(-2i/D),  i = 0 .. D/2-1
+
+    Returns ((D/2,) float64, attention_factor): cosines and sines are to be multiplied by the factor, which is 1 here.
+    Raises ValueError for an odd d_head and for a scaling that is not known.
+    """
+    if _width("d_head", d_head) % 2:
+        raise ValueError(f"d_head must be even for RoPE to pair its dimensions, got {d_head}")
+    if scaling != "none":
+        raise ValueError(f"scaling must be 'none', got {scaling!r}")
+    return float(base) ** (-np.arange(0, d_head, 2) / d_head), 1.0                # (D/2,)
+
+
+def rope_table(positions, d_head, base=10000.0):
+    """Cosines, then sines, of every pair's angle n * inv_freq_i. Shape (..., d_head). Su et al. 2021, equation 34."""
+    inv_freq, attention_factor = rope_inv_freq(d_head, base)
+    angle = _integers(positions)[..., None] * inv_freq                            # (..., D/2)
+    return np.concatenate((np.cos(angle), np.sin(angle)), axis=-1) * attention_factor
+
+
+# ---- number formats --------------------------------------------------------------------------------------------------
+
+# Format: bits of the exponent, bits of the fraction, and how many numbers the paper's section 2.3 sees in [0, 1].
+FORMATS = {
+    "fp32": (8, 23, "about 1e9"),
+    "fp16": (5, 10, "33e6"),
+    "tf32": (8, 10, "about 1e6"),
+    "bf16": (8, 7, "around 16e3"),
+}
+
+
+def _format(dtype):
+    if dtype not in FORMATS:
+        raise ValueError(f"dtype must be one of {', '.join(FORMATS)}, got {dtype!r}")
+    return FORMATS[dtype][:2]
+
+
+def count_floats(dtype):
+    """How many numbers of "fp32", "tf32", "fp16" or "bf16" lie in [0, 1], both ends counted, -0 not.
+
+    Non-negative floats are ordered as their bit patterns are, and 1 has an empty fraction under the exponent field
+    2^(e-1) - 1: so there are (2^(e-1) - 1) * 2^f patterns below 1. Raises ValueError for another dtype.
+    """
+    exponent_bits, fraction_bits = _format(dtype)
+    return (2 ** (exponent_bits - 1) - 1) * 2**fraction_bits + 1
+
+
+def round_to(x, dtype):
+    """x in float64, rounded once to the nearest number of a format, ties to even. Same shape as x.
+
+    Raises ValueError for a dtype that is not in FORMATS.
+    """
+    exponent_bits, fraction_bits = _format(dtype)
+    bias = 2 ** (exponent_bits - 1) - 1
+    _, exponent = np.frexp(x)                                                     # |x| = m * 2^exponent, 0.5 <= m < 1
+    spacing = np.ldexp(1.0, np.maximum(exponent - 1, 1 - bias) - fraction_bits)   # one spacing for all subnormals
+    largest = (2 - 2.0**-fraction_bits) * 2.0**bias
+    rounded = np.rint(x / spacing) * spacing
+    return np.where(np.abs(rounded) > largest, np.copysign(np.inf, x), rounded)
+
+
+# The tables that need no training, with the paper's settings of its 35M model: l = 24, width 384, heads of 32.
+TABLES = {
+    "sinusoidal": lambda positions: sinusoidal_table(positions, 384),
+    "expe": lambda positions: expe_table(positions, 24),
+    "exqpe": lambda positions: exqpe_table(positions, 24),
+    "rope": lambda positions: rope_table(positions, 32),
+}
+
+
+def distinct_positions(encoding, dtype, length):
+    """How many different rows the positions 0 .. length-1 have once the table is cast to dtype: length if none merge.
+
+    encoding is a key of TABLES. The cast is of the finished table; positions and phases stay exact.
+    Raises ValueError for an unknown encoding or dtype and for a length below 1.
+    """
+    if encoding not in TABLES:
+        raise ValueError(f"encoding must be one of {', '.join(TABLES)} (those with a fixed table), got {encoding!r}")
+    rows = round_to(TABLES[encoding](np.arange(_width("length", length))), dtype) + 0.0      # + 0.0: -0 becomes 0
+    return len({row.tobytes() for row in rows})
+
+
+# ---- as a script -----------------------------------------------------------------------------------------------------
+
+def draw(path, length=512):
+    """One picture of all TABLES over the positions 0 .. length-1: each a heat map, three of its columns above it."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shape = {"figsize": (15, 8), "height_ratios": (1, 2), "sharex": "col", "layout": "constrained"}
+    figure, axes = plt.subplots(2, len(TABLES), **shape)
+    titles = {"sinusoidal": "sinusoidal: added to the embedding\n(384 columns)",
+              "expe": "ExPE: overrides l = 24 dimensions\nbefore $W_q$ and $W_k$",
+              "exqpe": "ExQPE: one of l = 24 dimensions\ngrows at each position",
+              "rope": "RoPE: cosines (columns 0-15), sines (16-31)\nof the angles that turn q and k"}
+    for (curves, image), name in zip(axes.T, TABLES, strict=True):
+        table = TABLES[name](np.arange(length))                                   # (length, columns)
+        columns = table.shape[1]
+        for column, colour in zip((0, columns // 2, columns - 1), ("#0072B2", "#E69F00", "#009E73"), strict=True):
+            curves.plot(table[:, column], color=colour, linewidth=1.2, label=f"column {column}")
+        curves.set_title(titles[name], fontsize=10)
+        curves.legend(fontsize=7, loc="upper left", framealpha=0.9)
+        mesh = image.imshow(table.T, aspect="auto", origin="lower", interpolation="nearest", cmap="viridis")
+        image.set_xlabel("position n")
+        figure.colorbar(mesh, ax=image, orientation="horizontal", aspect=40)
+    axes[0, 0].set_ylabel("value")
+    axes[1, 0].set_ylabel("column")
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
+def main():
+    from config import CommandLine, picture, whole
+
+    parser = CommandLine(description="Draw the tables of the encodings side by side, and count in each number format "
+                                     "what the paper's section 2.3 claims.")
+    parser.add_argument("--out", type=picture, metavar="FILE", default="tables.png",
+                        help="the picture, .png, .svg or .pdf (default: tables.png)")
+    parser.add_argument("--length", type=whole, default=512, metavar="N", help="positions 0..N-1 (default: 512)")
+    with parser.one_line_errors():
+        args = parser.parse_args()
+        if args.length < 1:
+            parser.error(f"--length must be at least 1, got {args.length}")
+        draw(args.out, args.length)
+
+        print("numbers in [0, 1], 0 and 1 counted\n")
+        print(f"{'format':8}{'the paper says':>16}{'in fact':>16}")
+        for dtype, (_, _, claim) in FORMATS.items():
+            print(f"{dtype:8}{claim:>16}{count_floats(dtype):>16,}")
+        print("\npositions that keep a row of their own once the table is cast\n")
+        print(f"{'encoding':12}{'of':>8}" + "".join(f"{dtype:>8}" for dtype in FORMATS))
+        for name in TABLES:
+            for length in (args.length, 16 * args.length):
+                counts = "".join(f"{distinct_positions(name, dtype, length):8,}" for dtype in FORMATS)
+                print(f"{name:12}{length:8,}{counts}")
+        print(f"\npicture: {args.out}")
+
+
+if __name__ == "__main__":
+    main()

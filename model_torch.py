@@ -1,0 +1,333 @@
+"""The GPT for real training and long evaluation, with four doors through which a positional encoding can enter.
+
+B batch, T length, H heads, D width of a head, C = H*D model width, V vocabulary, l overridden dimensions, n a position.
+
+How it differs from GPT-2: positions enter through one of the doors below; no biases in linear layers; dropout on the
+embedding and on each residual branch, never on attention weights; the output layer need not share the embedding.
+norm "rmsnorm" with mlp "swiglu" makes it the Llama-style model of the paper's tables 8 and 9.
+"""
+
+import math
+
+import numpy as np
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from config import InputError, checkpoint_file, read_run
+from expe import expe_table, exqpe_table, rope_table, sinusoidal_table
+
+# ---- the encodings ---------------------------------------------------------------------------------------------------
+
+
+class Encoding(nn.Module):
+    """No encoding (NoPE, Haviv et al. 2022): the four doors, all shut. Every other encoding opens one of them.
+
+    rows(positions) is what the encoding knows of integer positions (T,) or (B, T), as NumPy in float64. GPT computes it
+    once a forward pass, casts it once to the weights' dtype, and hands it to the doors as `table`.
+    """
+
+    longest = math.inf                   # tokens in the longest sequence it has rows for
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.settings = config, config.encoding
+
+    def rows(self, positions):
+        return None
+
+    def embed(self, x, table):
+        """The residual stream x (B, T, C), once, before the first block."""
+        return x
+
+    def override(self, h, table):
+        """The input h (B, T, C) of W_q and W_k, in every block."""
+        return h
+
+    def rotate(self, q, k, table):
+        """Queries and keys (B, H, T, D) after projection, in every block."""
+        return q, k
+
+    def score(self, q, k, table):
+        """What is added to the scores q.k/sqrt(D) before mask and softmax, (..., T, T), or None for nothing."""
+        return None
+
+
+class Sinusoidal(Encoding):
+    """Vaswani et al. 2017: a fixed row of sines and cosines is added to each embedding."""
+
+    def rows(self, positions):
+        return sinusoidal_table(positions, self.config.d_model, self.settings.base)    # (..., T, C)
+
+    def embed(self, x, table):
+        return x + table
+
+
+class Learned(Encoding):
+    """Vaswani et al. 2017, section 3.5; BERT, GPT-2: a trained row for each position is added to the embedding."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.longest = config.context
+        self.weight = nn.Parameter(torch.empty(config.context, config.d_model))
+
+    def rows(self, positions):
+        outside = positions[(positions < 0) | (positions >= self.config.context)]
+        if outside.size:
+            raise InputError(f"learned has a row for each of the positions 0 to {self.config.context - 1} it was "
+                             f"trained on, and none for position {outside.flat[0]}")
+        return positions
+
+    def embed(self, x, table):
+        return x + F.embedding(table, self.weight)                                     # (..., T, C)
+
+
+class ExPE(Encoding):
+    """The paper's equations 2 and 3: phi(h, n) overrides the first l of the C numbers that enter W_q and W_k."""
+
+    def rows(self, positions):
+        return expe_table(positions, self.settings.l, self.settings.start, self.settings.theta)     # (..., T, l)
+
+    def override(self, h, table):
+        B, T, C = h.shape
+        l = table.shape[-1]
+        return torch.cat((table.expand(B, T, l), h[..., l:]), dim=-1)                  # (B, T, C)
+
+
+class ExQPE(ExPE):
+    """The paper's equations 4 and 5: the same override, by rows in which each position raises one dimension in turn."""
+
+    def rows(self, positions):
+        s = self.settings
+        return exqpe_table(positions, s.l, s.start, s.theta1, s.theta2)                # (..., T, l)
+
+
+class RoPE(Encoding):
+    """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions turns by the angle n * inv_freq_i."""
+
+    def rows(self, positions):
+        return rope_table(positions, self.config.d_head, self.settings.base)[..., None, :, :]     # (..., 1, T, D)
+
+    def rotate(self, q, k, table):
+        cos, sin = table.chunk(2, dim=-1)                                              # (..., 1, T, D/2) each
+
+        def turn(x):
+            a, b = x.chunk(2, dim=-1)                                                  # (B, H, T, D/2) each
+            return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
+        return turn(q), turn(k)
+
+
+ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": ExPE, "exqpe": ExQPE, "rope": RoPE}
+
+
+# ---- the layers ------------------------------------------------------------------------------------------------------
+
+NORMS = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
+
+
+class GELU(nn.Module):
+    """W_down gelu(W_up h), in the tanh form."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.up = nn.Linear(config.d_model, config.d_mlp, bias=False)
+        self.down = nn.Linear(config.d_mlp, config.d_model, bias=False)
+
+    def forward(self, h):
+        return self.down(F.gelu(self.up(h), approximate="tanh"))
+
+
+class SwiGLU(nn.Module):
+    """W_down (silu(W_gate h) * W_up h), Shazeer 2020."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.gate = nn.Linear(config.d_model, config.d_mlp, bias=False)
+        self.up = nn.Linear(config.d_model, config.d_mlp, bias=False)
+        self.down = nn.Linear(config.d_mlp, config.d_model, bias=False)
+
+    def forward(self, h):
+        return self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+MLPS = {"gelu": GELU, "swiglu": SwiGLU}
+
+
+class Attention(nn.Module):
+    """Causal multi-head attention; query m sees the keys at indices up to its own, whatever their positions."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.n_heads = config.n_heads
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)           # W_q, W_k and W_v, stacked
+        self.proj = nn.Linear(config.d_model, config.d_model, bias=False)
+
+    def forward(self, h, encoding, table):
+        B, T, C = h.shape
+        w_qk, w_v = self.qkv.weight.split((2 * C, C))
+        qk = F.linear(encoding.override(h, table), w_qk).view(B, T, 2, self.n_heads, -1)           # (B, T, 2, H, D)
+        v = F.linear(h, w_v).view(B, T, self.n_heads, -1).transpose(1, 2)              # (B, H, T, D)
+        q, k = qk.permute(2, 0, 3, 1, 4)                                               # (B, H, T, D) each
+        q, k = encoding.rotate(q, k, table)
+        bias = encoding.score(q, k, table)
+        if bias is not None:
+            future = torch.ones(T, T, dtype=torch.bool, device=h.device).triu(1)
+            bias = bias.masked_fill(future, -math.inf).type_as(q)                      # (..., T, T)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=bias is None)        # (B, H, T, D)
+        return self.proj(y.transpose(1, 2).reshape(B, T, C))                           # (B, T, C)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config):
+        super().__init__()
+        norm = NORMS[config.norm]
+        self.norm1, self.attn = norm(config.d_model, eps=config.norm_eps), Attention(config)
+        self.norm2, self.mlp = norm(config.d_model, eps=config.norm_eps), MLPS[config.mlp](config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x, encoding, table):
+        x = x + self.dropout(self.attn(self.norm1(x), encoding, table))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+class GPT(nn.Module):
+    """A decoder-only transformer with any encoding of config.ENCODINGS.
+
+    tokens: integers below V, (B, T). With targets, likewise, it returns the scalar mean cross-entropy in nats, without
+    them the logits (B, T, V). positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. Any length works, save for
+    `learned`. Raises InputError, a ValueError, for a wrong shape or dtype, a token outside the vocabulary, and a
+    position without a row.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.norm = NORMS[config.norm](config.d_model, eps=config.norm_eps)
+        if not config.tied:
+            self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.encoding = ENCODINGS[config.encoding.pe](config)           # last, so that all start from the same weights
+        self._table = (None, None)                                      # the last key and rows of table()
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self):
+        """GPT-2's: matrices from N(0, 0.02^2), narrower by sqrt(2 n_layers) where they end a residual branch."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim >= 2:
+                ends_branch = name.endswith(("attn.proj.weight", "mlp.down.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.n_layers) if ends_branch else 0.02)
+
+    def forward(self, tokens, targets=None, positions=None):
+        h = self.hidden(tokens, positions)                                             # (B, T, C)
+        logits = F.linear(h, self.output_weight)                                       # (B, T, V)
+        if targets is None:
+            return logits
+        self._check_tokens(targets, "targets", tokens.shape)
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())        # (B*T, V), (B*T,)
+
+    def hidden(self, tokens, positions=None):
+        """The final norm's output (B, T, C): what the output layer reads."""
+        self._check_tokens(tokens, "tokens")
+        table = self.table(*tokens.shape, positions)
+        x = self.dropout(self.encoding.embed(self.embedding(tokens), table))           # (B, T, C)
+        for block in self.blocks:
+            x = block(x, self.encoding, table)
+        return self.norm(x)
+
+    @torch.no_grad()
+    def token_losses(self, tokens, targets, positions=None, rows=1024):
+        """Cross-entropy of each target in nats, fp32 (B, T), with the logits of `rows` tokens in memory at a time."""
+        self._check_tokens(targets, "targets", tokens.shape)
+        h = self.hidden(tokens, positions).flatten(0, 1)                               # (B*T, C)
+        losses = [F.cross_entropy(F.linear(part, self.output_weight).float(), target, reduction="none")
+                  for part, target in zip(h.split(rows), targets.flatten().split(rows), strict=True)]
+        return torch.cat(losses).view(tokens.shape)                                    # (B, T)
+
+    @property
+    def output_weight(self):
+        return self.embedding.weight if self.config.tied else self.head.weight         # (V, C)
+
+    @torch.compiler.disable                                             # NumPy and caching stay out of the graph
+    def table(self, B, T, positions=None):
+        """The encoding's rows for these positions: exact in float64, cast once to the weights' dtype."""
+        weight = self.embedding.weight
+        key = (T, weight.dtype, weight.device) if positions is None else None
+        if key is not None and self._table[0] == key:
+            return self._table[1]
+        n = np.arange(T) if positions is None else np.asarray(torch.as_tensor(positions).cpu())
+        if n.dtype.kind not in "iu" or n.shape not in ((T,), (B, T)):
+            raise InputError(f"positions must be integers of shape ({T},) or ({B}, {T}), got {n.dtype} of {n.shape}")
+        rows = self.encoding.rows(n)
+        if rows is not None:
+            dtype = weight.dtype if rows.dtype.kind == "f" else torch.long
+            rows = torch.as_tensor(rows, device=weight.device, dtype=dtype)
+        if key is not None:
+            self._table = (key, rows)
+        return rows
+
+    @torch.compiler.disable
+    def _check_tokens(self, tokens, name, shape=None):
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"{name} must be int64 or int32, got {tokens.dtype}")
+        if tokens.ndim != 2 or tokens.numel() == 0 or tokens.shape != (shape or tokens.shape):
+            right = "(B, T)" if shape is None else tuple(shape)
+            raise InputError(f"{name} must have the shape {right}, got {tuple(tokens.shape)}")
+        if tokens.device.type == "cpu":                                 # elsewhere the look would stall the device
+            low, high = (int(x) for x in tokens.aminmax())
+            if low < 0 or high >= self.config.vocab_size:
+                wrong = low if low < 0 else high
+                raise InputError(f"{name} must be from 0 to {self.config.vocab_size - 1}, got {wrong}")
+
+
+def count_parameters(model):
+    """(all parameters, those without input embedding and learned positions). A tied matrix counts once."""
+    total = sum(p.numel() for p in model.parameters())
+    inputs = model.embedding.weight.numel() + sum(p.numel() for p in model.encoding.parameters())
+    return total, total - inputs
+
+
+def load_model(run, device="cpu"):
+    """(GPT in eval mode, all of config.json) of a run directory; InputError that says what is wrong with it."""
+    config, _, record = read_run(run)
+    path = checkpoint_file(run, record, "model.safetensors")
+    model = GPT(config)
+    load_weights(model, path)
+    return model.to(device).eval(), record
+
+
+def load_weights(model, path):
+    """Fill the model from a .safetensors file; InputError for a tensor that is missing, unknown or of another shape."""
+    try:
+        weights = safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{path} is not a safetensors file: {error}") from None
+    own = model.state_dict()
+    for name in own.keys() | weights.keys():
+        if name not in weights or name not in own:
+            what = "lacks the" if name in own else "has an unknown"
+            raise InputError(f"{path} {what} tensor {name}: it is of another model than config.json's")
+        found, right = tuple(weights[name].shape), tuple(own[name].shape)
+        if found != right:
+            raise InputError(f"{path}: {name} has the shape {found}, and config.json makes it {right}")
+    model.load_state_dict(weights)
+
+
+def pick_device(name="auto"):
+    """A torch.device from "auto" (GPU if any), "cpu", "cuda", "cuda:1", "mps"; InputError if it is not here."""
+    has = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if has[kind]))
+    kind, _, index = name.partition(":")
+    if kind not in has or (index and (kind != "cuda" or not index.isdigit())):
+        raise InputError(f"device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
+    if not has[kind] or (index and int(index) >= torch.cuda.device_count()):
+        raise InputError(f"device {name}: torch {torch.__version__} sees none on this machine: use --device cpu")
+    return torch.device(name)

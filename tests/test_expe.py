@@ -1,0 +1,177 @@
+"""Tables against recurrences, worked examples, invariants, another library; number formats against bit patterns."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from expe import (
+    FORMATS,
+    TABLES,
+    count_floats,
+    distinct_positions,
+    expe_table,
+    exqpe_table,
+    rope_inv_freq,
+    rope_table,
+    round_to,
+    sinusoidal_table,
+)
+
+
+def test_expe_worked_example():
+    row = expe_table(511, 24)
+    assert row.shape == (24,) and row.dtype == np.float64
+    assert row[0] == 511 / 2048 and row[23] == 534 / 2048
+
+
+def test_expe_rows_are_affine_in_position_and_dimension():
+    table = expe_table(np.arange(3000), 7, start=0.25, theta=1 / 512)  # dyadic: every sum below is exact
+    assert np.all(table[0] == 0.25 + np.arange(7) / 512)
+    assert np.all(np.diff(table, axis=0) == 1 / 512) and np.all(np.diff(table, axis=1) == 1 / 512)
+
+
+def test_expe_each_row_is_the_next_one_shifted_as_in_equation_3():
+    table = expe_table(np.arange(100), 24)
+    assert np.all(table[1:, :-1] == table[:-1, 1:])
+
+
+def test_expe_p_is_stable_with_step_0():
+    table = expe_table(np.arange(50), 5, start=1.0, theta=0.5, step=0)
+    assert np.all(table == 1.0 + 0.5 * np.arange(50)[:, None])
+
+
+@pytest.mark.parametrize("l", [1, 2, 3, 24, 96, 5001])
+@pytest.mark.parametrize("start, theta1, theta2", [(0.0, 1 / 2048, 1 / 16), (-0.5, 0.3, 0.07)])
+def test_exqpe_follows_the_recurrence_of_equation_5(l, start, theta1, theta2):
+    table = exqpe_table(np.arange(5000), l, start, theta1, theta2)
+    row = np.array([start + j * theta1 for j in range(l)])
+    for n in range(5000):
+        row[n % l] += theta2
+        assert np.abs(table[n] - row).max() < 1e-10, f"row {n}"  # 5,000 sums of one rounding each
+
+
+def test_exqpe_default_is_exact_where_the_steps_are_dyadic():
+    assert exqpe_table(0, 3).tolist() == [1 / 16, 1 / 2048, 2 / 2048]
+    assert exqpe_table(4, 3).tolist() == [2 / 16, 1 / 2048 + 2 / 16, 2 / 2048 + 1 / 16]
+    assert exqpe_table(3 * 10**12, 3)[0] == (10**12 + 1) / 16  # any position in closed form
+
+
+def test_sinusoidal_worked_example():
+    np.testing.assert_allclose(sinusoidal_table(5, 4), [-0.9589, 0.2837, 0.0500, 0.9988], atol=5e-5)
+
+
+def test_sinusoidal_next_row_is_this_one_turned():
+    d, base = 10, 500.0
+    table = sinusoidal_table(np.arange(200), d, base)
+    for i in range(d // 2):
+        w = base ** (-2 * i / d)
+        sin, cos = table[:-1, 2 * i], table[:-1, 2 * i + 1]
+        np.testing.assert_allclose(table[1:, 2 * i], sin * math.cos(w) + cos * math.sin(w), atol=1e-12)
+        np.testing.assert_allclose(table[1:, 2 * i + 1], cos * math.cos(w) - sin * math.sin(w), atol=1e-12)
+
+
+@pytest.mark.parametrize("d_head, base", [(2, 10000.0), (32, 10000.0), (64, 500000.0), (128, 100.0)])
+def test_rope_frequencies_equal_those_of_transformers(d_head, base):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(
+        hidden_size=4 * d_head, num_attention_heads=4, rope_parameters={"rope_type": "default", "rope_theta": base}
+    )
+    inv_freq, factor = rope_inv_freq(d_head, base)
+    np.testing.assert_allclose(inv_freq, LlamaRotaryEmbedding(config).inv_freq.numpy(), rtol=3e-7)  # theirs is fp32
+    assert inv_freq.dtype == np.float64 and inv_freq.shape == (d_head // 2,) and factor == 1.0
+
+
+def test_rope_products_depend_on_the_distance_alone_and_norms_are_kept():
+    rng, D = np.random.default_rng(0), 16
+    q, k = rng.standard_normal((2, D))
+
+    def turned(x, n):
+        cos, sin = np.split(rope_table(n, D), 2)
+        return (x[: D // 2] + 1j * x[D // 2 :]) * (cos + 1j * sin)  # pair (i, i + D/2) as one complex number
+
+    products = [np.vdot(turned(q, m), turned(k, m - 37)).real for m in (37, 100, 5000, 100_000)]
+    np.testing.assert_allclose(products, products[0], rtol=1e-9)
+    np.testing.assert_allclose(np.linalg.norm(turned(q, 12345)), np.linalg.norm(q), rtol=1e-12)
+    assert abs(products[0] - np.vdot(turned(q, 37), turned(k, 1)).real) > 1e-3
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_positions_of_any_shape_and_order(name):
+    positions = np.array([[7, 0, 10**6], [-3, 7, 511]])
+    table = TABLES[name](positions)
+    assert table.dtype == np.float64 and table.shape[:2] == (2, 3)
+    for index in np.ndindex(2, 3):
+        assert np.array_equal(table[index], TABLES[name](int(positions[index])))
+    with pytest.raises(ValueError, match="positions must be integers, got an array of float64"):
+        TABLES[name](np.array([0.0, 1.0]))
+
+
+def test_wrong_widths_are_named():
+    for call in (lambda: expe_table([0], 0), lambda: exqpe_table([0], -1), lambda: sinusoidal_table([0], 0)):
+        with pytest.raises(ValueError, match="must be at least 1, got"):
+            call()
+    with pytest.raises(ValueError, match="l must be a whole number, got 2.5"):
+        expe_table([0], 2.5)
+    with pytest.raises(ValueError, match="d_head must be even"):
+        rope_inv_freq(7)
+    with pytest.raises(ValueError, match="scaling must be 'none'"):
+        rope_inv_freq(8, scaling="stretched")
+
+
+# ---- number formats --------------------------------------------------------------------------------------------------
+
+# The bit patterns of each format without a sign: (how many, bits to shift them by to fp32; None: float16's own).
+PATTERNS = {"fp16": (2**15, None), "bf16": (2**15, 16), "tf32": (2**18, 13), "fp32": (2**31, 0)}
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_count_floats_by_looking_at_every_bit_pattern(dtype):
+    n_patterns, shift = PATTERNS[dtype]
+    count, some = 0, np.arange(min(n_patterns, 2**18), dtype=np.uint32)
+    for first in range(0, n_patterns, len(some)):
+        bits = some + np.uint32(first)
+        values = bits.astype(np.uint16).view(np.float16) if shift is None else (bits << shift).view(np.float32)
+        count += int(np.count_nonzero(values <= 1))  # a NaN is not <= 1
+    assert count_floats(dtype) == count
+
+
+@pytest.mark.parametrize(
+    "dtype, torch_dtype", [("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)]
+)
+def test_round_to_equals_torch(dtype, torch_dtype):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(100_000) * 2.0 ** rng.integers(-45, 15, 100_000)
+    x = np.concatenate(
+        (
+            x.astype(np.float32).astype(np.float64),  # fp32 values: torch rounds doubles twice on their way
+            [0.0, 1.0, 256.0, 257.0, 258.0, 259.0, 2.0**-24, 2.0**-25, 3 * 2.0**-25, 65519.0, 65520.0, -70000.0],
+        )
+    )
+    assert np.array_equal(round_to(x, dtype), torch.from_numpy(x).to(torch_dtype).double().numpy())
+
+
+def test_round_to_tf32_keeps_ten_bits_of_fraction():
+    assert round_to(1 + 2.0**-10, "tf32") == 1 + 2.0**-10
+    assert round_to(1 + 2.0**-11, "tf32") == 1.0 and round_to(1 + 3 * 2.0**-11, "tf32") == 1 + 2.0**-9  # ties to even
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("length", [512, 5000])
+def test_distinct_positions_equals_a_cast_and_a_count_in_torch(name, length):
+    table = torch.from_numpy(TABLES[name](np.arange(length))).float()
+    for dtype, torch_dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        rows = table.to(torch_dtype).float()
+        assert distinct_positions(name, dtype, length) == len(torch.unique(rows, dim=0))
+
+
+def test_distinct_positions_and_count_floats_refuse_unknown_names():
+    with pytest.raises(ValueError, match="encoding must be one of"):
+        distinct_positions("learned", "fp32", 10)
+    with pytest.raises(ValueError, match="dtype must be one of fp32, fp16, tf32, bf16, got 'fp8'"):
+        count_floats("fp8")
+    with pytest.raises(ValueError, match="length must be at least 1"):
+        distinct_positions("expe", "fp32", 0)

@@ -1,0 +1,358 @@
+"""The GPT against equations written out in loops, against two models of another library, and against its invariants."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import model_torch
+from config import ENCODINGS, EncodingConfig, InputError, ModelConfig
+from expe import expe_table, exqpe_table, sinusoidal_table
+from model_torch import GPT, Encoding
+
+V, T = 40, 12
+STYLES = {"gpt": dict(norm="layernorm", mlp="gelu", tied=False), "llama": dict(norm="rmsnorm", mlp="swiglu", tied=True)}
+
+
+def tiny(pe="nope", style="gpt", seed=0, **changes):
+    """A float64 GPT with 2 layers, width 16, 2 heads, and weights large enough for attention to matter."""
+    settings = {"l": 5} if "l" in ENCODINGS.get(pe, ()) else {}
+    config = ModelConfig(
+        **dict(
+            n_layers=2,
+            d_model=16,
+            n_heads=2,
+            context=T,
+            vocab_size=V,
+            d_mlp=40,
+            **STYLES[style],
+            encoding=EncodingConfig(pe, **settings),
+        )
+        | changes
+    )
+    torch.manual_seed(seed)
+    model = GPT(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def some_tokens(*shape, seed=1):
+    return torch.randint(V, shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- against the equations -------------------------------------------------------------------------------------------
+
+
+def attention_in_loops(h, w_qkv, w_proj, n_heads, override=None, turn=None):
+    """Equations 1 to 3 token by token and head by head. h (T, C); override (T, l) for q and k; turn (T, D/2) angles."""
+    T, D = len(h), h.shape[1] // n_heads
+    w_q, w_k, w_v = np.split(w_qkv, 3)
+    phi = h.copy()
+    if override is not None:
+        phi[:, : override.shape[1]] = override
+    out = np.zeros_like(h)
+    for head in range(n_heads):
+        part = slice(head * D, (head + 1) * D)
+        for m in range(T):
+            scores = []
+            for n in range(m + 1):
+                q, k = (w_q @ phi[m])[part], (w_k @ phi[n])[part]
+                if turn is not None:
+                    q = (q[: D // 2] + 1j * q[D // 2 :]) * np.exp(1j * turn[m])
+                    k = (k[: D // 2] + 1j * k[D // 2 :]) * np.exp(1j * turn[n])
+                scores.append(np.vdot(q, k).real / math.sqrt(D))
+            weights = np.exp(scores) / np.sum(np.exp(scores))
+            out[m, part] = sum(weight * (w_v @ h[n])[part] for n, weight in enumerate(weights))
+    return out @ w_proj.T
+
+
+@pytest.mark.parametrize("pe", ["nope", "expe", "exqpe", "rope"])
+def test_attention_follows_the_papers_equations(pe):
+    model, n = tiny(pe), np.arange(T) * 3 + 100
+    h = torch.randn(1, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    attention = model.blocks[0].attn
+    ours = attention(h, model.encoding, model.table(1, T, n)).detach().numpy()[0]
+    ramp = 1 / (4 * T)
+    override = {"expe": expe_table(n, 5, 0.0, ramp), "exqpe": exqpe_table(n, 5, 0.0, ramp, 1 / 16)}.get(pe)
+    turn = np.outer(n, [10000.0 ** (-2 * i / 8) for i in range(4)]) if pe == "rope" else None
+    loops = attention_in_loops(
+        h.numpy()[0], attention.qkv.weight.detach().numpy(), attention.proj.weight.detach().numpy(), 2, override, turn
+    )
+    np.testing.assert_allclose(ours, loops, rtol=1e-10, atol=1e-12)
+
+
+def test_sinusoidal_is_added_to_the_embedding():
+    model, tokens = tiny("sinusoidal"), some_tokens(1, T)
+    seen = []
+    model.blocks[0].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0]))
+    model(tokens)
+    embedded = model.embedding.weight[tokens[0]].detach().numpy()
+    np.testing.assert_allclose(seen[0][0].detach().numpy(), embedded + sinusoidal_table(np.arange(T), 16), rtol=1e-14)
+
+
+def test_score_door_adds_to_the_scaled_scores_before_the_mask(monkeypatch):
+    class Linear(Encoding):  # ALiBi's bias for slopes 1/2 and 1/4, in two lines
+        def rows(self, positions):
+            return -np.array([[[0.5]], [[0.25]]]) * np.abs(positions[:, None] - positions).astype(np.float64)
+
+        def score(self, q, k, table):
+            return table
+
+    monkeypatch.setitem(model_torch.ENCODINGS, "nope", Linear)
+    model = tiny()
+    h = torch.randn(1, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    attention = model.blocks[0].attn
+    ours = attention(h, model.encoding, model.table(1, T))
+    q, k, v = (h @ w.T for w in attention.qkv.weight.split(16))
+    heads = []
+    for head, slope in enumerate((0.5, 0.25)):
+        part = slice(head * 8, head * 8 + 8)
+        scores = q[0, :, part] @ k[0, :, part].T / math.sqrt(8)
+        for m in range(T):
+            for n in range(T):
+                scores[m, n] = scores[m, n] - slope * (m - n) if n <= m else -math.inf
+        heads.append(scores.softmax(-1) @ v[0, :, part])
+    torch.testing.assert_close(ours[0], torch.cat(heads, -1) @ attention.proj.weight.T, rtol=1e-10, atol=1e-12)
+
+
+# ---- against another library's models --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_llama_style_equals_transformers_llama(tied):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    ours = tiny("rope", "llama", tied=tied)
+    theirs = (
+        LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=V,
+                hidden_size=16,
+                intermediate_size=40,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                rms_norm_eps=1e-5,
+                tie_word_embeddings=tied,
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+                attn_implementation="eager",
+            )
+        )
+        .double()
+        .eval()
+    )
+    names = {
+        "embedding.weight": "model.embed_tokens.weight",
+        "norm.weight": "model.norm.weight",
+        "head.weight": "lm_head.weight",
+    }
+    weights = {}
+    for name, value in ours.state_dict().items():
+        if name in names:
+            weights[names[name]] = value
+            continue
+        layer, rest = name.removeprefix("blocks.").split(".", 1)
+        if rest == "attn.qkv.weight":
+            for part, w in zip("qkv", value.split(16), strict=True):
+                weights[f"model.layers.{layer}.self_attn.{part}_proj.weight"] = w
+        else:
+            rest = {
+                "attn.proj.weight": "self_attn.o_proj.weight",
+                "norm1.weight": "input_layernorm.weight",
+                "norm2.weight": "post_attention_layernorm.weight",
+            }.get(rest) or rest.replace(".weight", "_proj.weight")
+            weights[f"model.layers.{layer}.{rest}"] = value
+    missing, unexpected = theirs.load_state_dict(weights, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    theirs.tie_weights()
+    tokens = some_tokens(2, 3 * T)  # far past the trained length
+    torch.testing.assert_close(
+        ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5
+    )  # theirs computes angles and norms in fp32
+
+
+def test_gpt_style_with_learned_positions_equals_transformers_gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    ours = tiny("learned", "gpt", tied=True)
+    theirs = (
+        GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=V, n_positions=T, n_embd=16, n_layer=2, n_head=2, n_inner=40, attn_implementation="eager"
+            )
+        )
+        .double()
+        .eval()
+    )
+    own = ours.state_dict()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            name = (
+                name.removeprefix("transformer.").replace("h.", "blocks.", 1)
+                if ".h." in name
+                else name.removeprefix("transformer.")
+            )
+            for old, new in (
+                ("wte", "embedding"),
+                ("wpe", "encoding"),
+                ("ln_f", "norm"),
+                ("ln_1", "norm1"),
+                ("ln_2", "norm2"),
+                ("attn.c_attn", "attn.qkv"),
+                ("attn.c_proj", "attn.proj"),
+                ("mlp.c_fc", "mlp.up"),
+                ("mlp.c_proj", "mlp.down"),
+            ):
+                name = name.replace(old, new)
+            if name in own:
+                parameter.copy_(
+                    own[name].T
+                    if name.endswith(("qkv.weight", "proj.weight", "up.weight", "down.weight"))
+                    else own[name]
+                )
+            else:
+                assert name.endswith(("qkv.bias", "proj.bias", "up.bias", "down.bias")), name
+                parameter.zero_()  # we have no biases in linear layers
+    tokens = some_tokens(2, T)
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-10, atol=1e-10)
+    logits = ours(tokens)
+    by_hand = torch.stack(
+        [-logits[b, t].log_softmax(-1)[some_tokens(2, T, seed=9)[b, t]] for b in range(2) for t in range(T)]
+    ).mean()
+    torch.testing.assert_close(ours(tokens, some_tokens(2, T, seed=9)), by_hand.float(), rtol=1e-6, atol=1e-6)
+
+
+# ---- invariants ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("pe", ENCODINGS)
+def test_no_token_sees_a_later_one(pe, style):
+    model, tokens = tiny(pe, style), some_tokens(2, T)
+    changed = tokens.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % V
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :7], after[:, :7]) and not torch.allclose(before[:, 7:], after[:, 7:])
+
+
+@pytest.mark.parametrize("pe", ENCODINGS)
+def test_positions_may_be_any_integers(pe):
+    model, tokens = tiny(pe), some_tokens(2, 6)
+    default = model(tokens)
+    assert torch.equal(default, model(tokens, positions=torch.arange(6)))
+    assert torch.equal(default, model(tokens, positions=torch.arange(6, dtype=torch.int32).expand(2, 6)))
+    odd = torch.tensor([[3, 3, 0, 11, 5, 1], [0, 1, 2, 3, 4, 5]])  # repeats, gaps, any order, a row for each sequence
+    logits = model(tokens, positions=odd)
+    torch.testing.assert_close(logits[1:], model(tokens[1:]), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(logits[0], default[0]) == (pe == "nope")
+    if pe != "learned":
+        far = model(tokens, positions=torch.tensor([-5, 10**9, 7, 7, 0, 40]))
+        assert torch.isfinite(far).all()
+
+
+def test_shifting_all_positions_changes_nothing_for_rope_and_something_for_absolute_encodings():
+    tokens = some_tokens(1, 8)
+    for pe in ENCODINGS:
+        model = tiny(pe)
+        shifted = model(tokens, positions=torch.arange(8) + 3)
+        assert torch.allclose(shifted, model(tokens), rtol=1e-9, atol=1e-11) == (pe in ("nope", "rope")), pe
+
+
+@pytest.mark.parametrize("pe", ["sinusoidal", "expe", "exqpe", "rope"])
+def test_tables_are_exact_at_positions_that_half_precision_merges(pe):
+    positions, model = np.array([256, 257, 1_000_003]), tiny(pe)
+    exact = model.encoding.rows(positions)
+    for dtype in (torch.float32, torch.bfloat16):
+        cast_once = torch.from_numpy(exact).to(dtype)
+        assert torch.equal(model.to(dtype).table(1, 3, positions), cast_once)
+    assert not torch.equal(model.float().table(1, 3, positions)[..., 0, :], model.table(1, 3, positions)[..., 1, :])
+
+
+def test_table_follows_the_length_and_the_dtype_of_the_weights():
+    model = tiny("expe")
+    assert model.table(1, 4).shape == (4, 5) and model.table(1, 9).shape == (9, 5)
+    assert model.table(1, 9) is model.table(3, 9) and model.float().table(1, 9).dtype == torch.float32
+
+
+def test_every_encoding_starts_from_the_same_weights():
+    states = {}
+    for pe in ENCODINGS:
+        config = dataclasses.replace(
+            tiny().config, encoding=EncodingConfig(pe, **{"l": 5} if "l" in ENCODINGS[pe] else {})
+        )
+        torch.manual_seed(3)
+        states[pe] = GPT(config).state_dict()
+        for name, value in states["nope"].items():
+            assert torch.equal(value, states[pe][name]), (pe, name)
+
+
+def test_dropout_is_on_the_embedding_and_on_each_residual_branch_only():
+    model = tiny(dropout=0.5, n_layers=1).train()
+    seen = []
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.register_forward_hook(lambda m, inputs, out: seen.append((out == 0).double().mean().item()))
+    model(some_tokens(8, T))
+    assert len(seen) == 3 and all(0.4 < share < 0.6 for share in seen)  # embedding, attention branch, MLP branch
+    torch.manual_seed(0)
+    a = model(some_tokens(8, T))
+    torch.manual_seed(0)
+    assert torch.equal(a, model(some_tokens(8, T))) and not torch.equal(a, model.eval()(some_tokens(8, T)))
+
+
+def test_token_losses_are_the_terms_of_the_mean_loss():
+    model, tokens, targets = tiny("rope"), some_tokens(3, 50), some_tokens(3, 50, seed=5)
+    losses = model.token_losses(tokens, targets, rows=7)
+    assert losses.shape == (3, 50)
+    torch.testing.assert_close(losses.mean(), model(tokens, targets), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("pe", ENCODINGS)
+def test_bf16_autocast_trains(pe, style):
+    model = tiny(pe, style).float().train()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(some_tokens(2, T), some_tokens(2, T, seed=4))
+    loss.backward()
+    exact = tiny(pe, style)(some_tokens(2, T), some_tokens(2, T, seed=4))
+    assert loss.dtype == torch.float32 and abs(loss - exact) < 0.1 * exact
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+# ---- wrong input -----------------------------------------------------------------------------------------------------
+
+
+def test_wrong_tokens_and_positions_are_named():
+    model = tiny("learned")
+    for tokens, message in (
+        (torch.tensor([[0, V]]), f"tokens must be from 0 to {V - 1}, got {V}"),
+        (torch.tensor([[-1]]), "got -1"),
+        (torch.zeros(3, dtype=torch.long), r"tokens must have the shape \(B, T\), got \(3,\)"),
+        (torch.zeros(2, 0, dtype=torch.long), r"got \(2, 0\)"),
+        (torch.zeros(1, 2), "tokens must be int64 or int32"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model(tokens)
+    with pytest.raises(InputError, match=r"targets must have the shape \(1, 4\), got \(1, 3\)"):
+        model(some_tokens(1, 4), some_tokens(1, 3))
+    with pytest.raises(
+        InputError,
+        match="learned has a row for each of the positions 0 to 11 it was trained on, and none for position 12",
+    ):
+        model(some_tokens(1, T + 1))
+    with pytest.raises(InputError, match=r"positions must be integers of shape \(4,\) or \(1, 4\), got float32"):
+        model(some_tokens(1, 4), positions=torch.arange(4.0))
+    with pytest.raises(InputError, match=r"got int64 of \(5,\)"):
+        model(some_tokens(1, 4), positions=torch.arange(5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pe", ENCODINGS)
+def test_compiled_model_equals_the_eager_one(pe):
+    model, tokens, targets = tiny(pe).float(), some_tokens(2, T), some_tokens(2, T, seed=4)
+    eager = model(tokens, targets)
+    model.compile()
+    torch.testing.assert_close(model(tokens, targets), eager, rtol=1e-5, atol=1e-5)

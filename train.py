@@ -1,0 +1,397 @@
+"""One training run, from flags to checkpoint.
+
+    python train.py --pe expe --l 24            trains and writes runs/mini-expe-l24-s0
+    python train.py --pe expe --l 24 --resume   goes on after a Ctrl-C or a kill, bit for bit on a CPU
+
+A run is a pure function of its configs: the batch of a step depends on (seed, step) alone, and so does dropout's mask.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from config import (
+    ENCODING_FIELDS,
+    ENCODINGS,
+    PRESETS,
+    CommandLine,
+    EncodingConfig,
+    InputError,
+    ModelConfig,
+    TrainConfig,
+    checkpoint_file,
+    fingerprint,
+    number,
+    read_run,
+    whole,
+    write_json,
+)
+
+# torch, NumPy and what imports them are imported where they are used, so that --help and a wrong flag answer at once.
+
+CHECKPOINT = ("model.safetensors", "optimizer.pt")
+READ_EVERY = 10  # steps between looks at the losses: a look makes a GPU wait
+
+
+# ---- from flags to configs -------------------------------------------------------------------------------------------
+
+
+def command_line():
+    """The parser: a flag for every field of the configs that has a help text, and those of the run itself."""
+    parser = CommandLine(
+        description="Train a GPT with one of the positional encodings, and write its run directory.",
+        epilog="examples:\n  python train.py --pe expe --l 24\n  python train.py --pe rope --seed 1\n"
+        "  python train.py --pe exqpe --theta2 1/8 --data my_books/ --tokens 3e6",
+    )
+    run = parser.add_argument_group("the run")
+    run.add_argument(
+        "--preset", choices=("auto", *PRESETS), default="auto", help="auto: paper-35m on a GPU, mini on a CPU"
+    )
+    run.add_argument(
+        "--out", metavar="DIR", help="the run directory (default: runs/<preset>-<encoding and its flags>-s<seed>)"
+    )
+    run.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the run directory")
+    run.add_argument("--overwrite", action="store_true", help="replace the run directory if it exists")
+    run.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if there is one)"
+    )
+    run.add_argument("--compile", action="store_true", help="torch.compile the model; needs a C++ compiler")
+    types = {int: whole, int | None: whole, float: number, float | None: number, str: str}
+    for title, config in (("the encoding", EncodingConfig), ("the model", ModelConfig), ("training", TrainConfig)):
+        group = parser.add_argument_group(title, None if config is EncodingConfig else "default: the preset's")
+        for f in dataclasses.fields(config):
+            if "help" in f.metadata:
+                group.add_argument(
+                    f.metadata["flag"] or "--" + f.name.replace("_", "-"),
+                    dest=f.name,
+                    type=types[f.type],
+                    choices=tuple(ENCODINGS) if f.name == "pe" else None,
+                    help=f.metadata["help"],
+                    metavar=None if f.name == "pe" else f.name.upper(),
+                )
+    group.add_argument("--tokens", type=whole, metavar="TOKENS", help="training tokens, instead of --steps")
+    return parser
+
+
+def configure(args, model, train):
+    """The configs with the flags that were given; `model` and `train` are a preset's, or the run's to resume."""
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    fields = {config: [f.name for f in dataclasses.fields(config)] for config in (ModelConfig, TrainConfig)}
+
+    pe = given.get("pe", model.encoding.pe)
+    inherited = ENCODINGS[pe] if args.resume and pe == model.encoding.pe else {"l"} & set(ENCODINGS[pe])
+    encoding = {name: getattr(model.encoding, name) for name in inherited} | {
+        n: given[n] for n in ENCODING_FIELDS if n in given
+    }
+    model = dataclasses.replace(
+        model, encoding=EncodingConfig(pe, **encoding), **{n: given[n] for n in fields[ModelConfig] if n in given}
+    )
+
+    changes = {name: given[name] for name in fields[TrainConfig] if name in given}
+    if "batch_size" in changes and "micro_batch" not in changes:
+        changes["micro_batch"] = 0 if changes["batch_size"] <= train.micro_batch else train.micro_batch
+    if "lr" in changes and "end_lr" not in changes:
+        changes["end_lr"] = train.end_lr * changes["lr"] / train.lr
+    if "tokens" in given:
+        if "steps" in given:
+            raise InputError("--tokens and --steps say the same thing: leave one out")
+        if given["tokens"] < 1:
+            raise InputError(f"tokens must be at least 1, got {given['tokens']}")
+        changes["steps"] = math.ceil(given["tokens"] / (model.context * changes.get("batch_size", train.batch_size)))
+    return model, dataclasses.replace(train, **changes)
+
+
+def run_name(preset, args, model, train):
+    """The default directory: the preset, the encoding and those of its flags that were given, the seed."""
+    flags = [
+        f"{name}{getattr(args, name):g}" for name in ENCODINGS[model.encoding.pe] if getattr(args, name) is not None
+    ]
+    return Path("runs") / "-".join([preset, model.encoding.pe, *flags, f"s{train.seed}"])
+
+
+def stored_run(run, args):
+    """The configs and the record of the run to resume; InputError if a flag contradicts them."""
+    model, train, record = read_run(run)
+    asked = configure(args, model, train)
+    for stored, new in zip((model, train), asked, strict=True):
+        for f in dataclasses.fields(stored):
+            if (before := getattr(stored, f.name)) != (after := getattr(new, f.name)):
+                raise InputError(
+                    f"{f.name} is {_brief(before)} in {run} and {_brief(after)} by these flags: "
+                    "resume with the run's own flags, or train under another --out"
+                )
+    return model, train, record
+
+
+def _brief(value):
+    if isinstance(value, EncodingConfig):
+        return ", ".join(f"{name} {getattr(value, name)}" for name in ("pe", *ENCODINGS[value.pe]))
+    return value
+
+
+# ---- the run directory -----------------------------------------------------------------------------------------------
+
+
+def provenance(device):
+    """What a number of this run can be traced by: command line, versions, git commit, machine."""
+    here = Path(__file__).resolve().parent
+    git = (
+        subprocess.run(
+            ["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+        )
+        if shutil.which("git")
+        else None
+    )
+    packages = ("torch", "numpy", "tiktoken", "rustbpe", "safetensors")
+    import torch
+
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "git": git.stdout.strip() if git and git.returncode == 0 else None,
+        "versions": {"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in packages},
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "machine": platform.platform(),
+    }
+
+
+def save_checkpoint(run, model, optimizer, step, record):
+    """Replace the run's checkpoint by this one, whole or not at all (config.py says how)."""
+    import safetensors.torch
+    import torch
+
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    safetensors.torch.save_file(weights, run / "model.safetensors.new")
+    torch.save({"step": step, "optimizer": optimizer.state_dict()}, run / "optimizer.pt.new")
+    record["checkpoint"] = {"step": step, "files": {name: fingerprint(run / f"{name}.new") for name in CHECKPOINT}}
+    write_json(run / "config.json", record)
+    for name in CHECKPOINT:
+        os.replace(run / f"{name}.new", run / name)
+
+
+def load_checkpoint(run, model, optimizer, record):
+    """Fill model and optimizer from the run's checkpoint; returns its step. Cuts the log back to that step."""
+    import torch
+
+    from model_torch import load_weights
+
+    load_weights(model, checkpoint_file(run, record, "model.safetensors"))
+    state = torch.load(checkpoint_file(run, record, "optimizer.pt"), map_location="cpu", weights_only=True)
+    optimizer.load_state_dict(state["optimizer"])
+    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= state["step"]]
+    (run / "log.jsonl.new").write_text("".join(kept), encoding="utf-8")
+    os.replace(run / "log.jsonl.new", run / "log.jsonl")
+    return state["step"]
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def train_run(run, model_config, config, folder, device, compiled, record, resume):
+    """Train until config.steps or a signal. Returns True when the run is complete."""
+    import numpy as np
+    import torch
+    from tqdm import tqdm
+
+    import data
+    from model_torch import GPT, count_parameters
+
+    train_tokens, val_tokens = data.open_split(folder, "train"), data.open_split(folder, "val")
+    context, n_val = model_config.context, min(config.eval_windows, data.windows(val_tokens, model_config.context))
+    data.windows(train_tokens, context)
+
+    torch.manual_seed(config.seed)
+    model = GPT(model_config).to(device)
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        fused=True,
+    )
+    if resume:
+        step = load_checkpoint(run, model, optimizer, record)
+    else:
+        step = 0
+        run.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / "tokenizer.tiktoken", run / "tokenizer.tiktoken")
+        (run / "log.jsonl").write_text("", encoding="utf-8")
+        save_checkpoint(run, model, optimizer, step, record)
+    if step >= config.steps:
+        print(f"{run} is complete: {step:,} of {config.steps:,} steps")
+        return True
+    if compiled:
+        model.compile()
+    autocast = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=config.dtype == "bf16")
+
+    total, outside = count_parameters(model)
+    print(
+        f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters "
+        f"({outside / 1e6:.2f}M without the input embedding), "
+        f"steps {step:,} to {config.steps:,} of {config.batch_size} x {context} tokens, on {device}",
+        flush=True,
+    )
+
+    def validation_loss():
+        model.eval()
+        losses = []
+        for first in range(0, n_val, config.micro_batch):
+            last = min(first + config.micro_batch, n_val)
+            part = torch.from_numpy(val_tokens[first * context : last * context + 1].astype(np.int64)).to(device)
+            with autocast:
+                losses.append(
+                    model.token_losses(part[:-1].view(-1, context), part[1:].view(-1, context)).double().mean()
+                    * (last - first)
+                )
+        model.train()
+        return sum(losses).item() / n_val
+
+    stop = []  # signals that came
+    handlers = {s: signal.signal(s, lambda number, frame: _stop(stop, number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    unread, started, first_step, loss = [], time.perf_counter(), step, math.nan
+    with (
+        open(run / "log.jsonl", "a", encoding="utf-8") as log,
+        tqdm(
+            total=config.steps * config.batch_size * context,
+            initial=step * config.batch_size * context,
+            unit="tok",
+            unit_scale=True,
+            disable=not sys.stderr.isatty(),
+            dynamic_ncols=True,
+        ) as bar,
+    ):
+        model.train()
+        while step < config.steps and not stop:
+            lr = config.lr_at(step)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            torch.manual_seed(config.seed * 2**32 + step)  # dropout's masks: by seed and step, like the data
+            tokens = torch.from_numpy(data.batch(train_tokens, context, config.batch_size, config.seed, step)).to(
+                device
+            )  # (B, T+1)
+            losses = []
+            for part in tokens.split(config.micro_batch):
+                with autocast:
+                    part_loss = model(part[:, :-1], part[:, 1:]) * (len(part) / config.batch_size)
+                part_loss.backward()
+                losses.append(part_loss.detach())
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            step += 1
+            unread.append((step, sum(losses), norm, lr))
+            bar.update(config.batch_size * context)
+
+            evaluate = step % config.eval_every == 0 or step == config.steps
+            checkpoint = step % config.checkpoint_every == 0 or step == config.steps or stop
+            if len(unread) == READ_EVERY or evaluate or checkpoint:
+                for number, value, grad_norm, rate in unread:
+                    loss = value.item()
+                    log.write(
+                        json.dumps({"step": number, "loss": loss, "grad_norm": grad_norm.item(), "lr": rate}) + "\n"
+                    )
+                unread.clear()
+                if not math.isfinite(loss):
+                    sys.exit(
+                        f"train.py: stopped: the loss is {loss} at step {step}; "
+                        f"the last checkpoint stays; try a lower --lr than {config.lr:g}"
+                    )
+                bar.set_postfix(loss=f"{loss:.3f}")
+            if evaluate:
+                val_loss = validation_loss()
+                log.write(json.dumps({"step": step, "val_loss": val_loss}) + "\n")
+                seconds = time.perf_counter() - started
+                rate = (step - first_step) * config.batch_size * context / seconds
+                left = (config.steps - step) * config.batch_size * context / rate
+                bar.write(
+                    f"step {step:6,}/{config.steps:,}   loss {loss:.3f}   val {val_loss:.3f}   {rate:8,.0f} tokens/s   "
+                    f"{_clock(left)} left",
+                    file=sys.stdout,
+                )
+                sys.stdout.flush()
+            if checkpoint:
+                log.flush()
+                save_checkpoint(run, model, optimizer, step, record)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    if step == config.steps:
+        seconds = time.perf_counter() - started
+        print(f"trained {(step - first_step) * config.batch_size * context:,} tokens in {_clock(seconds)}")
+    return step == config.steps
+
+
+def _stop(stop, number):
+    if stop:
+        sys.exit(128 + number)  # a second Ctrl-C does not wait for the step to end
+    stop.append(number)
+
+
+def _clock(seconds):
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
+
+
+def main():
+    parser = command_line()
+    with parser.one_line_errors():
+        args = parser.parse_args()
+        if args.resume and args.overwrite:
+            parser.error("--resume goes on with a run, --overwrite discards it: leave one out")
+        if args.preset != "auto":
+            configure(args, *PRESETS[args.preset])  # a wrong flag answers before torch is loaded
+        import data
+        from model_torch import pick_device
+
+        device = pick_device(args.device)
+        preset = args.preset if args.preset != "auto" else "mini" if device.type == "cpu" else "paper-35m"
+        model, config = configure(args, *PRESETS[preset])
+        run = Path(args.out) if args.out else run_name(preset, args, model, config)
+        record = None
+        if args.resume:
+            model, config, record = stored_run(run, args)
+        elif run.exists() and not args.overwrite:
+            raise InputError(
+                f"{run} exists: go on with it by --resume, replace it by --overwrite, or choose another --out"
+            )
+        elif args.preset == "auto":
+            print(
+                f"--preset auto: {preset}, since this is a {'CPU' if device.type == 'cpu' else 'GPU'}", file=sys.stderr
+            )
+        folder = data.ensure(config.data, model.vocab_size, config.min_doc_tokens, config.max_tokens)
+        meta = data.read_meta(folder)
+        if record is None:
+            record = {
+                "model": dataclasses.asdict(model),
+                "train": dataclasses.asdict(config),
+                "data": {"folder": str(folder), **meta},
+                "provenance": provenance(device),
+            }
+        elif record["data"]["splits"] != meta["splits"]:
+            raise InputError(f"{folder} is not the data that {run} was trained on: its files' hashes differ")
+        if not train_run(run, model, config, folder, device, args.compile, record, args.resume):
+            print(f"stopped; go on with: {_resume_command(run)}", file=sys.stderr)
+            sys.exit(130)
+        print(f"next: python eval.py {run}")
+
+
+def _resume_command(run):
+    return f"python train.py --out {run} --resume"
+
+
+if __name__ == "__main__":
+    main()
