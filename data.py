@@ -25,6 +25,7 @@ import sys
 import sysconfig
 import tempfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -356,13 +357,15 @@ def _write_tokens(texts, encoding, folder, min_doc_tokens, max_tokens, dropped, 
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context(open(folder / f"{name}.bin", "wb")) for name in SPLITS}
         bar = stack.enter_context(_bar(total, "encoding"))
+        pool = stack.enter_context(ThreadPoolExecutor(os.cpu_count()))  # tiktoken lets go of the interpreter's lock
+        encode = functools.partial(encoding.encode_to_numpy, disallowed_special=())
         for batch in _batches(texts):
-            encoded = encoding.encode_ordinary_batch([text for _, text in batch], num_threads=os.cpu_count() or 1)
-            for (split, _), tokens in zip(batch, encoded, strict=True):
+            for (split, _), tokens in zip(batch, pool.map(encode, [text for _, text in batch]), strict=True):
                 if len(tokens) < min_doc_tokens:
                     dropped["short"] += 1
                     continue
-                files[split].write(np.array([encoding.eot_token, *tokens], dtype=np.uint16).tobytes())
+                files[split].write(np.array([encoding.eot_token], dtype=np.uint16).tobytes())
+                files[split].write(tokens.astype(np.uint16).tobytes())
                 counts[split]["documents"] += 1
                 counts[split]["tokens"] += len(tokens) + 1
             bar.update(sum(len(text) for _, text in batch))

@@ -1,0 +1,291 @@
+"""Every kind of source gives the same documents; splits, tokens and batches keep their promises."""
+
+import gzip
+import json
+import lzma
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tiktoken.load
+from conftest import ROOT, command
+
+import data
+from config import InputError
+
+TEXTS = [f"{i}: " + "the quick brown fox\njumps over – the lazy dog, ünïcödé\n" * (i + 1) for i in range(12)]
+
+
+def write_sources(folder):
+    """The same texts as each kind of source that is not the hub."""
+    import pyarrow
+    import pyarrow.parquet
+
+    lines = "".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(TEXTS))
+    (folder / "files").mkdir()
+    for i, text in enumerate(TEXTS):
+        suffix = (".txt", ".md", ".py", ".rst", ".txt.gz", ".md.xz")[i % 6]
+        opener = {"gz": gzip.open, "xz": lzma.open}.get(suffix.split(".")[-1], open)
+        with opener(folder / "files" / f"{i:02}{suffix}", "wt", encoding="utf-8") as file:
+            file.write(text)
+    (folder / "files" / "picture.png").write_bytes(b"not text")
+    (folder / "files" / ".hidden.txt").write_text("not read")
+    (folder / "a.jsonl").write_text(lines, encoding="utf-8")
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (folder / "c.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
+    # The columns of FineWeb.
+    table = pyarrow.table(
+        {
+            "text": TEXTS,
+            "id": [f"<urn:uuid:{i}>" for i in range(12)],
+            "dump": ["CC-MAIN-2024-10"] * 12,
+            "url": ["example.org"] * 12,
+            "date": ["2024-02-21T00:00:00Z"] * 12,
+            "file_path": ["x.warc.gz"] * 12,
+            "language": ["en"] * 12,
+            "language_score": [0.9] * 12,
+            "token_count": [len(text) // 4 for text in TEXTS],
+        }
+    )
+    pyarrow.parquet.write_table(table, folder / "d.parquet", row_group_size=5)
+    (folder / "e.parquet.gz").write_bytes(gzip.compress((folder / "d.parquet").read_bytes()))
+    return [folder / name for name in ("files", "a.jsonl", "b.jsonl.gz", "c.jsonl.xz", "d.parquet", "e.parquet.gz")]
+
+
+def test_every_kind_of_source_gives_the_same_texts(tmp_path):
+    for source in write_sources(tmp_path):
+        assert list(data.documents(str(source))) == TEXTS, source
+
+
+def test_stdlib_is_the_running_pythons_own_text():
+    texts = list(data.documents("stdlib"))
+    with open(json.__file__, encoding="utf-8") as file:
+        assert file.read() in texts
+    assert len(texts) > 300 and sum(map(len, texts)) > 5_000_000
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100, 10**6])
+def test_long_texts_are_cut_at_line_ends_and_lose_nothing(tmp_path, limit):
+    (tmp_path / "a.txt").write_text("".join(TEXTS), encoding="utf-8")
+    pieces = list(data.documents(str(tmp_path / "a.txt"), max_doc_chars=limit))
+    assert "".join(pieces) == "".join(TEXTS) and max(map(len, pieces)) <= limit
+    if limit == 100:
+        assert all(piece.endswith("\n") for piece in pieces)
+
+
+def test_files_that_are_not_utf8_are_left_out_and_named(tmp_path):
+    (tmp_path / "good.txt").write_text("good", encoding="utf-8")
+    (tmp_path / "latin1.txt").write_bytes("café".encode("latin-1"))
+    skipped = []
+    assert list(data.documents(str(tmp_path), skipped=skipped)) == ["good"]
+    assert skipped == [str(tmp_path / "latin1.txt")]
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', 'a.jsonl line 2 is not a JSON object with a field "text"'),
+        ("a.jsonl", b"[1, 2]\n", "a.jsonl line 1 is not a JSON object"),
+        ("a.jsonl", b'{"text": 5}\n', "a.jsonl line 1 is not a JSON object"),
+        ("a.txt.gz", b"plain text", "a.txt.gz cannot be unpacked"),
+        ("a.txt.gz", gzip.compress(b"some text" * 1000)[:60], "a.txt.gz cannot be unpacked"),
+        ("a.txt.xz", lzma.compress(b"some text" * 1000)[:60], "a.txt.xz cannot be unpacked"),
+        ("a.parquet", b"PAR1 no parquet", "a.parquet cannot be read"),
+        ("a.pdf", b"", "a.pdf must end in .txt .md .py .rst .jsonl .parquet"),
+    ],
+)
+def test_unreadable_sources_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        list(data.documents(str(tmp_path / name)))
+    with pytest.raises(InputError, match=message):  # also from within the tokenizer's training
+        data.prepare(str(tmp_path / name), tmp_path / "out", 300)
+    assert sorted(os.listdir(tmp_path)) == [name]
+
+
+def test_a_parquet_without_text_and_a_folder_without_files_are_named(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match='no column "text" that holds strings; it has body'):
+        list(data.documents(str(tmp_path / "a.parquet")))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="holds no file that ends in"):
+        list(data.documents(str(tmp_path / "empty")))
+
+
+# ---- preparing -------------------------------------------------------------------------------------------------------
+
+
+def decoded(folder, split):
+    meta = data.read_meta(folder)
+    encoding = data.load_tokenizer(folder / "tokenizer.tiktoken", meta["pattern"])
+    documents = data.split_documents(data.open_split(folder, split), meta["eot"])
+    assert all(document[0] == meta["eot"] for document in documents)
+    return {encoding.decode(document[1:].tolist()) for document in documents}
+
+
+def test_each_document_is_in_one_split_once_and_decodes_to_itself(books, tokens):
+    texts = {path.read_text(encoding="utf-8") for path in books.iterdir()}
+    found = [decoded(tokens, split) for split in data.SPLITS]
+    assert set.union(*found) == texts and sum(map(len, found)) == len(texts)
+    assert found[0] and found[1]
+    meta = data.read_meta(tokens)
+    assert sum(split["documents"] for split in meta["splits"].values()) == len(texts)
+
+
+def test_split_tokenizer_and_tokens_do_not_depend_on_the_order(books, tokens, tmp_path):
+    paths = sorted(books.iterdir())
+    random.Random(1).shuffle(paths)
+    (tmp_path / "books").mkdir()
+    for i, path in enumerate(paths):
+        shutil.copy(path, tmp_path / "books" / f"{i:02}.txt")
+    other = data.prepare(str(tmp_path / "books"), tmp_path / "out", 300, min_doc_tokens=256)
+    assert (other / "tokenizer.tiktoken").read_bytes() == (tokens / "tokenizer.tiktoken").read_bytes()
+    for split in data.SPLITS:
+        assert decoded(other, split) == decoded(tokens, split)
+
+
+def test_short_documents_and_exact_duplicates_are_dropped(books, tokens, tmp_path):
+    (tmp_path / "books").mkdir()
+    for path in books.iterdir():
+        shutil.copy(path, tmp_path / "books" / path.name)
+        shutil.copy(path, tmp_path / "books" / f"copy-{path.name}")
+        (tmp_path / "books" / f"short-{path.name}").write_text(f"{path.name} " * 20)
+    meta = data.read_meta(data.prepare(str(tmp_path / "books"), tmp_path / "out", 300, min_doc_tokens=256))
+    before = data.read_meta(tokens)
+    assert meta["dropped"] == {"short": 60, "duplicate": 60, "not_utf8": 0}
+    assert [meta["splits"][s]["tokens"] for s in data.SPLITS] == [before["splits"][s]["tokens"] for s in data.SPLITS]
+
+
+def test_vocabulary_has_its_size_and_tiktokens_own_loader_reads_the_file(tokens):
+    ours = data.load_tokenizer(tokens / "tokenizer.tiktoken")
+    theirs = tiktoken.load.load_tiktoken_bpe(str(tokens / "tokenizer.tiktoken"))
+    assert ours._mergeable_ranks == theirs and ours.n_vocab == 300 and ours.eot_token == 299
+    assert sorted(theirs.values()) == list(range(299))
+    ids = ours.encode_ordinary("a <|endoftext|> in a text is text\n")
+    assert 299 not in ids and ours.decode(ids) == "a <|endoftext|> in a text is text\n"
+
+
+def test_a_ready_tokenizer_is_used_as_it_is(books, tokens, tmp_path):
+    folder = data.prepare(
+        str(books), tmp_path / "out", tokenizer=str(tokens / "tokenizer.tiktoken"), min_doc_tokens=256
+    )
+    for name in ("train.bin", "val.bin", "test.bin", "tokenizer.tiktoken"):
+        assert (folder / name).read_bytes() == (tokens / name).read_bytes()
+
+
+def test_max_tokens_ends_a_stream(books, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "ENCODE_CHARS", 1000)
+    monkeypatch.setattr(data, "TOKENIZER_BYTES", 100_000)  # the tokenizer sees a part of the stream alone
+    folder = data.prepare(str(books), tmp_path / "out", 300, max_tokens=150_000)
+    found = sum(split["tokens"] for split in data.read_meta(folder)["splits"].values())
+    assert 150_000 <= found < 150_000 + 20_000 and not (folder / "spool.jsonl").exists()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak of its memory from /proc")
+def test_memory_does_not_grow_with_the_corpus(tmp_path):
+    chosen = random.Random(0)
+    words = ["".join(chosen.choices("etaoinshrdlu", k=1 + i % 9)) for i in range(4000)]
+    line = " ".join(chosen.choices(words, k=20_000)) + "\n"
+    with open(tmp_path / "big.txt", "w") as file:
+        for i in range(230):  # 26 MB, no piece like another
+            file.write(f"{i} {line}")
+    program = (
+        "import sys, data; data.TOKENIZER_BYTES, data.ENCODE_CHARS = 2**20, 2**20\n"
+        "data.prepare(sys.argv[1], sys.argv[2], 300, max_doc_chars=2**17)\n"
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+    )
+
+    def peak(size):
+        with open(tmp_path / "part.txt", "w") as part, open(tmp_path / "big.txt") as big:
+            part.write(big.read(size))
+        done = subprocess.run(
+            [sys.executable, "-c", program, tmp_path / "part.txt", tmp_path / f"out{size}"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return int(done.stdout) / 1024
+
+    small, large = peak(8_000_000), peak(24_000_000)  # MB at the peak
+    assert large < small + 15, (small, large)
+
+
+def test_a_killed_run_leaves_no_folder_and_the_next_one_tidies_up(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "data.py", "stdlib", "--vocab", "2000"], cwd=tmp_path, stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("data/.*.partial/spool.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [f".stdlib-v2000.{process.pid}.partial"]
+    (tmp_path / "a.txt").write_text("too short")
+    command("data.py", "a.txt", "--out", "data/stdlib-v2000", cwd=tmp_path)
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_show_prints_counts_quantiles_and_a_sample(tokens, tmp_path):
+    shown = command("data.py", "--show", tokens, cwd=tmp_path)
+    assert shown.returncode == 0 and "documents of 256 tokens or more" in shown.stdout
+    for split in data.SPLITS:
+        n = data.read_meta(tokens)["splits"][split]["tokens"]
+        assert any(line.startswith(split) and f"{n:,}" in line for line in shown.stdout.splitlines())
+    sample = shown.stdout.split("decoded:\n\n")[1]
+    assert any(text.startswith(sample.rstrip("\n�")) for text in decoded(tokens, "val"))
+
+
+# ---- batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_shows_every_token_once_as_a_target_and_batches_are_a_function_of_seed_and_step():
+    tokens = np.arange(1, 1 + 16 * 37 + 5, dtype=np.uint16)
+    B, T = 4, 16
+    count = data.windows(tokens, T)
+    assert count == 37
+    steps = [data.batch(tokens, T, B, 3, step) for step in range(37)]  # four epochs: 37 * 4 windows
+    assert all(b.shape == (B, T + 1) and b.dtype == np.int64 for b in steps)
+    rows = np.concatenate(steps)
+    orders = []
+    for epoch in range(4):
+        part = rows[epoch * 37 : (epoch + 1) * 37]
+        assert sorted(part[:, 1:].ravel().tolist()) == tokens[1 : 37 * T + 1].tolist()
+        assert np.array_equal(part[:, 1:], part[:, :-1] + 1)  # targets are the next tokens
+        orders.append(tuple(part[:, 0]))
+    assert len(set(orders)) == 4
+    assert np.array_equal(data.batch(tokens, T, B, 3, 20), steps[20])
+    assert not np.array_equal(data.batch(tokens, T, B, 4, 20), steps[20])
+
+
+def test_too_few_tokens_for_a_window_are_named():
+    with pytest.raises(InputError, match="the data has 16 tokens, and one window needs 17"):
+        data.batch(np.zeros(16, np.uint16), 16, 1, 0, 0)
+
+
+def test_damaged_token_files_are_named(tokens, tmp_path):
+    folder = tmp_path / "t"
+    shutil.copytree(tokens, folder)
+    values = np.fromfile(folder / "val.bin", np.uint16)
+    values[5] = 300
+    values.tofile(folder / "val.bin")
+    with pytest.raises(InputError, match="val.bin holds the token id 300, outside its vocabulary of 300"):
+        data.open_split(folder, "val")
+    values[:-1].tofile(folder / "val.bin")
+    with pytest.raises(InputError, match="val.bin has a size of .* bytes, and meta.json says"):
+        data.open_split(folder, "val")
+    (folder / "val.bin").unlink()
+    with pytest.raises(InputError, match="val.bin is missing"):
+        data.open_split(folder, "val")
+    (folder / "meta.json").write_text('{"source": "x"')
+    with pytest.raises(InputError, match="meta.json is not valid JSON"):
+        data.read_meta(folder)
