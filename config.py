@@ -400,18 +400,21 @@ def read_run(run):
     if not (run / "config.json").exists():
         raise InputError(f"{run} holds no config.json, so it is not a run directory of train.py")
     record = read_json(run / "config.json")
+    for name in ("model", "train", "data", "checkpoint"):
+        if not isinstance(record, dict) or not isinstance(record.get(name), dict):
+            raise InputError(f"{run / 'config.json'} lacks {name!r}: it was cut short or edited")
     try:
         return ModelConfig.from_dict(record["model"]), TrainConfig.from_dict(record["train"]), record
-    except (InputError, KeyError, TypeError) as error:
+    except (InputError, TypeError) as error:
         raise InputError(f"{run / 'config.json'}: {error}") from None
 
 
 def checkpoint_file(run, record, name):
     """The path of a checkpoint's file, if its size and hash are what config.json says; InputError names what is off."""
     path = Path(run) / name
-    expected = record.get("checkpoint", {}).get("files", {}).get(name)
+    expected = record["checkpoint"].get("files", {}).get(name)
     if expected is None:
-        raise InputError(f"{run}/config.json names no {name}: the run has no checkpoint")
+        raise InputError(f"{Path(run) / 'config.json'} names no {name} in its checkpoint: it was edited")
     pending = Path(f"{path}.new")
     if pending.exists() and fingerprint(pending) == expected:
         os.replace(pending, path)  # the writer was killed between steps 2 and 3

@@ -433,7 +433,7 @@ def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
         folder = folder_of(source, vocab)
         if not folder.exists():
             limit = f"documents of {min_doc_tokens:,} tokens or more"
-            print(f"preparing {folder} from {source}, {limit}; for other data: --data PATH", file=sys.stderr)
+            print(f"preparing {folder} from {source}, {limit}; for other data: --data PATH", flush=True)
             prepare(source, folder, vocab, min_doc_tokens=min_doc_tokens, max_tokens=max_tokens)
         made_from = read_meta(folder)["source"]
         if made_from != _full_name(source):

@@ -10,6 +10,7 @@ log-likelihoods are summed in fp64 and divided by the counted targets. It shows 
 token on average; a longer window also starves fewer tokens of context, so part of a fall is not extrapolation.
 """
 
+import argparse
 import json
 import math
 import sys
@@ -20,7 +21,7 @@ from config import CommandLine, InputError, new_file, picture, read_run, whole
 # torch and what imports it are imported in the functions that use them, so that --help and a wrong flag answer at once.
 
 MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length, when no --lengths are given
-BATCH_TOKENS = 2**14  # tokens in one forward pass: bounds the memory, whatever the length
+BATCH_TOKENS = 2**13  # tokens in one forward pass: bounds the memory, whatever the length
 
 
 # ---- what is scored --------------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ def length_list(text):
     """[512, 1024] from "512,1024", for argparse."""
     lengths = [whole(part) for part in text.split(",")]
     if min(lengths) < 1:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers above 0, such as 512,1024,2048")
     return sorted(set(lengths))
 
 

@@ -225,6 +225,11 @@ class GPT(nn.Module):
                 ends_branch = name.endswith(("attn.proj.weight", "mlp.down.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.n_layers) if ends_branch else 0.02)
 
+    def compile(self):
+        """torch.compile each block; tables and checks, which look at values, stay outside of the compiled graphs."""
+        for block in self.blocks:
+            block.compile()
+
     def forward(self, tokens, targets=None, positions=None):
         h = self.hidden(tokens, positions)                                             # (B, T, C)
         logits = F.linear(h, self.output_weight)                                       # (B, T, V)
@@ -255,7 +260,6 @@ class GPT(nn.Module):
     def output_weight(self):
         return self.embedding.weight if self.config.tied else self.head.weight         # (V, C)
 
-    @torch.compiler.disable                                             # NumPy and caching stay out of the graph
     def table(self, B, T, positions=None):
         """The encoding's rows for these positions: exact in float64, cast once to the weights' dtype."""
         weight = self.embedding.weight
@@ -273,7 +277,6 @@ class GPT(nn.Module):
             self._table = (key, rows)
         return rows
 
-    @torch.compiler.disable
     def _check_tokens(self, tokens, name, shape=None):
         if tokens.dtype not in (torch.int64, torch.int32):
             raise InputError(f"{name} must be int64 or int32, got {tokens.dtype}")

@@ -39,6 +39,7 @@ from config import (
 
 # torch, NumPy and what imports them are imported where they are used, so that --help and a wrong flag answer at once.
 
+AUTO = {"CPU": "mini", "GPU": "paper-35m"}  # the preset of --preset auto
 CHECKPOINT = ("model.safetensors", "optimizer.pt")
 READ_EVERY = 10  # steps between looks at the losses: a look makes a GPU wait
 
@@ -65,7 +66,7 @@ def command_line():
     run.add_argument(
         "--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if there is one)"
     )
-    run.add_argument("--compile", action="store_true", help="torch.compile the model; needs a C++ compiler")
+    run.add_argument("--compile", action="store_true", help="torch.compile the blocks; needs a C++ compiler")
     types = {int: whole, int | None: whole, float: number, float | None: number, str: str}
     for title, config in (("the encoding", EncodingConfig), ("the model", ModelConfig), ("training", TrainConfig)):
         group = parser.add_argument_group(title, None if config is EncodingConfig else "default: the preset's")
@@ -109,6 +110,17 @@ def configure(args, model, train):
             raise InputError(f"tokens must be at least 1, got {given['tokens']}")
         changes["steps"] = math.ceil(given["tokens"] / (model.context * changes.get("batch_size", train.batch_size)))
     return model, dataclasses.replace(train, **changes)
+
+
+def check_flags(args):
+    """InputError for flags that no preset in question can have, before torch is loaded: that takes seconds."""
+    errors = []
+    for preset in AUTO.values() if args.preset == "auto" else [args.preset]:
+        try:
+            return configure(args, *PRESETS[preset])
+        except InputError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def run_name(preset, args, model, train):
@@ -352,13 +364,13 @@ def main():
         args = parser.parse_args()
         if args.resume and args.overwrite:
             parser.error("--resume goes on with a run, --overwrite discards it: leave one out")
-        if args.preset != "auto":
-            configure(args, *PRESETS[args.preset])  # a wrong flag answers before torch is loaded
+        check_flags(args)
         import data
         from model_torch import pick_device
 
         device = pick_device(args.device)
-        preset = args.preset if args.preset != "auto" else "mini" if device.type == "cpu" else "paper-35m"
+        kind = "CPU" if device.type == "cpu" else "GPU"
+        preset = AUTO[kind] if args.preset == "auto" else args.preset
         model, config = configure(args, *PRESETS[preset])
         run = Path(args.out) if args.out else run_name(preset, args, model, config)
         record = None
@@ -369,9 +381,7 @@ def main():
                 f"{run} exists: go on with it by --resume, replace it by --overwrite, or choose another --out"
             )
         elif args.preset == "auto":
-            print(
-                f"--preset auto: {preset}, since this is a {'CPU' if device.type == 'cpu' else 'GPU'}", file=sys.stderr
-            )
+            print(f"--preset auto: {preset}, since this is a {kind}", flush=True)
         folder = data.ensure(config.data, model.vocab_size, config.min_doc_tokens, config.max_tokens)
         meta = data.read_meta(folder)
         if record is None:

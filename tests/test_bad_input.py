@@ -1,0 +1,175 @@
+"""Wrong input to the real commands: one line on stderr, exit status 2, and no trace left."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, TINY, command, refused
+
+WRONG = [
+    ("train.py --pe rotary", "--pe: invalid choice: 'rotary' (choose from"),
+    ("train.py --pe expe --l 0", "l must be a whole number of at least 1, got 0"),
+    ("train.py --pe expe --l 129", "l must be from 1 to d_model, 128, got 129"),
+    ("train.py --pe expe --l 2.5", "--l: '2.5' is not a whole number"),
+    ("train.py --pe expe --theta x", "--theta: 'x' is not a number such as 0.5, 1e-3 or 1/2048"),
+    ("train.py --pe rope --l 24", "l is for expe and exqpe, and rope has no use for it"),
+    ("train.py --preset mini --steps 0", "steps must be a whole number of at least 1, got 0"),
+    ("train.py --steps 5 --tokens 500", "--tokens and --steps say the same thing"),
+    ("train.py --tokens 0", "tokens must be at least 1, got 0"),
+    ("train.py --lr -1", "lr must be a finite number above 0, got -1.0"),
+    ("train.py --context 0", "context must be a whole number of at least 1, got 0"),
+    ("train.py --batch-size 8 --micro-batch 3", "micro_batch must be a divisor of batch_size, 8, got 3"),
+    ("train.py --dtype fp16", "dtype must be fp32 or bf16, got 'fp16'"),
+    ("train.py --preset nano", "--preset: invalid choice: 'nano'"),
+    ("train.py --vocab 100", "vocab must be from 257"),
+    ("train.py --vocab 70000", "vocab_size must be a whole number from 2 to 65,536"),
+    ("train.py --stepz 5", "unrecognized arguments: --stepz 5"),
+    ("train.py --resume --overwrite", "leave one out"),
+    ("train.py --resume", "runs/mini-expe-s0: no such run directory"),
+    ("train.py --device gpu", "device must be auto, cpu, cuda, cuda:N or mps, got 'gpu'"),
+    ("train.py --data nowhere/", "nowhere/: no such file or folder; data is stdlib, fineweb, fineweb-edu or a path"),
+    ("train.py --data photo.jpg", "photo.jpg must end in .txt .md .py .rst .jsonl .parquet"),
+    ("train.py --data empty.txt", "the training text has only enough pairs for a vocabulary of 257"),
+    (
+        "train.py --data short.txt --vocab 257",
+        "short.txt has 1 usable documents, and none fell to val: cut them smaller",
+    ),
+    ("data.py short.txt --vocab 257 --min-doc-tokens 5000", "no usable document: 1 are shorter than 5,000 tokens"),
+    ("data.py", "give a source to prepare"),
+    ("data.py stdlib --show x", "give a source to prepare"),
+    ("data.py --show nowhere", "nowhere is not a folder of tokens (no meta.json)"),
+    ("data.py stdlib --vocab 256", "vocab must be from 257"),
+    ("data.py stdlib --min-doc-tokens 0", "min_doc_tokens must be at least 1, got 0"),
+    ("data.py stdlib --max-tokens -1", "max_tokens must be at least 0, got -1"),
+    ("data.py stdlib --tokenizer gpt-9", "tokenizer must be a .tiktoken file or one of gpt2"),
+    ("data.py stdlib --tokenizer nowhere.tiktoken", "nowhere.tiktoken: No such file"),
+    ("data.py stdlib --tokenizer bad.tiktoken", 'bad.tiktoken line 2 is not "base64 rank"'),
+    ("data.py stdlib --tokenizer gpt2 --vocab 999", "leave one out"),
+    ("data.py stdlib --out photo.jpg", "photo.jpg exists"),
+    ("eval.py", "there is no run under runs/: train one with python train.py"),
+    ("eval.py nowhere", "nowhere: no such run directory"),
+    ("eval.py not-a-run", "not-a-run holds no config.json"),
+    ("eval.py --lengths 512,x", "--lengths: 'x' is not a whole number"),
+    ("eval.py --lengths 512,,1024", "--lengths: '' is not a whole number"),
+    ("eval.py --lengths 0,512", "--lengths: '0,512' is not a list of whole numbers above 0, such as 512,1024,2048"),
+    ("eval.py --lengths=-5", "--lengths: '-5' is not a list of whole numbers above 0"),
+    ("eval.py --plot loss.txt", "--plot: 'loss.txt' must end in .png, .svg or .pdf"),
+    ("eval.py --json nowhere/x.json", "--json: 'nowhere/x.json' is not a file in a folder that exists"),
+    ("eval.py --max-docs 0", "--max-docs must be at least 1, got 0"),
+    ("eval.py --protocol guess", "--protocol: invalid choice: 'guess'"),
+    ("expe.py --length 0", "--length must be at least 1, got 0"),
+    ("expe.py --out nowhere/x.png", "--out: 'nowhere/x.png' is not a file in a folder that exists"),
+]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """A folder with some files that are wrong in one way each."""
+    folder = tmp_path_factory.mktemp("desk")
+    (folder / "photo.jpg").write_bytes(b"\xff\xd8")
+    (folder / "empty.txt").write_text("")
+    (folder / "short.txt").write_text("too few words\n" * 200)
+    (folder / "bad.tiktoken").write_text("IQ== 0\nnot a rank\n")
+    (folder / "not-a-run").mkdir()
+    return folder
+
+
+def everything(folder):
+    return sorted((str(p), p.stat().st_size) for p in folder.rglob("*") if p.name != "data")
+
+
+@pytest.mark.parametrize("line, message", WRONG, ids=[line for line, _ in WRONG])
+def test_one_line_and_nothing_left_behind(desk, line, message):
+    before = everything(desk)
+    done = command(*line.split(), cwd=desk)
+    assert message in refused(done)
+    assert everything(desk) == before
+
+
+def test_a_gpu_where_there_is_none(desk):
+    line = refused(command("train.py", "--device", "cuda", cwd=desk, CUDA_VISIBLE_DEVICES=""))
+    assert "device cuda: torch" in line and "use --device cpu" in line
+
+
+def test_a_folder_of_tokens_with_another_vocabulary(tokens, tmp_path):
+    line = refused(command("train.py", "--preset", "mini", "--data", tokens, cwd=tmp_path))
+    assert "was made with a vocabulary of 300, and this run has 1,024: add --vocab 300" in line
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_token_outside_the_vocabulary(tokens, tmp_path):
+    shutil.copytree(tokens, tmp_path / "t")
+    with open(tmp_path / "t" / "train.bin", "r+b") as file:
+        file.write(b"\xff\xff")
+    line = refused(command("train.py", *TINY, "--data", "t", cwd=tmp_path))
+    assert "train.bin holds the token id 65535, outside its vocabulary of 300" in line
+    assert os.listdir(tmp_path) == ["t"]
+
+
+def test_two_sources_of_one_name_are_not_mixed_up(books, tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        shutil.copytree(books, tmp_path / folder / "books")
+    flags = ["train.py", *TINY, "--steps", "1", "--min-doc-tokens", "64"]
+    assert command(*flags, "--data", "one/books", "--out", "runs/1", cwd=tmp_path).returncode == 0
+    line = refused(command(*flags, "--data", "two/books", "--out", "runs/2", cwd=tmp_path))
+    assert "data/books-v300 was made from" in line and "not from two/books" in line
+
+
+def test_data_of_another_tokenizer_is_refused_by_eval(workplace, books, tmp_path):
+    assert (
+        command(
+            "data.py", books, "--vocab", "290", "--min-doc-tokens", "64", "--out", tmp_path / "t", cwd=tmp_path
+        ).returncode
+        == 0
+    )
+    assert "was made with another tokenizer than the run's" in refused(
+        command("eval.py", "runs/expe", "--data", tmp_path / "t", cwd=workplace)
+    )
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda record: record["model"].update(n_layers=3), "has an unknown tensor blocks.3."),
+        (lambda record: record["model"].update(n_layers=5), "lacks the tensor blocks.4."),
+        (lambda record: record["model"].update(d_mlp=64), "config.json makes it"),
+        (lambda record: record["model"].update(n_heads=0), "n_heads must be a whole number of at least 1, got 0"),
+        (lambda record: record["model"].pop("d_model"), "ModelConfig lacks the field 'd_model'"),
+        (lambda record: record.pop("train"), "config.json lacks 'train'"),
+        (lambda record: record.pop("checkpoint"), "config.json lacks 'checkpoint'"),
+    ],
+)
+def test_an_edited_config_is_named(workplace, tmp_path, change, message):
+    shutil.copytree(workplace / "runs" / "expe", tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "config.json").read_text())
+    change(record)
+    (tmp_path / "run" / "config.json").write_text(json.dumps(record))
+    assert message in refused(command("eval.py", "run", cwd=tmp_path))
+
+
+def test_an_unwritable_folder(tokens, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    assert "file" in refused(
+        command("train.py", *TINY, "--data", tokens, "--steps", "1", "--out", "file/run", cwd=tmp_path)
+    )
+    (tmp_path / "locked").mkdir(mode=0o500)
+    if os.access(tmp_path / "locked", os.W_OK):
+        return  # root writes anywhere
+    assert "locked" in refused(command("train.py", *TINY, "--data", tokens, "--out", "locked/run", cwd=tmp_path))
+    assert "locked" in refused(command("data.py", "stdlib", "--out", "locked/data", cwd=tmp_path))
+
+
+@pytest.mark.parametrize("script", ["train.py", "eval.py", "data.py", "expe.py"])
+def test_help_names_every_flag(script, tmp_path):
+    done = command(script, "--help", cwd=tmp_path)
+    assert done.returncode == 0 and "usage: " in done.stdout and done.stderr == ""
+
+
+@pytest.mark.parametrize("module", ["expe", "config", "data"])
+def test_the_lower_rooms_do_without_torch(module):
+    program = f"import sys; sys.modules['torch'] = None; import {module}"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

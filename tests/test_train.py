@@ -1,0 +1,239 @@
+"""Training as a user runs it: resumed bit for bit, never overwritten, checkpoints whole, and losses that fall."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import safetensors.torch
+import torch
+from conftest import ROOT, TINY, command, refused
+
+import config
+from config import checkpoint_file, read_run
+
+
+def weights(run):
+    return safetensors.torch.load_file(run / "model.safetensors")
+
+
+def log(run):
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def assert_same_run(a, b):
+    """Every weight, every moment of the optimizer and every line of the log, bit for bit."""
+    for name, value in weights(a).items():
+        assert torch.equal(value, weights(b)[name]), name
+    states = [torch.load(run / "optimizer.pt", weights_only=True)["optimizer"]["state"] for run in (a, b)]
+    for index, moments in states[0].items():
+        for name, value in moments.items():
+            assert torch.equal(value, states[1][index][name]), (index, name)
+    assert log(a) == log(b)
+
+
+@pytest.fixture(scope="module")
+def flags(tokens):
+    return [
+        *("--pe", "expe", *TINY, "--data", tokens, "--steps", "60", "--dropout", "0.1"),
+        *("--checkpoint-every", "7", "--eval-every", "20"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(flags, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    done = command("train.py", *flags, "--out", "runs/a", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "runs" / "a", done
+
+
+def start_and_stop(flags, folder, signal_number, lines=25):
+    """Start the run, send the signal once its log has so many lines, and wait; returns the process and its stderr."""
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "train.py", *map(str, flags), "--out", "runs/a"],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    path = folder / "runs" / "a" / "log.jsonl"
+    while time.monotonic() < deadline and process.poll() is None:
+        if path.exists() and len(path.read_text().splitlines()) >= lines:
+            break
+        time.sleep(0.005)
+    process.send_signal(signal_number)
+    return process, process.communicate()[1]
+
+
+def test_a_run_leaves_what_it_promises(uninterrupted, tokens):
+    run, done = uninterrupted
+    assert sorted(os.listdir(run)) == [
+        "config.json",
+        "log.jsonl",
+        "model.safetensors",
+        "optimizer.pt",
+        "tokenizer.tiktoken",
+    ]
+    model, train, record = read_run(run)
+    assert model.encoding.pe == "expe" and train.steps == 60 and record["checkpoint"]["step"] == 60
+    assert record["provenance"]["command"].startswith("python ") and "--pe expe" in record["provenance"]["command"]
+    assert record["provenance"]["versions"]["torch"] == torch.__version__
+    steps = [line["step"] for line in log(run) if "loss" in line]
+    assert steps == list(range(1, 61)) and [line["step"] for line in log(run) if "val_loss" in line] == [20, 40, 60]
+    assert (run / "tokenizer.tiktoken").read_bytes() == (tokens / "tokenizer.tiktoken").read_bytes()
+    assert done.stdout.strip().endswith("next: python eval.py runs/a")
+
+
+def test_the_loss_falls(uninterrupted):
+    values = [line["val_loss"] for line in log(uninterrupted[0]) if "val_loss" in line]
+    assert values[-1] < 5.0 < 5.7  # ln 300 = 5.70 is where the untrained model stands
+
+
+def test_killed_in_the_middle_and_resumed_equals_uninterrupted(uninterrupted, flags, tmp_path):
+    process, _ = start_and_stop(flags, tmp_path, signal.SIGKILL)
+    run = tmp_path / "runs" / "a"
+    assert process.returncode == -signal.SIGKILL
+    assert 7 <= read_run(run)[2]["checkpoint"]["step"] < 60
+    done = command("train.py", *flags, "--out", "runs/a", "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(run, uninterrupted[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_keeps_the_last_step_and_says_how_to_go_on(uninterrupted, flags, tmp_path, number):
+    process, said = start_and_stop(flags, tmp_path, number)
+    run = tmp_path / "runs" / "a"
+    assert process.returncode == 130 and "Traceback" not in said
+    assert said.strip().endswith("go on with: python train.py --out runs/a --resume")
+    step = read_run(run)[2]["checkpoint"]["step"]
+    assert 10 <= step < 60 and log(run)[-1]["step"] == step
+    done = command("train.py", "--out", "runs/a", "--resume", cwd=tmp_path)  # the line above, word for word
+    assert done.returncode == 0, done.stderr
+    assert_same_run(run, uninterrupted[0])
+    again = command("train.py", "--out", "runs/a", "--resume", cwd=tmp_path)
+    assert again.returncode == 0 and "complete: 60 of 60 steps" in again.stdout
+
+
+def test_gradient_accumulation_equals_the_whole_batch(tokens, tmp_path):
+    losses = []
+    for micro in (4, 2, 1):
+        done = command(
+            "train.py",
+            *TINY,
+            "--data",
+            tokens,
+            "--steps",
+            "5",
+            "--micro-batch",
+            micro,
+            "--out",
+            f"runs/{micro}",
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        losses.append([line["loss"] for line in log(tmp_path / "runs" / str(micro)) if "loss" in line])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4) and losses[2] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_bf16_trains(tokens, tmp_path, uninterrupted):
+    done = command(
+        "train.py", *TINY, "--data", tokens, "--steps", "60", "--dtype", "bf16", "--out", "runs/b", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(value.dtype == torch.float32 for value in weights(tmp_path / "runs" / "b").values())
+    assert [line["val_loss"] for line in log(tmp_path / "runs" / "b") if "val_loss" in line][-1] < 5.0
+
+
+def test_a_run_that_exists_is_never_overwritten_unasked(uninterrupted, flags, tmp_path):
+    run = tmp_path / "runs" / "a"
+    shutil.copytree(uninterrupted[0], run)
+    before = {name: (run / name).read_bytes() for name in os.listdir(run)}
+    assert "runs/a exists: go on with it by --resume, replace it by --overwrite" in refused(
+        command("train.py", *flags, "--out", "runs/a", cwd=tmp_path)
+    )
+    assert "steps is 60 in runs/a and 61 by these flags" in refused(
+        command("train.py", *flags, "--steps", "61", "--out", "runs/a", "--resume", cwd=tmp_path)
+    )
+    assert "encoding is pe expe, l 24" in refused(
+        command("train.py", "--l", "23", "--out", "runs/a", "--resume", cwd=tmp_path)
+    )
+    assert before == {name: (run / name).read_bytes() for name in os.listdir(run)}
+    done = command("train.py", *flags, "--steps", "3", "--out", "runs/a", "--overwrite", cwd=tmp_path)
+    assert done.returncode == 0 and read_run(run)[2]["checkpoint"]["step"] == 3 and log(run)[0]["step"] == 1
+
+
+def test_default_names_follow_the_flags(tokens, tmp_path):
+    for more, name in (((), "mini-rope-s0"), (("--base", "500", "--seed", "3"), "mini-rope-base500-s3")):
+        done = command("train.py", "--pe", "rope", *TINY, "--data", tokens, "--steps", "1", *more, cwd=tmp_path)
+        assert done.returncode == 0 and (tmp_path / "runs" / name / "config.json").exists(), done.stderr
+
+
+def test_tokens_is_another_way_to_say_steps(tokens, tmp_path):
+    done = command("train.py", *TINY, "--data", tokens, "--tokens", "129", "--out", "runs/t", cwd=tmp_path)
+    assert done.returncode == 0 and read_run(tmp_path / "runs" / "t")[1].steps == 3  # 64 tokens a step
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_killed_between_its_renames_is_found_whole(uninterrupted, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted[0], run)
+    record = read_run(run)[2]
+    (run / "model.safetensors").rename(run / "model.safetensors.new")  # config.json names it, its last rename is due
+    (run / "model.safetensors").write_bytes(b"the checkpoint before")
+    (run / "optimizer.pt.new").write_bytes(b"the checkpoint after, cut short")
+    for name in ("model.safetensors", "optimizer.pt"):
+        assert checkpoint_file(run, record, name).read_bytes() == (uninterrupted[0] / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
+def test_damaged_checkpoints_are_named_with_what_is_off(uninterrupted, tmp_path, name):
+    shutil.copytree(uninterrupted[0], tmp_path / "runs" / "a")
+    path = tmp_path / "runs" / "a" / name
+    whole = path.read_bytes()
+
+    def said():
+        line = refused(command("train.py", "--out", "runs/a", "--resume", cwd=tmp_path))
+        if name == "model.safetensors":
+            assert refused(command("eval.py", "runs/a", cwd=tmp_path)).split("error: ")[1] == line.split("error: ")[1]
+        return line
+
+    path.write_bytes(whole[:-100])
+    assert f"runs/a/{name} has a size of {len(whole) - 100:,} bytes and config.json says {len(whole):,}" in said()
+    path.write_bytes(whole[:-100] + bytes(100))
+    assert f"runs/a/{name} has the right size and the wrong SHA-256 hash" in said()
+    path.unlink()
+    assert f"runs/a/{name} is missing" in said()
+
+
+def test_config_json_is_replaced_before_the_files_it_names(tmp_path, monkeypatch):
+    from train import save_checkpoint
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    record = {}
+    save_checkpoint(tmp_path, model, optimizer, 1, record)
+    order, replace = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append(os.path.basename(b)), replace(a, b)))
+    save_checkpoint(tmp_path, model, optimizer, 2, record)
+    assert order == ["config.json", "model.safetensors", "optimizer.pt"]
+    assert config.read_json(tmp_path / "config.json")["checkpoint"]["step"] == 2
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors", "optimizer.pt"]
+
+
+@pytest.mark.slow
+def test_compile_trains_to_the_same_losses(uninterrupted, flags, tmp_path):
+    done = command("train.py", *flags, "--compile", "--out", "runs/a", cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stderr
+    losses = [
+        [line["val_loss"] for line in log(run) if "val_loss" in line]
+        for run in (tmp_path / "runs" / "a", uninterrupted[0])
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-2)  # another order of sums, and another dropout mask
