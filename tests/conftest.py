@@ -1,5 +1,8 @@
 """A small corpus of real text, its tokens, and the commands of the project as a user runs them."""
 
+import contextlib
+import importlib
+import io
 import os
 import subprocess
 import sys
@@ -16,23 +19,40 @@ import data  # noqa: E402  (the project is a folder of scripts, not a package)
 TINY = ["--preset", "mini", "--context", "16", "--batch-size", "4", "--vocab", "300"]
 
 
-def command(script, *arguments, cwd, timeout=300, **environment):
-    """Run `python SCRIPT ...` in a folder; returns the finished process, with its output as text."""
+def command(script, *arguments, cwd):
+    """What `python SCRIPT ...` does in a folder, but within this process, since torch takes seconds to load."""
+    module, said, printed, status = importlib.import_module(script.removesuffix(".py")), io.StringIO(), io.StringIO(), 0
+    argv, here = sys.argv, os.getcwd()
+    try:
+        sys.argv = [script, *map(str, arguments)]
+        os.chdir(cwd)
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(printed):
+            module.main()
+    except SystemExit as exit:
+        status = exit.code or 0
+    finally:
+        sys.argv = argv
+        os.chdir(here)
+    return subprocess.CompletedProcess(arguments, status, printed.getvalue(), said.getvalue())
+
+
+def process(script, *arguments, cwd, **environment):
+    """Run `python SCRIPT ...` in a folder, in a process of its own; returns it once it has finished."""
     return subprocess.run(
         [sys.executable, ROOT / script, *map(str, arguments)],
         cwd=cwd,
-        timeout=timeout,
         text=True,
         capture_output=True,
+        timeout=300,
         env=os.environ | environment,
     )
 
 
-def refused(process):
+def refused(done):
     """The one line that a refused command prints: nothing else on stderr, no traceback, exit status 2."""
-    lines = process.stderr.strip().splitlines()
-    assert process.returncode == 2, process.stderr
-    assert len(lines) == 1 and ": error: " in lines[0], process.stderr
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2, done.stderr
+    assert len(lines) == 1 and ": error: " in lines[0], done.stderr
     return lines[0]
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, TINY, command, refused
+from conftest import ROOT, TINY, command, process, refused
 
 WRONG = [
     ("train.py --pe rotary", "--pe: invalid choice: 'rotary' (choose from"),
@@ -84,13 +84,13 @@ def everything(folder):
 @pytest.mark.parametrize("line, message", WRONG, ids=[line for line, _ in WRONG])
 def test_one_line_and_nothing_left_behind(desk, line, message):
     before = everything(desk)
-    done = command(*line.split(), cwd=desk)
+    done = process(*line.split(), cwd=desk)
     assert message in refused(done)
     assert everything(desk) == before
 
 
 def test_a_gpu_where_there_is_none(desk):
-    line = refused(command("train.py", "--device", "cuda", cwd=desk, CUDA_VISIBLE_DEVICES=""))
+    line = refused(process("train.py", "--device", "cuda", cwd=desk, CUDA_VISIBLE_DEVICES=""))
     assert "device cuda: torch" in line and "use --device cpu" in line
 
 
@@ -165,7 +165,7 @@ def test_an_unwritable_folder(tokens, tmp_path):
 
 @pytest.mark.parametrize("script", ["train.py", "eval.py", "data.py", "expe.py"])
 def test_help_names_every_flag(script, tmp_path):
-    done = command(script, "--help", cwd=tmp_path)
+    done = process(script, "--help", cwd=tmp_path)
     assert done.returncode == 0 and "usage: " in done.stdout and done.stderr == ""
 
 

@@ -230,7 +230,7 @@ def test_config_json_is_replaced_before_the_files_it_names(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_compile_trains_to_the_same_losses(uninterrupted, flags, tmp_path):
-    done = command("train.py", *flags, "--compile", "--out", "runs/a", cwd=tmp_path, timeout=600)
+    done = command("train.py", *flags, "--compile", "--out", "runs/a", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     losses = [
         [line["val_loss"] for line in log(run) if "val_loss" in line]
