@@ -18,6 +18,7 @@ import hashlib
 import io
 import itertools
 import json
+import logging
 import lzma
 import os
 import shutil
@@ -144,6 +145,7 @@ def _dataset_texts(what, *args, **kwargs):
         import datasets
     except ImportError:
         raise InputError(f"{what} is read by the datasets library: pip install datasets, or {OTHER_DATA}") from None
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; what comes of them is told below
     try:
         for row in datasets.load_dataset(*args, split="train", streaming=True, **kwargs):
             if not isinstance(row.get("text"), str):

@@ -204,7 +204,10 @@ def load_checkpoint(run, model, optimizer, record):
     state = torch.load(checkpoint_file(run, record, "optimizer.pt"), map_location="cpu", weights_only=True)
     optimizer.load_state_dict(state["optimizer"])
     lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= state["step"]]
+    try:
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= state["step"]]
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{run / 'log.jsonl'} holds a line that train.py did not write: mend or remove it") from None
     (run / "log.jsonl.new").write_text("".join(kept), encoding="utf-8")
     os.replace(run / "log.jsonl.new", run / "log.jsonl")
     return state["step"]
@@ -213,144 +216,152 @@ def load_checkpoint(run, model, optimizer, record):
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
+def new_optimizer(model, config):
+    """AdamW, with decay on matrices only (table 5)."""
+    import torch
+
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
+
+
+def train_step(model, optimizer, tokens, step, config, autocast):
+    """One optimizer step on the batch tokens (B, T+1), in micro-batches; returns loss, gradient norm and rate."""
+    import torch
+
+    torch.manual_seed(config.seed * 2**32 + step)  # dropout's masks: by seed and step, like the data
+    loss = 0
+    for part in tokens.split(config.micro_batch):
+        with autocast:
+            part_loss = model(part[:, :-1], part[:, 1:]) * (len(part) / config.batch_size)
+        part_loss.backward()
+        loss += part_loss.detach()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+    for group in optimizer.param_groups:
+        group["lr"] = config.lr_at(step)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss, norm, config.lr_at(step)
+
+
+def validation_loss(model, windows, config, autocast):
+    """Mean loss in nats on the windows (N, T+1)."""
+    model.eval()
+    with autocast:
+        losses = [model.token_losses(w[:, :-1], w[:, 1:]).double().sum() for w in windows.split(config.micro_batch)]
+    model.train()
+    return sum(losses).item() / windows[:, 1:].numel()
+
+
 def train_run(run, model_config, config, folder, device, compiled, record, resume):
     """Train until config.steps or a signal. Returns True when the run is complete."""
-    import numpy as np
     import torch
     from tqdm import tqdm
 
     import data
     from model_torch import GPT, count_parameters
 
+    context, tokens_a_step = model_config.context, config.batch_size * model_config.context
     train_tokens, val_tokens = data.open_split(folder, "train"), data.open_split(folder, "val")
-    context, n_val = model_config.context, min(config.eval_windows, data.windows(val_tokens, model_config.context))
-    data.windows(train_tokens, context)
+    data.windows(train_tokens, context)  # text that is too short is named before anything is written
+    n_val = min(config.eval_windows, data.windows(val_tokens, context))
+    val_windows = torch.from_numpy(data.batch(val_tokens, context, n_val, 0, 0)).to(
+        device
+    )  # (N, T+1), the same for all
 
     torch.manual_seed(config.seed)
     model = GPT(model_config).to(device)
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        fused=True,
-    )
+    optimizer = new_optimizer(model, config)
     if resume:
-        step = load_checkpoint(run, model, optimizer, record)
+        first = load_checkpoint(run, model, optimizer, record)
     else:
-        step = 0
+        first = 0
         run.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / "tokenizer.tiktoken", run / "tokenizer.tiktoken")
         (run / "log.jsonl").write_text("", encoding="utf-8")
-        save_checkpoint(run, model, optimizer, step, record)
-    if step >= config.steps:
-        print(f"{run} is complete: {step:,} of {config.steps:,} steps")
+        save_checkpoint(run, model, optimizer, first, record)
+    if first >= config.steps:
+        print(f"{run} is complete: {first:,} of {config.steps:,} steps")
         return True
     if compiled:
         model.compile()
-    autocast = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=config.dtype == "bf16")
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bf16")
 
     total, outside = count_parameters(model)
     print(
-        f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters "
-        f"({outside / 1e6:.2f}M without the input embedding), "
-        f"steps {step:,} to {config.steps:,} of {config.batch_size} x {context} tokens, on {device}",
+        f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters ({outside / 1e6:.2f}M without the input "
+        f"embedding), steps {first:,} to {config.steps:,} of {config.batch_size} x {context} tokens, on {device}",
         flush=True,
     )
 
-    def validation_loss():
-        model.eval()
-        losses = []
-        for first in range(0, n_val, config.micro_batch):
-            last = min(first + config.micro_batch, n_val)
-            part = torch.from_numpy(val_tokens[first * context : last * context + 1].astype(np.int64)).to(device)
-            with autocast:
-                losses.append(
-                    model.token_losses(part[:-1].view(-1, context), part[1:].view(-1, context)).double().mean()
-                    * (last - first)
-                )
-        model.train()
-        return sum(losses).item() / n_val
-
     stop = []  # signals that came
-    handlers = {s: signal.signal(s, lambda number, frame: _stop(stop, number)) for s in (signal.SIGINT, signal.SIGTERM)}
-    unread, started, first_step, loss = [], time.perf_counter(), step, math.nan
+    handlers = {s: signal.signal(s, lambda s, frame: _stop(stop, s)) for s in (signal.SIGINT, signal.SIGTERM)}
+    step, unread, started = first, [], time.perf_counter()
     with (
         open(run / "log.jsonl", "a", encoding="utf-8") as log,
-        tqdm(
-            total=config.steps * config.batch_size * context,
-            initial=step * config.batch_size * context,
-            unit="tok",
-            unit_scale=True,
-            disable=not sys.stderr.isatty(),
-            dynamic_ncols=True,
-        ) as bar,
+        tqdm(total=config.steps * tokens_a_step, initial=first * tokens_a_step, **_bar_style()) as bar,
     ):
+
+        def read_losses():
+            """Write the losses that no one has looked at to the log; returns the last one."""
+            for at_step, loss, norm, lr in unread:
+                line = {"step": at_step, "loss": loss.item(), "grad_norm": norm.item(), "lr": lr}
+                log.write(json.dumps(line) + "\n")
+                if not math.isfinite(line["loss"]):
+                    sys.exit(
+                        f"train.py: stopped: the loss is {line['loss']} at step {at_step}; the checkpoint of step "
+                        f"{record['checkpoint']['step']} stays; try a lower --lr than {config.lr:g}"
+                    )
+            unread.clear()
+            bar.set_postfix(loss=f"{line['loss']:.3f}")
+            return line["loss"]
+
+        def checkpoint():
+            if unread:
+                read_losses()
+            log.flush()
+            save_checkpoint(run, model, optimizer, step, record)
+
         model.train()
         while step < config.steps and not stop:
-            lr = config.lr_at(step)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            torch.manual_seed(config.seed * 2**32 + step)  # dropout's masks: by seed and step, like the data
-            tokens = torch.from_numpy(data.batch(train_tokens, context, config.batch_size, config.seed, step)).to(
-                device
-            )  # (B, T+1)
-            losses = []
-            for part in tokens.split(config.micro_batch):
-                with autocast:
-                    part_loss = model(part[:, :-1], part[:, 1:]) * (len(part) / config.batch_size)
-                part_loss.backward()
-                losses.append(part_loss.detach())
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            batch = data.batch(train_tokens, context, config.batch_size, config.seed, step)
+            tokens = torch.from_numpy(batch).to(device)  # (B, T+1)
+            loss, norm, lr = train_step(model, optimizer, tokens, step, config, autocast)
             step += 1
-            unread.append((step, sum(losses), norm, lr))
-            bar.update(config.batch_size * context)
-
-            evaluate = step % config.eval_every == 0 or step == config.steps
-            checkpoint = step % config.checkpoint_every == 0 or step == config.steps or stop
-            if len(unread) == READ_EVERY or evaluate or checkpoint:
-                for number, value, grad_norm, rate in unread:
-                    loss = value.item()
-                    log.write(
-                        json.dumps({"step": number, "loss": loss, "grad_norm": grad_norm.item(), "lr": rate}) + "\n"
-                    )
-                unread.clear()
-                if not math.isfinite(loss):
-                    sys.exit(
-                        f"train.py: stopped: the loss is {loss} at step {step}; "
-                        f"the last checkpoint stays; try a lower --lr than {config.lr:g}"
-                    )
-                bar.set_postfix(loss=f"{loss:.3f}")
-            if evaluate:
-                val_loss = validation_loss()
+            unread.append((step, loss, norm, lr))
+            bar.update(tokens_a_step)
+            if step % config.eval_every == 0 or step == config.steps:
+                loss, val_loss = read_losses(), validation_loss(model, val_windows, config, autocast)
                 log.write(json.dumps({"step": step, "val_loss": val_loss}) + "\n")
-                seconds = time.perf_counter() - started
-                rate = (step - first_step) * config.batch_size * context / seconds
-                left = (config.steps - step) * config.batch_size * context / rate
+                rate = (step - first) / (time.perf_counter() - started)
                 bar.write(
-                    f"step {step:6,}/{config.steps:,}   loss {loss:.3f}   val {val_loss:.3f}   {rate:8,.0f} tokens/s   "
-                    f"{_clock(left)} left",
+                    f"step {step:6,}/{config.steps:,}   loss {loss:.3f}   val {val_loss:.3f}   "
+                    f"{rate * tokens_a_step:9,.0f} tokens/s   {_clock((config.steps - step) / rate)} left",
                     file=sys.stdout,
                 )
                 sys.stdout.flush()
-            if checkpoint:
-                log.flush()
-                save_checkpoint(run, model, optimizer, step, record)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+            elif len(unread) == READ_EVERY:
+                read_losses()
+            if step % config.checkpoint_every == 0:
+                checkpoint()
+        if record["checkpoint"]["step"] < step:
+            checkpoint()
+    for signal_number, handler in handlers.items():
+        signal.signal(signal_number, handler)
     if step == config.steps:
-        seconds = time.perf_counter() - started
-        print(f"trained {(step - first_step) * config.batch_size * context:,} tokens in {_clock(seconds)}")
+        print(f"trained {(step - first) * tokens_a_step:,} tokens in {_clock(time.perf_counter() - started)}")
     return step == config.steps
 
 
-def _stop(stop, number):
+def _bar_style():
+    return {"unit": "tok", "unit_scale": True, "disable": not sys.stderr.isatty(), "dynamic_ncols": True}
+
+
+def _stop(stop, signal_number):
     if stop:
-        sys.exit(128 + number)  # a second Ctrl-C does not wait for the step to end
-    stop.append(number)
+        sys.exit(128 + signal_number)  # a second Ctrl-C does not wait for the step to end
+    stop.append(signal_number)
 
 
 def _clock(seconds):

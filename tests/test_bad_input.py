@@ -94,6 +94,22 @@ def test_a_gpu_where_there_is_none(desk):
     assert "device cuda: torch" in line and "use --device cpu" in line
 
 
+@pytest.mark.parametrize("source", ["fineweb", "fineweb-edu"])
+def test_a_hub_that_cannot_be_reached(desk, source):
+    before = everything(desk)
+    line = refused(process("train.py", "--data", source, cwd=desk, HF_HUB_OFFLINE="1"))
+    assert f"HuggingFaceFW/{source} cannot be read" in line
+    assert "choose other data with --data PATH (a file or folder of text) or --data stdlib" in line
+    assert everything(desk) == before
+
+
+def test_parquet_without_the_datasets_library(desk, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (desk / "x.parquet").write_bytes(b"")
+    assert "read by the datasets library: pip install datasets" in refused(command("data.py", "x.parquet", cwd=desk))
+    (desk / "x.parquet").unlink()
+
+
 def test_a_folder_of_tokens_with_another_vocabulary(tokens, tmp_path):
     line = refused(command("train.py", "--preset", "mini", "--data", tokens, cwd=tmp_path))
     assert "was made with a vocabulary of 300, and this run has 1,024: add --vocab 300" in line
