@@ -27,7 +27,7 @@ help:
 expe_flags = --l 24
 train: .venv/installed
 	@set -e; $(foreach pe,$(PE),\
-	    .venv/bin/python train.py --pe $(pe) $($(pe)_flags) --out runs/$(pe) $(if $(wildcard runs/$(pe)/config.json),--resume);) \
+	    .venv/bin/python train.py --preset mini --pe $(pe) $($(pe)_flags) --out runs/$(pe) $(if $(wildcard runs/$(pe)/config.json),--resume);) \
 	.venv/bin/python eval.py $(addprefix runs/,$(PE)) --plot runs/loss.png
 
 test: .venv/installed-dev

@@ -12,7 +12,6 @@ import json
 import math
 import os
 from dataclasses import MISSING, dataclass, field, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
@@ -323,11 +322,15 @@ class CommandLine(argparse.ArgumentParser):
 
     @contextlib.contextmanager
     def one_line_errors(self):
-        """Everything that the user or the file system can get wrong ends in error(); a bug keeps its traceback."""
+        """Everything that the user or the machine can get wrong ends in error(); a bug keeps its traceback."""
         try:
             yield
         except InputError as error:
             self.error(error)
+        except KeyboardInterrupt:
+            self.exit(130, f"{self.prog}: stopped\n")
+        except MemoryError as error:
+            self.error(f"not enough memory: {error or 'use smaller sizes'}")
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our output has gone (| head): no complaint
         except OSError as error:
@@ -335,19 +338,20 @@ class CommandLine(argparse.ArgumentParser):
 
 
 def number(text):
-    """A float from "0.5", "1e-3" or "1/2048", for argparse."""
-    try:
-        return float(Fraction(text))
-    except (ValueError, ZeroDivisionError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 0.5, 1e-3 or 1/2048") from None
+    """A finite float from "0.5", "1e-3" or "1/2048", for argparse."""
+    above, _, below = text.partition("/")
+    with contextlib.suppress(ValueError, ZeroDivisionError):
+        if math.isfinite(value := float(above) / float(below or 1)):
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 0.5, 1e-3 or 1/2048")
 
 
 def whole(text):
-    """An int from "600000000", "600_000_000" or "6e8", for argparse."""
-    with contextlib.suppress(ValueError, ZeroDivisionError, OverflowError):
-        if (value := Fraction(text)).denominator == 1:
+    """An int of at most 2^53 from "600000000", "600_000_000" or "6e8", for argparse."""
+    with contextlib.suppress(ValueError):
+        if (value := float(text)).is_integer() and abs(value) <= 2**53:
             return int(value)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (of at most 2^53)")
 
 
 def picture(text):
@@ -402,32 +406,35 @@ def read_run(run):
     if not (run / "config.json").exists():
         raise InputError(f"{run} holds no config.json, so it is not a run directory of train.py")
     record = read_json(run / "config.json")
-    for name in ("model", "train", "data", "checkpoint"):
-        if not isinstance(record, dict) or not isinstance(record.get(name), dict):
-            raise InputError(f"{run / 'config.json'} lacks {name!r}: it was cut short or edited")
     try:
-        return ModelConfig.from_dict(record["model"]), TrainConfig.from_dict(record["train"]), record
-    except (InputError, TypeError) as error:
+        model, train = ModelConfig.from_dict(record["model"]), TrainConfig.from_dict(record["train"])
+        _ = record["data"]["folder"], record["data"]["pattern"], record["data"]["tokenizer"]["sha256"]
+        if not isinstance(record["checkpoint"]["step"], int) or not isinstance(record["checkpoint"]["files"], dict):
+            raise InputError("checkpoint must hold a step and its files")
+        return model, train, record
+    except InputError as error:
         raise InputError(f"{run / 'config.json'}: {error}") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{run / 'config.json'} lacks {error}: it was cut short or edited") from None
 
 
 def checkpoint_file(run, record, name):
-    """The path of a checkpoint's file, if its size and hash are what config.json says; InputError names what is off."""
-    path = Path(run) / name
-    expected = record["checkpoint"].get("files", {}).get(name)
-    if expected is None:
-        raise InputError(f"{Path(run) / 'config.json'} names no {name} in its checkpoint: it was edited")
-    pending = Path(f"{path}.new")
-    if pending.exists() and fingerprint(pending) == expected:
-        os.replace(pending, path)  # the writer was killed between steps 2 and 3
-    if not path.exists():
-        raise InputError(f"{path} is missing")
-    found = fingerprint(path)
+    """The path of a checkpoint's file, FILE or still FILE.new, whose size and hash are config.json's.
+
+    Raises InputError that says whether the file is missing, or its size or its hash is off.
+    """
+    path, expected = Path(run) / name, record["checkpoint"]["files"].get(name)
+    found = None
+    for candidate in (Path(f"{path}.new"), path):
+        with contextlib.suppress(FileNotFoundError):
+            found = fingerprint(candidate)
+            if found == expected:
+                return candidate
+    if expected is None or not path.exists():
+        raise InputError(f"{path} is missing" if expected else f"{run}/config.json does not name {name}: it was edited")
     if found["bytes"] != expected["bytes"]:
         raise InputError(
             f"{path} has a size of {found['bytes']:,} bytes and config.json says {expected['bytes']:,}: "
             "it was cut short or replaced"
         )
-    if found["sha256"] != expected["sha256"]:
-        raise InputError(f"{path} has the right size and the wrong SHA-256 hash: it was damaged or replaced")
-    return path
+    raise InputError(f"{path} has the right size and the wrong SHA-256 hash: it was damaged or replaced")

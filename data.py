@@ -75,6 +75,8 @@ def documents(source, max_doc_chars=MAX_DOC_CHARS, skipped=None):
             for text in _file_texts(path):
                 yield from _cut(text, max_doc_chars)
         except UnicodeDecodeError:
+            if _kind(path) not in TEXT_SUFFIXES:
+                raise InputError(f"{path} is not UTF-8 throughout") from None
             if skipped is not None:
                 skipped.append(str(path))
         except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
@@ -126,7 +128,7 @@ def _file_texts(path):
                 continue
             try:
                 text = json.loads(line)["text"]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 text = None
             if not isinstance(text, str):
                 raise InputError(f'{path} line {number} is not a JSON object with a field "text" that holds a string')
@@ -279,6 +281,8 @@ def prepare(
     out = Path(out) if out else folder_of(source, encoding.n_vocab if encoding else vocab)
     if out.exists() and not overwrite:
         raise InputError(f"{out} exists: use it with --data {out}, choose another --out, or add --overwrite")
+    if out.exists() and not (out / "meta.json").exists():
+        raise InputError(f"{out} exists and is no folder of tokens, so it is not overwritten: choose another --out")
     if tokenizer is None and not 257 <= vocab <= 2**16:
         raise InputError(f"vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {vocab}")
     for name, value, least in (
@@ -324,7 +328,7 @@ def prepare(
                     "python data.py --max-doc-chars 20000, lower --min-doc-tokens, or give more documents"
                 )
         meta = {
-            "source": _full_name(source),
+            "source": full_name(source),
             "vocab": encoding.n_vocab,
             "eot": encoding.eot_token,
             "pattern": encoding._pat_str,
@@ -344,12 +348,10 @@ def _spooled(texts, spool):
     """The training texts of the first TOKENIZER_BYTES, while all that is read is written to the spool."""
     with _bar(None, "reading") as bar:
         for split, text in texts:
-            line = json.dumps([split, text]) + "\n"
-            spool.write(line)
-            bar.update(len(line))
+            bar.update(spool.write(json.dumps([split, text]) + "\n"))
             if split == "train":
                 yield text
-            if bar.n >= TOKENIZER_BYTES:
+            if spool.tell() >= TOKENIZER_BYTES:
                 return
 
 
@@ -392,9 +394,11 @@ def _batches(texts):
 @contextlib.contextmanager
 def _scratch_folder(out, overwrite):
     """A folder beside `out` that becomes `out` when the block ends well, and is gone otherwise."""
+    made = not out.parent.exists()
     out.parent.mkdir(parents=True, exist_ok=True)
     for left in out.parent.glob(f".{out.name}.*.partial"):  # by a run that was killed outright
-        if not _alive(int(left.suffixes[-2][1:])):
+        pid = left.suffixes[-2][1:]
+        if pid.isdigit() and not _alive(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
     scratch = out.parent / f".{out.name}.{os.getpid()}.partial"
     scratch.mkdir()
@@ -409,9 +413,14 @@ def _scratch_folder(out, overwrite):
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        if made:
+            with contextlib.suppress(OSError):
+                out.parent.rmdir()  # if nothing came of it
 
 
 def _alive(pid):
+    if pid == os.getpid():
+        return False  # in a container each run may have the same one
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -422,13 +431,16 @@ def _alive(pid):
 
 
 def _bar(total, what):
+    if not sys.stderr.isatty():
+        print(f"{what} ...", flush=True)
     return tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=not sys.stderr.isatty(), leave=False)
 
 
 def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
     """The folder of a source's tokens: the source itself if it is one, found under data/, or prepared now.
 
-    Raises InputError if its vocabulary is not `vocab`.
+    A folder that exists is used whatever its documents' least length is: its meta.json tells. Raises InputError if its
+    vocabulary is not `vocab`.
     """
     folder = Path(source)
     if not (folder / "meta.json").exists():
@@ -438,7 +450,7 @@ def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
             print(f"preparing {folder} from {source}, {limit}; for other data: --data PATH", flush=True)
             prepare(source, folder, vocab, min_doc_tokens=min_doc_tokens, max_tokens=max_tokens)
         made_from = read_meta(folder)["source"]
-        if made_from != _full_name(source):
+        if made_from != full_name(source):
             raise InputError(
                 f"{folder} was made from {made_from}, not from {source}: pass --data {folder} to use it, "
                 f"or prepare {source} under another name with python data.py {source} --out data/NAME"
@@ -452,14 +464,14 @@ def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
     return folder
 
 
-def _full_name(source):
+def full_name(source):
     """A source's name if it has one, else its absolute path."""
     return source if source == "stdlib" or source in HUB else str(Path(source).resolve())
 
 
 def folder_of(source, vocab):
     """data/<name>-v<vocab>: where a source's tokens lie unless --out says otherwise."""
-    return Path("data") / f"{Path(_full_name(source)).name.split('.')[0] or 'text'}-v{vocab}"
+    return Path("data") / f"{Path(full_name(source)).name.split('.')[0] or 'text'}-v{vocab}"
 
 
 # ---- reading: a folder of tokens to batches and documents ------------------------------------------------------------
@@ -471,8 +483,16 @@ def read_meta(folder):
     if not path.exists():
         raise InputError(f"{folder} is not a folder of tokens (no meta.json): make one with python data.py SOURCE")
     meta = read_json(path)
-    if not isinstance(meta, dict) or not {"source", "vocab", "eot", "pattern", "splits", "tokenizer"} <= meta.keys():
-        raise InputError(f"{path} is not one that data.py writes: prepare the folder again")
+    try:
+        numbers = [meta[name] for name in ("vocab", "eot", "min_doc_tokens", "max_tokens")]
+        numbers += [meta["splits"][split][name] for split in SPLITS for name in ("documents", "tokens", "bytes")]
+        texts = [meta["source"], meta["pattern"], meta["tokenizer"]["sha256"]]
+        texts += [meta["splits"][split]["sha256"] for split in SPLITS]
+        sound = all(isinstance(n, int) for n in numbers) and all(isinstance(t, str) for t in texts) and meta["dropped"]
+    except (KeyError, TypeError):
+        sound = False
+    if not sound:
+        raise InputError(f"{path} is not as data.py writes it: prepare the folder again")
     return meta
 
 

@@ -16,7 +16,7 @@ import math
 import sys
 from pathlib import Path
 
-from config import CommandLine, InputError, new_file, picture, read_run, whole
+from config import CommandLine, InputError, fingerprint, new_file, picture, read_run, whole
 
 # torch and what imports it are imported in the functions that use them, so that --help and a wrong flag answer at once.
 
@@ -36,6 +36,9 @@ def held_out(record, split, source):
     import data
 
     folder = Path(source or record["data"]["folder"])
+    if source is not None and data.full_name(source) == record["data"]["source"]:
+        folder = Path(record["data"]["folder"])  # the text the run was trained on: its held-out part alone is scored
+        source = None
     if source is None and not (folder / "meta.json").exists():
         raise InputError(f"{folder}, the data this run was trained on, is not here: score other text with --data PATH")
     if not (folder / "meta.json").exists():
@@ -52,23 +55,28 @@ def encoded_documents(record, source):
 
     import data
 
-    encoding = data.load_tokenizer(Path(record["run"]) / "tokenizer.tiktoken", record["data"]["pattern"])
-    return [
-        np.array([encoding.eot_token, *encoding.encode_ordinary(text)], dtype=np.uint16)
-        for text in data.documents(source)
-    ]
+    path = Path(record["run"]) / "tokenizer.tiktoken"
+    if fingerprint(path) != record["data"]["tokenizer"]:
+        raise InputError(f"{path} has not the size and hash that config.json says: it was damaged or replaced")
+    encoding = data.load_tokenizer(path, record["data"]["pattern"])
+    for text in data.documents(source):
+        yield np.array([encoding.eot_token, *encoding.encode_ordinary(text)], dtype=np.uint16)
 
 
 def trimmed(documents, longest, limit):
     """[(inputs, targets)] of documents that hold `longest` targets, trimmed to a multiple of it; InputError if none."""
-    sizes = [(len(document) - 1) // longest * longest for document in documents]
-    pairs = [(document[:n], document[1 : n + 1]) for document, n in zip(documents, sizes, strict=True) if n]
+    pairs, usable = [], 0
+    for document in documents:
+        usable = max(usable, len(document) - 1)
+        if n := (len(document) - 1) // longest * longest:
+            pairs.append((document[:n], document[1 : n + 1]))
+        if len(pairs) == limit:
+            break
     if not pairs:
-        usable = max((len(document) - 1 for document in documents), default=0)
         raise InputError(
             f"no held-out document has {longest:,} tokens, the longest length: the longest usable one is {usable:,}"
         )
-    return pairs[:limit]
+    return pairs
 
 
 # ---- protocols: (model, pairs, length) to the summed loss and the number of targets ----------------------------------
@@ -85,7 +93,7 @@ def nonoverlap(model, pairs, length, bar):
     total, at_once = 0.0, max(1, BATCH_TOKENS // length)
     for i in range(0, len(inputs), at_once):
         x, y = (torch.from_numpy(a[i : i + at_once].astype(np.int64)).to(device) for a in (inputs, targets))
-        total += model.token_losses(x, y).double().sum().item()
+        total += model.token_losses(x, y).cpu().double().sum().item()
         bar.update(x.numel())
     return total, targets.size
 
@@ -123,6 +131,8 @@ def evaluate(run, args):
         "step": record["checkpoint"]["step"],
     }
     rows = []
+    if not sys.stderr.isatty():
+        print(f"scoring {run} ...", flush=True)
     with tqdm(
         total=n_targets * len(lengths),
         desc=str(run),
@@ -260,16 +270,20 @@ def main():
         args = parser.parse_args()
         if args.max_docs is not None and args.max_docs < 1:
             parser.error(f"--max-docs must be at least 1, got {args.max_docs}")
-        runs = [Path(run) for run in args.runs] or sorted(path.parent for path in Path("runs").glob("*/config.json"))
+        runs = [Path(run) for run in args.runs] or sorted(
+            path.parent for path in Path("runs").glob("[!.]*/config.json")
+        )
         if not runs:
             parser.error("there is no run under runs/: train one with python train.py --pe expe --l 24")
-        for run in runs:
-            read_run(run)
+        configs = {str(run): read_run(run) for run in runs}
         rows = [row for run in dict.fromkeys(runs) for row in evaluate(run, args)]
         for name, n_documents, n_targets in sorted(
             {(row["data"], row["n_documents"], row["n_targets"]) for row in rows if row["n_targets"]}
         ):
             print(f"{name}: {n_documents:,} documents, {n_targets:,} targets at every length")
+        for run, (_, train, record) in configs.items():
+            if record["checkpoint"]["step"] < train.steps:
+                print(f"{run} is not finished: step {record['checkpoint']['step']:,} of {train.steps:,}")
         print_table(rows, "loss", "loss, nats a token (* trained length)", ".3f")
         print_table(rows, "perplexity", "perplexity (* trained length)", ".1f")
         if args.json:

@@ -17,7 +17,7 @@ import numpy as np
 def _integers(positions):
     """The positions as an int64 array; ValueError for anything else, since a rounded position is another position."""
     positions = np.asarray(positions)
-    if positions.dtype.kind not in "iu":
+    if positions.dtype.kind not in "iu" and positions.size:
         raise ValueError(f"positions must be integers, got an array of {positions.dtype}")
     return positions.astype(np.int64)
 
@@ -41,11 +41,12 @@ def expe_table(positions, l, start=0.0, theta=1 / 2048, step=1):
         p_n = start + theta*n,  and row n is (p_n, p_(n+1), ..., p_(n+l-1)), so entry j is start + theta*(n + step*j)
 
     step=0 is the ablation "p is stable" (table 7): the same number in all l dimensions.
+    All l columns carry one ramp up to a constant, so that l and theta together set one number, the ramp's gain.
     Raises ValueError for positions that are not integers and for l below 1.
     """
     n = _integers(positions)[..., None]                                           # (..., 1)
     j = np.arange(_width("l", l))                                                 # (l,)
-    return start + theta * (n + step * j)                                         # (..., l)
+    return float(start) + float(theta) * (n + step * j)                           # (..., l)
 
 
 def exqpe_table(positions, l, start=0.0, theta1=1 / 2048, theta2=1 / 16):
@@ -61,7 +62,7 @@ def exqpe_table(positions, l, start=0.0, theta1=1 / 2048, theta2=1 / 16):
     n = _integers(positions)[..., None]                                           # (..., 1)
     j = np.arange(_width("l", l))                                                 # (l,)
     raised = np.maximum(0, (n - j) // len(j) + 1)                                 # (..., l)
-    return start + j * theta1 + theta2 * raised
+    return float(start) + j * float(theta1) + float(theta2) * raised
 
 
 def sinusoidal_table(positions, d_model, base=10000.0):
@@ -78,12 +79,13 @@ def sinusoidal_table(positions, d_model, base=10000.0):
     return np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
 
 
-def rope_inv_freq(d_head, base=10000.0, scaling="none"):
+def rope_inv_freq(d_head, base=10000.0, scaling="none", factor=1.0, trained_length=512, length=None):
     """RoPE's angle in radians by which each pair of dimensions turns per position. Su et al. 2021, section 3.2.2.
 
         inv_freq_i = base^(-2i/D),  i = 0 .. D/2-1
 
     Returns ((D/2,) float64, attention_factor): cosines and sines are to be multiplied by the factor, which is 1 here.
+    Scaling "none" has no use for factor, trained_length and length.
     Raises ValueError for an odd d_head and for a scaling that is not known.
     """
     if _width("d_head", d_head) % 2:
@@ -202,8 +204,8 @@ def main():
     parser.add_argument("--length", type=whole, default=512, metavar="N", help="positions 0..N-1 (default: 512)")
     with parser.one_line_errors():
         args = parser.parse_args()
-        if args.length < 1:
-            parser.error(f"--length must be at least 1, got {args.length}")
+        if not 1 <= args.length <= 2**16:
+            parser.error(f"--length must be from 1 to 65,536, got {args.length}")
         draw(args.out, args.length)
 
         print("numbers in [0, 1], 0 and 1 counted\n")

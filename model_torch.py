@@ -8,6 +8,7 @@ norm "rmsnorm" with mlp "swiglu" makes it the Llama-style model of the paper's t
 """
 
 import math
+import re
 
 import numpy as np
 import safetensors.torch
@@ -55,13 +56,16 @@ class Encoding(nn.Module):
 
 
 class Sinusoidal(Encoding):
-    """Vaswani et al. 2017: a fixed row of sines and cosines is added to each embedding."""
+    """Vaswani et al. 2017: a fixed row of sines and cosines is added to each embedding times sqrt(C) (section 3.4).
+
+    Without that factor the table, of size 1, drowns embeddings that start at 0.02: the model learns, but late.
+    """
 
     def rows(self, positions):
         return sinusoidal_table(positions, self.config.d_model, self.settings.base)    # (..., T, C)
 
     def embed(self, x, table):
-        return x + table
+        return x * math.sqrt(self.config.d_model) + table
 
 
 class Learned(Encoding):
@@ -266,7 +270,8 @@ class GPT(nn.Module):
         key = (T, weight.dtype, weight.device) if positions is None else None
         if key is not None and self._table[0] == key:
             return self._table[1]
-        n = np.arange(T) if positions is None else np.asarray(torch.as_tensor(positions).cpu())
+        n = np.arange(T) if positions is None else positions.cpu() if torch.is_tensor(positions) else positions
+        n = np.asarray(n)
         if n.dtype.kind not in "iu" or n.shape not in ((T,), (B, T)):
             raise InputError(f"positions must be integers of shape ({T},) or ({B}, {T}), got {n.dtype} of {n.shape}")
         rows = self.encoding.rows(n)
@@ -300,8 +305,15 @@ def count_parameters(model):
 def load_model(run, device="cpu"):
     """(GPT in eval mode, all of config.json) of a run directory; InputError that says what is wrong with it."""
     config, _, record = read_run(run)
-    path = checkpoint_file(run, record, "model.safetensors")
-    model = GPT(config)
+    try:
+        path = checkpoint_file(run, record, "model.safetensors")
+    except InputError:                                  # a run in training may have replaced its checkpoint just now
+        config, _, record = read_run(run)
+        path = checkpoint_file(run, record, "model.safetensors")
+    try:
+        model = GPT(config)
+    except ValueError as error:
+        raise InputError(f"{run}/config.json: {error}") from None
     load_weights(model, path)
     return model.to(device).eval(), record
 
@@ -325,12 +337,12 @@ def load_weights(model, path):
 
 def pick_device(name="auto"):
     """A torch.device from "auto" (GPU if any), "cpu", "cuda", "cuda:1", "mps"; InputError if it is not here."""
-    has = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if has[kind]))
-    kind, _, index = name.partition(":")
-    if kind not in has or (index and (kind != "cuda" or not index.isdigit())):
+        return torch.device(next(kind for kind in has if has[kind]))
+    if not re.fullmatch(r"cpu|mps|cuda(:[0-9]{1,3})?", name):
         raise InputError(f"device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
+    kind, _, index = name.partition(":")
     if not has[kind] or (index and int(index) >= torch.cuda.device_count()):
         raise InputError(f"device {name}: torch {torch.__version__} sees none on this machine: use --device cpu")
     return torch.device(name)

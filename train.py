@@ -100,8 +100,8 @@ def configure(args, model, train):
 
     changes = {name: given[name] for name in fields[TrainConfig] if name in given}
     if "batch_size" in changes and "micro_batch" not in changes:
-        changes["micro_batch"] = 0 if changes["batch_size"] <= train.micro_batch else train.micro_batch
-    if "lr" in changes and "end_lr" not in changes:
+        changes["micro_batch"] = math.gcd(changes["batch_size"], train.micro_batch)
+    if changes.get("lr", train.lr) != train.lr and "end_lr" not in changes:
         changes["end_lr"] = train.end_lr * changes["lr"] / train.lr
     if "tokens" in given:
         if "steps" in given:
@@ -186,12 +186,31 @@ def save_checkpoint(run, model, optimizer, step, record):
     import torch
 
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    safetensors.torch.save_file(weights, run / "model.safetensors.new")
-    torch.save({"step": step, "optimizer": optimizer.state_dict()}, run / "optimizer.pt.new")
+    try:
+        safetensors.torch.save_file(weights, run / "model.safetensors.new")
+        torch.save({"step": step, "optimizer": optimizer.state_dict()}, run / "optimizer.pt.new")
+    except (safetensors.SafetensorError, RuntimeError) as error:  # how these two report a full disk
+        raise InputError(f"{run}: the checkpoint of step {step} cannot be written: {error}") from None
     record["checkpoint"] = {"step": step, "files": {name: fingerprint(run / f"{name}.new") for name in CHECKPOINT}}
     write_json(run / "config.json", record)
     for name in CHECKPOINT:
         os.replace(run / f"{name}.new", run / name)
+
+
+def new_run(run, model, optimizer, record, tokenizer):
+    """Make the run directory with the checkpoint of step 0, whole or not at all; one that is there is replaced."""
+    scratch = run.parent / f".{run.name}.partial"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        shutil.copyfile(tokenizer, scratch / "tokenizer.tiktoken")
+        (scratch / "log.jsonl").write_text("", encoding="utf-8")
+        save_checkpoint(scratch, model, optimizer, 0, record)
+        if run.exists():
+            shutil.rmtree(run)
+        os.rename(scratch, run)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def load_checkpoint(run, model, optimizer, record):
@@ -200,11 +219,14 @@ def load_checkpoint(run, model, optimizer, record):
 
     from model_torch import load_weights
 
-    load_weights(model, checkpoint_file(run, record, "model.safetensors"))
-    state = torch.load(checkpoint_file(run, record, "optimizer.pt"), map_location="cpu", weights_only=True)
+    paths = [checkpoint_file(run, record, name) for name in CHECKPOINT]
+    for path, name in zip(paths, CHECKPOINT, strict=True):
+        os.replace(path, run / name)  # a kill may have left the last renames undone
+    load_weights(model, run / "model.safetensors")
+    state = torch.load(run / "optimizer.pt", map_location="cpu", weights_only=True)
     optimizer.load_state_dict(state["optimizer"])
-    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     try:
+        lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= state["step"]]
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{run / 'log.jsonl'} holds a line that train.py did not write: mend or remove it") from None
@@ -249,7 +271,9 @@ def validation_loss(model, windows, config, autocast):
     """Mean loss in nats on the windows (N, T+1)."""
     model.eval()
     with autocast:
-        losses = [model.token_losses(w[:, :-1], w[:, 1:]).double().sum() for w in windows.split(config.micro_batch)]
+        losses = [
+            model.token_losses(w[:, :-1], w[:, 1:]).cpu().double().sum() for w in windows.split(config.micro_batch)
+        ]
     model.train()
     return sum(losses).item() / windows[:, 1:].numel()
 
@@ -273,14 +297,9 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
     torch.manual_seed(config.seed)
     model = GPT(model_config).to(device)
     optimizer = new_optimizer(model, config)
-    if resume:
-        first = load_checkpoint(run, model, optimizer, record)
-    else:
-        first = 0
-        run.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / "tokenizer.tiktoken", run / "tokenizer.tiktoken")
-        (run / "log.jsonl").write_text("", encoding="utf-8")
-        save_checkpoint(run, model, optimizer, first, record)
+    first = load_checkpoint(run, model, optimizer, record) if resume else 0
+    if not resume:
+        new_run(run, model, optimizer, record, folder / "tokenizer.tiktoken")
     if first >= config.steps:
         print(f"{run} is complete: {first:,} of {config.steps:,} steps")
         return True
@@ -303,16 +322,19 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
         tqdm(total=config.steps * tokens_a_step, initial=first * tokens_a_step, **_bar_style()) as bar,
     ):
 
+        def must_be_finite(at_step, loss, norm):
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                sys.exit(
+                    f"train.py: stopped: the loss is {loss:g} and the gradient's norm {norm:g} at step {at_step}; "
+                    f"the checkpoint of step {record['checkpoint']['step']} stays; try a lower --lr than {config.lr:g}"
+                )
+
         def read_losses():
             """Write the losses that no one has looked at to the log; returns the last one."""
             for at_step, loss, norm, lr in unread:
                 line = {"step": at_step, "loss": loss.item(), "grad_norm": norm.item(), "lr": lr}
+                must_be_finite(at_step, line["loss"], line["grad_norm"])
                 log.write(json.dumps(line) + "\n")
-                if not math.isfinite(line["loss"]):
-                    sys.exit(
-                        f"train.py: stopped: the loss is {line['loss']} at step {at_step}; the checkpoint of step "
-                        f"{record['checkpoint']['step']} stays; try a lower --lr than {config.lr:g}"
-                    )
             unread.clear()
             bar.set_postfix(loss=f"{line['loss']:.3f}")
             return line["loss"]
@@ -333,6 +355,7 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
             bar.update(tokens_a_step)
             if step % config.eval_every == 0 or step == config.steps:
                 loss, val_loss = read_losses(), validation_loss(model, val_windows, config, autocast)
+                must_be_finite(step, val_loss, 0)
                 log.write(json.dumps({"step": step, "val_loss": val_loss}) + "\n")
                 rate = (step - first) / (time.perf_counter() - started)
                 bar.write(
@@ -375,27 +398,40 @@ def main():
         args = parser.parse_args()
         if args.resume and args.overwrite:
             parser.error("--resume goes on with a run, --overwrite discards it: leave one out")
-        check_flags(args)
+        if not (args.resume and args.out):
+            check_flags(args)
         import data
         from model_torch import pick_device
 
         device = pick_device(args.device)
-        kind = "CPU" if device.type == "cpu" else "GPU"
+        kind = "GPU" if device.type == "cuda" else "CPU"
         preset = AUTO[kind] if args.preset == "auto" else args.preset
-        model, config = configure(args, *PRESETS[preset])
-        run = Path(args.out) if args.out else run_name(preset, args, model, config)
         record = None
+        if args.resume and args.out:
+            run = Path(args.out)
+        else:
+            model, config = configure(args, *PRESETS[preset])
+            run = Path(args.out) if args.out else run_name(preset, args, model, config)
         if args.resume:
             model, config, record = stored_run(run, args)
+        elif args.overwrite and run.exists() and not (run / "config.json").exists():
+            raise InputError(f"{run} exists and is no run directory, so it is not overwritten: choose another --out")
         elif run.exists() and not args.overwrite:
             raise InputError(
                 f"{run} exists: go on with it by --resume, replace it by --overwrite, or choose another --out"
             )
         elif args.preset == "auto":
-            print(f"--preset auto: {preset}, since this is a {kind}", flush=True)
+            print(f"--preset auto: {preset}, for a {kind}", flush=True)
         folder = data.ensure(config.data, model.vocab_size, config.min_doc_tokens, config.max_tokens)
         meta = data.read_meta(folder)
+        for name in ("min_doc_tokens", "max_tokens"):
+            if getattr(args, name) not in (None, meta[name]):
+                raise InputError(
+                    f"{folder} was made with {name} {meta[name]:,}, not {getattr(args, name):,}: leave the flag out, "
+                    f"or prepare {config.data} again with python data.py"
+                )
         if record is None:
+            config = dataclasses.replace(config, **{name: meta[name] for name in ("min_doc_tokens", "max_tokens")})
             record = {
                 "model": dataclasses.asdict(model),
                 "train": dataclasses.asdict(config),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,9 @@ WRONG = [
     ("train.py --vocab 100", "vocab must be from 257"),
     ("train.py --vocab 70000", "vocab_size must be a whole number from 2 to 65,536"),
     ("train.py --stepz 5", "unrecognized arguments: --stepz 5"),
+    ("train.py --steps 1e400", "--steps: '1e400' is not a whole number"),
+    ("train.py --lr 1e999999999", "--lr: '1e999999999' is not a number"),
+    ("train.py --device cpu:", "device must be auto, cpu, cuda, cuda:N or mps, got 'cpu:'"),
     ("train.py --resume --overwrite", "leave one out"),
     ("train.py --resume", "runs/mini-expe-s0: no such run directory"),
     ("train.py --device gpu", "device must be auto, cpu, cuda, cuda:N or mps, got 'gpu'"),
@@ -60,7 +64,7 @@ WRONG = [
     ("eval.py --json nowhere/x.json", "--json: 'nowhere/x.json' is not a file in a folder that exists"),
     ("eval.py --max-docs 0", "--max-docs must be at least 1, got 0"),
     ("eval.py --protocol guess", "--protocol: invalid choice: 'guess'"),
-    ("expe.py --length 0", "--length must be at least 1, got 0"),
+    ("expe.py --length 0", "--length must be from 1 to 65,536, got 0"),
     ("expe.py --out nowhere/x.png", "--out: 'nowhere/x.png' is not a file in a folder that exists"),
 ]
 
@@ -78,7 +82,7 @@ def desk(tmp_path_factory):
 
 
 def everything(folder):
-    return sorted((str(p), p.stat().st_size) for p in folder.rglob("*") if p.name != "data")
+    return sorted((str(p), p.stat().st_size if p.is_file() else 0) for p in folder.rglob("*"))
 
 
 @pytest.mark.parametrize("line, message", WRONG, ids=[line for line, _ in WRONG])
@@ -179,10 +183,22 @@ def test_an_unwritable_folder(tokens, tmp_path):
     assert "locked" in refused(command("data.py", "stdlib", "--out", "locked/data", cwd=tmp_path))
 
 
-@pytest.mark.parametrize("script", ["train.py", "eval.py", "data.py", "expe.py"])
-def test_help_names_every_flag(script, tmp_path):
+HELP = {
+    "train.py": "--pe --l --start --theta --theta1 --theta2 --preset --data --device --dtype --compile --tokens "
+    "--steps --out --resume --overwrite --seed --lr --batch-size --vocab --context --checkpoint-every",
+    "eval.py": "--lengths --protocol --split --data --json --plot --max-docs --device",
+    "data.py": "--show --vocab --tokenizer --min-doc-tokens --max-doc-chars --max-tokens --out --overwrite",
+    "expe.py": "--out --length",
+}
+
+
+@pytest.mark.parametrize("script", HELP)
+def test_help_explains_every_flag(script, tmp_path):
     done = process(script, "--help", cwd=tmp_path)
-    assert done.returncode == 0 and "usage: " in done.stdout and done.stderr == ""
+    options = done.stdout.split("usage: ")[1].split("\n\n", 1)[1]
+    assert done.returncode == 0 and done.stderr == ""
+    for flag in HELP[script].split():
+        assert re.search(rf"^  {flag}( |$)", options, re.M), flag
 
 
 @pytest.mark.parametrize("module", ["expe", "config", "data"])

@@ -182,9 +182,33 @@ def test_a_ready_tokenizer_is_used_as_it_is(books, tokens, tmp_path):
         assert (folder / name).read_bytes() == (tokens / name).read_bytes()
 
 
+def test_the_tokenizer_is_trained_on_a_bounded_part_and_nothing_is_lost(books, tokens, tmp_path, monkeypatch):
+    seen, train = [], data.train_tokenizer
+    monkeypatch.setattr(data, "TOKENIZER_BYTES", 100_000)
+    monkeypatch.setattr(
+        data, "train_tokenizer", lambda texts, vocab: train((seen.append(t) or t for t in texts), vocab)
+    )
+    folder = data.prepare(str(books), tmp_path / "out", 300, min_doc_tokens=256)
+    assert 50_000 < sum(map(len, seen)) < 105_000
+    for split in data.SPLITS:
+        assert decoded(folder, split) == decoded(tokens, split)
+
+
+def test_overwrite_replaces_a_folder_of_tokens_and_nothing_else(books, tmp_path):
+    first = data.prepare(str(books), tmp_path / "out", 300)
+    with pytest.raises(InputError, match="out exists: use it with --data"):
+        data.prepare(str(books), tmp_path / "out", 290)
+    data.prepare(str(books), tmp_path / "out", 290, overwrite=True)
+    assert data.read_meta(first)["vocab"] == 290
+    for folder in (books, tmp_path):
+        before = sorted(os.listdir(folder))
+        with pytest.raises(InputError, match="is no folder of tokens, so it is not overwritten"):
+            data.prepare(str(books), folder, 300, overwrite=True)
+        assert sorted(os.listdir(folder)) == before
+
+
 def test_max_tokens_ends_a_stream(books, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "ENCODE_CHARS", 1000)
-    monkeypatch.setattr(data, "TOKENIZER_BYTES", 100_000)  # the tokenizer sees a part of the stream alone
     folder = data.prepare(str(books), tmp_path / "out", 300, max_tokens=90_000)
     found = sum(split["tokens"] for split in data.read_meta(folder)["splits"].values())
     assert 90_000 <= found < 90_000 + 5_000 and not (folder / "spool.jsonl").exists()

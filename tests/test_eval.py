@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -72,6 +73,23 @@ def test_other_text_is_scored_with_the_runs_own_tokenizer(workplace, tokens, tmp
         values.append([(row["loss"], row["n_targets"]) for row in json.loads((workplace / "x.json").read_text())])
     assert values[0] == values[1]
     np.testing.assert_allclose(values[0], values[2], rtol=1e-6)
+
+
+def test_the_source_of_the_training_text_is_scored_on_its_held_out_part_alone(workplace, books):
+    done = command("eval.py", "runs/expe", "--lengths", "16", "--data", books, "--json", "x.json", cwd=workplace)
+    own = command("eval.py", "runs/expe", "--lengths", "16", "--json", "y.json", cwd=workplace)
+    assert done.returncode == own.returncode == 0
+    rows = [json.loads((workplace / name).read_text())[0] for name in ("x.json", "y.json")]
+    assert rows[0]["loss"] == rows[1]["loss"] and rows[0]["n_documents"] == rows[1]["n_documents"]
+
+
+def test_a_damaged_tokenizer_is_named(workplace, tmp_path):
+    shutil.copytree(workplace / "runs" / "expe", tmp_path / "run")
+    (tmp_path / "a.txt").write_text("some text " * 50)
+    path = tmp_path / "run" / "tokenizer.tiktoken"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-20]))
+    line = refused(command("eval.py", "run", "--data", "a.txt", "--lengths", "16", cwd=tmp_path))
+    assert "run/tokenizer.tiktoken has not the size and hash that config.json says" in line
 
 
 def test_the_test_split_and_fewer_documents(workplace):

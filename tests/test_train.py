@@ -39,8 +39,8 @@ def assert_same_run(a, b):
 @pytest.fixture(scope="module")
 def flags(tokens):
     return [
-        *("--pe", "expe", *TINY, "--data", tokens, "--steps", "60", "--dropout", "0.1"),
-        *("--checkpoint-every", "7", "--eval-every", "20"),
+        *("--pe", "expe", *TINY, "--data", tokens, "--steps", "200", "--dropout", "0.1"),
+        *("--checkpoint-every", "7", "--eval-every", "50"),
     ]
 
 
@@ -81,11 +81,16 @@ def test_a_run_leaves_what_it_promises(uninterrupted, tokens):
         "tokenizer.tiktoken",
     ]
     model, train, record = read_run(run)
-    assert model.encoding.pe == "expe" and train.steps == 60 and record["checkpoint"]["step"] == 60
+    assert model.encoding.pe == "expe" and train.steps == 200 and record["checkpoint"]["step"] == 200
     assert record["provenance"]["command"].startswith("python ") and "--pe expe" in record["provenance"]["command"]
     assert record["provenance"]["versions"]["torch"] == torch.__version__
     steps = [line["step"] for line in log(run) if "loss" in line]
-    assert steps == list(range(1, 61)) and [line["step"] for line in log(run) if "val_loss" in line] == [20, 40, 60]
+    assert steps == list(range(1, 201)) and [line["step"] for line in log(run) if "val_loss" in line] == [
+        50,
+        100,
+        150,
+        200,
+    ]
     assert (run / "tokenizer.tiktoken").read_bytes() == (tokens / "tokenizer.tiktoken").read_bytes()
     assert done.stdout.strip().endswith("next: python eval.py runs/a")
 
@@ -99,7 +104,7 @@ def test_killed_in_the_middle_and_resumed_equals_uninterrupted(uninterrupted, fl
     process, _ = start_and_stop(flags, tmp_path, signal.SIGKILL)
     run = tmp_path / "runs" / "a"
     assert process.returncode == -signal.SIGKILL
-    assert 7 <= read_run(run)[2]["checkpoint"]["step"] < 60
+    assert 7 <= read_run(run)[2]["checkpoint"]["step"] < 200
     done = command("train.py", *flags, "--out", "runs/a", "--resume", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_same_run(run, uninterrupted[0])
@@ -112,12 +117,12 @@ def test_ctrl_c_keeps_the_last_step_and_says_how_to_go_on(uninterrupted, flags, 
     assert process.returncode == 130 and "Traceback" not in said
     assert said.strip().endswith("go on with: python train.py --out runs/a --resume")
     step = read_run(run)[2]["checkpoint"]["step"]
-    assert 10 <= step < 60 and log(run)[-1]["step"] == step
+    assert 10 <= step < 200 and log(run)[-1]["step"] == step
     done = command("train.py", "--out", "runs/a", "--resume", cwd=tmp_path)  # the line above, word for word
     assert done.returncode == 0, done.stderr
     assert_same_run(run, uninterrupted[0])
     again = command("train.py", "--out", "runs/a", "--resume", cwd=tmp_path)
-    assert again.returncode == 0 and "complete: 60 of 60 steps" in again.stdout
+    assert again.returncode == 0 and "complete: 200 of 200 steps" in again.stdout
 
 
 def test_gradient_accumulation_equals_the_whole_batch(tokens, tmp_path):
@@ -157,8 +162,8 @@ def test_a_run_that_exists_is_never_overwritten_unasked(uninterrupted, flags, tm
     assert "runs/a exists: go on with it by --resume, replace it by --overwrite" in refused(
         command("train.py", *flags, "--out", "runs/a", cwd=tmp_path)
     )
-    assert "steps is 60 in runs/a and 61 by these flags" in refused(
-        command("train.py", *flags, "--steps", "61", "--out", "runs/a", "--resume", cwd=tmp_path)
+    assert "steps is 200 in runs/a and 201 by these flags" in refused(
+        command("train.py", *flags, "--steps", "201", "--out", "runs/a", "--resume", cwd=tmp_path)
     )
     assert "encoding is pe expe, l 24" in refused(
         command("train.py", "--l", "23", "--out", "runs/a", "--resume", cwd=tmp_path)
@@ -166,6 +171,40 @@ def test_a_run_that_exists_is_never_overwritten_unasked(uninterrupted, flags, tm
     assert before == {name: (run / name).read_bytes() for name in os.listdir(run)}
     done = command("train.py", *flags, "--steps", "3", "--out", "runs/a", "--overwrite", cwd=tmp_path)
     assert done.returncode == 0 and read_run(run)[2]["checkpoint"]["step"] == 3 and log(run)[0]["step"] == 1
+
+
+def test_overwrite_replaces_runs_and_nothing_else(tokens, tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.txt").write_text("years of work")
+    line = refused(command("train.py", *TINY, "--data", tokens, "--out", "precious", "--overwrite", cwd=tmp_path))
+    assert "precious exists and is no run directory, so it is not overwritten" in line
+    assert (tmp_path / "precious" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "more", [("--batch-size", "12"), ("--lr", "5e-3"), ("--tokens", "300"), ("--min-doc-tokens", "256")]
+)
+def test_the_same_flags_with_resume_are_the_same_run(tokens, tmp_path, more):
+    flags = ["--pe", "exqpe", *TINY, "--data", tokens, "--steps", "3", *more, "--out", "runs/a"]
+    if "--tokens" in more:
+        flags.remove("--steps"), flags.remove("3")
+    assert command("train.py", *flags, cwd=tmp_path).returncode == 0
+    done = command("train.py", *flags, "--resume", cwd=tmp_path)
+    assert done.returncode == 0 and "is complete" in done.stdout, done.stderr
+
+
+def test_resume_of_another_encoding_reads_its_flags_by_the_run(tokens, tmp_path):
+    flags = ["--pe", "rope", "--base", "500", *TINY, "--data", tokens, "--steps", "2", "--out", "runs/a"]
+    assert command("train.py", *flags, cwd=tmp_path).returncode == 0
+    assert command("train.py", "--base", "500", "--out", "runs/a", "--resume", cwd=tmp_path).returncode == 0
+    assert "base is" not in refused(command("train.py", "--l", "3", "--out", "runs/a", "--resume", cwd=tmp_path))
+
+
+def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tokens, tmp_path):
+    flags = ["--pe", "rope", *TINY, "--data", tokens, "--steps", "40", "--lr", "1e30", "--checkpoint-every", "1"]
+    done = command("train.py", *flags, "--out", "runs/a", cwd=tmp_path)
+    assert done.returncode.startswith("train.py: stopped: the loss is ") and "try a lower --lr" in done.returncode
+    assert all(torch.isfinite(value).all() for value in weights(tmp_path / "runs" / "a").values())
 
 
 def test_default_names_follow_the_flags(tokens, tmp_path):
@@ -191,6 +230,10 @@ def test_a_checkpoint_killed_between_its_renames_is_found_whole(uninterrupted, t
     (run / "optimizer.pt.new").write_bytes(b"the checkpoint after, cut short")
     for name in ("model.safetensors", "optimizer.pt"):
         assert checkpoint_file(run, record, name).read_bytes() == (uninterrupted[0] / name).read_bytes()
+    assert (run / "model.safetensors.new").exists()  # a reader renames nothing: the writer may be at work
+    done = command("train.py", "--out", run, "--resume", cwd=tmp_path)
+    assert done.returncode == 0 and not (run / "model.safetensors.new").exists(), done.stderr
+    assert weights(run).keys() == weights(uninterrupted[0]).keys()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
