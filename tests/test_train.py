@@ -83,7 +83,7 @@ def test_a_run_leaves_what_it_promises(uninterrupted, tokens):
     model, train, record = read_run(run)
     assert model.encoding.pe == "expe" and train.steps == 200 and record["checkpoint"]["step"] == 200
     assert record["provenance"]["command"].startswith("python ") and "--pe expe" in record["provenance"]["command"]
-    assert record["provenance"]["versions"]["torch"] == torch.__version__
+    assert record["provenance"]["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     steps = [line["step"] for line in log(run) if "loss" in line]
     assert steps == list(range(1, 201)) and [line["step"] for line in log(run) if "val_loss" in line] == [
         50,
