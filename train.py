@@ -441,13 +441,9 @@ def main():
         elif record["data"]["splits"] != meta["splits"]:
             raise InputError(f"{folder} is not the data that {run} was trained on: its files' hashes differ")
         if not train_run(run, model, config, folder, device, args.compile, record, args.resume):
-            print(f"stopped; go on with: {_resume_command(run)}", file=sys.stderr)
+            print(f"stopped; go on with: python train.py --out {run} --resume", file=sys.stderr)
             sys.exit(130)
         print(f"next: python eval.py {run}")
-
-
-def _resume_command(run):
-    return f"python train.py --out {run} --resume"
 
 
 if __name__ == "__main__":
