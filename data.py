@@ -114,7 +114,8 @@ def _file_texts(path):
     if _kind(path) == ".parquet":
         with contextlib.ExitStack() as stack:
             if opener is not open:  # parquet is read from its end: unpack it first
-                packed, path = stack.enter_context(opener(path, "rb")), stack.enter_context(_temporary(".parquet"))
+                packed = stack.enter_context(opener(path, "rb"))
+                path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "unpacked.parquet"
                 with open(path, "wb") as unpacked:
                     shutil.copyfileobj(packed, unpacked)
             yield from map(io.StringIO, _dataset_texts(path, "parquet", data_files=[str(path)]))
@@ -133,12 +134,6 @@ def _file_texts(path):
             if not isinstance(text, str):
                 raise InputError(f'{path} line {number} is not a JSON object with a field "text" that holds a string')
             yield io.StringIO(text)
-
-
-@contextlib.contextmanager
-def _temporary(suffix):
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder) / f"unpacked{suffix}"
 
 
 def _dataset_texts(what, *args, **kwargs):

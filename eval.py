@@ -27,7 +27,7 @@ BATCH_TOKENS = 2**13  # tokens in one forward pass: bounds the memory, whatever 
 # ---- what is scored --------------------------------------------------------------------------------------------------
 
 
-def held_out(record, split, source):
+def held_out(run, record, split, source):
     """(name, documents) a run is scored on; each document is an array of <|endoftext|> and its own tokens.
 
     source None: the split of the run's own data. A prepared folder: its split, if its tokenizer is the run's.
@@ -42,20 +42,20 @@ def held_out(record, split, source):
     if source is None and not (folder / "meta.json").exists():
         raise InputError(f"{folder}, the data this run was trained on, is not here: score other text with --data PATH")
     if not (folder / "meta.json").exists():
-        return source, encoded_documents(record, source)
+        return source, encoded_documents(run, record, source)
     meta = data.read_meta(folder)
     if meta["tokenizer"]["sha256"] != record["data"]["tokenizer"]["sha256"]:
         raise InputError(f"{folder} was made with another tokenizer than the run's: give --data the text itself")
     return f"{split} of {folder}", data.split_documents(data.open_split(folder, split), meta["eot"])
 
 
-def encoded_documents(record, source):
+def encoded_documents(run, record, source):
     """The documents of a text source, encoded with the run's tokenizer; uint16 arrays, <|endoftext|> first."""
     import numpy as np
 
     import data
 
-    path = Path(record["run"]) / "tokenizer.tiktoken"
+    path = Path(run) / "tokenizer.tiktoken"
     if fingerprint(path) != record["data"]["tokenizer"]:
         raise InputError(f"{path} has not the size and hash that config.json says: it was damaged or replaced")
     encoding = data.load_tokenizer(path, record["data"]["pattern"])
@@ -115,7 +115,7 @@ def evaluate(run, args):
         raise InputError(
             f"lengths must divide the longest, {longest}, so that each scores the same tokens: not {', '.join(odd)}"
         )
-    name, documents = held_out({**record, "run": str(run)}, args.split, args.data)
+    name, documents = held_out(run, record, args.split, args.data)
     pairs = trimmed(documents, longest, args.max_docs)
     n_targets = sum(len(y) for _, y in pairs)
     common = {

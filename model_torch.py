@@ -56,16 +56,13 @@ class Encoding(nn.Module):
 
 
 class Sinusoidal(Encoding):
-    """Vaswani et al. 2017: a fixed row of sines and cosines is added to each embedding times sqrt(C) (section 3.4).
-
-    Without that factor the table, of size 1, drowns embeddings that start at 0.02: the model learns, but late.
-    """
+    """Vaswani et al. 2017, section 3.5: a fixed row of sines and cosines is added to the embedding."""
 
     def rows(self, positions):
         return sinusoidal_table(positions, self.config.d_model, self.settings.base)    # (..., T, C)
 
     def embed(self, x, table):
-        return x * math.sqrt(self.config.d_model) + table
+        return x + table
 
 
 class Learned(Encoding):
@@ -205,10 +202,10 @@ class GPT(nn.Module):
     tokens: integers below V, (B, T). With targets, likewise, it returns the scalar mean cross-entropy in nats, without
     them the logits (B, T, V). positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. Any length works, save for
     `learned`. Raises InputError, a ValueError, for a wrong shape or dtype, a token outside the vocabulary, and a
-    position without a row.
+    position without a row. The seed alone decides the first weights, in this and in every other version of torch.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, seed=0):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
@@ -219,15 +216,16 @@ class GPT(nn.Module):
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.encoding = ENCODINGS[config.encoding.pe](config)           # last, so that all start from the same weights
         self._table = (None, None)                                      # the last key and rows of table()
-        self.reset_parameters()
+        self.reset_parameters(seed)
 
     @torch.no_grad()
-    def reset_parameters(self):
-        """GPT-2's: matrices from N(0, 0.02^2), narrower by sqrt(2 n_layers) where they end a residual branch."""
+    def reset_parameters(self, seed):
+        """Normal matrices (ModelConfig.initial_std), drawn in the order of their names here; norms start as 1 and 0."""
+        rng = np.random.default_rng(seed)
         for name, parameter in self.named_parameters():
             if parameter.ndim >= 2:
-                ends_branch = name.endswith(("attn.proj.weight", "mlp.down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.n_layers) if ends_branch else 0.02)
+                draw = rng.standard_normal(parameter.shape, dtype=np.float32)
+                parameter.copy_(torch.from_numpy(draw) * self.config.initial_std(name))
 
     def compile(self):
         """torch.compile each block; tables and checks, which look at values, stay outside of the compiled graphs."""

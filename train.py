@@ -294,8 +294,7 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
         device
     )  # (N, T+1), the same for all
 
-    torch.manual_seed(config.seed)
-    model = GPT(model_config).to(device)
+    model = GPT(model_config, config.seed).to(device)
     optimizer = new_optimizer(model, config)
     first = load_checkpoint(run, model, optimizer, record) if resume else 0
     if not resume:
@@ -319,7 +318,14 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
     step, unread, started = first, [], time.perf_counter()
     with (
         open(run / "log.jsonl", "a", encoding="utf-8") as log,
-        tqdm(total=config.steps * tokens_a_step, initial=first * tokens_a_step, **_bar_style()) as bar,
+        tqdm(
+            total=config.steps * tokens_a_step,
+            initial=first * tokens_a_step,
+            unit="tok",
+            unit_scale=True,
+            disable=not sys.stderr.isatty(),
+            dynamic_ncols=True,
+        ) as bar,
     ):
 
         def must_be_finite(at_step, loss, norm):
@@ -375,10 +381,6 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
     if step == config.steps:
         print(f"trained {(step - first) * tokens_a_step:,} tokens in {_clock(time.perf_counter() - started)}")
     return step == config.steps
-
-
-def _bar_style():
-    return {"unit": "tok", "unit_scale": True, "disable": not sys.stderr.isatty(), "dynamic_ncols": True}
 
 
 def _stop(stop, signal_number):

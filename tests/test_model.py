@@ -85,13 +85,13 @@ def test_attention_follows_the_papers_equations(pe):
     np.testing.assert_allclose(ours, loops, rtol=1e-10, atol=1e-12)
 
 
-def test_sinusoidal_is_added_to_the_embedding_times_the_square_root_of_the_width():
+def test_sinusoidal_is_added_to_the_embedding():
     model, tokens = tiny("sinusoidal"), some_tokens(1, T)
     seen = []
     model.blocks[0].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0]))
     model(tokens)
     embedded = model.embedding.weight[tokens[0]].detach().numpy()
-    expected = 4 * embedded + sinusoidal_table(np.arange(T), 16)
+    expected = embedded + sinusoidal_table(np.arange(T), 16)
     np.testing.assert_allclose(seen[0][0].detach().numpy(), expected, rtol=1e-12)
 
 
@@ -284,10 +284,24 @@ def test_every_encoding_starts_from_the_same_weights():
         config = dataclasses.replace(
             tiny().config, encoding=EncodingConfig(pe, **{"l": 5} if "l" in ENCODINGS[pe] else {})
         )
-        torch.manual_seed(3)
-        states[pe] = GPT(config).state_dict()
+        states[pe] = GPT(config, seed=3).state_dict()
         for name, value in states["nope"].items():
             assert torch.equal(value, states[pe][name]), (pe, name)
+
+
+def test_first_weights_are_those_of_the_rule():
+    config = dataclasses.replace(tiny("learned").config, d_model=64, d_mlp=256, vocab_size=500, n_layers=8, context=99)
+    for tied in (False, True):
+        model = GPT(dataclasses.replace(config, tied=tied), seed=5)
+        for name, weight in model.named_parameters():
+            if name.endswith("bias") or weight.ndim == 1:
+                assert torch.equal(weight, torch.full_like(weight, not name.endswith("bias"))), name
+                continue
+            std = 1 if name == "embedding.weight" and not tied else 0.02
+            if "proj" in name or "down" in name:
+                std /= 4
+            assert abs(weight.std() / std - 1) < 0.05 and abs(weight.mean()) < 0.05 * std, name
+    assert not torch.equal(GPT(config, seed=5).head.weight, GPT(config, seed=6).head.weight)
 
 
 def test_dropout_is_on_the_embedding_and_on_each_residual_branch_only():
