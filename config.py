@@ -174,6 +174,7 @@ class TrainConfig:
     beta2: float = knob(0.95, "AdamW's decay of the second moment")
     weight_decay: float = knob(0.1, "AdamW's decoupled decay, on matrices only")
     clip: float = knob(1.0, "largest norm of the whole gradient")
+    backend: str = knob("torch", "torch, or numpy: the same model with gradients by hand, in fp32 on the CPU")
     dtype: str = knob("fp32", "fp32, or bf16 by autocast, with the weights in fp32")
     seed: int = knob(0, "of the first weights, the order of the data and dropout")
     data: str = knob("stdlib", "stdlib, fineweb, fineweb-edu, a file or folder of text, or a folder made by data.py")
@@ -202,7 +203,10 @@ class TrainConfig:
             _check(self, name, lambda x: _number(0, 1)(x) and x < 1, "at least 0 and below 1")
         _check(self, "weight_decay", _number(0), "a finite number of at least 0")
         _check(self, "clip", _positive, "a finite number above 0")
+        _check(self, "backend", lambda x: x in ("torch", "numpy"), "torch or numpy")
         _check(self, "dtype", lambda x: x in ("fp32", "bf16"), "fp32 or bf16")
+        if self.backend == "numpy":
+            _check(self, "dtype", lambda x: x == "fp32", "fp32 for the NumPy backend")
         _check(self, "seed", _whole(0, 2**32 - 1), "a whole number from 0 to 4,294,967,295")
         _check(self, "data", lambda x: isinstance(x, str) and x != "", "stdlib, fineweb, fineweb-edu or a path")
 

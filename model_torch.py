@@ -238,7 +238,7 @@ class GPT(nn.Module):
         if targets is None:
             return logits
         self._check_tokens(targets, "targets", tokens.shape)
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())        # (B*T, V), (B*T,)
+        return F.cross_entropy(at_least_fp32(logits).flatten(0, 1), targets.flatten())  # (B*T, V), (B*T,)
 
     def hidden(self, tokens, positions=None):
         """The final norm's output (B, T, C): what the output layer reads."""
@@ -251,10 +251,10 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def token_losses(self, tokens, targets, positions=None, rows=1024):
-        """Cross-entropy of each target in nats, fp32 (B, T), with the logits of `rows` tokens in memory at a time."""
+        """Cross-entropy of each target in nats (B, T), with the logits of `rows` tokens in memory at a time."""
         self._check_tokens(targets, "targets", tokens.shape)
         h = self.hidden(tokens, positions).flatten(0, 1)                               # (B*T, C)
-        losses = [F.cross_entropy(F.linear(part, self.output_weight).float(), target, reduction="none")
+        losses = [F.cross_entropy(at_least_fp32(F.linear(part, self.output_weight)), target, reduction="none")
                   for part, target in zip(h.split(rows), targets.flatten().split(rows), strict=True)]
         return torch.cat(losses).view(tokens.shape)                                    # (B, T)
 
@@ -293,11 +293,9 @@ class GPT(nn.Module):
                 raise InputError(f"{name} must be from 0 to {self.config.vocab_size - 1}, got {wrong}")
 
 
-def count_parameters(model):
-    """(all parameters, those without input embedding and learned positions). A tied matrix counts once."""
-    total = sum(p.numel() for p in model.parameters())
-    inputs = model.embedding.weight.numel() + sum(p.numel() for p in model.encoding.parameters())
-    return total, total - inputs
+def at_least_fp32(x):
+    """A half-precision tensor in fp32, any other as it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def load_model(run, device="cpu"):

@@ -4,6 +4,7 @@
     python train.py --pe expe --l 24 --resume   goes on after a Ctrl-C or a kill, bit for bit on a CPU
 
 A run is a pure function of its configs: the batch of a step depends on (seed, step) alone, and so does dropout's mask.
+Two backends compute it, from the same first weights on the same batches: torch, and NumPy with gradients by hand.
 """
 
 import dataclasses
@@ -123,12 +124,24 @@ def check_flags(args):
     raise errors[0]
 
 
+def run_device(args, backend):
+    """Where the run computes; InputError for a device that is not here, or that the backend cannot use."""
+    if backend == "numpy":
+        if args.device not in ("auto", "cpu") or args.compile:
+            raise InputError("--backend numpy computes on the CPU, uncompiled: leave out --device and --compile")
+        return "cpu"
+    from model_torch import pick_device
+
+    return pick_device(args.device)
+
+
 def run_name(preset, args, model, train):
-    """The default directory: the preset, the encoding and those of its flags that were given, the seed."""
+    """The default directory: the preset, the encoding and those of its flags that were given, the seed, the backend."""
     flags = [
         f"{name}{getattr(args, name):g}" for name in ENCODINGS[model.encoding.pe] if getattr(args, name) is not None
     ]
-    return Path("runs") / "-".join([preset, model.encoding.pe, *flags, f"s{train.seed}"])
+    backend = [train.backend] if train.backend != "torch" else []
+    return Path("runs") / "-".join([preset, model.encoding.pe, *flags, f"s{train.seed}", *backend])
 
 
 def stored_run(run, args):
@@ -180,15 +193,14 @@ def provenance(device):
     }
 
 
-def save_checkpoint(run, model, optimizer, step, record):
+def save_checkpoint(run, backend, step, record):
     """Replace the run's checkpoint by this one, whole or not at all (config.py says how)."""
-    import safetensors.torch
+    import safetensors.numpy
     import torch
 
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     try:
-        safetensors.torch.save_file(weights, run / "model.safetensors.new")
-        torch.save({"step": step, "optimizer": optimizer.state_dict()}, run / "optimizer.pt.new")
+        safetensors.numpy.save_file(backend.weights(), run / "model.safetensors.new")
+        torch.save({"step": step, "optimizer": backend.optimizer_state()}, run / "optimizer.pt.new")
     except (safetensors.SafetensorError, RuntimeError) as error:  # how these two report a full disk
         raise InputError(f"{run}: the checkpoint of step {step} cannot be written: {error}") from None
     record["checkpoint"] = {"step": step, "files": {name: fingerprint(run / f"{name}.new") for name in CHECKPOINT}}
@@ -197,7 +209,7 @@ def save_checkpoint(run, model, optimizer, step, record):
         os.replace(run / f"{name}.new", run / name)
 
 
-def new_run(run, model, optimizer, record, tokenizer):
+def new_run(run, backend, record, tokenizer):
     """Make the run directory with the checkpoint of step 0, whole or not at all; one that is there is replaced."""
     scratch = run.parent / f".{run.name}.partial"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -205,7 +217,7 @@ def new_run(run, model, optimizer, record, tokenizer):
     try:
         shutil.copyfile(tokenizer, scratch / "tokenizer.tiktoken")
         (scratch / "log.jsonl").write_text("", encoding="utf-8")
-        save_checkpoint(scratch, model, optimizer, 0, record)
+        save_checkpoint(scratch, backend, 0, record)
         if run.exists():
             shutil.rmtree(run)
         os.rename(scratch, run)
@@ -213,18 +225,15 @@ def new_run(run, model, optimizer, record, tokenizer):
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def load_checkpoint(run, model, optimizer, record):
-    """Fill model and optimizer from the run's checkpoint; returns its step. Cuts the log back to that step."""
+def load_checkpoint(run, backend, record):
+    """Fill the backend from the run's checkpoint; returns its step. Cuts the log back to that step."""
     import torch
-
-    from model_torch import load_weights
 
     paths = [checkpoint_file(run, record, name) for name in CHECKPOINT]
     for path, name in zip(paths, CHECKPOINT, strict=True):
         os.replace(path, run / name)  # a kill may have left the last renames undone
-    load_weights(model, run / "model.safetensors")
     state = torch.load(run / "optimizer.pt", map_location="cpu", weights_only=True)
-    optimizer.load_state_dict(state["optimizer"])
+    backend.load(run / "model.safetensors", state["optimizer"])
     try:
         lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= state["step"]]
@@ -235,11 +244,11 @@ def load_checkpoint(run, model, optimizer, record):
     return state["step"]
 
 
-# ---- training --------------------------------------------------------------------------------------------------------
+# ---- the two backends ------------------------------------------------------------------------------------------------
 
 
 def new_optimizer(model, config):
-    """AdamW, with decay on matrices only (table 5)."""
+    """torch's AdamW, with decay on matrices only (table 5)."""
     import torch
 
     matrices = [p for p in model.parameters() if p.ndim >= 2]
@@ -248,68 +257,159 @@ def new_optimizer(model, config):
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
 
 
-def train_step(model, optimizer, tokens, step, config, autocast):
-    """One optimizer step on the batch tokens (B, T+1), in micro-batches; returns loss, gradient norm and rate."""
-    import torch
+class TorchBackend:
+    """The model and its AdamW in torch, on any device."""
 
-    torch.manual_seed(config.seed * 2**32 + step)  # dropout's masks: by seed and step, like the data
-    loss = 0
-    for part in tokens.split(config.micro_batch):
-        with autocast:
-            part_loss = model(part[:, :-1], part[:, 1:]) * (len(part) / config.batch_size)
-        part_loss.backward()
-        loss += part_loss.detach()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-    for group in optimizer.param_groups:
-        group["lr"] = config.lr_at(step)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return loss, norm, config.lr_at(step)
+    def __init__(self, model_config, config, device, compiled):
+        import torch
+
+        from model_torch import GPT
+
+        self.config, self.device = config, device
+        self.model = GPT(model_config, config.seed).to(device)
+        self.optimizer = new_optimizer(self.model, config)
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bf16")
+        if compiled:
+            self.model.compile()
+
+    def weights(self):
+        return {name: tensor.cpu().contiguous().numpy() for name, tensor in self.model.state_dict().items()}
+
+    def optimizer_state(self):
+        return self.optimizer.state_dict()
+
+    def load(self, path, optimizer_state):
+        from model_torch import load_weights
+
+        load_weights(self.model, path)
+        self.optimizer.load_state_dict(optimizer_state)
+
+    def step(self, batch, step):
+        """One optimizer step on the batch (B, T+1); returns the loss and the gradient's norm, still on the device."""
+        import torch
+
+        self.model.train()
+        torch.manual_seed(self.config.seed * 2**32 + step)  # dropout's masks: by seed and step, like the data
+        loss = 0
+        for part in torch.from_numpy(batch).to(self.device).split(self.config.micro_batch):
+            with self.autocast:
+                part_loss = self.model(part[:, :-1], part[:, 1:]) * (len(part) / len(batch))
+            part_loss.backward()
+            loss += part_loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr_at(step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss, norm
+
+    def summed_loss(self, windows):
+        """The sum of the losses of the windows' targets; windows (B, T+1)."""
+        import torch
+
+        self.model.eval()
+        tokens = torch.from_numpy(windows).to(self.device)
+        with self.autocast:
+            return self.model.token_losses(tokens[:, :-1], tokens[:, 1:]).cpu().double().sum().item()
 
 
-def validation_loss(model, windows, config, autocast):
-    """Mean loss in nats on the windows (N, T+1)."""
-    model.eval()
-    with autocast:
-        losses = [
-            model.token_losses(w[:, :-1], w[:, 1:]).cpu().double().sum() for w in windows.split(config.micro_batch)
-        ]
-    model.train()
-    return sum(losses).item() / windows[:, 1:].numel()
+class NumpyBackend:
+    """The same in NumPy, in fp32 on the CPU."""
+
+    def __init__(self, model_config, config, device, compiled):
+        from model_numpy import adamw_state, init_params, keep_freed_memory
+
+        keep_freed_memory()
+        self.model_config, self.config = model_config, config
+        self.params = init_params(model_config, config.seed)
+        self.state = adamw_state(self.params)
+
+    def weights(self):
+        return self.params
+
+    def optimizer_state(self):
+        import torch  # for its file format alone
+
+        tensors = {key: {n: torch.from_numpy(a) for n, a in self.state[key].items()} for key in ("m", "v")}
+        return {"step": self.state["step"], **tensors}
+
+    def load(self, path, optimizer_state):
+        import safetensors.numpy
+
+        from model_numpy import check_params
+
+        found = safetensors.numpy.load_file(path)
+        try:
+            check_params(found, self.model_config)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        self.params = {name: found[name] for name in self.params}
+        moments = {key: {n: t.numpy() for n, t in optimizer_state[key].items()} for key in ("m", "v")}
+        self.state = {"step": optimizer_state["step"], **moments}
+
+    def step(self, batch, step):
+        """One optimizer step on the batch (B, T+1); returns the loss and the gradient's norm."""
+        import numpy as np
+
+        from model_numpy import adamw_step, clip_grads, dropout_masks, loss_and_grads, summed
+
+        config, rng, loss, grads = self.config, np.random.default_rng([self.config.seed, step]), 0, {}
+        with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is told by its step
+            for part in np.split(batch, range(config.micro_batch, len(batch), config.micro_batch)):
+                tokens, targets = part[:, :-1], part[:, 1:]
+                masks = dropout_masks(self.model_config, *tokens.shape, rng) if self.model_config.dropout else None
+                part_loss, part_grads = loss_and_grads(self.params, tokens, targets, self.model_config, masks=masks)
+                share = len(part) / len(batch)
+                loss += share * part_loss
+                grads = summed(grads, {name: share * g for name, g in part_grads.items()})
+            norm = clip_grads(grads, config.clip)
+            rate = config.lr_at(step)
+            adamw_step(
+                self.params, grads, self.state, rate, config.beta1, config.beta2, weight_decay=config.weight_decay
+            )
+        return loss, norm
+
+    def summed_loss(self, windows):
+        """The sum of the losses of the windows' targets; windows (B, T+1)."""
+        from model_numpy import token_losses
+
+        return token_losses(self.params, windows[:, :-1], windows[:, 1:], self.model_config).sum(dtype="float64").item()
+
+
+BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
 
 
 def train_run(run, model_config, config, folder, device, compiled, record, resume):
     """Train until config.steps or a signal. Returns True when the run is complete."""
-    import torch
+    import numpy as np
     from tqdm import tqdm
 
     import data
-    from model_torch import GPT, count_parameters
+    from model_numpy import count_parameters
 
     context, tokens_a_step = model_config.context, config.batch_size * model_config.context
     train_tokens, val_tokens = data.open_split(folder, "train"), data.open_split(folder, "val")
     data.windows(train_tokens, context)  # text that is too short is named before anything is written
     n_val = min(config.eval_windows, data.windows(val_tokens, context))
-    val_windows = torch.from_numpy(data.batch(val_tokens, context, n_val, 0, 0)).to(
-        device
-    )  # (N, T+1), the same for all
+    val_windows = data.batch(val_tokens, context, n_val, 0, 0)  # (N, T+1), the same for all runs
+    val_parts = np.split(val_windows, range(config.micro_batch, n_val, config.micro_batch))
 
-    model = GPT(model_config, config.seed).to(device)
-    optimizer = new_optimizer(model, config)
-    first = load_checkpoint(run, model, optimizer, record) if resume else 0
+    backend = BACKENDS[config.backend](model_config, config, device, compiled)
+    first = load_checkpoint(run, backend, record) if resume else 0
     if not resume:
-        new_run(run, model, optimizer, record, folder / "tokenizer.tiktoken")
+        new_run(run, backend, record, folder / "tokenizer.tiktoken")
     if first >= config.steps:
         print(f"{run} is complete: {first:,} of {config.steps:,} steps")
         return True
-    if compiled:
-        model.compile()
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bf16")
 
-    total, outside = count_parameters(model)
+    total, outside = count_parameters(model_config)
     print(
         f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters ({outside / 1e6:.2f}M without the input "
-        f"embedding), steps {first:,} to {config.steps:,} of {config.batch_size} x {context} tokens, on {device}",
+        f"embedding), steps {first:,} to {config.steps:,} of {config.batch_size} x {context} tokens, "
+        f"by {config.backend} on {device}",
         flush=True,
     )
 
@@ -338,7 +438,7 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
         def read_losses():
             """Write the losses that no one has looked at to the log; returns the last one."""
             for at_step, loss, norm, lr in unread:
-                line = {"step": at_step, "loss": loss.item(), "grad_norm": norm.item(), "lr": lr}
+                line = {"step": at_step, "loss": float(loss), "grad_norm": float(norm), "lr": lr}
                 must_be_finite(at_step, line["loss"], line["grad_norm"])
                 log.write(json.dumps(line) + "\n")
             unread.clear()
@@ -349,18 +449,15 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
             if unread:
                 read_losses()
             log.flush()
-            save_checkpoint(run, model, optimizer, step, record)
+            save_checkpoint(run, backend, step, record)
 
-        model.train()
         while step < config.steps and not stop:
             batch = data.batch(train_tokens, context, config.batch_size, config.seed, step)
-            tokens = torch.from_numpy(batch).to(device)  # (B, T+1)
-            loss, norm, lr = train_step(model, optimizer, tokens, step, config, autocast)
+            unread.append((step + 1, *backend.step(batch, step), config.lr_at(step)))
             step += 1
-            unread.append((step, loss, norm, lr))
             bar.update(tokens_a_step)
             if step % config.eval_every == 0 or step == config.steps:
-                loss, val_loss = read_losses(), validation_loss(model, val_windows, config, autocast)
+                loss, val_loss = read_losses(), sum(map(backend.summed_loss, val_parts)) / val_windows[:, 1:].size
                 must_be_finite(step, val_loss, 0)
                 log.write(json.dumps({"step": step, "val_loss": val_loss}) + "\n")
                 rate = (step - first) / (time.perf_counter() - started)
@@ -400,22 +497,19 @@ def main():
         args = parser.parse_args()
         if args.resume and args.overwrite:
             parser.error("--resume goes on with a run, --overwrite discards it: leave one out")
-        if not (args.resume and args.out):
-            check_flags(args)
-        import data
-        from model_torch import pick_device
-
-        device = pick_device(args.device)
-        kind = "GPU" if device.type == "cuda" else "CPU"
-        preset = AUTO[kind] if args.preset == "auto" else args.preset
         record = None
         if args.resume and args.out:
             run = Path(args.out)
         else:
+            check_flags(args)
+            device = run_device(args, args.backend)
+            kind = "GPU" if str(device).startswith("cuda") else "CPU"
+            preset = AUTO[kind] if args.preset == "auto" else args.preset
             model, config = configure(args, *PRESETS[preset])
             run = Path(args.out) if args.out else run_name(preset, args, model, config)
         if args.resume:
             model, config, record = stored_run(run, args)
+            device = run_device(args, config.backend)
         elif args.overwrite and run.exists() and not (run / "config.json").exists():
             raise InputError(f"{run} exists and is no run directory, so it is not overwritten: choose another --out")
         elif run.exists() and not args.overwrite:
@@ -424,6 +518,8 @@ def main():
             )
         elif args.preset == "auto":
             print(f"--preset auto: {preset}, for a {kind}", flush=True)
+        import data
+
         folder = data.ensure(config.data, model.vocab_size, config.min_doc_tokens, config.max_tokens)
         meta = data.read_meta(folder)
         for name in ("min_doc_tokens", "max_tokens"):

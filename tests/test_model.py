@@ -223,7 +223,7 @@ def test_gpt_style_with_learned_positions_equals_transformers_gpt2():
     by_hand = torch.stack(
         [-logits[b, t].log_softmax(-1)[some_tokens(2, T, seed=9)[b, t]] for b in range(2) for t in range(T)]
     ).mean()
-    torch.testing.assert_close(ours(tokens, some_tokens(2, T, seed=9)), by_hand.float(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(ours(tokens, some_tokens(2, T, seed=9)), by_hand, rtol=1e-10, atol=1e-10)
 
 
 # ---- invariants ------------------------------------------------------------------------------------------------------
