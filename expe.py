@@ -79,6 +79,18 @@ def sinusoidal_table(positions, d_model, base=10000.0):
     return np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
 
 
+def learned_rows(positions, context):
+    """Which rows of a learned table of `context` rows the positions look up: those of their own number. Same shape.
+
+    Raises ValueError for a position without a row, and for positions that are not integers.
+    """
+    n = _integers(positions)
+    if outside := n[(n < 0) | (n >= context)].tolist():
+        raise ValueError(f"learned has a row for each of the positions 0 to {context - 1} it was trained on, "
+                         f"and none for position {outside[0]}")
+    return n
+
+
 def rope_inv_freq(d_head, base=10000.0, scaling="none", factor=1.0, trained_length=512, length=None):
     """RoPE's angle in radians by which each pair of dimensions turns per position. Su et al. 2021, section 3.2.2.
 

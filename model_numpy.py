@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+import expe
 from config import InputError
-from expe import expe_table, exqpe_table, rope_table, sinusoidal_table
 
 # ---- linear, embedding, dropout --------------------------------------------------------------------------------------
 
@@ -125,16 +125,29 @@ ROOT, CUBIC = math.sqrt(2 / math.pi), 0.044715                                  
 
 
 def gelu_forward(x):
-    """out = x (1 + t)/2, t = tanh(u), u = sqrt(2/pi) (x + 0.044715 x^3). Any shape."""
-    t = np.tanh(ROOT * x * (1 + CUBIC * x * x))                                   # x**3 would take ten times as long
-    return 0.5 * x * (1 + t), (x, t)
+    """out = x s, s = (1 + tanh(u))/2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). Any shape."""
+    s = x * x                                                                     # x**3 would take ten times as long
+    s *= ROOT * CUBIC
+    s += ROOT
+    s *= x                                                                        # u
+    np.tanh(s, out=s)
+    s += 1
+    s *= 0.5
+    return x * s, (x, s)
 
 
 def gelu_backward(dout, cache):
-    """out = x (1 + t)/2 and dt/dx = (1 - t^2) du/dx, so dx = dout ((1 + t)/2 + x/2 (1 - t^2) du/dx)."""
-    x, t = cache
-    slope = ROOT * (1 + 3 * CUBIC * x * x)                                        # du/dx
-    return dout * 0.5 * (1 + t + x * (1 - t * t) * slope)
+    """out = x s and ds/dx = 2 s (1 - s) du/dx, so dx = dout s (1 + x (1 - s) 2 du/dx)."""
+    x, s = cache
+    dx = x * x
+    dx *= 6 * ROOT * CUBIC
+    dx += 2 * ROOT                                                                # 2 du/dx
+    dx *= x
+    dx *= 1 - s
+    dx += 1
+    dx *= s
+    dx *= dout
+    return dx
 
 
 def gelu_mlp_forward(h, p):
@@ -238,7 +251,7 @@ def add_backward(dout, cache):
 
 
 def sinusoidal_rows(positions, config):
-    return sinusoidal_table(positions, config.d_model, config.encoding.base)      # (..., T, C)
+    return expe.sinusoidal_table(positions, config.d_model, config.encoding.base)      # (..., T, C)
 
 
 def add_learned_forward(x, table, own):
@@ -255,11 +268,7 @@ def add_learned_backward(dout, cache):
 
 
 def learned_rows(positions, config):
-    outside = positions[(positions < 0) | (positions >= config.context)]
-    if outside.size:
-        raise InputError(f"learned has a row for each of the positions 0 to {config.context - 1} it was "
-                         f"trained on, and none for position {outside.flat[0]}")
-    return positions
+    return expe.learned_rows(positions, config.context)
 
 
 def learned_shapes(config):
@@ -282,12 +291,12 @@ def override_backward(dphi, l):
 
 def expe_rows(positions, config):
     e = config.encoding
-    return expe_table(positions, e.l, e.start, e.theta)                           # (..., T, l)
+    return expe.expe_table(positions, e.l, e.start, e.theta)                           # (..., T, l)
 
 
 def exqpe_rows(positions, config):
     e = config.encoding
-    return exqpe_table(positions, e.l, e.start, e.theta1, e.theta2)               # (..., T, l)
+    return expe.exqpe_table(positions, e.l, e.start, e.theta1, e.theta2)               # (..., T, l)
 
 
 def turn(x, cos, sin):
@@ -313,7 +322,7 @@ def rotate_backward(dout, cache):
 
 
 def rope_rows(positions, config):
-    return rope_table(positions, config.d_head, config.encoding.base)[..., None, :, :]        # (..., 1, T, D)
+    return expe.rope_table(positions, config.d_head, config.encoding.base)[..., None, :, :]        # (..., 1, T, D)
 
 
 
@@ -332,8 +341,7 @@ ENCODINGS = {
 
 def causal_softmax_forward(scores):
     """p = exp(scores) / sum of exp(scores), over the keys up to the query's own index. In place. scores (..., T, S)."""
-    T, S = scores.shape[-2:]
-    np.copyto(scores, -np.inf, where=np.triu(np.ones((T, S), bool), 1))
+    scores += np.triu(np.full(scores.shape[-2:], -np.inf, scores.dtype), 1)       # what is ahead gets -inf, the rest 0
     scores -= scores.max(-1, keepdims=True)                                       # exp cannot overflow then
     np.exp(scores, out=scores)
     scores /= scores.sum(-1, keepdims=True)
@@ -535,8 +543,8 @@ def forward(params, tokens, config, positions=None, masks=None):
     """The logits (B, T, V) of integer tokens (B, T), and the cache of backward.
 
     positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. masks: from dropout_masks; None for no dropout.
-    Raises InputError, a ValueError, for a parameter that is missing, extra, or of a wrong shape or dtype; for tokens or
-    positions of a wrong shape or dtype, a token outside the vocabulary, and a position without a row.
+    Raises ValueError for a parameter that is missing, extra, or of a wrong shape or dtype; for tokens or positions of a
+    wrong shape or dtype, a token outside the vocabulary, and a position without a row.
     """
     dtype = check_params(params, config)
     check_tokens(tokens, "tokens", config)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from config import InputError, checkpoint_file, read_run
-from expe import expe_table, exqpe_table, rope_table, sinusoidal_table
+from expe import expe_table, exqpe_table, learned_rows, rope_table, sinusoidal_table
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
@@ -74,11 +74,7 @@ class Learned(Encoding):
         self.weight = nn.Parameter(torch.empty(config.context, config.d_model))
 
     def rows(self, positions):
-        outside = positions[(positions < 0) | (positions >= self.config.context)]
-        if outside.size:
-            raise InputError(f"learned has a row for each of the positions 0 to {self.config.context - 1} it was "
-                             f"trained on, and none for position {outside.flat[0]}")
-        return positions
+        return learned_rows(positions, self.config.context)                            # (...), integers
 
     def embed(self, x, table):
         return x + F.embedding(table, self.weight)                                     # (..., T, C)
@@ -201,8 +197,8 @@ class GPT(nn.Module):
 
     tokens: integers below V, (B, T). With targets, likewise, it returns the scalar mean cross-entropy in nats, without
     them the logits (B, T, V). positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. Any length works, save for
-    `learned`. Raises InputError, a ValueError, for a wrong shape or dtype, a token outside the vocabulary, and a
-    position without a row. The seed alone decides the first weights, in this and in every other version of torch.
+    `learned`. Raises ValueError for a wrong shape or dtype, a token outside the vocabulary, and a position without a
+    row. The seed alone decides the first weights, in this and in every other version of torch.
     """
 
     def __init__(self, config, seed=0):

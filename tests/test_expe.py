@@ -13,6 +13,7 @@ from expe import (
     distinct_positions,
     expe_table,
     exqpe_table,
+    learned_rows,
     rope_inv_freq,
     rope_table,
     round_to,
@@ -108,6 +109,14 @@ def test_positions_of_any_shape_and_order(name):
         assert np.array_equal(table[index], TABLES[name](int(positions[index])))
     with pytest.raises(ValueError, match="positions must be integers, got an array of float64"):
         TABLES[name](np.array([0.0, 1.0]))
+
+
+def test_learned_rows_are_the_positions_and_no_others():
+    n = np.array([[0, 4], [4, 2]], dtype=np.uint8)
+    assert np.array_equal(learned_rows(n, 5), n)
+    for positions, wrong in (([0, 5, 7], 5), ([3, -1], -1)):
+        with pytest.raises(ValueError, match=f"positions 0 to 4 it was trained on, and none for position {wrong}"):
+            learned_rows(positions, 5)
 
 
 def test_wrong_widths_are_named():

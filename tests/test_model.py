@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import model_torch
-from config import ENCODINGS, EncodingConfig, InputError, ModelConfig
+from config import ENCODINGS, EncodingConfig, ModelConfig
 from expe import expe_table, exqpe_table, sinusoidal_table
 from model_torch import GPT, Encoding
 
@@ -349,18 +349,18 @@ def test_wrong_tokens_and_positions_are_named():
         (torch.zeros(2, 0, dtype=torch.long), r"got \(2, 0\)"),
         (torch.zeros(1, 2), "tokens must be int64 or int32"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(ValueError, match=message):
             model(tokens)
-    with pytest.raises(InputError, match=r"targets must have the shape \(1, 4\), got \(1, 3\)"):
+    with pytest.raises(ValueError, match=r"targets must have the shape \(1, 4\), got \(1, 3\)"):
         model(some_tokens(1, 4), some_tokens(1, 3))
     with pytest.raises(
-        InputError,
+        ValueError,
         match="learned has a row for each of the positions 0 to 11 it was trained on, and none for position 12",
     ):
         model(some_tokens(1, T + 1))
-    with pytest.raises(InputError, match=r"positions must be integers of shape \(4,\) or \(1, 4\), got float32"):
+    with pytest.raises(ValueError, match=r"positions must be integers of shape \(4,\) or \(1, 4\), got float32"):
         model(some_tokens(1, 4), positions=torch.arange(4.0))
-    with pytest.raises(InputError, match=r"got int64 of \(5,\)"):
+    with pytest.raises(ValueError, match=r"got int64 of \(5,\)"):
         model(some_tokens(1, 4), positions=torch.arange(5))
 
 

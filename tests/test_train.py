@@ -1,5 +1,6 @@
 """Training as a user runs it: resumed bit for bit, never overwritten, checkpoints whole, and losses that fall."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import torch
 from conftest import ROOT, TINY, command, refused
 
 import config
+import train
 from config import checkpoint_file, read_run
 
 
@@ -257,15 +259,12 @@ def test_damaged_checkpoints_are_named_with_what_is_off(uninterrupted, tmp_path,
 
 
 def test_config_json_is_replaced_before_the_files_it_names(tmp_path, monkeypatch):
-    from train import save_checkpoint
-
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    record = {}
-    save_checkpoint(tmp_path, model, optimizer, 1, record)
+    preset, record = config.PRESETS["mini"], {}
+    backend = train.NumpyBackend(dataclasses.replace(preset.model, n_layers=1), preset.train, "cpu", False)
+    train.save_checkpoint(tmp_path, backend, 1, record)
     order, replace = [], os.replace
     monkeypatch.setattr(os, "replace", lambda a, b: (order.append(os.path.basename(b)), replace(a, b)))
-    save_checkpoint(tmp_path, model, optimizer, 2, record)
+    train.save_checkpoint(tmp_path, backend, 2, record)
     assert order == ["config.json", "model.safetensors", "optimizer.pt"]
     assert config.read_json(tmp_path / "config.json")["checkpoint"]["step"] == 2
     assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors", "optimizer.pt"]
