@@ -236,7 +236,7 @@ class Encoding(NamedTuple):
     embed: tuple = (unchanged_forward, unchanged_backward)         # x (B, T, C), the residual stream before block 1
     override: tuple = (unchanged_forward, unchanged_backward)      # h (B, T, C), the input of W_q and W_k
     rotate: tuple = (unchanged_forward, unchanged_backward)        # qk (2, B, H, T, D), queries and keys
-    score: tuple = (unscored_forward, unscored_backward)           # scores (B, H, T, S), before mask and softmax
+    score: tuple = (unscored_forward, unscored_backward)           # scores (B, H, T, S) before the mask; used up after
     shapes: Callable = lambda config: {}
 
 
@@ -276,7 +276,7 @@ def learned_shapes(config):
 
 
 def override_forward(h, table, own):
-    """phi(h, n): the first l of the C numbers are the table's, the others h's. The paper's equation 2."""
+    """phi(h, n): the first l of the C numbers are the table's, the others h's. The paper's equation 3."""
     phi = h.copy()                                                                # (B, T, C)
     phi[..., : table.shape[-1]] = table
     return phi, table.shape[-1]
@@ -323,7 +323,6 @@ def rotate_backward(dout, cache):
 
 def rope_rows(positions, config):
     return expe.rope_table(positions, config.d_head, config.encoding.base)[..., None, :, :]        # (..., 1, T, D)
-
 
 
 ENCODINGS = {
@@ -543,14 +542,14 @@ def forward(params, tokens, config, positions=None, masks=None):
     """The logits (B, T, V) of integer tokens (B, T), and the cache of backward.
 
     positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. masks: from dropout_masks; None for no dropout.
-    Raises ValueError for a parameter that is missing, extra, or of a wrong shape or dtype; for tokens or positions of a
-    wrong shape or dtype, a token outside the vocabulary, and a position without a row.
+    Raises ValueError for a parameter that is missing, extra, or of a wrong shape or dtype; for tokens, positions or
+    masks of a wrong shape or dtype, a token outside the vocabulary, and a position without a row.
     """
     dtype = check_params(params, config)
     check_tokens(tokens, "tokens", config)
     encoding, own = ENCODINGS[config.encoding.pe], under("encoding.", params)
     table = encoding_table(encoding, *tokens.shape, positions, config, dtype)
-    masks = itertools.repeat(None) if masks is None else iter(masks)
+    masks = check_masks(masks, *tokens.shape, config, dtype)
 
     x, cache_embedding = embedding_forward(tokens, params["embedding.weight"])    # (B, T, C)
     x, cache_embed = encoding.embed[0](x, table, own)
@@ -658,6 +657,20 @@ def check_tokens(tokens, name, config, shape=None):
         raise InputError(f"{name} must be from 0 to {config.vocab_size - 1}, got {wrong}")
 
 
+def check_masks(masks, B, T, config, dtype):
+    """An iterator over the masks of a forward pass, or over None; InputError for a wrong number, shape or dtype."""
+    if masks is None:
+        return itertools.repeat(None)
+    masks, shape, number = list(masks), (B, T, config.d_model), 1 + 2 * config.n_layers
+    if len(masks) != number:
+        raise InputError(f"masks must be {number}, one for the embedding and two for each block, got {len(masks)}")
+    for mask in masks:
+        if np.shape(mask) != shape or mask.dtype != dtype:
+            found = getattr(mask, "dtype", type(mask).__name__)
+            raise InputError(f"masks must be {dtype} of {shape}, got {found} of {np.shape(mask)}")
+    return iter(masks)
+
+
 # ---- the optimizer ---------------------------------------------------------------------------------------------------
 
 
@@ -673,8 +686,7 @@ def clip_grads(grads, limit):
 
 def adamw_state(params):
     """The state of AdamW before its first step."""
-    zeros = {name: np.zeros_like(w) for name, w in params.items()}
-    return {"step": 0, "m": zeros, "v": {name: np.zeros_like(w) for name, w in params.items()}}
+    return {"step": 0} | {moment: {name: np.zeros_like(w) for name, w in params.items()} for moment in ("m", "v")}
 
 
 def adamw_step(params, grads, state, lr, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1):
@@ -683,9 +695,13 @@ def adamw_step(params, grads, state, lr, beta1=0.9, beta2=0.95, eps=1e-8, weight
         m = beta1 m + (1 - beta1) g        v = beta2 v + (1 - beta2) g^2
         w = w - lr decay w - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 
-    Raises InputError for a gradient that is missing, extra, or of another shape than its parameter.
+    Raises ValueError for a gradient or a moment that is missing, extra, or of another shape or dtype than it has to be.
     """
-    check_arrays("grads", grads, {name: w.shape for name, w in params.items()})
+    shapes = {name: w.shape for name, w in params.items()}
+    dtypes = {what: check_arrays(what, arrays, shapes) for what, arrays in
+              (("params", params), ("grads", grads), ("state m", state["m"]), ("state v", state["v"]))}
+    if len(set(dtypes.values())) > 1:
+        raise InputError(f"params, grads and state must be of one dtype, got {', '.join(map(str, dtypes.values()))}")
     state["step"] += 1
     unbias1, unbias2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
     for name, whole in params.items():

@@ -550,7 +550,26 @@ def test_wrong_gradients_and_states_are_named():
         model_numpy.adamw_step(params, {n: g for n, g in grads.items() if n != "norm.bias"}, state, 1e-3)
     with pytest.raises(ValueError, match=r"grads: norm.bias must have the shape \(16,\), got \(3,\)"):
         model_numpy.adamw_step(params, changed(grads, "norm.bias", np.zeros(3)), state, 1e-3)
-    assert state["step"] == 0
+    with pytest.raises(ValueError, match="params, grads and state must be of one dtype, got float32, float64, float32"):
+        model_numpy.adamw_step(params, {n: g.astype(float) for n, g in grads.items()}, state, 1e-3)
+    other = model_numpy.adamw_state(model_numpy.init_params(tiny(d_mlp=24).config))
+    with pytest.raises(ValueError, match=r"state m: blocks.0.mlp.up.weight must have the shape \(40, 16\), got \(24"):
+        model_numpy.adamw_step(params, grads, other, 1e-3)
+    assert state["step"] == 0 and other["step"] == 0
+
+
+def test_wrong_masks_are_named():
+    config, tokens = tiny(dropout=0.5).config, np.zeros((2, 4), int)
+    params, rng = model_numpy.init_params(config), np.random.default_rng(0)
+    good = list(model_numpy.dropout_masks(config, 2, 4, rng))
+    for masks, message in (
+        (good[1:], "masks must be 5, one for the embedding and two for each block, got 4"),
+        ([m.astype(float) for m in good], r"masks must be float32 of \(2, 4, 16\), got float64"),
+        ([m[:, 1:] for m in good], r"got float32 of \(2, 3, 16\)"),
+        ([1.0] * 5, r"got float of \(\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model_numpy.forward(params, tokens, config, masks=masks)
 
 
 @pytest.mark.parametrize(
