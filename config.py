@@ -46,14 +46,23 @@ def knob(default, help, flag=None):
 
 # ---- the encoding ----------------------------------------------------------------------------------------------------
 
-# Every encoding, in the order of --pe, with those fields of EncodingConfig that it reads.
+def _ramp(context):
+    return 1 / (4 * context)
+
+
+# Every encoding, in the order of --pe: those fields of EncodingConfig that it reads, with their defaults, which may
+# depend on the context. None: as an option that was not asked for.
+_OVERRIDE = {"once": False, "on": "qk", "learn": "none"}
 ENCODINGS = {
-    "nope": (),
-    "sinusoidal": ("base",),
-    "learned": (),
-    "expe": ("l", "start", "theta"),
-    "exqpe": ("l", "start", "theta1", "theta2"),
-    "rope": ("base",),
+    "nope": {},
+    "sinusoidal": {"base": 10000.0},
+    "learned": {},
+    "expe": {"l": 24, "start": 0.0, "theta": _ramp, "constant": False, **_OVERRIDE},
+    "exqpe": {"l": 24, "start": 0.0, "theta1": _ramp, "theta2": 1 / 16, **_OVERRIDE},
+    "rope": {"base": 10000.0},
+    "alibi": {},
+    "t5": {"buckets": 32, "max_distance": 128},
+    "shaw": {"max_distance": 16},
 }
 
 
@@ -71,7 +80,17 @@ class EncodingConfig:
         None, "ExQPE's step from one dimension to the next (default: 1/(4 x context), as theta)"
     )
     theta2: float | None = knob(None, "by how much ExQPE raises a dimension at its turn (default: 1/16, table 9)")
+    constant: bool | None = knob(None, 'the ablation "p is stable": ExPE with the same number in all l dimensions')
+    once: bool | None = knob(None, "the ablation: override the residual stream before block 1, and nothing after that")
+    on: str | None = knob(None, "whose input is overridden: k, q, qk or qkv (default: qk, as in the paper)")
+    learn: str | None = knob(
+        None, "train start and theta, or theta1 and theta2: init from their defaults, random from N(0, 1), or none"
+    )
     base: float | None = knob(None, "base of the geometric frequencies (default: 10,000)")
+    buckets: int | None = knob(None, "T5's buckets of distances (default: 32)")
+    max_distance: int | None = knob(
+        None, "distance from which T5 (default: 128) and Shaw (default: 16) do not tell two apart"
+    )
 
     def __post_init__(self):
         _check(self, "pe", lambda x: x in ENCODINGS, f"one of {', '.join(ENCODINGS)}")
@@ -84,8 +103,30 @@ class EncodingConfig:
         for name in ("start", "theta", "theta1", "theta2"):
             if getattr(self, name) is not None:
                 _check(self, name, _number(), "a finite number")
+        for name in ("constant", "once"):
+            _check(self, name, lambda x: x is None or isinstance(x, bool), "true or false")
+        if self.on is not None:
+            _check(self, "on", lambda x: x in ("k", "q", "qk", "qkv"), "k, q, qk or qkv")
+        if self.learn is not None:
+            _check(self, "learn", lambda x: x in ("none", "init", "random"), "none, init or random")
+        if self.once and self.on is not None:
+            raise InputError("once overrides the residual stream, on the input of attention: leave one of them out")
+        if self.learn == "random":
+            for name in self.learned:
+                if getattr(self, name) is not None:
+                    raise InputError(f"learn random draws {name}, and {getattr(self, name)} is given: leave one out")
         if self.base is not None:
             _check(self, "base", lambda x: _number(1)(x) and x > 1, "a finite number above 1")
+        if self.buckets is not None:
+            _check(self, "buckets", _whole(2), "a whole number of at least 2")
+        if self.max_distance is not None:
+            least = 1 if self.buckets is None else self.buckets // 2 + 1
+            _check(self, "max_distance", _whole(least), f"a whole number of at least {least}")
+
+    @property
+    def learned(self):
+        """The names of the two numbers that --learn trains, in the order of the parameter encoding.weight."""
+        return ("start", "theta") if self.pe == "expe" else ("theta1", "theta2")
 
 
 ENCODING_FIELDS = tuple(f.name for f in dataclasses.fields(EncodingConfig) if f.name != "pe")
@@ -109,6 +150,7 @@ class ModelConfig:
     tied: bool = False  # the output layer shares the embedding's weights
     dropout: float = knob(0.0, "rate on the embedding and on each residual branch, never on attention weights")
     norm_eps: float = 1e-5
+    causal: bool = True  # a query sees no later key; False shows what order is known from the encoding alone
     encoding: EncodingConfig = field(default_factory=EncodingConfig)
 
     def __post_init__(self):
@@ -121,15 +163,19 @@ class ModelConfig:
         if self.d_mlp is None:
             object.__setattr__(self, "d_mlp", 4 * self.d_model)
         _check(self, "d_mlp", _whole(1), "a whole number of at least 1")
-        _check(self, "tied", lambda x: isinstance(x, bool), "true or false")
+        for name in ("tied", "causal"):
+            _check(self, name, lambda x: isinstance(x, bool), "true or false")
         _check(self, "dropout", lambda x: _number(0, 1)(x) and x < 1, "at least 0 and below 1")
         _check(self, "norm_eps", _positive, "above 0")
         _check(self, "encoding", lambda x: isinstance(x, EncodingConfig), "an EncodingConfig")
 
-        ramp = 1 / (4 * self.context)
-        defaults = {"l": 24, "start": 0.0, "theta": ramp, "theta1": ramp, "theta2": 1 / 16, "base": 10000.0}
-        unset = {name: defaults[name] for name in ENCODINGS[self.encoding.pe] if getattr(self.encoding, name) is None}
-        object.__setattr__(self, "encoding", replace(self.encoding, **unset))
+        e, unset = self.encoding, {}
+        leave = ("on",) if e.once else ()
+        leave += e.learned if e.learn == "random" else ()
+        for name, default in ENCODINGS[e.pe].items():
+            if getattr(e, name) is None and name not in leave:
+                unset[name] = default(self.context) if callable(default) else default
+        object.__setattr__(self, "encoding", replace(e, **unset))
         if self.encoding.l is not None and self.encoding.l > self.d_model:
             raise InputError(f"l must be from 1 to d_model, {self.d_model}, got {self.encoding.l}")
 
@@ -137,16 +183,25 @@ class ModelConfig:
     def d_head(self):
         return self.d_model // self.n_heads
 
-    def initial_std(self, name):
-        """The standard deviation from which a matrix starts, by its name; vectors start at 1 (weight) or 0 (bias).
+    def initial(self, name):
+        """Mean and standard deviation of the normal numbers from which a parameter starts, by its name.
 
-        GPT-2's 0.02, and 0.02 / sqrt(2 n_layers) for what ends a residual branch. An embedding that is not the output
-        layer too starts at 1, torch's own default: no smaller than the rows that the sinusoidal encoding adds to it.
+        GPT-2's 0.02, and 0.02 / sqrt(2 n_layers) for what ends a residual branch; norms start as weight 1, bias 0. An
+        embedding that is not the output layer too starts at 1, torch's own default: no smaller than the rows that the
+        sinusoidal encoding adds to it. What --learn trains starts from the flags' numbers, or from N(0, 1).
         """
+        if name.endswith("bias"):
+            return 0.0, 0.0
+        if "norm" in name:
+            return 1.0, 0.0
         if name == "embedding.weight" and not self.tied:
-            return 1.0
+            return 0.0, 1.0
+        if name == "encoding.weight" and self.encoding.learn == "init":
+            return [getattr(self.encoding, field) for field in self.encoding.learned], 0.0
+        if name == "encoding.weight" and self.encoding.learn == "random":
+            return 0.0, 1.0
         ends_branch = name.endswith(("attn.proj.weight", "mlp.down.weight"))
-        return 0.02 / math.sqrt(2 * self.n_layers) if ends_branch else 0.02
+        return 0.0, 0.02 / math.sqrt(2 * self.n_layers) if ends_branch else 0.02
 
     @classmethod
     def from_dict(cls, values):

@@ -114,6 +114,53 @@ def rope_table(positions, d_head, base=10000.0):
     return np.concatenate((np.cos(angle), np.sin(angle)), axis=-1) * attention_factor
 
 
+def distances(positions):
+    """m - n for every query position m and key position n: (..., T) to (..., T, T)."""
+    n = _integers(positions)
+    return n[..., :, None] - n[..., None, :]                                      # (..., T, S)
+
+
+def alibi_slopes(n_heads):
+    """ALiBi's slope of each head, (n_heads,). Press et al. 2022, section 3, and their code for other head counts.
+
+    For a power of two, 2^(-8/H), 2^(-16/H), ..., 2^-8. Otherwise those of the next lower power of two, and then every
+    other slope of twice as many heads, until there are enough. Raises ValueError for n_heads below 1.
+    """
+    lower = 2 ** (_width("n_heads", n_heads).bit_length() - 1)
+    slopes = 2.0 ** (-8 * np.arange(1, lower + 1) / lower)
+    between = 2.0 ** (-8 * np.arange(1, 2 * lower, 2) / (2 * lower))
+    return np.concatenate((slopes, between))[:n_heads]
+
+
+def t5_bucket(distance, n_buckets=32, max_distance=128):
+    """The bucket of each causal distance m - n >= 0, integers of the same shape. Raffel et al. 2020, section 2.1.
+
+    The first half of the buckets, e = n_buckets//2, hold one distance each. The other r = n_buckets - e grow by a
+    constant factor: bucket e + k begins at the first d with (d/e)^r >= (max_distance/e)^k, compared here in whole
+    numbers, so that no rounding moves an edge. From max_distance on all is the last bucket; below 0 the first.
+    Raises ValueError for distances that are not integers, n_buckets below 2, and max_distance within the first half.
+    """
+    e = _width("n_buckets", n_buckets) // 2
+    if e < 1 or _width("max_distance", max_distance) <= e:
+        raise ValueError(f"t5_bucket needs n_buckets of at least 2 and max_distance above half of them, "
+                         f"got {n_buckets} and {max_distance}")
+    r, first = n_buckets - e, list(range(e))
+    for k in range(r):
+        d = max(e, int(e * (max_distance / e) ** (k / r)) - 1)
+        while d**r * e**k < max_distance**k * e**r:
+            d += 1
+        first.append(d)
+    return np.maximum(np.searchsorted(first, _integers(distance), side="right") - 1, 0)
+
+
+def shaw_index(distance, max_distance):
+    """Which learned vector each causal distance m - n >= 0 looks up: min(m - n, max_distance). Shaw et al. 2018, eq. 4.
+
+    Integers of the same shape; what lies ahead (below 0) counts as 0. Raises ValueError for max_distance below 1.
+    """
+    return np.clip(_integers(distance), 0, _width("max_distance", max_distance))
+
+
 # ---- number formats --------------------------------------------------------------------------------------------------
 
 # Format: bits of the exponent, bits of the fraction, and how many numbers the paper's section 2.3 sees in [0, 1].

@@ -215,6 +215,17 @@ def unchanged_backward(dout, cache):
     return dout, {}
 
 
+def not_overridden_forward(h, table, own):
+    """What enters W_q, W_k and W_v is h, h and h."""
+    return (h, h, h), None
+
+
+def not_overridden_backward(dparts, cache):
+    """parts = (h, h, h)."""
+    dq, dk, dv = dparts
+    return dq + dk + dv, {}
+
+
 def unscored_forward(scores, qk, table, own):
     """out = scores."""
     return scores, None
@@ -225,18 +236,30 @@ def unscored_backward(dscores, cache):
     return dscores, 0, {}
 
 
+def unvalued_forward(y, p, table, own):
+    """out = y."""
+    return y, None
+
+
+def unvalued_backward(dout, cache):
+    """out = y: nothing for the weights p beyond what y passes on, and no parameters."""
+    return 0, {}
+
+
 class Encoding(NamedTuple):
-    """What an encoding knows of positions, and its four doors, each (forward, backward); left out, a door is shut.
+    """What an encoding knows of positions, and its doors, each (forward, backward); left out, a door is shut.
 
     rows(positions, config) is its table for positions (T,) or (B, T), in float64, or integers that look rows up.
-    shapes(config) are those of its own parameters, by name.
+    shapes(config) are those of its own parameters, by name. `score` has a second half, `value`, for what an encoding
+    adds to the values that the scores weigh.
     """
 
     rows: Callable = lambda positions, config: None
     embed: tuple = (unchanged_forward, unchanged_backward)         # x (B, T, C), the residual stream before block 1
-    override: tuple = (unchanged_forward, unchanged_backward)      # h (B, T, C), the input of W_q and W_k
+    override: tuple = (not_overridden_forward, not_overridden_backward)    # h (B, T, C), the input of W_q, W_k, W_v
     rotate: tuple = (unchanged_forward, unchanged_backward)        # qk (2, B, H, T, D), queries and keys
     score: tuple = (unscored_forward, unscored_backward)           # scores (B, H, T, S) before the mask; used up after
+    value: tuple = (unvalued_forward, unvalued_backward)           # y (B, H, T, D), and the weights p (B, H, T, S)
     shapes: Callable = lambda config: {}
 
 
@@ -289,14 +312,71 @@ def override_backward(dphi, l):
     return dh, {}
 
 
-def expe_rows(positions, config):
-    e = config.encoding
-    return expe.expe_table(positions, e.l, e.start, e.theta)                           # (..., T, l)
+def learned_override_forward(h, table, own):
+    """phi(h, n) by a table that two trained numbers w make: table0 + w_0 table1 + w_1 table2. table (..., T, l, 3)."""
+    phi, l = override_forward(h, table[..., 0] + table[..., 1:] @ own["weight"], own)
+    return phi, (l, table)
 
 
-def exqpe_rows(positions, config):
-    e = config.encoding
-    return expe.exqpe_table(positions, e.l, e.start, e.theta1, e.theta2)               # (..., T, l)
+def learned_override_backward(dphi, cache):
+    """table = table0 + w_0 table1 + w_1 table2: dw_i is the gradient of what was overridden times table_i, summed."""
+    l, table = cache
+    dtable = dphi[..., :l] if table.ndim == 4 else dphi[..., :l].sum(0)           # as the table is, (..., T, l)
+    dw = np.array([np.vdot(dtable, table[..., i]) for i in (1, 2)])
+    dh, _ = override_backward(dphi, l)
+    return dh, {"weight": dw}
+
+
+def override_on(parts, override):
+    """The override of what enters W_q, W_k, W_v, where `parts` is "k", "q", "qk" or "qkv"; the others have h."""
+    phi_forward, phi_backward = override
+
+    def on_forward(h, table, own):
+        """parts = phi(h) where overridden, h elsewhere."""
+        phi, cache = phi_forward(h, table, own)
+        return tuple(phi if part in parts else h for part in "qkv"), cache
+
+    def on_backward(dparts, cache):
+        """parts = phi(h) where overridden, h elsewhere."""
+        dphi = sum(d for part, d in zip("qkv", dparts, strict=True) if part in parts)
+        dh, down = phi_backward(dphi, cache)
+        return sum((d for part, d in zip("qkv", dparts, strict=True) if part not in parts), dh), down
+
+    return on_forward, on_backward
+
+
+def expe_table(e, start, theta, positions):
+    return expe.expe_table(positions, e.l, start, theta, step=0 if e.constant else 1)          # (..., T, l)
+
+
+def exqpe_table(e, theta1, theta2, positions):
+    return expe.exqpe_table(positions, e.l, e.start, theta1, theta2)              # (..., T, l)
+
+
+def override_rows(table):
+    """The rows of an encoding that overrides: a table, or the three from which --learn makes one.
+
+    A table is affine in its two numbers: table(a, b) = table(0, 0) + a (table(1, 0) - table(0, 0)) + b (...).
+    """
+    def rows(positions, config):
+        e = config.encoding
+        if e.learn == "none":
+            return table(e, *(getattr(e, name) for name in e.learned), positions)
+        zero, one, other = (table(e, a, b, positions) for a, b in ((0, 0), (1, 0), (0, 1)))
+        return np.stack((zero, one - zero, other - zero), axis=-1)                # (..., T, l, 3)
+    return rows
+
+
+def overriding(table):
+    """The encoding, by its config, that overrides with the rows of a table: --learn, --once and --on choose how."""
+    def encoding(config):
+        e = config.encoding
+        phi, shapes = (override_forward, override_backward), {}
+        if e.learn != "none":
+            phi, shapes = (learned_override_forward, learned_override_backward), {"weight": (2,)}
+        door = {"embed": phi} if e.once else {"override": override_on(e.on, phi)}
+        return Encoding(override_rows(table), shapes=lambda config: shapes, **door)
+    return encoding
 
 
 def turn(x, cos, sin):
@@ -325,22 +405,125 @@ def rope_rows(positions, config):
     return expe.rope_table(positions, config.d_head, config.encoding.base)[..., None, :, :]        # (..., 1, T, D)
 
 
+def add_score_forward(scores, qk, table, own):
+    """out = scores + table. scores (B, H, T, S); table (..., H, T, S)."""
+    return scores + table, None
+
+
+def add_score_backward(dscores, cache):
+    """out = scores + table, and the table is fixed."""
+    return dscores, 0, {}
+
+
+def alibi_rows(positions, config):
+    slopes = expe.alibi_slopes(config.n_heads)[:, None, None]                     # (H, 1, 1)
+    return -slopes * expe.distances(positions)[..., None, :, :]                   # (..., H, T, S)
+
+
+def t5_score_forward(scores, qk, table, own):
+    """out = scores + w[table], a number for each head and bucket. table (..., T, S), w (buckets, H)."""
+    bias, cache = embedding_forward(table, own["weight"])                         # (..., T, S, H)
+    return scores + np.moveaxis(bias, -1, -3), cache
+
+
+def t5_score_backward(dscores, cache):
+    """out = scores + w[table]: a bucket's number gets the gradients of all pairs in it, summed."""
+    table, _ = cache
+    dbias = dscores.sum(0) if table.ndim == 2 else dscores                        # (..., H, T, S)
+    return dscores, 0, {"weight": embedding_backward(np.moveaxis(dbias, -3, -1), cache)}
+
+
+def t5_rows(positions, config):
+    e = config.encoding
+    return expe.t5_bucket(expe.distances(positions), e.buckets, e.max_distance)   # (..., T, S)
+
+
+def t5_shapes(config):
+    return {"weight": (config.encoding.buckets, config.n_heads)}
+
+
+def spread_forward(x, index, S):
+    """out_ms = x_m,index(ms): to each key what belongs to its distance. x (B, H, T, r), out (B, H, T, S)."""
+    return np.take_along_axis(x, np.broadcast_to(index, (*x.shape[:3], S)), axis=-1), (index, x.shape[-1])
+
+
+def spread_backward(dout, cache):
+    """out_ms = x_m,index(ms): a distance gets the sum over its keys, here as a product with [index = r] (T, S, r)."""
+    index, r = cache
+    chosen = (index[..., None] == np.arange(r)).astype(dout.dtype)                # (..., 1, T, S, r)
+    return (dout[..., None, :] @ chosen)[..., 0, :]                               # (B, H, T, r)
+
+
+def shaw_score_forward(scores, qk, table, own):
+    """out_mn = scores_mn + q_m . a_r / sqrt(D), r = table_mn. table (..., 1, T, S), a (max_distance + 1, D)."""
+    q, a = qk[0], own["keys"] * (1 / math.sqrt(qk.shape[-1]))
+    by_distance = q @ a.T                                                         # (B, H, T, r)
+    more, cache = spread_forward(by_distance, table, scores.shape[-1])
+    return scores + more, (qk, a, cache)
+
+
+def shaw_score_backward(dscores, cache):
+    """out_mn = scores_mn + q_m . a_r / sqrt(D): q gets sum_n dscores_mn a_r, a_r the sum of dscores_mn q_m."""
+    qk, a, cache = cache
+    dby_distance = spread_backward(dscores, cache)                                # (B, H, T, r)
+    dqk = np.zeros_like(qk)
+    dqk[0] = dby_distance @ a
+    rows = dby_distance.reshape(-1, len(a))                                       # (B*H*T, r)
+    dkeys = rows.T @ qk[0].reshape(len(rows), -1) * (1 / math.sqrt(qk.shape[-1]))
+    return dscores, dqk, {"keys": dkeys}
+
+
+def shaw_value_forward(y, p, table, own):
+    """out_m = y_m + sum_n p_mn a_r, r = table_mn: the weights summed by distance, times a vector for each."""
+    a = own["values"]
+    by_distance = spread_backward(p, (table, len(a)))                             # (B, H, T, r)
+    return y + by_distance @ a, (by_distance, a, table, p.shape[-1])
+
+
+def shaw_value_backward(dout, cache):
+    """out_m = y_m + sum_n p_mn a_r: dp_mn = dout_m . a_r, and a_r gets its share of the weights times dout_m."""
+    by_distance, a, table, S = cache
+    dp, _ = spread_forward(dout @ a.T, table, S)                                  # (B, H, T, S)
+    dvalues = by_distance.reshape(-1, len(a)).T @ dout.reshape(-1, a.shape[1])
+    return dp, {"values": dvalues}
+
+
+def shaw_rows(positions, config):
+    return expe.shaw_index(expe.distances(positions), config.encoding.max_distance)[..., None, :, :]   # (..., 1, T, S)
+
+
+def shaw_shapes(config):
+    size = (config.encoding.max_distance + 1, config.d_head)
+    return {"keys": size, "values": size}
+
+
 ENCODINGS = {
     "nope": Encoding(),
     "sinusoidal": Encoding(sinusoidal_rows, embed=(add_forward, add_backward)),
     "learned": Encoding(learned_rows, embed=(add_learned_forward, add_learned_backward), shapes=learned_shapes),
-    "expe": Encoding(expe_rows, override=(override_forward, override_backward)),
-    "exqpe": Encoding(exqpe_rows, override=(override_forward, override_backward)),
+    "expe": overriding(expe_table),
+    "exqpe": overriding(exqpe_table),
     "rope": Encoding(rope_rows, rotate=(rotate_forward, rotate_backward)),
+    "alibi": Encoding(alibi_rows, score=(add_score_forward, add_score_backward)),
+    "t5": Encoding(t5_rows, score=(t5_score_forward, t5_score_backward), shapes=t5_shapes),
+    "shaw": Encoding(shaw_rows, score=(shaw_score_forward, shaw_score_backward),
+                     value=(shaw_value_forward, shaw_value_backward), shapes=shaw_shapes),
 }
+
+
+def encoding_of(config):
+    """The config's encoding: an entry of ENCODINGS, or what the entry makes of the config's variants."""
+    entry = ENCODINGS[config.encoding.pe]
+    return entry if isinstance(entry, Encoding) else entry(config)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
 
 
-def causal_softmax_forward(scores):
+def causal_softmax_forward(scores, causal=True):
     """p = exp(scores) / sum of exp(scores), over the keys up to the query's own index. In place. scores (..., T, S)."""
-    scores += np.triu(np.full(scores.shape[-2:], -np.inf, scores.dtype), 1)       # what is ahead gets -inf, the rest 0
+    if causal:
+        scores += np.triu(np.full(scores.shape[-2:], -np.inf, scores.dtype), 1)   # what is ahead gets -inf, the rest 0
     scores -= scores.max(-1, keepdims=True)                                       # exp cannot overflow then
     np.exp(scores, out=scores)
     scores /= scores.sum(-1, keepdims=True)
@@ -357,35 +540,38 @@ def causal_softmax_backward(dp, p):
     return dp
 
 
-def causal_attention_forward(qk, v, score, table, own):
+def causal_attention_forward(qk, v, encoding, table, own, causal=True):
     """y_m = sum_n p_mn v_n, p_m the softmax over n <= m of q_m . k_n / sqrt(D). The paper's equation 1.
 
     qk (2, B, H, T, D), v and y (B, H, T, D).
     """
-    score_forward, _ = score
     q, k = qk
     scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.swapaxes(-1, -2)              # (B, H, T, S)
-    scores, cache_score = score_forward(scores, qk, table, own)
-    p, _ = causal_softmax_forward(scores)
+    scores, cache_score = encoding.score[0](scores, qk, table, own)
+    p, _ = causal_softmax_forward(scores, causal)
     y = np.empty_like(v)                                                          # as v lies in memory
     np.matmul(p, v, out=y)                                                        # (B, H, T, D)
-    return y, (qk, v, p, score, cache_score)
+    y, cache_value = encoding.value[0](y, p, table, own)
+    return y, (qk, v, p, encoding, cache_score, cache_value)
 
 
 def causal_attention_backward(dy, cache):
     """y = p v, p = softmax(scores), scores = q k^T / sqrt(D): dp = dy v^T, dv = p^T dy, dq = ds k, dk = ds^T q."""
-    qk, v, p, (_, score_backward), cache_score = cache
+    qk, v, p, encoding, cache_score, cache_value = cache
     q, k = qk
+    dp_value, down_value = encoding.value[1](dy, cache_value)
     dv = np.empty_like(v)
     np.matmul(p.swapaxes(-1, -2), dy, out=dv)                                     # (B, H, S, D)
-    dscores = causal_softmax_backward(dy @ v.swapaxes(-1, -2), p)                 # (B, H, T, S)
-    dscores, dqk_score, down = score_backward(dscores, cache_score)
+    dp = dy @ v.swapaxes(-1, -2)                                                  # (B, H, T, S)
+    dp += dp_value
+    dscores = causal_softmax_backward(dp, p)
+    dscores, dqk_score, down_score = encoding.score[1](dscores, cache_score)
     dqk = np.empty_like(qk)
     np.matmul(dscores, k, out=dqk[0])
     np.matmul(dscores.swapaxes(-1, -2), q, out=dqk[1])
     dqk *= 1 / math.sqrt(q.shape[-1])
     dqk += dqk_score
-    return dqk, dv, down
+    return dqk, dv, down_value | down_score
 
 
 def split_heads(x, n, n_heads):
@@ -400,29 +586,30 @@ def merge_heads(x):
     return x.transpose(1, 3, 0, 2, 4).reshape(B, T, n * H * D)                    # (B, T, n*C)
 
 
-def attention_forward(h, p, n_heads, encoding, table, own):
+def attention_forward(h, p, config, encoding, table, own):
     """out = W_proj attention(W_q phi(h), W_k phi(h), W_v h), phi the override. h (B, T, C). Equation 2 of the paper."""
-    C = h.shape[-1]
-    phi, cache_override = encoding.override[0](h, table, own)                     # (B, T, C)
-    qk, cache_qk = linear_forward(phi, p["qkv.weight"][: 2 * C])                  # (B, T, 2C)
-    v, cache_v = linear_forward(h, p["qkv.weight"][2 * C :])                      # (B, T, C)
-    qk, cache_rotate = encoding.rotate[0](split_heads(qk, 2, n_heads), table, own)            # (2, B, H, T, D)
-    y, cache_attention = causal_attention_forward(qk, split_heads(v, 1, n_heads)[0], encoding.score, table, own)
+    parts, cache_override = encoding.override[0](h, table, own)                   # (B, T, C) each, for W_q, W_k, W_v
+    q, k, v = (linear_forward(x, w) for x, w in zip(parts, np.split(p["qkv.weight"], 3), strict=True))
+    qk = split_heads(np.concatenate((q[0], k[0]), axis=-1), 2, config.n_heads)    # (2, B, H, T, D)
+    qk, cache_rotate = encoding.rotate[0](qk, table, own)
+    v_heads = split_heads(v[0], 1, config.n_heads)[0]                             # (B, H, T, D)
+    y, cache_attention = causal_attention_forward(qk, v_heads, encoding, table, own, config.causal)
     out, cache_proj = linear_forward(merge_heads(y[None]), p["proj.weight"])      # (B, T, C)
-    return out, (encoding, cache_override, cache_qk, cache_v, cache_rotate, cache_attention, cache_proj, n_heads)
+    caches = (cache_override, (q[1], k[1], v[1]), cache_rotate, cache_attention, cache_proj)
+    return out, (encoding, config.n_heads, caches)
 
 
 def attention_backward(dout, cache):
     """out = W_proj attention(W_q phi(h), W_k phi(h), W_v h): h gets gradients through phi and through v."""
-    encoding, cache_override, cache_qk, cache_v, cache_rotate, cache_attention, cache_proj, n_heads = cache
+    encoding, n_heads, (cache_override, cache_qkv, cache_rotate, cache_attention, cache_proj) = cache
     dy, dw_proj = linear_backward(dout, cache_proj)                               # (B, T, C)
-    dqk, dv, down_score = causal_attention_backward(split_heads(dy, 1, n_heads)[0], cache_attention)
+    dqk, dv, down_attention = causal_attention_backward(split_heads(dy, 1, n_heads)[0], cache_attention)
     dqk, down_rotate = encoding.rotate[1](dqk, cache_rotate)                      # (2, B, H, T, D)
-    dh_v, dw_v = linear_backward(merge_heads(dv[None]), cache_v)
-    dphi, dw_qk = linear_backward(merge_heads(dqk), cache_qk)
-    dh_phi, down_override = encoding.override[1](dphi, cache_override)            # (B, T, C)
-    grads = {"qkv.weight": np.concatenate((dw_qk, dw_v)), "proj.weight": dw_proj}
-    return dh_phi + dh_v, grads, summed(down_score, down_rotate, down_override)
+    dq, dk, dv = (merge_heads(d[None]) for d in (*dqk, dv))                       # (B, T, C) each
+    (dq, dw_q), (dk, dw_k), (dv, dw_v) = map(linear_backward, (dq, dk, dv), cache_qkv)
+    dh, down_override = encoding.override[1]((dq, dk, dv), cache_override)        # (B, T, C)
+    grads = {"qkv.weight": np.concatenate((dw_q, dw_k, dw_v)), "proj.weight": dw_proj}
+    return dh, grads, summed(down_attention, down_rotate, down_override)
 
 
 # ---- the block -------------------------------------------------------------------------------------------------------
@@ -432,7 +619,7 @@ def block_forward(x, p, config, encoding, table, own, masks):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x))). x (B, T, C)."""
     norm_forward, mlp_forward = NORMS[config.norm][0], MLPS[config.mlp][0]
     h, cache_norm1 = norm_forward(x, config.norm_eps, **under("norm1.", p))
-    a, cache_attn = attention_forward(h, under("attn.", p), config.n_heads, encoding, table, own)
+    a, cache_attn = attention_forward(h, under("attn.", p), config, encoding, table, own)
     a, mask1 = dropout_forward(a, next(masks))
     x = x + a
     h, cache_norm2 = norm_forward(x, config.norm_eps, **under("norm2.", p))
@@ -517,11 +704,11 @@ def parameter_shapes(config):
     shapes |= over("norm.", norm)
     if not config.tied:
         shapes["head.weight"] = (V, C)
-    return shapes | over("encoding.", ENCODINGS[config.encoding.pe].shapes(config))
+    return shapes | over("encoding.", encoding_of(config).shapes(config))
 
 
 def count_parameters(config):
-    """(all parameters, those without input embedding and learned positions). A tied matrix counts once."""
+    """(all parameters, those without input embedding and the encoding's own). A tied matrix counts once."""
     sizes = {name: math.prod(shape) for name, shape in parameter_shapes(config).items()}
     inputs = sum(size for name, size in sizes.items() if name.startswith(("embedding.", "encoding.")))
     return sum(sizes.values()), sum(sizes.values()) - inputs
@@ -531,10 +718,9 @@ def init_params(config, seed=0):
     """The first weights of a run, {name: float32}, equal to those of model_torch.GPT(config, seed) in every bit."""
     rng, params = np.random.default_rng(seed), {}
     for name, shape in parameter_shapes(config).items():
-        if len(shape) >= 2:
-            params[name] = rng.standard_normal(shape, dtype=np.float32) * np.float32(config.initial_std(name))
-        else:
-            params[name] = np.full(shape, 0 if name.endswith("bias") else 1, np.float32)
+        mean, std = config.initial(name)
+        draw = rng.standard_normal(shape, dtype=np.float32) if std else np.float32(0)
+        params[name] = np.broadcast_to(np.float32(mean) + np.float32(std) * draw, shape).copy()
     return params
 
 
@@ -547,7 +733,7 @@ def forward(params, tokens, config, positions=None, masks=None):
     """
     dtype = check_params(params, config)
     check_tokens(tokens, "tokens", config)
-    encoding, own = ENCODINGS[config.encoding.pe], under("encoding.", params)
+    encoding, own = encoding_of(config), under("encoding.", params)
     table = encoding_table(encoding, *tokens.shape, positions, config, dtype)
     masks = check_masks(masks, *tokens.shape, config, dtype)
 

@@ -17,7 +17,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from config import InputError, checkpoint_file, read_run
-from expe import expe_table, exqpe_table, learned_rows, rope_table, sinusoidal_table
+from expe import (
+    alibi_slopes,
+    distances,
+    expe_table,
+    exqpe_table,
+    learned_rows,
+    rope_table,
+    shaw_index,
+    sinusoidal_table,
+    t5_bucket,
+)
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
@@ -30,6 +40,7 @@ class Encoding(nn.Module):
     """
 
     longest = math.inf                   # tokens in the longest sequence it has rows for
+    reads_weights = False                # whether `value` needs the attention weights, which a fused kernel never shows
 
     def __init__(self, config):
         super().__init__()
@@ -43,16 +54,20 @@ class Encoding(nn.Module):
         return x
 
     def override(self, h, table):
-        """The input h (B, T, C) of W_q and W_k, in every block."""
-        return h
+        """What enters W_q, W_k and W_v in every block, each h (B, T, C) or a changed h."""
+        return h, h, h
 
     def rotate(self, q, k, table):
         """Queries and keys (B, H, T, D) after projection, in every block."""
         return q, k
 
     def score(self, q, k, table):
-        """What is added to the scores q.k/sqrt(D) before mask and softmax, (..., T, T), or None for nothing."""
+        """What is added to the scores q.k/sqrt(D) before mask and softmax, (..., T, S), or None for nothing."""
         return None
+
+    def value(self, weights, table):
+        """What is added to the attention's output (B, H, T, D), from its weights (B, H, T, S); see reads_weights."""
+        raise NotImplementedError
 
 
 class Sinusoidal(Encoding):
@@ -81,23 +96,53 @@ class Learned(Encoding):
 
 
 class ExPE(Encoding):
-    """The paper's equations 2 and 3: phi(h, n) overrides the first l of the C numbers that enter W_q and W_k."""
+    """The paper's equations 2 and 3: phi(h, n) overrides the first l of the C numbers that enter W_q and W_k.
+
+    Variants: --on k|q|qk|qkv says what phi enters; --once (table 7) overrides the residual stream before block 1 and
+    nothing after that; --constant (table 7, "p is stable") has one number for all l; --learn (table 7) trains two.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        if self.settings.learn != "none":
+            self.weight = nn.Parameter(torch.empty(2))                                 # start and theta
+
+    def table(self, positions, start, theta):
+        return expe_table(positions, self.settings.l, start, theta, step=0 if self.settings.constant else 1)
 
     def rows(self, positions):
-        return expe_table(positions, self.settings.l, self.settings.start, self.settings.theta)     # (..., T, l)
+        """(..., T, l). Under --learn, (..., T, l, 3): the table is affine in the two numbers a and b that are trained,
+
+        table(a, b) = table(0, 0) + a (table(1, 0) - table(0, 0)) + b (table(0, 1) - table(0, 0)).
+        """
+        if self.settings.learn == "none":
+            return self.table(positions, *(getattr(self.settings, name) for name in self.settings.learned))
+        zero, one, other = (self.table(positions, *ab) for ab in ((0, 0), (1, 0), (0, 1)))
+        return np.stack((zero, one - zero, other - zero), axis=-1)
+
+    def phi(self, x, table):
+        """x (B, T, C) with its first l numbers overridden."""
+        if self.settings.learn != "none":
+            table = table[..., 0] + (table[..., 1:] * self.weight).sum(-1)             # (..., T, l)
+        B, T, C = x.shape
+        l = table.shape[-1]
+        return torch.cat((table.to(x.dtype).expand(B, T, l), x[..., l:]), dim=-1)      # (B, T, C)
+
+    def embed(self, x, table):
+        return self.phi(x, table) if self.settings.once else x
 
     def override(self, h, table):
-        B, T, C = h.shape
-        l = table.shape[-1]
-        return torch.cat((table.expand(B, T, l), h[..., l:]), dim=-1)                  # (B, T, C)
+        if self.settings.once:
+            return h, h, h
+        phi = self.phi(h, table)
+        return tuple(phi if part in self.settings.on else h for part in "qkv")
 
 
 class ExQPE(ExPE):
     """The paper's equations 4 and 5: the same override, by rows in which each position raises one dimension in turn."""
 
-    def rows(self, positions):
-        s = self.settings
-        return exqpe_table(positions, s.l, s.start, s.theta1, s.theta2)                # (..., T, l)
+    def table(self, positions, theta1, theta2):
+        return exqpe_table(positions, self.settings.l, self.settings.start, theta1, theta2)
 
 
 class RoPE(Encoding):
@@ -115,7 +160,71 @@ class RoPE(Encoding):
         return turn(q), turn(k)
 
 
-ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": ExPE, "exqpe": ExQPE, "rope": RoPE}
+class ALiBi(Encoding):
+    """Press et al. 2022: the score of a key falls with its distance, by a fixed slope for each head."""
+
+    def rows(self, positions):
+        slopes = alibi_slopes(self.config.n_heads)[:, None, None]                      # (H, 1, 1)
+        return -slopes * distances(positions)[..., None, :, :]                         # (..., H, T, S)
+
+    def score(self, q, k, table):
+        return table
+
+
+class T5(Encoding):
+    """Raffel et al. 2020: a learned number for each head and bucket of distances, added to the score.
+
+    As in T5 all blocks share them. T5 has no 1/sqrt(D) before; here scores are divided, and the bias is added after.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.weight = nn.Parameter(torch.empty(self.settings.buckets, config.n_heads))
+
+    def rows(self, positions):
+        return t5_bucket(distances(positions), self.settings.buckets, self.settings.max_distance)      # (..., T, S)
+
+    def score(self, q, k, table):
+        return F.embedding(table, self.weight).movedim(-1, -3)                         # (..., H, T, S)
+
+
+class Shaw(Encoding):
+    """Shaw et al. 2018, equations 3 and 4: a learned vector for each clipped distance, for the keys and for the values.
+
+    e_mn = q_m . (k_n + a^K_r) / sqrt(D), out_m = sum_n p_mn (v_n + a^V_r), r = min(m - n, max_distance). All heads
+    share the vectors, and all blocks do, as with T5, so that an encoding is one thing for the whole model.
+    """
+
+    reads_weights = True
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.keys = nn.Parameter(torch.empty(self.settings.max_distance + 1, config.d_head))
+        self.values = nn.Parameter(torch.empty(self.settings.max_distance + 1, config.d_head))
+
+    def rows(self, positions):
+        return shaw_index(distances(positions), self.settings.max_distance)[..., None, :, :]           # (..., 1, T, S)
+
+    def score(self, q, k, table):
+        by_distance = q @ self.keys.T / math.sqrt(q.shape[-1])                         # (B, H, T, r)
+        return by_distance.gather(-1, table.expand(*q.shape[:2], *table.shape[-2:]))   # (B, H, T, S)
+
+    def value(self, weights, table):
+        by_distance = weights.new_zeros(*weights.shape[:-1], len(self.values))         # (B, H, T, r)
+        return by_distance.scatter_add(-1, table.expand_as(weights), weights) @ self.values            # (B, H, T, D)
+
+
+ENCODINGS = {
+    "nope": Encoding,
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "expe": ExPE,
+    "exqpe": ExQPE,
+    "rope": RoPE,
+    "alibi": ALiBi,
+    "t5": T5,
+    "shaw": Shaw,
+}
 
 
 # ---- the layers ------------------------------------------------------------------------------------------------------
@@ -152,26 +261,31 @@ MLPS = {"gelu": GELU, "swiglu": SwiGLU}
 
 
 class Attention(nn.Module):
-    """Causal multi-head attention; query m sees the keys at indices up to its own, whatever their positions."""
+    """Multi-head attention; causal: query m sees the keys at indices up to its own, whatever their positions."""
 
     def __init__(self, config):
         super().__init__()
-        self.n_heads = config.n_heads
+        self.n_heads, self.causal = config.n_heads, config.causal
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)           # W_q, W_k and W_v, stacked
         self.proj = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def forward(self, h, encoding, table):
         B, T, C = h.shape
-        w_qk, w_v = self.qkv.weight.split((2 * C, C))
-        qk = F.linear(encoding.override(h, table), w_qk).view(B, T, 2, self.n_heads, -1)           # (B, T, 2, H, D)
-        v = F.linear(h, w_v).view(B, T, self.n_heads, -1).transpose(1, 2)              # (B, H, T, D)
-        q, k = qk.permute(2, 0, 3, 1, 4)                                               # (B, H, T, D) each
+        inputs = encoding.override(h, table)                                           # of W_q, W_k and W_v
+        q, k, v = (F.linear(x, w).view(B, T, self.n_heads, -1).transpose(1, 2)         # (B, H, T, D) each
+                   for x, w in zip(inputs, self.qkv.weight.chunk(3), strict=True))
         q, k = encoding.rotate(q, k, table)
         bias = encoding.score(q, k, table)
         if bias is not None:
-            future = torch.ones(T, T, dtype=torch.bool, device=h.device).triu(1)
-            bias = bias.masked_fill(future, -math.inf).type_as(q)                      # (..., T, T)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=bias is None)        # (B, H, T, D)
+            if self.causal:
+                bias = bias.masked_fill(torch.ones(T, T, dtype=torch.bool, device=h.device).triu(1), -math.inf)
+            bias = bias.type_as(q)                                                     # (..., T, S)
+        if encoding.reads_weights:
+            weights = (q @ k.mT / math.sqrt(q.shape[-1]) + bias).softmax(-1)           # (B, H, T, S)
+            y = weights @ v + encoding.value(weights, table)                           # (B, H, T, D)
+        else:
+            fused = F.scaled_dot_product_attention
+            y = fused(q, k, v, attn_mask=bias, is_causal=self.causal and bias is None)                 # (B, H, T, D)
         return self.proj(y.transpose(1, 2).reshape(B, T, C))                           # (B, T, C)
 
 
@@ -216,12 +330,13 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, seed):
-        """Normal matrices (ModelConfig.initial_std), drawn in the order of their names here; norms start as 1 and 0."""
+        """Normal numbers (ModelConfig.initial), drawn in the order of the parameters."""
         rng = np.random.default_rng(seed)
         for name, parameter in self.named_parameters():
-            if parameter.ndim >= 2:
-                draw = rng.standard_normal(parameter.shape, dtype=np.float32)
-                parameter.copy_(torch.from_numpy(draw) * self.config.initial_std(name))
+            mean, std = self.config.initial(name)
+            draw = rng.standard_normal(parameter.shape, dtype=np.float32) if std else np.float32(0)
+            start = np.float32(mean) + np.float32(std) * draw
+            parameter.copy_(torch.from_numpy(np.broadcast_to(start, parameter.shape).copy()))
 
     def compile(self):
         """torch.compile each block; tables and checks, which look at values, stay outside of the compiled graphs."""

@@ -68,19 +68,18 @@ def command_line():
         "--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if there is one)"
     )
     run.add_argument("--compile", action="store_true", help="torch.compile the blocks; needs a C++ compiler")
-    types = {int: whole, int | None: whole, float: number, float | None: number, str: str}
+    types = {int: whole, int | None: whole, float: number, float | None: number, str: str, str | None: str}
     for title, config in (("the encoding", EncodingConfig), ("the model", ModelConfig), ("training", TrainConfig)):
         group = parser.add_argument_group(title, None if config is EncodingConfig else "default: the preset's")
         for f in dataclasses.fields(config):
             if "help" in f.metadata:
-                group.add_argument(
-                    f.metadata["flag"] or "--" + f.name.replace("_", "-"),
-                    dest=f.name,
-                    type=types[f.type],
-                    choices=tuple(ENCODINGS) if f.name == "pe" else None,
-                    help=f.metadata["help"],
-                    metavar=None if f.name == "pe" else f.name.upper(),
-                )
+                how = {"type": types.get(f.type), "metavar": f.name.upper()}
+                if f.type == bool | None:
+                    how = {"action": "store_true", "default": None}
+                if f.name == "pe":
+                    how = {"choices": tuple(ENCODINGS)}
+                flag = f.metadata["flag"] or "--" + f.name.replace("_", "-")
+                group.add_argument(flag, dest=f.name, help=f.metadata["help"], **how)
     group.add_argument("--tokens", type=whole, metavar="TOKENS", help="training tokens, instead of --steps")
     return parser
 
@@ -137,9 +136,9 @@ def run_device(args, backend):
 
 def run_name(preset, args, model, train):
     """The default directory: the preset, the encoding and those of its flags that were given, the seed, the backend."""
-    flags = [
-        f"{name}{getattr(args, name):g}" for name in ENCODINGS[model.encoding.pe] if getattr(args, name) is not None
-    ]
+    given = {name: getattr(args, name) for name in ENCODINGS[model.encoding.pe] if getattr(args, name) is not None}
+    flags = [name if value is True else f"{name}{value:{'' if isinstance(value, str) else 'g'}}"
+             for name, value in given.items()]
     backend = [train.backend] if train.backend != "torch" else []
     return Path("runs") / "-".join([preset, model.encoding.pe, *flags, f"s{train.seed}", *backend])
 

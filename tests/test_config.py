@@ -40,10 +40,11 @@ def test_parameter_counts_are_the_papers(preset, total, without_input):
     assert without_input is None or round(outside / 1e6) == without_input / 1e6
 
 
-def test_fixed_encodings_add_no_parameters_and_learned_adds_its_table():
+def test_encodings_add_the_parameters_of_their_papers_and_none_else():
     counts = {pe: parameters("paper-35m", pe)[0] for pe in ENCODINGS}
-    assert counts.pop("learned") - counts["nope"] == 512 * 384
-    assert set(counts.values()) == {counts["nope"]}
+    own = {"learned": 512 * 384, "t5": 32 * 12, "shaw": 2 * (16 + 1) * 32}
+    assert {pe: count - counts["nope"] for pe, count in counts.items()} == {pe: own.get(pe, 0) for pe in ENCODINGS}
+    assert len({parameters("paper-35m", pe)[1] for pe in ENCODINGS}) == 1
 
 
 def test_presets_hold_the_papers_hyperparameters():
@@ -124,12 +125,24 @@ def test_model_config_names_field_value_and_rule(changes, message):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (dict(pe="rotary"), "pe must be one of nope, sinusoidal, learned, expe, exqpe, rope, got 'rotary'"),
+        (dict(pe="rotary"), "pe must be one of nope, sinusoidal, .*, alibi, t5, shaw, got 'rotary'"),
         (dict(pe="expe", l=0), "l must be a whole number of at least 1, got 0"),
         (dict(pe="expe", l=True), "l must be a whole number of at least 1, got True"),
         (dict(pe="expe", theta=math.inf), "theta must be a finite number, got inf"),
         (dict(pe="rope", base=1), "base must be a finite number above 1, got 1"),
         (dict(pe="rope", l=24), "l is for expe and exqpe, and rope has no use for it"),
+        (dict(pe="exqpe", constant=True), "constant is for expe, and exqpe has no use for it"),
+        (dict(pe="rope", on="k"), "on is for expe and exqpe"),
+        (dict(pe="expe", on="kq"), "on must be k, q, qk or qkv, got 'kq'"),
+        (dict(pe="expe", learn="yes"), "learn must be none, init or random, got 'yes'"),
+        (dict(pe="expe", once=True, on="k"), "once overrides the residual stream, on the input of attention"),
+        (dict(pe="expe", learn="random", theta=0.1), "learn random draws theta, and 0.1 is given: leave one out"),
+        (dict(pe="exqpe", learn="random", theta2=0.1), "learn random draws theta2, and 0.1 is given"),
+        (dict(pe="expe", once=1), "once must be true or false, got 1"),
+        (dict(pe="t5", buckets=1), "buckets must be a whole number of at least 2, got 1"),
+        (dict(pe="shaw", max_distance=0), "max_distance must be a whole number of at least 1, got 0"),
+        (dict(pe="t5", buckets=32, max_distance=16), "max_distance must be a whole number of at least 17, got 16"),
+        (dict(pe="shaw", buckets=8), "buckets is for t5, and shaw has no use for it"),
         (dict(pe="expe", theta2=0.1), "theta2 is for exqpe, and expe has no use for it"),
     ],
 )

@@ -9,7 +9,9 @@ import torch
 from expe import (
     FORMATS,
     TABLES,
+    alibi_slopes,
     count_floats,
+    distances,
     distinct_positions,
     expe_table,
     exqpe_table,
@@ -17,7 +19,9 @@ from expe import (
     rope_inv_freq,
     rope_table,
     round_to,
+    shaw_index,
     sinusoidal_table,
+    t5_bucket,
 )
 
 
@@ -109,6 +113,76 @@ def test_positions_of_any_shape_and_order(name):
         assert np.array_equal(table[index], TABLES[name](int(positions[index])))
     with pytest.raises(ValueError, match="positions must be integers, got an array of float64"):
         TABLES[name](np.array([0.0, 1.0]))
+
+
+def test_distances_are_those_from_query_to_key():
+    n = np.array([[5, 0, 7], [1, 1, 2]])
+    for b, m, s in np.ndindex(2, 3, 3):
+        assert distances(n)[b, m, s] == n[b, m] - n[b, s]
+
+
+def test_alibi_slopes_of_8_and_12_heads():
+    assert alibi_slopes(8).tolist() == [2.0**-h for h in range(1, 9)]
+    assert alibi_slopes(12) == pytest.approx([2.0**-h for h in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5])
+
+
+@pytest.mark.parametrize("n_heads", [*range(1, 65), 112])
+def test_alibi_slopes_equal_those_of_transformers_bloom(n_heads):
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    theirs = build_alibi_tensor(torch.ones(1, 2), n_heads, torch.float64)[:, 0, 1].numpy()  # slope * position 1
+    np.testing.assert_allclose(alibi_slopes(n_heads), theirs, rtol=1e-6)  # theirs are float32
+
+
+def test_alibi_slopes_start_with_those_of_the_lower_power_of_two_and_lie_between_them():
+    for n_heads in range(1, 65):
+        slopes, lower = alibi_slopes(n_heads), 2 ** int(math.log2(n_heads))
+        assert len(set(slopes)) == n_heads and np.array_equal(slopes[:lower], alibi_slopes(lower))
+        assert 2.0**-8 <= slopes.min() and slopes.max() < 1
+
+
+def test_t5_buckets_begin_where_they_should():
+    buckets = t5_bucket(np.arange(10_001))
+    first = [int(np.argmax(buckets == b)) for b in range(32)]
+    assert first == [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+    assert buckets[-1] == 31 and (np.diff(buckets) >= 0).all()
+
+
+@pytest.mark.parametrize("n_buckets, max_distance", [(32, 128), (32, 500), (8, 100), (64, 1000), (7, 33), (3, 10)])
+def test_t5_buckets_equal_those_of_transformers(n_buckets, max_distance):
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    d = np.arange(10_001)
+    options = {"bidirectional": False, "num_buckets": n_buckets, "max_distance": max_distance}
+    theirs = T5Attention._relative_position_bucket(torch.from_numpy(-d), **options).numpy()
+    ours = t5_bucket(d, n_buckets, max_distance)
+    different = np.flatnonzero(ours != theirs)
+    edge = np.flatnonzero(np.diff(ours)) + 1  # theirs works in float32, which may be one bucket low exactly at an edge
+    assert set(different) <= set(edge) and (theirs[different] == ours[different] - 1).all()
+
+
+def test_t5_edges_are_exact_where_a_float_cannot_be():
+    # 4 * 2^(k/2): bucket 6 of 8 begins at 4 * (16/4)^(2/4) = 8, and 4 * (16/4)^(1/4) = 5.66 rounds up to 6
+    assert t5_bucket([3, 4, 5, 6, 7, 8, 11, 12, 16, 10**9], 8, 16).tolist() == [3, 4, 4, 5, 5, 6, 6, 7, 7, 7]
+    assert t5_bucket([-1, -(10**9)]).tolist() == [0, 0]
+
+
+def test_shaw_index_is_the_clipped_distance():
+    d = distances(np.arange(6))
+    expected = [[min(max(m - n, 0), 3) for n in range(6)] for m in range(6)]
+    assert shaw_index(d, 3).tolist() == expected
+
+
+def test_wrong_distances_and_sizes_are_named():
+    for call, message in (
+        (lambda: alibi_slopes(0), "n_heads must be at least 1, got 0"),
+        (lambda: t5_bucket([1.5]), "positions must be integers"),
+        (lambda: t5_bucket(1, 1, 128), "n_buckets of at least 2"),
+        (lambda: t5_bucket(1, 32, 16), "max_distance above half of them, got 32 and 16"),
+        (lambda: shaw_index(1, 0), "max_distance must be at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_learned_rows_are_the_positions_and_no_others():

@@ -16,9 +16,16 @@ V, T = 40, 12
 STYLES = {"gpt": dict(norm="layernorm", mlp="gelu", tied=False), "llama": dict(norm="rmsnorm", mlp="swiglu", tied=True)}
 
 
-def tiny(pe="nope", style="gpt", seed=0, **changes):
+SMALL = {"l": 5, "buckets": 6, "max_distance": 5}
+
+
+def settings(pe, **changes):
+    """An EncodingConfig that suits a width of 16 and a context of 12."""
+    return EncodingConfig(pe, **{name: SMALL[name] for name in SMALL if name in ENCODINGS.get(pe, ())} | changes)
+
+
+def tiny(pe="nope", style="gpt", seed=0, variant=(), **changes):
     """A float64 GPT with 2 layers, width 16, 2 heads, and weights large enough for attention to matter."""
-    settings = {"l": 5} if "l" in ENCODINGS.get(pe, ()) else {}
     config = ModelConfig(
         **dict(
             n_layers=2,
@@ -28,7 +35,7 @@ def tiny(pe="nope", style="gpt", seed=0, **changes):
             vocab_size=V,
             d_mlp=40,
             **STYLES[style],
-            encoding=EncodingConfig(pe, **settings),
+            encoding=settings(pe, **dict(variant)),
         )
         | changes
     )
@@ -47,40 +54,84 @@ def some_tokens(*shape, seed=1):
 # ---- against the equations -------------------------------------------------------------------------------------------
 
 
-def attention_in_loops(h, w_qkv, w_proj, n_heads, override=None, turn=None):
-    """Equations 1 to 3 token by token and head by head. h (T, C); override (T, l) for q and k; turn (T, D/2) angles."""
+def attention_in_loops(h, w_qkv, w_proj, n_heads, override=None, turn=None, on="qk", bias=None, shaw=None):
+    """Equations 1 to 3 token by token and head by head. h (T, C); override (T, l) for q and k; turn (T, D/2) angles;
+
+    bias(head, m, n) is added to a score; shaw(m, n) returns the vectors that are added to key n and to value n.
+    """
     T, D = len(h), h.shape[1] // n_heads
     w_q, w_k, w_v = np.split(w_qkv, 3)
     phi = h.copy()
     if override is not None:
         phi[:, : override.shape[1]] = override
+    enters = {part: phi if part in on else h for part in "qkv"}
     out = np.zeros_like(h)
     for head in range(n_heads):
         part = slice(head * D, (head + 1) * D)
         for m in range(T):
-            scores = []
+            scores, values = [], []
             for n in range(m + 1):
-                q, k = (w_q @ phi[m])[part], (w_k @ phi[n])[part]
+                q, k = (w_q @ enters["q"][m])[part], (w_k @ enters["k"][n])[part]
+                values.append((w_v @ enters["v"][n])[part])
+                if shaw is not None:
+                    k, values[n] = k + shaw(m, n)[0], values[n] + shaw(m, n)[1]
                 if turn is not None:
                     q = (q[: D // 2] + 1j * q[D // 2 :]) * np.exp(1j * turn[m])
                     k = (k[: D // 2] + 1j * k[D // 2 :]) * np.exp(1j * turn[n])
-                scores.append(np.vdot(q, k).real / math.sqrt(D))
+                scores.append(np.vdot(q, k).real / math.sqrt(D) + (bias(head, m, n) if bias else 0))
             weights = np.exp(scores) / np.sum(np.exp(scores))
-            out[m, part] = sum(weight * (w_v @ h[n])[part] for n, weight in enumerate(weights))
+            out[m, part] = sum(weight * value for weight, value in zip(weights, values, strict=True))
     return out @ w_proj.T
 
 
-@pytest.mark.parametrize("pe", ["nope", "expe", "exqpe", "rope"])
-def test_attention_follows_the_papers_equations(pe):
-    model, n = tiny(pe), np.arange(T) * 3 + 100
+def bucket_by_formula(d, buckets, max_distance):
+    """T5's rule as its paper's code has it, for one distance."""
+    half = buckets // 2
+    if d < half:
+        return max(d, 0)
+    return min(half + int(math.log(d / half) / math.log(max_distance / half) * (buckets - half)), buckets - 1)
+
+
+@pytest.mark.parametrize(
+    "pe, variant",
+    [
+        *((pe, {}) for pe in ("nope", "expe", "exqpe", "rope", "alibi", "t5", "shaw")),
+        *(("expe", {"on": on}) for on in ("k", "q", "qkv")),
+        ("exqpe", {"on": "k"}),
+        ("expe", {"constant": True}),
+        ("expe", {"learn": "init"}),
+        ("exqpe", {"learn": "random", "start": 0.3}),
+    ],
+    ids=str,
+)
+def test_attention_follows_the_papers_equations(pe, variant):
+    model, n = tiny(pe, variant=variant), np.arange(T) * 3 + 100
     h = torch.randn(1, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     attention = model.blocks[0].attn
     ours = attention(h, model.encoding, model.table(1, T, n)).detach().numpy()[0]
     ramp = 1 / (4 * T)
-    override = {"expe": expe_table(n, 5, 0.0, ramp), "exqpe": exqpe_table(n, 5, 0.0, ramp, 1 / 16)}.get(pe)
-    turn = np.outer(n, [10000.0 ** (-2 * i / 8) for i in range(4)]) if pe == "rope" else None
+    own = {name: p.detach().numpy() for name, p in model.encoding.named_parameters()}
+    two = own.get("weight", {"expe": (0.0, ramp), "exqpe": (ramp, 1 / 16)}.get(pe))  # what --learn trains
+    options = {}
+    if pe == "expe":
+        options["override"] = expe_table(n, 5, *two, step=0 if variant.get("constant") else 1)
+    if pe == "exqpe":
+        options["override"] = exqpe_table(n, 5, variant.get("start", 0.0), *two)
+    if pe == "rope":
+        options["turn"] = np.outer(n, [10000.0 ** (-2 * i / 8) for i in range(4)])
+    if pe == "alibi":
+        options["bias"] = lambda head, m, s: -(2 ** (-4 * (head + 1))) * (n[m] - n[s])
+    if pe == "t5":
+        options["bias"] = lambda head, m, s: own["weight"][bucket_by_formula(n[m] - n[s], 6, 5), head]
+    if pe == "shaw":
+        options["shaw"] = lambda m, s: [own[part][min(n[m] - n[s], 5)] for part in ("keys", "values")]
     loops = attention_in_loops(
-        h.numpy()[0], attention.qkv.weight.detach().numpy(), attention.proj.weight.detach().numpy(), 2, override, turn
+        h.numpy()[0],
+        attention.qkv.weight.detach().numpy(),
+        attention.proj.weight.detach().numpy(),
+        2,
+        on=variant.get("on", "qk"),
+        **options,
     )
     np.testing.assert_allclose(ours, loops, rtol=1e-10, atol=1e-12)
 
@@ -93,6 +144,17 @@ def test_sinusoidal_is_added_to_the_embedding():
     embedded = model.embedding.weight[tokens[0]].detach().numpy()
     expected = embedded + sinusoidal_table(np.arange(T), 16)
     np.testing.assert_allclose(seen[0][0].detach().numpy(), expected, rtol=1e-12)
+
+
+def test_once_overrides_the_residual_stream_before_the_first_block_and_nothing_else():
+    model, tokens, n = tiny("expe", variant={"once": True}), some_tokens(1, T), np.arange(T)
+    seen, h = [], torch.randn(1, T, 16, dtype=torch.float64)
+    model.blocks[0].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0]))
+    model(tokens)
+    expected = model.embedding.weight[tokens[0]].detach().numpy()
+    expected[:, :5] = expe_table(n, 5, 0.0, 1 / (4 * T))
+    np.testing.assert_allclose(seen[0][0].detach().numpy(), expected, rtol=1e-12)
+    assert all(x is h for x in model.encoding.override(h, model.table(1, T)))
 
 
 def test_score_door_adds_to_the_scaled_scores_before_the_mask(monkeypatch):
@@ -244,7 +306,8 @@ def test_positions_may_be_any_integers(pe):
     model, tokens = tiny(pe), some_tokens(2, 6)
     default = model(tokens)
     assert torch.equal(default, model(tokens, positions=torch.arange(6)))
-    assert torch.equal(default, model(tokens, positions=torch.arange(6, dtype=torch.int32).expand(2, 6)))
+    expanded = model(tokens, positions=torch.arange(6, dtype=torch.int32).expand(2, 6))
+    torch.testing.assert_close(default, expanded, rtol=1e-12, atol=1e-12)
     odd = torch.tensor([[3, 3, 0, 11, 5, 1], [0, 1, 2, 3, 4, 5]])  # repeats, gaps, any order, a row for each sequence
     logits = model(tokens, positions=odd)
     torch.testing.assert_close(logits[1:], model(tokens[1:]), rtol=1e-12, atol=1e-12)
@@ -254,12 +317,22 @@ def test_positions_may_be_any_integers(pe):
         assert torch.isfinite(far).all()
 
 
-def test_shifting_all_positions_changes_nothing_for_rope_and_something_for_absolute_encodings():
+def test_shifting_all_positions_changes_nothing_for_relative_encodings_and_something_for_absolute_ones():
     tokens = some_tokens(1, 8)
     for pe in ENCODINGS:
         model = tiny(pe)
         shifted = model(tokens, positions=torch.arange(8) + 3)
-        assert torch.allclose(shifted, model(tokens), rtol=1e-9, atol=1e-11) == (pe in ("nope", "rope")), pe
+        relative = pe in ("nope", "rope", "alibi", "t5", "shaw")
+        assert torch.allclose(shifted, model(tokens), rtol=1e-9, atol=1e-11) == relative, pe
+
+
+def test_expe_on_keys_alone_is_relative():
+    """n enters scores as n (a_m . w) alone, and the softmax over n drops what all keys share: distances are left."""
+    tokens = some_tokens(1, 8)
+    for on in ("k", "q", "qk", "qkv"):
+        model = tiny("expe", variant={"on": on})
+        shifted = model(tokens, positions=torch.arange(8) + 100)
+        assert torch.allclose(shifted, model(tokens), rtol=1e-9, atol=1e-11) == (on == "k"), on
 
 
 @pytest.mark.parametrize("pe", ["sinusoidal", "expe", "exqpe", "rope"])
@@ -281,9 +354,7 @@ def test_table_follows_the_length_and_the_dtype_of_the_weights():
 def test_every_encoding_starts_from_the_same_weights():
     states = {}
     for pe in ENCODINGS:
-        config = dataclasses.replace(
-            tiny().config, encoding=EncodingConfig(pe, **{"l": 5} if "l" in ENCODINGS[pe] else {})
-        )
+        config = dataclasses.replace(tiny().config, encoding=settings(pe))
         states[pe] = GPT(config, seed=3).state_dict()
         for name, value in states["nope"].items():
             assert torch.equal(value, states[pe][name]), (pe, name)

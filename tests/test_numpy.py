@@ -4,10 +4,12 @@ Errors are relative to the largest entry of what torch has: below it, a sum of m
 """
 
 import dataclasses
+import importlib
 import inspect
 import itertools
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -66,7 +68,7 @@ def climb(model, tolerance, positions=None, dropout=False):
     tokens, targets = rng.integers(0, V, (2, B, T))
     x, y = torch.from_numpy(tokens), torch.from_numpy(targets)
 
-    encoding = model_numpy.ENCODINGS[config.encoding.pe]
+    encoding = model_numpy.encoding_of(config)
     ours, theirs = model_numpy.encoding_table(encoding, B, T, positions, config, dtype), model.table(B, T, positions)
     assert (ours is None) == (theirs is None)
     if ours is not None:
@@ -112,6 +114,41 @@ def test_ladder(pe, style, tied, positions):
     climb(tiny(pe, style, tied=tied), EXACT, POSITIONS[positions])
 
 
+VARIANTS = {
+    "expe": [
+        *({"on": on} for on in ("k", "q", "qkv")),
+        *({"learn": learn} for learn in ("init", "random")),
+        {"constant": True},
+        {"l": 1},
+        {"l": 16},
+        {"once": True},
+        {"once": True, "learn": "init", "constant": True},
+        {"on": "qkv", "learn": "random", "start": None},
+        {"start": 0.3, "theta": -0.1, "on": "k", "learn": "init"},
+    ],
+    "exqpe": [{"on": "k"}, {"on": "qkv"}, {"learn": "init", "start": 0.2}, {"learn": "random"}, {"once": True}],
+    "t5": [{"buckets": 2, "max_distance": 3}, {"buckets": 7, "max_distance": 6}],
+    "shaw": [{"max_distance": 1}, {"max_distance": 40}],
+}
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("pe, variant", [(pe, v) for pe, variants in VARIANTS.items() for v in variants], ids=str)
+def test_ladder_of_the_variants(pe, variant, positions):
+    climb(tiny(pe, variant=variant), EXACT, POSITIONS[positions])
+
+
+@pytest.mark.parametrize("pe", ENCODINGS)
+def test_ladder_without_a_mask(pe):
+    climb(tiny(pe, causal=False), EXACT, POSITIONS["odd"])
+
+
+@pytest.mark.parametrize("n_heads", [1, 4, 8])
+@pytest.mark.parametrize("pe", ["alibi", "t5", "shaw"])
+def test_ladder_at_other_head_counts(pe, n_heads):
+    climb(tiny(pe, n_heads=n_heads), EXACT)
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_ladder_with_dropout(style):
     climb(tiny("expe", style, dropout=0.3), EXACT, dropout=True)
@@ -141,9 +178,14 @@ def swap(monkeypatch, name, old, new):
     for table in (model_numpy.NORMS, model_numpy.MLPS):
         for key, pair in table.items():
             monkeypatch.setitem(table, key, changed(pair))
-    for key, encoding in model_numpy.ENCODINGS.items():
-        doors = {door: changed(getattr(encoding, door)) for door in ("embed", "override", "rotate", "score")}
-        monkeypatch.setitem(model_numpy.ENCODINGS, key, encoding._replace(**doors))
+    encoding_of = model_numpy.encoding_of
+
+    def encoding_with_it(config):
+        encoding = encoding_of(config)
+        doors = {door: changed(getattr(encoding, door)) for door in ("embed", "override", "rotate", "score", "value")}
+        return encoding._replace(**doors)
+
+    monkeypatch.setattr(model_numpy, "encoding_of", encoding_with_it)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +206,15 @@ def swap(monkeypatch, name, old, new):
         ("rotate_backward", "-sin", "sin", "rope", "gpt", "gradient of blocks.1.attn.qkv"),
         ("causal_softmax_backward", "dp -= ", "dp += ", "nope", "gpt", "gradient of blocks.1.attn.qkv"),
         ("causal_attention_backward", "dqk *= 1", "dqk *= -1", "nope", "gpt", "gradient of blocks.1.attn.qkv"),
-        ("attention_backward", "dh_phi + dh_v", "dh_phi - dh_v", "exqpe", "gpt", "gradient of blocks.1.norm1"),
+        ("override_on", "part not in parts", "part in parts", "exqpe", "gpt", "gradient of blocks.1.norm1"),
+        ("not_overridden_backward", "dk + dv", "dk - dv", "nope", "gpt", "gradient of blocks.1.norm1"),
+        ("attention_backward", "(dw_q, dw_k, dw_v)", "(dw_q, -dw_k, dw_v)", "nope", "gpt", "blocks.1.attn.qkv"),
+        ("t5_score_backward", "(np.moveaxis(", "(-np.moveaxis(", "t5", "gpt", "gradient of encoding.weight"),
+        ("spread_backward", "dout[..., None", "-dout[..., None", "shaw", "gpt", "logits"),
+        ("shaw_score_backward", "dqk[0] = ", "dqk[0] = -", "shaw", "gpt", "gradient of encoding"),
+        ("shaw_score_backward", "dkeys = ", "dkeys = -", "shaw", "gpt", "gradient of encoding.keys"),
+        ("shaw_value_backward", "forward(dout", "forward(-dout", "shaw", "gpt", "gradient of encoding"),
+        ("shaw_value_backward", "dvalues = ", "dvalues = -", "shaw", "gpt", "gradient of encoding.values"),
         ("block_backward", "dx += dout", "dx -= dout", "nope", "gpt", "gradient of blocks.1.attn.proj"),
         ("cross_entropy_backward", "-= 1", "+= 1", "nope", "gpt", "gradient of head"),
         ("clip_grads", "limit / (norm", "-limit / (norm", "nope", "gpt", "loss of step 1"),
@@ -191,6 +241,15 @@ TABLE = random(5, 4)
 COS_SIN = rope_table(np.array([7, 0, 30]), 8)  # (3, 8)
 
 
+TRIPLE = random(5, 4, 3)
+INDEX = np.array([[0, 3, 1], [1, 0, 0], [2, 2, 3]])
+
+
+def affine(w):
+    """The table that two numbers make of a TRIPLE."""
+    return torch.from_numpy(TRIPLE[..., 0]) + sum(w[i] * torch.from_numpy(TRIPLE[..., i + 1]) for i in range(2))
+
+
 def softmax_with_copy(scores):
     return model_numpy.causal_softmax_forward(scores.copy())
 
@@ -206,7 +265,7 @@ def torch_rotate(qk):
 
 
 def attention_of(qk, v):
-    return model_numpy.causal_attention_forward(qk, v, model_numpy.ENCODINGS["nope"].score, None, {})
+    return model_numpy.causal_attention_forward(qk, v, model_numpy.ENCODINGS["nope"], None, {})
 
 
 def by_name(layer, *names):
@@ -296,6 +355,42 @@ LAYERS = {
         [random(2, 5, 9)],
         lambda h: torch.cat((torch.from_numpy(TABLE).expand(2, 5, 4), h[..., 4:]), -1),
     ),
+    "learned_override": (
+        lambda h, w: N.learned_override_forward(h, TRIPLE, {"weight": w}),
+        N.learned_override_backward,
+        [random(2, 5, 9), random(2)],
+        lambda h, w: torch.cat((affine(w).expand(2, 5, 4), h[..., 4:]), -1),
+    ),
+    "spread": (
+        lambda x: N.spread_forward(x, INDEX, 3),
+        N.spread_backward,
+        [random(2, 2, 3, 4)],
+        lambda x: torch.stack([x[:, :, m, INDEX[m]] for m in range(3)], 2),
+    ),
+    "add_score": (
+        lambda scores: N.add_score_forward(scores, None, random(2, 3, 3, seed=2), {}),
+        lambda d, cache: N.add_score_backward(d, cache)[0],
+        [random(2, 2, 3, 3)],
+        lambda scores: scores + torch.from_numpy(random(2, 3, 3, seed=2)),
+    ),
+    "t5_score": (
+        lambda scores, w: N.t5_score_forward(scores, None, INDEX, {"weight": w}),
+        lambda d, cache: N.t5_score_backward(d, cache)[::2],
+        [random(2, 2, 3, 3), random(4, 2)],
+        lambda scores, w: scores + w[INDEX].permute(2, 0, 1),
+    ),
+    "shaw_score": (
+        lambda scores, qk, a: N.shaw_score_forward(scores, qk, INDEX, {"keys": a}),
+        N.shaw_score_backward,
+        [random(2, 2, 3, 3), random(2, 2, 2, 3, 5), random(4, 5)],
+        lambda scores, qk, a: scores + torch.einsum("bhtd,tsd->bhts", qk[0], a[INDEX]) / math.sqrt(5),
+    ),
+    "shaw_value": (
+        lambda y, p, a: N.shaw_value_forward(y, p, INDEX, {"values": a}),
+        lambda d, cache: (d, *N.shaw_value_backward(d, cache)),
+        [random(2, 2, 3, 5), random(2, 2, 3, 3), random(4, 5)],
+        lambda y, p, a: y + torch.einsum("bhts,tsd->bhtd", p, a[INDEX]),
+    ),
     "rotate": (lambda qk: N.rotate_forward(qk, COS_SIN, {}), N.rotate_backward, [random(2, 2, 2, 3, 8)], torch_rotate),
 }
 
@@ -342,7 +437,49 @@ def test_layer_against_central_differences(layer):
 
 def test_every_backward_of_the_file_is_tested_alone_or_caught_by_the_ladder():
     pairs = {name.removesuffix("_backward") for name in vars(model_numpy) if name.endswith("_backward")}
-    assert pairs - set(LAYERS) == {"attention", "block", "unchanged", "unscored"}
+    assert pairs - set(LAYERS) == {"attention", "block", "unchanged", "not_overridden", "unscored", "unvalued"}
+
+
+# ---- order -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pe", ENCODINGS)
+def test_without_mask_and_encoding_a_permuted_input_gives_the_permuted_output(pe):
+    model, permutation = tiny(pe, causal=False), np.random.default_rng(0).permutation(T)
+    tokens = np.random.default_rng(1).integers(0, V, (1, T))
+    params = numpy_params(model)
+    for logits_of in (
+        lambda tokens: model_numpy.forward(params, tokens, model.config)[0],
+        lambda tokens: model(torch.from_numpy(tokens)).detach().numpy(),
+    ):
+        permuted, straight = logits_of(tokens[:, permutation]), logits_of(tokens)[:, permutation]
+        assert np.allclose(permuted, straight, rtol=1e-9, atol=1e-11) == (pe == "nope")
+
+
+@pytest.mark.parametrize("pe", ENCODINGS)
+def test_with_a_mask_order_is_known_even_without_an_encoding(pe):
+    model, permutation = tiny(pe), np.random.default_rng(0).permutation(T)
+    tokens = torch.from_numpy(np.random.default_rng(1).integers(0, V, (1, T)))
+    assert not torch.allclose(model(tokens[:, permutation]), model(tokens)[:, permutation])
+
+
+# ---- an encoding of the reader's own ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_readmes_own_encoding_climbs_the_ladder(style, monkeypatch):
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Add your own")[1].split("\n## ")[0]
+    blocks = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", section, re.DOTALL)
+    assert [file for file, _ in blocks] == ["config", "model_torch", "model_numpy"]
+    for file, code in blocks:
+        module = importlib.import_module(file)
+        monkeypatch.setitem(module.ENCODINGS, "partial", None)  # gone again after the test
+        exec(code, dict(vars(module)))
+    for positions in POSITIONS.values():
+        climb(tiny("partial", style), EXACT, positions)
+    model, tokens = tiny("partial", style), torch.arange(8)[None]
+    assert torch.allclose(model(tokens), model(tokens, positions=torch.arange(8) + 5), rtol=1e-9, atol=1e-11)
+    assert not torch.allclose(model(tokens), model(tokens, positions=torch.arange(8) * 2))
 
 
 # ---- the score door --------------------------------------------------------------------------------------------------

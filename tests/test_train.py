@@ -127,6 +127,32 @@ def test_ctrl_c_keeps_the_last_step_and_says_how_to_go_on(uninterrupted, flags, 
     assert again.returncode == 0 and "complete: 200 of 200 steps" in again.stdout
 
 
+@pytest.mark.parametrize("backend", ["torch", "numpy"])
+@pytest.mark.parametrize(
+    "variant, name",
+    [
+        (["expe", "--on", "k", "--theta", "1/64"], "expe-theta0.015625-onk"),
+        (["expe", "--constant", "--learn", "init"], "expe-constant-learninit"),
+        (["exqpe", "--once", "--l", "3", "--learn", "random"], "exqpe-l3-once-learnrandom"),
+        (["t5", "--buckets", "8", "--max-distance", "9"], "t5-buckets8-max_distance9"),
+        (["shaw"], "shaw"),
+        (["alibi"], "alibi"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_variants_train_resume_and_evaluate(variant, name, backend, tokens, tmp_path):
+    flags = ["--pe", *variant, *TINY, "--data", tokens, "--steps", "6", "--checkpoint-every", "3", "--backend", backend]
+    done = command("train.py", *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / f"mini-{name}-s0{'-numpy' * (backend == 'numpy')}"
+    first, last = (json.loads(line)["loss"] for line in (run / "log.jsonl").read_text().splitlines()[:6:5])
+    assert last < first
+    again = command("train.py", *flags, "--resume", cwd=tmp_path)
+    assert again.returncode == 0 and "complete: 6 of 6 steps" in again.stdout, again.stderr
+    done = command("eval.py", run, "--lengths", "16,64", "--max-docs", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_gradient_accumulation_equals_the_whole_batch(tokens, tmp_path):
     losses = []
     for micro in (4, 2, 1):
