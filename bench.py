@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from config import ENCODINGS, PRESETS, CommandLine, EncodingConfig, new_file, replace, whole
+from config import BACKENDS, ENCODINGS, PRESETS, CommandLine, EncodingConfig, InputError, new_file, replace, whole
 
 BATCH = {"mini": 16, "paper-35m": 4, "llama-135m": 1, "llama-342m": 1}  # sequences in a step
 GEMM = 2048  # rows and columns of the product that measures the machine
@@ -40,11 +40,20 @@ def matmul_flops(config, batch):
     return 6 * (weights + attention) * batch * config.context
 
 
-def worker(pipe, preset, pe, backend, batch):
-    """A process that answers "step" and "gemm" with seconds, and "memory" with its peak in bytes."""
+def worker(pipe, *job):
+    """A process that answers "step" and "gemm" with seconds, "memory" with its peak in bytes; failing, with why."""
+    try:
+        answer(pipe, *job)
+    except KeyboardInterrupt:
+        pass
+    except (MemoryError, RuntimeError) as error:  # RuntimeError: how torch runs out of memory
+        pipe.send(str(error).splitlines()[0] if str(error) else "out of memory")
+
+
+def answer(pipe, preset, pe, backend, batch):
     import numpy as np
 
-    from train import BACKENDS
+    from train import MAKE
 
     model, config = PRESETS[preset]
     l = model.encoding.l if "l" in ENCODINGS[pe] else None
@@ -54,10 +63,10 @@ def worker(pipe, preset, pe, backend, batch):
     if backend == "torch":
         import torch
 
-        trainer = BACKENDS[backend](model, config, torch.device("cpu"), False)
+        trainer = MAKE[backend](model, config, torch.device("cpu"), False)
         square = torch.ones(GEMM, GEMM)
     else:
-        trainer = BACKENDS[backend](model, config, "cpu", False)
+        trainer = MAKE[backend](model, config)
         square = np.ones((GEMM, GEMM), np.float32)
     step = 0
     for request in iter(pipe.recv, "end"):
@@ -84,10 +93,17 @@ def measure(preset, pe, backends, batch, repeats):
         pipes[backend], end = context.Pipe()
         processes[backend] = context.Process(target=worker, args=(end, preset, pe, backend, batch), daemon=True)
         processes[backend].start()
+        end.close()
 
     def ask(backend, request):
-        pipes[backend].send(request)
-        return pipes[backend].recv()
+        try:
+            pipes[backend].send(request)
+            reply = pipes[backend].recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            reply = "the process ended, perhaps for want of memory"
+        if isinstance(reply, str):
+            raise InputError(f"{preset} by {backend}, batch {batch}: {reply}; use a smaller --batch-size")
+        return reply
 
     for backend in backends:
         for request in ("step", "step", "gemm"):  # warm up
@@ -149,8 +165,8 @@ def main():
         help=f"of {', '.join(PRESETS)} (default: mini,paper-35m)",
     )  # fmt: skip
     parser.add_argument(
-        "--backends", type=names_of(("torch", "numpy")), default=["torch", "numpy"], metavar="NAME,...",
-        help="torch, numpy; ratios are to the first (default: torch,numpy)",
+        "--backends", type=names_of(BACKENDS), default=list(BACKENDS), metavar="NAME,...",
+        help=f"of {', '.join(BACKENDS)}; ratios are to the first (default: all)",
     )  # fmt: skip
     parser.add_argument("--pe", choices=tuple(ENCODINGS), default="expe", help="positional encoding (default: expe)")
     batches = "default: " + ", ".join(f"{n} for {preset}" for preset, n in BATCH.items())

@@ -215,6 +215,9 @@ class ModelConfig:
 # ---- the training run ------------------------------------------------------------------------------------------------
 
 
+BACKENDS = ("torch", "numpy")
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """One training run: its data, its steps and its optimizer. A batch is counted in sequences of `context` tokens."""
@@ -258,10 +261,10 @@ class TrainConfig:
             _check(self, name, lambda x: _number(0, 1)(x) and x < 1, "at least 0 and below 1")
         _check(self, "weight_decay", _number(0), "a finite number of at least 0")
         _check(self, "clip", _positive, "a finite number above 0")
-        _check(self, "backend", lambda x: x in ("torch", "numpy"), "torch or numpy")
+        _check(self, "backend", lambda x: x in BACKENDS, " or ".join(BACKENDS))
         _check(self, "dtype", lambda x: x in ("fp32", "bf16"), "fp32 or bf16")
         if self.backend == "numpy":
-            _check(self, "dtype", lambda x: x == "fp32", "fp32 for the NumPy backend")
+            _check(self, "dtype", lambda x: x == "fp32", "fp32 for the NumPy backend (--dtype fp32)")
         _check(self, "seed", _whole(0, 2**32 - 1), "a whole number from 0 to 4,294,967,295")
         _check(self, "data", lambda x: isinstance(x, str) and x != "", "stdlib, fineweb, fineweb-edu or a path")
 
@@ -508,3 +511,23 @@ def checkpoint_file(run, record, name):
             "it was cut short or replaced"
         )
     raise InputError(f"{path} has the right size and the wrong SHA-256 hash: it was damaged or replaced")
+
+
+def read_weights(path, shapes):
+    """{name: float32 array} of a .safetensors file; InputError unless its names and shapes are those of `shapes`."""
+    import safetensors.numpy
+
+    try:
+        weights = safetensors.numpy.load_file(path)
+    except (safetensors.SafetensorError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not a safetensors file of NumPy's types: {error}") from None
+    for name in [*shapes, *weights]:
+        if name not in weights or name not in shapes:
+            what = "lacks the" if name in shapes else "has an unknown"
+            raise InputError(f"{path} {what} tensor {name}: it is of another model than config.json's")
+        found, right = tuple(weights[name].shape), tuple(shapes[name])
+        if found != right:
+            raise InputError(f"{path}: {name} has the shape {found}, and config.json makes it {right}")
+        if weights[name].dtype != "float32":
+            raise InputError(f"{path}: {name} must be float32, got {weights[name].dtype}")
+    return {name: weights[name] for name in shapes}

@@ -750,8 +750,15 @@ def forward(params, tokens, config, positions=None, masks=None):
 
 
 def backward(dlogits, cache):
-    """The gradient of every parameter, by name, from that of the logits (B, T, V): forward, read upwards."""
+    """The gradient of every parameter, by name, from that of the logits (B, T, V): forward, read upwards.
+
+    Raises ValueError for a gradient of another shape or dtype than the logits had.
+    """
     config, encoding, cache_embedding, cache_embed, mask, cache_blocks, cache_norm, cache_head = cache
+    h, w_output = cache_head
+    shape, dtype = (*h.shape[:-1], len(w_output)), w_output.dtype
+    if np.shape(dlogits) != shape or dlogits.dtype != dtype:
+        raise InputError(f"dlogits must be {dtype} of {shape}, got {np.asarray(dlogits).dtype} of {np.shape(dlogits)}")
     dh, dw_output = linear_backward(dlogits, cache_head)
     dx, dnorm = NORMS[config.norm][1](dh, cache_norm)                             # (B, T, C)
     grads, downs = over("norm.", dnorm), []
@@ -769,17 +776,19 @@ def backward(dlogits, cache):
 
 def loss_and_grads(params, tokens, targets, config, positions=None, masks=None):
     """(mean cross-entropy in nats, {name: gradient}). targets are integers (B, T) as tokens are; else as forward."""
-    check_tokens(targets, "targets", config, np.shape(tokens))
+    check_tokens(tokens, "tokens", config)
+    check_tokens(targets, "targets", config, tokens.shape)
     logits, cache = forward(params, tokens, config, positions, masks)
     losses, cache_loss = cross_entropy_forward(logits.reshape(-1, config.vocab_size), targets.ravel())
     dlosses = np.full_like(losses, 1 / losses.size)                               # loss = mean(losses)
     dlogits = cross_entropy_backward(dlosses, cache_loss)
-    return losses.mean(), backward(dlogits, cache)
+    return losses.mean(), backward(dlogits.reshape(logits.shape), cache)
 
 
 def token_losses(params, tokens, targets, config, positions=None):
     """The cross-entropy of each target in nats, (B, T); arguments as loss_and_grads has them."""
-    check_tokens(targets, "targets", config, np.shape(tokens))
+    check_tokens(tokens, "tokens", config)
+    check_tokens(targets, "targets", config, tokens.shape)
     logits, _ = forward(params, tokens, config, positions)
     losses, _ = cross_entropy_forward(logits.reshape(-1, config.vocab_size), targets.ravel())
     return losses.reshape(targets.shape)
@@ -814,6 +823,8 @@ def check_arrays(what, arrays, shapes):
     """The one dtype of a dict of arrays; InputError for an entry that is missing, extra, or misshaped."""
     if not isinstance(arrays, dict):
         raise InputError(f"{what} must be a dict of NumPy arrays by name, got {type(arrays).__name__}")
+    if not shapes:
+        raise InputError(f"{what} is empty")
     if missing := [name for name in shapes if name not in arrays]:
         raise InputError(f"{what} lacks {missing[0]}, which should have the shape {shapes[missing[0]]}")
     dtypes = set()
@@ -847,11 +858,12 @@ def check_masks(masks, B, T, config, dtype):
     """An iterator over the masks of a forward pass, or over None; InputError for a wrong number, shape or dtype."""
     if masks is None:
         return itertools.repeat(None)
-    masks, shape, number = list(masks), (B, T, config.d_model), 1 + 2 * config.n_layers
+    masks = list(masks) if np.iterable(masks) else [masks]
+    shape, number = (B, T, config.d_model), 1 + 2 * config.n_layers
     if len(masks) != number:
         raise InputError(f"masks must be {number}, one for the embedding and two for each block, got {len(masks)}")
     for mask in masks:
-        if np.shape(mask) != shape or mask.dtype != dtype:
+        if not isinstance(mask, np.ndarray) or mask.shape != shape or mask.dtype != dtype:
             found = getattr(mask, "dtype", type(mask).__name__)
             raise InputError(f"masks must be {dtype} of {shape}, got {found} of {np.shape(mask)}")
     return iter(masks)
@@ -883,11 +895,10 @@ def adamw_step(params, grads, state, lr, beta1=0.9, beta2=0.95, eps=1e-8, weight
 
     Raises ValueError for a gradient or a moment that is missing, extra, or of another shape or dtype than it has to be.
     """
-    shapes = {name: w.shape for name, w in params.items()}
-    dtypes = {what: check_arrays(what, arrays, shapes) for what, arrays in
-              (("params", params), ("grads", grads), ("state m", state["m"]), ("state v", state["v"]))}
-    if len(set(dtypes.values())) > 1:
-        raise InputError(f"params, grads and state must be of one dtype, got {', '.join(map(str, dtypes.values()))}")
+    dtype = check_state(state, params)
+    found = check_arrays("grads", grads, {name: w.shape for name, w in params.items()})
+    if found != dtype:
+        raise InputError(f"grads must be of the params' dtype, {dtype}, got {found}")
     state["step"] += 1
     unbias1, unbias2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
     for name, whole in params.items():
@@ -900,6 +911,20 @@ def adamw_step(params, grads, state, lr, beta1=0.9, beta2=0.95, eps=1e-8, weight
             v += (1 - beta2) * np.square(g)
             w *= 1 - lr * decay
             w -= (lr / unbias1) * m / (np.sqrt(v / unbias2) + eps)
+
+
+def check_state(state, params):
+    """The dtype of params and state; InputError unless the state is one of AdamW for such params."""
+    if not isinstance(state, dict) or state.keys() != {"step", "m", "v"}:
+        raise InputError("state must be as adamw_state makes it: a dict of step, m and v")
+    if not isinstance(state["step"], int) or state["step"] < 0:
+        raise InputError(f"state: step must be a whole number of at least 0, got {state['step']!r}")
+    shapes = {name: w.shape for name, w in params.items()}
+    named = {"params": params, "state m": state["m"], "state v": state["v"]}
+    dtypes = [check_arrays(what, arrays, shapes) for what, arrays in named.items()]
+    if len(set(dtypes)) > 1:
+        raise InputError(f"params and state must be of one dtype, got {', '.join(map(str, dtypes))}")
+    return dtypes[0]
 
 
 def row_blocks(x, size=2**15):

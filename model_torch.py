@@ -11,12 +11,11 @@ import math
 import re
 
 import numpy as np
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from config import InputError, checkpoint_file, read_run
+from config import InputError, checkpoint_file, read_run, read_weights
 from expe import (
     alibi_slopes,
     distances,
@@ -427,19 +426,8 @@ def load_model(run, device="cpu"):
 
 def load_weights(model, path):
     """Fill the model from a .safetensors file; InputError for a tensor that is missing, unknown or of another shape."""
-    try:
-        weights = safetensors.torch.load_file(path)
-    except safetensors.SafetensorError as error:
-        raise InputError(f"{path} is not a safetensors file: {error}") from None
-    own = model.state_dict()
-    for name in own.keys() | weights.keys():
-        if name not in weights or name not in own:
-            what = "lacks the" if name in own else "has an unknown"
-            raise InputError(f"{path} {what} tensor {name}: it is of another model than config.json's")
-        found, right = tuple(weights[name].shape), tuple(own[name].shape)
-        if found != right:
-            raise InputError(f"{path}: {name} has the shape {found}, and config.json makes it {right}")
-    model.load_state_dict(weights)
+    weights = read_weights(path, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
+    model.load_state_dict({name: torch.from_numpy(weight) for name, weight in weights.items()})
 
 
 def pick_device(name="auto"):

@@ -4,7 +4,8 @@
     python train.py --pe expe --l 24 --resume   goes on after a Ctrl-C or a kill, bit for bit on a CPU
 
 A run is a pure function of its configs: the batch of a step depends on (seed, step) alone, and so does dropout's mask.
-Two backends compute it, from the same first weights on the same batches: torch, and NumPy with gradients by hand.
+Two backends compute it, from the same first weights on the same batches: torch, and NumPy with gradients by hand. (Each
+draws dropout's masks by its own generator.)
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ import time
 from pathlib import Path
 
 from config import (
+    BACKENDS,
     ENCODING_FIELDS,
     ENCODINGS,
     PRESETS,
@@ -34,6 +36,7 @@ from config import (
     fingerprint,
     number,
     read_run,
+    read_weights,
     whole,
     write_json,
 )
@@ -76,8 +79,8 @@ def command_line():
                 how = {"type": types.get(f.type), "metavar": f.name.upper()}
                 if f.type == bool | None:
                     how = {"action": "store_true", "default": None}
-                if f.name == "pe":
-                    how = {"choices": tuple(ENCODINGS)}
+                if f.name in ("pe", "backend"):
+                    how = {"choices": tuple(ENCODINGS) if f.name == "pe" else BACKENDS}
                 flag = f.metadata["flag"] or "--" + f.name.replace("_", "-")
                 group.add_argument(flag, dest=f.name, help=f.metadata["help"], **how)
     group.add_argument("--tokens", type=whole, metavar="TOKENS", help="training tokens, instead of --steps")
@@ -127,7 +130,7 @@ def run_device(args, backend):
     """Where the run computes; InputError for a device that is not here, or that the backend cannot use."""
     if backend == "numpy":
         if args.device not in ("auto", "cpu") or args.compile:
-            raise InputError("--backend numpy computes on the CPU, uncompiled: leave out --device and --compile")
+            raise InputError("--backend numpy computes on the CPU, uncompiled: leave out --compile and --device")
         return "cpu"
     from model_torch import pick_device
 
@@ -228,11 +231,21 @@ def load_checkpoint(run, backend, record):
     """Fill the backend from the run's checkpoint; returns its step. Cuts the log back to that step."""
     import torch
 
+    path = run / "optimizer.pt"
     paths = [checkpoint_file(run, record, name) for name in CHECKPOINT]
     for path, name in zip(paths, CHECKPOINT, strict=True):
         os.replace(path, run / name)  # a kill may have left the last renames undone
-    state = torch.load(run / "optimizer.pt", map_location="cpu", weights_only=True)
-    backend.load(run / "model.safetensors", state["optimizer"])
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of a dozen kinds
+        raise InputError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    backend.load_weights(run / "model.safetensors")
+    try:
+        if state["step"] != record["checkpoint"]["step"]:
+            raise ValueError(f"step {state['step']}, and config.json says {record['checkpoint']['step']}")
+        backend.load_optimizer(state["optimizer"])
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise InputError(f"{path} is not the optimizer's state of this run ({type(error).__name__}: {error})") from None
     try:
         lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= state["step"]]
@@ -277,11 +290,20 @@ class TorchBackend:
     def optimizer_state(self):
         return self.optimizer.state_dict()
 
-    def load(self, path, optimizer_state):
+    def load_weights(self, path):
         from model_torch import load_weights
 
         load_weights(self.model, path)
-        self.optimizer.load_state_dict(optimizer_state)
+
+    def load_optimizer(self, state):
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for index, moments in state["state"].items():  # a fused step with another shape would write past its memory
+            shape = parameters[index].shape
+            if moments["exp_avg"].shape != shape or moments["exp_avg_sq"].shape != shape:
+                raise ValueError(f"the moments of parameter {index} must have the shape {tuple(shape)}")
+        if state["state"] and len(state["state"]) != len(parameters):
+            raise ValueError(f"{len(state['state'])} parameters, and the model has {len(parameters)}")
+        self.optimizer.load_state_dict(state)
 
     def step(self, batch, step):
         """One optimizer step on the batch (B, T+1); returns the loss and the gradient's norm, still on the device."""
@@ -313,9 +335,9 @@ class TorchBackend:
 
 
 class NumpyBackend:
-    """The same in NumPy, in fp32 on the CPU."""
+    """The same in NumPy, in fp32 on the CPU. Dropout's masks are of NumPy's making, and so not torch's."""
 
-    def __init__(self, model_config, config, device, compiled):
+    def __init__(self, model_config, config, device="cpu", compiled=False):
         from model_numpy import adamw_state, init_params, keep_freed_memory
 
         keep_freed_memory()
@@ -332,19 +354,17 @@ class NumpyBackend:
         tensors = {key: {n: torch.from_numpy(a) for n, a in self.state[key].items()} for key in ("m", "v")}
         return {"step": self.state["step"], **tensors}
 
-    def load(self, path, optimizer_state):
-        import safetensors.numpy
+    def load_weights(self, path):
+        from model_numpy import parameter_shapes
 
-        from model_numpy import check_params
+        self.params = read_weights(path, parameter_shapes(self.model_config))
 
-        found = safetensors.numpy.load_file(path)
-        try:
-            check_params(found, self.model_config)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
-        self.params = {name: found[name] for name in self.params}
-        moments = {key: {n: t.numpy() for n, t in optimizer_state[key].items()} for key in ("m", "v")}
-        self.state = {"step": optimizer_state["step"], **moments}
+    def load_optimizer(self, state):
+        from model_numpy import check_state
+
+        moments = {key: {name: tensor.numpy() for name, tensor in state[key].items()} for key in ("m", "v")}
+        check_state({"step": state["step"], **moments}, self.params)
+        self.state = {"step": state["step"], **moments}
 
     def step(self, batch, step):
         """One optimizer step on the batch (B, T+1); returns the loss and the gradient's norm."""
@@ -375,7 +395,7 @@ class NumpyBackend:
         return token_losses(self.params, windows[:, :-1], windows[:, 1:], self.model_config).sum(dtype="float64").item()
 
 
-BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
+MAKE = {"torch": TorchBackend, "numpy": NumpyBackend}
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -396,7 +416,7 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
     val_windows = data.batch(val_tokens, context, n_val, 0, 0)  # (N, T+1), the same for all runs
     val_parts = np.split(val_windows, range(config.micro_batch, n_val, config.micro_batch))
 
-    backend = BACKENDS[config.backend](model_config, config, device, compiled)
+    backend = MAKE[config.backend](model_config, config, device, compiled)
     first = load_checkpoint(run, backend, record) if resume else 0
     if not resume:
         new_run(run, backend, record, folder / "tokenizer.tiktoken")

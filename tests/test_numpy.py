@@ -440,6 +440,35 @@ def test_every_backward_of_the_file_is_tested_alone_or_caught_by_the_ladder():
     assert pairs - set(LAYERS) == {"attention", "block", "unchanged", "not_overridden", "unscored", "unvalued"}
 
 
+def test_adamw_of_a_matrix_of_several_blocks_equals_torchs():
+    rng = np.random.default_rng(0)
+    w, grads = rng.standard_normal((1000, 77)), [rng.standard_normal((1000, 77)) for _ in range(3)]
+    assert w.size > 2 * 2**15 and 1000 % (2**15 // 77) != 0
+    theirs = torch.nn.Parameter(torch.from_numpy(w.copy()))
+    optimizer = torch.optim.AdamW([theirs], lr=0.01, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.2)
+    params = {"w": w}
+    state = model_numpy.adamw_state(params)
+    for g in grads:
+        theirs.grad = torch.from_numpy(g.copy())
+        optimizer.step()
+        model_numpy.adamw_step(params, {"w": g}, state, 0.01, 0.8, 0.9, 1e-3, 0.2)
+    close("w", params["w"], theirs.detach(), 1e-12)
+
+
+def test_dropout_masks_keep_the_mean():
+    config = tiny(dropout=0.3, n_layers=1).config
+    masks = np.stack(list(model_numpy.dropout_masks(config, 50, 100, np.random.default_rng(0), np.float64)))
+    assert masks.shape == (3, 50, 100, 16) and set(np.unique(masks)) == {0.0, 1 / 0.7}
+    assert abs(masks.mean() - 1) < 0.01 and not np.array_equal(masks[0], masks[1])
+
+
+def test_token_losses_are_torchs_at_any_positions():
+    model, (tokens, targets) = tiny("expe"), np.random.default_rng(0).integers(0, V, (2, B, T))
+    ours = model_numpy.token_losses(numpy_params(model), tokens, targets, model.config, POSITIONS["odd"])
+    theirs = model.token_losses(torch.from_numpy(tokens), torch.from_numpy(targets), POSITIONS["odd"])
+    close("losses", ours, theirs, 1e-10)
+
+
 # ---- order -----------------------------------------------------------------------------------------------------------
 
 
@@ -667,6 +696,13 @@ def test_wrong_tokens_targets_and_positions_are_named():
     ):
         with pytest.raises(ValueError, match=message):
             model_numpy.forward(params, tokens, config)
+    with pytest.raises(ValueError, match=r"tokens must have the shape \(B, T\), got \(4,\)"):
+        model_numpy.loss_and_grads(params, good[0], good[0], config)
+    logits, cache = model_numpy.forward(params, good, config)
+    shape = r"dlogits must be float32 of \(2, 4, 40\), got "
+    for dlogits, message in ((logits[:1], shape + "float32"), (logits.astype(float), shape + "float64")):
+        with pytest.raises(ValueError, match=message):
+            model_numpy.backward(dlogits, cache)
     wrong = r"targets must have the shape \(2, 4\), got \(2, 3\)"
     for targets, message in ((good[:, 1:], wrong), (good + V, "targets must be from 0")):
         with pytest.raises(ValueError, match=message):
@@ -687,8 +723,19 @@ def test_wrong_gradients_and_states_are_named():
         model_numpy.adamw_step(params, {n: g for n, g in grads.items() if n != "norm.bias"}, state, 1e-3)
     with pytest.raises(ValueError, match=r"grads: norm.bias must have the shape \(16,\), got \(3,\)"):
         model_numpy.adamw_step(params, changed(grads, "norm.bias", np.zeros(3)), state, 1e-3)
-    with pytest.raises(ValueError, match="params, grads and state must be of one dtype, got float32, float64, float32"):
+    with pytest.raises(ValueError, match="grads must be of the params' dtype, float32, got float64"):
         model_numpy.adamw_step(params, {n: g.astype(float) for n, g in grads.items()}, state, 1e-3)
+    for wrong, message in (
+        ({}, "state must be as adamw_state makes it"),
+        (None, "state must be as adamw_state makes it"),
+        ({**state, "step": "3"}, "state: step must be a whole number of at least 0, got '3'"),
+        ({**state, "step": -1}, "got -1"),
+        ({**state, "v": {n: v.astype(float) for n, v in state["v"].items()}}, "float32, float32, float64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model_numpy.adamw_step(params, grads, wrong, 1e-3)
+    with pytest.raises(ValueError, match="params is empty"):
+        model_numpy.adamw_step({}, {}, model_numpy.adamw_state({}), 1e-3)
     other = model_numpy.adamw_state(model_numpy.init_params(tiny(d_mlp=24).config))
     with pytest.raises(ValueError, match=r"state m: blocks.0.mlp.up.weight must have the shape \(40, 16\), got \(24"):
         model_numpy.adamw_step(params, grads, other, 1e-3)
@@ -704,6 +751,8 @@ def test_wrong_masks_are_named():
         ([m.astype(float) for m in good], r"masks must be float32 of \(2, 4, 16\), got float64"),
         ([m[:, 1:] for m in good], r"got float32 of \(2, 3, 16\)"),
         ([1.0] * 5, r"got float of \(\)"),
+        ([m.tolist() for m in good], r"got list of \(2, 4, 16\)"),
+        (5, "got 1"),
     ):
         with pytest.raises(ValueError, match=message):
             model_numpy.forward(params, tokens, config, masks=masks)
@@ -713,8 +762,8 @@ def test_wrong_masks_are_named():
     "flags, message",
     [
         (["--device", "cuda"], "--backend numpy computes on the CPU"),
-        (["--compile"], "leave out --device and --compile"),
-        (["--dtype", "bf16"], "dtype must be fp32 for the NumPy backend, got 'bf16'"),
+        (["--compile"], "leave out --compile and --device"),
+        (["--dtype", "bf16"], "dtype must be fp32 for the NumPy backend (--dtype fp32), got 'bf16'"),
     ],
 )
 def test_flags_that_numpy_has_no_use_for(flags, message, tokens, tmp_path):
@@ -724,6 +773,6 @@ def test_flags_that_numpy_has_no_use_for(flags, message, tokens, tmp_path):
 
 def test_an_unknown_backend_and_a_change_of_backend_are_refused(numpy_run):
     _, folder, _ = numpy_run
-    assert "backend must be torch or numpy, got 'jax'" in refused(command("train.py", "--backend", "jax", cwd=folder))
+    assert "--backend: invalid choice: 'jax'" in refused(command("train.py", "--backend", "jax", cwd=folder))
     done = command("train.py", "--out", "runs/a", "--resume", "--backend", "torch", cwd=folder)
     assert "backend is numpy in runs/a and torch by these flags" in refused(done)

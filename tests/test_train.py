@@ -284,6 +284,67 @@ def test_damaged_checkpoints_are_named_with_what_is_off(uninterrupted, tmp_path,
     assert f"runs/a/{name} is missing" in said()
 
 
+def forged(run, name, change):
+    """Change a checkpoint's file and let config.json vouch for it."""
+    change(run / name)
+    record = config.read_json(run / "config.json")
+    record["checkpoint"]["files"][name] = config.fingerprint(run / name)
+    config.write_json(run / "config.json", record)
+
+
+def optimizer_with(**entries):
+    """A change of optimizer.pt: entries of the optimizer's state replaced, or left out where None."""
+
+    def change(path):
+        state = torch.load(path, weights_only=True)
+        for name, value in entries.items():
+            state["optimizer"].pop(name)
+            if value is not None:
+                state["optimizer"][name] = value
+        torch.save(state, path)
+
+    return change
+
+
+def moment_of_another_shape(path):
+    state = torch.load(path, weights_only=True)
+    moments = state["optimizer"]["state"][0] if "state" in state["optimizer"] else state["optimizer"]["m"]
+    moments["exp_avg" if "exp_avg" in moments else "norm.weight"] = torch.zeros(3)
+    torch.save(state, path)
+
+
+@pytest.mark.parametrize(
+    "backend, name, change, message",
+    [
+        *(
+            (backend, *case)
+            for backend in ("torch", "numpy")
+            for case in (
+                ("model.safetensors", lambda path: path.write_bytes(b"xx"), "is not a safetensors file"),
+                ("optimizer.pt", lambda path: path.write_bytes(b"xx"), "optimizer.pt cannot be read"),
+                ("optimizer.pt", lambda path: torch.save({"step": 2}, path), "(KeyError: 'optimizer')"),
+                ("optimizer.pt", lambda path: torch.save([1], path), "the optimizer's state of this run (TypeError"),
+                ("optimizer.pt", moment_of_another_shape, "must have the shape"),
+            )
+        ),
+        ("numpy", "optimizer.pt", optimizer_with(m=None), "(KeyError: 'm')"),
+        ("numpy", "optimizer.pt", optimizer_with(step="3"), "step must be a whole number"),
+        ("numpy", "optimizer.pt", optimizer_with(m=[1]), "(AttributeError"),
+        ("torch", "optimizer.pt", optimizer_with(param_groups=None), "(KeyError: 'param_groups')"),
+        ("torch", "optimizer.pt", optimizer_with(state={0: {}}), "(KeyError: 'exp_avg')"),
+    ],
+)
+def test_forged_checkpoints_are_named_and_left_alone(tokens, tmp_path, backend, name, change, message):
+    flags = ["--pe", "expe", *TINY, "--data", tokens, "--steps", "2", "--backend", backend, "--out", "runs/a"]
+    assert command("train.py", *flags, cwd=tmp_path).returncode == 0
+    run = tmp_path / "runs" / "a"
+    forged(run, name, change)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    line = refused(command("train.py", "--out", "runs/a", "--resume", cwd=tmp_path))
+    assert f"runs/a/{name}" in line and message in line
+    assert before == {path.name: path.read_bytes() for path in run.iterdir()}
+
+
 def test_config_json_is_replaced_before_the_files_it_names(tmp_path, monkeypatch):
     preset, record = config.PRESETS["mini"], {}
     backend = train.NumpyBackend(dataclasses.replace(preset.model, n_layers=1), preset.train, "cpu", False)
