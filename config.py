@@ -64,6 +64,8 @@ ENCODINGS = {
     "t5": {"buckets": 32, "max_distance": 128},
     "shaw": {"max_distance": 16},
 }
+# The two numbers that --learn trains, in the order of the parameter encoding.weight.
+LEARNED = {"expe": ("start", "theta"), "exqpe": ("theta1", "theta2")}
 
 
 @dataclass(frozen=True)
@@ -112,21 +114,16 @@ class EncodingConfig:
         if self.once and self.on is not None:
             raise InputError("once overrides the residual stream, on the input of attention: leave one of them out")
         if self.learn == "random":
-            for name in self.learned:
+            for name in LEARNED[self.pe]:
                 if getattr(self, name) is not None:
                     raise InputError(f"learn random draws {name}, and {getattr(self, name)} is given: leave one out")
         if self.base is not None:
             _check(self, "base", lambda x: _number(1)(x) and x > 1, "a finite number above 1")
         if self.buckets is not None:
-            _check(self, "buckets", _whole(2), "a whole number of at least 2")
+            _check(self, "buckets", _whole(2, 1024), "a whole number from 2 to 1,024")
         if self.max_distance is not None:
             least = 1 if self.buckets is None else self.buckets // 2 + 1
-            _check(self, "max_distance", _whole(least), f"a whole number of at least {least}")
-
-    @property
-    def learned(self):
-        """The names of the two numbers that --learn trains, in the order of the parameter encoding.weight."""
-        return ("start", "theta") if self.pe == "expe" else ("theta1", "theta2")
+            _check(self, "max_distance", _whole(least, 2**16), f"a whole number from {least} to 65,536")
 
 
 ENCODING_FIELDS = tuple(f.name for f in dataclasses.fields(EncodingConfig) if f.name != "pe")
@@ -171,7 +168,7 @@ class ModelConfig:
 
         e, unset = self.encoding, {}
         leave = ("on",) if e.once else ()
-        leave += e.learned if e.learn == "random" else ()
+        leave += LEARNED[e.pe] if e.learn == "random" else ()
         for name, default in ENCODINGS[e.pe].items():
             if getattr(e, name) is None and name not in leave:
                 unset[name] = default(self.context) if callable(default) else default
@@ -188,17 +185,16 @@ class ModelConfig:
 
         GPT-2's 0.02, and 0.02 / sqrt(2 n_layers) for what ends a residual branch; norms start as weight 1, bias 0. An
         embedding that is not the output layer too starts at 1, torch's own default: no smaller than the rows that the
-        sinusoidal encoding adds to it. What --learn trains starts from the flags' numbers, or from N(0, 1).
+        sinusoidal encoding adds to it. What --learn trains starts from the flags' numbers, or from N(0, 1); all else
+        that an encoding trains from N(0, 0.02^2).
         """
-        if name.endswith("bias"):
-            return 0.0, 0.0
-        if "norm" in name:
-            return 1.0, 0.0
-        if name == "embedding.weight" and not self.tied:
+        if self.encoding.learn == "init" and name.startswith("encoding."):
+            return [getattr(self.encoding, field) for field in LEARNED[self.encoding.pe]], 0.0
+        if self.encoding.learn == "random" and name.startswith("encoding."):
             return 0.0, 1.0
-        if name == "encoding.weight" and self.encoding.learn == "init":
-            return [getattr(self.encoding, field) for field in self.encoding.learned], 0.0
-        if name == "encoding.weight" and self.encoding.learn == "random":
+        if "norm" in name.split(".")[-2]:  # norm, blocks.0.norm1, ...
+            return (0.0, 0.0) if name.endswith("bias") else (1.0, 0.0)
+        if name == "embedding.weight" and not self.tied:
             return 0.0, 1.0
         ends_branch = name.endswith(("attn.proj.weight", "mlp.down.weight"))
         return 0.0, 0.02 / math.sqrt(2 * self.n_layers) if ends_branch else 0.02

@@ -9,16 +9,17 @@ Paper: "ExPE: Exact Positional Encodings for Generative Transformer Models with 
 Datseris, Vassileva, Koychev and Boytcheva.
 """
 
+import functools
 import operator
 
 import numpy as np
 
 
-def _integers(positions):
+def _integers(positions, name="positions"):
     """The positions as an int64 array; ValueError for anything else, since a rounded position is another position."""
     positions = np.asarray(positions)
     if positions.dtype.kind not in "iu" and positions.size:
-        raise ValueError(f"positions must be integers, got an array of {positions.dtype}")
+        raise ValueError(f"{name} must be integers, got an array of {positions.dtype}")
     return positions.astype(np.int64)
 
 
@@ -63,6 +64,16 @@ def exqpe_table(positions, l, start=0.0, theta1=1 / 2048, theta2=1 / 16):
     j = np.arange(_width("l", l))                                                 # (l,)
     raised = np.maximum(0, (n - j) // len(j) + 1)                                 # (..., l)
     return float(start) + j * float(theta1) + float(theta2) * raised
+
+
+def affine_parts(table):
+    """The three arrays that make up a table which is affine in two numbers, on a last axis: (..., l) to (..., l, 3).
+
+    table(a, b) = parts[..., 0] + a parts[..., 1] + b parts[..., 2]: so a and b can be trained (the paper's "learned").
+    ExPE's table is affine in start and theta, ExQPE's in theta1 and theta2.
+    """
+    zero, one, other = table(0, 0), table(1, 0), table(0, 1)
+    return np.stack((zero, one - zero, other - zero), axis=-1)
 
 
 def sinusoidal_table(positions, d_model, base=10000.0):
@@ -132,14 +143,26 @@ def alibi_slopes(n_heads):
     return np.concatenate((slopes, between))[:n_heads]
 
 
+def alibi_table(positions, n_heads):
+    """What ALiBi adds to the scores: -slope (m - n) for every head, query and key. Shape (..., H, T, S)."""
+    return -alibi_slopes(n_heads)[:, None, None] * distances(positions)[..., None, :, :]
+
+
 def t5_bucket(distance, n_buckets=32, max_distance=128):
     """The bucket of each causal distance m - n >= 0, integers of the same shape. Raffel et al. 2020, section 2.1.
 
     The first half of the buckets, e = n_buckets//2, hold one distance each. The other r = n_buckets - e grow by a
-    constant factor: bucket e + k begins at the first d with (d/e)^r >= (max_distance/e)^k, compared here in whole
-    numbers, so that no rounding moves an edge. From max_distance on all is the last bucket; below 0 the first.
+    constant factor: bucket e + k begins at the first d with (d/e)^r >= (max_distance/e)^k. From max_distance on all is
+    the last bucket; below 0 the first.
     Raises ValueError for distances that are not integers, n_buckets below 2, and max_distance within the first half.
     """
+    first = _t5_edges(n_buckets, max_distance)
+    return np.maximum(np.searchsorted(first, _integers(distance, "distance"), side="right") - 1, 0)
+
+
+@functools.lru_cache
+def _t5_edges(n_buckets, max_distance):
+    """The first distance of each bucket, found in whole numbers, so that no rounding moves an edge."""
     e = _width("n_buckets", n_buckets) // 2
     if e < 1 or _width("max_distance", max_distance) <= e:
         raise ValueError(f"t5_bucket needs n_buckets of at least 2 and max_distance above half of them, "
@@ -150,7 +173,7 @@ def t5_bucket(distance, n_buckets=32, max_distance=128):
         while d**r * e**k < max_distance**k * e**r:
             d += 1
         first.append(d)
-    return np.maximum(np.searchsorted(first, _integers(distance), side="right") - 1, 0)
+    return first
 
 
 def shaw_index(distance, max_distance):
@@ -158,7 +181,7 @@ def shaw_index(distance, max_distance):
 
     Integers of the same shape; what lies ahead (below 0) counts as 0. Raises ValueError for max_distance below 1.
     """
-    return np.clip(_integers(distance), 0, _width("max_distance", max_distance))
+    return np.clip(_integers(distance, "distance"), 0, _width("max_distance", max_distance))
 
 
 # ---- number formats --------------------------------------------------------------------------------------------------

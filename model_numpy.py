@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 import expe
-from config import InputError
+from config import LEARNED, InputError
 
 # ---- linear, embedding, dropout --------------------------------------------------------------------------------------
 
@@ -354,16 +354,12 @@ def exqpe_table(e, theta1, theta2, positions):
 
 
 def override_rows(table):
-    """The rows of an encoding that overrides: a table, or the three from which --learn makes one.
-
-    A table is affine in its two numbers: table(a, b) = table(0, 0) + a (table(1, 0) - table(0, 0)) + b (...).
-    """
+    """The rows of an encoding that overrides: a table, or the three parts from which --learn makes one."""
     def rows(positions, config):
         e = config.encoding
-        if e.learn == "none":
-            return table(e, *(getattr(e, name) for name in e.learned), positions)
-        zero, one, other = (table(e, a, b, positions) for a, b in ((0, 0), (1, 0), (0, 1)))
-        return np.stack((zero, one - zero, other - zero), axis=-1)                # (..., T, l, 3)
+        if e.learn != "none":
+            return expe.affine_parts(lambda a, b: table(e, a, b, positions))      # (..., T, l, 3)
+        return table(e, *(getattr(e, name) for name in LEARNED[e.pe]), positions)              # (..., T, l)
     return rows
 
 
@@ -416,8 +412,7 @@ def add_score_backward(dscores, cache):
 
 
 def alibi_rows(positions, config):
-    slopes = expe.alibi_slopes(config.n_heads)[:, None, None]                     # (H, 1, 1)
-    return -slopes * expe.distances(positions)[..., None, :, :]                   # (..., H, T, S)
+    return expe.alibi_table(positions, config.n_heads)                            # (..., H, T, S)
 
 
 def t5_score_forward(scores, qk, table, own):

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from config import InputError, checkpoint_file, read_run, read_weights
+from config import LEARNED, InputError, checkpoint_file, read_run, read_weights
 from expe import (
-    alibi_slopes,
+    affine_parts,
+    alibi_table,
     distances,
     expe_table,
     exqpe_table,
@@ -34,8 +35,9 @@ from expe import (
 class Encoding(nn.Module):
     """No encoding (NoPE, Haviv et al. 2022): the four doors, all shut. Every other encoding opens one of them.
 
-    rows(positions) is what the encoding knows of integer positions (T,) or (B, T), as NumPy in float64. GPT computes it
-    once a forward pass, casts it once to the weights' dtype, and hands it to the doors as `table`.
+    rows(positions) is what the encoding knows of integer positions (T,) or (B, T), in NumPy: float64, or integers that
+    look something up. GPT computes it once a forward pass, casts floats once to the weights' dtype, and hands it to the
+    doors as `table`.
     """
 
     longest = math.inf                   # tokens in the longest sequence it has rows for
@@ -110,14 +112,10 @@ class ExPE(Encoding):
         return expe_table(positions, self.settings.l, start, theta, step=0 if self.settings.constant else 1)
 
     def rows(self, positions):
-        """(..., T, l). Under --learn, (..., T, l, 3): the table is affine in the two numbers a and b that are trained,
-
-        table(a, b) = table(0, 0) + a (table(1, 0) - table(0, 0)) + b (table(0, 1) - table(0, 0)).
-        """
-        if self.settings.learn == "none":
-            return self.table(positions, *(getattr(self.settings, name) for name in self.settings.learned))
-        zero, one, other = (self.table(positions, *ab) for ab in ((0, 0), (1, 0), (0, 1)))
-        return np.stack((zero, one - zero, other - zero), axis=-1)
+        """(..., T, l); under --learn the three parts of it, (..., T, l, 3)."""
+        if self.settings.learn != "none":
+            return affine_parts(lambda a, b: self.table(positions, a, b))
+        return self.table(positions, *(getattr(self.settings, name) for name in LEARNED[self.settings.pe]))
 
     def phi(self, x, table):
         """x (B, T, C) with its first l numbers overridden."""
@@ -163,8 +161,7 @@ class ALiBi(Encoding):
     """Press et al. 2022: the score of a key falls with its distance, by a fixed slope for each head."""
 
     def rows(self, positions):
-        slopes = alibi_slopes(self.config.n_heads)[:, None, None]                      # (H, 1, 1)
-        return -slopes * distances(positions)[..., None, :, :]                         # (..., H, T, S)
+        return alibi_table(positions, self.config.n_heads)                             # (..., H, T, S)
 
     def score(self, q, k, table):
         return table
@@ -275,6 +272,8 @@ class Attention(nn.Module):
                    for x, w in zip(inputs, self.qkv.weight.chunk(3), strict=True))
         q, k = encoding.rotate(q, k, table)
         bias = encoding.score(q, k, table)
+        if bias is None and encoding.reads_weights:
+            bias = q.new_zeros(T, T)
         if bias is not None:
             if self.causal:
                 bias = bias.masked_fill(torch.ones(T, T, dtype=torch.bool, device=h.device).triu(1), -math.inf)

@@ -149,21 +149,23 @@ def run_name(preset, args, model, train):
 def stored_run(run, args):
     """The configs and the record of the run to resume; InputError if a flag contradicts them."""
     model, train, record = read_run(run)
+    for name in ("pe", *ENCODING_FIELDS):  # before they are merged with the run's, which may contradict them
+        before, given = getattr(model.encoding, name), getattr(args, name)
+        if given is not None and given != before:
+            _refuse(run, name, "not set" if before is None else before, given)
     asked = configure(args, model, train)
     for stored, new in zip((model, train), asked, strict=True):
         for f in dataclasses.fields(stored):
             if (before := getattr(stored, f.name)) != (after := getattr(new, f.name)):
-                raise InputError(
-                    f"{f.name} is {_brief(before)} in {run} and {_brief(after)} by these flags: "
-                    "resume with the run's own flags, or train under another --out"
-                )
+                _refuse(run, f.name, before, after)
     return model, train, record
 
 
-def _brief(value):
-    if isinstance(value, EncodingConfig):
-        return ", ".join(f"{name} {getattr(value, name)}" for name in ("pe", *ENCODINGS[value.pe]))
-    return value
+def _refuse(run, name, before, after):
+    raise InputError(
+        f"{name} is {before} in {run} and {after} by these flags: "
+        "resume with the run's own flags, or train under another --out"
+    )
 
 
 # ---- the run directory -----------------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ import torch
 from expe import (
     FORMATS,
     TABLES,
+    affine_parts,
     alibi_slopes,
+    alibi_table,
     count_floats,
     distances,
     distinct_positions,
@@ -121,6 +123,18 @@ def test_distances_are_those_from_query_to_key():
         assert distances(n)[b, m, s] == n[b, m] - n[b, s]
 
 
+def test_affine_parts_make_up_every_table():
+    n = np.array([3, -1, 1000])
+    for make in (
+        lambda a, b: expe_table(n, 4, a, b, step=0),
+        lambda a, b: expe_table(n, 4, a, b),
+        lambda a, b: exqpe_table(n, 4, 0.7, a, b),
+    ):
+        parts = affine_parts(make)
+        assert parts.shape == (3, 4, 3)
+        np.testing.assert_allclose(parts[..., 0] + 0.3 * parts[..., 1] - 2 * parts[..., 2], make(0.3, -2), rtol=1e-12)
+
+
 def test_alibi_slopes_of_8_and_12_heads():
     assert alibi_slopes(8).tolist() == [2.0**-h for h in range(1, 9)]
     assert alibi_slopes(12) == pytest.approx([2.0**-h for h in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5])
@@ -132,6 +146,14 @@ def test_alibi_slopes_equal_those_of_transformers_bloom(n_heads):
 
     theirs = build_alibi_tensor(torch.ones(1, 2), n_heads, torch.float64)[:, 0, 1].numpy()  # slope * position 1
     np.testing.assert_allclose(alibi_slopes(n_heads), theirs, rtol=1e-6)  # theirs are float32
+
+
+def test_alibi_table_is_minus_slope_times_distance():
+    n = np.array([[4, 0, 9], [1, 2, 3]])
+    table = alibi_table(n, 3)
+    assert table.shape == (2, 3, 3, 3)
+    for b, h, m, s in np.ndindex(2, 3, 3, 3):
+        assert table[b, h, m, s] == -(2.0 ** -[4, 8, 2][h]) * (n[b, m] - n[b, s])
 
 
 def test_alibi_slopes_start_with_those_of_the_lower_power_of_two_and_lie_between_them():
@@ -176,7 +198,7 @@ def test_shaw_index_is_the_clipped_distance():
 def test_wrong_distances_and_sizes_are_named():
     for call, message in (
         (lambda: alibi_slopes(0), "n_heads must be at least 1, got 0"),
-        (lambda: t5_bucket([1.5]), "positions must be integers"),
+        (lambda: t5_bucket([1.5]), "distance must be integers, got an array of float64"),
         (lambda: t5_bucket(1, 1, 128), "n_buckets of at least 2"),
         (lambda: t5_bucket(1, 32, 16), "max_distance above half of them, got 32 and 16"),
         (lambda: shaw_index(1, 0), "max_distance must be at least 1, got 0"),

@@ -157,6 +157,26 @@ def test_once_overrides_the_residual_stream_before_the_first_block_and_nothing_e
     assert all(x is h for x in model.encoding.override(h, model.table(1, T)))
 
 
+def test_value_door_needs_no_score_and_keeps_the_mask(monkeypatch):
+    seen = []
+
+    class Nothing(Encoding):  # adds 0 to the output, and shows the weights
+        reads_weights = True
+
+        def value(self, weights, table):
+            seen.append(weights)
+            return 0
+
+    plain, h = tiny(), torch.randn(1, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    monkeypatch.setitem(model_torch.ENCODINGS, "nope", Nothing)
+    model = tiny()
+    attention = model.blocks[0].attn
+    torch.testing.assert_close(
+        attention(h, model.encoding, None), plain.blocks[0].attn(h, plain.encoding, None), rtol=1e-10, atol=1e-12
+    )
+    assert torch.equal(seen[0], seen[0].tril()) and torch.allclose(seen[0].sum(-1), torch.ones((), dtype=torch.float64))
+
+
 def test_score_door_adds_to_the_scaled_scores_before_the_mask(monkeypatch):
     class Linear(Encoding):  # ALiBi's bias for slopes 1/2 and 1/4, in two lines
         def rows(self, positions):
@@ -319,10 +339,12 @@ def test_positions_may_be_any_integers(pe):
 
 def test_shifting_all_positions_changes_nothing_for_relative_encodings_and_something_for_absolute_ones():
     tokens = some_tokens(1, 8)
-    for pe in ENCODINGS:
+    for pe, relative in {
+        **dict.fromkeys(("nope", "rope", "alibi", "t5", "shaw"), True),
+        **dict.fromkeys(("sinusoidal", "learned", "expe", "exqpe"), False),
+    }.items():
         model = tiny(pe)
         shifted = model(tokens, positions=torch.arange(8) + 3)
-        relative = pe in ("nope", "rope", "alibi", "t5", "shaw")
         assert torch.allclose(shifted, model(tokens), rtol=1e-9, atol=1e-11) == relative, pe
 
 
@@ -333,6 +355,10 @@ def test_expe_on_keys_alone_is_relative():
         model = tiny("expe", variant={"on": on})
         shifted = model(tokens, positions=torch.arange(8) + 100)
         assert torch.allclose(shifted, model(tokens), rtol=1e-9, atol=1e-11) == (on == "k"), on
+    model = tiny("exqpe", variant={"on": "k"})  # its rows are straight from one multiple of l = 5 to the next alone
+    for shift in (1, 5, 100, 101):
+        shifted = model(tokens, positions=torch.arange(8) + shift)
+        assert torch.allclose(shifted, model(tokens), rtol=1e-9, atol=1e-11) == (shift % 5 == 0), shift
 
 
 @pytest.mark.parametrize("pe", ["sinusoidal", "expe", "exqpe", "rope"])

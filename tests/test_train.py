@@ -153,6 +153,19 @@ def test_variants_train_resume_and_evaluate(variant, name, backend, tokens, tmp_
     assert done.returncode == 0, done.stderr
 
 
+def test_a_resumed_run_names_the_flag_that_was_given(tokens, tmp_path):
+    flags = ["--pe", "expe", "--on", "k", *TINY, "--data", tokens, "--steps", "2", "--out", "runs/a"]
+    assert command("train.py", *flags, cwd=tmp_path).returncode == 0
+    for given, message in (
+        (["--once"], "once is False in runs/a and True by these flags"),
+        (["--on", "q"], "on is k in runs/a and q by these flags"),
+        (["--learn", "random"], "learn is none in runs/a and random by these flags"),
+        (["--pe", "rope"], "pe is expe in runs/a and rope by these flags"),
+        (["--base", "99"], "base is not set in runs/a and 99.0 by these flags"),
+    ):
+        assert message in refused(command("train.py", "--out", "runs/a", "--resume", *given, cwd=tmp_path))
+
+
 def test_gradient_accumulation_equals_the_whole_batch(tokens, tmp_path):
     losses = []
     for micro in (4, 2, 1):
