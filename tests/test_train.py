@@ -206,7 +206,7 @@ def test_a_run_that_exists_is_never_overwritten_unasked(uninterrupted, flags, tm
     assert "steps is 200 in runs/a and 201 by these flags" in refused(
         command("train.py", *flags, "--steps", "201", "--out", "runs/a", "--resume", cwd=tmp_path)
     )
-    assert "encoding is pe expe, l 24" in refused(
+    assert "l is 24 in runs/a and 23 by these flags" in refused(
         command("train.py", "--l", "23", "--out", "runs/a", "--resume", cwd=tmp_path)
     )
     assert before == {name: (run / name).read_bytes() for name in os.listdir(run)}
