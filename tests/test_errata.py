@@ -4,11 +4,13 @@ Each test writes the wrong rule anew from its description, shows the value it gi
 The sources: the ExPE paper's preprint and its later version; a survey of positional encodings; a tutorial with code.
 """
 
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from conftest import command
 from test_model import T, tiny
 
 from config import PRESETS, EncodingConfig, ModelConfig
@@ -61,6 +63,16 @@ def test_errata_paper_data_of_the_large_models_is_10_billion_tokens():
         seen = train.steps * train.batch_size * model.context
         assert seen == pytest.approx(10e9, rel=1e-3) and seen / 600e6 > 16
         assert train.max_tokens == 9.8e9 + 2 * 100e6
+
+
+def test_errata_paper_tables_2_and_7_one_model_has_one_loss(workplace, tmp_path):
+    """ExPE at 4x is 3.88 in one table and 4.26 in the other. Scored by one protocol, a model gives one number."""
+    losses = []
+    for name in ("once.json", "again.json"):
+        done = command("eval.py", "runs/expe", "--lengths", "16,64", "--json", tmp_path / name, cwd=workplace)
+        assert done.returncode == 0, done.stderr
+        losses.append([row["loss"] for row in json.loads((tmp_path / name).read_text())])
+    assert losses[0] == losses[1] and abs(losses[0][1] - losses[0][0]) < 4.26 - 3.88
 
 
 def test_errata_survey_t5_buckets_need_the_log_of_the_largest_distance():
