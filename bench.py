@@ -16,9 +16,10 @@ import resource
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from config import BACKENDS, ENCODINGS, PRESETS, CommandLine, EncodingConfig, InputError, new_file, replace, whole
+from config import BACKENDS, ENCODINGS, PRESETS, CommandLine, EncodingConfig, InputError, new_file, whole
 
 BATCH = {"mini": 16, "paper-35m": 4, "llama-135m": 1, "llama-342m": 1}  # sequences in a step
 GEMM = 2048  # rows and columns of the product that measures the machine
