@@ -52,25 +52,29 @@ def _ramp(context):
 
 # Every encoding, in the order of --pe: those fields of EncodingConfig that it reads, with their defaults, which may
 # depend on the context. None: as an option that was not asked for.
-_OVERRIDE = {"once": False, "on": "qk", "learn": "none"}
+_OVERRIDE = {"once": False, "on": "qk", "learn": "none", "scale": 1.0, "chunk": 0}
 ENCODINGS = {
     "nope": {},
     "sinusoidal": {"base": 10000.0},
     "learned": {},
     "expe": {"l": 24, "start": 0.0, "theta": _ramp, "constant": False, **_OVERRIDE},
     "exqpe": {"l": 24, "start": 0.0, "theta1": _ramp, "theta2": 1 / 16, **_OVERRIDE},
-    "rope": {"base": 10000.0},
+    "rope": {"base": 10000.0, "scaling": "none", "factor": 1.0, "length": None, "chunk": 0},
     "alibi": {},
     "t5": {"buckets": 32, "max_distance": 128},
     "shaw": {"max_distance": 16},
 }
 # The two numbers that --learn trains, in the order of the parameter encoding.weight.
 LEARNED = {"expe": ("start", "theta"), "exqpe": ("theta1", "theta2")}
+SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn")  # of RoPE's frequencies; expe.rope_inv_freq says how
 
 
 @dataclass(frozen=True)
 class EncodingConfig:
-    """How positions enter. A field left None takes its default in ModelConfig, if the encoding reads it at all."""
+    """How positions enter. A field left None takes its default in ModelConfig, if the encoding reads it at all.
+
+    The last five are not train.py's: `scaled` sets them in the config of a model that is trained.
+    """
 
     pe: str = knob("nope", "positional encoding")
     l: int | None = knob(None, "overridden dimensions (default: the preset's; tables 6 and 9)")
@@ -93,10 +97,15 @@ class EncodingConfig:
     max_distance: int | None = knob(
         None, "distance from which T5 (default: 128) and Shaw (default: 16) do not tell two apart"
     )
+    scale: float | None = None  # by which ExPE's and ExQPE's values are multiplied (section 4.3)
+    scaling: str | None = None  # one of SCALINGS
+    factor: float | None = None  # by which `scaling` lengthens the context
+    length: int | None = None  # of the whole sequence, for dynamic
+    chunk: int | None = None  # dual chunk attention's, in tokens; 0: none
 
     def __post_init__(self):
         _check(self, "pe", lambda x: x in ENCODINGS, f"one of {', '.join(ENCODINGS)}")
-        for name in ENCODING_FIELDS:
+        for name in (f.name for f in dataclasses.fields(self) if f.name != "pe"):
             if getattr(self, name) is not None and name not in ENCODINGS[self.pe]:
                 readers = " and ".join(pe for pe, fields in ENCODINGS.items() if name in fields)
                 raise InputError(f"{name} is for {readers}, and {self.pe} has no use for it: leave it out")
@@ -124,9 +133,23 @@ class EncodingConfig:
         if self.max_distance is not None:
             least = 1 if self.buckets is None else self.buckets // 2 + 1
             _check(self, "max_distance", _whole(least, 2**16), f"a whole number from {least} to 65,536")
+        for name in ("scale", "factor"):
+            if getattr(self, name) is not None:
+                _check(self, name, _positive, "a finite number above 0")
+        if self.scaling is not None:
+            _check(self, "scaling", lambda x: x in SCALINGS, f"one of {', '.join(SCALINGS)}")
+        if self.length is not None:
+            _check(self, "length", _whole(1), "a whole number of at least 1")
+        if self.scaling == "dynamic" and self.length is None:
+            raise InputError("dynamic scaling needs the length of the whole sequence, got none")
+        if self.chunk is not None:
+            _check(self, "chunk", _whole(0), "a whole number of at least 0")
+        if self.chunk and (self.once or self.on not in (None, "qk", "qkv")):
+            raise InputError("dual chunk attention moves queries against keys: it needs an override of both, --on qk")
 
 
-ENCODING_FIELDS = tuple(f.name for f in dataclasses.fields(EncodingConfig) if f.name != "pe")
+# Those that are flags of train.py.
+ENCODING_FIELDS = tuple(f.name for f in dataclasses.fields(EncodingConfig) if "help" in f.metadata and f.name != "pe")
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
@@ -175,10 +198,29 @@ class ModelConfig:
         object.__setattr__(self, "encoding", replace(e, **unset))
         if self.encoding.l is not None and self.encoding.l > self.d_model:
             raise InputError(f"l must be from 1 to d_model, {self.d_model}, got {self.encoding.l}")
+        if self.encoding.chunk and self.encoding.chunk >= self.context:
+            raise InputError(f"chunk must be below the trained length, {self.context}, got {self.encoding.chunk}")
 
     @property
     def d_head(self):
         return self.d_model // self.n_heads
+
+    def scaled(self, length, scale=1.0, rope_scaling="none", factor="auto", chunk=None):
+        """The config of the same trained model, its positions laid for sequences of `length` tokens.
+
+        scale multiplies ExPE's and ExQPE's values. rope_scaling is one of SCALINGS by a factor, or dual-chunk, which
+        ExPE and ExQPE have too, in chunks of `chunk` tokens (default: 3/4 of the trained length). "auto" is
+        length/context as a factor, its inverse as a scale, and 1 up to the trained length.
+        Raises InputError for what the encoding has no use for, and for a wrong value.
+        """
+        auto, changes = max(1.0, length / self.context), {}
+        if scale != 1:
+            changes["scale"] = 1 / auto if scale == "auto" else scale
+        if rope_scaling == "dual-chunk":
+            changes["chunk"] = max(1, 3 * self.context // 4) if chunk is None else chunk
+        elif rope_scaling != "none":
+            changes |= {"scaling": rope_scaling, "factor": auto if factor == "auto" else factor, "length": length}
+        return replace(self, encoding=replace(self.encoding, **changes))
 
     def initial(self, name):
         """Mean and standard deviation of the normal numbers from which a parameter starts, by its name.

@@ -23,14 +23,14 @@ def _integers(positions, name="positions"):
     return positions.astype(np.int64)
 
 
-def _width(name, value):
-    """A width as an int; ValueError unless it is a whole number of at least 1."""
+def _width(name, value, least=1):
+    """A width as an int; ValueError unless it is a whole number of at least `least`."""
     try:
         value = operator.index(value)
     except TypeError:
         raise ValueError(f"{name} must be a whole number, got {value!r}") from None
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
     return value
 
 
@@ -107,28 +107,92 @@ def rope_inv_freq(d_head, base=10000.0, scaling="none", factor=1.0, trained_leng
 
         inv_freq_i = base^(-2i/D),  i = 0 .. D/2-1
 
-    Returns ((D/2,) float64, attention_factor): cosines and sines are to be multiplied by the factor, which is 1 here.
-    Scaling "none" has no use for factor, trained_length and length.
-    Raises ValueError for an odd d_head and for a scaling that is not known.
+    Past the trained length L, s being the factor:
+
+        linear   inv_freq_i / s: position interpolation (Chen et al. 2023)
+        ntk      base s^(D/(D-2)) for base (bloc97 2023): the first pair as it was, the last one slower by exactly s
+        dynamic  likewise, by s length/L - (s - 1) for s; up to the trained length nothing changes
+        yarn     pairs that turn 32 times or more in L positions as they were, those that turn once at most divided by
+                 s, and a straight ramp over i between the two (Peng et al. 2023, section 3.2)
+
+    Returns ((D/2,) float64, attention_factor): cosines and sines are to be multiplied by the factor, which is 1 but for
+    yarn: 0.1 ln s + 1 if s > 1 (its section 3.4; queries and keys both have it, so that scores get its square).
+    `length` is that of the whole sequence, which dynamic alone reads: one set of frequencies holds for all of its keys.
+    Raises ValueError for an odd d_head, a scaling that is not known, a factor below or equal to 0, a length below 1 or
+    left out where it is needed, and a d_head of 2 where the base changes.
     """
     if _width("d_head", d_head) % 2:
         raise ValueError(f"d_head must be even for RoPE to pair its dimensions, got {d_head}")
-    if scaling != "none":
-        raise ValueError(f"scaling must be 'none', got {scaling!r}")
-    return float(base) ** (-np.arange(0, d_head, 2) / d_head), 1.0                # (D/2,)
+    if scaling not in ROPE_SCALINGS:
+        raise ValueError(f"scaling must be one of {', '.join(ROPE_SCALINGS)}, got {scaling!r}")
+    if not 0 < factor < np.inf:
+        raise ValueError(f"factor must be a finite number above 0, got {factor!r}")
+    return ROPE_SCALINGS[scaling](d_head, float(base), factor, _width("trained_length", trained_length), length)
 
 
-def rope_table(positions, d_head, base=10000.0):
-    """Cosines, then sines, of every pair's angle n * inv_freq_i. Shape (..., d_head). Su et al. 2021, equation 34."""
-    inv_freq, attention_factor = rope_inv_freq(d_head, base)
+def _unscaled(D, base, s, L, length):
+    return base ** (-np.arange(0, D, 2) / D), 1.0                                 # (D/2,)
+
+
+def _linear(D, base, s, L, length):
+    return _unscaled(D, base, s, L, length)[0] / s, 1.0
+
+
+def _ntk(D, base, s, L, length):
+    if D == 2:
+        raise ValueError("d_head must be at least 4 to scale the base: a single pair turns by 1 whatever the base")
+    return _unscaled(D, base * s ** (D / (D - 2)), s, L, length)
+
+
+def _dynamic(D, base, s, L, length):
+    if length is None:
+        raise ValueError("dynamic needs the length of the whole sequence, got None")
+    return _ntk(D, base, max(1.0, s * _width("length", length) / L - (s - 1)), L, length)
+
+
+def _yarn(D, base, s, L, length):
+    def pair(turns):                                                              # that turns so often in L positions
+        return D * np.log(L / (2 * np.pi * turns)) / (2 * np.log(base))
+
+    low, high = max(np.floor(pair(32)), 0), min(np.ceil(pair(1)), D - 1)
+    ramp = np.clip((np.arange(D // 2) - low) / max(high - low, 0.001), 0, 1)      # a step where the two coincide
+    inv_freq, _ = _unscaled(D, base, s, L, length)
+    return inv_freq * (1 - ramp + ramp / s), 0.1 * np.log(s) + 1 if s > 1 else 1.0
+
+
+ROPE_SCALINGS = {"none": _unscaled, "linear": _linear, "ntk": _ntk, "dynamic": _dynamic, "yarn": _yarn}
+
+
+def rope_table(positions, d_head, base=10000.0, **scaling):
+    """Cosines, then sines, of every pair's angle n * inv_freq_i. Shape (..., d_head). Su et al. 2021, equation 34.
+
+    The keywords scaling, factor, trained_length and length are rope_inv_freq's, and so is what it raises.
+    """
+    inv_freq, attention_factor = rope_inv_freq(d_head, base, **scaling)
     angle = _integers(positions)[..., None] * inv_freq                            # (..., D/2)
     return np.concatenate((np.cos(angle), np.sin(angle)), axis=-1) * attention_factor
 
 
-def distances(positions):
-    """m - n for every query position m and key position n: (..., T) to (..., T, T)."""
-    n = _integers(positions)
-    return n[..., :, None] - n[..., None, :]                                      # (..., T, S)
+def dual_chunk_positions(positions, chunk, local):
+    """The positions that dual chunk attention gives to the tokens at integer positions. An et al. 2024, section 3.
+
+    A key lies at n mod c. A query lies at m mod c for the keys of its own chunk; at min(m mod c + c, c + w) for those
+    of the chunk before, w being the local window in which these distances are true; and at min(2c - 1, c + w) for all
+    further back. So no distance is above c + w, and up to one chunk nothing changes.
+    Returns (same, before, further), integers of the same shape; keys lie at `same`.
+    Raises ValueError for positions that are not integers, chunk below 1 and local below 0.
+    """
+    n, c = _integers(positions), _width("chunk", chunk)
+    farthest = c + _width("local", local, 0)
+    same = n % c
+    return same, np.minimum(same + c, farthest), np.full_like(n, min(2 * c - 1, farthest))
+
+
+def distances(queries, keys=None):
+    """m - n for every query position m and key position n: (..., T) and (..., S) to (..., T, S). No keys: the same."""
+    m = _integers(queries)
+    n = m if keys is None else _integers(keys)
+    return m[..., :, None] - n[..., None, :]                                      # (..., T, S)
 
 
 def alibi_slopes(n_heads):
@@ -148,6 +212,16 @@ def alibi_table(positions, n_heads):
     return -alibi_slopes(n_heads)[:, None, None] * distances(positions)[..., None, :, :]
 
 
+def alibi_keys(queries, keys, n_heads):
+    """ALiBi with one number a key: what can be added instead of -slope (m - n), of shape (..., H, 1, S).
+
+    -slope (m - n) = slope n - slope m, and the softmax over n drops what all keys of a query share: so the distance
+    from any one query does for all. The last one's keeps the numbers small where the weights are large: slope*n itself
+    would be 8,192 at n = 16,384, where float32 is a thousandth apart.
+    """
+    return -alibi_slopes(n_heads)[:, None, None] * distances(queries[..., -1:], keys)[..., None, :, :]
+
+
 def t5_bucket(distance, n_buckets=32, max_distance=128):
     """The bucket of each causal distance m - n >= 0, integers of the same shape. Raffel et al. 2020, section 2.1.
 
@@ -156,13 +230,13 @@ def t5_bucket(distance, n_buckets=32, max_distance=128):
     the last bucket; below 0 the first.
     Raises ValueError for distances that are not integers, n_buckets below 2, and max_distance within the first half.
     """
-    first = _t5_edges(n_buckets, max_distance)
-    return np.maximum(np.searchsorted(first, _integers(distance, "distance"), side="right") - 1, 0)
+    buckets = _t5_buckets(n_buckets, max_distance)
+    return buckets[np.clip(_integers(distance, "distance"), 0, max_distance)]
 
 
 @functools.lru_cache
-def _t5_edges(n_buckets, max_distance):
-    """The first distance of each bucket, found in whole numbers, so that no rounding moves an edge."""
+def _t5_buckets(n_buckets, max_distance):
+    """The buckets of the distances 0 .. max_distance, their edges found in whole numbers, so that none is rounded."""
     e = _width("n_buckets", n_buckets) // 2
     if e < 1 or _width("max_distance", max_distance) <= e:
         raise ValueError(f"t5_bucket needs n_buckets of at least 2 and max_distance above half of them, "
@@ -173,7 +247,9 @@ def _t5_edges(n_buckets, max_distance):
         while d**r * e**k < max_distance**k * e**r:
             d += 1
         first.append(d)
-    return first
+    buckets = np.searchsorted(first, np.arange(max_distance + 1), side="right") - 1
+    buckets.flags.writeable = False                                               # one array for all callers
+    return buckets
 
 
 def shaw_index(distance, max_distance):

@@ -346,11 +346,11 @@ def override_on(parts, override):
 
 
 def expe_table(e, start, theta, positions):
-    return expe.expe_table(positions, e.l, start, theta, step=0 if e.constant else 1)          # (..., T, l)
+    return e.scale * expe.expe_table(positions, e.l, start, theta, step=0 if e.constant else 1)    # (..., T, l)
 
 
 def exqpe_table(e, theta1, theta2, positions):
-    return expe.exqpe_table(positions, e.l, e.start, theta1, theta2)              # (..., T, l)
+    return e.scale * expe.exqpe_table(positions, e.l, e.start, theta1, theta2)    # (..., T, l)
 
 
 def override_rows(table):
@@ -398,7 +398,9 @@ def rotate_backward(dout, cache):
 
 
 def rope_rows(positions, config):
-    return expe.rope_table(positions, config.d_head, config.encoding.base)[..., None, :, :]        # (..., 1, T, D)
+    e, D = config.encoding, config.d_head
+    scaling = {"scaling": e.scaling, "factor": e.factor, "trained_length": config.context, "length": e.length}
+    return expe.rope_table(positions, D, e.base, **scaling)[..., None, :, :]      # (..., 1, T, D)
 
 
 def add_score_forward(scores, qk, table, own):
@@ -507,7 +509,12 @@ ENCODINGS = {
 
 
 def encoding_of(config):
-    """The config's encoding: an entry of ENCODINGS, or what the entry makes of the config's variants."""
+    """The config's encoding: an entry of ENCODINGS, or what the entry makes of the config's variants.
+
+    Raises InputError for dual chunk attention, which model_torch alone has: it is for models that are trained.
+    """
+    if config.encoding.chunk:
+        raise InputError(f"dual chunk attention is in model_torch alone: chunk must be 0, got {config.encoding.chunk}")
     entry = ENCODINGS[config.encoding.pe]
     return entry if isinstance(entry, Encoding) else entry(config)
 

@@ -1,6 +1,7 @@
-"""The GPT for real training and long evaluation, with four doors through which a positional encoding can enter.
+"""The GPT for real training, long evaluation and cached generation, with four doors for a positional encoding.
 
-B batch, T length, H heads, D width of a head, C = H*D model width, V vocabulary, l overridden dimensions, n a position.
+B batch, T query length, S key length (S > T with a cache), H heads, D width of a head, C = H*D model width,
+V vocabulary, l overridden dimensions, n a position.
 
 How it differs from GPT-2: positions enter through one of the doors below; no biases in linear layers; dropout on the
 embedding and on each residual branch, never on attention weights; the output layer need not share the embedding.
@@ -9,6 +10,7 @@ norm "rmsnorm" with mlp "swiglu" makes it the Llama-style model of the paper's t
 
 import math
 import re
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +20,9 @@ from torch import nn
 from config import LEARNED, InputError, checkpoint_file, read_run, read_weights
 from expe import (
     affine_parts,
-    alibi_table,
+    alibi_keys,
     distances,
+    dual_chunk_positions,
     expe_table,
     exqpe_table,
     learned_rows,
@@ -29,18 +32,23 @@ from expe import (
     t5_bucket,
 )
 
+BLOCK = 256                              # queries at a time, where scores need a bias: GPT._pieces
+
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
 
 class Encoding(nn.Module):
     """No encoding (NoPE, Haviv et al. 2022): the four doors, all shut. Every other encoding opens one of them.
 
-    rows(positions) is what the encoding knows of integer positions (T,) or (B, T), in NumPy: float64, or integers that
-    look something up. GPT computes it once a forward pass, casts floats once to the weights' dtype, and hands it to the
-    doors as `table`.
+    What the encoding knows of integer positions is in NumPy: float64, or integers that look something up. GPT asks for
+    it once a pass, casts floats once to the weights' dtype, and hands it to the doors. rows(positions), for positions
+    (T,) or (B, T), is the `table` of embed, offset and rotate. pairs(queries, keys), for query and key positions
+    (..., T) and (..., S), is that of score and value.
     """
 
     longest = math.inf                   # tokens in the longest sequence it has rows for
+    streams = True                       # whether a key's position can be changed after the key was computed
+    pairs = None                         # a method, if score or value are open
     reads_weights = False                # whether `value` needs the attention weights, which a fused kernel never shows
 
     def __init__(self, config):
@@ -54,16 +62,20 @@ class Encoding(nn.Module):
         """The residual stream x (B, T, C), once, before the first block."""
         return x
 
-    def override(self, h, table):
-        """What enters W_q, W_k and W_v in every block, each h (B, T, C) or a changed h."""
-        return h, h, h
+    def override(self, w):
+        """The override door, phi(h) W^T = h W'^T + P W[:, :l]^T, in every block: w' of w = W_q, W_k, W_v, (3, C, C)."""
+        return w
 
-    def rotate(self, q, k, table):
-        """Queries and keys (B, H, T, D) after projection, in every block."""
-        return q, k
+    def offset(self, part, w, table):
+        """The rest of that door: P W[:, :l]^T, (..., T, C), for w = W_part (C, C), part "q", "k" or "v"; or None."""
+        return None
+
+    def rotate(self, x, table):
+        """Queries or keys x (B, H, T, D) after projection, in every block."""
+        return x
 
     def score(self, q, k, table):
-        """What is added to the scores q.k/sqrt(D) before mask and softmax, (..., T, S), or None for nothing."""
+        """What is added to the scores q.k/sqrt(D) before mask and softmax, (..., H or 1, T or 1, S), or None."""
         return None
 
     def value(self, weights, table):
@@ -74,6 +86,8 @@ class Encoding(nn.Module):
 class Sinusoidal(Encoding):
     """Vaswani et al. 2017, section 3.5: a fixed row of sines and cosines is added to the embedding."""
 
+    streams = False
+
     def rows(self, positions):
         return sinusoidal_table(positions, self.config.d_model, self.settings.base)    # (..., T, C)
 
@@ -83,6 +97,8 @@ class Sinusoidal(Encoding):
 
 class Learned(Encoding):
     """Vaswani et al. 2017, section 3.5; BERT, GPT-2: a trained row for each position is added to the embedding."""
+
+    streams = False
 
     def __init__(self, config):
         super().__init__(config)
@@ -99,12 +115,21 @@ class Learned(Encoding):
 class ExPE(Encoding):
     """The paper's equations 2 and 3: phi(h, n) overrides the first l of the C numbers that enter W_q and W_k.
 
+    The product with phi is that with h, the first l columns of W being 0, plus that of the row P_n with these columns.
+    So a key is the sum of what it holds and where it is, every sequence of a batch shares the second part, and h is
+    never copied. (override_forward in model_numpy.py is phi as the paper has it.)
+
     Variants: --on k|q|qk|qkv says what phi enters; --once (table 7) overrides the residual stream before block 1 and
     nothing after that; --constant (table 7, "p is stable") has one number for all l; --learn (table 7) trains two.
     """
 
     def __init__(self, config):
         super().__init__(config)
+        self.on = "" if self.settings.once else self.settings.on
+        self.streams = not self.settings.once and "v" not in self.on
+        kept = torch.ones(3, 1, config.d_model)                                        # of h, by W_q, W_k and W_v
+        kept[["qkv".index(part) for part in self.on], :, : self.settings.l] = 0
+        self.register_buffer("kept", kept, persistent=False)
         if self.settings.learn != "none":
             self.weight = nn.Parameter(torch.empty(2))                                 # start and theta
 
@@ -113,26 +138,27 @@ class ExPE(Encoding):
 
     def rows(self, positions):
         """(..., T, l); under --learn the three parts of it, (..., T, l, 3)."""
+        def scaled(a, b):
+            return self.settings.scale * self.table(positions, a, b)
         if self.settings.learn != "none":
-            return affine_parts(lambda a, b: self.table(positions, a, b))
-        return self.table(positions, *(getattr(self.settings, name) for name in LEARNED[self.settings.pe]))
+            return affine_parts(scaled)
+        return scaled(*(getattr(self.settings, name) for name in LEARNED[self.settings.pe]))
 
-    def phi(self, x, table):
-        """x (B, T, C) with its first l numbers overridden."""
-        if self.settings.learn != "none":
-            table = table[..., 0] + (table[..., 1:] * self.weight).sum(-1)             # (..., T, l)
-        B, T, C = x.shape
-        l = table.shape[-1]
-        return torch.cat((table.to(x.dtype).expand(B, T, l), x[..., l:]), dim=-1)      # (B, T, C)
+    def finished(self, table):
+        """The rows P (..., T, l), of what --learn has trained so far."""
+        return table if self.settings.learn == "none" else table[..., 0] + (table[..., 1:] * self.weight).sum(-1)
 
     def embed(self, x, table):
-        return self.phi(x, table) if self.settings.once else x
+        if not self.settings.once:
+            return x
+        rest = x[..., self.settings.l :]
+        return torch.cat((self.finished(table).expand(*rest.shape[:-1], -1), rest), dim=-1)     # (B, T, C)
 
-    def override(self, h, table):
-        if self.settings.once:
-            return h, h, h
-        phi = self.phi(h, table)
-        return tuple(phi if part in self.settings.on else h for part in "qkv")
+    def override(self, w):
+        return w * self.kept if self.on else w
+
+    def offset(self, part, w, table):
+        return F.linear(self.finished(table), w[:, : self.settings.l]) if part in self.on else None
 
 
 class ExQPE(ExPE):
@@ -146,22 +172,24 @@ class RoPE(Encoding):
     """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions turns by the angle n * inv_freq_i."""
 
     def rows(self, positions):
-        return rope_table(positions, self.config.d_head, self.settings.base)[..., None, :, :]     # (..., 1, T, D)
+        e, D = self.settings, self.config.d_head
+        scaling = {"scaling": e.scaling, "factor": e.factor, "trained_length": self.config.context, "length": e.length}
+        return rope_table(positions, D, e.base, **scaling)[..., None, :, :]            # (..., 1, T, D)
 
-    def rotate(self, q, k, table):
+    def rotate(self, x, table):
         cos, sin = table.chunk(2, dim=-1)                                              # (..., 1, T, D/2) each
-
-        def turn(x):
-            a, b = x.chunk(2, dim=-1)                                                  # (B, H, T, D/2) each
-            return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
-        return turn(q), turn(k)
+        a, b = x.chunk(2, dim=-1)                                                      # (B, H, T, D/2) each
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
 
 
 class ALiBi(Encoding):
-    """Press et al. 2022: the score of a key falls with its distance, by a fixed slope for each head."""
+    """Press et al. 2022: the score of a key falls with its distance, by a fixed slope for each head.
 
-    def rows(self, positions):
-        return alibi_table(positions, self.config.n_heads)                             # (..., H, T, S)
+    The softmax drops what is the same for all keys of a query, so that one number a key does: alibi_keys says how.
+    """
+
+    def pairs(self, queries, keys):
+        return alibi_keys(queries, keys, self.config.n_heads)                          # (..., H, 1, S)
 
     def score(self, q, k, table):
         return table
@@ -177,8 +205,8 @@ class T5(Encoding):
         super().__init__(config)
         self.weight = nn.Parameter(torch.empty(self.settings.buckets, config.n_heads))
 
-    def rows(self, positions):
-        return t5_bucket(distances(positions), self.settings.buckets, self.settings.max_distance)      # (..., T, S)
+    def pairs(self, queries, keys):
+        return t5_bucket(distances(queries, keys), self.settings.buckets, self.settings.max_distance)  # (..., T, S)
 
     def score(self, q, k, table):
         return F.embedding(table, self.weight).movedim(-1, -3)                         # (..., H, T, S)
@@ -198,8 +226,8 @@ class Shaw(Encoding):
         self.keys = nn.Parameter(torch.empty(self.settings.max_distance + 1, config.d_head))
         self.values = nn.Parameter(torch.empty(self.settings.max_distance + 1, config.d_head))
 
-    def rows(self, positions):
-        return shaw_index(distances(positions), self.settings.max_distance)[..., None, :, :]           # (..., 1, T, S)
+    def pairs(self, queries, keys):
+        return shaw_index(distances(queries, keys), self.settings.max_distance)[..., None, :, :]       # (..., 1, T, S)
 
     def score(self, q, k, table):
         by_distance = q @ self.keys.T / math.sqrt(q.shape[-1])                         # (B, H, T, r)
@@ -221,6 +249,15 @@ ENCODINGS = {
     "t5": T5,
     "shaw": Shaw,
 }
+
+
+class Places(NamedTuple):
+    """Where the tokens of one pass are, as the encoding sees it: worked out once, and handed to every block."""
+
+    table: Any                           # its rows for the T new tokens, or None
+    keys: Any = None                     # its rows for all S keys, if they are kept free of position
+    pairs: Any = None                    # what score and value look up, or None
+    further: tuple = ()                  # of dual chunk attention: (rows for the queries, (..., 1, T, S) where)
 
 
 # ---- the layers ------------------------------------------------------------------------------------------------------
@@ -257,7 +294,7 @@ MLPS = {"gelu": GELU, "swiglu": SwiGLU}
 
 
 class Attention(nn.Module):
-    """Multi-head attention; causal: query m sees the keys at indices up to its own, whatever their positions."""
+    """Multi-head attention; causal: a query sees the keys at indices up to its own, whatever their positions."""
 
     def __init__(self, config):
         super().__init__()
@@ -265,26 +302,48 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)           # W_q, W_k and W_v, stacked
         self.proj = nn.Linear(config.d_model, config.d_model, bias=False)
 
-    def forward(self, h, encoding, table):
+    def forward(self, h, encoding, at, cache=None):
         B, T, C = h.shape
-        inputs = encoding.override(h, table)                                           # of W_q, W_k and W_v
-        q, k, v = (F.linear(x, w).view(B, T, self.n_heads, -1).transpose(1, 2)         # (B, H, T, D) each
-                   for x, w in zip(inputs, self.qkv.weight.chunk(3), strict=True))
-        q, k = encoding.rotate(q, k, table)
-        bias = encoding.score(q, k, table)
-        if bias is None and encoding.reads_weights:
-            bias = q.new_zeros(T, T)
-        if bias is not None:
-            if self.causal:
-                bias = bias.masked_fill(torch.ones(T, T, dtype=torch.bool, device=h.device).triu(1), -math.inf)
-            bias = bias.type_as(q)                                                     # (..., T, S)
-        if encoding.reads_weights:
-            weights = (q @ k.mT / math.sqrt(q.shape[-1]) + bias).softmax(-1)           # (B, H, T, S)
-            y = weights @ v + encoding.value(weights, table)                           # (B, H, T, D)
-        else:
-            fused = F.scaled_dot_product_attention
-            y = fused(q, k, v, attn_mask=bias, is_causal=self.causal and bias is None)                 # (B, H, T, D)
+        w = self.qkv.weight.view(3, C, C)
+        content = [F.linear(h, part).view(B, T, self.n_heads, -1).transpose(1, 2)      # (B, H, T, D) each
+                   for part in encoding.override(w)]
+
+        def place(i, x, table):
+            """Queries (i = 0), keys (1) or values (2) x (B, H, ..., D), given the positions of the table."""
+            offset = encoding.offset("qkv"[i], w[i], table)                            # (..., C)
+            if offset is not None:
+                x = x + offset.unflatten(-1, (self.n_heads, -1)).transpose(-2, -3)     # (..., H, T, D)
+            return x if i == 2 else encoding.rotate(x, table)
+
+        q, k, v = place(0, content[0], at.table), content[1], place(2, content[2], at.table)
+        if at.keys is None:
+            k = place(1, k, at.table)
+        if cache is not None:
+            k, v = cache.extend(self, k, v)                                            # (B, H, S, D)
+        if at.keys is not None:
+            k = place(1, k, at.keys)
+
+        bias = encoding.score(q, k, at.pairs)
+        for table, where in at.further:                                                # dual chunk attention
+            moved = (place(0, content[0], table) - q) @ k.mT / math.sqrt(q.shape[-1])  # (B, H, T, S)
+            bias = moved * where if bias is None else bias + moved * where
+        y = self.attend(q, k, v, bias, encoding, at)                                   # (B, H, T, D)
         return self.proj(y.transpose(1, 2).reshape(B, T, C))                           # (B, T, C)
+
+    def attend(self, q, k, v, bias, encoding, at):
+        """softmax(q k^T / sqrt(D) + bias) v, and what the encoding's value door adds."""
+        T, S, masked = q.shape[2], k.shape[2], self.causal and q.shape[2] > 1
+        if bias is None and not encoding.reads_weights and (T == S or not masked):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=masked)
+        bias = q.new_zeros(T, S) if bias is None else bias
+        if masked:
+            ahead = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(S - T + 1)
+            bias = bias.masked_fill(ahead, -math.inf)
+        bias = bias.type_as(q)                                                         # (..., T or 1, S)
+        if not encoding.reads_weights:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        weights = (q @ k.mT / math.sqrt(q.shape[-1]) + bias).softmax(-1)               # (B, H, T, S)
+        return weights @ v + encoding.value(weights, at.pairs)
 
 
 class Block(nn.Module):
@@ -297,9 +356,59 @@ class Block(nn.Module):
         self.norm2, self.mlp = norm(config.d_model, eps=config.norm_eps), MLPS[config.mlp](config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, encoding, table):
-        x = x + self.dropout(self.attn(self.norm1(x), encoding, table))
+    def forward(self, x, encoding, at, cache=None):
+        x = x + self.dropout(self.attn(self.norm1(x), encoding, at, cache))
         return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+# ---- what has been read ----------------------------------------------------------------------------------------------
+
+class Cache:
+    """The keys and values of the tokens that a model has read: model(tokens, cache=cache) reads on from there.
+
+    Without a window every key is kept, with its position. With one it streams (Xiao et al. 2024): each new token sees
+    itself, the first `sinks` tokens and the last `window` before it, and no others are kept. Keys are then kept free of
+    position, and at every step lie at 0 .. S-1 anew, the new token's last, however many have gone by.
+    Raises InputError for a window below 1 and for sinks below 0.
+    """
+
+    def __init__(self, sinks=0, window=None):
+        if sinks < 0 or (window is not None and window < 1):
+            raise InputError(f"a stream needs sinks of at least 0 and a window of at least 1, got {sinks} and {window}")
+        self.sinks, self.window = sinks, window
+        self.positions = None                                                          # of the keys, (S,) or (B, S)
+        self.kept = {}                                                                 # by block: k and v (B, H, S, D)
+
+    def __len__(self):
+        return 0 if self.positions is None else self.positions.shape[-1]
+
+    @property
+    def nbytes(self):
+        return sum(x.nbytes for pair in self.kept.values() for x in pair)
+
+    def positions_with(self, n):
+        """The positions of all keys that a pass over new tokens at n, (T,) or (B, T), sees: (S,) or (B, S)."""
+        if self.window is not None:
+            return np.arange(min(len(self), self.sinks + self.window) + n.shape[-1])
+        if not self:
+            return n
+        shape = np.broadcast_shapes(self.positions.shape[:-1], n.shape[:-1])
+        return np.concatenate([np.broadcast_to(x, (*shape, x.shape[-1])) for x in (self.positions, n)], axis=-1)
+
+    def survivors(self, x, dim):
+        """The parts of x that a new token sees."""
+        size = x.shape[dim]
+        if self.window is None or size <= self.sinks + self.window:
+            return (x,)
+        return x.narrow(dim, 0, self.sinks), x.narrow(dim, size - self.window, self.window)
+
+    def extend(self, block, k, v):
+        """Keep the keys and values of a block's new tokens; returns all that they see."""
+        if block in self.kept:
+            k, v = (torch.cat((*self.survivors(old, 2), new), dim=2)
+                    for old, new in zip(self.kept[block], (k, v), strict=True))
+        self.kept[block] = k, v
+        return k, v
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
@@ -308,9 +417,10 @@ class GPT(nn.Module):
     """A decoder-only transformer with any encoding of config.ENCODINGS.
 
     tokens: integers below V, (B, T). With targets, likewise, it returns the scalar mean cross-entropy in nats, without
-    them the logits (B, T, V). positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. Any length works, save for
-    `learned`. Raises ValueError for a wrong shape or dtype, a token outside the vocabulary, and a position without a
-    row. The seed alone decides the first weights, in this and in every other version of torch.
+    them the logits (B, T, V). positions: any integers, (T,) or (B, T); if left out 0 .. T-1, or those that follow on
+    what the cache holds. Any length works, save for `learned`. Raises ValueError for a wrong shape or dtype, a token
+    outside the vocabulary, a position without a row, and a cache that the tokens or the encoding do not go with. The
+    seed alone decides the first weights, in this and in every other version of torch.
     """
 
     def __init__(self, config, seed=0):
@@ -323,7 +433,7 @@ class GPT(nn.Module):
         if not config.tied:
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.encoding = ENCODINGS[config.encoding.pe](config)           # last, so that all start from the same weights
-        self._table = (None, None)                                      # the last key and rows of table()
+        self._places = (None, None)                                     # the last key and value of places()
         self.reset_parameters(seed)
 
     @torch.no_grad()
@@ -341,53 +451,122 @@ class GPT(nn.Module):
         for block in self.blocks:
             block.compile()
 
-    def forward(self, tokens, targets=None, positions=None):
-        h = self.hidden(tokens, positions)                                             # (B, T, C)
+    def forward(self, tokens, targets=None, positions=None, cache=None):
+        h = self.hidden(tokens, positions, cache)                                      # (B, T, C)
         logits = F.linear(h, self.output_weight)                                       # (B, T, V)
         if targets is None:
             return logits
         self._check_tokens(targets, "targets", tokens.shape)
         return F.cross_entropy(at_least_fp32(logits).flatten(0, 1), targets.flatten())  # (B*T, V), (B*T,)
 
-    def hidden(self, tokens, positions=None):
-        """The final norm's output (B, T, C): what the output layer reads."""
-        self._check_tokens(tokens, "tokens")
-        table = self.table(*tokens.shape, positions)
-        x = self.dropout(self.encoding.embed(self.embedding(tokens), table))           # (B, T, C)
-        for block in self.blocks:
-            x = block(x, self.encoding, table)
-        return self.norm(x)
-
     @torch.no_grad()
-    def token_losses(self, tokens, targets, positions=None, rows=1024):
+    def token_losses(self, tokens, targets, positions=None, cache=None, rows=1024):
         """Cross-entropy of each target in nats (B, T), with the logits of `rows` tokens in memory at a time."""
         self._check_tokens(targets, "targets", tokens.shape)
-        h = self.hidden(tokens, positions).flatten(0, 1)                               # (B*T, C)
+        h = self.hidden(tokens, positions, cache).flatten(0, 1)                        # (B*T, C)
         losses = [F.cross_entropy(at_least_fp32(F.linear(part, self.output_weight)), target, reduction="none")
                   for part, target in zip(h.split(rows), targets.flatten().split(rows), strict=True)]
         return torch.cat(losses).view(tokens.shape)                                    # (B, T)
+
+    def hidden(self, tokens, positions=None, cache=None):
+        """The final norm's output (B, T, C): what the output layer reads."""
+        self._check_tokens(tokens, "tokens")
+        if cache is not None:
+            self._check_cache(cache, tokens, positions)
+        n = self._positions(*tokens.shape, positions, cache)                           # (T,) or (B, T)
+        sizes = self._pieces(tokens.shape[1], cache)
+        if len(sizes) > 1 and cache is None:
+            cache = Cache()
+        ends = np.cumsum(sizes)
+        parts = [self._read(tokens[:, end - size : end], n[..., end - size : end], cache)
+                 for size, end in zip(sizes, ends, strict=True)]
+        return torch.cat(parts, dim=1)
+
+    def _read(self, tokens, n, cache):
+        """hidden for one piece of the tokens, at positions n."""
+        keys = n if cache is None else cache.positions_with(n)
+        streaming = cache is not None and cache.window is not None
+        at = self.places(keys[..., -n.shape[-1] :], keys, streaming)
+        if cache is not None:
+            cache.positions = keys
+        x = self.dropout(self.encoding.embed(self.embedding(tokens), at.table))        # (B, T, C)
+        for block in self.blocks:
+            x = block(x, self.encoding, at, cache)
+        return self.norm(x)
+
+    def _pieces(self, T, cache):
+        """How many of T tokens to read at a time, one after the other: all, or as many as memory and a stream allow.
+
+        A kernel that is told `causal` alone never holds the scores. Where it must be given a bias or a mask, that is an
+        (H, T, S) array: BLOCK queries at a time keep it linear in S. (A training step does all at once.)
+        """
+        if cache is not None and cache.window is not None:
+            first = min(T, max(1, cache.sinks + cache.window + 1 - len(cache)))
+            return [first] + [1] * (T - first)
+        biased = self.encoding.pairs is not None or self.encoding.reads_weights or self.config.encoding.chunk
+        if self.training or not self.config.causal or not (biased or cache):
+            return [T]
+        return [BLOCK] * (T // BLOCK) + [T % BLOCK] * (T % BLOCK > 0)
 
     @property
     def output_weight(self):
         return self.embedding.weight if self.config.tied else self.head.weight         # (V, C)
 
-    def table(self, B, T, positions=None):
-        """The encoding's rows for these positions: exact in float64, cast once to the weights' dtype."""
-        weight = self.embedding.weight
-        key = (T, weight.dtype, weight.device) if positions is None else None
-        if key is not None and self._table[0] == key:
-            return self._table[1]
-        n = np.arange(T) if positions is None else positions.cpu() if torch.is_tensor(positions) else positions
-        n = np.asarray(n)
+    def places(self, queries, keys=None, streaming=False):
+        """Places of queries (T,) or (B, T) among keys (S,) or (B, S), the same if left out; exact, then cast once.
+
+        The last result is kept: a training run asks for the same over and over.
+        """
+        queries = np.asarray(queries)
+        keys = queries if keys is None else np.asarray(keys)
+        weight, chunk = self.embedding.weight, self.config.encoding.chunk
+        asked = (queries.shape, queries.tobytes(), keys.tobytes(), streaming, weight.dtype, weight.device)
+        if self._places[0] == asked:
+            return self._places[1]
+
+        def cast(rows):
+            if rows is None:
+                return None
+            dtype = weight.dtype if rows.dtype.kind == "f" else torch.long
+            return torch.as_tensor(rows, device=weight.device, dtype=dtype)
+
+        further = ()
+        own, key_positions = queries, keys
+        if chunk:
+            local = self.config.context - 1 - chunk                     # so that all distances are trained ones
+            own, before, beyond = dual_chunk_positions(queries, chunk, local)
+            key_positions = dual_chunk_positions(keys, chunk, local)[0]
+            apart = distances(queries // chunk, keys // chunk)[..., None, :, :]        # in chunks, (..., 1, T, S)
+            further = tuple((cast(self.encoding.rows(n)), torch.as_tensor(where, device=weight.device))
+                            for n, where in ((before, apart == 1), (beyond, apart > 1)) if where.any())
+        at = Places(
+            table=cast(self.encoding.rows(own)),
+            keys=cast(self.encoding.rows(key_positions)) if streaming else None,
+            pairs=None if self.encoding.pairs is None else cast(self.encoding.pairs(queries, keys)),
+            further=further,
+        )
+        self._places = (asked, at)
+        return at
+
+    def _positions(self, B, T, positions, cache):
+        """The positions of the new tokens as given, or those that follow on the cache's: (T,) or (B, T)."""
+        if positions is None:
+            return np.arange(T) + (cache.positions[..., -1:] + 1 if cache else 0)
+        n = np.asarray(positions.cpu() if torch.is_tensor(positions) else positions)
         if n.dtype.kind not in "iu" or n.shape not in ((T,), (B, T)):
             raise InputError(f"positions must be integers of shape ({T},) or ({B}, {T}), got {n.dtype} of {n.shape}")
-        rows = self.encoding.rows(n)
-        if rows is not None:
-            dtype = weight.dtype if rows.dtype.kind == "f" else torch.long
-            rows = torch.as_tensor(rows, device=weight.device, dtype=dtype)
-        if key is not None:
-            self._table = (key, rows)
-        return rows
+        return n
+
+    def _check_cache(self, cache, tokens, positions):
+        if not self.config.causal:
+            raise InputError("a cache needs causal attention: without it, what was read depends on what follows")
+        if cache.window is not None and not self.encoding.streams:
+            raise InputError(f"{self.config.encoding.pe} cannot stream as it was trained here: positions are part of "
+                             "the embeddings or the values, where they cannot be changed later")
+        if cache.window is not None and positions is not None:
+            raise InputError("a stream lays its own positions: leave positions out")
+        if cache and (found := next(iter(cache.kept.values()))[0].shape[0]) != len(tokens):
+            raise InputError(f"the cache holds {found} sequences, and there are {len(tokens)} in tokens")
 
     def _check_tokens(self, tokens, name, shape=None):
         if tokens.dtype not in (torch.int64, torch.int32):

@@ -139,9 +139,9 @@ def run_device(args, backend):
 
 def run_name(preset, args, model, train):
     """The default directory: the preset, the encoding and those of its flags that were given, the seed, the backend."""
-    given = {name: getattr(args, name) for name in ENCODINGS[model.encoding.pe] if getattr(args, name) is not None}
+    given = {name: getattr(args, name) for name in ENCODING_FIELDS}
     flags = [name if value is True else f"{name}{value:{'' if isinstance(value, str) else 'g'}}"
-             for name, value in given.items()]
+             for name in ENCODINGS[model.encoding.pe] if (value := given.get(name)) is not None]
     backend = [train.backend] if train.backend != "torch" else []
     return Path("runs") / "-".join([preset, model.encoding.pe, *flags, f"s{train.seed}", *backend])
 

@@ -39,7 +39,7 @@ def test_errata_paper_equation_2_keys_have_a_matrix_of_their_own():
     """k_n = f_q(phi(x, n)) would make scores symmetric: what m asks of n is what n asks of m."""
     model = tiny("expe")
     h = torch.randn(1, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    phi = model.encoding.override(h, model.table(1, T))[0][0]
+    phi = torch.cat((model.places(np.arange(T)).table, h[0, :, 5:]), dim=-1)
     w_q, w_k, w_v = model.blocks[0].attn.qkv.weight.detach().chunk(3)
     symmetric, right = (phi @ w_q.T) @ (phi @ w_q.T).T, (phi @ w_q.T) @ (phi @ w_k.T).T
     assert torch.allclose(symmetric, symmetric.T) and not torch.allclose(right, right.T)
@@ -52,7 +52,7 @@ def test_errata_paper_equation_2_keys_have_a_matrix_of_their_own():
             heads.append(scores.softmax(-1) @ (h[0] @ w_v[part].T))
         return torch.cat(heads, -1) @ model.blocks[0].attn.proj.weight.T
 
-    ours = model.blocks[0].attn(h, model.encoding, model.table(1, T))[0]
+    ours = model.blocks[0].attn(h, model.encoding, model.places(np.arange(T)))[0]
     assert torch.allclose(ours, attended(w_k)) and not torch.allclose(ours, attended(w_q))
 
 
@@ -102,7 +102,7 @@ def test_errata_tutorial_rope_mixes_two_layouts():
     assert len(set(used)) == 4 and len(set(freq)) == 8
     model = tiny("rope", n_heads=1)  # one head of 16: the pair (i, i + 8) turns by freq_i, and by no other
     q = torch.eye(16, dtype=torch.float64)[None, None, :8]  # eight queries, the i-th along dimension i
-    turned, _ = model.encoding.rotate(q, q, model.table(1, 8, np.ones(8, int)))
+    turned = model.encoding.rotate(q, model.places(np.ones(8, int)).table)
     angles = [math.atan2(turned[0, 0, i, i + 8], turned[0, 0, i, i]) for i in range(8)]
     np.testing.assert_allclose(angles, freq, rtol=1e-12)
 

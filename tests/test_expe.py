@@ -223,7 +223,7 @@ def test_wrong_widths_are_named():
         expe_table([0], 2.5)
     with pytest.raises(ValueError, match="d_head must be even"):
         rope_inv_freq(7)
-    with pytest.raises(ValueError, match="scaling must be 'none'"):
+    with pytest.raises(ValueError, match="scaling must be one of none, linear, ntk, dynamic, yarn"):
         rope_inv_freq(8, scaling="stretched")
 
 

@@ -10,7 +10,7 @@ import torch
 import model_torch
 from config import ENCODINGS, EncodingConfig, ModelConfig
 from expe import expe_table, exqpe_table, sinusoidal_table
-from model_torch import GPT, Encoding
+from model_torch import GPT, Encoding, Places
 
 V, T = 40, 12
 STYLES = {"gpt": dict(norm="layernorm", mlp="gelu", tied=False), "llama": dict(norm="rmsnorm", mlp="swiglu", tied=True)}
@@ -108,7 +108,7 @@ def test_attention_follows_the_papers_equations(pe, variant):
     model, n = tiny(pe, variant=variant), np.arange(T) * 3 + 100
     h = torch.randn(1, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     attention = model.blocks[0].attn
-    ours = attention(h, model.encoding, model.table(1, T, n)).detach().numpy()[0]
+    ours = attention(h, model.encoding, model.places(n)).detach().numpy()[0]
     ramp = 1 / (4 * T)
     own = {name: p.detach().numpy() for name, p in model.encoding.named_parameters()}
     two = own.get("weight", {"expe": (0.0, ramp), "exqpe": (ramp, 1 / 16)}.get(pe))  # what --learn trains
@@ -148,13 +148,14 @@ def test_sinusoidal_is_added_to_the_embedding():
 
 def test_once_overrides_the_residual_stream_before_the_first_block_and_nothing_else():
     model, tokens, n = tiny("expe", variant={"once": True}), some_tokens(1, T), np.arange(T)
-    seen, h = [], torch.randn(1, T, 16, dtype=torch.float64)
+    seen = []
     model.blocks[0].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0]))
     model(tokens)
     expected = model.embedding.weight[tokens[0]].detach().numpy()
     expected[:, :5] = expe_table(n, 5, 0.0, 1 / (4 * T))
     np.testing.assert_allclose(seen[0][0].detach().numpy(), expected, rtol=1e-12)
-    assert all(x is h for x in model.encoding.override(h, model.table(1, T)))
+    at, w = model.places(n), model.blocks[0].attn.qkv.weight.view(3, 16, 16)
+    assert model.encoding.override(w) is w and all(model.encoding.offset(part, w, at.table) is None for part in "qkv")
 
 
 def test_value_door_needs_no_score_and_keeps_the_mask(monkeypatch):
@@ -172,15 +173,18 @@ def test_value_door_needs_no_score_and_keeps_the_mask(monkeypatch):
     model = tiny()
     attention = model.blocks[0].attn
     torch.testing.assert_close(
-        attention(h, model.encoding, None), plain.blocks[0].attn(h, plain.encoding, None), rtol=1e-10, atol=1e-12
+        attention(h, model.encoding, Places(None)),
+        plain.blocks[0].attn(h, plain.encoding, Places(None)),
+        rtol=1e-10,
+        atol=1e-12,
     )
     assert torch.equal(seen[0], seen[0].tril()) and torch.allclose(seen[0].sum(-1), torch.ones((), dtype=torch.float64))
 
 
 def test_score_door_adds_to_the_scaled_scores_before_the_mask(monkeypatch):
     class Linear(Encoding):  # ALiBi's bias for slopes 1/2 and 1/4, in two lines
-        def rows(self, positions):
-            return -np.array([[[0.5]], [[0.25]]]) * np.abs(positions[:, None] - positions).astype(np.float64)
+        def pairs(self, queries, keys):
+            return -np.array([[[0.5]], [[0.25]]]) * np.abs(queries[:, None] - keys).astype(np.float64)
 
         def score(self, q, k, table):
             return table
@@ -189,7 +193,7 @@ def test_score_door_adds_to_the_scaled_scores_before_the_mask(monkeypatch):
     model = tiny()
     h = torch.randn(1, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     attention = model.blocks[0].attn
-    ours = attention(h, model.encoding, model.table(1, T))
+    ours = attention(h, model.encoding, model.places(np.arange(T)))
     q, k, v = (h @ w.T for w in attention.qkv.weight.split(16))
     heads = []
     for head, slope in enumerate((0.5, 0.25)):
@@ -367,14 +371,16 @@ def test_tables_are_exact_at_positions_that_half_precision_merges(pe):
     exact = model.encoding.rows(positions)
     for dtype in (torch.float32, torch.bfloat16):
         cast_once = torch.from_numpy(exact).to(dtype)
-        assert torch.equal(model.to(dtype).table(1, 3, positions), cast_once)
-    assert not torch.equal(model.float().table(1, 3, positions)[..., 0, :], model.table(1, 3, positions)[..., 1, :])
+        assert torch.equal(model.to(dtype).places(positions).table, cast_once)
+    rows = model.float().places(positions).table
+    assert not torch.equal(rows[..., 0, :], rows[..., 1, :])
 
 
 def test_table_follows_the_length_and_the_dtype_of_the_weights():
     model = tiny("expe")
-    assert model.table(1, 4).shape == (4, 5) and model.table(1, 9).shape == (9, 5)
-    assert model.table(1, 9) is model.table(3, 9) and model.float().table(1, 9).dtype == torch.float32
+    four, nine = np.arange(4), np.arange(9)
+    assert model.places(four).table.shape == (4, 5) and model.places(nine).table.shape == (9, 5)
+    assert model.places(nine) is model.places(np.arange(9)) and model.float().places(nine).table.dtype == torch.float32
 
 
 def test_every_encoding_starts_from_the_same_weights():

@@ -1,0 +1,429 @@
+"""Past the trained length: scaled positions, dual chunk attention, the cache, streams, and memory."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_model import T, V, bucket_by_formula, some_tokens, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import model_torch
+from config import ENCODINGS, SCALINGS, EncodingConfig, InputError
+from expe import ROPE_SCALINGS, dual_chunk_positions, expe_table, exqpe_table, rope_inv_freq, rope_table
+from model_torch import GPT, Cache
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+KINDS = [
+    *((pe, {}) for pe in ENCODINGS),
+    *(("expe", {"on": on}) for on in ("k", "q", "qkv")),
+    ("exqpe", {"on": "k"}),
+    ("expe", {"once": True}),
+    ("expe", {"learn": "random"}),
+    ("rope", {"scaling": "yarn", "factor": 3.0}),
+    ("rope", {"scaling": "dynamic", "factor": 2.0, "length": 40}),
+    ("rope", {"chunk": 5}),
+    ("expe", {"chunk": 5, "scale": 0.5}),
+]
+STUCK = [("sinusoidal", {}), ("learned", {}), ("expe", {"on": "qkv"}), ("expe", {"once": True})]  # these cannot stream
+STREAM = [kind for kind in KINDS if kind not in STUCK]
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+# ---- RoPE's frequencies ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 4.0, 16.0])
+@pytest.mark.parametrize("length", [64, 512, 513, 2048, 10_000])
+@pytest.mark.parametrize("trained, base", [(512, 10000.0), (128, 10000.0), (4096, 500000.0)])
+@pytest.mark.parametrize("D", [8, 32, 64, 128])
+def test_frequencies_are_transformers(D, trained, base, length, factor):
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    for scaling in ("linear", "dynamic", "yarn"):
+        parameters = {"rope_type": scaling, "rope_theta": base, "factor": factor}
+        if scaling == "yarn":
+            parameters["original_max_position_embeddings"] = trained
+        config = LlamaConfig(
+            hidden_size=4 * D, num_attention_heads=4, max_position_embeddings=trained, rope_parameters=parameters
+        )
+        theirs, their_factor = ROPE_INIT_FUNCTIONS[scaling](config, "cpu", seq_len=length)
+        ours, attention_factor = rope_inv_freq(D, base, scaling, factor, trained, length)
+        np.testing.assert_allclose(ours, theirs.double().numpy(), rtol=3e-6)  # theirs is computed in float32
+        assert attention_factor == pytest.approx(their_factor, rel=1e-12)
+
+
+def test_scaled_frequencies_by_hand():
+    plain, one = rope_inv_freq(32)
+    np.testing.assert_allclose(plain[[0, 8, 15]], [1, 0.01, 10 ** (-4 * 30 / 32)], rtol=1e-12)
+    np.testing.assert_allclose(rope_inv_freq(32, scaling="linear", factor=4)[0], plain / 4, rtol=1e-15)
+    for factor in (2, 4, 16.5):
+        ntk, ntk_factor = rope_inv_freq(32, scaling="ntk", factor=factor)
+        assert ntk[0] == 1 and ntk[-1] == pytest.approx(plain[-1] / factor, rel=1e-12)
+        np.testing.assert_allclose(np.diff(np.log(ntk)), math.log(ntk[1]), rtol=1e-9)  # still one ratio
+        for length, stretch in ((100, 1), (512, 1), (1024, 2 * factor - (factor - 1)), (4096, 8 * factor - factor + 1)):
+            dynamic = rope_inv_freq(32, scaling="dynamic", factor=factor, trained_length=512, length=length)[0]
+            np.testing.assert_allclose(dynamic, rope_inv_freq(32, scaling="ntk", factor=stretch)[0], rtol=1e-12)
+    yarn, yarn_factor = rope_inv_freq(32, scaling="yarn", factor=4, trained_length=512)
+    right = [1.0, 0.56234133, 0.28234622, 0.13972195, 0.06785714, 0.03213379, 0.01468200, 0.00635100, 0.0025]
+    np.testing.assert_allclose(yarn[:9], right, rtol=1e-6)
+    np.testing.assert_allclose(yarn[8:], plain[8:] / 4, rtol=1e-12)
+    assert yarn_factor == pytest.approx(1.13862944, rel=1e-8) and one == ntk_factor == 1
+    assert rope_inv_freq(32, scaling="yarn", factor=0.5)[1] == 1  # never below
+    table = rope_table(np.array([0, 3]), 32, scaling="yarn", factor=4, trained_length=512)
+    np.testing.assert_allclose(np.hypot(*np.split(table, 2, axis=-1)), 1.13862944, rtol=1e-8)  # once, in one place
+
+
+def test_identity_inside_the_trained_length():
+    plain = rope_inv_freq(16)[0]
+    assert np.array_equal(rope_inv_freq(16, scaling="dynamic", factor=7, trained_length=512, length=512)[0], plain)
+    for scaling in ("linear", "ntk", "yarn"):
+        np.testing.assert_allclose(rope_inv_freq(16, scaling=scaling, factor=1.0)[0], plain, rtol=1e-15)
+
+
+def test_wrong_scalings_are_named():
+    for more, message in (
+        ({"scaling": "dynamic"}, "dynamic needs the length of the whole sequence, got None"),
+        ({"scaling": "yarn", "factor": 0}, "factor must be a finite number above 0, got 0"),
+        ({"scaling": "linear", "factor": math.inf}, "factor must be a finite number above 0, got inf"),
+        ({"scaling": "dynamic", "length": 0}, "length must be at least 1, got 0"),
+        ({"trained_length": 0}, "trained_length must be at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rope_inv_freq(8, **more)
+    with pytest.raises(ValueError, match="d_head must be at least 4"):
+        rope_inv_freq(2, scaling="ntk", factor=2)
+
+
+def test_both_files_name_the_same_scalings():
+    assert SCALINGS == tuple(ROPE_SCALINGS)
+
+
+# ---- the config of a model that is trained ---------------------------------------------------------------------------
+
+
+def test_scaled_configs():
+    rope, expe = tiny("rope").config, tiny("expe").config  # trained at 12
+    e = rope.scaled(48, rope_scaling="yarn").encoding
+    assert (e.scaling, e.factor, e.length, e.base) == ("yarn", 4.0, 48, 10000.0)
+    assert rope.scaled(6, rope_scaling="linear").encoding.factor == 1.0
+    assert rope.scaled(48, rope_scaling="linear", factor=2.5).encoding.factor == 2.5
+    assert rope.scaled(48, rope_scaling="dual-chunk").encoding.chunk == 9 and rope.scaled(48) == rope
+    assert expe.scaled(48, scale="auto").encoding.scale == 0.25 and expe.scaled(6, scale="auto") == expe
+    assert expe.scaled(48, scale=0.5, rope_scaling="dual-chunk", chunk=4).encoding == dataclasses.replace(
+        expe.encoding, scale=0.5, chunk=4
+    )
+    for config, more, message in (
+        (rope, {"scale": 0.5}, "scale is for expe and exqpe, and rope has no use for it"),
+        (expe, {"rope_scaling": "yarn"}, "scaling is for rope, and expe has no use for it"),
+        (tiny("t5").config, {"rope_scaling": "dual-chunk"}, "chunk is for expe and exqpe and rope, and t5 has no use"),
+        (rope, {"rope_scaling": "dual-chunk", "chunk": 12}, "chunk must be below the trained length, 12, got 12"),
+        (rope, {"rope_scaling": "cubic"}, "scaling must be one of none, linear, ntk, dynamic, yarn, got 'cubic'"),
+        (rope, {"rope_scaling": "ntk", "factor": -1.0}, "factor must be a finite number above 0, got -1.0"),
+        (tiny("expe", variant={"on": "k"}).config, {"rope_scaling": "dual-chunk"}, "needs an override of both"),
+    ):
+        with pytest.raises(InputError, match=message):
+            config.scaled(48, **more)
+
+
+def test_scale_multiplies_the_papers_values():
+    n = np.arange(30)
+    for pe, table in (("expe", expe_table), ("exqpe", exqpe_table)):
+        model = tiny(pe, variant={"scale": 0.5, "start": 0.25})
+        numbers = (1 / 48,) if pe == "expe" else (1 / 48, 1 / 16)
+        np.testing.assert_allclose(model.encoding.rows(n), table(n, 5, 0.25, *numbers) / 2, rtol=1e-15)
+    plain = tiny("expe")
+    halved = GPT(dataclasses.replace(plain.config, encoding=dataclasses.replace(plain.config.encoding, scale=0.5)))
+    halved.double().eval().load_state_dict(plain.state_dict())
+    theta = GPT(dataclasses.replace(plain.config, encoding=EncodingConfig("expe", l=5, theta=1 / 96)))
+    theta.double().eval().load_state_dict(plain.state_dict())
+    tokens = some_tokens(2, 30)
+    torch.testing.assert_close(halved(tokens), theta(tokens), **EXACT)  # start is 0: half of theta is half of all
+    assert not torch.allclose(halved(tokens), plain(tokens))
+
+
+# ---- dual chunk attention --------------------------------------------------------------------------------------------
+
+
+def test_dual_chunk_positions():
+    same, before, further = dual_chunk_positions(np.arange(12), 4, 2)
+    assert same.tolist() == [0, 1, 2, 3] * 3
+    assert before.tolist() == [4, 5, 6, 6] * 3 and further.tolist() == [6] * 12
+    assert dual_chunk_positions(5, 4, 9)[2] == 7  # 2c - 1 is as far as a key two chunks back can be
+    for wrong in ((4, -1), (0, 1), (2.5, 1)):
+        with pytest.raises(ValueError):
+            dual_chunk_positions([0], *wrong)
+
+
+def dual_chunk_in_loops(h, model, lay):
+    """One attention layer, pair by pair: lay(part, x, n) gives a query or key its position."""
+    c, context = model.config.encoding.chunk, model.config.context
+    attention, S = model.blocks[0].attn, len(h)
+    out = np.zeros_like(h)
+    for head in range(2):
+        rows = slice(8 * head, 8 * head + 8)
+        w_q, w_k, w_v = (w[rows] for w in np.split(attention.qkv.weight.numpy(), 3))
+        for m in range(S):
+            scores = []
+            for n in range(m + 1):
+                farthest = context - 1
+                where = {0: m % c, 1: min(m % c + c, farthest)}.get(m // c - n // c, min(2 * c - 1, farthest))
+                scores.append(lay(h[m], w_q, where) @ lay(h[n], w_k, n % c) / math.sqrt(8))
+            p = np.exp(np.array(scores) - max(scores))
+            out[m, rows] = (p / p.sum()) @ (h[: m + 1] @ w_v.T)
+    return out @ attention.proj.weight.numpy().T
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 7, 11])
+@pytest.mark.parametrize("pe", ["rope", "expe", "exqpe"])
+def test_dual_chunk_attention_follows_its_definition(pe, chunk):
+    model = tiny(pe, variant={"chunk": chunk})
+    h = torch.randn(1, 40, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+    def lay(x, w, n):
+        if pe == "rope":
+            q = w @ x
+            z = (q[:4] + 1j * q[4:]) * np.exp(1j * n * 10000.0 ** (-2 * np.arange(4) / 8))
+            return np.concatenate((z.real, z.imag))
+        row = expe_table(n, 5, 0, 1 / 48) if pe == "expe" else exqpe_table(n, 5, 0, 1 / 48, 1 / 16)
+        return w @ np.concatenate((row, x[5:]))
+
+    ours = model.blocks[0].attn(h, model.encoding, model.places(np.arange(40)))[0]
+    np.testing.assert_allclose(ours, dual_chunk_in_loops(h[0].numpy(), model, lay), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("pe", ["rope", "expe", "exqpe"])
+def test_dual_chunk_is_the_plain_model_up_to_one_chunk(pe):
+    model, plain, tokens = tiny(pe, variant={"chunk": 8}), tiny(pe), some_tokens(2, 20)
+    assert torch.equal(model(tokens[:, :8]), plain(tokens[:, :8]))
+    if pe == "rope":  # within the local window, of 12 - 1 - 8 tokens, distances are true across the edge of a chunk
+        torch.testing.assert_close(model(tokens)[:, :12], plain(tokens)[:, :12], **EXACT)
+    assert not torch.allclose(model(tokens), plain(tokens))
+
+
+def test_numpy_refuses_dual_chunk_attention():
+    import model_numpy
+
+    config = tiny("rope", variant={"chunk": 8}).config
+    with pytest.raises(InputError, match="dual chunk attention is in model_torch alone"):
+        model_numpy.init_params(config)
+
+
+# ---- the cache -------------------------------------------------------------------------------------------------------
+
+
+def longer(pe):
+    """Learned positions have 12 rows: the other encodings are asked for 40 tokens."""
+    return T if pe == "learned" else 40
+
+
+@pytest.mark.parametrize("positions", ["default", "gaps", "own"])
+@pytest.mark.parametrize("size", [1, 2, 7])
+@pytest.mark.parametrize("style", ["gpt", "llama"])
+@pytest.mark.parametrize("pe, variant", KINDS, ids=str)
+def test_cached_logits_equal_uncached_ones(pe, variant, style, size, positions):
+    model, S = tiny(pe, style, variant=variant), longer(pe)
+    tokens, rng = some_tokens(3, S), np.random.default_rng(0)
+    n = {
+        "default": np.arange(S),
+        "gaps": np.sort(rng.choice(S if pe == "learned" else 90, S, replace=False)),
+        "own": rng.integers(0, S, (3, S)),
+    }[positions]
+    whole, cache = model(tokens, positions=None if positions == "default" else n), Cache()
+    for first in range(0, S, size):
+        piece = slice(first, min(first + size, S))
+        given = None if positions == "default" and first % 2 else n[..., piece]  # both ways of the same positions
+        logits = model(tokens[:, piece], positions=given, cache=cache)
+        torch.testing.assert_close(logits, whole[:, piece], **EXACT)
+    assert len(cache) == S and np.array_equal(cache.positions, n)
+    assert cache.nbytes == 2 * 2 * 3 * S * 16 * 8  # blocks, keys and values, sequences, tokens, width, float64
+
+
+@pytest.mark.parametrize("pe, variant", KINDS, ids=str)
+def test_reading_by_blocks_changes_nothing(pe, variant, monkeypatch):
+    model, S = tiny(pe, variant=variant), longer(pe)
+    tokens, targets = some_tokens(2, S), some_tokens(2, S, seed=3)
+    whole, losses = model(tokens), model.token_losses(tokens, targets)
+    monkeypatch.setattr(model_torch, "BLOCK", 5)
+    torch.testing.assert_close(model(tokens), whole, **EXACT)
+    torch.testing.assert_close(model.token_losses(tokens, targets), losses, **EXACT)
+    cache = Cache()
+    model(tokens[:, :3], cache=cache)
+    torch.testing.assert_close(model(tokens[:, 3:], cache=cache), whole[:, 3:], **EXACT)
+
+
+def test_a_cache_that_does_not_fit_is_refused_and_left_as_it_was():
+    model, cache = tiny("learned"), Cache()
+    model(some_tokens(2, 10), cache=cache)
+    for tokens, message in (
+        (some_tokens(3, 1), "the cache holds 2 sequences, and there are 3 in tokens"),
+        (torch.full((2, 1), V), f"tokens must be from 0 to {V - 1}, got {V}"),
+        (some_tokens(2, 3), "none for position 12"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(tokens, cache=cache)
+        assert len(cache) == 10 and all(k.shape[2] == 10 for pair in cache.kept.values() for k in pair)
+    with pytest.raises(InputError, match="a cache needs causal attention"):
+        tiny(causal=False)(some_tokens(1, 2), cache=Cache())
+    with pytest.raises(InputError, match="a stream lays its own positions"):
+        tiny()(some_tokens(1, 2), positions=torch.arange(2), cache=Cache(1, 3))
+    for pe, variant in STUCK:
+        with pytest.raises(InputError, match=f"{pe} cannot stream as it was trained here: positions are part of"):
+            tiny(pe, variant=variant)(some_tokens(1, 2), cache=Cache(1, 3))
+    for sinks, window in ((-1, 3), (0, 0)):
+        with pytest.raises(InputError, match="sinks of at least 0 and a window of at least 1"):
+            Cache(sinks, window)
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+def stream_in_loops(model, tokens, sinks, window):
+    """Logits (T, V) of one token after the other, in NumPy and from the equations alone.
+
+    Every token's keys before position, and values, are kept as first computed. Each step picks the first `sinks` and
+    the last `window` of those before it, lays them and the token itself at 0, 1, 2, ..., and takes one softmax.
+    """
+    e, D = model.config.encoding, 8
+    p = {name: value.numpy() for name, value in model.state_dict().items()}
+    ramp = 1 / (4 * T)
+
+    def norm(x, name):
+        z = (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+        return z * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+    def position_part(w, n, part):
+        if e.pe not in ("expe", "exqpe") or part not in e.on:
+            return 0
+        two = p.get("encoding.weight", {"expe": (0.0, ramp), "exqpe": (ramp, 1 / 16)}[e.pe])
+        row = expe_table(n, 5, *two) if e.pe == "expe" else exqpe_table(n, 5, 0.0, *two)
+        return w[:, :5] @ (e.scale * row)
+
+    def content(w, h, part):
+        return w @ (np.concatenate((np.zeros(5), h[5:])) if e.pe in ("expe", "exqpe") and part in e.on else h)
+
+    def turned(x, n):
+        if e.pe != "rope":
+            return x
+        inv_freq, factor = rope_inv_freq(D, 10000.0, e.scaling, e.factor, T, e.length)
+        z = (x[:4] + 1j * x[4:]) * np.exp(1j * n * inv_freq) * factor
+        return np.concatenate((z.real, z.imag))
+
+    kept, logits = [[] for _ in model.blocks], []
+    for t, token in enumerate(tokens):
+        x = p["embedding.weight"][token]
+        for i in range(len(model.blocks)):
+            h = norm(x, f"blocks.{i}.norm1")
+            w_q, w_k, w_v = np.split(p[f"blocks.{i}.attn.qkv.weight"], 3)
+            seen = sorted({*range(min(sinks, t)), *range(max(0, t - window), t)})
+            kept[i].append((content(w_k, h, "k"), w_v @ h))
+            keys = [kept[i][s][0] + position_part(w_k, n, "k") for n, s in enumerate([*seen, t])]
+            values = [kept[i][s][1] for s in [*seen, t]]
+            m = len(seen)  # the token's own position
+            q, y = content(w_q, h, "q") + position_part(w_q, m, "q"), np.zeros(16)
+            for head in range(2):
+                part, scores, rows = slice(head * D, head * D + D), [], []
+                for n in range(m + 1):
+                    k, v = keys[n][part], values[n][part]
+                    if e.pe == "shaw":
+                        k = k + p["encoding.keys"][min(m - n, 5)]
+                        v = v + p["encoding.values"][min(m - n, 5)]
+                    score = turned(q[part], m) @ turned(k, n) / math.sqrt(D)
+                    if e.pe == "alibi":
+                        score -= 2.0 ** (-4 * (head + 1)) * (m - n)
+                    if e.pe == "t5":
+                        score += p["encoding.weight"][bucket_by_formula(m - n, 6, 5), head]
+                    scores.append(score)
+                    rows.append(v)
+                weights = np.exp(np.array(scores) - max(scores))
+                y[part] = weights / weights.sum() @ np.array(rows)
+            x = x + p[f"blocks.{i}.attn.proj.weight"] @ y
+            u = p[f"blocks.{i}.mlp.up.weight"] @ norm(x, f"blocks.{i}.norm2")
+            gelu = 0.5 * u * (1 + np.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))
+            x = x + p[f"blocks.{i}.mlp.down.weight"] @ gelu
+        logits.append(p["head.weight"] @ norm(x, "norm"))
+    return np.array(logits)
+
+
+@pytest.mark.parametrize("sinks, window", [(2, 6), (0, 4), (4, 1)])
+@pytest.mark.parametrize("pe, variant", [(pe, v) for pe, v in STREAM if "chunk" not in v], ids=str)
+def test_a_stream_of_twenty_windows_equals_brute_force(pe, variant, sinks, window):
+    model, cache = tiny(pe, variant=variant), Cache(sinks, window)
+    tokens = some_tokens(2, 20 * (sinks + window))
+    brute = [stream_in_loops(model, row.tolist(), sinks, window) for row in tokens]
+    sizes, ours = itertools.cycle([sinks + window - 1, 1, 1, 2, 7]), []
+    while sum(x.shape[1] for x in ours) < tokens.shape[1]:
+        first = sum(x.shape[1] for x in ours)
+        ours.append(model(tokens[:, first : first + next(sizes)], cache=cache))
+        assert len(cache) <= sinks + window + 1 and cache.nbytes <= 2 * 2 * 2 * (sinks + window + 1) * 16 * 8
+    np.testing.assert_allclose(torch.cat(ours, 1), np.array(brute), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("pe, variant", STREAM, ids=str)
+def test_a_stream_is_the_plain_model_until_its_window_is_full(pe, variant):
+    model, tokens = tiny(pe, variant=variant), some_tokens(2, 40)
+    plain = model(tokens)
+    streamed = model(tokens, cache=Cache(2, 8))
+    torch.testing.assert_close(streamed[:, :11], plain[:, :11], **EXACT)
+    assert not torch.allclose(streamed[:, 11:], plain[:, 11:])
+    torch.testing.assert_close(model(tokens, cache=Cache(2, 37)), plain, **EXACT)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers in one tensor that any operation made, views of smaller ones left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, torch.Tensor):
+                self.size = max(self.size, x.untyped_storage().nbytes() // x.element_size())
+        return out
+
+
+@pytest.mark.parametrize("pe, variant", [(pe, v) for pe, v in KINDS if pe != "learned"], ids=str)
+def test_no_array_grows_with_the_square_of_the_length(pe, variant, monkeypatch):
+    monkeypatch.setattr(model_torch, "BLOCK", 32)
+    model, sizes = tiny(pe, variant=variant).float(), []
+    for S in (512, 1024):
+        with Largest() as largest:
+            model.token_losses(some_tokens(1, S), some_tokens(1, S, seed=2))
+        sizes.append(largest.size)
+    assert sizes[1] <= 2 * sizes[0] and sizes[1] < 1024 * 1024 / 4
+
+
+def test_alibis_number_a_key_is_its_bias_and_keeps_its_digits_at_16384():
+    """slope (n - last) gives the same attention as -slope (m - n); in fp32 slope n would have lost three digits."""
+    n = np.arange(16384 - 256, 16384)
+    model = tiny("alibi", n_heads=2)
+    table = model.encoding.pairs(n[-64:], n)
+    assert table.shape == (2, 1, 256) and table.max() == 0
+    scores = np.random.default_rng(0).standard_normal((2, 64, 256))
+    scores += np.triu(np.full((64, 256), -np.inf), 256 - 64 + 1)
+    slopes = np.array([2.0**-4, 2.0**-8])[:, None, None]
+
+    def softmax(x):
+        x = np.exp(x - x.max(-1, keepdims=True))
+        return x / x.sum(-1, keepdims=True)
+
+    exact = softmax(scores - slopes * (n[-64:, None] - n))
+    np.testing.assert_allclose(softmax(scores + table), exact, rtol=1e-12)
+
+    def error(bias):
+        return np.abs(softmax(scores.astype(np.float32) + bias.astype(np.float32)) - exact).max() / exact.max()
+
+    assert error(table) < 1e-6 < 20e-6 < error(slopes * n)
