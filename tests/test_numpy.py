@@ -133,7 +133,13 @@ VARIANTS = {
         {"scale": 0.5, "learn": "init"},
     ],
     "rope": [{"scaling": "yarn", "factor": 3.0}, {"scaling": "dynamic", "factor": 2.0, "length": 40}],
-    "exqpe": [{"on": "k"}, {"scale": 0.25}, {"on": "qkv"}, {"learn": "init", "start": 0.2}, {"learn": "random"}, {"once": True}],
+    "exqpe": [
+        *({"on": on} for on in ("k", "qkv")),
+        {"learn": "init", "start": 0.2},
+        {"learn": "random"},
+        {"once": True},
+        {"scale": 0.25},
+    ],
     "t5": [{"buckets": 2, "max_distance": 3}, {"buckets": 7, "max_distance": 6}],
     "shaw": [{"max_distance": 1}, {"max_distance": 40}],
 }
