@@ -2,13 +2,13 @@
 
     python bench.py                               one training step of mini and paper-35m, torch and NumPy, fp32, CPU
     python bench.py --presets mini --pe rope      another encoding
+    python bench.py --table                       what each encoding costs and can do, and its loss at 16x over 1x
 
 Every backend lives in a process of its own, which keeps its memory apart; the steps are timed in turn, A B A B, so that
 a machine that is slow for a minute is slow for all. A step is forward, backward, clipping and AdamW, as train.py does
 it. The floor is what the matrix products alone would take at the rate measured here, in the same minutes.
 """
 
-import argparse
 import json
 import multiprocessing
 import platform
@@ -19,7 +19,21 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from config import BACKENDS, ENCODINGS, PRESETS, CommandLine, EncodingConfig, InputError, new_file, whole
+from config import (
+    BACKENDS,
+    DUAL_CHUNK,
+    ENCODINGS,
+    PRESETS,
+    SCALINGS,
+    CommandLine,
+    EncodingConfig,
+    InputError,
+    all_runs,
+    listed,
+    new_file,
+    read_run,
+    whole,
+)
 
 BATCH = {"mini": 16, "paper-35m": 4, "llama-135m": 1, "llama-342m": 1}  # sequences in a step
 GEMM = 2048  # rows and columns of the product that measures the machine
@@ -80,8 +94,12 @@ def answer(pipe, preset, pe, backend, batch):
         elif request == "gemm":
             square @ square
         seconds = time.perf_counter() - start
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        pipe.send(peak if request == "memory" else seconds)
+        pipe.send(peak_bytes() if request == "memory" else seconds)
+
+
+def peak_bytes():
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def measure(preset, pe, backends, batch, repeats):
@@ -146,14 +164,126 @@ def measure(preset, pe, backends, batch, repeats):
     return rows
 
 
-def names_of(known):
-    def names(text):
-        parts = list(dict.fromkeys(text.split(",")))
-        if wrong := [part for part in parts if part not in known]:
-            raise argparse.ArgumentTypeError(f"{wrong[0]!r} is not one of {', '.join(known)}")
-        return parts
+# ---- the decision table ----------------------------------------------------------------------------------------------
 
-    return names
+
+def count_operations(model, batch):
+    """Floating-point operations of a forward pass over a batch of the trained length, a token.
+
+    Those of matrix products and attention as torch counts them, and one for each number that any other operation makes;
+    what only moves numbers counts too, since it takes time.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry
+
+    class Count(TorchDispatchMode):
+        total = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if func._overloadpacket in flop_registry:
+                self.total += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
+            elif not func.is_view:
+                self.total += sum(x.numel() for x in (out if isinstance(out, tuple) else (out,)) if torch.is_tensor(x))
+            return out
+
+    tokens = torch.zeros(batch, model.config.context, dtype=torch.long)
+    with torch.no_grad():
+        model(tokens)  # the table of positions, which a training run computes once
+        with Count() as count:
+            model(tokens)
+    return count.total / tokens.numel()
+
+
+def describe(pipe, config, run):
+    """Sends one row of the decision table, as measured in a process of its own."""
+    import numpy as np
+    import torch
+
+    from model_torch import GPT, Cache, load_model
+
+    model = load_model(run)[0] if run else GPT(config).eval()
+    config, batch, extra = model.config, 8, model.encoding.parameters()
+    row = {"run": run and str(run), "pe": config.encoding.pe, "extra_parameters": sum(p.numel() for p in extra)}
+    plain = GPT(replace(config, encoding=EncodingConfig())).eval()
+    row["extra_operations_a_token"] = count_operations(model, batch) - count_operations(plain, batch)
+    cache = Cache()
+    with torch.no_grad():
+        model(torch.zeros(1, config.context, dtype=torch.long), cache=cache)
+    row["cache_bytes_a_token"] = cache.nbytes / len(cache)
+    row["streams"] = model.encoding.streams
+    row["scaled_by"] = [name for name, way in WAYS.items() if accepts(config, way)]
+    rng, peaks = np.random.default_rng(0), []
+    for length in (config.context, 16 * config.context):
+        if length <= model.encoding.longest:
+            x = torch.from_numpy(rng.integers(0, config.vocab_size, (1, length)))
+            model.token_losses(x, x)
+            peaks.append(peak_bytes())
+    row["memory_at_16x"] = peaks[1] - peaks[0] if len(peaks) == 2 else None
+    pipe.send(row)
+
+
+WAYS = {"scale": {"scale": 0.5}} | {name: {"rope_scaling": name} for name in (*SCALINGS[1:], DUAL_CHUNK)}
+
+
+def accepts(config, way):
+    try:
+        config.scaled(config.context, **way)
+    except InputError:
+        return False
+    return True
+
+
+def decision_table(runs):
+    """One row a run, and one for each encoding of which there is none: what it costs and can do, and its losses."""
+    import eval as evaluation
+
+    rows, context = [], multiprocessing.get_context("spawn")
+    configs = {run: read_run(run)[0] for run in runs}
+    mini = PRESETS["mini"].model
+    for pe in ENCODINGS:
+        l = mini.encoding.l if "l" in ENCODINGS[pe] else None
+        jobs = [(config, run) for run, config in configs.items() if config.encoding.pe == pe]
+        for config, run in jobs or [(replace(mini, encoding=EncodingConfig(pe, l=l)), None)]:
+            print(f"{run or pe} ...", file=sys.stderr, flush=True)
+            pipe, end = context.Pipe()
+            process = context.Process(target=describe, args=(end, config, run), daemon=True)
+            process.start()
+            end.close()
+            try:
+                row = pipe.recv()
+            except EOFError:
+                raise InputError(f"{run or pe}: the process ended, perhaps for want of memory") from None
+            process.join()
+            row |= {"loss_1x": None, "loss_16x": None}
+            if run:
+                args = evaluation.command_line().parse_args([str(run)])
+                args.lengths = [config.context, 16 * config.context]
+                one, sixteen = evaluation.evaluate(run, [(1.0, "none")], args)
+                row |= {"loss_1x": one["loss"], "loss_16x": sixteen["loss"]}
+            rows.append(row)
+    return rows
+
+
+def print_decision_table(rows):
+    width = max(len(row["run"] or row["pe"]) for row in rows)
+    columns = (11, 11, 10, 10, 9, 8, 8, 7)
+    for name, words in (
+        ("", ("extra", "extra op/", "cache B/", "16x over", "", "loss", "loss", "16x")),
+        ("run", ("parameters", "token", "token", "1x, MB", "streams", "1x", "16x", "/ 1x")),
+    ):
+        heads = "".join(f"{word:>{size}}" for word, size in zip(words, columns, strict=True))
+        print(f"{name:{width}}{heads}{'  scaled after training by' if name else ''}")
+    for row in rows:
+        one, sixteen, memory = row["loss_1x"], row["loss_16x"], row["memory_at_16x"]
+        print(f"{row['run'] or row['pe']:{width}}{row['extra_parameters']:11,}{row['extra_operations_a_token']:11,.0f}"
+              f"{row['cache_bytes_a_token']:10,.0f}{'-' if memory is None else format(memory / 1e6, ',.0f'):>10}"
+              f"{'yes' if row['streams'] else 'no':>9}{'-' if one is None else format(one, '.3f'):>8}"
+              f"{'-' if sixteen is None else format(sixteen, '.3f'):>8}"
+              f"{'-' if sixteen is None else format(sixteen / one, '.3f'):>7}  {', '.join(row['scaled_by']) or '-'}")
+    if missing := [row["pe"] for row in rows if row["run"] is None]:
+        print(f"\nno run, and so no loss: train with make train PE=\"{' '.join(missing)}\"")
 
 
 def main():
@@ -162,17 +292,22 @@ def main():
         epilog="examples:\n  python bench.py\n  python bench.py --presets mini --pe rope --json bench.json",
     )
     parser.add_argument(
-        "--presets", type=names_of(PRESETS), default=["mini", "paper-35m"], metavar="NAME,...",
+        "--presets", type=listed(str, *PRESETS), default=["mini", "paper-35m"], metavar="NAME,...",
         help=f"of {', '.join(PRESETS)} (default: mini,paper-35m)",
     )  # fmt: skip
     parser.add_argument(
-        "--backends", type=names_of(BACKENDS), default=list(BACKENDS), metavar="NAME,...",
+        "--backends", type=listed(str, *BACKENDS), default=list(BACKENDS), metavar="NAME,...",
         help=f"of {', '.join(BACKENDS)}; ratios are to the first (default: all)",
     )  # fmt: skip
     parser.add_argument("--pe", choices=tuple(ENCODINGS), default="expe", help="positional encoding (default: expe)")
     batches = "default: " + ", ".join(f"{n} for {preset}" for preset, n in BATCH.items())
     parser.add_argument("--batch-size", type=whole, metavar="N", help=f"sequences ({batches})")
     parser.add_argument("--repeats", type=whole, default=7, metavar="N", help="timed steps of each (default: 7)")
+    parser.add_argument(
+        "--table", nargs="*", metavar="RUN",
+        help="instead: what each encoding costs and can do, and the loss at 16 times the trained length over that at "
+             "it, for these runs (default: every run under runs/)",
+    )  # fmt: skip
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():
         args = parser.parse_args()
@@ -180,7 +315,10 @@ def main():
             if value is not None and value < 1:
                 parser.error(f"{name} must be at least 1, got {value}")
         rows = []
-        for preset in args.presets:
+        if args.table is not None:
+            rows = decision_table([Path(run) for run in args.table] or all_runs())
+            print_decision_table(rows)
+        for preset in args.presets if args.table is None else ():
             batch = args.batch_size or BATCH[preset]
             found = measure(preset, args.pe, args.backends, batch, args.repeats)
             config = PRESETS[preset].model

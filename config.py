@@ -59,7 +59,7 @@ ENCODINGS = {
     "learned": {},
     "expe": {"l": 24, "start": 0.0, "theta": _ramp, "constant": False, **_OVERRIDE},
     "exqpe": {"l": 24, "start": 0.0, "theta1": _ramp, "theta2": 1 / 16, **_OVERRIDE},
-    "rope": {"base": 10000.0, "scaling": "none", "factor": 1.0, "length": None, "chunk": 0},
+    "rope": {"base": 10000.0, "rope_scaling": "none", "factor": 1.0, "length": None, "chunk": 0},
     "alibi": {},
     "t5": {"buckets": 32, "max_distance": 128},
     "shaw": {"max_distance": 16},
@@ -67,6 +67,12 @@ ENCODINGS = {
 # The two numbers that --learn trains, in the order of the parameter encoding.weight.
 LEARNED = {"expe": ("start", "theta"), "exqpe": ("theta1", "theta2")}
 SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn")  # of RoPE's frequencies; expe.rope_inv_freq says how
+DUAL_CHUNK = "dual-chunk"  # what --rope-scaling takes besides
+CANNOT_STREAM = (
+    "cannot stream as it was trained here: positions are part of the embeddings or the values, where they cannot be "
+    "changed later"
+)
+SINKS = 4  # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
 
 
 @dataclass(frozen=True)
@@ -98,8 +104,8 @@ class EncodingConfig:
         None, "distance from which T5 (default: 128) and Shaw (default: 16) do not tell two apart"
     )
     scale: float | None = None  # by which ExPE's and ExQPE's values are multiplied (section 4.3)
-    scaling: str | None = None  # one of SCALINGS
-    factor: float | None = None  # by which `scaling` lengthens the context
+    rope_scaling: str | None = None  # one of SCALINGS
+    factor: float | None = None  # by which rope_scaling lengthens the context
     length: int | None = None  # of the whole sequence, for dynamic
     chunk: int | None = None  # dual chunk attention's, in tokens; 0: none
 
@@ -136,11 +142,11 @@ class EncodingConfig:
         for name in ("scale", "factor"):
             if getattr(self, name) is not None:
                 _check(self, name, _positive, "a finite number above 0")
-        if self.scaling is not None:
-            _check(self, "scaling", lambda x: x in SCALINGS, f"one of {', '.join(SCALINGS)}")
+        if self.rope_scaling is not None:
+            _check(self, "rope_scaling", lambda x: x in SCALINGS, f"one of {', '.join(SCALINGS)}")
         if self.length is not None:
             _check(self, "length", _whole(1), "a whole number of at least 1")
-        if self.scaling == "dynamic" and self.length is None:
+        if self.rope_scaling == "dynamic" and self.length is None:
             raise InputError("dynamic scaling needs the length of the whole sequence, got none")
         if self.chunk is not None:
             _check(self, "chunk", _whole(0), "a whole number of at least 0")
@@ -216,10 +222,10 @@ class ModelConfig:
         auto, changes = max(1.0, length / self.context), {}
         if scale != 1:
             changes["scale"] = 1 / auto if scale == "auto" else scale
-        if rope_scaling == "dual-chunk":
+        if rope_scaling == DUAL_CHUNK:
             changes["chunk"] = max(1, 3 * self.context // 4) if chunk is None else chunk
         elif rope_scaling != "none":
-            changes |= {"scaling": rope_scaling, "factor": auto if factor == "auto" else factor, "length": length}
+            changes |= {"rope_scaling": rope_scaling, "factor": auto if factor == "auto" else factor, "length": length}
         return replace(self, encoding=replace(self.encoding, **changes))
 
     def initial(self, name):
@@ -465,6 +471,79 @@ def whole(text):
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (of at most 2^53)")
 
 
+def number_or_auto(text):
+    """A finite float, or "auto", for argparse."""
+    return text if text == "auto" else number(text)
+
+
+def listed(kind, *known):
+    """The argparse type of "A,B,...": a list without repeats of what `kind` reads, each one of `known` if any are."""
+
+    def read(text):
+        values = list(dict.fromkeys(kind(part) for part in text.split(",")))
+        if wrong := [value for value in values if known and value not in known]:
+            raise argparse.ArgumentTypeError(f"{wrong[0]!r} is not one of {', '.join(known)}")
+        return values
+
+    return read
+
+
+def add_scaling_flags(parser, several=False):
+    """--scale, --rope-scaling, --factor and --chunk of ModelConfig.scaled; of the first two a list, if several."""
+    group = parser.add_argument_group("past the trained length, after training")
+    methods, more, value = (*SCALINGS, DUAL_CHUNK), "", "X"
+    of = {"type": number_or_auto, "default": 1.0}, {"choices": methods, "default": "none"}
+    if several:
+        more, value = ", or several, each a row", "X,X,..."
+        of = {"type": listed(number_or_auto), "default": [1.0]}, {"type": listed(str, *methods), "default": ["none"]}
+    group.add_argument(
+        "--scale", metavar=value, **of[0],
+        help=f"multiply ExPE's and ExQPE's values by a number; auto: trained length / length, 1 within it{more}",
+    )  # fmt: skip
+    group.add_argument(
+        "--rope-scaling", metavar="METHOD" + (",METHOD,..." if several else ""), **of[1],
+        help=f"RoPE's {', '.join(methods)}; {DUAL_CHUNK} is for ExPE and ExQPE too{more} (default: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--factor", type=number_or_auto, metavar="X",
+        help="by which linear, ntk, dynamic or yarn lengthens the context (default: auto, length / trained length)",
+    )  # fmt: skip
+    group.add_argument("--chunk", type=whole, metavar="N", help=f"{DUAL_CHUNK}'s (default: 3/4 of the trained length)")
+
+
+def scaling_of(args):
+    """What add_scaling_flags read, as keywords of ModelConfig.scaled; InputError for a flag that no method asked reads.
+
+    With several=True, scale and rope_scaling are lists.
+    """
+    asked = {args.rope_scaling} if isinstance(args.rope_scaling, str) else {*args.rope_scaling}
+    if args.factor is not None and not asked - {"none", DUAL_CHUNK}:
+        raise InputError(f"--factor is for --rope-scaling {', '.join(SCALINGS[1:])}: leave it out, or ask for one")
+    if args.chunk is not None and DUAL_CHUNK not in asked:
+        raise InputError(f"--chunk is for --rope-scaling {DUAL_CHUNK}: leave it out, or ask for that")
+    factor = "auto" if args.factor is None else args.factor
+    return {"scale": args.scale, "rope_scaling": args.rope_scaling, "factor": factor, "chunk": args.chunk}
+
+
+def add_stream_flags(group):
+    """--sinks and --window, which stream_sizes reads."""
+    group.add_argument("--sinks", type=whole, metavar="N", help=f"first tokens that a stream keeps (default: {SINKS})")
+    group.add_argument(
+        "--window", type=whole, metavar="N",
+        help="last tokens that a stream keeps (default: what makes a full stream as long as the trained length)",
+    )  # fmt: skip
+
+
+def stream_sizes(args, context):
+    """(sinks, window) of a stream; InputError unless they are at least 0 and 1."""
+    sinks = SINKS if args.sinks is None else args.sinks
+    window = max(1, context - sinks - 1) if args.window is None else args.window
+    for name, value, least in (("sinks", sinks, 0), ("window", window, 1)):
+        if value < least:
+            raise InputError(f"--{name} must be at least {least}, got {value}")
+    return sinks, window
+
+
 def picture(text):
     """The path of a picture that can be written, for argparse: known by its suffix before the work that leads to it."""
     if Path(text).suffix not in (".png", ".svg", ".pdf"):
@@ -507,6 +586,11 @@ def fingerprint(path):
     """{"bytes": ..., "sha256": ...} of a file."""
     with open(path, "rb") as file:
         return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def all_runs():
+    """Every run directory under runs/, sorted."""
+    return sorted(path.parent for path in Path("runs").glob("[!.]*/config.json"))
 
 
 def read_run(run):

@@ -231,6 +231,14 @@ def load_tokenizer(path, pattern=SPLIT_PATTERN):
     )
 
 
+def run_tokenizer(run, record):
+    """The tokenizer in a run directory, whose config.json is `record`; InputError if it is not the run's own file."""
+    path = Path(run) / "tokenizer.tiktoken"
+    if fingerprint(path) != record["data"]["tokenizer"]:
+        raise InputError(f"{path} has not the size and hash that config.json says: it was damaged or replaced")
+    return load_tokenizer(path, record["data"]["pattern"])
+
+
 def _ready_tokenizer(name):
     """A tiktoken.Encoding from a .tiktoken file or one of tiktoken's names (gpt2), with our one special token."""
     if Path(name).suffix == ".tiktoken":

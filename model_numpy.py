@@ -399,7 +399,7 @@ def rotate_backward(dout, cache):
 
 def rope_rows(positions, config):
     e, D = config.encoding, config.d_head
-    scaling = {"scaling": e.scaling, "factor": e.factor, "trained_length": config.context, "length": e.length}
+    scaling = {"scaling": e.rope_scaling, "factor": e.factor, "trained_length": config.context, "length": e.length}
     return expe.rope_table(positions, D, e.base, **scaling)[..., None, :, :]      # (..., 1, T, D)
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from config import LEARNED, InputError, checkpoint_file, read_run, read_weights
+from config import CANNOT_STREAM, LEARNED, InputError, checkpoint_file, read_run, read_weights
 from expe import (
     affine_parts,
     alibi_keys,
@@ -172,9 +172,9 @@ class RoPE(Encoding):
     """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions turns by the angle n * inv_freq_i."""
 
     def rows(self, positions):
-        e, D = self.settings, self.config.d_head
-        scaling = {"scaling": e.scaling, "factor": e.factor, "trained_length": self.config.context, "length": e.length}
-        return rope_table(positions, D, e.base, **scaling)[..., None, :, :]            # (..., 1, T, D)
+        e, L = self.settings, self.config.context
+        scaling = {"scaling": e.rope_scaling, "factor": e.factor, "trained_length": L, "length": e.length}
+        return rope_table(positions, self.config.d_head, e.base, **scaling)[..., None, :, :]           # (..., 1, T, D)
 
     def rotate(self, x, table):
         cos, sin = table.chunk(2, dim=-1)                                              # (..., 1, T, D/2) each
@@ -209,7 +209,8 @@ class T5(Encoding):
         return t5_bucket(distances(queries, keys), self.settings.buckets, self.settings.max_distance)  # (..., T, S)
 
     def score(self, q, k, table):
-        return F.embedding(table, self.weight).movedim(-1, -3)                         # (..., H, T, S)
+        bias = self.weight.T.index_select(1, table.flatten())                          # (H, ...)
+        return bias.view(-1, *table.shape).movedim(0, -3)                              # (..., H, T, S)
 
 
 class Shaw(Encoding):
@@ -340,7 +341,8 @@ class Attention(nn.Module):
             ahead = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(S - T + 1)
             bias = bias.masked_fill(ahead, -math.inf)
         bias = bias.type_as(q)                                                         # (..., T or 1, S)
-        if not encoding.reads_weights:
+        if not encoding.reads_weights:                                                 # fused, if bias has 2 or 4 axes
+            bias = bias[None] if bias.ndim == 3 else bias
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         weights = (q @ k.mT / math.sqrt(q.shape[-1]) + bias).softmax(-1)               # (B, H, T, S)
         return weights @ v + encoding.value(weights, at.pairs)
@@ -451,6 +453,12 @@ class GPT(nn.Module):
         for block in self.blocks:
             block.compile()
 
+    def use(self, config):
+        """Go on with another config of the same weights: ModelConfig.scaled's, or the one that was trained."""
+        self.config = self.encoding.config = config
+        self.encoding.settings = config.encoding
+        self._places = (None, None)
+
     def forward(self, tokens, targets=None, positions=None, cache=None):
         h = self.hidden(tokens, positions, cache)                                      # (B, T, C)
         logits = F.linear(h, self.output_weight)                                       # (B, T, V)
@@ -557,12 +565,16 @@ class GPT(nn.Module):
             raise InputError(f"positions must be integers of shape ({T},) or ({B}, {T}), got {n.dtype} of {n.shape}")
         return n
 
+    def check_stream(self):
+        """InputError if the encoding's positions enter where they cannot be moved later."""
+        if not self.encoding.streams:
+            raise InputError(f"{self.config.encoding.pe} {CANNOT_STREAM}")
+
     def _check_cache(self, cache, tokens, positions):
         if not self.config.causal:
             raise InputError("a cache needs causal attention: without it, what was read depends on what follows")
-        if cache.window is not None and not self.encoding.streams:
-            raise InputError(f"{self.config.encoding.pe} cannot stream as it was trained here: positions are part of "
-                             "the embeddings or the values, where they cannot be changed later")
+        if cache.window is not None:
+            self.check_stream()
         if cache.window is not None and positions is not None:
             raise InputError("a stream lays its own positions: leave positions out")
         if cache and (found := next(iter(cache.kept.values()))[0].shape[0]) != len(tokens):

@@ -132,7 +132,7 @@ VARIANTS = {
         {"scale": 0.5},
         {"scale": 0.5, "learn": "init"},
     ],
-    "rope": [{"scaling": "yarn", "factor": 3.0}, {"scaling": "dynamic", "factor": 2.0, "length": 40}],
+    "rope": [{"rope_scaling": "yarn", "factor": 3.0}, {"rope_scaling": "dynamic", "factor": 2.0, "length": 40}],
     "exqpe": [
         *({"on": on} for on in ("k", "qkv")),
         {"learn": "init", "start": 0.2},

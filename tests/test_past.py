@@ -22,8 +22,8 @@ KINDS = [
     ("exqpe", {"on": "k"}),
     ("expe", {"once": True}),
     ("expe", {"learn": "random"}),
-    ("rope", {"scaling": "yarn", "factor": 3.0}),
-    ("rope", {"scaling": "dynamic", "factor": 2.0, "length": 40}),
+    ("rope", {"rope_scaling": "yarn", "factor": 3.0}),
+    ("rope", {"rope_scaling": "dynamic", "factor": 2.0, "length": 40}),
     ("rope", {"chunk": 5}),
     ("expe", {"chunk": 5, "scale": 0.5}),
 ]
@@ -113,7 +113,7 @@ def test_both_files_name_the_same_scalings():
 def test_scaled_configs():
     rope, expe = tiny("rope").config, tiny("expe").config  # trained at 12
     e = rope.scaled(48, rope_scaling="yarn").encoding
-    assert (e.scaling, e.factor, e.length, e.base) == ("yarn", 4.0, 48, 10000.0)
+    assert (e.rope_scaling, e.factor, e.length, e.base) == ("yarn", 4.0, 48, 10000.0)
     assert rope.scaled(6, rope_scaling="linear").encoding.factor == 1.0
     assert rope.scaled(48, rope_scaling="linear", factor=2.5).encoding.factor == 2.5
     assert rope.scaled(48, rope_scaling="dual-chunk").encoding.chunk == 9 and rope.scaled(48) == rope
@@ -123,10 +123,10 @@ def test_scaled_configs():
     )
     for config, more, message in (
         (rope, {"scale": 0.5}, "scale is for expe and exqpe, and rope has no use for it"),
-        (expe, {"rope_scaling": "yarn"}, "scaling is for rope, and expe has no use for it"),
+        (expe, {"rope_scaling": "yarn"}, "rope_scaling is for rope, and expe has no use for it"),
         (tiny("t5").config, {"rope_scaling": "dual-chunk"}, "chunk is for expe and exqpe and rope, and t5 has no use"),
         (rope, {"rope_scaling": "dual-chunk", "chunk": 12}, "chunk must be below the trained length, 12, got 12"),
-        (rope, {"rope_scaling": "cubic"}, "scaling must be one of none, linear, ntk, dynamic, yarn, got 'cubic'"),
+        (rope, {"rope_scaling": "cubic"}, "rope_scaling must be one of none, linear, ntk, dynamic, yarn, got 'cubic'"),
         (rope, {"rope_scaling": "ntk", "factor": -1.0}, "factor must be a finite number above 0, got -1.0"),
         (tiny("expe", variant={"on": "k"}).config, {"rope_scaling": "dual-chunk"}, "needs an override of both"),
     ):
@@ -313,7 +313,7 @@ def stream_in_loops(model, tokens, sinks, window):
     def turned(x, n):
         if e.pe != "rope":
             return x
-        inv_freq, factor = rope_inv_freq(D, 10000.0, e.scaling, e.factor, T, e.length)
+        inv_freq, factor = rope_inv_freq(D, 10000.0, e.rope_scaling, e.factor, T, e.length)
         z = (x[:4] + 1j * x[4:]) * np.exp(1j * n * inv_freq) * factor
         return np.concatenate((z.real, z.imag))
 

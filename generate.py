@@ -1,0 +1,200 @@
+"""Text from a run, with a key/value cache that can stream without end.
+
+    python generate.py runs/mini-expe-l24-s0 --prompt "def main(" --tokens 200
+    python generate.py runs/mini-expe-l24-s0 --prompt "import " --prompt "class " --temperature 0
+    python generate.py runs/mini-rope-s0 --stream                        goes on until Ctrl-C, in constant memory
+
+A text begins as a training document does, after <|endoftext|>. With --stream each new token sees itself, the first
+tokens (--sinks) and the last ones (--window), laid at positions 0, 1, 2, ... at every step (Xiao et al. 2024).
+"""
+
+import codecs
+import io
+import itertools
+import math
+import sys
+import time
+from pathlib import Path
+
+from config import CommandLine, InputError, add_scaling_flags, add_stream_flags, number, scaling_of, stream_sizes, whole
+
+# torch and what imports it are imported in the functions that use them, so that --help and a wrong flag answer at once.
+
+TOKENS = 200  # of a text that does not stream
+
+
+def distribution(logits, temperature=1.0, top_k=None, top_p=1.0):
+    """The probabilities (B, V), float64, from which the next token is drawn.
+
+    softmax(logits / temperature); of that the top_k largest, renewed; of those the fewest whose sum reaches top_p
+    (Holtzman et al. 2020), renewed. Temperature 0 puts all on the largest logit.
+    """
+    import torch
+
+    logits = logits.double()
+    if temperature == 0:
+        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
+    p, order = (logits / temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)      # (B, V)
+    if top_k is not None:
+        p[:, top_k:] = 0
+        p /= p.sum(-1, keepdim=True)
+    p[p.cumsum(-1) - p >= top_p] = 0                                     # what lies before it is enough
+    p /= p.sum(-1, keepdim=True)
+    return torch.zeros_like(p).scatter(-1, order, p)
+
+
+def generate(model, prompts, cache, seed=0, **how):
+    """Yields, step after step and without end, the next token of each sequence, (B,).
+
+    prompts: B lists of tokens, each at least one. All sequences are read side by side: where the shortest prompt has
+    ended, the longer ones still give their own tokens, and only then those that are drawn. A sequence draws from its
+    own generator, by the seed and its index, so that the others do not matter. `how` is distribution's.
+    """
+    import numpy as np
+    import torch
+
+    rngs = [np.random.default_rng([seed, b]) for b in range(len(prompts))]
+    shared = min(map(len, prompts))
+    read = torch.tensor([prompt[:shared] for prompt in prompts])         # (B, T)
+    for t in itertools.count(shared):
+        with torch.no_grad():
+            h = model.hidden(read.to(model.embedding.weight.device), cache=cache)[:, -1]          # (B, C)
+            below = distribution((h @ model.output_weight.T).cpu(), **how).cumsum(-1)             # (B, V)
+        drawn = []
+        for prompt, rng, row in zip(prompts, rngs, below, strict=True):
+            if t < len(prompt):
+                drawn.append(prompt[t])
+            else:
+                drawn.append(int(torch.searchsorted(row, rng.random() * row[-1], right=True)))
+        read = torch.tensor(drawn)[:, None]
+        yield drawn
+
+
+def write(steps, prompts, n_tokens, encoding, stop):
+    """Print the texts, each to n_tokens beyond its prompt or, if `stop`, to its <|endoftext|>; yields tokens drawn.
+
+    A single text appears token by token, several one below the other once all are finished. Bytes that do not make a
+    character yet wait for those that follow.
+    """
+    decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in prompts]
+    outs = [sys.stdout] if len(prompts) == 1 else [io.StringIO() for _ in prompts]
+    left = [n_tokens for _ in prompts]
+
+    def show(b, *tokens):
+        outs[b].write("".join(decoders[b].decode(encoding.decode_single_token_bytes(token)) for token in tokens))
+        outs[b].flush()
+
+    for b, prompt in enumerate(prompts):
+        show(b, *prompt[1:])  # without the <|endoftext|> that it begins with
+    try:
+        for t, step in enumerate(steps, start=min(map(len, prompts))):
+            for b, token in enumerate(step):
+                if t >= len(prompts[b]) and left[b]:
+                    left[b] -= 1
+                    if stop and token == encoding.eot_token:
+                        left[b] = 0
+                    else:
+                        show(b, token)
+                    yield token
+            if not any(left):
+                break
+    finally:
+        for b, out in enumerate(outs):
+            print(end="\n" if out is sys.stdout else f"--- {b + 1} ---\n{out.getvalue()}\n", flush=True)
+
+
+def command_line():
+    parser = CommandLine(
+        description="Write text with a trained model, token by token.", epilog=__doc__[__doc__.index("    python") :]
+    )
+    parser.add_argument("run", metavar="RUN", help="run directory of train.py")
+    parser.add_argument(
+        "--prompt", action="append", default=[], metavar="TEXT",
+        help="how the text begins; give it again for more texts side by side (default: an empty one)",
+    )  # fmt: skip
+    parser.add_argument("--prompt-file", metavar="FILE", help="one more prompt: all of a UTF-8 file")
+    parser.add_argument(
+        "--tokens", type=whole, metavar="N",
+        help=f"tokens to write, unless <|endoftext|> comes first (default: {TOKENS}; with --stream: no end)",
+    )  # fmt: skip
+    draw = parser.add_argument_group("the draw")
+    draw.add_argument(
+        "--temperature", type=number, metavar="X", default=1.0,
+        help="divides the logits; 0 always takes the likeliest token (default: 1)",
+    )  # fmt: skip
+    draw.add_argument("--top-k", type=whole, metavar="N", help="draw from the N likeliest tokens (default: all)")
+    draw.add_argument(
+        "--top-p", type=number, metavar="X",
+        help="draw from the fewest likeliest tokens whose probabilities sum to X (default: all)",
+    )  # fmt: skip
+    draw.add_argument("--seed", type=whole, default=0, metavar="N", help="of the draw (default: 0)")
+    stream = parser.add_argument_group("streaming")
+    stream.add_argument("--stream", action="store_true", help="forget all but the first and the last tokens: no end")
+    add_stream_flags(stream)
+    add_scaling_flags(parser)
+    parser.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if there is one)"
+    )
+    return parser
+
+
+def check_flags(args):
+    """InputError for values and combinations that no run can have."""
+    for name, ok, rule in (
+        ("temperature", args.temperature >= 0, "at least 0"),
+        ("top_k", args.top_k is None or args.top_k >= 1, "at least 1"),
+        ("top_p", args.top_p is None or 0 < args.top_p <= 1, "above 0 and at most 1"),
+        ("tokens", args.tokens is None or args.tokens >= 1, "at least 1"),
+        ("seed", args.seed >= 0, "at least 0"),
+    ):
+        if not ok:
+            raise InputError(f"--{name.replace('_', '-')} must be {rule}, got {getattr(args, name)}")
+    if args.temperature == 0 and (args.top_k is not None or args.top_p is not None):
+        raise InputError("--temperature 0 takes the likeliest token: leave out --top-k and --top-p")
+    if not args.stream and (args.sinks is not None or args.window is not None):
+        raise InputError("--sinks and --window say what a stream keeps: add --stream, or leave them out")
+
+
+def main():
+    parser = command_line()
+    with parser.one_line_errors():
+        args = parser.parse_args()
+        check_flags(args)
+        scaling = scaling_of(args)
+        if args.prompt_file:
+            try:
+                args.prompt.append(Path(args.prompt_file).read_text(encoding="utf-8"))
+            except UnicodeDecodeError:
+                parser.error(f"{args.prompt_file} is not UTF-8 text")
+
+        from data import run_tokenizer
+        from model_torch import Cache, load_model, pick_device
+
+        model, record = load_model(args.run, pick_device(args.device))
+        encoding = run_tokenizer(args.run, record)
+        prompts = [[encoding.eot_token, *encoding.encode_ordinary(text)] for text in args.prompt or [""]]
+        n_tokens = args.tokens or (math.inf if args.stream else TOKENS)
+        longest = max(map(len, prompts)) + n_tokens
+        cache = Cache(*stream_sizes(args, model.config.context)) if args.stream else Cache()
+        if args.stream:
+            model.check_stream()
+            longest = cache.sinks + cache.window + 1
+        if longest > model.encoding.longest:
+            parser.error(f"{model.config.encoding.pe} has positions for {model.encoding.longest} tokens, and there are "
+                         f"{longest} with <|endoftext|>, prompt and --tokens")
+        model.use(model.config.scaled(longest, **scaling))
+
+        steps = generate(model, prompts, cache, args.seed, temperature=args.temperature, top_k=args.top_k,
+                         top_p=1.0 if args.top_p is None else args.top_p)
+        start, drawn = time.perf_counter(), 0
+        try:
+            for _ in write(steps, prompts, n_tokens, encoding, stop=not args.stream):
+                drawn += 1
+        except KeyboardInterrupt:  # how a stream ends
+            pass
+        seconds = time.perf_counter() - start
+        print(f"{drawn:,} tokens in {seconds:.1f} s, {drawn / seconds:,.0f} tokens/s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
