@@ -9,6 +9,7 @@ a machine that is slow for a minute is slow for all. A step is forward, backward
 it. The floor is what the matrix products alone would take at the rate measured here, in the same minutes.
 """
 
+import contextlib
 import json
 import multiprocessing
 import platform
@@ -55,17 +56,49 @@ def matmul_flops(config, batch):
     return 6 * (weights + attention) * batch * config.context
 
 
-def worker(pipe, *job):
-    """A process that answers "step" and "gemm" with seconds, "memory" with its peak in bytes; failing, with why."""
+# ---- processes of their own ------------------------------------------------------------------------------------------
+
+
+def start(job, *arguments):
+    """Run job(pipe, *arguments) in a process of its own: (our end of the pipe, the process)."""
+    context = multiprocessing.get_context("spawn")
+    pipe, end = context.Pipe()
+    process = context.Process(target=_guarded, args=(end, job, *arguments), daemon=True)
+    process.start()
+    end.close()
+    return pipe, process
+
+
+def _guarded(pipe, job, *arguments):
     try:
-        answer(pipe, *job)
+        job(pipe, *arguments)
     except KeyboardInterrupt:
         pass
-    except (MemoryError, RuntimeError) as error:  # RuntimeError: how torch runs out of memory
+    except (InputError, MemoryError, RuntimeError) as error:  # RuntimeError: how torch runs out of memory
         pipe.send(str(error).splitlines()[0] if str(error) else "out of memory")
 
 
-def answer(pipe, preset, pe, backend, batch):
+def receive(pipe):
+    """What a process sends; InputError with the reason if it failed."""
+    try:
+        reply = pipe.recv()
+    except (EOFError, ConnectionResetError):
+        reply = "the process ended, perhaps for want of memory"
+    if isinstance(reply, str):
+        raise InputError(reply)
+    return reply
+
+
+def peak_bytes():
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+# ---- a training step -------------------------------------------------------------------------------------------------
+
+
+def train_steps(pipe, preset, pe, backend, batch):
+    """Answers "step" and "gemm" with seconds, "memory" with the peak in bytes, until "end"."""
     import numpy as np
 
     from train import MAKE
@@ -97,32 +130,21 @@ def answer(pipe, preset, pe, backend, batch):
         pipe.send(peak_bytes() if request == "memory" else seconds)
 
 
-def peak_bytes():
-    """The most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 def measure(preset, pe, backends, batch, repeats):
     """[{backend, step_s, ...}] for one preset: medians of interleaved steps."""
     from tqdm import tqdm
 
-    context = multiprocessing.get_context("spawn")
     pipes, processes = {}, {}
     for backend in backends:
-        pipes[backend], end = context.Pipe()
-        processes[backend] = context.Process(target=worker, args=(end, preset, pe, backend, batch), daemon=True)
-        processes[backend].start()
-        end.close()
+        pipes[backend], processes[backend] = start(train_steps, preset, pe, backend, batch)
 
     def ask(backend, request):
         try:
-            pipes[backend].send(request)
-            reply = pipes[backend].recv()
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            reply = "the process ended, perhaps for want of memory"
-        if isinstance(reply, str):
-            raise InputError(f"{preset} by {backend}, batch {batch}: {reply}; use a smaller --batch-size")
-        return reply
+            with contextlib.suppress(BrokenPipeError):  # what it had to say is still in the pipe
+                pipes[backend].send(request)
+            return receive(pipes[backend])
+        except InputError as error:
+            raise InputError(f"{preset} by {backend}, batch {batch}: {error}; use a smaller --batch-size") from None
 
     for backend in backends:
         for request in ("step", "step", "gemm"):  # warm up
@@ -239,7 +261,7 @@ def decision_table(runs):
     """One row a run, and one for each encoding of which there is none: what it costs and can do, and its losses."""
     import eval as evaluation
 
-    rows, context = [], multiprocessing.get_context("spawn")
+    rows = []
     configs = {run: read_run(run)[0] for run in runs}
     mini = PRESETS["mini"].model
     for pe in ENCODINGS:
@@ -247,14 +269,8 @@ def decision_table(runs):
         jobs = [(config, run) for run, config in configs.items() if config.encoding.pe == pe]
         for config, run in jobs or [(replace(mini, encoding=EncodingConfig(pe, l=l)), None)]:
             print(f"{run or pe} ...", file=sys.stderr, flush=True)
-            pipe, end = context.Pipe()
-            process = context.Process(target=describe, args=(end, config, run), daemon=True)
-            process.start()
-            end.close()
-            try:
-                row = pipe.recv()
-            except EOFError:
-                raise InputError(f"{run or pe}: the process ended, perhaps for want of memory") from None
+            pipe, process = start(describe, config, run)
+            row = receive(pipe)
             process.join()
             row |= {"loss_1x": None, "loss_16x": None}
             if run:
@@ -316,6 +332,9 @@ def main():
                 parser.error(f"{name} must be at least 1, got {value}")
         rows = []
         if args.table is not None:
+            if given := [name for name in ("presets", "backends", "pe", "batch_size", "repeats")
+                         if getattr(args, name) != parser.get_default(name)]:  # fmt: skip
+                parser.error(f"--table goes with --json alone: leave out --{given[0].replace('_', '-')}")
             rows = decision_table([Path(run) for run in args.table] or all_runs())
             print_decision_table(rows)
         for preset in args.presets if args.table is None else ():

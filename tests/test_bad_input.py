@@ -69,13 +69,17 @@ WRONG = [
     ("eval.py not-a-run", "not-a-run holds no config.json"),
     ("eval.py --lengths 512,x", "--lengths: 'x' is not a whole number"),
     ("eval.py --lengths 512,,1024", "--lengths: '' is not a whole number"),
-    ("eval.py --lengths 0,512", "--lengths: '0,512' is not a list of whole numbers above 0, such as 512,1024,2048"),
-    ("eval.py --lengths=-5", "--lengths: '-5' is not a list of whole numbers above 0"),
+    ("eval.py --lengths 0,512", "--lengths must be whole numbers above 0, such as 512,1024,2048, got 0"),
+    ("eval.py --lengths=-5", "--lengths must be whole numbers above 0, such as 512,1024,2048, got -5"),
     ("eval.py --plot loss.txt", "--plot: 'loss.txt' must end in .png, .svg or .pdf"),
     ("eval.py --json nowhere/x.json", "--json: 'nowhere/x.json' is not a file in a folder that exists"),
     ("eval.py --max-docs 0", "--max-docs must be at least 1, got 0"),
     ("eval.py --protocol guess", "--protocol: invalid choice: 'guess'"),
     ("bench.py --presets nano", "--presets: 'nano' is not one of mini, paper-35m"),
+    ("bench.py --table nowhere", "nowhere: no such run directory"),
+    ("bench.py --table --pe rope", "--table goes with --json alone: leave out --pe"),
+    ("generate.py nowhere", "nowhere: no such run directory"),
+    ("generate.py", "the following arguments are required: RUN"),
     ("bench.py --repeats 0", "--repeats must be at least 1, got 0"),
     ("expe.py --length 0", "--length must be from 1 to 65,536, got 0"),
     ("expe.py --out nowhere/x.png", "--out: 'nowhere/x.png' is not a file in a folder that exists"),
@@ -199,9 +203,13 @@ def test_an_unwritable_folder(tokens, tmp_path):
 HELP = {
     "train.py": "--pe --l --start --theta --theta1 --theta2 --preset --data --device --dtype --compile --tokens "
     "--steps --out --resume --overwrite --seed --lr --batch-size --vocab --context --checkpoint-every",
-    "eval.py": "--lengths --protocol --split --data --json --plot --max-docs --device",
+    "eval.py": "--lengths --protocol --split --data --json --plot --max-docs --device --scale --rope-scaling --factor "
+    "--chunk --sinks --window",
     "data.py": "--show --vocab --tokenizer --min-doc-tokens --max-doc-chars --max-tokens --out --overwrite",
     "expe.py": "--out --length",
+    "generate.py": "--prompt --prompt-file --tokens --temperature --top-k --top-p --seed --stream --sinks --window "
+    "--scale --rope-scaling --factor --chunk --device",
+    "bench.py": "--presets --backends --pe --batch-size --repeats --table --json",
 }
 
 

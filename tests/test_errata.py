@@ -15,6 +15,7 @@ from test_model import T, tiny
 
 from config import PRESETS, EncodingConfig, ModelConfig
 from expe import alibi_slopes, count_floats, distances, expe_table, rope_inv_freq, t5_bucket
+from model_torch import Cache, Places
 
 
 @pytest.mark.parametrize("dtype, claim, true", [("fp16", 33e6, 15_361), ("tf32", 1e6, 130_049)])
@@ -119,6 +120,73 @@ def test_errata_tutorial_alibi_at_32k_is_69_gb_and_need_not_be_stored():
 
     stored, a_number_a_key = softmax(scores - slope * distances(n)), softmax(scores + slope * n)
     np.testing.assert_allclose(stored, a_number_a_key, rtol=1e-12)
+
+
+def test_errata_tutorial_yarn_stretches_the_wrong_dimensions():
+    """A ramp in the wavelength 2 pi / f, low where f turns often, and (1 - ramp)/s + ramp: it is inverted."""
+    s, L, base, D = 4, 512, 10000.0, 32
+    plain, _ = rope_inv_freq(D)
+    wavelength = 2 * math.pi / plain
+    low, high = L / 32, L  # wavelengths of pairs that turn 32 times, and once
+    ramp = np.clip((wavelength - low) / (high - low), 0, 1)
+    wrong = plain * ((1 - ramp) / s + ramp)
+    right, _ = rope_inv_freq(D, base, "yarn", s, L)
+    assert wrong[0] == plain[0] / s and wrong[-1] == plain[-1]  # the fast pair stretched, the slow one left alone
+    assert right[0] == plain[0] and right[-1] == pytest.approx(plain[-1] / s)  # the other way round
+    # What it is for: at s times the trained length no slow pair turns further than it did in training.
+    assert s * L * right[-1] == pytest.approx(L * plain[-1]) and s * L * wrong[-1] == pytest.approx(s * L * plain[-1])
+
+
+def test_errata_tutorial_yarns_temperature_is_an_inverse_square():
+    """t = 0.1 ln s + 1 with softmax(q.k / (t sqrt(D))) would flatten; it is sqrt(1/t) that is 0.1 ln s + 1."""
+    s = 4
+    wrong = 0.1 * math.log(s) + 1  # as t, which divides the scores
+    right = 1 / (0.1 * math.log(s) + 1) ** 2
+    assert wrong == pytest.approx(1.139, abs=1e-3) and right == pytest.approx(0.771, abs=1e-3)
+    model = tiny("rope", variant={"rope_scaling": "yarn", "factor": float(s)})
+    q = torch.ones(1, 2, 1, 8, dtype=torch.float64)
+    turned = model.encoding.rotate(q, model.places(np.array([7])).table)
+    # both queries and keys are stretched, once each: a token's score with itself grows by 1/t
+    assert (turned * turned).sum(-1)[0, 0, 0] / 8 == pytest.approx(1 / right)
+
+
+def test_errata_tutorial_dynamic_ntk_depends_on_the_length():
+    """What the tutorial calls dynamic, base s^(D/(D-2)) for every length, is the static rule."""
+    def wrong(s, D=32):
+        return (10000.0 * s ** (D / (D - 2))) ** (-np.arange(0, D, 2) / D)
+
+    np.testing.assert_allclose(wrong(4), rope_inv_freq(32, scaling="ntk", factor=4)[0])
+    inside, beyond, farther = (rope_inv_freq(32, scaling="dynamic", factor=4, length=n)[0] for n in (512, 1024, 4096))
+    np.testing.assert_array_equal(inside, rope_inv_freq(32)[0])  # identity inside the trained length, 512
+    assert not np.allclose(wrong(4), inside) and beyond[-1] > farther[-1]
+
+
+def test_errata_tutorial_streaming_cache_slides_a_window_that_is_not_full():
+    """A chunk that does not fit in what is left moves the window by its whole size: zeros stay between the keys."""
+    sinks, size, length = 2, 8, 0
+    buffer = np.zeros(size)  # 0: nothing was ever written here; tokens are 1, 2, 3, ...
+    for chunk in (np.array([1, 2, 3, 4]), np.array([5, 6, 7, 8, 9])):
+        if length + len(chunk) <= size:
+            buffer[length : length + len(chunk)] = chunk
+            length += len(chunk)
+        else:
+            buffer[sinks : -len(chunk)] = buffer[sinks + len(chunk) :].copy()
+            buffer[-len(chunk) :] = chunk
+    assert buffer.tolist() == [1, 2, 0, 5, 6, 7, 8, 9]  # 3 and 4 are lost for a stale zero, which is attended to
+
+    model, cache = tiny(), Cache(sinks, size - sinks)
+    tokens = torch.arange(1, 10)[None]
+    with torch.no_grad():
+        model(tokens[:, :4], cache=cache)
+        model(tokens[:, 4:], cache=cache)
+        first = model.blocks[0].attn
+        keys = first(model.blocks[0].norm1(model.embedding(tokens)), model.encoding, Places(None), kept := Cache())
+    assert keys is not None and len(cache) == 9
+    torch.testing.assert_close(cache.kept[first][0], kept.kept[first][0])  # all nine: the last sees 2 sinks and 6 more
+    with torch.no_grad():
+        model(torch.tensor([[10]]), cache=cache)
+    assert len(cache) == 9 and torch.equal(cache.kept[first][0][:, :, :2], kept.kept[first][0][:, :, :2])
+    assert torch.equal(cache.kept[first][0][:, :, 2:8], kept.kept[first][0][:, :, 3:9])
 
 
 def test_errata_explainer_five_radians_is_less_than_a_revolution():

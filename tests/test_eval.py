@@ -7,26 +7,32 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import command, refused
+from conftest import command, process, refused
 
 import data
-from model_torch import load_model
+from config import ENCODINGS
+from model_torch import Cache, load_model
 
 
-def loss_in_loops(run, tokens, length, longest):
-    """Protocol nonoverlap, document by document and window by window, from the logits."""
+def loss_in_loops(run, tokens, length, longest, sinks_and_window=None, n_documents=None, **scaling):
+    """Document by document and window by window, from the logits; or as a stream, token by token."""
     model, record = load_model(run)
+    model.use(model.config.scaled(length, **scaling))
     total, count = 0.0, 0
     stream = data.open_split(tokens, "val").tolist()
     starts = [i for i, token in enumerate(stream) if token == record["data"]["eot"]]
-    for start, end in zip(starts, [*starts[1:], len(stream)], strict=True):
+    for start, end in list(zip(starts, [*starts[1:], len(stream)], strict=True))[:n_documents]:
         document = stream[start:end]
         usable = (len(document) - 1) // longest * longest
         for first in range(0, usable, length):
             window = document[first : first + length + 1]
             with torch.no_grad():
-                logits = model(torch.tensor([window[:-1]])).double()
-            picked = torch.log_softmax(logits[0], -1)[range(length), window[1:]]
+                if sinks_and_window:
+                    cache = Cache(*sinks_and_window)
+                    logits = torch.cat([model(torch.tensor([[token]]), cache=cache) for token in window[:-1]], 1)
+                else:
+                    logits = model(torch.tensor([window[:-1]]))
+            picked = torch.log_softmax(logits[0].double(), -1)[range(length), window[1:]]
             total, count = total - picked.sum().item(), count + length
     return total / count, count
 
@@ -108,3 +114,118 @@ def test_no_document_long_enough_names_the_longest_usable_length(workplace, toke
     assert "no held-out document has 65,536 tokens" in line and f"the longest usable one is {longest:,}" in line
     exact = command("eval.py", "runs/expe", "--lengths", longest, cwd=workplace)
     assert exact.returncode == 0 and "1 documents" in exact.stdout
+
+
+# ---- other ways of laying positions ----------------------------------------------------------------------------------
+
+
+def test_scaled_rows_equal_an_independent_loop_and_take_what_each_encoding_has(workplace, tokens):
+    done = command(
+        "eval.py", "runs/expe", "runs/rope", "runs/learned", "--lengths", "16,64", "--json", "s.json", "--plot",
+        "s.png", "--scale", "1,0.5,auto", "--rope-scaling", "none,linear,ntk,dynamic,yarn,dual-chunk", cwd=workplace,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((workplace / "s.json").read_text())
+    ways = {}
+    for row in rows:
+        ways.setdefault(row["run"], []).append((row["how"], row["length"]))
+    assert {run: len(pairs) for run, pairs in ways.items()} == {"runs/expe": 12, "runs/rope": 12, "runs/learned": 2}
+    assert [how for how, length in ways["runs/rope"] if length == 16] == [
+        "", "linear auto", "ntk auto", "dynamic auto", "yarn auto", "dual-chunk"
+    ]  # fmt: skip
+    assert [how for how, length in ways["runs/expe"] if length == 16] == [
+        "", "dual-chunk", "scale 0.5", "scale 0.5, dual-chunk", "scale auto", "scale auto, dual-chunk"
+    ]  # fmt: skip
+    by_way = {(row["run"], row["how"], row["length"]): row for row in rows}
+    for run, how, scaling in (
+        ("expe", "scale 0.5", {"scale": 0.5}),
+        ("expe", "scale auto", {"scale": 0.25}),
+        ("rope", "yarn auto", {"rope_scaling": "yarn", "factor": 4.0}),
+        ("rope", "dual-chunk", {"rope_scaling": "dual-chunk", "chunk": 12}),
+    ):
+        row = by_way[f"runs/{run}", how, 64]
+        assert row["loss"] == pytest.approx(loss_in_loops(workplace / "runs" / run, tokens, 64, 64, **scaling)[0])
+        assert row["scale"] == scaling.get("scale", 1.0) and row["rope_scaling"] == scaling.get("rope_scaling", "none")
+        assert row["loss"] != by_way[f"runs/{run}", "", 64]["loss"] and f"{how} " in done.stdout
+    for how in ("linear auto", "ntk auto", "dynamic auto", "yarn auto"):  # nothing changes at the trained length
+        assert by_way["runs/rope", how, 16]["loss"] == pytest.approx(by_way["runs/rope", "", 16]["loss"], rel=1e-6)
+    assert len({row["loss"] for row in rows if row["run"] == "runs/rope" and row["length"] == 64}) == 6
+
+
+def test_a_factor_holds_at_every_length(workplace, tokens):
+    done = command(
+        "eval.py", "runs/rope", "--lengths", "16,64", "--rope-scaling", "linear", "--factor", "2", "--json", "f.json",
+        cwd=workplace,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for row in json.loads((workplace / "f.json").read_text()):
+        loss, _ = loss_in_loops(
+            workplace / "runs/rope", tokens, row["length"], 64, rope_scaling="linear", factor=2.0
+        )
+        assert row["loss"] == pytest.approx(loss, rel=1e-6) and row["factor"] == 2.0
+
+
+def test_streaming_equals_an_independent_loop(workplace, tokens):
+    flags = ["--lengths", "16,64", "--json", "t.json", "--max-docs", "2"]  # the first two have 64 tokens each
+    done = command(
+        "eval.py", "runs/expe", "runs/rope", "runs/learned", "--protocol", "streaming", "--sinks", "2",
+        "--window", "13", *flags, cwd=workplace,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((workplace / "t.json").read_text())
+    for row in rows:
+        assert row["protocol"] == "streaming"
+        if row["pe"] == "learned":
+            assert row["loss"] is None
+            continue
+        loss, count = loss_in_loops(workplace / row["run"], tokens, row["length"], 64, (2, 13), n_documents=2)
+        assert row["loss"] == pytest.approx(loss, rel=1e-6) and row["n_targets"] == count
+    plain = command("eval.py", "runs/expe", *flags, cwd=workplace)
+    assert plain.returncode == 0
+    first, second = json.loads((workplace / "t.json").read_text())
+    assert first["loss"] == pytest.approx(rows[0]["loss"], rel=1e-6)  # the window is not full yet
+    assert second["loss"] != pytest.approx(rows[1]["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("runs/rope --scale 0.5", "runs/rope: scale is for expe and exqpe, and rope has no use for it"),
+        ("runs/expe runs/rope --scale 0", "scale must be a finite number above 0, got 0"),
+        ("runs/expe runs/learned --rope-scaling none,yarn", "rope_scaling is for rope, and expe has no use for it"),
+        ("runs/rope --rope-scaling none,cubic", "--rope-scaling: 'cubic' is not one of none, linear, ntk, dynamic"),
+        ("runs/rope --rope-scaling dual-chunk --chunk 16", "chunk must be below the trained length, 16, got 16"),
+        ("runs/rope --factor 2", "--factor is for --rope-scaling linear, ntk, dynamic, yarn"),
+        ("runs/rope --rope-scaling yarn --chunk 4", "--chunk is for --rope-scaling dual-chunk"),
+        ("runs/learned --protocol streaming", "learned cannot stream as it was trained here"),
+        ("runs/rope --sinks 4", "--sinks and --window are for --protocol streaming"),
+        ("runs/rope --protocol streaming --window 0", "--window must be at least 1, got 0"),
+    ],
+)
+def test_contradictory_flags_are_named_in_one_line(workplace, line, message):
+    done = command("eval.py", *line.split(), "--lengths", "16", cwd=workplace)
+    assert message in refused(done)
+
+
+def test_the_decision_table_describes_runs_and_encodings_without_one(workplace):
+    done = process("bench.py", "--table", "runs/expe", "runs/rope", "--json", "d.json", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    rows = {row["pe"]: row for row in json.loads((workplace / "d.json").read_text())}
+    assert list(rows) == list(ENCODINGS)
+    assert {pe: row["extra_parameters"] for pe, row in rows.items() if row["extra_parameters"]} == {
+        "learned": 128 * 128, "t5": 32 * 4, "shaw": 2 * 17 * 32
+    }  # fmt: skip
+    assert {pe for pe, row in rows.items() if not row["streams"]} == {"sinusoidal", "learned"}
+    assert all(row["cache_bytes_a_token"] == 4 * 2 * 128 * 4 for row in rows.values())  # blocks, k and v, width, fp32
+    assert rows["nope"]["extra_operations_a_token"] == 0
+    # sinusoidal: one sum a number of the residual stream; rope: q and k, two products, a sum and a copy of each number
+    assert rows["sinusoidal"]["extra_operations_a_token"] == 128
+    assert rows["rope"]["extra_operations_a_token"] == 4 * 2 * 5 * 128
+    assert rows["rope"]["scaled_by"] == ["linear", "ntk", "dynamic", "yarn", "dual-chunk"]
+    assert rows["t5"]["scaled_by"] == []
+    assert rows["expe"]["scaled_by"] == ["scale", "dual-chunk"] and rows["learned"]["memory_at_16x"] is None
+    line = command("eval.py", "runs/expe", "--json", "e.json", cwd=workplace)
+    assert line.returncode == 0
+    losses = [row["loss"] for row in json.loads((workplace / "e.json").read_text())]
+    assert (rows["expe"]["loss_1x"], rows["expe"]["loss_16x"]) == pytest.approx((losses[0], losses[-1]))
+    assert "no run, and so no loss: train with make train" in done.stdout and f"{losses[-1]:.3f}" in done.stdout

@@ -1,0 +1,232 @@
+"""Text from a run: the distribution against another library, draws against logits without a cache, and what is seen."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, command, refused
+from test_model import V, some_tokens, tiny
+
+import data
+from generate import distribution, generate
+from model_torch import Cache, load_model
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("top_k", [None, 1, 7, 1000])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.35, 1e-6])
+def test_the_distribution_is_transformers(temperature, top_k, top_p):
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = 3 * torch.randn(5, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    theirs = TemperatureLogitsWarper(temperature)(None, logits)
+    if top_k:
+        theirs = TopKLogitsWarper(top_k)(None, theirs)
+    theirs = TopPLogitsWarper(top_p)(None, theirs).softmax(-1)
+    torch.testing.assert_close(distribution(logits, temperature, top_k, top_p), theirs, rtol=1e-12, atol=1e-15)
+
+
+def test_temperature_zero_is_the_largest_logit():
+    p = distribution(torch.tensor([[0.0, 3.0, 2.0], [5.0, 1.0, 1.0]]), temperature=0)
+    assert p.tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
+def test_draws_follow_the_distribution():
+    model, seen = tiny("expe"), np.zeros(V)
+    prompts = [[3, 1, 2]] * 4000
+    for token in next(generate(model, prompts, Cache(), temperature=0.8, top_k=6)):
+        seen[token] += 1
+    with torch.no_grad():
+        p = distribution(model(torch.tensor([[3, 1, 2]]))[:, -1], 0.8, 6)[0].numpy()
+    assert (seen[p == 0] == 0).all() and (p > 0).sum() == 6
+    np.testing.assert_allclose(seen / 4000, p, atol=4 * 0.5 / 4000**0.5)  # four standard deviations
+
+
+def without_a_cache(model, prompt, n):
+    """Greedy tokens, each from all that stands before it, read anew."""
+    tokens = list(prompt)
+    for _ in range(n):
+        with torch.no_grad():
+            tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    return tokens
+
+
+@pytest.mark.parametrize("pe", ["expe", "rope", "t5", "sinusoidal"])
+def test_prompts_of_different_lengths_side_by_side_are_as_each_alone(pe):
+    model = tiny(pe)
+    prompts = [row[: 3 + 4 * b].tolist() for b, row in enumerate(some_tokens(3, 20))]
+    steps = generate(model, prompts, Cache(), temperature=0)
+    found = [prompt[:3] for prompt in prompts]
+    for _ in range(30):
+        for tokens, token in zip(found, next(steps), strict=True):
+            tokens.append(token)
+    for prompt, tokens in zip(prompts, found, strict=True):
+        assert tokens == without_a_cache(model, prompt, 33 - len(prompt))
+
+
+def test_a_sequence_draws_by_its_seed_and_index_alone():
+    model, prompts = tiny("rope"), [[1, 2, 3], [4]]
+
+    def drawn(prompts, seed=0):
+        steps = generate(model, prompts, Cache(), seed)
+        return list(zip(*(next(steps) for _ in range(12)), strict=True))
+
+    both = drawn(prompts)
+    assert drawn(prompts) == both and drawn(prompts, seed=1) != both
+    assert drawn([[1, 2, 3]])[0][:9] == both[0][2:11]  # alone it begins two steps earlier
+    assert drawn([[4], [4]])[0] != drawn([[4], [4]])[1]
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def written(workplace, *arguments):
+    done = command("generate.py", *arguments, cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    assert "tokens/s" in done.stderr
+    return done.stdout
+
+
+def test_text_is_the_models_greedy_continuation_of_the_prompt(workplace):
+    text = written(workplace, "runs/expe", "--prompt", "def f(", "--tokens", 20, "--temperature", 0)
+    model, record = load_model(workplace / "runs/expe")
+    encoding = data.run_tokenizer(workplace / "runs/expe", record)
+    prompt = [encoding.eot_token, *encoding.encode_ordinary("def f(")]
+    tokens = without_a_cache(model, prompt, 20)[1:]
+    if encoding.eot_token in tokens:
+        tokens = tokens[: tokens.index(encoding.eot_token)]
+    assert text == encoding.decode(tokens, errors="replace") + "\n"
+
+
+def test_a_seed_gives_its_text_again_and_others_give_others(workplace):
+    texts = [written(workplace, "runs/rope", "--seed", seed, "--tokens", 30) for seed in (0, 0, 1)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_several_prompts_and_a_file(workplace, tmp_path):
+    (tmp_path / "p.txt").write_text("häuser\n", encoding="utf-8")
+    flags = ["--temperature", 0, "--tokens", 8]
+    both = written(workplace, "runs/rope", "--prompt", "import ", "--prompt-file", tmp_path / "p.txt", *flags)
+    alone = written(workplace, "runs/rope", "--prompt", "import ", *flags)
+    other = written(workplace, "runs/rope", "--prompt-file", tmp_path / "p.txt", *flags)
+    assert both == f"--- 1 ---\n{alone}--- 2 ---\n{other}" and other.startswith("häuser\n")
+
+
+def test_bytes_wait_until_they_make_a_character(workplace):
+    """With a vocabulary of 300 an ä is two tokens: neither alone is written as a broken character."""
+    model, record = load_model(workplace / "runs/expe")
+    encoding = data.run_tokenizer(workplace / "runs/expe", record)
+    assert len(encoding.encode_ordinary("ä€")) > 2
+    assert written(workplace, "runs/expe", "--prompt", "ä€", "--tokens", 1).startswith("ä€")
+
+
+def test_a_stream_is_plain_generation_until_its_window_is_full_and_then_goes_on(workplace):
+    flags = ["runs/rope", "--prompt", "class "]
+    plain = written(workplace, *flags, "--tokens", 5)
+    stream = written(workplace, *flags, "--tokens", 60, "--stream", "--sinks", 2, "--window", 9)
+    assert stream.startswith(plain.rstrip("\n")) and len(stream) > len(plain)
+    assert stream != written(workplace, *flags, "--tokens", 60, "--stream", "--sinks", 2, "--window", 30)
+
+
+def test_scaling_changes_the_text_past_the_trained_length(workplace):
+    flags = ["--temperature", 0, "--prompt", "x" * 60, "--tokens", 40]
+    for run, more in (
+        ("runs/rope", ["--rope-scaling", "yarn"]),
+        ("runs/rope", ["--rope-scaling", "linear", "--factor", 3]),
+        ("runs/rope", ["--rope-scaling", "dual-chunk", "--chunk", 10]),
+        ("runs/expe", ["--scale", "auto"]),
+    ):
+        model, _ = load_model(workplace / run)
+        before, after = written(workplace, run, *flags), written(workplace, run, *flags, *more)
+        assert before.startswith("x" * 60) and after.startswith("x" * 60) and model.config.context == 16
+        assert before != after, (run, more)
+
+
+def test_ctrl_c_ends_a_stream_well(workplace):
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "generate.py", "runs/expe", "--stream"],
+        cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    first = process.stdout.read(40)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 0 and len(first) == 40 and out.endswith(b"\n")
+    assert b"tokens/s" in said and b"Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("runs/expe --temperature -1", "--temperature must be at least 0, got -1.0"),
+        ("runs/expe --top-k 0", "--top-k must be at least 1, got 0"),
+        ("runs/expe --top-p 1.5", "--top-p must be above 0 and at most 1, got 1.5"),
+        ("runs/expe --temperature 0 --top-k 5", "leave out --top-k and --top-p"),
+        ("runs/expe --tokens 0", "--tokens must be at least 1, got 0"),
+        ("runs/expe --seed -1", "--seed must be at least 0, got -1"),
+        ("runs/expe --window 8", "--sinks and --window say what a stream keeps: add --stream"),
+        ("runs/expe --stream --window 0", "--window must be at least 1, got 0"),
+        ("runs/expe --stream --sinks -1", "--sinks must be at least 0, got -1"),
+        ("runs/learned --stream", "learned cannot stream as it was trained here: positions are part of the embeddings"),
+        ("runs/learned --tokens 40", "learned has positions for 16 tokens, and there are 41 with <|endoftext|>"),
+        ("runs/rope --scale 0.5", "scale is for expe and exqpe, and rope has no use for it"),
+        ("runs/expe --rope-scaling yarn", "rope_scaling is for rope, and expe has no use for it"),
+        ("runs/rope --rope-scaling cubic", "--rope-scaling: invalid choice: 'cubic'"),
+        ("runs/rope --factor 2", "--factor is for --rope-scaling linear, ntk, dynamic, yarn"),
+        ("runs/rope --rope-scaling dual-chunk --factor 2", "--factor is for --rope-scaling linear"),
+        ("runs/rope --rope-scaling yarn --chunk 4", "--chunk is for --rope-scaling dual-chunk"),
+        ("runs/rope --rope-scaling yarn --factor 0", "factor must be a finite number above 0, got 0.0"),
+        ("runs/rope --rope-scaling dual-chunk --chunk 16", "chunk must be below the trained length, 16, got 16"),
+        ("runs/expe --scale 0", "scale must be a finite number above 0, got 0"),
+        ("runs/expe --scale half", "--scale: 'half' is not a number"),
+        ("runs/nowhere", "runs/nowhere: no such run directory"),
+        ("runs/expe --prompt-file nowhere.txt", "nowhere.txt: No such file"),
+        ("runs/expe --prompt-file runs/expe/model.safetensors", "model.safetensors is not UTF-8 text"),
+        ("runs/expe --device gpu", "device must be auto, cpu"),
+    ],
+)
+def test_wrong_input_is_named_in_one_line(workplace, line, message):
+    done = command("generate.py", *line.split(), cwd=workplace)
+    assert message in refused(done) and done.stdout == ""
+
+
+def test_a_damaged_tokenizer_is_named(workplace, tmp_path):
+    shutil.copytree(workplace / "runs" / "expe", tmp_path / "run")
+    (tmp_path / "run" / "tokenizer.tiktoken").write_text("")
+    assert "has not the size and hash" in refused(command("generate.py", "run", cwd=tmp_path))
+
+
+# ---- without end -----------------------------------------------------------------------------------------------------
+
+ENDLESS = """
+import json, resource, sys
+from test_model import tiny
+from generate import generate
+from model_torch import Cache
+cache, peaks = Cache(4, 60), []
+steps = generate(tiny(sys.argv[1]).float(), [[1]], cache)
+for i in range(100_000):
+    token, = next(steps)
+    if i % 20_000 == 19_999:
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(json.dumps({"peaks": peaks, "keys": len(cache), "last": token}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pe", ["expe", "rope", "t5"])
+def test_a_stream_of_100000_tokens_in_constant_memory(pe):
+    done = subprocess.run(
+        [sys.executable, "-c", ENDLESS, pe], capture_output=True, text=True, check=True,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert found["keys"] == 65 and 0 <= found["last"] < V
+    assert found["peaks"][-1] - found["peaks"][0] < 4096  # kilobytes; 80,000 keys and values would take 20 MB
