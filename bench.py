@@ -226,23 +226,24 @@ def describe(pipe, config, run):
     from model_torch import GPT, Cache, load_model
 
     model = load_model(run)[0] if run else GPT(config).eval()
-    config, batch, extra = model.config, 8, model.encoding.parameters()
-    row = {"run": run and str(run), "pe": config.encoding.pe, "extra_parameters": sum(p.numel() for p in extra)}
-    plain = GPT(replace(config, encoding=EncodingConfig())).eval()
-    row["extra_operations_a_token"] = count_operations(model, batch) - count_operations(plain, batch)
-    cache = Cache()
+    config = model.config
+    longest = 16 * config.context
+    if longest <= model.encoding.longest:  # first, since a peak hides all that comes after it
+        x = torch.from_numpy(np.random.default_rng(0).integers(0, config.vocab_size, (1, longest)))
+        model.token_losses(x, x)
+    cache, plain = Cache(), GPT(replace(config, encoding=EncodingConfig())).eval()
+    row = {
+        "run": run and str(run),
+        "pe": config.encoding.pe,
+        "extra_parameters": sum(p.numel() for p in model.encoding.parameters()),
+        "peak_bytes_at_16x": peak_bytes() if longest <= model.encoding.longest else None,
+        "extra_operations_a_token": count_operations(model, 8) - count_operations(plain, 8),
+        "streams": model.encoding.streams,
+        "scaled_by": [name for name, way in WAYS.items() if accepts(config, way)],
+    }
     with torch.no_grad():
         model(torch.zeros(1, config.context, dtype=torch.long), cache=cache)
     row["cache_bytes_a_token"] = cache.nbytes / len(cache)
-    row["streams"] = model.encoding.streams
-    row["scaled_by"] = [name for name, way in WAYS.items() if accepts(config, way)]
-    rng, peaks = np.random.default_rng(0), []
-    for length in (config.context, 16 * config.context):
-        if length <= model.encoding.longest:
-            x = torch.from_numpy(rng.integers(0, config.vocab_size, (1, length)))
-            model.token_losses(x, x)
-            peaks.append(peak_bytes())
-    row["memory_at_16x"] = peaks[1] - peaks[0] if len(peaks) == 2 else None
     pipe.send(row)
 
 
@@ -286,13 +287,13 @@ def print_decision_table(rows):
     width = max(len(row["run"] or row["pe"]) for row in rows)
     columns = (11, 11, 10, 10, 9, 8, 8, 7)
     for name, words in (
-        ("", ("extra", "extra op/", "cache B/", "16x over", "", "loss", "loss", "16x")),
-        ("run", ("parameters", "token", "token", "1x, MB", "streams", "1x", "16x", "/ 1x")),
+        ("", ("extra", "extra op/", "cache B/", "peak at", "", "loss", "loss", "16x")),
+        ("run", ("parameters", "token", "token", "16x, MB", "streams", "1x", "16x", "/ 1x")),
     ):
         heads = "".join(f"{word:>{size}}" for word, size in zip(words, columns, strict=True))
         print(f"{name:{width}}{heads}{'  scaled after training by' if name else ''}")
     for row in rows:
-        one, sixteen, memory = row["loss_1x"], row["loss_16x"], row["memory_at_16x"]
+        one, sixteen, memory = row["loss_1x"], row["loss_16x"], row["peak_bytes_at_16x"]
         print(f"{row['run'] or row['pe']:{width}}{row['extra_parameters']:11,}{row['extra_operations_a_token']:11,.0f}"
               f"{row['cache_bytes_a_token']:10,.0f}{'-' if memory is None else format(memory / 1e6, ',.0f'):>10}"
               f"{'yes' if row['streams'] else 'no':>9}{'-' if one is None else format(one, '.3f'):>8}"

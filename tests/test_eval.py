@@ -223,7 +223,7 @@ def test_the_decision_table_describes_runs_and_encodings_without_one(workplace):
     assert rows["rope"]["extra_operations_a_token"] == 4 * 2 * 5 * 128
     assert rows["rope"]["scaled_by"] == ["linear", "ntk", "dynamic", "yarn", "dual-chunk"]
     assert rows["t5"]["scaled_by"] == []
-    assert rows["expe"]["scaled_by"] == ["scale", "dual-chunk"] and rows["learned"]["memory_at_16x"] is None
+    assert rows["expe"]["scaled_by"] == ["scale", "dual-chunk"] and rows["learned"]["peak_bytes_at_16x"] is None
     line = command("eval.py", "runs/expe", "--json", "e.json", cwd=workplace)
     assert line.returncode == 0
     losses = [row["loss"] for row in json.loads((workplace / "e.json").read_text())]
