@@ -218,6 +218,18 @@ def count_operations(model, batch):
     return count.total / tokens.numel()
 
 
+WAYS = {"scale": {"scale": 0.5}} | {name: {"rope_scaling": name} for name in (*SCALINGS[1:], DUAL_CHUNK)}
+
+
+def accepts(config, way):
+    """Whether a trained model's positions can be laid that way."""
+    try:
+        config.scaled(config.context, **way)
+    except InputError:
+        return False
+    return True
+
+
 def describe(pipe, config, run):
     """Sends one row of the decision table, as measured in a process of its own."""
     import numpy as np
@@ -227,16 +239,17 @@ def describe(pipe, config, run):
 
     model = load_model(run)[0] if run else GPT(config).eval()
     config = model.config
-    longest = 16 * config.context
+    longest, peak = 16 * config.context, None
     if longest <= model.encoding.longest:  # first, since a peak hides all that comes after it
         x = torch.from_numpy(np.random.default_rng(0).integers(0, config.vocab_size, (1, longest)))
         model.token_losses(x, x)
+        peak = peak_bytes()
     cache, plain = Cache(), GPT(replace(config, encoding=EncodingConfig())).eval()
     row = {
         "run": run and str(run),
         "pe": config.encoding.pe,
         "extra_parameters": sum(p.numel() for p in model.encoding.parameters()),
-        "peak_bytes_at_16x": peak_bytes() if longest <= model.encoding.longest else None,
+        "peak_bytes_at_16x": peak,
         "extra_operations_a_token": count_operations(model, 8) - count_operations(plain, 8),
         "streams": model.encoding.streams,
         "scaled_by": [name for name, way in WAYS.items() if accepts(config, way)],
@@ -245,17 +258,6 @@ def describe(pipe, config, run):
         model(torch.zeros(1, config.context, dtype=torch.long), cache=cache)
     row["cache_bytes_a_token"] = cache.nbytes / len(cache)
     pipe.send(row)
-
-
-WAYS = {"scale": {"scale": 0.5}} | {name: {"rope_scaling": name} for name in (*SCALINGS[1:], DUAL_CHUNK)}
-
-
-def accepts(config, way):
-    try:
-        config.scaled(config.context, **way)
-    except InputError:
-        return False
-    return True
 
 
 def decision_table(runs):

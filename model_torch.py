@@ -369,8 +369,8 @@ class Cache:
     """The keys and values of the tokens that a model has read: model(tokens, cache=cache) reads on from there.
 
     Without a window every key is kept, with its position. With one it streams (Xiao et al. 2024): each new token sees
-    itself, the first `sinks` tokens and the last `window` before it, and no others are kept. Keys are then kept free of
-    position, and at every step lie at 0 .. S-1 anew, the new token's last, however many have gone by.
+    itself, the first `sinks` tokens and the last `window` before it, and what no later one will see is dropped. Keys
+    are then kept free of position, and at every step lie at 0 .. S-1 anew, the new token's last.
     Raises InputError for a window below 1 and for sinks below 0.
     """
 
@@ -397,17 +397,16 @@ class Cache:
         shape = np.broadcast_shapes(self.positions.shape[:-1], n.shape[:-1])
         return np.concatenate([np.broadcast_to(x, (*shape, x.shape[-1])) for x in (self.positions, n)], axis=-1)
 
-    def survivors(self, x, dim):
-        """The parts of x that a new token sees."""
-        size = x.shape[dim]
-        if self.window is None or size <= self.sinks + self.window:
+    def seen(self, x):
+        """The parts of a block's kept keys or values that a new token sees."""
+        if self.window is None or x.shape[2] <= self.sinks + self.window:
             return (x,)
-        return x.narrow(dim, 0, self.sinks), x.narrow(dim, size - self.window, self.window)
+        return x[:, :, : self.sinks], x[:, :, -self.window :]
 
     def extend(self, block, k, v):
         """Keep the keys and values of a block's new tokens; returns all that they see."""
         if block in self.kept:
-            k, v = (torch.cat((*self.survivors(old, 2), new), dim=2)
+            k, v = (torch.cat((*self.seen(old), new), dim=2)
                     for old, new in zip(self.kept[block], (k, v), strict=True))
         self.kept[block] = k, v
         return k, v
@@ -483,9 +482,9 @@ class GPT(nn.Module):
             self._check_cache(cache, tokens, positions)
         n = self._positions(*tokens.shape, positions, cache)                           # (T,) or (B, T)
         sizes = self._pieces(tokens.shape[1], cache)
-        if len(sizes) > 1 and cache is None:
-            cache = Cache()
-        ends = np.cumsum(sizes)
+        if len(sizes) == 1:
+            return self._read(tokens, n, cache)
+        ends, cache = np.cumsum(sizes), Cache() if cache is None else cache
         parts = [self._read(tokens[:, end - size : end], n[..., end - size : end], cache)
                  for size, end in zip(sizes, ends, strict=True)]
         return torch.cat(parts, dim=1)

@@ -3,10 +3,14 @@
 import dataclasses
 import itertools
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from test_model import T, V, bucket_by_formula, some_tokens, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -427,3 +431,31 @@ def test_alibis_number_a_key_is_its_bias_and_keeps_its_digits_at_16384():
         return np.abs(softmax(scores.astype(np.float32) + bias.astype(np.float32)) - exact).max() / exact.max()
 
     assert error(table) < 1e-6 < 20e-6 < error(slopes * n)
+
+
+PEAK = """
+import resource, sys, numpy as np, torch
+from dataclasses import replace
+from config import PRESETS, EncodingConfig
+from model_torch import GPT
+preset, pe, length = sys.argv[1], sys.argv[2], int(sys.argv[3])
+config = PRESETS[preset].model
+encoding = config.encoding if pe == "expe" else EncodingConfig(pe)
+model = GPT(replace(config, encoding=encoding)).eval()
+tokens = torch.from_numpy(np.random.default_rng(0).integers(0, config.vocab_size, (1, length + 1)))
+assert torch.isfinite(model.token_losses(tokens[:, :-1], tokens[:, 1:])).all()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset, length", [("mini", 16384), ("paper-35m", 8192)])
+@pytest.mark.parametrize("pe", [pe for pe in ENCODINGS if pe != "learned"])
+def test_peak_memory_of_a_long_document(pe, preset, length):
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, preset, pe, str(length)],
+        capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    peak = int(done.stdout) * 1024
+    print(f"{preset}, {pe}, {length:,} tokens: {peak / 1e9:.2f} GB")
+    assert peak < 3e9  # the whole process; a bias for all pairs would take 4.3 GB for mini, 3.2 GB for paper-35m
