@@ -13,6 +13,7 @@ import contextlib
 import json
 import multiprocessing
 import platform
+import re
 import resource
 import statistics
 import sys
@@ -90,7 +91,12 @@ def receive(pipe):
 
 
 def peak_bytes():
-    """The most memory that this process has had."""
+    """The most memory that this process has had.
+
+    Linux hands ru_maxrss down to a child, which would start at its parent's peak; VmHWM is the process's own.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -248,6 +254,7 @@ def describe(pipe, config, run):
     row = {
         "run": run and str(run),
         "pe": config.encoding.pe,
+        "trained_length": config.context,
         "extra_parameters": sum(p.numel() for p in model.encoding.parameters()),
         "peak_bytes_at_16x": peak,
         "extra_operations_a_token": count_operations(model, 8) - count_operations(plain, 8),
@@ -275,13 +282,16 @@ def decision_table(runs):
             pipe, process = start(describe, config, run)
             row = receive(pipe)
             process.join()
-            row |= {"loss_1x": None, "loss_16x": None}
-            if run:
-                args = evaluation.command_line().parse_args([str(run)])
-                args.lengths = [config.context, 16 * config.context]
-                one, sixteen = evaluation.evaluate(run, [(1.0, "none")], args)
+            rows.append(row | {"loss_1x": None, "loss_16x": None})
+    for row in rows:
+        if row["run"]:
+            args, context = evaluation.command_line().parse_args([row["run"]]), row["trained_length"]
+            args.lengths = [context, 16 * context]
+            try:
+                one, sixteen = evaluation.evaluate(row["run"], [(1.0, "none")], args)
                 row |= {"loss_1x": one["loss"], "loss_16x": sixteen["loss"]}
-            rows.append(row)
+            except InputError as error:
+                print(f"{row['run']} has no loss here: {error}", file=sys.stderr)
     return rows
 
 
@@ -307,8 +317,10 @@ def print_decision_table(rows):
 
 def main():
     parser = CommandLine(
-        description="Time a training step of each backend, side by side, beside what its matrix products alone take.",
-        epilog="examples:\n  python bench.py\n  python bench.py --presets mini --pe rope --json bench.json",
+        description="Time a training step of each backend, side by side, beside what its matrix products alone take; "
+        "or say what each encoding costs and can do (--table).",
+        epilog="examples:\n  python bench.py\n  python bench.py --presets mini --pe rope --json bench.json\n"
+        "  python bench.py --table",
     )
     parser.add_argument(
         "--presets", type=listed(str, *PRESETS), default=["mini", "paper-35m"], metavar="NAME,...",

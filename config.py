@@ -20,6 +20,10 @@ class InputError(ValueError):
     """What the user gave cannot work. The message is one line: what was wrong, and what would be right."""
 
 
+class Unused(InputError):
+    """What the user gave is for other encodings, and this one has no use for it."""
+
+
 def _check(config, name, ok, rule):
     """InputError that names the field, the rule and the value, unless ok(value)."""
     value = getattr(config, name)
@@ -69,7 +73,7 @@ LEARNED = {"expe": ("start", "theta"), "exqpe": ("theta1", "theta2")}
 SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn")  # of RoPE's frequencies; expe.rope_inv_freq says how
 DUAL_CHUNK = "dual-chunk"  # what --rope-scaling takes besides
 CANNOT_STREAM = (
-    "cannot stream as it was trained here: positions are part of the embeddings or the values, where they cannot be "
+    "cannot stream as trained here: positions are part of the embeddings or the values, where they cannot be "
     "changed later"
 )
 SINKS = 4  # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
@@ -79,7 +83,7 @@ SINKS = 4  # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
 class EncodingConfig:
     """How positions enter. A field left None takes its default in ModelConfig, if the encoding reads it at all.
 
-    The last five are not train.py's: `scaled` sets them in the config of a model that is trained.
+    Those from scale on are not flags of train.py: ModelConfig.scaled sets them in the config of a trained model.
     """
 
     pe: str = knob("nope", "positional encoding")
@@ -114,7 +118,7 @@ class EncodingConfig:
         for name in (f.name for f in dataclasses.fields(self) if f.name != "pe"):
             if getattr(self, name) is not None and name not in ENCODINGS[self.pe]:
                 readers = " and ".join(pe for pe, fields in ENCODINGS.items() if name in fields)
-                raise InputError(f"{name} is for {readers}, and {self.pe} has no use for it: leave it out")
+                raise Unused(f"{name} is for {readers}, and {self.pe} has no use for it: leave it out")
         if self.l is not None:
             _check(self, "l", _whole(1), "a whole number of at least 1")
         for name in ("start", "theta", "theta1", "theta2"):
@@ -141,7 +145,7 @@ class EncodingConfig:
             _check(self, "max_distance", _whole(least, 2**16), f"a whole number from {least} to 65,536")
         for name in ("scale", "factor"):
             if getattr(self, name) is not None:
-                _check(self, name, _positive, "a finite number above 0")
+                _check(self, name, lambda x: _positive(x) and x <= 1e6, "above 0 and at most 1e6")
         if self.rope_scaling is not None:
             _check(self, "rope_scaling", lambda x: x in SCALINGS, f"one of {', '.join(SCALINGS)}")
         if self.length is not None:
@@ -150,8 +154,8 @@ class EncodingConfig:
             raise InputError("dynamic scaling needs the length of the whole sequence, got none")
         if self.chunk is not None:
             _check(self, "chunk", _whole(0), "a whole number of at least 0")
-        if self.chunk and (self.once or self.on not in (None, "qk", "qkv")):
-            raise InputError("dual chunk attention moves queries against keys: it needs an override of both, --on qk")
+        if self.chunk and (self.once or self.on not in (None, "qk")):
+            raise Unused("dual chunk attention moves queries against keys: it needs an override of these two, --on qk")
 
 
 # Those that are flags of train.py.
@@ -217,13 +221,15 @@ class ModelConfig:
         scale multiplies ExPE's and ExQPE's values. rope_scaling is one of SCALINGS by a factor, or dual-chunk, which
         ExPE and ExQPE have too, in chunks of `chunk` tokens (default: 3/4 of the trained length). "auto" is
         length/context as a factor, its inverse as a scale, and 1 up to the trained length.
-        Raises InputError for what the encoding has no use for, and for a wrong value.
+        Raises Unused for what the encoding has no use for, and InputError for a wrong value.
         """
         auto, changes = max(1.0, length / self.context), {}
         if scale != 1:
             changes["scale"] = 1 / auto if scale == "auto" else scale
         if rope_scaling == DUAL_CHUNK:
             changes["chunk"] = max(1, 3 * self.context // 4) if chunk is None else chunk
+            if changes["chunk"] == 0:
+                raise InputError(f"chunk must be from 1 to {self.context - 1}, got 0")
         elif rope_scaling != "none":
             changes |= {"rope_scaling": rope_scaling, "factor": auto if factor == "auto" else factor, "length": length}
         return replace(self, encoding=replace(self.encoding, **changes))
@@ -506,7 +512,8 @@ def add_scaling_flags(parser, several=False):
     )  # fmt: skip
     group.add_argument(
         "--factor", type=number_or_auto, metavar="X",
-        help="by which linear, ntk, dynamic or yarn lengthens the context (default: auto, length / trained length)",
+        help="by which linear, ntk, dynamic or yarn lengthens the context (default: auto, length / trained length; in "
+             "generate.py the length of prompt and --tokens, or of a full stream)",
     )  # fmt: skip
     group.add_argument("--chunk", type=whole, metavar="N", help=f"{DUAL_CHUNK}'s (default: 3/4 of the trained length)")
 
@@ -537,7 +544,9 @@ def add_stream_flags(group):
 def stream_sizes(args, context):
     """(sinks, window) of a stream; InputError unless they are at least 0 and 1."""
     sinks = SINKS if args.sinks is None else args.sinks
-    window = max(1, context - sinks - 1) if args.window is None else args.window
+    if args.window is None and sinks > context - 2:
+        raise InputError(f"--sinks {sinks} leave no window within the trained length, {context}: give --window too")
+    window = context - sinks - 1 if args.window is None else args.window
     for name, value, least in (("sinks", sinks, 0), ("window", window, 1)):
         if value < least:
             raise InputError(f"--{name} must be at least {least}, got {value}")

@@ -23,8 +23,10 @@ from pathlib import Path
 
 from config import (
     CANNOT_STREAM,
+    DUAL_CHUNK,
     CommandLine,
     InputError,
+    Unused,
     add_scaling_flags,
     add_stream_flags,
     all_runs,
@@ -41,7 +43,7 @@ from config import (
 
 MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length, when no --lengths are given
 BATCH_TOKENS = 2**13  # tokens in one forward pass: bounds the memory, whatever the length
-STREAMS = 128  # windows that are streamed side by side
+STREAM_TOKENS = 2**14  # tokens that all the streams side by side keep
 
 
 # ---- what is scored --------------------------------------------------------------------------------------------------
@@ -109,7 +111,8 @@ def streaming(model, pairs, length, args, bar):
     from model_torch import Cache
 
     sizes = stream_sizes(args, model.config.context)
-    return _windows(model, pairs, length, bar, STREAMS, new_cache=lambda: Cache(*sizes), step=64)
+    at_once = max(1, STREAM_TOKENS // (sum(sizes) + 1))
+    return _windows(model, pairs, length, bar, at_once, new_cache=lambda: Cache(*sizes), step=64)
 
 
 def _windows(model, pairs, length, bar, at_once, new_cache=lambda: None, step=None):
@@ -137,7 +140,7 @@ PROTOCOLS = {"nonoverlap": nonoverlap, "streaming": streaming}
 def plan(configs, args):
     """{run: [(scale, rope_scaling)]}: of the values asked for, each run takes those that its encoding has a use for.
 
-    Raises InputError for a value that none of the runs has a use for.
+    Raises InputError for a value that none of the runs has a use for, or that is wrong for one of them.
     """
     how = scaling_of(args)
     plain = how | {"scale": 1.0, "rope_scaling": "none"}
@@ -149,8 +152,10 @@ def plan(configs, args):
                 try:
                     model.scaled(model.context, **plain | {name: value})
                     found[run][name].append(value)
-                except InputError as error:
+                except Unused as error:
                     errors.append(f"{run}: {error}")
+                except InputError as error:
+                    raise InputError(f"{run}: {error}") from None
             if len(errors) == len(configs):
                 raise InputError(errors[0])
     return {run: list(itertools.product(*(values or [plain[name]] for name, values in ways.items())))
@@ -161,7 +166,7 @@ def name_of(scale, rope_scaling, factor):
     """How positions are laid, in a word or two; "" as they were trained."""
     parts = [f"scale {scale}"] if scale != 1 else []
     if rope_scaling != "none":
-        parts.append(rope_scaling if rope_scaling == "dual-chunk" else f"{rope_scaling} {factor}")
+        parts.append(rope_scaling if rope_scaling == DUAL_CHUNK else f"{rope_scaling} {factor}")
     return ", ".join(parts)
 
 

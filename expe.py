@@ -118,15 +118,17 @@ def rope_inv_freq(d_head, base=10000.0, scaling="none", factor=1.0, trained_leng
     Returns ((D/2,) float64, attention_factor): cosines and sines are to be multiplied by the factor, which is 1 but for
     yarn: 0.1 ln s + 1 if s > 1 (its section 3.4; queries and keys both have it, so that scores get its square).
     `length` is that of the whole sequence, which dynamic alone reads: one set of frequencies holds for all of its keys.
-    Raises ValueError for an odd d_head, a scaling that is not known, a factor below or equal to 0, a length below 1 or
-    left out where it is needed, and a d_head of 2 where the base changes.
+    Raises ValueError for an odd d_head, a scaling that is not known, a factor of 0 or less or above 1e6, a base of 1 or
+    less, a length below 1 or left out where it is needed, and a d_head of 2 where the base changes.
     """
     if _width("d_head", d_head) % 2:
         raise ValueError(f"d_head must be even for RoPE to pair its dimensions, got {d_head}")
     if scaling not in ROPE_SCALINGS:
         raise ValueError(f"scaling must be one of {', '.join(ROPE_SCALINGS)}, got {scaling!r}")
-    if not 0 < factor < np.inf:
-        raise ValueError(f"factor must be a finite number above 0, got {factor!r}")
+    if not 0 < factor <= 1e6:
+        raise ValueError(f"factor must be above 0 and at most 1e6, got {factor!r}")
+    if not 1 < base < np.inf:
+        raise ValueError(f"base must be a finite number above 1, got {base!r}")
     return ROPE_SCALINGS[scaling](d_head, float(base), factor, _width("trained_length", trained_length), length)
 
 
@@ -219,7 +221,8 @@ def alibi_keys(queries, keys, n_heads):
     from any one query does for all. The last one's keeps the numbers small where the weights are large: slope*n itself
     would be 8,192 at n = 16,384, where float32 is a thousandth apart.
     """
-    return -alibi_slopes(n_heads)[:, None, None] * distances(queries[..., -1:], keys)[..., None, :, :]
+    last = np.asarray(queries)[..., -1:]
+    return -alibi_slopes(n_heads)[:, None, None] * distances(last, keys)[..., None, :, :]
 
 
 def t5_bucket(distance, n_buckets=32, max_distance=128):
@@ -228,7 +231,8 @@ def t5_bucket(distance, n_buckets=32, max_distance=128):
     The first half of the buckets, e = n_buckets//2, hold one distance each. The other r = n_buckets - e grow by a
     constant factor: bucket e + k begins at the first d with (d/e)^r >= (max_distance/e)^k. From max_distance on all is
     the last bucket; below 0 the first.
-    Raises ValueError for distances that are not integers, n_buckets below 2, and max_distance within the first half.
+    Raises ValueError for distances that are not integers, n_buckets below 2, and max_distance within the first half or
+    above 2^24.
     """
     buckets = _t5_buckets(n_buckets, max_distance)
     return buckets[np.clip(_integers(distance, "distance"), 0, max_distance)]
@@ -238,9 +242,9 @@ def t5_bucket(distance, n_buckets=32, max_distance=128):
 def _t5_buckets(n_buckets, max_distance):
     """The buckets of the distances 0 .. max_distance, their edges found in whole numbers, so that none is rounded."""
     e = _width("n_buckets", n_buckets) // 2
-    if e < 1 or _width("max_distance", max_distance) <= e:
-        raise ValueError(f"t5_bucket needs n_buckets of at least 2 and max_distance above half of them, "
-                         f"got {n_buckets} and {max_distance}")
+    if e < 1 or not e < _width("max_distance", max_distance) <= 2**24:
+        raise ValueError(f"t5_bucket needs n_buckets of at least 2 and max_distance above half of them and at most "
+                         f"2^24, got {n_buckets} and {max_distance}")
     r, first = n_buckets - e, list(range(e))
     for k in range(r):
         d = max(e, int(e * (max_distance / e) ** (k / r)) - 1)

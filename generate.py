@@ -9,6 +9,7 @@ tokens (--sinks) and the last ones (--window), laid at positions 0, 1, 2, ... at
 """
 
 import codecs
+import contextlib
 import io
 import itertools
 import math
@@ -34,6 +35,7 @@ def distribution(logits, temperature=1.0, top_k=None, top_p=1.0):
     logits = logits.double()
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
+    logits = logits - logits.amax(-1, keepdim=True)                      # or else a small temperature would overflow
     p, order = (logits / temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)      # (B, V)
     if top_k is not None:
         p[:, top_k:] = 0
@@ -110,7 +112,8 @@ def command_line():
     parser.add_argument("run", metavar="RUN", help="run directory of train.py")
     parser.add_argument(
         "--prompt", action="append", default=[], metavar="TEXT",
-        help="how the text begins; give it again for more texts side by side (default: an empty one)",
+        help="how the text begins; give it again for more texts side by side, of which what is longer than the "
+             "shortest is read token by token (default: an empty one)",
     )  # fmt: skip
     parser.add_argument("--prompt-file", metavar="FILE", help="one more prompt: all of a UTF-8 file")
     parser.add_argument(
@@ -151,6 +154,8 @@ def check_flags(args):
             raise InputError(f"--{name.replace('_', '-')} must be {rule}, got {getattr(args, name)}")
     if args.temperature == 0 and (args.top_k is not None or args.top_p is not None):
         raise InputError("--temperature 0 takes the likeliest token: leave out --top-k and --top-p")
+    if args.stream and args.tokens is None and len(args.prompt) + bool(args.prompt_file) > 1:
+        raise InputError("several texts are shown when they are finished, and a stream has no end: add --tokens")
     if not args.stream and (args.sinks is not None or args.window is not None):
         raise InputError("--sinks and --window say what a stream keeps: add --stream, or leave them out")
 
@@ -160,6 +165,8 @@ def main():
     with parser.one_line_errors():
         args = parser.parse_args()
         check_flags(args)
+        with contextlib.suppress(AttributeError):
+            sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character of the text
         scaling = scaling_of(args)
         if args.prompt_file:
             try:
@@ -173,15 +180,17 @@ def main():
         model, record = load_model(args.run, pick_device(args.device))
         encoding = run_tokenizer(args.run, record)
         prompts = [[encoding.eot_token, *encoding.encode_ordinary(text)] for text in args.prompt or [""]]
-        n_tokens = args.tokens or (math.inf if args.stream else TOKENS)
-        longest = max(map(len, prompts)) + n_tokens
-        cache = Cache(*stream_sizes(args, model.config.context)) if args.stream else Cache()
+        given, most = max(map(len, prompts)), model.encoding.longest
         if args.stream:
             model.check_stream()
+            cache, n_tokens = Cache(*stream_sizes(args, model.config.context)), args.tokens or math.inf
             longest = cache.sinks + cache.window + 1
-        if longest > model.encoding.longest:
-            parser.error(f"{model.config.encoding.pe} has positions for {model.encoding.longest} tokens, and there are "
-                         f"{longest} with <|endoftext|>, prompt and --tokens")
+        else:
+            cache, n_tokens = Cache(), args.tokens or max(1, min(TOKENS, most - given + 1))
+            longest = given + n_tokens - 1  # the last token is drawn, and not read
+        if longest > most:
+            parser.error(f"{model.config.encoding.pe} has positions for {most} tokens: <|endoftext|> and prompt are "
+                         f"{given}, so that --tokens can be at most {max(0, most - given + 1)}")
         model.use(model.config.scaled(longest, **scaling))
 
         steps = generate(model, prompts, cache, args.seed, temperature=args.temperature, top_k=args.top_k,

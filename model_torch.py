@@ -8,6 +8,7 @@ embedding and on each residual branch, never on attention weights; the output la
 norm "rmsnorm" with mlp "swiglu" makes it the Llama-style model of the paper's tables 8 and 9.
 """
 
+import dataclasses
 import math
 import re
 from typing import Any, NamedTuple
@@ -375,7 +376,8 @@ class Cache:
     """
 
     def __init__(self, sinks=0, window=None):
-        if sinks < 0 or (window is not None and window < 1):
+        kept = sinks == 0 if window is None else isinstance(window, int) and window >= 1
+        if not (kept and isinstance(sinks, int) and sinks >= 0):
             raise InputError(f"a stream needs sinks of at least 0 and a window of at least 1, got {sinks} and {window}")
         self.sinks, self.window = sinks, window
         self.positions = None                                                          # of the keys, (S,) or (B, S)
@@ -453,10 +455,21 @@ class GPT(nn.Module):
             block.compile()
 
     def use(self, config):
-        """Go on with another config of the same weights: ModelConfig.scaled's, or the one that was trained."""
+        """Go on with another config of the same weights: ModelConfig.scaled's, or the one that was trained.
+
+        Raises InputError for the config of another model, and for one by which positions have no rows.
+        """
+        if dataclasses.replace(config, encoding=self.config.encoding) != self.config or (
+            config.encoding.pe != self.config.encoding.pe
+        ):
+            raise InputError("the config is of another model: use takes what ModelConfig.scaled makes of this one's")
         self.config = self.encoding.config = config
         self.encoding.settings = config.encoding
         self._places = (None, None)
+        try:
+            self.encoding.rows(np.arange(1))
+        except ValueError as error:
+            raise InputError(error) from None
 
     def forward(self, tokens, targets=None, positions=None, cache=None):
         h = self.hidden(tokens, positions, cache)                                      # (B, T, C)
@@ -507,13 +520,13 @@ class GPT(nn.Module):
         A kernel that is told `causal` alone never holds the scores. Where it must be given a bias or a mask, that is an
         (H, T, S) array: BLOCK queries at a time keep it linear in S. (A training step does all at once.)
         """
+        first = T
         if cache is not None and cache.window is not None:
             first = min(T, max(1, cache.sinks + cache.window + 1 - len(cache)))
-            return [first] + [1] * (T - first)
         biased = self.encoding.pairs is not None or self.encoding.reads_weights or self.config.encoding.chunk
-        if self.training or not self.config.causal or not (biased or cache):
-            return [T]
-        return [BLOCK] * (T // BLOCK) + [T % BLOCK] * (T % BLOCK > 0)
+        whole = self.training or not self.config.causal or not (biased or cache)
+        size = first if whole else BLOCK
+        return [size] * (first // size) + [first % size] * (first % size > 0) + [1] * (T - first)
 
     @property
     def output_weight(self):
@@ -576,6 +589,8 @@ class GPT(nn.Module):
             self.check_stream()
         if cache.window is not None and positions is not None:
             raise InputError("a stream lays its own positions: leave positions out")
+        if cache and self.blocks[0].attn not in cache.kept:
+            raise InputError("the cache was filled by another model: begin a new one with Cache()")
         if cache and (found := next(iter(cache.kept.values()))[0].shape[0]) != len(tokens):
             raise InputError(f"the cache holds {found} sequences, and there are {len(tokens)} in tokens")
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import command, process, refused
 
+import bench
 import data
 from config import ENCODINGS
 from model_torch import Cache, load_model
@@ -191,13 +192,13 @@ def test_streaming_equals_an_independent_loop(workplace, tokens):
     "line, message",
     [
         ("runs/rope --scale 0.5", "runs/rope: scale is for expe and exqpe, and rope has no use for it"),
-        ("runs/expe runs/rope --scale 0", "scale must be a finite number above 0, got 0"),
+        ("runs/expe runs/rope --scale 0", "scale must be above 0 and at most 1e6, got 0"),
         ("runs/expe runs/learned --rope-scaling none,yarn", "rope_scaling is for rope, and expe has no use for it"),
         ("runs/rope --rope-scaling none,cubic", "--rope-scaling: 'cubic' is not one of none, linear, ntk, dynamic"),
         ("runs/rope --rope-scaling dual-chunk --chunk 16", "chunk must be below the trained length, 16, got 16"),
         ("runs/rope --factor 2", "--factor is for --rope-scaling linear, ntk, dynamic, yarn"),
         ("runs/rope --rope-scaling yarn --chunk 4", "--chunk is for --rope-scaling dual-chunk"),
-        ("runs/learned --protocol streaming", "learned cannot stream as it was trained here"),
+        ("runs/learned --protocol streaming", "learned cannot stream as trained here"),
         ("runs/rope --sinks 4", "--sinks and --window are for --protocol streaming"),
         ("runs/rope --protocol streaming --window 0", "--window must be at least 1, got 0"),
     ],
@@ -205,6 +206,18 @@ def test_streaming_equals_an_independent_loop(workplace, tokens):
 def test_contradictory_flags_are_named_in_one_line(workplace, line, message):
     done = command("eval.py", *line.split(), "--lengths", "16", cwd=workplace)
     assert message in refused(done)
+
+
+def fat(pipe):
+    pipe.send(bench.peak_bytes())
+
+
+def test_a_process_does_not_inherit_its_parents_peak():
+    ballast = np.ones(2**27)  # 1 GB
+    del ballast
+    pipe, process = bench.start(fat)
+    assert bench.receive(pipe) < 8e8 < 2**30 < bench.peak_bytes()
+    process.join()
 
 
 def test_the_decision_table_describes_runs_and_encodings_without_one(workplace):

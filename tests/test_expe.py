@@ -200,7 +200,7 @@ def test_wrong_distances_and_sizes_are_named():
         (lambda: alibi_slopes(0), "n_heads must be at least 1, got 0"),
         (lambda: t5_bucket([1.5]), "distance must be integers, got an array of float64"),
         (lambda: t5_bucket(1, 1, 128), "n_buckets of at least 2"),
-        (lambda: t5_bucket(1, 32, 16), "max_distance above half of them, got 32 and 16"),
+        (lambda: t5_bucket(1, 32, 16), "max_distance above half of them and at most 2.24, got 32 and 16"),
         (lambda: shaw_index(1, 0), "max_distance must be at least 1, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
