@@ -281,7 +281,8 @@ def plot(rows, path):
     ends = []
     for i, ((run, pe, how), points) in enumerate(curves.items()):
         if points:
-            axis.plot(*zip(*points, strict=True), marker="o", markersize=4, color=colours[i % len(colours)])
+            style = {"color": colours[i % len(colours)], "linestyle": ("-", "--", ":")[i // len(colours) % 3]}
+            axis.plot(*zip(*points, strict=True), marker="o", markersize=4, **style)
             label = pe if list(runs.values()).count(pe) == 1 else Path(run).name
             ends.append((points[-1][1], points[-1][0], f"{label} {how}".strip(), colours[i % len(colours)]))
     low, high = axis.get_ylim()
