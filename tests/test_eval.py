@@ -123,7 +123,8 @@ def test_no_document_long_enough_names_the_longest_usable_length(workplace, toke
 def test_scaled_rows_equal_an_independent_loop_and_take_what_each_encoding_has(workplace, tokens):
     done = command(
         "eval.py", "runs/expe", "runs/rope", "runs/learned", "--lengths", "16,64", "--json", "s.json", "--plot",
-        "s.png", "--scale", "1,0.5,auto", "--rope-scaling", "none,linear,ntk,dynamic,yarn,dual-chunk", cwd=workplace,
+        "s.png", "--max-docs", "3", "--scale", "1,0.5,auto", "--rope-scaling",
+        "none,linear,ntk,dynamic,yarn,dual-chunk", cwd=workplace,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = json.loads((workplace / "s.json").read_text())
@@ -145,7 +146,8 @@ def test_scaled_rows_equal_an_independent_loop_and_take_what_each_encoding_has(w
         ("rope", "dual-chunk", {"rope_scaling": "dual-chunk", "chunk": 12}),
     ):
         row = by_way[f"runs/{run}", how, 64]
-        assert row["loss"] == pytest.approx(loss_in_loops(workplace / "runs" / run, tokens, 64, 64, **scaling)[0])
+        loss, _ = loss_in_loops(workplace / "runs" / run, tokens, 64, 64, n_documents=3, **scaling)
+        assert row["loss"] == pytest.approx(loss)
         assert row["scale"] == scaling.get("scale", 1.0) and row["rope_scaling"] == scaling.get("rope_scaling", "none")
         assert row["loss"] != by_way[f"runs/{run}", "", 64]["loss"] and f"{how} " in done.stdout
     for how in ("linear auto", "ntk auto", "dynamic auto", "yarn auto"):  # nothing changes at the trained length
@@ -156,18 +158,18 @@ def test_scaled_rows_equal_an_independent_loop_and_take_what_each_encoding_has(w
 def test_a_factor_holds_at_every_length(workplace, tokens):
     done = command(
         "eval.py", "runs/rope", "--lengths", "16,64", "--rope-scaling", "linear", "--factor", "2", "--json", "f.json",
-        cwd=workplace,
+        "--max-docs", "3", cwd=workplace,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for row in json.loads((workplace / "f.json").read_text()):
         loss, _ = loss_in_loops(
-            workplace / "runs/rope", tokens, row["length"], 64, rope_scaling="linear", factor=2.0
+            workplace / "runs/rope", tokens, row["length"], 64, n_documents=3, rope_scaling="linear", factor=2.0
         )
         assert row["loss"] == pytest.approx(loss, rel=1e-6) and row["factor"] == 2.0
 
 
 def test_streaming_equals_an_independent_loop(workplace, tokens):
-    flags = ["--lengths", "16,64", "--json", "t.json", "--max-docs", "2"]  # the first two have 64 tokens each
+    flags = ["--lengths", "16,64", "--json", "t.json", "--max-docs", "2"]
     done = command(
         "eval.py", "runs/expe", "runs/rope", "runs/learned", "--protocol", "streaming", "--sinks", "2",
         "--window", "13", *flags, cwd=workplace,
