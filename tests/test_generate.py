@@ -179,6 +179,7 @@ def test_ctrl_c_ends_a_stream_well(workplace):
     process = subprocess.Popen(
         [sys.executable, ROOT / "generate.py", "runs/expe", "--stream"],
         cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a test run in the background ignores
     )  # fmt: skip
     first = process.stdout.read(40)
     time.sleep(0.5)
