@@ -266,6 +266,7 @@ class ModelConfig:
 
 
 BACKENDS = ("torch", "numpy")
+DTYPES = ("fp32", "tf32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -283,7 +284,9 @@ class TrainConfig:
     weight_decay: float = knob(0.1, "AdamW's decoupled decay, on matrices only")
     clip: float = knob(1.0, "largest norm of the whole gradient")
     backend: str = knob("torch", "torch, or numpy: the same model with gradients by hand, in fp32 on the CPU")
-    dtype: str = knob("fp32", "fp32, or bf16 by autocast, with the weights in fp32")
+    dtype: str = knob(
+        "fp32", "fp32, tf32 (fp32 whose matrix products a GPU may round), or bf16 by autocast, with the weights in fp32"
+    )
     seed: int = knob(0, "of the first weights, the order of the data and dropout")
     data: str = knob("stdlib", "stdlib, fineweb, fineweb-edu, a file or folder of text, or a folder made by data.py")
     min_doc_tokens: int = knob(1, "leave shorter documents out when the data is prepared on the way")
@@ -312,7 +315,7 @@ class TrainConfig:
         _check(self, "weight_decay", _number(0), "a finite number of at least 0")
         _check(self, "clip", _positive, "a finite number above 0")
         _check(self, "backend", lambda x: x in BACKENDS, " or ".join(BACKENDS))
-        _check(self, "dtype", lambda x: x in ("fp32", "bf16"), "fp32 or bf16")
+        _check(self, "dtype", lambda x: x in DTYPES, "fp32, tf32 or bf16")
         if self.backend == "numpy":
             _check(self, "dtype", lambda x: x == "fp32", "fp32 for the NumPy backend (--dtype fp32)")
         _check(self, "seed", _whole(0, 2**32 - 1), "a whole number from 0 to 4,294,967,295")

@@ -34,6 +34,7 @@ from expe import (
 )
 
 BLOCK = 256                              # queries at a time, where scores need a bias: GPT._pieces
+LOGITS = {"cpu": 2**24, "mps": 2**26, "cuda": 2**28}     # numbers in the largest array of logits that a loss keeps
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
@@ -67,8 +68,8 @@ class Encoding(nn.Module):
         """The override door, phi(h) W^T = h W'^T + P W[:, :l]^T, in every block: w' of w = W_q, W_k, W_v, (3, C, C)."""
         return w
 
-    def offset(self, part, w, table):
-        """The rest of that door: P W[:, :l]^T, (..., T, C), for w = W_part (C, C), part "q", "k" or "v"; or None."""
+    def offset(self, w, table, parts=slice(3)):
+        """The rest of that door, P W[:, :l]^T for these parts of w side by side, (..., T, C * parts), or None."""
         return None
 
     def rotate(self, x, table):
@@ -128,9 +129,10 @@ class ExPE(Encoding):
         super().__init__(config)
         self.on = "" if self.settings.once else self.settings.on
         self.streams = not self.settings.once and "v" not in self.on
-        kept = torch.ones(3, 1, config.d_model)                                        # of h, by W_q, W_k and W_v
-        kept[["qkv".index(part) for part in self.on], :, : self.settings.l] = 0
-        self.register_buffer("kept", kept, persistent=False)
+        taken = torch.tensor([[[part in self.on]] for part in "qkv"]).float()          # of P, by W_q, W_k and W_v
+        self.register_buffer("taken", taken, persistent=False)                         # (3, 1, 1)
+        kept = 1 - taken * (torch.arange(config.d_model) < self.settings.l)            # of h, likewise
+        self.register_buffer("kept", kept, persistent=False)                           # (3, 1, C)
         if self.settings.learn != "none":
             self.weight = nn.Parameter(torch.empty(2))                                 # start and theta
 
@@ -158,8 +160,10 @@ class ExPE(Encoding):
     def override(self, w):
         return w * self.kept if self.on else w
 
-    def offset(self, part, w, table):
-        return F.linear(self.finished(table), w[:, : self.settings.l]) if part in self.on else None
+    def offset(self, w, table, parts=slice(3)):
+        if not self.on:
+            return None
+        return F.linear(self.finished(table), (w[parts, :, : self.settings.l] * self.taken[parts]).flatten(0, 1))
 
 
 class ExQPE(ExPE):
@@ -306,20 +310,25 @@ class Attention(nn.Module):
 
     def forward(self, h, encoding, at, cache=None):
         B, T, C = h.shape
-        w = self.qkv.weight.view(3, C, C)
-        content = [F.linear(h, part).view(B, T, self.n_heads, -1).transpose(1, 2)      # (B, H, T, D) each
-                   for part in encoding.override(w)]
+        w = self.qkv.weight.view(3, C, C)                                              # W_q, W_k and W_v
 
-        def place(i, x, table):
-            """Queries (i = 0), keys (1) or values (2) x (B, H, ..., D), given the positions of the table."""
-            offset = encoding.offset("qkv"[i], w[i], table)                            # (..., C)
-            if offset is not None:
-                x = x + offset.unflatten(-1, (self.n_heads, -1)).transpose(-2, -3)     # (..., H, T, D)
-            return x if i == 2 else encoding.rotate(x, table)
+        def heads(x):
+            return x.unflatten(-1, (self.n_heads, -1)).transpose(-2, -3)               # (..., H, T, D)
 
-        q, k, v = place(0, content[0], at.table), content[1], place(2, content[2], at.table)
-        if at.keys is None:
-            k = place(1, k, at.table)
+        def place(part, content, table):
+            """Queries (part 0) or keys (part 1) without positions, (B, H, T, D), laid at those of the table."""
+            offset = encoding.offset(w, table, slice(part, part + 1))                  # (..., T, C)
+            return encoding.rotate(content if offset is None else content + heads(offset), table)
+
+        x = F.linear(h, encoding.override(w).flatten(0, 1))                            # (B, T, 3C)
+        if at.keys is None and not at.further:                                         # all are laid once, here
+            if (offset := encoding.offset(w, at.table)) is not None:                   # (..., T, 3C)
+                x += offset                                                            # whole: a slice would be copied
+            q, k, v = (heads(part) for part in x.chunk(3, dim=-1))                     # (B, H, T, D) each
+            q, k = encoding.rotate(q, at.table), encoding.rotate(k, at.table)
+        else:
+            content, k, v = (heads(part) for part in x.chunk(3, dim=-1))
+            q, k = place(0, content, at.table), k if at.keys is not None else place(1, k, at.table)
         if cache is not None:
             k, v = cache.extend(self, k, v)                                            # (B, H, S, D)
         if at.keys is not None:
@@ -327,7 +336,7 @@ class Attention(nn.Module):
 
         bias = encoding.score(q, k, at.pairs)
         for table, where in at.further:                                                # dual chunk attention
-            moved = (place(0, content[0], table) - q) @ k.mT / math.sqrt(q.shape[-1])  # (B, H, T, S)
+            moved = (place(0, content, table) - q) @ k.mT / math.sqrt(q.shape[-1])  # (B, H, T, S)
             bias = moved * where if bias is None else bias + moved * where
         y = self.attend(q, k, v, bias, encoding, at)                                   # (B, H, T, D)
         return self.proj(y.transpose(1, 2).reshape(B, T, C))                           # (B, T, C)
@@ -357,11 +366,69 @@ class Block(nn.Module):
         norm = NORMS[config.norm]
         self.norm1, self.attn = norm(config.d_model, eps=config.norm_eps), Attention(config)
         self.norm2, self.mlp = norm(config.d_model, eps=config.norm_eps), MLPS[config.mlp](config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x, encoding, at, cache=None):
         x = x + self.dropout(self.attn(self.norm1(x), encoding, at, cache))
         return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class Dropout(nn.Dropout):
+    """nn.Dropout, at 16 random bits a number on a CPU: there torch draws 64 for each, one after the other."""
+
+    def forward(self, x):
+        if x.device.type != "cpu" or not (self.training and self.p):
+            return super().forward(x)
+        dropped = min(round(self.p * 2**16), 2**16 - 1)                                # of 2^16 numbers
+        bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= dropped - 2**15
+        return x * kept.to(x.dtype).mul_(2**16 / (2**16 - dropped))
+
+
+def rows_at_a_time(h, w):
+    """How many of h's rows have so few logits that they may be in memory at once."""
+    return max(1, LOGITS[h.device.type] // len(w))
+
+
+def softmax_parts(logits, targets):
+    """(e, total, loss) of logits (rows, V) and targets (rows, 1): the softmax is e / total, the loss summed over rows.
+
+    In fp32 at least, and e in the place of the logits if they are of that; e is returned in the logits' dtype.
+    """
+    e = at_least_fp32(logits)
+    e -= e.amax(-1, keepdim=True)
+    right = e.gather(-1, targets)                                                      # (rows, 1)
+    total = e.exp_().sum(-1, keepdim=True)                                             # (rows, 1)
+    return e.to(logits.dtype), total, (total.log() - right).sum()
+
+
+class CrossEntropy(torch.autograd.Function):
+    """The mean of -log softmax(h W^T) at the targets, in nats: h (N, C), W (V, C), targets (N,).
+
+    The logits are the largest array of a training step, and F.cross_entropy keeps three of that size. But they are
+    needed for their gradient alone, softmax - onehot, which goes at once, a few rows at a time, into those of h and W:
+    dh = (softmax W - W[targets]) / N, and dW is softmax^T h / N less h / N at the rows of the targets.
+    """
+
+    @staticmethod
+    def forward(ctx, h, w, targets, parts=softmax_parts):
+        loss, dh = 0, F.embedding(targets, w).neg_()
+        dw = torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32))
+        dw.index_add_(0, targets, h.to(dw.dtype), alpha=-1)
+        for x, dx, target in zip(*(x.split(rows_at_a_time(h, w)) for x in (h, dh, targets[:, None])), strict=True):
+            e, total, part = parts(x @ w.T, target)
+            loss += part
+            dx += (e @ w) / total
+            x = (x / total).to(w.dtype)
+            dw.addmm_(e.T, x) if dw.dtype == w.dtype else dw.add_(e.T @ x)             # long sums in fp32 at least
+        ctx.save_for_backward(dh, dw)
+        return loss / len(h)
+
+    @staticmethod
+    def backward(ctx, dloss):
+        dh, dw = ctx.saved_tensors
+        dloss = dloss / len(dh)
+        return dloss * dh, dloss * dw, None, None
 
 
 # ---- what has been read ----------------------------------------------------------------------------------------------
@@ -430,12 +497,13 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = NORMS[config.norm](config.d_model, eps=config.norm_eps)
         if not config.tied:
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.encoding = ENCODINGS[config.encoding.pe](config)           # last, so that all start from the same weights
+        self.softmax_parts = softmax_parts                              # or that, compiled
         self._places = (None, None)                                     # the last key and value of places()
         self.reset_parameters(seed)
 
@@ -450,9 +518,10 @@ class GPT(nn.Module):
             parameter.copy_(torch.from_numpy(np.broadcast_to(start, parameter.shape).copy()))
 
     def compile(self):
-        """torch.compile each block; tables and checks, which look at values, stay outside of the compiled graphs."""
+        """torch.compile each block and the loss; tables and checks, which look at values, stay out of the graphs."""
         for block in self.blocks:
             block.compile()
+        self.softmax_parts = torch.compile(softmax_parts)
 
     def use(self, config):
         """Go on with another config of the same weights: ModelConfig.scaled's, or the one that was trained.
@@ -473,20 +542,27 @@ class GPT(nn.Module):
 
     def forward(self, tokens, targets=None, positions=None, cache=None):
         h = self.hidden(tokens, positions, cache)                                      # (B, T, C)
-        logits = F.linear(h, self.output_weight)                                       # (B, T, V)
         if targets is None:
-            return logits
+            return F.linear(h, self.output_weight)                                     # (B, T, V)
         self._check_tokens(targets, "targets", tokens.shape)
-        return F.cross_entropy(at_least_fp32(logits).flatten(0, 1), targets.flatten())  # (B*T, V), (B*T,)
+        if not torch.is_grad_enabled():
+            return self._losses(h, targets).mean()
+        w = self.output_weight
+        if torch.is_autocast_enabled(h.device.type):
+            h, w = (x.to(torch.get_autocast_dtype(h.device.type)) for x in (h, w))
+        return CrossEntropy.apply(h.flatten(0, 1), w, targets.flatten().long(), self.softmax_parts)
 
     @torch.no_grad()
-    def token_losses(self, tokens, targets, positions=None, cache=None, rows=1024):
-        """Cross-entropy of each target in nats (B, T), with the logits of `rows` tokens in memory at a time."""
+    def token_losses(self, tokens, targets, positions=None, cache=None):
+        """Cross-entropy of each target in nats (B, T)."""
         self._check_tokens(targets, "targets", tokens.shape)
-        h = self.hidden(tokens, positions, cache).flatten(0, 1)                        # (B*T, C)
-        losses = [F.cross_entropy(at_least_fp32(F.linear(part, self.output_weight)), target, reduction="none")
-                  for part, target in zip(h.split(rows), targets.flatten().split(rows), strict=True)]
-        return torch.cat(losses).view(tokens.shape)                                    # (B, T)
+        return self._losses(self.hidden(tokens, positions, cache), targets)
+
+    def _losses(self, h, targets):
+        shape, h, targets, w = targets.shape, h.flatten(0, 1), targets.flatten(), self.output_weight
+        losses = [F.cross_entropy(at_least_fp32(F.linear(x, w)), target, reduction="none")
+                  for x, target in zip(*(x.split(rows_at_a_time(h, w)) for x in (h, targets)), strict=True)]
+        return torch.cat(losses).view(shape)                                           # (B, T)
 
     def hidden(self, tokens, positions=None, cache=None):
         """The final norm's output (B, T, C): what the output layer reads."""

@@ -277,12 +277,16 @@ class TorchBackend:
     def __init__(self, model_config, config, device, compiled):
         import torch
 
+        from model_numpy import keep_freed_memory
         from model_torch import GPT
 
+        keep_freed_memory()
         self.config, self.device = config, device
         self.model = GPT(model_config, config.seed).to(device)
         self.optimizer = new_optimizer(self.model, config)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bf16")
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
         if compiled:
             self.model.compile()
 
@@ -314,12 +318,15 @@ class TorchBackend:
         self.model.train()
         torch.manual_seed(self.config.seed * 2**32 + step)  # dropout's masks: by seed and step, like the data
         loss = 0
-        for part in torch.from_numpy(batch).to(self.device).split(self.config.micro_batch):
+        tokens = torch.from_numpy(batch)
+        if self.device.type == "cuda":
+            tokens = tokens.pin_memory()  # or else the copy would wait for the device
+        for part in tokens.to(self.device, non_blocking=True).split(self.config.micro_batch):
             with self.autocast:
                 part_loss = self.model(part[:, :-1], part[:, 1:]) * (len(part) / len(batch))
             part_loss.backward()
             loss += part_loss.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr_at(step)
         self.optimizer.step()

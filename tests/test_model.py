@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import model_torch
 from config import ENCODINGS, EncodingConfig, ModelConfig
@@ -421,11 +422,57 @@ def test_dropout_is_on_the_embedding_and_on_each_residual_branch_only():
     assert torch.equal(a, model(some_tokens(8, T))) and not torch.equal(a, model.eval()(some_tokens(8, T)))
 
 
-def test_token_losses_are_the_terms_of_the_mean_loss():
+def test_token_losses_are_the_terms_of_the_mean_loss(monkeypatch):
     model, tokens, targets = tiny("rope"), some_tokens(3, 50), some_tokens(3, 50, seed=5)
-    losses = model.token_losses(tokens, targets, rows=7)
+    monkeypatch.setitem(model_torch.LOGITS, "cpu", 7 * V)
+    losses = model.token_losses(tokens, targets)
     assert losses.shape == (3, 50)
     torch.testing.assert_close(losses.mean(), model(tokens, targets), rtol=1e-6, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(losses.mean(), model(tokens, targets), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 10, 1000])
+@pytest.mark.parametrize("size", [1, 1e4])  # 1e4: exp would overflow
+def test_cross_entropy_and_its_gradients_are_torchs(rows, size, monkeypatch):
+    monkeypatch.setitem(model_torch.LOGITS, "cpu", rows * V)
+    rng = np.random.default_rng(0)
+    h, w = (torch.from_numpy(rng.standard_normal(shape)).requires_grad_() for shape in ((10, 8), (V, 8)))
+    targets = torch.from_numpy(rng.integers(0, V, 10))
+    targets[3] = targets[7]  # a row of dW with two targets
+    found = torch.autograd.grad(3 * model_torch.CrossEntropy.apply(size * h, w, targets), (h, w))
+    right = torch.autograd.grad(3 * F.cross_entropy(F.linear(size * h, w), targets), (h, w))
+    for x, y in zip(found, right, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12 * size)
+    assert torch.autograd.gradcheck(model_torch.CrossEntropy.apply, (h, w, targets))
+
+
+def test_bf16_loss_sums_its_gradients_in_fp32(monkeypatch):
+    rng = np.random.default_rng(0)
+    h = torch.from_numpy(rng.standard_normal((4096, 16))).requires_grad_()
+    w = (torch.from_numpy(rng.standard_normal((V, 16))) / 4).requires_grad_()
+    targets = torch.from_numpy(rng.integers(0, V, 4096))
+    right = torch.autograd.grad(F.cross_entropy(F.linear(h, w), targets), (h, w))
+    monkeypatch.setitem(model_torch.LOGITS, "cpu", 16 * V)  # 256 parts, whose sum in bf16 would be off by 10% and more
+    found = torch.autograd.grad(model_torch.CrossEntropy.apply(h.bfloat16(), w.bfloat16(), targets), (h, w))
+    for x, y in zip(found, right, strict=True):
+        assert (x - y).norm() < 0.01 * y.norm()
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.999])
+def test_dropout_keeps_its_share_and_the_mean(p):
+    dropout, x = model_torch.Dropout(p), torch.ones(999, 1001, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(0)
+    y = dropout(x)
+    n, dropped = y.numel(), (y == 0)
+    assert abs(dropped.double().mean().item() - p) < 5 * (p * (1 - p) / n) ** 0.5 + 2**-17
+    for part in dropped.double().flatten()[: n - n % 4].view(-1, 4).unbind(-1):  # each of the four in a random word
+        assert abs(part.mean().item() - p) < 10 * (p * (1 - p) / n) ** 0.5 + 2**-17
+    torch.testing.assert_close(y.unique(), torch.tensor([0, 1 / (1 - p)]).double(), rtol=2**-16 / (1 - p), atol=0)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], y.detach())
+    torch.manual_seed(0)
+    assert torch.equal(y, dropout(x)) and not torch.equal(y, dropout(x))
+    assert dropout.eval()(x) is x or torch.equal(dropout(x), x)
 
 
 @pytest.mark.parametrize("style", STYLES)
