@@ -1,32 +1,40 @@
-"""Speed and memory of the backends, side by side in one run.
+"""Speed and memory of every encoding and backend, side by side in one run.
 
-    python bench.py                               one training step of mini and paper-35m, torch and NumPy, fp32, CPU
-    python bench.py --presets mini --pe rope      another encoding
-    python bench.py --table                       what each encoding costs and can do, and its loss at 16x over 1x
+    python bench.py                                          mini: training, evaluation, generation, data
+    python bench.py --preset paper-35m --parts train --pe nope,expe,rope
+    python bench.py --table                                  what each encoding costs and can do, and its loss at 16x
 
-Every backend lives in a process of its own, which keeps its memory apart; the steps are timed in turn, A B A B, so that
-a machine that is slow for a minute is slow for all. A step is forward, backward, clipping and AdamW, as train.py does
-it. The floor is what the matrix products alone would take at the rate measured here, in the same minutes.
+Every row is measured in a process of its own, which keeps its memory apart, beside one that does the same with NoPE,
+the floor: A B A B, so that a machine that is slow for a minute is slow for both, and their ratio is the median of those
+of the pairs. A training step is train.py's: forward, backward, clipping, AdamW. What the matrix products alone would
+take follows from the rate of one large product, measured in the same minutes.
 """
 
 import contextlib
+import importlib.metadata
+import io
+import itertools
 import json
 import multiprocessing
+import os
 import platform
 import re
 import resource
-import statistics
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 from config import (
     BACKENDS,
+    DTYPES,
     DUAL_CHUNK,
     ENCODINGS,
     PRESETS,
     SCALINGS,
+    SINKS,
     CommandLine,
     EncodingConfig,
     InputError,
@@ -37,9 +45,15 @@ from config import (
     whole,
 )
 
-BATCH = {"mini": 16, "paper-35m": 4, "llama-135m": 1, "llama-342m": 1}  # sequences in a step
-GEMM = 2048  # rows and columns of the product that measures the machine
-REST = 0.3  # seconds for the threads of the process before to fall asleep
+PLAIN = "plain"  # a backend of this file alone: PyTorch's own parts put together, for comparison
+FLOOR = "nope"
+PARTS = ("train", "evaluate", "generate", "data")
+BATCH = {"mini": 8, "paper-35m": 8, "llama-135m": 1, "llama-342m": 1}  # sequences in a step
+EVALUATED = {"cpu": 2**11, "mps": 2**16, "cuda": 2**18}  # tokens in a timed evaluation, at least
+GENERATED = 32  # tokens in a timed generation
+GEMM = {"cpu": 2048, "mps": 4096, "cuda": 8192}  # rows and columns of the product that measures the machine
+REST = 0.1  # seconds for the threads of the process before to fall asleep
+TEXT = 2**22  # characters of the text that is encoded
 
 
 def matmul_flops(config, batch):
@@ -100,96 +114,292 @@ def peak_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-# ---- a training step -------------------------------------------------------------------------------------------------
+# ---- what is timed ---------------------------------------------------------------------------------------------------
 
 
-def train_steps(pipe, preset, pe, backend, batch):
-    """Answers "step" and "gemm" with seconds, "memory" with the peak in bytes, until "end"."""
+def plain_gpt(config):
+    """The GPT that comes to mind first, of the same shape: nn.Linear, causal SDPA, all logits, F.cross_entropy."""
+    import torch.nn.functional as F
+    from torch import nn
+
+    C = config.d_model
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm1, self.norm2, self.dropout = nn.LayerNorm(C), nn.LayerNorm(C), nn.Dropout(config.dropout)
+            self.qkv, self.proj = nn.Linear(C, 3 * C, bias=False), nn.Linear(C, C, bias=False)
+            self.up, self.down = nn.Linear(C, config.d_mlp, bias=False), nn.Linear(config.d_mlp, C, bias=False)
+
+        def forward(self, x):
+            q, k, v = (part.unflatten(-1, (config.n_heads, -1)).transpose(1, 2)
+                       for part in self.qkv(self.norm1(x)).split(C, dim=-1))                  # (B, H, T, D) each
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+            x = x + self.dropout(self.proj(y))
+            return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh")))
+
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.position = nn.Embedding(config.vocab_size, C), nn.Embedding(config.context, C)
+            self.dropout, self.norm = nn.Dropout(config.dropout), nn.LayerNorm(C)
+            self.blocks = nn.Sequential(*(Block() for _ in range(config.n_layers)))
+            self.head = nn.Linear(C, config.vocab_size, bias=False)
+
+        def forward(self, tokens, targets):
+            x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]
+            logits = self.head(self.norm(self.blocks(self.dropout(x))))
+            return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+    return Plain()
+
+
+def work(pipe, preset, pe, backend, batch, dtype, device, compiled):
+    """Answers (request, its arguments ...) with what was measured, until None."""
     import numpy as np
 
-    from train import MAKE
+    from model_numpy import keep_freed_memory
+    from train import MAKE, TorchBackend
 
     model, config = PRESETS[preset]
-    l = model.encoding.l if "l" in ENCODINGS[pe] else None
-    model = replace(model, encoding=EncodingConfig(pe, l=l))
-    config = replace(config, batch_size=batch, micro_batch=batch, dtype="fp32", backend=backend)
-    rng = np.random.default_rng(0)
-    if backend == "torch":
+    model = replace(model, encoding=EncodingConfig(pe, l=model.encoding.l if "l" in ENCODINGS[pe] else None))
+    config = replace(config, batch_size=batch, micro_batch=batch, dtype="fp32" if backend == "numpy" else dtype)
+    rng, steps, context = np.random.default_rng(0), itertools.count(), model.context
+    wait, memory = lambda: None, peak_bytes
+    if backend == "numpy":
+        square = np.ones((GEMM["cpu"], GEMM["cpu"]), np.float32)
+    else:
         import torch
 
-        trainer = MAKE[backend](model, config, torch.device("cpu"), False)
-        square = torch.ones(GEMM, GEMM)
+        device = torch.device(device)
+        square = torch.ones(GEMM[device.type], GEMM[device.type], device=device)
+        square = square.bfloat16() if dtype == "bf16" else square
+        if device.type != "cpu":
+            wait = torch.accelerator.synchronize
+        if device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated
+    if backend == PLAIN:
+        runner = TorchBackend(model, config, device, compiled, plain_gpt(model))
     else:
-        trainer = MAKE[backend](model, config)
-        square = np.ones((GEMM, GEMM), np.float32)
-    step = 0
-    for request in iter(pipe.recv, "end"):
-        tokens = rng.integers(0, model.vocab_size, (batch, model.context + 1))
+        keep_freed_memory()  # as train.py does
+        runner = MAKE[backend](model, config, device, compiled)
+
+    def tokens(batch, length):
+        return rng.integers(0, model.vocab_size, (batch, length + 1))
+
+    def seconds(job, *arguments):
+        wait()
         start = time.perf_counter()
-        if request == "step":
-            loss, _ = trainer.step(tokens, step)
-            assert np.isfinite(float(loss))
-            step += 1
-        elif request == "gemm":
-            square @ square
-        seconds = time.perf_counter() - start
-        pipe.send(peak_bytes() if request == "memory" else seconds)
+        job(*arguments)
+        wait()
+        return time.perf_counter() - start
+
+    def step():
+        return seconds(runner.step, tokens(batch, context), next(steps))
+
+    def gemm():
+        """Operations a second."""
+        return 2 * len(square) ** 3 / seconds(lambda: square @ square)
+
+    def evaluate(length):
+        """Seconds a token; None where there are no positions."""
+        if length > runner.model.encoding.longest:
+            return None
+        n = max(16 * context, EVALUATED[device.type]) // length
+        return seconds(runner.summed_loss, tokens(n, length)) / (n * length)
+
+    def generate(streaming):
+        """(Seconds to the first token, seconds a token after it, bytes a token in the cache); None if it cannot."""
+        if streaming and not runner.model.encoding.streams:
+            return None
+        from generate import generate
+        from model_torch import Cache
+
+        cache = Cache(SINKS, context - SINKS - 1) if streaming else Cache()
+        prompt = context if streaming else context - GENERATED  # a full stream, or all within the trained length
+        writing = generate(runner.model.eval(), [tokens(1, prompt - 1)[0].tolist()], cache)
+        first = seconds(next, writing)
+        return first, seconds(lambda: [next(writing) for _ in range(GENERATED)]) / GENERATED, cache.nbytes / len(cache)
+
+    jobs = {"memory": memory, "step": step, "gemm": gemm, "evaluate": evaluate, "generate": generate}
+    for name, *arguments in iter(pipe.recv, None):
+        pipe.send(jobs[name](*arguments))
 
 
-def measure(preset, pe, backends, batch, repeats):
-    """[{backend, step_s, ...}] for one preset: medians of interleaved steps."""
-    from tqdm import tqdm
+class Row:
+    """What is measured of one encoding by one backend, in a process of its own."""
 
-    pipes, processes = {}, {}
-    for backend in backends:
-        pipes[backend], processes[backend] = start(train_steps, preset, pe, backend, batch)
+    def __init__(self, preset, pe, backend, args):
+        self.names = {"preset": preset, "pe": pe, "backend": backend}
+        self.names |= {"batch": args.batch_size or BATCH[preset], "dtype": args.dtype, "device": args.device}
+        self.pipe, self.process = start(work, *self.names.values(), args.compile)
 
-    def ask(backend, request):
+    def ask(self, *request):
         try:
             with contextlib.suppress(BrokenPipeError):  # what it had to say is still in the pipe
-                pipes[backend].send(request)
-            return receive(pipes[backend])
+                self.pipe.send(request)
+            return receive(self.pipe)
         except InputError as error:
-            raise InputError(f"{preset} by {backend}, batch {batch}: {error}; use a smaller --batch-size") from None
+            raise InputError("{preset}, {pe} by {backend}, {batch} sequences: ".format(**self.names)
+                             + f"{error}; use a smaller --batch-size") from None
 
-    for backend in backends:
-        for request in ("step", "step", "gemm"):  # warm up
-            ask(backend, request)
-    times = {(backend, what): [] for backend in backends for what in ("step", "gemm")}
-    with tqdm(total=repeats * len(backends), desc=preset, leave=False, disable=not sys.stderr.isatty()) as bar:
-        for _ in range(repeats):
-            for backend in backends:
-                time.sleep(REST)
-                times[backend, "gemm"].append(ask(backend, "gemm"))
-                times[backend, "step"].append(ask(backend, "step"))
-                bar.update()
-    config = PRESETS[preset].model
-    rate = max(2 * GEMM**3 / statistics.median(times[backend, "gemm"]) for backend in backends)
-    floor = matmul_flops(config, batch) / rate
+    def end(self):
+        self.pipe.send(None)
+        self.process.join()
+
+
+def in_turn(floor, row, repeats, *request):
+    """([what the row answers, ...], [what NoPE does, ...]), asked by turns; their first answers are thrown away."""
+    answers = {floor: [], row: []}  # one list, if the row is NoPE's own
+    for _ in range(repeats + 1):
+        for each in answers:
+            time.sleep(REST)
+            answers[each].append(each.ask(*request))
+    return answers[row][1:], answers[floor][1:]
+
+
+def measure_train(floor, row, repeats, config):
+    gemm, _ = in_turn(row, row, repeats, "gemm")
+    row.ask("step")  # besides the one that in_turn throws away: compilation may take two
+    mine, nope = in_turn(floor, row, repeats, "step")
+    batch, seconds = row.names["batch"], median(mine)
+    return {
+        "step_s": seconds,
+        "tokens_per_s": batch * config.context / seconds,
+        "flops_per_s": matmul_flops(config, batch) / seconds,
+        "gemm_flops_per_s": median(gemm),
+        "over_nope": median(a / b for a, b in zip(mine, nope, strict=True)),
+        "peak_bytes": row.ask("memory"),
+    }
+
+
+def measure_evaluate(floor, row, repeats, config):
+    found = {"evaluate_tokens_per_s": {}, "evaluate_over_nope": {}}
+    for length in (k * config.context for k in (1, 2, 4, 8, 16)):
+        mine, nope = in_turn(floor, row, repeats, "evaluate", length)
+        if mine[0] is not None:
+            found["evaluate_tokens_per_s"][length] = 1 / median(mine)
+            found["evaluate_over_nope"][length] = median(a / b for a, b in zip(mine, nope, strict=True))
+    return found
+
+
+def measure_generate(floor, row, repeats, config):
+    found = {}
+    for name, streaming in (("cached", False), ("streaming", True)):
+        mine, _ = in_turn(floor, row, repeats, "generate", streaming)
+        if mine[0] is not None:
+            first, each, size = (median(numbers) for numbers in zip(*mine, strict=True))
+            found |= {f"{name}_first_token_s": first, f"{name}_tokens_per_s": 1 / each, "cache_bytes_a_token": size}
+    return found
+
+
+MEASURE = {"train": measure_train, "evaluate": measure_evaluate, "generate": measure_generate}
+
+
+def measure(preset, args):
+    """The rows of one preset: NoPE by torch, then each of the others beside it. Only torch evaluates and generates."""
+    from tqdm import tqdm
+
+    jobs = [(pe, "torch") for pe in args.pe if pe != FLOOR and "torch" in args.backends]
+    for backend in (b for b in args.backends if b != "torch" and "train" in args.parts):
+        jobs += [(pe, backend) for pe in ((FLOOR,) if backend == PLAIN else args.pe)]
+    floor = Row(preset, FLOOR, "torch", args)
     rows = []
-    for backend in backends:
-        seconds = statistics.median(times[backend, "step"])
-        first = statistics.median(times[backends[0], "step"])
-        rows.append(
-            {
-                "preset": preset,
-                "pe": pe,
-                "backend": backend,
-                "batch": batch,
-                "context": config.context,
-                "step_s": seconds,
-                "tokens_per_s": batch * config.context / seconds,
-                "gemm_flops_per_s": rate,
-                "floor_s": floor,
-                "over_floor": seconds / floor,
-                f"over_{backends[0]}": seconds / first,
-                "peak_bytes": ask(backend, "memory"),
-            }
-        )
-    for backend in backends:
-        pipes[backend].send("end")
-        processes[backend].join()
+    for pe, backend in tqdm([(FLOOR, "torch"), *jobs], desc=preset, leave=False, disable=not sys.stderr.isatty()):
+        row = Row(preset, pe, backend, args) if rows else floor
+        found = row.names | {"context": PRESETS[preset].model.context}
+        for part in args.parts:
+            if part == "train" or (part in MEASURE and backend == "torch"):
+                found |= MEASURE[part](floor, row, args.repeats, PRESETS[preset].model)
+        rows.append(found)
+        if row is not floor:
+            row.end()
+    floor.end()
     return rows
+
+
+def encode(pipe, folder):
+    """Answers "data.py" and "tiktoken" with characters a second and core; folder holds a text and a tokenizer."""
+    import shutil
+
+    import data
+
+    encoding = data.load_tokenizer(folder / "tokenizer.tiktoken")
+    texts = list(data.documents(str(folder / "text.jsonl")))
+    n = sum(map(len, texts))
+    for request in iter(pipe.recv, None):
+        begin = time.perf_counter()
+        if request == "data.py":
+            with contextlib.redirect_stdout(io.StringIO()):
+                data.prepare(str(folder / "text.jsonl"), folder / "out", tokenizer=str(folder / "tokenizer.tiktoken"))
+            pipe.send(n / (time.perf_counter() - begin) / os.cpu_count())
+            shutil.rmtree(folder / "out")
+        else:
+            for text in texts:
+                encoding.encode_ordinary(text)
+            pipe.send(n / (time.perf_counter() - begin))
+
+
+def measure_data(vocab, repeats):
+    """{"part": "data", ...}: characters a second of data.py, from a .jsonl file to token files, and of tiktoken."""
+    import data
+
+    with tempfile.TemporaryDirectory() as folder:
+        folder, texts, size = Path(folder), [], 0
+        for text in data.documents("stdlib"):
+            texts.append(text)
+            size += len(text)
+            if size >= TEXT:
+                break
+        lines = (json.dumps({"text": text}) + "\n" for text in texts)
+        (folder / "text.jsonl").write_text("".join(lines), encoding="utf-8")
+        data.save_tokenizer(data.train_tokenizer(iter(texts), vocab), folder / "tokenizer.tiktoken")
+        pipe, process = start(encode, folder)
+        rates = {"data.py": [], "tiktoken": []}
+        for name in itertools.islice(itertools.cycle(rates), 2 * repeats + 2):
+            pipe.send(name)
+            rates[name].append(receive(pipe))
+        pipe.send(None)
+        process.join()
+    ours, raw = (rates[name][1:] for name in rates)
+    return {"part": "data", "vocab": vocab, "chars_per_s_a_core": median(ours), "tiktoken_chars_per_s": median(raw),
+            "over_tiktoken": median(a / b for a, b in zip(ours, raw, strict=True))}
+
+
+def print_rows(rows):
+    """One table a part."""
+    first = rows[0]
+    context = first["context"]
+    if "step_s" in first:
+        print(f"\ntraining by steps of {first['batch']} x {context} tokens, {first['dtype']} on {first['device']}")
+        heads = f"{'step, ms':>10}{'tokens/s':>11}{'GFLOP/s':>9}{'of a gemm':>11}{'x NoPE':>8}{'peak, MB':>10}"
+        print(f"{'encoding':12}{'backend':9}{heads}")
+        for r in rows:
+            print(f"{r['pe']:12}{r['backend']:9}{r['step_s'] * 1e3:10,.1f}{r['tokens_per_s']:11,.0f}"
+                  f"{r['flops_per_s'] / 1e9:9,.0f}{r['flops_per_s'] / r['gemm_flops_per_s']:11.0%}"
+                  f"{r['over_nope']:8.3f}{r['peak_bytes'] / 1e6:10,.0f}")
+    if "evaluate_tokens_per_s" in first:
+        lengths = list(first["evaluate_tokens_per_s"])
+        print("\nevaluation: tokens/s, and x NoPE's time, by length")
+        print(f"{'encoding':12}" + "".join(f"{length:>18,}" for length in lengths))
+        for r in (r for r in rows if "evaluate_over_nope" in r):
+            rates, ratios = r["evaluate_tokens_per_s"], r["evaluate_over_nope"]
+            cells = (f"{rates[n]:10,.0f} ({ratios[n]:5.2f})" if n in rates else f"{'-':>18}" for n in lengths)
+            print(f"{r['pe']:12}" + "".join(cells))
+    if "cached_tokens_per_s" in first:
+        print(f"\ngeneration of {GENERATED} tokens after {context - GENERATED:,}, or in a stream of {SINKS} sinks and "
+              f"{context - SINKS - 1:,} tokens; one text")
+        print(f"{'encoding':12}{'first token, ms':>17}{'tokens/s':>10}{'streaming':>11}{'cache, B/token':>16}")
+        for r in (r for r in rows if "cached_tokens_per_s" in r):
+            streaming = format(r["streaming_tokens_per_s"], ",.0f") if "streaming_tokens_per_s" in r else "-"
+            print(f"{r['pe']:12}{r['cached_first_token_s'] * 1e3:17,.1f}{r['cached_tokens_per_s']:10,.0f}"
+                  f"{streaming:>11}{r['cache_bytes_a_token']:16,.0f}")
+
+
+def print_data(row):
+    ours, raw = row["chars_per_s_a_core"] / 1e6, row["tiktoken_chars_per_s"] / 1e6
+    print(f"\ndata, million characters a second and core: {ours:.2f} by data.py, from .jsonl to files of tokens; "
+          f"{raw:.2f} by tiktoken alone ({row['over_tiktoken']:.2f}x); vocabulary {row['vocab']:,}")
 
 
 # ---- the decision table ----------------------------------------------------------------------------------------------
@@ -317,23 +527,34 @@ def print_decision_table(rows):
 
 def main():
     parser = CommandLine(
-        description="Time a training step of each backend, side by side, beside what its matrix products alone take; "
-        "or say what each encoding costs and can do (--table).",
-        epilog="examples:\n  python bench.py\n  python bench.py --presets mini --pe rope --json bench.json\n"
+        description="Measure the speed and memory of the encodings, side by side: training by each backend, "
+        "evaluation, generation, and data.py; or say what each encoding costs and can do (--table).",
+        epilog="examples:\n  python bench.py\n  python bench.py --preset paper-35m --parts train --pe expe,exqpe,rope\n"
+        "  python bench.py --preset paper-35m --dtype bf16 --compile --batch-size 64     on a GPU\n"
         "  python bench.py --table",
     )
+    parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model's shape (default: mini)")
     parser.add_argument(
-        "--presets", type=listed(str, *PRESETS), default=["mini", "paper-35m"], metavar="NAME,...",
-        help=f"of {', '.join(PRESETS)} (default: mini,paper-35m)",
+        "--parts", type=listed(str, *PARTS), default=list(PARTS), metavar="NAME,...",
+        help=f"of {', '.join(PARTS)} (default: all)",
     )  # fmt: skip
     parser.add_argument(
-        "--backends", type=listed(str, *BACKENDS), default=list(BACKENDS), metavar="NAME,...",
-        help=f"of {', '.join(BACKENDS)}; ratios are to the first (default: all)",
+        "--pe", type=listed(str, *ENCODINGS), default=list(ENCODINGS), metavar="NAME,...",
+        help=f"of {', '.join(ENCODINGS)}; {FLOOR}, which all are held against, is always there (default: all)",
     )  # fmt: skip
-    parser.add_argument("--pe", choices=tuple(ENCODINGS), default="expe", help="positional encoding (default: expe)")
+    parser.add_argument(
+        "--backends", type=listed(str, *BACKENDS, PLAIN), metavar="NAME,...",
+        help=f"of {', '.join(BACKENDS)}, and {PLAIN}, the GPT that comes to mind first (default: all on a CPU, and "
+             f"all but numpy on a GPU)",
+    )  # fmt: skip
     batches = "default: " + ", ".join(f"{n} for {preset}" for preset, n in BATCH.items())
-    parser.add_argument("--batch-size", type=whole, metavar="N", help=f"sequences ({batches})")
-    parser.add_argument("--repeats", type=whole, default=7, metavar="N", help="timed steps of each (default: 7)")
+    parser.add_argument("--batch-size", type=whole, metavar="N", help=f"sequences in a training step ({batches})")
+    parser.add_argument("--repeats", type=whole, default=7, metavar="N", help="timed rounds of each (default: 7)")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="torch's, as in train.py (default: fp32)")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the blocks, as in train.py")
+    parser.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto, a GPU if there is one)"
+    )
     parser.add_argument(
         "--table", nargs="*", metavar="RUN",
         help="instead: what each encoding costs and can do, and the loss at 16 times the trained length over that at "
@@ -345,32 +566,35 @@ def main():
         for name, value in (("--batch-size", args.batch_size), ("--repeats", args.repeats)):
             if value is not None and value < 1:
                 parser.error(f"{name} must be at least 1, got {value}")
-        rows = []
         if args.table is not None:
-            if given := [name for name in ("presets", "backends", "pe", "batch_size", "repeats")
-                         if getattr(args, name) != parser.get_default(name)]:  # fmt: skip
-                parser.error(f"--table goes with --json alone: leave out --{given[0].replace('_', '-')}")
+            for name in ("preset", "parts", "pe", "backends", "batch_size", "repeats", "dtype", "compile", "device"):
+                if getattr(args, name) != parser.get_default(name):
+                    parser.error(f"--table goes with --json alone: leave out --{name.replace('_', '-')}")
             rows = decision_table([Path(run) for run in args.table] or all_runs())
             print_decision_table(rows)
-        for preset in args.presets if args.table is None else ():
-            batch = args.batch_size or BATCH[preset]
-            found = measure(preset, args.pe, args.backends, batch, args.repeats)
-            config = PRESETS[preset].model
-            print(
-                f"\n{preset}, {args.pe}: one training step of {batch} x {config.context} tokens, fp32, on the CPU of "
-                f"{platform.machine()}; matrix products {found[0]['gemm_flops_per_s'] / 1e9:.0f} GFLOP/s, "
-                f"and so a floor of {found[0]['floor_s'] * 1e3:,.0f} ms"
-            )
-            first = args.backends[0]
-            print(f"{'backend':10}{'step, ms':>10}{'tokens/s':>10}{'x floor':>9}{'x ' + first:>9}{'peak, MB':>10}")
-            for row in found:
-                print(
-                    f"{row['backend']:10}{row['step_s'] * 1e3:10,.0f}{row['tokens_per_s']:10,.0f}"
-                    f"{row['over_floor']:9.2f}{row['over_' + first]:9.2f}{row['peak_bytes'] / 1e6:10,.0f}"
-                )
-            rows += found
+        else:
+            rows = bench(args)
         if args.json:
             Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def bench(args):
+    """Measure what the flags ask for, and print it; returns the rows."""
+    from model_torch import pick_device
+
+    args.device, rows = str(pick_device(args.device)), []
+    if args.backends is None:
+        args.backends = [b for b in (*BACKENDS, PLAIN) if args.device == "cpu" or b != "numpy"]
+    if "numpy" in args.backends and (args.device != "cpu" or args.dtype != "fp32" or args.compile):
+        raise InputError("numpy computes in fp32 on the CPU, uncompiled: leave it out of --backends")
+    if set(args.parts) & set(MEASURE):
+        print(f"{platform.machine()}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}", flush=True)
+        rows = measure(args.preset, args)
+        print_rows(rows)
+    if "data" in args.parts:
+        rows.append(measure_data(PRESETS[args.preset].model.vocab_size, args.repeats))
+        print_data(rows[-1])
+    return rows
 
 
 if __name__ == "__main__":

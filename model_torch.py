@@ -406,19 +406,18 @@ class CrossEntropy(torch.autograd.Function):
     """The mean of -log softmax(h W^T) at the targets, in nats: h (N, C), W (V, C), targets (N,).
 
     The logits are the largest array of a training step, and F.cross_entropy keeps three of that size. But they are
-    needed for their gradient alone, softmax - onehot, which goes at once, a few rows at a time, into those of h and W:
-    dh = (softmax W - W[targets]) / N, and dW is softmax^T h / N less h / N at the rows of the targets.
+    needed for their gradient alone, (softmax - onehot) / N, which takes their place, a few rows at a time, and goes at
+    once into the gradients of h and W.
     """
 
     @staticmethod
     def forward(ctx, h, w, targets, parts=softmax_parts):
-        loss, dh = 0, F.embedding(targets, w).neg_()
-        dw = torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32))
-        dw.index_add_(0, targets, h.to(dw.dtype), alpha=-1)
+        loss, dh, dw = 0, torch.empty_like(h), torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32))
         for x, dx, target in zip(*(x.split(rows_at_a_time(h, w)) for x in (h, dh, targets[:, None])), strict=True):
-            e, total, part = parts(x @ w.T, target)
+            e, total, part = parts(x @ w.T, target)                                    # (rows, V), (rows, 1), ()
             loss += part
-            dx += (e @ w) / total
+            e.scatter_add_(-1, target, -total.to(e.dtype))                             # total (softmax - onehot)
+            dx.copy_((e @ w) / total)
             x = (x / total).to(w.dtype)
             dw.addmm_(e.T, x) if dw.dtype == w.dtype else dw.add_(e.T @ x)             # long sums in fp32 at least
         ctx.save_for_backward(dh, dw)

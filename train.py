@@ -272,17 +272,15 @@ def new_optimizer(model, config):
 
 
 class TorchBackend:
-    """The model and its AdamW in torch, on any device."""
+    """GPT, or another module of which model(tokens, targets) is the loss, and its AdamW in torch, on any device."""
 
-    def __init__(self, model_config, config, device, compiled):
+    def __init__(self, model_config, config, device, compiled, model=None):
         import torch
 
-        from model_numpy import keep_freed_memory
         from model_torch import GPT
 
-        keep_freed_memory()
         self.config, self.device = config, device
-        self.model = GPT(model_config, config.seed).to(device)
+        self.model = (GPT(model_config, config.seed) if model is None else model).to(device)
         self.optimizer = new_optimizer(self.model, config)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bf16")
         if device.type == "cuda":
@@ -347,9 +345,8 @@ class NumpyBackend:
     """The same in NumPy, in fp32 on the CPU. Dropout's masks are of NumPy's making, and so not torch's."""
 
     def __init__(self, model_config, config, device="cpu", compiled=False):
-        from model_numpy import adamw_state, init_params, keep_freed_memory
+        from model_numpy import adamw_state, init_params
 
-        keep_freed_memory()
         self.model_config, self.config = model_config, config
         self.params = init_params(model_config, config.seed)
         self.state = adamw_state(self.params)
@@ -416,8 +413,9 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
     from tqdm import tqdm
 
     import data
-    from model_numpy import count_parameters
+    from model_numpy import count_parameters, keep_freed_memory
 
+    keep_freed_memory()
     context, tokens_a_step = model_config.context, config.batch_size * model_config.context
     train_tokens, val_tokens = data.open_split(folder, "train"), data.open_split(folder, "val")
     data.windows(train_tokens, context)  # text that is too short is named before anything is written

@@ -34,7 +34,7 @@ WRONG = [
     ("train.py --lr -1", "lr must be a finite number above 0, got -1.0"),
     ("train.py --context 0", "context must be a whole number of at least 1, got 0"),
     ("train.py --batch-size 8 --micro-batch 3", "micro_batch must be a divisor of batch_size, 8, got 3"),
-    ("train.py --dtype fp16", "dtype must be fp32 or bf16, got 'fp16'"),
+    ("train.py --dtype fp16", "dtype must be fp32, tf32 or bf16, got 'fp16'"),
     ("train.py --preset nano", "--preset: invalid choice: 'nano'"),
     ("train.py --vocab 100", "vocab must be from 257"),
     ("train.py --vocab 70000", "vocab_size must be a whole number from 2 to 65,536"),
@@ -75,7 +75,11 @@ WRONG = [
     ("eval.py --json nowhere/x.json", "--json: 'nowhere/x.json' is not a file in a folder that exists"),
     ("eval.py --max-docs 0", "--max-docs must be at least 1, got 0"),
     ("eval.py --protocol guess", "--protocol: invalid choice: 'guess'"),
-    ("bench.py --presets nano", "--presets: 'nano' is not one of mini, paper-35m"),
+    ("bench.py --preset nano", "--preset: invalid choice: 'nano'"),
+    ("bench.py --parts train,sleep", "--parts: 'sleep' is not one of train, evaluate, generate, data"),
+    ("bench.py --pe expe,new", "--pe: 'new' is not one of nope, sinusoidal"),
+    ("bench.py --backends torch,jax", "--backends: 'jax' is not one of torch, numpy, plain"),
+    ("bench.py --backends numpy --dtype bf16", "numpy computes in fp32 on the CPU, uncompiled: leave it out of"),
     ("bench.py --table nowhere", "nowhere: no such run directory"),
     ("bench.py --table --pe rope", "--table goes with --json alone: leave out --pe"),
     ("generate.py nowhere", "nowhere: no such run directory"),
@@ -209,7 +213,7 @@ HELP = {
     "expe.py": "--out --length",
     "generate.py": "--prompt --prompt-file --tokens --temperature --top-k --top-p --seed --stream --sinks --window "
     "--scale --rope-scaling --factor --chunk --device",
-    "bench.py": "--presets --backends --pe --batch-size --repeats --table --json",
+    "bench.py": "--preset --parts --pe --backends --batch-size --repeats --dtype --compile --device --table --json",
 }
 
 
