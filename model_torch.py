@@ -438,7 +438,7 @@ class Cache:
     Without a window every key is kept, with its position. With one it streams (Xiao et al. 2024): each new token sees
     itself, the first `sinks` tokens and the last `window` before it, and what no later one will see is dropped. Keys
     are then kept free of position, and at every step lie at 0 .. S-1 anew, the new token's last.
-    Raises InputError for a window below 1 and for sinks below 0.
+    No gradient goes back through it. Raises InputError for a window below 1 and for sinks below 0.
     """
 
     def __init__(self, sinks=0, window=None):
@@ -447,14 +447,19 @@ class Cache:
             raise InputError(f"a stream needs sinks of at least 0 and a window of at least 1, got {sinks} and {window}")
         self.sinks, self.window = sinks, window
         self.positions = None                                                          # of the keys, (S,) or (B, S)
-        self.kept = {}                                                                 # by block: k and v (B, H, S, D)
+        self.kept = {}                   # by block: (room (2, B, H, ..., D), begin, end), begin:end being k and v
 
     def __len__(self):
         return 0 if self.positions is None else self.positions.shape[-1]
 
+    def __getitem__(self, block):
+        """The keys and values that a block has kept, (2, B, H, S, D)."""
+        room, begin, end = self.kept[block]
+        return room[..., begin:end, :]
+
     @property
     def nbytes(self):
-        return sum(x.nbytes for pair in self.kept.values() for x in pair)
+        return sum(self[block].nbytes for block in self.kept)
 
     def positions_with(self, n):
         """The positions of all keys that a pass over new tokens at n, (T,) or (B, T), sees: (S,) or (B, S)."""
@@ -465,19 +470,21 @@ class Cache:
         shape = np.broadcast_shapes(self.positions.shape[:-1], n.shape[:-1])
         return np.concatenate([np.broadcast_to(x, (*shape, x.shape[-1])) for x in (self.positions, n)], axis=-1)
 
-    def seen(self, x):
-        """The parts of a block's kept keys or values that a new token sees."""
-        if self.window is None or x.shape[2] <= self.sinks + self.window:
-            return (x,)
-        return x[:, :, : self.sinks], x[:, :, -self.window :]
-
     def extend(self, block, k, v):
         """Keep the keys and values of a block's new tokens; returns all that they see."""
-        if block in self.kept:
-            k, v = (torch.cat((*self.seen(old), new.contiguous()), dim=2)             # twice as fast as from a view
-                    for old, new in zip(self.kept[block], (k, v), strict=True))
-        self.kept[block] = k, v
-        return k, v
+        n = k.shape[2]
+        room, begin, end = self.kept.get(block, (k.new_empty(2, *k.shape[:2], 0, k.shape[3]), 0, 0))
+        if self.window is not None and (lost := end - begin - self.sinks - self.window) > 0:
+            room[..., begin + lost : begin + lost + self.sinks, :] = room[..., begin : begin + self.sinks, :].clone()
+            begin += lost                                                              # the sinks follow the window
+        if end + n > room.shape[3]:                                                    # now and then, leaving some free
+            old, size = room[..., begin:end, :], end - begin + n
+            room = k.new_empty(2, *k.shape[:2], size + max(64, size // 4), k.shape[3])
+            begin, end = 0, end - begin
+            room[..., :end, :] = old
+        room[0, :, :, end : end + n], room[1, :, :, end : end + n] = k.detach(), v.detach()
+        self.kept[block] = room, begin, end + n
+        return self[block]
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
@@ -593,14 +600,14 @@ class GPT(nn.Module):
         """How many of T tokens to read at a time, one after the other: all, or as many as memory and a stream allow.
 
         A kernel that is told `causal` alone never holds the scores. Where it must be given a bias or a mask, that is an
-        (H, T, S) array: BLOCK queries at a time keep it linear in S. (A training step does all at once.)
+        (H, T, S) array: BLOCK queries at a time keep it linear in S. (Where gradients are kept, all are at once.)
         """
         first = T
         if cache is not None and cache.window is not None:
             first = min(T, max(1, cache.sinks + cache.window + 1 - len(cache)))
         biased = self.encoding.pairs is not None or self.encoding.reads_weights or self.config.encoding.chunk
-        whole = self.training or not self.config.causal or not (biased or cache)
-        size = first if whole else BLOCK
+        learning = torch.is_grad_enabled() and cache is None
+        size = first if learning or not self.config.causal or not (biased or cache) else BLOCK
         return [size] * (first // size) + [first % size] * (first % size > 0) + [1] * (T - first)
 
     @property
@@ -666,7 +673,7 @@ class GPT(nn.Module):
             raise InputError("a stream lays its own positions: leave positions out")
         if cache and self.blocks[0].attn not in cache.kept:
             raise InputError("the cache was filled by another model: begin a new one with Cache()")
-        if cache and (found := next(iter(cache.kept.values()))[0].shape[0]) != len(tokens):
+        if cache and (found := next(iter(cache.kept.values()))[0].shape[1]) != len(tokens):
             raise InputError(f"the cache holds {found} sequences, and there are {len(tokens)} in tokens")
 
     def _check_tokens(self, tokens, name, shape=None):

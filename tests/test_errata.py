@@ -181,11 +181,11 @@ def test_errata_tutorial_streaming_cache_slides_a_window_that_is_not_full():
         first = model.blocks[0].attn
         first(model.blocks[0].norm1(model.embedding(tokens)), model.encoding, Places(None), kept := Cache())
     assert len(cache) == 9
-    torch.testing.assert_close(cache.kept[first][0], kept.kept[first][0])  # all nine: the last sees 2 sinks and 6 more
+    torch.testing.assert_close(cache[first][0], kept[first][0])  # all nine: the last sees 2 sinks and 6 more
     with torch.no_grad():
         model(torch.tensor([[10]]), cache=cache)
-    assert len(cache) == 9 and torch.equal(cache.kept[first][0][:, :, :2], kept.kept[first][0][:, :, :2])
-    assert torch.equal(cache.kept[first][0][:, :, 2:8], kept.kept[first][0][:, :, 3:9])
+    assert len(cache) == 9 and torch.equal(cache[first][0][:, :, :2], kept[first][0][:, :, :2])
+    assert torch.equal(cache[first][0][:, :, 2:8], kept[first][0][:, :, 3:9])
 
 
 def test_errata_explainer_five_radians_is_less_than_a_revolution():

@@ -296,7 +296,7 @@ def test_a_cache_that_does_not_fit_is_refused_and_left_as_it_was():
     ):
         with pytest.raises(ValueError, match=message):
             model(tokens, cache=cache)
-        assert len(cache) == 10 and all(k.shape[2] == 10 for pair in cache.kept.values() for k in pair)
+        assert len(cache) == 10 and all(cache[block].shape[3] == 10 for block in cache.kept)
     with pytest.raises(InputError, match="a cache needs causal attention"):
         tiny(causal=False)(some_tokens(1, 2), cache=Cache())
     with pytest.raises(InputError, match="a stream lays its own positions"):
