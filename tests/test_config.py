@@ -163,7 +163,7 @@ def test_encoding_config_names_field_value_and_rule(fields, message):
         (dict(warmup=1.5), "warmup must be from 0 to 1, got 1.5"),
         (dict(beta2=1), "beta2 must be at least 0 and below 1, got 1"),
         (dict(weight_decay=-1), "weight_decay must be a finite number of at least 0, got -1"),
-        (dict(dtype="fp16"), "dtype must be fp32 or bf16, got 'fp16'"),
+        (dict(dtype="fp16"), "dtype must be fp32, tf32 or bf16, got 'fp16'"),
         (dict(seed=-1), "seed must be a whole number from 0"),
         (dict(data=""), "data must be"),
     ],
