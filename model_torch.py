@@ -374,7 +374,7 @@ class Block(nn.Module):
 
 
 class Dropout(nn.Dropout):
-    """nn.Dropout, at 16 random bits a number on a CPU: there torch draws 64 for each, one after the other."""
+    """nn.Dropout, at 16 random bits a number on a CPU, where torch draws a whole word for each, one by one."""
 
     def forward(self, x):
         if x.device.type != "cpu" or not (self.training and self.p):
