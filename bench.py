@@ -582,8 +582,13 @@ def bench(args):
     from model_torch import pick_device
 
     args.device, rows = str(pick_device(args.device)), []
+    model = PRESETS[args.preset].model
+    alike = (model.norm, model.mlp, model.tied) == ("layernorm", "gelu", False)  # what plain_gpt is
     if args.backends is None:
-        args.backends = [b for b in (*BACKENDS, PLAIN) if args.device == "cpu" or b != "numpy"]
+        args.backends = [*BACKENDS, PLAIN] if args.device == "cpu" else ["torch", PLAIN]
+        args.backends = [b for b in args.backends if b != PLAIN or alike]
+    if PLAIN in args.backends and not alike:
+        raise InputError(f"{PLAIN} has layernorm and gelu, and {args.preset} has not: leave it out of --backends")
     if "numpy" in args.backends and (args.device != "cpu" or args.dtype != "fp32" or args.compile):
         raise InputError("numpy computes in fp32 on the CPU, uncompiled: leave it out of --backends")
     if set(args.parts) & set(MEASURE):
