@@ -34,7 +34,7 @@ from expe import (
 )
 
 BLOCK = 256                              # queries at a time, where scores need a bias: GPT._pieces
-LOGITS = {"cpu": 2**24, "mps": 2**26, "cuda": 2**28}     # numbers in the largest array of logits that a loss keeps
+LOGITS = {"cpu": 2**23, "mps": 2**26, "cuda": 2**28}     # numbers in the largest array of logits that a loss keeps
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 

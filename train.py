@@ -197,8 +197,8 @@ def provenance(device):
     }
 
 
-def save_checkpoint(run, backend, step, record):
-    """Replace the run's checkpoint by this one, whole or not at all (config.py says how)."""
+def save_checkpoint(run, backend, step, record, seconds=0.0):
+    """Replace the run's checkpoint by this one, whole or not at all (config.py says how); seconds: trained so far."""
     import safetensors.numpy
     import torch
 
@@ -207,7 +207,8 @@ def save_checkpoint(run, backend, step, record):
         torch.save({"step": step, "optimizer": backend.optimizer_state()}, run / "optimizer.pt.new")
     except (safetensors.SafetensorError, RuntimeError) as error:  # how these two report a full disk
         raise InputError(f"{run}: the checkpoint of step {step} cannot be written: {error}") from None
-    record["checkpoint"] = {"step": step, "files": {name: fingerprint(run / f"{name}.new") for name in CHECKPOINT}}
+    files = {name: fingerprint(run / f"{name}.new") for name in CHECKPOINT}
+    record["checkpoint"] = {"step": step, "seconds": seconds, "files": files}
     write_json(run / "config.json", record)
     for name in CHECKPOINT:
         os.replace(run / f"{name}.new", run / name)
@@ -442,6 +443,7 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
     stop = []  # signals that came
     handlers = {s: signal.signal(s, lambda s, frame: _stop(stop, s)) for s in (signal.SIGINT, signal.SIGTERM)}
     step, unread, started = first, [], time.perf_counter()
+    earlier = record["checkpoint"].get("seconds", 0.0)  # of the sessions before this one
     with (
         open(run / "log.jsonl", "a", encoding="utf-8") as log,
         tqdm(
@@ -475,7 +477,7 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
             if unread:
                 read_losses()
             log.flush()
-            save_checkpoint(run, backend, step, record)
+            save_checkpoint(run, backend, step, record, earlier + time.perf_counter() - started)
 
         while step < config.steps and not stop:
             batch = data.batch(train_tokens, context, config.batch_size, config.seed, step)
