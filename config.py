@@ -266,7 +266,8 @@ class ModelConfig:
 
 
 BACKENDS = ("torch", "numpy")
-DTYPES = ("fp32", "tf32", "bf16")
+DTYPES = ("fp32", "tf32", "bf16")  # that a run can be trained in
+PRECISIONS = ("fp32", "bf16", "fp16", "int8")  # that a trained run can be evaluated in; model_torch.load_model says how
 
 
 @dataclass(frozen=True)
@@ -565,7 +566,8 @@ def picture(text):
 
 def new_file(text):
     """The path of a file in a folder that exists and can be written, for argparse."""
-    if not os.access(Path(text).parent, os.W_OK) or Path(text).is_dir():
+    folder = Path(text).parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)) or Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists and can be written")
     return text
 
@@ -582,6 +584,11 @@ def write_json(path, value):
     scratch = Path(f"{path}.new")
     scratch.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     os.replace(scratch, path)
+
+
+def write_rows(path, rows):
+    """Write a list of objects as JSON, one a line."""
+    Path(path).write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
 
 
 def read_json(path):

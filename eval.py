@@ -1,29 +1,23 @@
-"""Loss past the trained length, for one run or many, as a table and a picture.
+"""What a run's loss is past the trained length, for one run or many, as tables and pictures.
 
     python eval.py                              every run under runs/, at 1, 2, 4, 8, 16 times its trained length
-    python eval.py runs/mini-expe-l24-s0 --lengths 128,512,2048 --plot loss.png
+    python eval.py --protocol same-targets      the same targets with more and more context, with intervals
+    python eval.py runs/expe --probe swap       whether what is far back was used at all
     python eval.py runs/expe runs/rope --scale 1,auto --rope-scaling none,linear,ntk,yarn,dual-chunk
 
-Protocol `nonoverlap`, the paper's: the same tokens are scored at every length. Of each held-out document of at least
-the longest length, the first k tokens are targets, k the largest multiple of that length. Their inputs, <|endoftext|>
-and all but the last of them, are cut into windows of the length in question, which never cross documents. Negative
-log-likelihoods are summed in fp64 and divided by the counted targets. It shows what a window of that length costs a
-token on average; a longer window also starves fewer tokens of context, so part of a fall is not extrapolation.
-
-Protocol `streaming`: the same windows, read token by token by a cache that keeps the first tokens and the last ones
-(--sinks, --window) and lays them at positions 0, 1, 2, ... anew for each token. It shows what reading on in constant
-memory costs; nothing further back than the window can be used, whatever the length.
+measures.py has the protocols and the probes; here are the runs, the reading, and what is shown.
 """
 
+import functools
 import itertools
-import json
-import math
 import sys
+import textwrap
 from pathlib import Path
 
 from config import (
     CANNOT_STREAM,
     DUAL_CHUNK,
+    PRECISIONS,
     CommandLine,
     InputError,
     Unused,
@@ -37,9 +31,10 @@ from config import (
     scaling_of,
     stream_sizes,
     whole,
+    write_rows,
 )
 
-# torch and what imports it are imported in the functions that use them, so that --help and a wrong flag answer at once.
+# torch, NumPy and what imports them are imported where they are used, so that --help and a wrong flag answer at once.
 
 MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length, when no --lengths are given
 BATCH_TOKENS = 2**13  # tokens in one forward pass: bounds the memory, whatever the length
@@ -82,59 +77,51 @@ def encoded_documents(run, record, source):
         yield np.array([encoding.eot_token, *encoding.encode_ordinary(text)], dtype=np.uint16)
 
 
-def trimmed(documents, longest, limit):
-    """[(inputs, targets)] of documents that hold `longest` targets, trimmed to a multiple of it; InputError if none."""
-    pairs, usable = [], 0
+def usable(documents, longest, limit):
+    """Those of at least `longest` targets, the first `limit` of them; InputError if there is none."""
+    found, most = [], 0
     for document in documents:
-        usable = max(usable, len(document) - 1)
-        if n := (len(document) - 1) // longest * longest:
-            pairs.append((document[:n], document[1 : n + 1]))
-        if len(pairs) == limit:
+        most = max(most, len(document) - 1)
+        if len(document) > longest:
+            found.append(document)
+        if len(found) == limit:
             break
-    if not pairs:
+    if not found:
         raise InputError(
-            f"no held-out document has {longest:,} tokens, the longest length: the longest usable one is {usable:,}"
+            f"no held-out document has {longest:,} tokens, the longest length: the longest usable one is {most:,}"
         )
-    return pairs
+    return found
 
 
-# ---- protocols: (model, pairs, length, args, bar) to the summed loss and the number of targets -----------------------
+# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def nonoverlap(model, pairs, length, args, bar):
-    """Documents in windows of `length` that do not overlap: (summed negative log-likelihood in nats, targets)."""
-    return _windows(model, pairs, length, bar, max(1, BATCH_TOKENS // length))
+def read(model, windows, bar, stream=None):
+    """The losses in nats of the scored targets of each window, a list of float32 arrays.
 
-
-def streaming(model, pairs, length, args, bar):
-    """The same windows, each read token by token by a stream of constant memory: the same sum, and targets."""
-    from model_torch import Cache
-
-    sizes = stream_sizes(args, model.config.context)
-    at_once = max(1, STREAM_TOKENS // (sum(sizes) + 1))
-    return _windows(model, pairs, length, bar, at_once, new_cache=lambda: Cache(*sizes), step=64)
-
-
-def _windows(model, pairs, length, bar, at_once, new_cache=lambda: None, step=None):
-    """Sums the losses of all windows, `at_once` side by side; with a cache, read on by `step` tokens at a time."""
+    stream: the (sinks, window) of a cache that reads on token by token. Windows of one length are read side by side.
+    """
     import numpy as np
     import torch
 
-    device, step = model.embedding.weight.device, step or length
-    inputs = np.concatenate([x.reshape(-1, length) for x, _ in pairs])  # (windows, length)
-    targets = np.concatenate([y.reshape(-1, length) for _, y in pairs])
-    total = 0.0
-    for i in range(0, len(inputs), at_once):
-        cache = new_cache()
-        for j in range(0, length, step):
-            x, y = (torch.from_numpy(a[i : i + at_once, j : j + step].astype(np.int64)).to(device)
-                    for a in (inputs, targets))  # fmt: skip
-            total += model.token_losses(x, y, cache=cache).cpu().double().sum().item()
-            bar.update(x.numel())
-    return total, targets.size
+    from model_torch import Cache
 
-
-PROTOCOLS = {"nonoverlap": nonoverlap, "streaming": streaming}
+    device, losses, by_length = model.embedding.weight.device, [None] * len(windows), {}
+    for i, window in enumerate(windows):
+        by_length.setdefault(len(window.tokens) - 1, []).append(i)
+    for length, indices in by_length.items():
+        at_once = max(1, STREAM_TOKENS // (sum(stream) + 1) if stream else BATCH_TOKENS // length)
+        step = 64 if stream else length
+        for batch in (indices[i : i + at_once] for i in range(0, len(indices), at_once)):
+            tokens = np.stack([windows[i].tokens for i in batch]).astype(np.int64)  # (windows, length + 1)
+            tokens, cache, parts = torch.from_numpy(tokens).to(device), Cache(*stream) if stream else None, []
+            for j in range(0, length, step):
+                x = tokens[:, j : j + step + 1]
+                parts.append(model.token_losses(x[:, :-1], x[:, 1:], cache=cache).float().cpu())
+                bar.update(parts[-1].numel())
+            for i, found in zip(batch, torch.cat(parts, dim=1).numpy(), strict=True):  # (length,)
+                losses[i] = found[len(found) - windows[i].scored :]
+    return losses
 
 
 def plan(configs, args):
@@ -162,182 +149,304 @@ def plan(configs, args):
             for run, ways in found.items()}  # fmt: skip
 
 
-def name_of(scale, rope_scaling, factor):
-    """How positions are laid, in a word or two; "" as they were trained."""
+def name_of(scale, rope_scaling, factor, dtype="fp32"):
+    """How positions are laid and numbers rounded, in a word or two; "" as they were trained, in fp32."""
     parts = [f"scale {scale}"] if scale != 1 else []
     if rope_scaling != "none":
         parts.append(rope_scaling if rope_scaling == DUAL_CHUNK else f"{rope_scaling} {factor}")
-    return ", ".join(parts)
+    return ", ".join(parts + [dtype] * (dtype != "fp32"))
 
 
 def evaluate(run, ways, args):
-    """One row a way of laying positions and a length, as --json writes them; loss None where there is none."""
+    """One row a dtype, way of laying positions and length, as --json writes them; loss None where there is none."""
     from tqdm import tqdm
 
+    import data
+    import measures
     from model_torch import load_model, pick_device
 
-    model, record = load_model(run, pick_device(args.device))
-    trained = model.config
-    lengths = args.lengths or [trained.context * multiple for multiple in MULTIPLES]
+    trained, _, record = read_run(run)
+    device, name = pick_device(args.device), args.probe or args.protocol
+    measure, context = measures.MEASURES[name], trained.context
+    lengths = args.lengths or [context * multiple for multiple in MULTIPLES]
     longest = max(lengths)
-    if odd := [str(length) for length in lengths if longest % length]:
+    if measure.whole and (odd := [str(length) for length in lengths if longest % length]):
         raise InputError(
             f"lengths must divide the longest, {longest}, so that each scores the same tokens: not {', '.join(odd)}"
         )
-    if args.protocol == "streaming":
-        full = sum(stream_sizes(args, trained.context)) + 1  # tokens: no position is beyond
-    name, documents = held_out(run, record, args.split, args.data)
-    pairs = trimmed(documents, longest, args.max_docs)
-    n_targets = sum(len(y) for _, y in pairs)
-    how = scaling_of(args)
-    common = {
-        "run": str(run),
-        "pe": trained.encoding.pe,
-        "protocol": args.protocol,
-        "split": args.split,
-        "data": name,
-        "n_documents": len(pairs),
-        "trained_length": trained.context,
-        "step": record["checkpoint"]["step"],
-    }
-    rows = []
+    tokenizer = functools.cache(lambda: data.run_tokenizer(run, record))
+    settings = measures.Settings(
+        context=context,
+        longest=longest,
+        targets=context // 2 if args.targets is None else args.targets,
+        stride=context // 4 if args.stride is None else args.stride,
+        encode=lambda text: tokenizer().encode_ordinary(text),
+    )
+    for flag in ("targets", "stride"):
+        if flag in measure.flags and not 1 <= (value := getattr(settings, flag)) <= min(lengths):
+            raise InputError(f"--{flag} must be from 1 to {min(lengths)}, the shortest length, got {value}")
+    source, documents = held_out(run, record, args.split, args.data)
+    documents = usable(documents, longest, args.max_docs)
+    jobs = [(name, length) for length in lengths]
+    if measure.beside and longest > context:
+        jobs.append((measure.beside, context))
+    jobs = [(job, length, measures.MEASURES[job].arms(documents, length, settings)) for job, length in jobs]
+    if not any(arms for *_, arms in jobs):
+        raise InputError(f"{name} has nothing to ask at {longest} tokens, of which the trained length is {context}")
+    stream = stream_sizes(args, context) if measure.stream else None
+
+    rows, how = [], scaling_of(args)
     if not sys.stderr.isatty():
         print(f"scoring {run} ...", flush=True)
+    n_tokens = sum(len(window.tokens) - 1 for *_, arms in jobs for windows in arms for window in windows)
     with tqdm(
-        total=n_targets * len(lengths) * len(ways),
+        total=n_tokens * len(ways) * len(args.dtype),
         desc=str(run),
         unit="tok",
         unit_scale=True,
         leave=False,
         disable=not sys.stderr.isatty(),
     ) as bar:
-        for (scale, rope_scaling), length in itertools.product(ways, lengths):
-            span = min(length, full) if args.protocol == "streaming" else length
-            model.use(trained.scaled(span, scale, rope_scaling, how["factor"], how["chunk"]))
-            settings = model.config.encoding
-            row = {
-                **common,
-                "how": name_of(scale, rope_scaling, how["factor"]),
-                "scale": settings.scale or 1.0,
-                "rope_scaling": rope_scaling,
-                "factor": settings.factor,
-                "chunk": settings.chunk,
-                "length": length,
-                "loss": None,
-                "perplexity": None,
-                "n_targets": 0,
-            }
-            if span <= model.encoding.longest and (args.protocol != "streaming" or model.encoding.streams):
-                total, count = PROTOCOLS[args.protocol](model, pairs, length, args, bar)
-                row |= {"loss": total / count, "perplexity": math.exp(min(total / count, 700)), "n_targets": count}
-            rows.append(row)
+        for dtype, (scale, rope_scaling) in itertools.product(args.dtype, ways):
+            model, _ = load_model(run, device, dtype)
+            for job, length, arms in jobs:
+                span = min(length, sum(stream) + 1) if stream else length  # no position is beyond that
+                model.use(trained.scaled(span, scale, rope_scaling, how["factor"], how["chunk"]))
+                laid = model.config.encoding
+                row = {
+                    "run": str(run),
+                    "pe": laid.pe,
+                    "protocol": job,
+                    "how": name_of(scale, rope_scaling, how["factor"], dtype),
+                    "scale": laid.scale or 1.0,
+                    "rope_scaling": rope_scaling,
+                    "factor": laid.factor,
+                    "chunk": laid.chunk,
+                    "dtype": dtype,
+                    "length": length,
+                    "loss": None,
+                    "perplexity": None,
+                    "n_targets": 0,
+                    "trained_length": context,
+                    "step": record["checkpoint"]["step"],
+                    "seed": record["train"]["seed"],
+                    "weights": record["checkpoint"]["files"]["model.safetensors"]["sha256"],
+                    "split": args.split,
+                    "data": source,
+                    "n_documents": len(documents),
+                }
+                if arms and span <= model.encoding.longest and (not stream or model.encoding.streams):
+                    losses = [read(model, windows, bar, stream) for windows in arms]
+                    row |= measures.summary(arms, losses) | {"targets_sha256": measures.fingerprint(arms[0])}
+                    if args.per_position:
+                        block = max(1, context // 8)
+                        row |= {"block": block, "by_position": measures.by_position(losses[0], block)}
+                rows.append(row)
     return rows
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------
 
 
-def print_table(rows, key, title, form):
-    """One row a run and way, one column a length; * marks the trained length, a dash what the encoding cannot do."""
-    lines = list(dict.fromkeys((row["run"], row["pe"], row["how"]) for row in rows))
-    lengths = sorted({row["length"] for row in rows})
-    cells = {(row["run"], row["how"], row["length"]): row for row in rows}
-    runs, ways = (max(len(line[i]) for line in lines) for i in (0, 2))
-    ways = max(ways, 9) + 2 if ways else 0
-    print(f"\n{title}\n{'run':{runs}}  {'pe':10}{'positions' if ways else '':{ways}}"
-          + "".join(f"{length:>9,} " for length in lengths))  # fmt: skip
-    for run, pe, how in lines:
-        line = f"{run:{runs}}  {pe:10}{how:{ways}}"
-        for length in lengths:
-            row = cells.get((run, how, length))
-            value = "" if row is None else "-" if row[key] is None else format(row[key], form)
-            line += f"{value:>9}{'*' if row and length == row['trained_length'] else ' '}"
-        print(line.rstrip())
+def compare(rows):
+    """Give rows of the same targets their paired differences, each with a 95% interval over documents.
 
+    over_1x: from the same line's loss at the trained length; over_sliding: from its loss by a sliding window of that
+    length; minus: {line: ...}, from each line further down, at the same length.
+    """
+    import measures
 
-def plot(rows, path):
-    """Loss against length for all runs, the length on a log axis, each curve named at its end."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    colours = (
-        "#0072B2",
-        "#D55E00",
-        "#009E73",
-        "#CC79A7",
-        "#E69F00",
-        "#56B4E9",
-        "#000000",
-    )  # Okabe and Ito: colour-blind-safe
-    figure, axis = plt.subplots(figsize=(8, 4.8), layout="constrained")
-    curves = {}
+    same_targets = {}
     for row in rows:
-        curve = curves.setdefault((row["run"], row["pe"], row["how"]), [])
         if row["loss"] is not None:
-            curve.append((row["length"], row["loss"]))
-    runs = {run: pe for run, pe, _ in curves}
-    ends = []
-    for i, ((run, pe, how), points) in enumerate(curves.items()):
-        if points:
-            style = {"color": colours[i % len(colours)], "linestyle": ("-", "--", ":")[i // len(colours) % 3]}
-            axis.plot(*zip(*points, strict=True), marker="o", markersize=4, **style)
-            label = pe if list(runs.values()).count(pe) == 1 else Path(run).name
-            ends.append((points[-1][1], points[-1][0], f"{label} {how}".strip(), colours[i % len(colours)]))
-    low, high = axis.get_ylim()
-    at = -math.inf
-    for loss, length, label, colour in sorted(ends):  # labels from the lowest up, each clear of the one below
-        at = max(loss, at + (high - low) / 22)
-        axis.text(length * 1.06, at, label, color=colour, va="center", fontsize=10)
-    lengths = sorted({row["length"] for row in rows})
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axis.minorticks_off()
-    for trained in {row["trained_length"] for row in rows}:
-        axis.axvline(trained, color="grey", linestyle=":", linewidth=1)
-        axis.annotate(
-            "trained length",
-            (trained, 1),
-            (4, -4),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            color="grey",
-            va="top",
-            fontsize=9,
-        )
-    axis.set(
-        xlabel="tokens in the window",
-        ylabel="loss, nats a token",
-        title=f"Loss past the trained length, the same targets at every length ({rows[0]['protocol']})",
-    )
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+            same_targets.setdefault((row["targets_sha256"], row["n_documents"]), []).append(row)
+    for group in same_targets.values():
+        found = {(*line_of(row), row["protocol"], row["length"]): row for row in group}
+        lines, pairs = list(dict.fromkeys(map(line_of, group))), []
+        for row in group:
+            line, protocol, length = line_of(row), row["protocol"], row["length"]
+            trained = row["trained_length"]
+            one, other = found.get((*line, protocol, trained)), found.get((*line, "sliding", trained))
+            if one is not None and length != trained:
+                pairs.append((row, one, row, "over_1x"))
+            if other is not None and protocol != "sliding":
+                pairs.append((row, other, row, "over_sliding"))
+            row["minus"] = {}
+            for later in lines[lines.index(line) + 1 :]:
+                if (other := found.get((*later, protocol, length))) is not None:
+                    pairs.append((row, other, row["minus"], " ".join(later).strip()))
+        if pairs:
+            differences = [[a - b for a, b in zip(row["unit_losses"], other["unit_losses"], strict=True)]
+                           for row, other, *_ in pairs]  # fmt: skip
+            for (*_, into, key), value in zip(
+                pairs, measures.intervals(differences, group[0]["unit_targets"]), strict=True
+            ):
+                into[key] = value
+
+
+def line_of(row):
+    """(run, how): what makes a line of a table or a curve of a picture."""
+    return row["run"], row["how"]
+
+
+def spread(value):
+    """A difference with its interval, in words of a table."""
+    return "{:+.3f} ({:+.3f} {:+.3f})".format(*value)
+
+
+def print_table(rows, title, cell):
+    """One line a run and way, one column a length: cell(row), "" to leave it empty; * marks the trained length."""
+    columns = list(dict.fromkeys((row["protocol"], row["length"]) for row in rows))
+    main = rows[0]["protocol"]
+    heads = [f"{length:,}" if protocol == main else f"{protocol} {length:,}" for protocol, length in columns]
+    table = {}
+    for row in rows:
+        text = "-" if row["loss"] is None else cell(row)
+        trained = row["length"] == row["trained_length"] and row["protocol"] == main and text not in ("", "-")
+        table.setdefault((row["run"], row["pe"], row["how"]), {})[row["protocol"], row["length"]] = text + "* "[not trained]
+    filled = [i for i, column in enumerate(columns) if any(cells.get(column, "").strip() for cells in table.values())]
+    if not filled:
+        return
+    widths = {i: 2 + max(len(heads[i]) + 1, *(len(cells.get(columns[i], "")) for cells in table.values()))
+              for i in filled}  # fmt: skip
+    runs, ways = (max(len(line[i]) for line in table) for i in (0, 2))
+    ways, pes = max(ways, 9) + 2 if ways else 0, 10 if any(pe for _, pe, _ in table) else 0
+    print(f"\n{title}\n{'run':{runs}}  {'pe' if pes else '':{pes}}{'positions' if ways else '':{ways}}"
+          + "".join(f"{heads[i] + ' ':>{widths[i]}}" for i in filled).rstrip())  # fmt: skip
+    for (run, pe, how), cells in table.items():
+        print((f"{run:{runs}}  {pe:{pes}}{how:{ways}}"
+               + "".join(f"{cells.get(columns[i], ''):>{widths[i]}}" for i in filled)).rstrip())  # fmt: skip
+
+
+def print_rows(rows):
+    """All that is said of the rows of one measure."""
+    lines = {(row["data"], row["n_documents"], row["n_targets"]) for row in rows if row["n_targets"]}
+    for name, n_documents, n_targets in sorted(lines):
+        print(f"{name}: {n_documents:,} documents, {n_targets:,} targets at every length")
+    scored = [row for row in rows if row["loss"] is not None]
+    if any("gain" in row for row in rows):
+        print_table(rows, "loss, nats a token (* trained length)", lambda row: format(row["loss"], ".3f"))
+        print_table(rows, "loss without it", lambda row: format(row["without"], ".3f"))
+        print_table(rows, "gain, with its 95% interval", lambda row: spread(row["gain"]))
+        print_table(rows, "share of documents or trials with a gain", lambda row: f"{row['won']:.0%}")
+        return
+    print_table(rows, "loss, nats a token (* trained length)", lambda row: format(row["loss"], ".3f"))
+    if rows[0]["protocol"] == "same-targets":
+        for key, title in (("over_1x", "the trained length"), ("over_sliding", "a sliding window of it")):
+            print_table(rows, f"difference from {title}, with its 95% interval",
+                        lambda row, key=key: spread(row[key]) if key in row else "")  # fmt: skip
+        pairs = [{**row, "run": f"{' '.join(line_of(row)).strip()} - {other}", "how": "", "pe": "", "pair": value}
+                 for row in scored for other, value in row["minus"].items()]  # fmt: skip
+        if pairs:
+            print_table(pairs, "difference of two runs, with its 95% interval", lambda row: spread(row["pair"]))
+    else:
+        print_table(rows, "perplexity (* trained length)", lambda row: format(row["perplexity"], ".1f"))
+    if any("by_position" in row for row in scored):
+        print_positions([row for row in scored if "by_position" in row])
+
+
+def print_positions(rows):
+    """The loss between doubling positions of the longest window, one line a run and way."""
+    rows = list({line_of(row): row for row in sorted(rows, key=lambda row: row["length"])}.values())  # the longest
+    longest = rows[-1]
+    block, ends = longest["block"], [longest["block"]]
+    while ends[-1] < longest["length"]:
+        ends.append(min(2 * ends[-1], longest["length"]))
+    spans = list(zip([0, *ends], ends, strict=False))
+    parts = []
+    for row in rows:
+        for begin, end in spans:
+            inside = row["by_position"][begin // block : -(-end // block)]
+            if end <= row["length"] and row["block"] == block:
+                parts.append({**row, "protocol": "", "length": end, "loss": sum(inside) / len(inside)})
+    print_table(parts, "loss at positions up to n and beyond the column before", lambda row: format(row["loss"], ".3f"))
+
+
+def draw_attention(args):
+    """The picture of one run's attention over the first usable document; returns no rows."""
+    import torch
+
+    import pictures
+    from model_torch import load_model, pick_device
+
+    if len(args.runs) != 1 or len(args.dtype) > 1 or len(args.scale) > 1 or len(args.rope_scaling) > 1:
+        raise InputError("--attention draws one run in one way: name one run, one --dtype and one way of scaling")
+    run, how = args.runs[0], scaling_of(args)
+    model, record = load_model(run, pick_device(args.device), args.dtype[0])
+    trained, weights = model.config, {}
+    lengths = args.lengths or [trained.context, 4 * trained.context]
+    source, documents = held_out(run, record, args.split, args.data)
+    tokens = torch.from_numpy(usable(documents, max(lengths), 1)[0].astype("int64")).to(model.embedding.weight.device)
+    for length in lengths:
+        model.use(trained.scaled(length, args.scale[0], args.rope_scaling[0], how["factor"], how["chunk"]))
+        weights[length] = model.attention(tokens[None, :length])[:, 0].float().cpu().numpy()  # (n_layers, H, T, T)
+    pictures.attention(args.attention, weights, f"{run}, {source}")
+    print(f"picture: {args.attention}")
+    return []
 
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
 
 def command_line():
+    from measures import PROBES, PROTOCOLS
+
+    def explained(title, entries):
+        return f"{title}:\n" + "\n".join(
+            textwrap.fill(f"{name}: {measure.about}", 100, initial_indent="  ", subsequent_indent="      ")
+            for name, measure in entries.items()
+        )
+
     parser = CommandLine(
         description="Score runs at lengths past the trained one, on the same held-out tokens at each.",
-        epilog=__doc__[__doc__.index("Protocol") :],
+        epilog=explained("protocols", PROTOCOLS) + "\n\n" + explained("probes", PROBES),
     )
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
     parser.add_argument(
         "--lengths", type=listed(whole), metavar="N,N,...", help="default: 1, 2, 4, 8 and 16 times the trained length"
-    )
-    parser.add_argument(
-        "--protocol", choices=tuple(PROTOCOLS), default="nonoverlap", help="how tokens are scored (default: nonoverlap)"
     )
     parser.add_argument("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
     parser.add_argument(
         "--data", metavar="DIR|PATH", help="score this instead: a prepared folder, or text as data.py reads it"
     )
     parser.add_argument("--max-docs", type=whole, metavar="N", help="score the first N usable documents only")
-    add_stream_flags(parser.add_argument_group("protocol streaming"))
+    what = parser.add_argument_group("what is measured").add_mutually_exclusive_group()
+    what.add_argument(
+        "--protocol", choices=tuple(PROTOCOLS), default="nonoverlap", help="how tokens are scored (default: nonoverlap)"
+    )
+    what.add_argument("--probe", choices=tuple(PROBES), help="whether and how the far context is used")
+    what.add_argument(
+        "--tasks", type=listed(str), metavar="NAME,...",
+        help="benchmarks by lm_eval, such as hellaswag,arc_easy,arc_challenge,mmlu",
+    )  # fmt: skip
+    what.add_argument(
+        "--attention", type=picture, metavar="FILE",
+        help="draw the attention of each head, inside and at 4 times the trained length, of one run",
+    )  # fmt: skip
+    how = parser.add_argument_group("of some protocols and probes")
+    how.add_argument(
+        "--per-position", action="store_true",
+        help="the loss by position in the window too, smoothed over eighths of the trained length: where does an "
+             "encoding break? (nonoverlap and streaming; --plot draws it)",
+    )  # fmt: skip
+    how.add_argument(
+        "--targets", type=whole, metavar="N",
+        help="same-targets, sliding and swap: targets at the end of each document (default: half the trained length)",
+    )  # fmt: skip
+    how.add_argument(
+        "--stride", type=whole, metavar="N",
+        help="sliding: targets that one window scores (default: a quarter of the trained length)",
+    )  # fmt: skip
+    add_stream_flags(how)
+    tasks = parser.add_argument_group("of --tasks")
+    tasks.add_argument("--limit", type=whole, metavar="N", help="the first N examples of each task only")
+    tasks.add_argument("--shots", type=whole, metavar="N", help="examples in the prompt (default: the task's own)")
+    tasks.add_argument("--task-path", metavar="DIR", help="a folder of tasks in lm_eval's own YAML format")
     add_scaling_flags(parser, several=True)
+    parser.add_argument(
+        "--dtype", type=listed(str, *PRECISIONS), default=["fp32"], metavar="NAME,...",
+        help="of the weights and of what is computed: fp32, bf16, fp16, or int8 (weights alone); each a row",
+    )  # fmt: skip
     parser.add_argument(
         "--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if there is one)"
     )
@@ -348,39 +457,72 @@ def command_line():
     return parser
 
 
+ANYWAY = {"runs", "device", "dtype", "json"}
+TEXT = {"lengths", "split", "data", "max_docs", "scale", "rope_scaling", "factor", "chunk"}
+
+
+def check(parser, args):
+    """InputError for a flag that is wrong, or that what is asked for has no use for."""
+    from measures import MEASURES
+
+    if args.tasks:
+        what, reads = "--tasks", {"tasks", "limit", "shots", "task_path"}
+    elif args.attention:
+        what, reads = "--attention", TEXT | {"attention"}
+    else:
+        measure = MEASURES[args.probe or args.protocol]
+        what = f"--probe {args.probe}" if args.probe else f"--protocol {args.protocol}"
+        reads = TEXT | {"protocol", "probe", "plot", *measure.flags} | ({"per_position"} if measure.whole else set())
+    for name, value in vars(args).items():
+        if value != parser.get_default(name) and name not in ANYWAY | reads:
+            raise InputError(f"--{name.replace('_', '-')} has no use with {what}: leave it out")
+    for name in ("max_docs", "limit"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    if args.lengths is not None:
+        if min(args.lengths) < 1:
+            raise InputError(f"--lengths must be whole numbers above 0, such as 512,1024,2048, got {min(args.lengths)}")
+        args.lengths.sort()
+
+
+def score(args):
+    """The rows of the runs that are named, with their differences, as --json writes them."""
+    runs = [Path(run) for run in args.runs] or all_runs()
+    if not runs:
+        raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
+    configs = {str(run): read_run(run) for run in runs}
+    ways = plan({run: model for run, (model, _, _) in configs.items()}, args)
+    rows = [row for run in configs for row in evaluate(run, ways[run], args)]
+    if all(row["loss"] is None for row in rows) and args.protocol == "streaming" and not args.probe:
+        raise InputError(f"{' and '.join(sorted({row['pe'] for row in rows}))} {CANNOT_STREAM}")
+    for run, (_, train, record) in configs.items():
+        if record["checkpoint"]["step"] < train.steps:
+            print(f"{run} is not finished: step {record['checkpoint']['step']:,} of {train.steps:,}")
+    compare(rows)
+    return rows
+
+
 def main():
     parser = command_line()
     with parser.one_line_errors():
         args = parser.parse_args()
-        if args.max_docs is not None and args.max_docs < 1:
-            parser.error(f"--max-docs must be at least 1, got {args.max_docs}")
-        if args.lengths is not None:
-            if min(args.lengths) < 1:
-                parser.error(f"--lengths must be whole numbers above 0, such as 512,1024,2048, got {min(args.lengths)}")
-            args.lengths.sort()
-        if args.protocol != "streaming" and (args.sinks is not None or args.window is not None):
-            parser.error("--sinks and --window are for --protocol streaming: leave them out, or ask for that")
-        runs = [Path(run) for run in args.runs] or all_runs()
-        if not runs:
-            parser.error("there is no run under runs/: train one with python train.py --pe expe --l 24")
-        configs = {str(run): read_run(run) for run in runs}
-        ways = plan({run: model for run, (model, _, _) in configs.items()}, args)
-        rows = [row for run in configs for row in evaluate(run, ways[run], args)]
-        if args.protocol == "streaming" and all(row["loss"] is None for row in rows):
-            parser.error(f"{' and '.join(sorted({row['pe'] for row in rows}))} {CANNOT_STREAM}")
-        for name, n_documents, n_targets in sorted(
-            {(row["data"], row["n_documents"], row["n_targets"]) for row in rows if row["n_targets"]}
-        ):
-            print(f"{name}: {n_documents:,} documents, {n_targets:,} targets at every length")
-        for run, (_, train, record) in configs.items():
-            if record["checkpoint"]["step"] < train.steps:
-                print(f"{run} is not finished: step {record['checkpoint']['step']:,} of {train.steps:,}")
-        print_table(rows, "loss", "loss, nats a token (* trained length)", ".3f")
-        print_table(rows, "perplexity", "perplexity (* trained length)", ".1f")
+        check(parser, args)
+        if args.tasks:
+            import tasks
+
+            rows = tasks.score(args)
+            tasks.print_rows(rows)
+        elif args.attention:
+            rows = draw_attention(args)
+        else:
+            rows = score(args)
+            print_rows(rows)
         if args.json:
-            Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            write_rows(args.json, rows)
         if args.plot:
-            plot(rows, args.plot)
+            import pictures
+
+            pictures.losses(rows, args.plot)
             print(f"\npicture: {args.plot}")
 
 

@@ -305,6 +305,7 @@ class Attention(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.n_heads, self.causal = config.n_heads, config.causal
+        self.seen = None                                                               # or a list, for the weights
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)           # W_q, W_k and W_v, stacked
         self.proj = nn.Linear(config.d_model, config.d_model, bias=False)
 
@@ -344,17 +345,20 @@ class Attention(nn.Module):
     def attend(self, q, k, v, bias, encoding, at):
         """softmax(q k^T / sqrt(D) + bias) v, and what the encoding's value door adds."""
         T, S, masked = q.shape[2], k.shape[2], self.causal and q.shape[2] > 1
-        if bias is None and not encoding.reads_weights and (T == S or not masked):
+        explicit = encoding.reads_weights or self.seen is not None
+        if bias is None and not explicit and (T == S or not masked):
             return F.scaled_dot_product_attention(q, k, v, is_causal=masked)
         bias = q.new_zeros(T, S) if bias is None else bias
         if masked:
             ahead = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(S - T + 1)
             bias = bias.masked_fill(ahead, -math.inf)
         bias = bias.type_as(q)                                                         # (..., T or 1, S)
-        if not encoding.reads_weights:                                                 # fused, if bias has 2 or 4 axes
+        if not explicit:                                                               # fused, if bias has 2 or 4 axes
             bias = bias[None] if bias.ndim == 3 else bias
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         weights = (q @ k.mT / math.sqrt(q.shape[-1]) + bias).softmax(-1)               # (B, H, T, S)
+        if self.seen is not None:
+            self.seen.append(weights)
         return weights @ v + encoding.value(weights, at.pairs)
 
 
@@ -570,6 +574,18 @@ class GPT(nn.Module):
                   for x, target in zip(*(x.split(rows_at_a_time(h, w)) for x in (h, targets)), strict=True)]
         return torch.cat(losses).view(shape)                                           # (B, T)
 
+    def attention(self, tokens, positions=None):
+        """The attention weights of every block, (n_layers, B, H, T, T)."""
+        for block in self.blocks:
+            block.attn.seen = []
+        try:
+            with torch.enable_grad():                                   # so that all queries are read at once
+                self.hidden(tokens, positions)
+            return torch.stack([block.attn.seen[0].detach() for block in self.blocks])
+        finally:
+            for block in self.blocks:
+                block.attn.seen = None
+
     def hidden(self, tokens, positions=None, cache=None):
         """The final norm's output (B, T, C): what the output layer reads."""
         self._check_tokens(tokens, "tokens")
@@ -694,8 +710,12 @@ def at_least_fp32(x):
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def load_model(run, device="cpu"):
-    """(GPT in eval mode, all of config.json) of a run directory; InputError that says what is wrong with it."""
+def load_model(run, device="cpu", dtype="fp32"):
+    """(GPT in eval mode, all of config.json) of a run directory; InputError that says what is wrong with it.
+
+    dtype: one of config.PRECISIONS. bf16 and fp16: the weights, and so the tables too and all that is computed. int8:
+    each row of a matrix is rounded to 255 levels from minus to plus its largest number; the products stay in fp32.
+    """
     config, _, record = read_run(run)
     try:
         path = checkpoint_file(run, record, "model.safetensors")
@@ -707,7 +727,18 @@ def load_model(run, device="cpu"):
     except ValueError as error:
         raise InputError(f"{run}/config.json: {error}") from None
     load_weights(model, path)
-    return model.to(device).eval(), record
+    if dtype == "int8":
+        round_weights(model)
+    precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype, torch.float32)
+    return model.to(device, precision).eval(), record
+
+
+@torch.no_grad()
+def round_weights(model):
+    """Round each matrix to 8 bits a number and a scale a row, in place."""
+    for w in (w for w in model.parameters() if w.ndim == 2):
+        step = w.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127                   # (rows, 1)
+        w.copy_((w / step).round() * step)
 
 
 def load_weights(model, path):

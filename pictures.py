@@ -1,0 +1,149 @@
+"""Every picture of losses and attention: rows of numbers in, a file out."""
+
+import math
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+from config import InputError
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402  (after the backend is chosen, since there may be no screen)
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe, Ito: colour-blind-safe
+STYLES = ("-", "--", ":")
+PIXELS = 128  # of an attention map's side
+
+
+def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=False):
+    """Curves of {label: (x, y, low, high)}, each named at its end; x on a log axis; low and high, a band, may be None.
+
+    trained: where a dotted line marks the trained length. Raises InputError if there is no point to draw.
+    """
+    lines = {label: line for label, line in lines.items() if len(line[0])}
+    if not lines:
+        raise InputError("there is nothing to draw: no run has a loss at these lengths")
+    figure, axis = plt.subplots(figsize=(8, 4.8), layout="constrained")
+    ends = []
+    for i, (label, (x, y, low, high)) in enumerate(lines.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        marker = {"marker": "o", "markersize": 4} if len(x) < 10 else {}
+        axis.plot(x, y, color=colour, linestyle=STYLES[i // len(COLOURS) % len(STYLES)], **marker)
+        if low is not None:
+            axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        ends.append((y[-1], x[-1], label, colour))
+    bottom, top = axis.get_ylim()
+    at, space = -math.inf, (top - bottom) / 22
+    for y, x, label, colour in sorted(ends):  # labels from the lowest up, each clear of the one below
+        at = max(y, at + space)
+        axis.text(x * 1.06, at, label, color=colour, va="center", fontsize=10)
+    axis.set_ylim(bottom, max(top, at + space))
+    axis.set_xscale("log", base=2)
+    if ticks:
+        axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axis.minorticks_off()
+    if zero:
+        axis.axhline(0, color="grey", linewidth=1)
+    if trained:
+        axis.axvline(trained, color="grey", linestyle=":", linewidth=1)
+        axis.annotate("trained length", (trained, 1), (4, -4), xycoords=("data", "axes fraction"),
+                      textcoords="offset points", color="grey", va="top", fontsize=9)  # fmt: skip
+    axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def bars(path, groups, title, ylabel):
+    """Bars of {group: {label: (height, error)}}, each with its number on it."""
+    labels = list(dict.fromkeys(label for group in groups.values() for label in group))
+    figure, axis = plt.subplots(figsize=(9, 4.8), layout="constrained")
+    width = 0.8 / len(labels)
+    for i, label in enumerate(labels):
+        heights, errors = zip(*(group.get(label, (math.nan, 0)) for group in groups.values()), strict=True)
+        x = np.arange(len(groups)) + (i - (len(labels) - 1) / 2) * width
+        drawn = axis.bar(x, heights, width * 0.92, yerr=errors, color=COLOURS[i], ecolor="grey", label=label)
+        axis.bar_label(drawn, fmt="%.2f", fontsize=8, padding=2)
+    axis.set_xticks(np.arange(len(groups)), groups)
+    low = min(height for group in groups.values() for height, _ in group.values())
+    axis.set_ylim(bottom=max(0, math.floor(low - 0.5)))
+    axis.set(title=title, ylabel=ylabel)
+    axis.legend(frameon=False, ncols=len(labels), loc="upper left")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def by_position(losses, block):
+    """(positions, losses, None, None): means over stretches of `block` positions, further out of ever longer ones."""
+    ends = [1]
+    while ends[-1] < len(losses):
+        ends.append(min(len(losses), max(ends[-1] + 1, round(1.15 * ends[-1]))))
+    parts = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    return [block * (p.start + p.stop) / 2 for p in parts], [float(np.mean(losses[p])) for p in parts], None, None
+
+
+def losses(rows, path):
+    """What eval.py's rows say, a curve a run and way: the loss, a probe's gain, or the loss by position."""
+    rows = [row for row in rows if row["loss"] is not None and row["protocol"] == rows[0]["protocol"]]
+    lines, pes = {}, dict.fromkeys((row["run"], row["pe"]) for row in rows)
+    for row in rows:
+        alone = sum(pe == row["pe"] for _, pe in pes) == 1
+        label = f"{row['pe'] if alone else Path(row['run']).name} {row['how']}".strip()
+        lines.setdefault(label, []).append(row)
+    protocol = rows[0]["protocol"] if rows else ""
+    trained = {row["trained_length"] for row in rows}
+    common = {"trained": trained.pop() if len(trained) == 1 else None}
+    if any("by_position" in row for row in rows):
+        drawn = {}
+        for label, line in lines.items():
+            row = max(line, key=lambda row: row["length"])
+            drawn[label] = by_position(row["by_position"], row["block"])
+        longest = max(row["length"] for row in rows)
+        common["ticks"] = [2**i for i in range(3, longest.bit_length())]
+        curves(path, drawn, f"Loss by position in a window ({protocol})", "position", "loss, nats a token", **common)
+        return
+    common["ticks"] = sorted({row["length"] for row in rows})
+    if any("gain" in row for row in rows):
+        drawn = {label: ([row["length"] for row in line], *np.array([row["gain"] for row in line]).T)
+                 for label, line in lines.items()}  # fmt: skip
+        curves(path, drawn, f"What the far context is worth: probe {protocol}, with 95% intervals",
+               "tokens in the window", "gain, nats a token", zero=True, **common)  # fmt: skip
+        return
+    drawn = {label: ([row["length"] for row in line], [row["loss"] for row in line], None, None)
+             for label, line in lines.items()}  # fmt: skip
+    curves(path, drawn, f"Loss past the trained length, the same targets at every length ({protocol})",
+           "tokens in the window", "loss, nats a token", **common)  # fmt: skip
+
+
+def attention(path, weights, title):
+    """Maps of {length: one (H, T, T) array a block}: a row a block, a column a head, the lengths side by side.
+
+    Each query's weights are drawn over its largest one, so that a pattern shows at any length; long windows are pooled
+    to PIXELS a side by their maximum.
+    """
+    blocks, heads = (len(next(iter(weights.values()))), len(next(iter(weights.values()))[0]))
+    size = max(0.45, min(1.1, 14 / (heads * len(weights))))
+    figure = plt.figure(figsize=(size * heads * len(weights) + 1, size * blocks + 1.1), layout="constrained")
+    for part, (length, maps) in zip(np.atleast_1d(figure.subfigures(1, len(weights))), weights.items(), strict=True):
+        part.suptitle(f"{length:,} tokens", fontsize=10)
+        axes = part.subplots(blocks, heads, squeeze=False)
+        for block, head in np.ndindex(blocks, heads):
+            axis, found = axes[block, head], maps[block][head]
+            pooled = _pooled(found / found.max(-1, keepdims=True))
+            axis.imshow(pooled, cmap="cividis", vmin=0, vmax=1, extent=(0, length, length, 0), interpolation="nearest")
+            axis.set(xticks=[], yticks=[])
+            if block == 0:
+                axis.set_title(f"head {head}", fontsize=8)
+            if head == 0:
+                axis.set_ylabel(f"block {block}", fontsize=8)
+    figure.suptitle(f"{title}: keys to the right, queries downwards, bright = a query's largest weight", fontsize=10)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def _pooled(x):
+    """(T, T) as at most PIXELS a side, each the maximum of its square."""
+    edges = np.linspace(0, len(x), min(len(x), PIXELS) + 1).astype(int)[:-1]
+    return np.maximum.reduceat(np.maximum.reduceat(x, edges, axis=0), edges, axis=1)

@@ -1,0 +1,594 @@
+"""The paper's tables as grids: train what is missing, evaluate it, and write results/ and RESULTS.md.
+
+    python reproduce.py table2 --preset mini --seeds 0,1,2
+    python reproduce.py table2 --preset paper-35m --dry-run
+    python reproduce.py ablations --preset paper-35m -- --dtype bf16 --compile     what follows -- goes to train.py
+    python reproduce.py report                                                     RESULTS.md anew, from results/ alone
+
+A grid that was stopped or killed goes on when it is started again: complete runs are not trained again, unfinished ones
+resume from their checkpoint, and an evaluation is done again only if its run's weights have changed.
+"""
+
+import contextlib
+import importlib
+import io
+import itertools
+import shlex
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import train
+from config import (
+    ENCODINGS,
+    PRESETS,
+    CommandLine,
+    InputError,
+    ModelConfig,
+    TrainConfig,
+    listed,
+    read_json,
+    read_run,
+    whole,
+    write_json,
+)
+from eval import MULTIPLES
+
+VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {
+    "expe-on-k": "--pe expe --on k",
+    "exqpe-on-k": "--pe exqpe --on k",
+    "expe-constant": "--pe expe --constant",
+    "expe-l1": "--pe expe --l 1",
+    "expe-learn-init": "--pe expe --learn init",
+    "expe-learn-random": "--pe expe --learn random",
+    "expe-once": "--pe expe --once",
+}
+EVALUATIONS = {  # flags of eval.py, by the name of the file that they fill
+    "nonoverlap": "--per-position",
+    "same-targets": "--protocol same-targets",
+    "swap": "--probe swap",
+    "repeat": "--probe repeat",
+    "scaled": "--scale 1,0.5",
+    "scaled-same-targets": "--protocol same-targets --scale 1,0.5,auto",
+    "extended": "--rope-scaling none,linear,ntk,dynamic,yarn,dual-chunk",
+    "extended-same-targets": "--protocol same-targets --rope-scaling none,linear,ntk,dynamic,yarn,dual-chunk",
+    "precision": "--dtype fp32,bf16,fp16,int8",
+    "precision-same-targets": "--protocol same-targets --dtype fp32,bf16,fp16,int8",
+}
+LOSSES, PROBES = ("nonoverlap", "same-targets"), ("swap", "repeat")
+
+
+class Grid(NamedTuple):
+    """Variants to train, and which evaluations each of them gets."""
+
+    title: str
+    evaluations: dict  # variant: names of EVALUATIONS
+    paper: dict = {}  # (variant, how): its losses at 1x, 2x, 4x, ... in the paper
+    of: tuple = ()  # the presets that these losses are of
+
+
+TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k", "exqpe-on-k", "alibi", "t5", "shaw", "learned", "nope")
+SCALED, EXTENDED = ("scaled", "scaled-same-targets"), ("extended", "extended-same-targets")
+GRIDS = {
+    "table2": Grid(
+        "Table 2: every encoding, trained alike",
+        dict.fromkeys(TABLE2, LOSSES + PROBES),
+        {("sinusoidal", ""): (4.00, 4.75, 5.64), ("rope", ""): (3.88, 4.37, 5.05), ("expe", ""): (3.93, 3.87, 3.88)},
+        ("paper-35m",),
+    ),
+    "ablations": Grid(
+        "Table 7: ablations of ExPE",
+        dict.fromkeys(
+            ("expe", "expe-constant", "expe-l1", "expe-learn-init", "expe-learn-random", "expe-once"), LOSSES
+        ),
+        {
+            ("expe", ""): (3.93, 3.87, 4.26),
+            ("expe-constant", ""): (4.26, 4.21, 4.24),
+            ("expe-l1", ""): (4.48, 4.83, 6.01),
+            ("expe-learn-init", ""): (3.88, 3.82, 4.89),
+            ("expe-learn-random", ""): (7.33, 7.34, 7.61),
+            ("expe-once", ""): (4.43, 4.82, 6.18),
+        },
+        ("paper-35m",),
+    ),
+    "scaling": Grid(
+        "Table 3: ExPE's and ExQPE's values halved after training",
+        dict.fromkeys(("expe", "exqpe", "expe-on-k"), SCALED),
+        {
+            ("expe", ""): (2.63, 2.59, 2.71, 5.19, 7.56),
+            ("expe", "scale 0.5"): (2.76, 2.71, 2.68, 2.98, 5.65),
+            ("exqpe", ""): (2.63, 2.59, 2.68, 5.01, 7.39),
+            ("exqpe", "scale 0.5"): (2.74, 2.69, 2.65, 2.76, 4.98),
+        },
+        ("llama-342m",),
+    ),
+    "large": Grid(
+        "Table 1: Llama's RoPE against ExPE and ExQPE",
+        dict.fromkeys(("rope", "expe", "exqpe"), LOSSES),
+        {("rope", ""): (2.63, 3.45, 4.55), ("expe", ""): (2.63, 2.59, 2.71), ("exqpe", ""): (2.63, 2.59, 2.68)},
+        ("llama-342m",),
+    ),
+    "extensions": Grid(
+        "ExPE against RoPE with position interpolation, NTK, YaRN and dual chunks",
+        {"expe": LOSSES + SCALED, "expe-on-k": LOSSES, "rope": EXTENDED},
+    ),
+    "precision": Grid(
+        "ExPE and ExQPE in fewer bits (the claim of section 2.3)",
+        dict.fromkeys(("expe", "exqpe", "expe-on-k"), ("precision", "precision-same-targets")),
+    ),
+}
+OWN = {"--preset", "--pe", "--seed", "--out", "--resume", "--overwrite", "--device", "--on", "--once", "--l", "--learn"}
+ALL = ("table2", "ablations", "scaling", "extensions", "precision")
+NOTES = "\n## Notes\n"
+EMPTY_NOTES = "\nWrite here: what stands below this heading is kept when the rest is made anew.\n"
+
+
+# ---- the work --------------------------------------------------------------------------------------------------------
+
+
+class Job(NamedTuple):
+    """One run to train, or one evaluation of it."""
+
+    variant: str
+    seed: int
+    run: Path
+    evaluation: str | None  # None: train it
+    file: Path  # what it leaves under results/
+    command: list  # train.py or eval.py and its flags
+    model: ModelConfig
+    train: TrainConfig
+
+
+def jobs_of(args):
+    """Every job of the grids that are asked for, each run before what it is evaluated by."""
+    wanted = {}
+    for name in args.grids:
+        for variant, evaluations in GRIDS[name].evaluations.items():
+            wanted.setdefault(variant, {}).update(dict.fromkeys(evaluations))
+    jobs, device, own = [], ["--device", args.device] if args.device else [], OWN & set(args.train_flags)
+    if own:
+        raise InputError(f"{own.pop()} is the grid's own: leave it out of what follows --")
+    for seed, (variant, evaluations) in itertools.product(args.seeds, wanted.items()):
+        run = Path("runs") / args.preset / f"{variant}-s{seed}"
+        flags = ["--preset", args.preset, *shlex.split(VARIANTS[variant]), "--seed", str(seed), "--out", str(run)]
+        here = Path("results") / args.preset
+        name = f"{variant}-s{seed}"
+        command = ["train.py", *flags, *device, *args.train_flags]
+        configs = train.configure(train.command_line().parse_args(command[1:]), *PRESETS[args.preset])
+        jobs.append(Job(variant, seed, run, None, here / f"{name}.run.json", command, *configs))
+        for evaluation in evaluations:
+            file = here / f"{name}.{evaluation}.json"
+            command = ["eval.py", str(run), *shlex.split(EVALUATIONS[evaluation]), *device, "--json", str(file)]
+            jobs.append(Job(variant, seed, run, evaluation, file, command, *configs))
+    return jobs
+
+
+def weights_of(run):
+    """(steps done, steps in all, SHA-256 of the weights) of a run, or (0, None, None) if there is none."""
+    if not (run / "config.json").exists():
+        return 0, None, None
+    _, config, record = read_run(run)
+    checkpoint = record["checkpoint"]
+    return checkpoint["step"], config.steps, checkpoint["files"]["model.safetensors"]["sha256"]
+
+
+def done(job):
+    """Whether a job's file is there, and is of the complete run's weights."""
+    step, steps, weights = weights_of(job.run)
+    if step != steps or not job.file.exists():
+        return False
+    found = read_json(job.file)
+    return (found["weights"] if job.evaluation is None else found[0]["weights"]) == weights
+
+
+def call(command, quiet=False):
+    """Run a script of ours as its command line does, in this process, so that whoever kills one kills the other."""
+    main, argv = importlib.import_module(command[0].removesuffix(".py")).main, sys.argv
+    try:
+        sys.argv = command
+        with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
+            main()
+    finally:
+        sys.argv = argv
+
+
+def do(job):
+    """Train or evaluate, and leave the job's file."""
+    if job.evaluation is not None:
+        return call(job.command, quiet=True)
+    import torch
+
+    given = train.command_line().parse_args(job.command[1:])
+    step, steps, _ = weights_of(job.run)
+    if steps is not None:
+        given.resume = True
+        train.stored_run(job.run, given)  # InputError if the flags are not the run's
+    if steps is None or step < steps:
+        torch.compiler.reset()  # what was compiled for another run
+        call(job.command + ["--resume"] * (steps is not None))
+    model, config, record = read_run(job.run)
+    from model_numpy import count_parameters
+
+    write_json(job.file, {
+        "variant": job.variant,
+        "seed": job.seed,
+        "command": shlex.join(["python", *job.command]),
+        "parameters": count_parameters(model)[0],
+        "tokens": config.steps * config.batch_size * model.context,
+        "seconds": record["checkpoint"].get("seconds"),
+        "trained_length": model.context,
+        "dtype": config.dtype,
+        "provenance": record["provenance"],
+        "data": {name: record["data"][name] for name in ("source", "vocab", "splits")},
+        "weights": record["checkpoint"]["files"]["model.safetensors"]["sha256"],
+    })  # fmt: skip
+
+
+def work(job):
+    """About how long a job takes, in tokens of training: one that is read costs a third of one that is trained on."""
+    if job.evaluation is None:
+        return job.train.steps * job.train.batch_size * job.model.context
+    flags = EVALUATIONS[job.evaluation]
+    windows = 32 if "same-targets" in flags or "swap" in flags else 64 if "repeat" in flags else 320
+    return (1 + flags.count(",")) * windows * sum(MULTIPLES) * job.model.context / 3
+
+
+def rate_of(args, jobs):
+    """(training tokens a second, where that is from): of the finished runs, or of two small steps made now."""
+    rates = [found["tokens"] / found["seconds"] for job in jobs if job.evaluation is None and job.file.exists()
+             and (found := read_json(job.file))["seconds"]]  # fmt: skip
+    if rates:
+        return statistics.median(rates), "the rate of the finished runs"
+    import numpy as np
+
+    from model_torch import pick_device
+    from train import TorchBackend
+
+    model, config = jobs[0].model, jobs[0].train
+    backend = TorchBackend(model, config, pick_device(args.device or "auto"), False)
+    batch = np.zeros((min(8, config.micro_batch), model.context + 1), dtype=np.int64)
+    for _ in range(2):
+        begin = time.perf_counter()
+        float(backend.step(batch, 0)[0])
+    return batch[:, 1:].size / (time.perf_counter() - begin), "one small step, uncompiled, measured now"
+
+
+def clock(seconds):
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
+
+
+def show_plan(args, jobs):
+    """--dry-run: the runs, their tokens, what is left of them, and an estimate."""
+    left = [job for job in jobs if not done(job)]
+    for job in (job for job in jobs if job.evaluation is None):
+        step, steps, _ = weights_of(job.run)
+        mine = [other for other in left if other.run == job.run and other.evaluation]
+        state = "to train" if steps is None else "trained" if step == steps else f"at step {step:,} of {steps:,}"
+        print(f"{shlex.join(['python', *job.command])}\n    {work(job):,} tokens, {state}; "
+              f"to evaluate: {', '.join(other.evaluation for other in mine) or 'nothing'}")  # fmt: skip
+    tokens = sum(work(job) for job in jobs if job.evaluation is None)
+    rate, source = rate_of(args, jobs)
+    runs, trainings = (sum(job.evaluation is None for job in some) for some in (jobs, left))
+    print(f"\n{runs} runs, {tokens:,} training tokens; left: {trainings} runs and {len(left) - trainings} evaluations, "
+          f"about {clock(sum(map(work, left)) / rate)} by {source}")
+
+
+def run_grid(args, jobs):
+    """Do all that is left, under one bar for the whole grid."""
+    from tqdm import tqdm
+
+    left = [job for job in jobs if not done(job)]
+    print(f"{len(jobs) - len(left)} of {len(jobs)} jobs are done", flush=True)
+    bar_format = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
+    with tqdm(total=sum(work(job) for job in left), bar_format=bar_format, disable=not sys.stderr.isatty()) as bar:
+        for i, job in enumerate(left):
+            what = f"{job.run} {job.evaluation or 'training'}"
+            bar.set_description(f"job {i + 1} of {len(left)}, {what}")
+            if not sys.stderr.isatty():
+                print(f"job {i + 1} of {len(left)}: {what}", flush=True)
+            job.file.parent.mkdir(parents=True, exist_ok=True)
+            do(job)
+            bar.update(work(job))
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """What the seeds of one variant, its positions laid in one way, say together."""
+
+    variant: str
+    how: str
+    context: int
+    rows: dict  # (protocol, multiple of the trained length): its rows, one a seed
+
+    def values(self, multiple, key="loss", protocol=None):
+        """One number a seed, in the first protocol unless another is named; [] where there is none."""
+        protocol = protocol or next(iter(self.rows))[0]
+        found = [row.get(key) for row in self.rows.get((protocol, multiple), [])]
+        return [] if None in found else found
+
+
+def collect(folder):
+    """({(variant, seed): run.json}, {(variant, evaluation): {seed: rows}}) of results/<preset>/."""
+    runs, evaluations = {}, {}
+    Path("pictures").mkdir(exist_ok=True)
+    for path in sorted(folder.glob("*.json")):
+        name, what, _ = path.name.rsplit(".", 2)
+        variant, _, seed = name.rpartition("-s")
+        if what == "run":
+            runs[variant, int(seed)] = read_json(path)
+        else:
+            evaluations.setdefault((variant, what), {})[int(seed)] = read_json(path)
+    return runs, evaluations
+
+
+def lines_of(grid, evaluations, family):
+    """The Lines of a grid by one of LOSSES or PROBES, from whichever of its evaluations measured them."""
+    lines = []
+    for variant, names in grid.evaluations.items():
+        ways = {}
+        for name in names:
+            if name == family or (family in LOSSES and name not in PROBES
+                                  and name.endswith("same-targets") == (family == "same-targets")):  # fmt: skip
+                for rows in evaluations.get((variant, name), {}).values():
+                    for row in rows:
+                        at = (row["protocol"], row["length"] / row["trained_length"])
+                        same = ways.setdefault(row["how"], {}).setdefault(at, {})
+                        same.setdefault(row["seed"], row)
+        for how, found in ways.items():
+            rows = {at: list(by_seed.values()) for at, by_seed in found.items()}
+            lines.append(Line(variant, how, next(iter(rows.values()))[0]["trained_length"], rows))
+    return lines
+
+
+def mean_sd(values, form=".3f"):
+    if not values:
+        return "-"
+    spread = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):{form}}{spread}"
+
+
+def paired(line, at, other, key="unit_losses", other_key="unit_losses"):
+    """A difference between two rows of each seed, averaged over seeds, with its bootstrap interval over documents."""
+    import numpy as np
+
+    from measures import intervals
+
+    a, b = line.rows.get(at, []), line.rows.get(other, [])
+    if not a or any(row["loss"] is None for row in a + b) or len(a) != len(b):
+        return "-"
+    differences = [np.subtract(x[key], y[other_key]) for x, y in zip(a, b, strict=True)]
+    low_high = intervals([np.mean(differences, axis=0)], a[0]["unit_targets"])[0]
+    return "{:+.3f} ({:+.3f}, {:+.3f})".format(*low_high)
+
+
+def table(heads, rows):
+    """Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def times(multiple):
+    return f"{multiple:g}x"
+
+
+def losses_table(grid, preset, lines):
+    """Ours by the paper's protocol beside the paper's numbers; what is comparable in another model is the rise."""
+    multiples = sorted({multiple for line in lines for _, multiple in line.rows})
+    last = max((len(numbers) for numbers in grid.paper.values()), default=len(multiples))
+    end = multiples[min(last, len(multiples)) - 1]
+    heads = ["run", "positions", *map(times, multiples), f"rise to {times(end)}"]
+    if grid.paper:
+        heads += [f"paper's rise to {times(end)}", "ours - paper"]
+        heads += [f"paper's {times(m)}, ours - it" for m in multiples[:last]] if preset in grid.of else []
+    rows = []
+    for line in lines:
+        losses = [line.values(multiple) for multiple in multiples]
+        rises = [b - a for a, b in zip(losses[0], line.values(end), strict=False)]
+        cells = [line.variant, line.how, *map(mean_sd, losses), mean_sd(rises, "+.3f").replace("± +", "± ")]
+        if paper := grid.paper.get((line.variant, line.how)):
+            rise = paper[-1] - paper[0]
+            cells += [f"{rise:+.2f}", f"{statistics.mean(rises) - rise:+.2f}" if rises else "-"]
+            if preset in grid.of:
+                cells += [f"{p:.2f}, {statistics.mean(x) - p:+.2f}" if x else f"{p:.2f}, -"
+                          for p, x in zip(paper, losses, strict=False)]  # fmt: skip
+        rows.append(cells + [""] * (len(heads) - len(cells)))
+    return table(heads, rows)
+
+
+def same_targets_table(lines):
+    multiples = sorted({multiple for line in lines for protocol, multiple in line.rows if protocol == "same-targets"})
+    last = ("same-targets", multiples[-1])
+    heads = ["run", "positions", *map(times, multiples), "sliding 1x", f"{times(multiples[-1])} - 1x",
+             f"{times(multiples[-1])} - sliding"]  # fmt: skip
+    rows = []
+    for line in lines:
+        losses = [mean_sd(line.values(multiple, protocol="same-targets")) for multiple in multiples]
+        rows.append([line.variant, line.how, *losses, mean_sd(line.values(1, protocol="sliding")),
+                     paired(line, last, ("same-targets", 1)), paired(line, last, ("sliding", 1))])  # fmt: skip
+    return table(heads, rows)
+
+
+def probes_table(grid, evaluations):
+    found = {probe: {line.variant: line for line in lines_of(grid, evaluations, probe)} for probe in PROBES}
+    asked = [("swap", 2), ("swap", 4), ("swap", 16), ("repeat", 1), ("repeat", 4), ("repeat", 16)]
+    rows = []
+    for variant in grid.evaluations:
+        cells = [variant]
+        for probe, multiple in asked:
+            line = found[probe].get(variant)
+            at = (probe, multiple)
+            cells.append("-" if line is None else paired(line, at, at, "unit_losses_without", "unit_losses"))
+        if set(cells[1:]) != {"-"}:
+            rows.append(cells)
+    return table(["run", *(f"{probe} {times(multiple)}" for probe, multiple in asked)], rows) if rows else ""
+
+
+def which_of_two(lines):
+    """Which of the paper's two losses of ExPE at 4x ours is nearer to, by its rise from 1x."""
+    for line in lines:
+        if (line.variant, line.how) == ("expe", "") and (at_4 := line.values(4)):
+            rise = statistics.mean(at_4) - statistics.mean(line.values(1))
+            two = {"table 2": GRIDS["table2"].paper["expe", ""], "table 7": GRIDS["ablations"].paper["expe", ""]}
+            rises = {f"{losses[2]:.2f} of {name}": losses[2] - losses[0] for name, losses in two.items()}
+            nearer = min(rises, key=lambda name: abs(rises[name] - rise))
+            said = " and ".join(f"{name} ({paper:+.2f} from 1x)" for name, paper in rises.items())
+            return f"At 4x the paper has two losses of ExPE, {said}. Ours rises by {rise:+.3f}: nearer to the {nearer}.\n"
+    return ""
+
+
+def draw(name, preset, lines, evaluations, grid):
+    """The pictures of a grid, in pictures/; returns their Markdown."""
+    import numpy as np
+
+    import pictures
+
+    def path(kind):
+        return Path("pictures") / f"{preset}-{name}-{kind}.png"
+
+    def label(line):
+        return f"{line.variant} {line.how}".strip()
+
+    made = []
+    for family, drawn in lines.items():
+        band = {}
+        for line in drawn:
+            points = {m: line.values(m) for p, m in line.rows if p == family}
+            points = {m: values for m, values in points.items() if values}
+            x, mean = [m * line.context for m in points], np.array([np.mean(v) for v in points.values()])
+            sd = np.array([np.std(v, ddof=1) if len(v) > 1 else 0 for v in points.values()])
+            band[label(line)] = (x, mean, mean - sd, mean + sd)
+        if band:
+            ticks = sorted({x for line in band.values() for x in line[0]})
+            pictures.curves(path(family), band, f"{grid.title} ({preset}, {family})", "tokens in the window",
+                            "loss, nats a token", trained=drawn[0].context, ticks=ticks)  # fmt: skip
+            made.append(path(family))
+    if name == "ablations":
+        groups = {label(line).replace("expe-", ""): {times(m): (np.mean(v), np.std(v, ddof=1) if len(v) > 1 else 0)
+                  for m in (1, 2, 4, 16) if (v := line.values(m))} for line in lines["nonoverlap"]}  # fmt: skip
+        pictures.bars(path("bars"), groups, f"{grid.title} ({preset}, nonoverlap)", "loss, nats a token")
+        made.append(path("bars"))
+    if name == "table2":
+        curves = {}
+        for line in lines["nonoverlap"]:
+            row = line.rows[max(line.rows)][0]
+            if row["loss"] is not None and (by := [r["by_position"] for r in line.rows[max(line.rows)]]):
+                curves[label(line)] = pictures.by_position(np.mean(by, axis=0), row["block"])
+        if curves:
+            pictures.curves(path("positions"), curves, f"Loss by position ({preset}, nonoverlap)", "position",
+                            "loss, nats a token", trained=lines["nonoverlap"][0].context)  # fmt: skip
+            made.append(path("positions"))
+    return "\n".join(f"![{grid.title}]({made_path})" for made_path in made)
+
+
+def report():
+    """Write RESULTS.md and the pictures from results/; its notes are kept."""
+    presets = sorted(path for path in Path("results").glob("*") if path.is_dir())
+    if not presets:
+        raise InputError("there is nothing under results/ to report: run a grid first, such as table2 --preset mini")
+    kept = Path("RESULTS.md").read_text(encoding="utf-8") if Path("RESULTS.md").exists() else ""
+    notes = kept[kept.index(NOTES) + len(NOTES) :] if NOTES in kept else EMPTY_NOTES
+    parts = [
+        "# Results\n\nMade by `python reproduce.py report` from the files under results/, one a run and evaluation; "
+        "only the notes at the end are written by hand. Losses are in nats a token, as the mean over seeds ± their standard "
+        "deviation. 1x is the trained length. `nonoverlap` is the paper's protocol. `same-targets` scores the same last "
+        "tokens of each document with more and more context; 95% intervals (in brackets) are a paired bootstrap over "
+        "documents of the mean over seeds. README says what each protocol can and cannot show.\n"
+    ]
+    for folder in presets:
+        runs, evaluations = collect(folder)
+        if runs:
+            parts += preset_report(folder.name, runs, evaluations)
+    Path("RESULTS.md").write_text("\n".join(parts) + NOTES + notes, encoding="utf-8")
+    print("RESULTS.md is written")
+
+
+def preset_report(preset, runs, evaluations):
+    """The sections of one preset."""
+    first = next(iter(runs.values()))
+    machine, versions = first["provenance"], first["provenance"]["versions"]
+    seeds = sorted({seed for _, seed in runs})
+    seconds = [run["seconds"] for run in runs.values() if run["seconds"]]
+    parts = [
+        f"\n## {preset}\n\n{len(runs)} runs of {first['tokens']:,} tokens in {first['dtype']}, trained at "
+        f"{first['trained_length']} tokens on {first['data']['source']} (vocabulary {first['data']['vocab']:,}, "
+        f"{first['data']['splits']['train']['tokens']:,} training tokens); seeds {', '.join(map(str, seeds))}; "
+        f"{sum(seconds) / 3600:.1f} hours of training in all, {min(seconds):,.0f} to {max(seconds):,.0f} s a run, on "
+        f"{machine['device']} ({machine['threads']} threads, {machine['machine']}), Python {versions['python']}, "
+        f"torch {versions['torch']}.\n"
+    ]
+    for name, grid in GRIDS.items():
+        lines = {family: lines_of(grid, evaluations, family) for family in LOSSES}
+        if name == "large" and preset not in ("llama-135m", "llama-342m") or not any(lines.values()):
+            continue
+        variants = [v for v in grid.evaluations if any(line.variant == v for line in lines["nonoverlap"])]
+        trained = {v: sorted(seed for other, seed in runs if other == v) for v in variants}
+        parts.append(f"\n### {grid.title}\n")
+        parts.append(draw(name, preset, lines, evaluations, grid) + "\n")
+        if lines["nonoverlap"]:
+            parts.append(f"By the paper's protocol (nonoverlap):\n\n{losses_table(grid, preset, lines['nonoverlap'])}")
+        if name in ("table2", "ablations"):
+            parts.append(which_of_two(lines["nonoverlap"]))
+        if lines["same-targets"]:
+            parts.append(f"The same targets with more and more context:\n\n{same_targets_table(lines['same-targets'])}")
+        if probes := probes_table(grid, evaluations):
+            parts.append(f"Probes: the gain from what is far back, at windows of so many times 1x:\n\n{probes}")
+        alike = len(set(map(tuple, trained.values()))) == 1
+        which = "" if alike else "; seeds: " + ", ".join(f"{v} {'/'.join(map(str, s))}" for v, s in trained.items())
+        parts.append(f"`python reproduce.py {name} --preset {preset} --seeds {','.join(map(str, seeds))}`{which}\n")
+    names = {job: flags for job, flags in EVALUATIONS.items() if any(e == job for _, e in evaluations)}
+    parts.append(f"\n### The commands ({preset})\n\n" + table(
+        ["run", "command", "s", "parameters", "commit"],
+        [[f"{variant}-s{seed}", f"`{run['command']}`", f"{run['seconds'] or 0:,.0f}", f"{run['parameters']:,}",
+          (run["provenance"]["git"] or "-")[:10]] for (variant, seed), run in runs.items()],
+    ))  # fmt: skip
+    evaluate = f"python eval.py runs/{preset}/RUN FLAGS --json FILE"
+    parts.append(f"Each results/{preset}/RUN.NAME.json is what `{evaluate}` writes:\n\n"
+                 + table(["NAME", "FLAGS"], [[name, f"`{flags}`"] for name, flags in names.items()]))  # fmt: skip
+    return parts
+
+
+# ---- as a script -----------------------------------------------------------------------------------------------------
+
+
+def command_line():
+    parser = CommandLine(
+        description="Train and evaluate the paper's tables as grids, and write results/ and RESULTS.md.",
+        epilog="grids:\n" + "\n".join(f"  {name:12}{grid.title}" for name, grid in GRIDS.items())
+        + f"\n  {'all':12}{', '.join(ALL)}\n  {'report':12}no run: RESULTS.md and the pictures anew\n\n"
+        "what follows -- goes to train.py:\n"
+        "  python reproduce.py table2 --preset paper-35m --seeds 0 -- --dtype bf16 --compile --data my_books/",
+    )  # fmt: skip
+    parser.add_argument("grid", choices=(*GRIDS, "all", "report"), metavar="GRID", help="one of those below")
+    parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model (default: mini)")
+    parser.add_argument("--seeds", type=listed(whole), default=[0, 1, 2], metavar="N,N,...", help="default: 0,1,2")
+    parser.add_argument("--device", help="of training and evaluation (default: a GPU if there is one)")
+    parser.add_argument("--dry-run", action="store_true", help="print the runs, their tokens and an estimate")
+    return parser
+
+
+def main():
+    parser = command_line()
+    with parser.one_line_errors():
+        argv = sys.argv[1:]
+        cut = argv.index("--") if "--" in argv else len(argv)
+        args = parser.parse_args(argv[:cut])
+        args.train_flags = argv[cut + 1 :]
+        args.grids = ALL if args.grid == "all" else (args.grid,)
+        if args.grid == "report":
+            return report()
+        if args.seeds and min(args.seeds) < 0:
+            parser.error(f"--seeds must be numbers from 0 up, got {min(args.seeds)}")
+        jobs = jobs_of(args)
+        if args.dry_run:
+            return show_plan(args, jobs)
+        run_grid(args, jobs)
+        report()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""A run as lm_eval sees a language model, for the benchmarks that the paper reports (section 4.2).
+
+    python eval.py runs/expe --tasks hellaswag,arc_easy,arc_challenge,mmlu
+
+lm_eval (https://github.com/EleutherAI/lm-evaluation-harness) has the tasks, their prompts and their scores, and fetches
+their data from a hub; here are the log-likelihoods and the text, by our GPT and its tokenizer.
+"""
+
+import itertools
+import logging
+import os
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+import data
+from config import InputError, all_runs
+from eval import BATCH_TOKENS
+from generate import generate
+from model_torch import Cache, at_least_fp32, load_model, pick_device
+
+VERSION = "0.4.13"
+try:
+    from lm_eval import simple_evaluate
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+except ImportError as error:
+    raise InputError(f"--tasks needs lm_eval ({error}): pip install lm_eval=={VERSION}") from None
+
+
+class Run(TemplateLM):
+    """A run directory behind lm_eval's interface. Log-likelihoods are in nats.
+
+    Of a text that is longer than the trained length the last tokens are read, as is usual with these benchmarks; a
+    continuation is always read whole.
+    """
+
+    def __init__(self, run, device, dtype):
+        super().__init__()
+        self.model, record = load_model(run, device, dtype)
+        self.encoding = data.run_tokenizer(run, record)
+        self.context = self.model.config.context
+
+    @property
+    def eot_token_id(self):
+        return self.encoding.eot_token
+
+    def tok_encode(self, string, add_special_tokens=None, **kwargs):
+        return self.encoding.encode_ordinary(string)
+
+    def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
+        """[(summed log-likelihood of the continuation, whether it is the likeliest at every token)]."""
+        found, device = [None] * len(requests), self.model.embedding.weight.device
+        texts = [(context + continuation)[-max(self.context, len(continuation)) - 1 :]
+                 for _, context, continuation in requests]  # fmt: skip
+        order = sorted(range(len(requests)), key=lambda i: -len(texts[i]))
+        with torch.no_grad(), tqdm(total=len(order), desc="log-likelihoods", disable=disable_tqdm) as bar:
+            while order:
+                batch = order[: max(1, BATCH_TOKENS // len(texts[order[0]]))]
+                order = order[len(batch) :]
+                tokens = torch.zeros(len(batch), len(texts[batch[0]]) - 1, dtype=torch.long)
+                for row, i in zip(tokens, batch, strict=True):  # what follows a text does not change what is said of it
+                    row[: len(texts[i]) - 1] = torch.tensor(texts[i][:-1])
+                h = self.model.hidden(tokens.to(device))  # (B, T, C)
+                for row, i in zip(h, batch, strict=True):
+                    targets = torch.tensor(requests[i][2], device=device)  # (n,)
+                    end = len(texts[i]) - 1
+                    logits = F.linear(row[end - len(targets) : end], self.model.output_weight)  # (n, V)
+                    logs = at_least_fp32(logits).log_softmax(-1)
+                    total = logs.gather(-1, targets[:, None]).double().sum().item()
+                    found[i] = total, bool((logs.argmax(-1) == targets).all())
+                bar.update(len(batch))
+        for (key, *_), answer in zip(requests, found, strict=True):
+            if key is not None:
+                self.cache_hook.add_partial("loglikelihood", key, answer)
+        return found
+
+    def loglikelihood_rolling(self, requests, disable_tqdm=False):
+        """The log-likelihood of each whole text, in windows of the trained length that do not overlap."""
+        windows = []
+        for (text,) in (request.args for request in requests):
+            rolling = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, self.context, 1)
+            windows.append([(None, *make_disjoint_window(pair)) for pair in rolling])
+        scores = iter(self._loglikelihood_tokens(list(itertools.chain(*windows)), disable_tqdm))
+        return [sum(next(scores)[0] for _ in mine) for mine in windows]
+
+    def generate_until(self, requests, disable_tqdm=False):
+        """What follows each text, token by token until one of its stop strings, <|endoftext|> or max_gen_toks."""
+        texts = []
+        for context, kwargs in tqdm([request.args for request in requests], desc="texts", disable=disable_tqdm):
+            kwargs = normalize_gen_kwargs(dict(kwargs))
+            most, stop = kwargs["max_gen_toks"], [s for s in kwargs["until"] or [] if s]
+            how = {"temperature": kwargs["temperature"] if kwargs["do_sample"] else 0}
+            prompt = [self.eot_token_id, *self.tok_encode(context)][-max(1, self.context - most) :]
+            drawn = []
+            for (token,) in itertools.islice(generate(self.model, [prompt], Cache(), **how), most):
+                if token == self.eot_token_id:
+                    break
+                drawn.append(token)
+                if any(s in self.encoding.decode(drawn) for s in stop):
+                    break
+            texts.append(postprocess_generated_text(self.encoding.decode(drawn), stop, None))
+        return texts
+
+
+def score(args):
+    """One row a run, task and metric: {"run", "pe", "task", "metric", "value", "stderr", "n"}."""
+    runs = args.runs or all_runs()
+    if not runs:
+        raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
+    if len(args.dtype) > 1:
+        raise InputError("--tasks takes one --dtype")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    if args.task_path is not None and not os.path.isdir(args.task_path):
+        raise InputError(f"--task-path {args.task_path} is not a folder")
+    manager = TaskManager(include_path=args.task_path)
+    if unknown := [name for name in args.tasks if name not in manager.all_tasks]:
+        raise InputError(f"lm_eval has no task {unknown[0]}: lm-eval ls tasks lists its own; yours come by --task-path")
+    rows = []
+    for run in runs:
+        model = Run(run, pick_device(args.device), args.dtype[0])
+        try:
+            found = simple_evaluate(model, tasks=list(args.tasks), num_fewshot=args.shots, limit=args.limit,
+                                    task_manager=manager, log_samples=False)  # fmt: skip
+        except (OSError, ConnectionError) as error:  # of a dozen kinds, by the library that fetches
+            raise InputError(
+                f"the data of {', '.join(args.tasks)} cannot be fetched here ({type(error).__name__}): "
+                "these tasks need the hub once, or give local ones by --task-path"
+            ) from None
+        for task, values in found["results"].items():
+            for key, value in values.items():
+                metric, _, how = key.partition(",")
+                if isinstance(value, int | float) and how and not metric.endswith("_stderr"):
+                    error = values.get(f"{metric}_stderr,{how}")
+                    samples = found["n-samples"].get(task, {}).get("effective")
+                    rows.append({"run": str(run), "pe": model.model.config.encoding.pe, "task": task, "metric": metric,
+                                 "value": value, "stderr": error if isinstance(error, float) else None,
+                                 "n": samples})  # fmt: skip
+    return rows
+
+
+def print_rows(rows):
+    runs, tasks = (max(map(len, (row[key] for row in rows)), default=4) for key in ("run", "task"))
+    print(f"\n{'run':{runs}}  {'pe':10}  {'task':{tasks}}  {'metric':10}{'value':>8}  {'stderr':>7}  {'examples':>8}")
+    for row in rows:
+        error = "-" if row["stderr"] is None else format(row["stderr"], ".4f")
+        n = "-" if row["n"] is None else format(row["n"], ",")
+        print(f"{row['run']:{runs}}  {row['pe']:10}  {row['task']:{tasks}}  {row['metric']:10}{row['value']:8.4f}  "
+              f"{error:>7}  {n:>8}")  # fmt: skip

@@ -1,0 +1,171 @@
+"""A grid of tiny runs: planned, killed and gone on with, evaluated, and reported from its files alone."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, command, refused
+
+import reproduce
+from config import EncodingConfig, read_run
+from measures import intervals
+
+SMALL = ["--context", "16", "--batch-size", "4", "--vocab", "300"]
+
+
+@pytest.fixture(scope="module")
+def grid(tokens, tmp_path_factory):
+    """A folder in which a grid of three variants and two seeds was run to its end."""
+    folder = tmp_path_factory.mktemp("grid")
+    flags = [*SMALL, "--steps", "4", "--data", tokens]
+    done = command("reproduce.py", "scaling", "--seeds", "0,1", "--", *flags, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_variant_is_a_run_of_its_own():
+    flags = [value.split()[1:] for value in reproduce.VARIANTS.values()]
+    assert len(set(map(tuple, flags))) == len(flags)
+    for grid in reproduce.GRIDS.values():
+        assert set(grid.evaluations) <= set(reproduce.VARIANTS)
+        assert {variant for variant, _ in grid.paper} <= set(grid.evaluations)
+        assert {name for names in grid.evaluations.values() for name in names} <= set(reproduce.EVALUATIONS)
+
+
+def test_a_grid_leaves_runs_results_a_report_and_pictures(grid):
+    names = {f"{variant}-s{seed}" for variant in ("expe", "exqpe", "expe-on-k") for seed in (0, 1)}
+    assert {path.name for path in (grid / "runs/mini").iterdir()} == names
+    files = {path.name for path in (grid / "results/mini").iterdir()}
+    assert files == {f"{name}.{what}.json" for name in names for what in ("run", "scaled", "scaled-same-targets")}
+    model, _, _ = read_run(grid / "runs/mini/expe-on-k-s1")
+    assert model.encoding.on == "k" and model.encoding.pe == "expe"
+    assert (grid / "pictures/mini-scaling-nonoverlap.png").read_bytes().startswith(b"\x89PNG")
+    text = (grid / "RESULTS.md").read_text()
+    assert "python train.py --preset mini --pe expe --on k --seed 1" in text and "## Notes" in text
+
+
+def test_numbers_of_the_report_are_those_of_the_files(grid):
+    text = (grid / "RESULTS.md").read_text()
+    rows = [json.loads((grid / f"results/mini/expe-s{seed}.scaled.json").read_text()) for seed in (0, 1)]
+    at = [{(row["how"], row["length"]): row["loss"] for row in part} for part in rows]
+    for how in ("", "scale 0.5"):
+        losses = [[part[how, length] for part in at] for length in (16, 32, 64, 128, 256)]
+        cells = [f"{statistics.mean(x):.3f} ± {statistics.stdev(x):.3f}" for x in losses]
+        rises = [b - a for a, b in zip(losses[0], losses[4], strict=True)]
+        line = f"| expe | {how} | {' | '.join(cells)} | {statistics.mean(rises):+.3f} ± {statistics.stdev(rises):.3f} |"
+        paper = {"": 7.56 - 2.63, "scale 0.5": 5.65 - 2.76}[how]
+        assert f"{line} {paper:+.2f} | {statistics.mean(rises) - paper:+.2f} |" in text
+    same = [json.loads((grid / f"results/mini/exqpe-s{seed}.scaled-same-targets.json").read_text()) for seed in (0, 1)]
+    at = [{(row["how"], row["protocol"], row["length"]): row for row in part} for part in same]
+    longest, first = ("scale auto", "same-targets", 256), ("scale auto", "same-targets", 16)
+    means = [
+        statistics.mean(part[longest]["unit_losses"][d] - part[first]["unit_losses"][d] for part in at)
+        for d in range(at[0][longest]["n_documents"])
+    ]
+    found = "{:+.3f} ({:+.3f}, {:+.3f})".format(*intervals([means], at[0][longest]["unit_targets"])[0])
+    assert re.search(rf"\| exqpe \| scale auto \|.*\| {re.escape(found)} \|", text)
+
+
+def test_results_alone_make_the_report_and_its_notes_are_kept(grid, tmp_path):
+    shutil.copytree(grid / "results", tmp_path / "results")
+    (tmp_path / "pictures").mkdir()
+    text = (grid / "RESULTS.md").read_text()
+    (tmp_path / "RESULTS.md").write_text("old\n\n## Notes\n\nWhat did not work: x.\n")
+    assert command("reproduce.py", "report", cwd=tmp_path).returncode == 0
+    again = (tmp_path / "RESULTS.md").read_text()
+    assert again.split("## Notes")[0] == text.split("## Notes")[0]
+    assert again.endswith("\n## Notes\n\nWhat did not work: x.\n")
+
+
+def test_what_is_done_is_left_alone_and_what_is_lost_is_made_again(grid, tmp_path):
+    folder = tmp_path / "grid"
+    shutil.copytree(grid, folder)
+    tokens = json.loads((folder / "runs/mini/expe-s0/config.json").read_text())["train"]["data"]
+    again = ["reproduce.py", "scaling", "--seeds", "0,1", "--", *SMALL, "--steps", "4", "--data", tokens]
+    file = folder / "results/mini/expe-s0.scaled.json"
+    before, weights = file.read_text(), (folder / "runs/mini/expe-s0/model.safetensors").stat().st_mtime_ns
+    file.unlink()
+    rows = json.loads((folder / "results/mini/expe-s1.scaled.json").read_text())
+    rows[0]["weights"] = "of another run"
+    (folder / "results/mini/expe-s1.scaled.json").write_text(json.dumps(rows))
+    done = command(*again, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "16 of 18 jobs are done" in done.stdout and file.read_text() == before
+    assert (folder / "results/mini/expe-s1.scaled.json").read_text() == (
+        grid / "results/mini/expe-s1.scaled.json"
+    ).read_text()
+    assert (folder / "runs/mini/expe-s0/model.safetensors").stat().st_mtime_ns == weights
+    plan = command(*again[:4], "--dry-run", *again[4:], cwd=folder)
+    assert "6 runs, 1,536 training tokens; left: 0 runs and 0 evaluations, about 0 min" in plan.stdout
+
+
+def test_a_dry_run_writes_nothing(tmp_path):
+    done = command("reproduce.py", "table2", "--seeds", "0", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "python train.py --preset mini --pe exqpe --on k --seed 0 --out runs/mini/exqpe-on-k-s0" in done.stdout
+    assert "11 runs, 18,022,400 training tokens; left: 11 runs and 44 evaluations, about" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_grid_that_is_killed_three_times_is_finished(tokens, tmp_path):
+    flags = ["scaling", "--seeds", "0", "--", *SMALL, "--steps", "60", "--checkpoint-every", "5", "--data", str(tokens)]
+    line = [sys.executable, ROOT / "reproduce.py", *flags]
+    steps = []
+    for when in ("runs/mini/expe-s0", "results/mini/expe-s0.run.json", "runs/mini/exqpe-s0"):
+        process = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for _ in range(600):
+            if (tmp_path / when).exists():
+                break
+            time.sleep(0.1)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        found = [read_run(path.parent)[2]["checkpoint"]["step"] for path in tmp_path.glob("runs/mini/*/config.json")]
+        steps.append(sum(found))
+    done = command("reproduce.py", *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert steps == sorted(steps) and len(list((tmp_path / "results/mini").glob("*.json"))) == 9
+    for variant in ("expe", "exqpe", "expe-on-k"):
+        assert read_run(tmp_path / f"runs/mini/{variant}-s0")[2]["checkpoint"]["step"] == 60
+    straight = tmp_path / "straight"
+    straight.mkdir()
+    assert command("reproduce.py", *flags, cwd=straight).returncode == 0
+    for name in ("expe-s0.scaled", "exqpe-s0.scaled-same-targets"):  # bit for bit what an undisturbed grid gives
+        found, right = (json.loads((root / f"results/mini/{name}.json").read_text()) for root in (tmp_path, straight))
+        assert [row["loss"] for row in found] == [row["loss"] for row in right]
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("tables", "invalid choice: 'tables'"),
+        ("table2 --seeds 0,x", "'x' is not a whole number"),
+        ("table2 --seeds -1", "--seeds"),
+        ("report", "there is nothing under results/ to report"),
+        ("scaling --seeds 0 -- --stepz 4", "unrecognized arguments: --stepz"),
+        ("scaling --seeds 0 -- --pe rope", "--pe is the grid's own"),
+    ],
+)
+def test_wrong_flags_are_named_in_one_line(flags, message, tmp_path):
+    assert message in refused(command("reproduce.py", *flags.split(), cwd=tmp_path))
+    assert not (tmp_path / "results").exists() and not (tmp_path / "runs").exists()
+
+
+def test_flags_that_are_not_the_runs_own_are_refused(grid, tmp_path):
+    folder = tmp_path / "grid"
+    shutil.copytree(grid, folder)
+    os.remove(folder / "results/mini/expe-s0.run.json")
+    line = refused(command("reproduce.py", "scaling", "--seeds", "0", "--", "--steps", "9", cwd=folder))
+    assert "steps is 4 in runs/mini/expe-s0 and 9 by these flags" in line
+
+
+def test_the_encodings_of_the_paper_are_the_defaults():
+    assert EncodingConfig("expe", on="k").on == "k"  # a variant differs from the paper's encoding by its flags alone
+    assert reproduce.VARIANTS["expe"] == "--pe expe"
