@@ -303,7 +303,8 @@ def print_table(rows, title, cell):
     for row in rows:
         text = "-" if row["loss"] is None else cell(row)
         trained = row["length"] == row["trained_length"] and row["protocol"] == main and text not in ("", "-")
-        table.setdefault((row["run"], row["pe"], row["how"]), {})[row["protocol"], row["length"]] = text + "* "[not trained]
+        cells = table.setdefault((row["run"], row["pe"], row["how"]), {})
+        cells[row["protocol"], row["length"]] = text + "* "[not trained]
     filled = [i for i, column in enumerate(columns) if any(cells.get(column, "").strip() for cells in table.values())]
     if not filled:
         return

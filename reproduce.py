@@ -437,7 +437,7 @@ def which_of_two(lines):
             rises = {f"{losses[2]:.2f} of {name}": losses[2] - losses[0] for name, losses in two.items()}
             nearer = min(rises, key=lambda name: abs(rises[name] - rise))
             said = " and ".join(f"{name} ({paper:+.2f} from 1x)" for name, paper in rises.items())
-            return f"At 4x the paper has two losses of ExPE, {said}. Ours rises by {rise:+.3f}: nearer to the {nearer}.\n"
+            return f"At 4x the paper has two losses of ExPE, {said}. Ours rises by {rise:+.3f}: nearer to {nearer}.\n"
     return ""
 
 
@@ -494,10 +494,10 @@ def report():
     notes = kept[kept.index(NOTES) + len(NOTES) :] if NOTES in kept else EMPTY_NOTES
     parts = [
         "# Results\n\nMade by `python reproduce.py report` from the files under results/, one a run and evaluation; "
-        "only the notes at the end are written by hand. Losses are in nats a token, as the mean over seeds ± their standard "
-        "deviation. 1x is the trained length. `nonoverlap` is the paper's protocol. `same-targets` scores the same last "
-        "tokens of each document with more and more context; 95% intervals (in brackets) are a paired bootstrap over "
-        "documents of the mean over seeds. README says what each protocol can and cannot show.\n"
+        "only the notes at the end are written by hand. Losses are in nats a token, as the mean over seeds ± their "
+        "standard deviation. 1x is the trained length. `nonoverlap` is the paper's protocol; `same-targets` scores the "
+        "same last tokens of each document with more and more context. 95% intervals (in brackets) are a paired "
+        "bootstrap over documents of the mean over seeds. README says what each protocol can and cannot show.\n"
     ]
     for folder in presets:
         runs, evaluations = collect(folder)

@@ -190,6 +190,143 @@ def test_streaming_equals_an_independent_loop(workplace, tokens):
     assert second["loss"] != pytest.approx(rows[1]["loss"], rel=1e-4)
 
 
+# ---- the same targets, probes, precisions ----------------------------------------------------------------------------
+
+
+def rows_of(workplace, *flags):
+    """What eval.py writes for these flags."""
+    done = command("eval.py", *flags, "--json", "rows.json", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    return json.loads((workplace / "rows.json").read_text()), done.stdout
+
+
+def last_losses(workplace, tokens, run, begin, n, change=lambda document, d: document):
+    """{document: the losses of its last n targets}, each seen from begin(target's index in the document) on."""
+    model, record = load_model(workplace / "runs" / run)
+    documents = [d.tolist() for d in data.split_documents(data.open_split(tokens, "val"), record["data"]["eot"])]
+    found = {}
+    for d, document in enumerate([document for document in documents if len(document) > 64]):
+        found[d] = []
+        for i in range(len(document) - n, len(document)):
+            seen = change(document, d)[begin(i, len(document)) : i]
+            with torch.no_grad():
+                logits = model(torch.tensor([seen]))[0, -1].double()
+            found[d].append(-torch.log_softmax(logits, -1)[document[i]].item())
+    return found
+
+
+def test_same_targets_and_sliding_equal_a_loop_over_targets(workplace, tokens):
+    flags = ["--protocol", "same-targets", "--lengths", "16,64", "--targets", "8"]
+    rows, printed = rows_of(workplace, "runs/expe", *flags)
+    assert [(row["protocol"], row["length"]) for row in rows] == [
+        ("same-targets", 16), ("same-targets", 64), ("sliding", 16)
+    ]  # fmt: skip
+    assert len({(row["n_targets"], row["targets_sha256"]) for row in rows}) == 1
+    begins = (
+        lambda i, end: end - 17,
+        lambda i, end: end - 65,
+        lambda i, end: end - 4 - 17 if i < end - 4 else end - 17,  # two groups of a stride of 4 = 16/4
+    )
+    for row, begin in zip(rows, begins, strict=True):
+        found = last_losses(workplace, tokens, "expe", begin, 8)
+        means = [sum(x) / 8 for x in found.values()]
+        assert row["n_targets"] == 8 * len(found) and row["n_documents"] == len(found)
+        np.testing.assert_allclose(row["unit_losses"], means, atol=2e-5)
+        assert row["loss"] == pytest.approx(sum(means) / len(means), abs=1e-5)
+    one, four, sliding = (np.array(row["unit_losses"]) for row in rows)
+    assert rows[1]["over_1x"][0] == pytest.approx((four - one).mean(), abs=1e-5)
+    assert rows[1]["over_sliding"][0] == pytest.approx((four - sliding).mean(), abs=1e-5)
+    assert rows[1]["over_1x"][1] < rows[1]["over_1x"][0] < rows[1]["over_1x"][2]
+    assert "{:+.3f} ({:+.3f} {:+.3f})".format(*rows[1]["over_1x"]) in printed
+
+
+def test_two_runs_are_compared_on_the_same_documents(workplace):
+    rows, printed = rows_of(workplace, "runs/expe", "runs/rope", "--protocol", "same-targets", "--lengths", "16,32")
+    at = {(row["run"], row["protocol"], row["length"]): row for row in rows}
+    expe, rope = at["runs/expe", "same-targets", 32], at["runs/rope", "same-targets", 32]
+    value = expe["minus"]["runs/rope"]
+    assert value[0] == pytest.approx(expe["loss"] - rope["loss"], abs=1e-5) and rope["minus"] == {}
+    spread = np.std(np.subtract(expe["unit_losses"], rope["unit_losses"])) / math.sqrt(expe["n_documents"])
+    assert value[2] - value[1] == pytest.approx(2 * 1.96 * spread, rel=0.15)
+    assert "runs/expe - runs/rope" in printed and "{:+.3f} ({:+.3f} {:+.3f})".format(*value) in printed
+
+
+def test_the_gain_of_swap_equals_a_loop_with_another_documents_tokens(workplace, tokens):
+    rows, printed = rows_of(workplace, "runs/expe", "--probe", "swap", "--lengths", "16,64", "--targets", "4")
+    assert rows[0]["loss"] is None and rows[1]["protocol"] == "swap"
+    _, record = load_model(workplace / "runs" / "expe")
+    documents = data.split_documents(data.open_split(tokens, "val"), record["data"]["eot"])
+    documents = [document.tolist() for document in documents if len(document) > 64]
+
+    def swapped(document, d):
+        other = documents[(d + 1) % len(documents)]
+        return document[: len(document) - 65] + other[-48:] + document[len(document) - 17 :]
+
+    own = last_losses(workplace, tokens, "expe", lambda i, end: end - 65, 4)
+    other = last_losses(workplace, tokens, "expe", lambda i, end: end - 65, 4, swapped)
+    gains = [np.mean(other[d]) - np.mean(own[d]) for d in own]
+    assert rows[1]["gain"][0] == pytest.approx(np.mean(gains), abs=1e-5)
+    assert rows[1]["won"] == np.mean(np.array(gains) > 0) and rows[1]["without"] > 0
+    assert "gain, with its 95% interval" in printed
+
+
+@pytest.mark.parametrize("probe", ["repeat", "passkey"])
+def test_probes_have_a_table_and_a_picture(workplace, probe):
+    flags = ["--probe", probe, "--lengths", "64,256", "--plot", "p.svg"]
+    rows, printed = rows_of(workplace, "runs/expe", "runs/rope", *flags)
+    assert len(rows) == 4 and all(row["gain"][1] <= row["gain"][0] <= row["gain"][2] for row in rows)
+    assert all(row["without"] - row["loss"] == pytest.approx(row["gain"][0], abs=1e-6) for row in rows)
+    assert "runs/rope" in printed and "<svg" in (workplace / "p.svg").read_text()
+
+
+def test_loss_by_position_averages_to_the_loss(workplace):
+    rows, printed = rows_of(workplace, "runs/expe", "--lengths", "16,64", "--per-position", "--plot", "position.png")
+    for row in rows:
+        assert len(row["by_position"]) == row["length"] // 2 and row["block"] == 2
+        assert np.mean(row["by_position"]) == pytest.approx(row["loss"], abs=1e-5)
+    half = sum(rows[1]["by_position"][16:]) / 16  # positions 32 .. 63
+    assert "loss at positions up to n" in printed and f"{half:.3f}" in printed.split("loss at positions")[1]
+
+
+def test_precisions_round_what_they_say(workplace):
+    rows, _ = rows_of(workplace, "runs/expe", "--lengths", "64", "--dtype", "fp32,bf16,fp16,int8", "--max-docs", "3")
+    losses = {row["dtype"]: row["loss"] for row in rows}
+    assert [row["how"] for row in rows] == ["", "bf16", "fp16", "int8"] and len(set(losses.values())) == 4
+    assert all(abs(loss - losses["fp32"]) < 0.02 for loss in losses.values())
+    exact, rounded = (load_model(workplace / "runs" / "expe", dtype=dtype)[0] for dtype in ("fp32", "int8"))
+    for name, w in exact.named_parameters():
+        found = rounded.get_parameter(name)
+        if w.ndim == 2:  # whole multiples, from -127 to 127, of a step a row, none further from its number than half
+            w, found = w.detach().double(), found.detach().double()
+            step = w.abs().amax(1, keepdim=True) / 127
+            levels = found / step
+            assert (levels - levels.round()).abs().max() < 1e-4 and levels.round().abs().max() == 127
+            assert ((found - w).abs() <= step * (0.5 + 1e-4)).all() and not torch.equal(found, w)
+        else:
+            assert torch.equal(found, w)
+
+
+@pytest.mark.parametrize("run", ["expe", "rope"])
+def test_attention_is_what_the_outputs_are_made_of(workplace, run):
+    """The weights are causal, sum to 1, and are those of the fused kernel: W_v and W_proj make the same sum of them."""
+    model, _ = load_model(workplace / "runs" / run)
+    tokens = torch.arange(40)[None] % 300
+    weights = model.attention(tokens)
+    assert weights.shape == (4, 1, 4, 40, 40) and not weights.requires_grad
+    torch.testing.assert_close(weights.sum(-1), torch.ones(4, 1, 4, 40))
+    assert torch.equal(weights, weights.tril())
+    block, seen = model.blocks[0], {}
+    handles = [block.attn.register_forward_hook(lambda module, inputs, out: seen.update(h=inputs[0], out=out))]
+    with torch.no_grad():
+        model.hidden(tokens)
+        v = (seen["h"] @ block.attn.qkv.weight[256:].T).unflatten(-1, (4, 32)).transpose(1, 2)
+        y = (weights[0] @ v).transpose(1, 2).flatten(2) @ block.attn.proj.weight.T
+    handles[0].remove()
+    torch.testing.assert_close(y, seen["out"], rtol=1e-4, atol=1e-5)
+    done = command("eval.py", f"runs/{run}", "--attention", "a.png", "--lengths", "16,64", cwd=workplace)
+    assert done.returncode == 0 and (workplace / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     "line, message",
     [
@@ -201,8 +338,16 @@ def test_streaming_equals_an_independent_loop(workplace, tokens):
         ("runs/rope --factor 2", "--factor is for --rope-scaling linear, ntk, dynamic, yarn"),
         ("runs/rope --rope-scaling yarn --chunk 4", "--chunk is for --rope-scaling dual-chunk"),
         ("runs/learned --protocol streaming", "learned cannot stream as trained here"),
-        ("runs/rope --sinks 4", "--sinks and --window are for --protocol streaming"),
+        ("runs/rope --sinks 4", "--sinks has no use with --protocol nonoverlap: leave it out"),
         ("runs/rope --protocol streaming --window 0", "--window must be at least 1, got 0"),
+        ("runs/rope --protocol same-targets --targets 17", "--targets must be from 1 to 16, the shortest length, got"),
+        ("runs/rope --protocol sliding --stride 0", "--stride must be from 1 to 16, the shortest length, got 0"),
+        ("runs/rope --targets 4", "--targets has no use with --protocol nonoverlap"),
+        ("runs/rope --probe swap --per-position", "--per-position has no use with --probe swap"),
+        ("runs/rope --probe swap", "swap has nothing to ask at 16 tokens, of which the trained length is 16"),
+        ("runs/rope --dtype fp8", "'fp8' is not one of fp32, bf16, fp16, int8"),
+        ("--attention a.png", "--attention draws one run in one way"),
+        ("runs/rope --attention a.bmp", "'a.bmp' must end in .png, .svg or .pdf"),
     ],
 )
 def test_contradictory_flags_are_named_in_one_line(workplace, line, message):

@@ -1,0 +1,175 @@
+"""lm_eval on tasks of our own, in its YAML format, against the same numbers computed token by token."""
+
+import json
+import math
+
+import pytest
+import torch
+from conftest import command, refused
+from lm_eval.api.instance import Instance
+
+import data
+import tasks
+from model_torch import load_model
+
+CHOICES = [
+    {"question": "import", "choices": ["os", "zebra crossing", "numbers"], "label": 0},
+    {"question": "def f(self,", "choices": ["xylophone", "name):"], "label": 1},
+    {"question": "for i in", "choices": ["range(10):", "))))))"], "label": 0},
+    {"question": "", "choices": ["class", "???"], "label": 1},
+]
+TEXTS = [{"text": "import os\nimport sys\n\ndef main():\n    print('one')\n"}, {"text": "x = 1"}]
+YAML = """
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {folder}/{file}.jsonl
+test_split: test
+{rest}
+"""
+CHOOSE = """output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: label
+metric_list:
+  - metric: acc
+    aggregation: mean
+    higher_is_better: true"""
+ROLL = """output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{text}}"
+metric_list:
+  - metric: bits_per_byte"""
+WRITE = """output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{choices[label]}}"
+generation_kwargs:
+  until: ["."]
+  max_gen_toks: 5
+metric_list:
+  - metric: exact_match
+    aggregation: mean
+    higher_is_better: true"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tasks")
+    for name, rows in (("choices", CHOICES), ("texts", TEXTS)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, file, rest in (("choose", "choices", CHOOSE), ("roll", "texts", ROLL), ("write", "choices", WRITE)):
+        (folder / f"{name}.yaml").write_text(YAML.format(name=name, folder=folder, file=file, rest=rest))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(workplace):
+    return tasks.Run(workplace / "runs" / "rope", torch.device("cpu"), "fp32")
+
+
+def in_loops(run, before, after):
+    """(sum of log p(after | before), whether greedy decoding gives it), one token after the other."""
+    total, greedy = 0.0, True
+    for i, token in enumerate(after):
+        seen = before + after[:i]
+        first = max(0, len(before) + len(after) - 1 - max(16, len(after)))  # of what is read
+        with torch.no_grad():
+            logits = run.model(torch.tensor([seen[first:]]))[0, -1].double()
+        total += logits.log_softmax(-1)[token].item()
+        greedy &= int(logits.argmax()) == token
+    return total, greedy
+
+
+def asked(*arguments):
+    return [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(arguments)]
+
+
+def test_log_likelihoods_equal_a_loop_over_tokens(run):
+    encode = run.encoding.encode_ordinary
+    likeliest = run.encoding.decode([int(run.model(torch.tensor([encode("import")]))[0, -1].argmax())])
+    long = " = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]"  # alone more than the trained length
+    pairs = [("import", " os"), ("import", likeliest), ("x", long), ("for ", "i in"), ("", "class"),
+             ("def f(self, name, other, more, and_more):\n    return", " None")]  # fmt: skip
+    found = run.loglikelihood(asked(*pairs), disable_tqdm=True)
+    for (context, continuation), (value, is_greedy) in zip(pairs, found, strict=True):
+        spaces = len(context) - len(context.rstrip())  # move to the continuation, by lm_eval's rule
+        context, continuation = context.rstrip(), context[len(context) - spaces :] + continuation
+        before = encode(context) if context else [run.eot_token_id]
+        after = encode(context + continuation)[len(before) if context else 0 :]
+        total, greedy = in_loops(run, before, after)
+        assert value == pytest.approx(total, abs=1e-4) and is_greedy == greedy
+    assert any(is_greedy for _, is_greedy in found)
+
+
+def test_rolling_log_likelihoods_cover_each_token_once(run):
+    for text in (TEXTS[0]["text"], "x"):
+        tokens = run.encoding.encode_ordinary(text)
+        right = 0.0
+        for begin in range(0, len(tokens), 16):
+            part = tokens[begin : begin + 16]
+            if begin and len(part) < 16:  # the last window is full: it reads back into what was scored before
+                before = tokens[len(tokens) - 17 : begin]
+            else:
+                before = [tokens[begin - 1]] if begin else [run.eot_token_id]
+            right += in_loops(run, before, part)[0]
+        [value] = run.loglikelihood_rolling(asked((text,)), disable_tqdm=True)
+        assert value == pytest.approx(right, abs=1e-4)
+
+
+def test_greedy_text_stops_where_it_is_told(run):
+    prompt = [run.eot_token_id, *run.encoding.encode_ordinary("import")]
+    for _ in range(6):
+        prompt.append(int(run.model(torch.tensor([prompt]))[0, -1].argmax()))
+    text = run.encoding.decode(prompt[-6:])
+    kwargs = {"until": [], "max_gen_toks": 6, "do_sample": False}
+    [found] = run.generate_until([Instance("generate_until", {}, ("import", kwargs), 0)], disable_tqdm=True)
+    assert found == text
+    [found] = run.generate_until([Instance("generate_until", {}, ("import", kwargs | {"until": [text[2]]}), 0)], True)
+    assert found == text[: text.index(text[2])]
+
+
+def test_tasks_in_yaml_from_the_command_line(folder, workplace, run):
+    done = command("eval.py", "runs/rope", "--tasks", "choose,roll,write", "--task-path", folder, "--json", "t.json",
+                   cwd=workplace)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = {(row["task"], row["metric"]): row for row in json.loads((workplace / "t.json").read_text())}
+    right = 0
+    for row in CHOICES:
+        pairs = [(row["question"], f" {choice}") for choice in row["choices"]]
+        values = [value for value, _ in run.loglikelihood(asked(*pairs), disable_tqdm=True)]
+        right += values.index(max(values)) == row["label"]
+    assert rows["choose", "acc"]["value"] == right / 4 and rows["choose", "acc"]["n"] == 4
+    nats = -sum(run.loglikelihood_rolling(asked((row["text"],)), True)[0] for row in TEXTS)
+    bits = nats / math.log(2) / sum(len(row["text"].encode()) for row in TEXTS)
+    assert rows["roll", "bits_per_byte"]["value"] == pytest.approx(bits, rel=1e-5)
+    assert ("write", "exact_match") in rows and all(row["run"] == "runs/rope" for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--tasks nonesuch", "lm_eval has no task nonesuch"),
+        ("--tasks choose --task-path nowhere", "--task-path nowhere is not a folder"),
+        ("--tasks choose --lengths 16", "--lengths has no use with --tasks"),
+        ("--tasks choose --limit 0", "--limit must be at least 1, got 0"),
+        ("--tasks choose --protocol sliding", "not allowed with argument"),
+    ],
+)
+def test_wrong_flags_are_named_in_one_line(flags, message, workplace):
+    assert message in refused(command("eval.py", "runs/rope", *flags.split(), cwd=workplace))
+
+
+def test_data_that_cannot_be_fetched_is_named(workplace, monkeypatch):
+    def unreachable(*arguments, **keywords):
+        raise ConnectionError("no route to the hub")
+
+    monkeypatch.setattr(tasks, "simple_evaluate", unreachable)
+    line = refused(command("eval.py", "runs/rope", "--tasks", "hellaswag", cwd=workplace))
+    assert "the data of hellaswag cannot be fetched here (ConnectionError)" in line and "--task-path" in line
+
+
+def test_the_model_is_the_run_that_is_named(workplace, run):
+    model, record = load_model(workplace / "runs" / "rope")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), run.model.parameters(), strict=True))
+    assert data.run_tokenizer(workplace / "runs" / "rope", record).n_vocab == run.encoding.n_vocab
