@@ -47,7 +47,8 @@ from config import (
 
 PLAIN = "plain"  # a backend of this file alone: PyTorch's own parts put together, for comparison
 FLOOR = "nope"
-PARTS = ("train", "evaluate", "generate", "data")
+PARTS = ("train", "evaluate", "generate", "data", "profile")
+USUAL = PARTS[:-1]
 BATCH = {"mini": 8, "paper-35m": 8, "llama-135m": 1, "llama-342m": 1}  # sequences in a step
 EVALUATED = {"cpu": 2**11, "mps": 2**16, "cuda": 2**18}  # tokens in a timed evaluation, at least
 GENERATED = 32  # tokens in a timed generation
@@ -219,7 +220,16 @@ def work(pipe, preset, pe, backend, batch, dtype, device, compiled):
         first = seconds(next, writing)
         return first, seconds(lambda: [next(writing) for _ in range(GENERATED)]) / GENERATED, cache.nbytes / len(cache)
 
-    jobs = {"memory": memory, "step": step, "evaluate": evaluate, "generate": generate}
+    def profile():
+        """{operation of torch's: share of a step's time, the largest first}"""
+        with torch.profiler.profile() as profiler:
+            runner.step(tokens(batch, context), next(steps))
+            wait()
+        kind = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
+        times = {event.key: getattr(event, kind) for event in profiler.key_averages()}
+        return {name: spent / sum(times.values()) for name, spent in sorted(times.items(), key=lambda x: -x[1])}
+
+    jobs = {"memory": memory, "step": step, "profile": profile, "evaluate": evaluate, "generate": generate}
     for name, *arguments in iter(pipe.recv, None):
         pipe.send(jobs[name](*arguments))
 
@@ -290,7 +300,13 @@ def measure_generate(floor, row, repeats, config):
     return found
 
 
-MEASURE = {"train": measure_train, "evaluate": measure_evaluate, "generate": measure_generate}
+def measure_profile(floor, row, repeats, config):
+    row.ask("step")
+    return {"profile": row.ask("profile")}
+
+
+MEASURE = {"train": measure_train, "evaluate": measure_evaluate, "generate": measure_generate,
+           "profile": measure_profile}  # fmt: skip
 
 
 def measure(preset, args):
@@ -393,6 +409,12 @@ def print_rows(rows):
             streaming = format(r["streaming_tokens_per_s"], ",.0f") if "streaming_tokens_per_s" in r else "-"
             print(f"{r['pe']:12}{r['cached_first_token_s'] * 1e3:17,.1f}{r['cached_tokens_per_s']:10,.0f}"
                   f"{streaming:>11}{r['cache_bytes_a_token']:16,.0f}")
+
+
+    for r in (r for r in rows if "profile" in r):
+        print(f"\n{r['pe']}, share of a training step in each of torch's operations")
+        for name, share in list(r["profile"].items())[:12]:
+            print(f"{share:6.1%}  {name}")
 
 
 def print_data(row):
@@ -534,8 +556,8 @@ def main():
     )
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model's shape (default: mini)")
     parser.add_argument(
-        "--parts", type=listed(str, *PARTS), default=list(PARTS), metavar="NAME,...",
-        help=f"of {', '.join(PARTS)} (default: all)",
+        "--parts", type=listed(str, *PARTS), default=list(USUAL), metavar="NAME,...",
+        help=f"of {', '.join(PARTS)} (default: all but the last)",
     )  # fmt: skip
     parser.add_argument(
         "--pe", type=listed(str, *ENCODINGS), default=list(ENCODINGS), metavar="NAME,...",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import process
+from conftest import command, process, refused
 from torch.utils.flop_counter import FlopCounterMode
 
 import bench
@@ -49,7 +49,7 @@ def test_the_operations_of_a_step_are_those_that_torch_counts(config):
 
 
 def test_rows_stand_beside_nope(tmp_path):
-    parts = "train,evaluate,generate,data"
+    parts = "train,evaluate,generate,data,profile"
     done = process("bench.py", "--parts", parts, "--pe", "learned,expe", "--backends", "torch,plain", "--repeats", 1,
                    "--batch-size", 2, "--device", "cpu", "--json", "b.json", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -68,7 +68,15 @@ def test_rows_stand_beside_nope(tmp_path):
     assert "streaming_tokens_per_s" in expe and "streaming_tokens_per_s" not in learned
     assert all(row["cache_bytes_a_token"] == 4 * 2 * 128 * 4 for row in (nope, learned, expe))  # blocks, k and v, fp32
     assert "evaluate_tokens_per_s" not in plain and "cached_tokens_per_s" not in plain
+    shares = expe["profile"]
+    assert list(shares)[0] == "aten::mm" and sum(shares.values()) == pytest.approx(1) and "aten::mm\n" in done.stdout
     assert text["part"] == "data" and text["over_tiktoken"] > 0
+
+
+def test_the_plain_gpt_is_left_out_beside_presets_of_another_shape(tmp_path):
+    flags = ["--preset", "llama-135m", "--parts", "train"]
+    line = refused(command("bench.py", *flags, "--backends", "torch,plain", cwd=tmp_path))
+    assert "plain has layernorm and gelu, and llama-135m has not: leave it out of --backends" in line
 
 
 @pytest.mark.slow
