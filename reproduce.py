@@ -50,12 +50,10 @@ EVALUATIONS = {  # flags of eval.py, by the name of the file that they fill
     "same-targets": "--protocol same-targets",
     "swap": "--probe swap",
     "repeat": "--probe repeat",
-    "scaled": "--scale 1,0.5",
-    "scaled-same-targets": "--protocol same-targets --scale 1,0.5,auto",
-    "extended": "--rope-scaling none,linear,ntk,dynamic,yarn,dual-chunk",
-    "extended-same-targets": "--protocol same-targets --rope-scaling none,linear,ntk,dynamic,yarn,dual-chunk",
-    "precision": "--dtype fp32,bf16,fp16,int8",
-    "precision-same-targets": "--protocol same-targets --dtype fp32,bf16,fp16,int8",
+    "scaled": "--scale 0.5",
+    "scaled-same-targets": "--protocol same-targets --scale 0.5,auto",
+    "extended-same-targets": "--protocol same-targets --rope-scaling linear,ntk,dynamic,yarn,dual-chunk",
+    "precision-same-targets": "--protocol same-targets --dtype bf16,fp16,int8",
 }
 LOSSES, PROBES = ("nonoverlap", "same-targets"), ("swap", "repeat")
 
@@ -70,7 +68,6 @@ class Grid(NamedTuple):
 
 
 TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k", "exqpe-on-k", "alibi", "t5", "shaw", "learned", "nope")
-SCALED, EXTENDED = ("scaled", "scaled-same-targets"), ("extended", "extended-same-targets")
 GRIDS = {
     "table2": Grid(
         "Table 2: every encoding, trained alike",
@@ -95,7 +92,7 @@ GRIDS = {
     ),
     "scaling": Grid(
         "Table 3: ExPE's and ExQPE's values halved after training",
-        dict.fromkeys(("expe", "exqpe", "expe-on-k"), SCALED),
+        dict.fromkeys(("expe", "exqpe", "expe-on-k"), (*LOSSES, "scaled", "scaled-same-targets")),
         {
             ("expe", ""): (2.63, 2.59, 2.71, 5.19, 7.56),
             ("expe", "scale 0.5"): (2.76, 2.71, 2.68, 2.98, 5.65),
@@ -112,11 +109,15 @@ GRIDS = {
     ),
     "extensions": Grid(
         "ExPE against RoPE with position interpolation, NTK, YaRN and dual chunks",
-        {"expe": LOSSES + SCALED, "expe-on-k": LOSSES, "rope": EXTENDED},
+        {
+            "expe": ("same-targets", "scaled-same-targets"),
+            "expe-on-k": ("same-targets",),
+            "rope": ("same-targets", "extended-same-targets"),
+        },
     ),
     "precision": Grid(
         "ExPE and ExQPE in fewer bits (the claim of section 2.3)",
-        dict.fromkeys(("expe", "exqpe", "expe-on-k"), ("precision", "precision-same-targets")),
+        dict.fromkeys(("expe", "exqpe", "expe-on-k"), ("same-targets", "precision-same-targets")),
     ),
 }
 OWN = {"--preset", "--pe", "--seed", "--out", "--resume", "--overwrite", "--device", "--on", "--once", "--l", "--learn"}
