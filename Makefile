@@ -32,4 +32,4 @@ train: .venv/installed
 
 test: .venv/installed-dev
 	.venv/bin/ruff check .
-	.venv/bin/python -m pytest -q
+	.venv/bin/python -m pytest -q -n auto

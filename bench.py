@@ -43,6 +43,7 @@ from config import (
     new_file,
     read_run,
     whole,
+    write_rows,
 )
 
 PLAIN = "plain"  # a backend of this file alone: PyTorch's own parts put together, for comparison
@@ -596,7 +597,7 @@ def main():
         else:
             rows = bench(args)
         if args.json:
-            Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            write_rows(args.json, rows)
 
 
 def bench(args):

@@ -581,14 +581,18 @@ def new_file(text):
 
 def write_json(path, value):
     """Write a JSON file so that no reader ever sees half of it."""
-    scratch = Path(f"{path}.new")
-    scratch.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(scratch, path)
+    _write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
 def write_rows(path, rows):
-    """Write a list of objects as JSON, one a line."""
-    Path(path).write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
+    """Write a list of objects as JSON, one a line, likewise."""
+    _write_whole(path, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+
+
+def _write_whole(path, text):
+    scratch = Path(f"{path}.new")
+    scratch.write_text(text, encoding="utf-8")
+    os.replace(scratch, path)
 
 
 def read_json(path):

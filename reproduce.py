@@ -148,7 +148,9 @@ def jobs_of(args):
     for name in args.grids:
         for variant, evaluations in GRIDS[name].evaluations.items():
             wanted.setdefault(variant, {}).update(dict.fromkeys(evaluations))
-    jobs, device, own = [], ["--device", args.device] if args.device else [], OWN & set(args.train_flags)
+    jobs, own = [], OWN & set(args.train_flags)
+    device = ["--device", args.device] if args.device else []
+    documents = ["--max-docs", str(args.max_docs)] if args.max_docs is not None else []
     if own:
         raise InputError(f"{own.pop()} is the grid's own: leave it out of what follows --")
     for seed, (variant, evaluations) in itertools.product(args.seeds, wanted.items()):
@@ -161,7 +163,8 @@ def jobs_of(args):
         jobs.append(Job(variant, seed, run, None, here / f"{name}.run.json", command, *configs))
         for evaluation in evaluations:
             file = here / f"{name}.{evaluation}.json"
-            command = ["eval.py", str(run), *shlex.split(EVALUATIONS[evaluation]), *device, "--json", str(file)]
+            command = ["eval.py", str(run), *shlex.split(EVALUATIONS[evaluation])]
+            command += [*documents, *device, "--json", str(file)]
             jobs.append(Job(variant, seed, run, evaluation, file, command, *configs))
     return jobs
 
@@ -567,6 +570,7 @@ def command_line():
     parser.add_argument("grid", choices=(*GRIDS, "all", "report"), metavar="GRID", help="one of those below")
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model (default: mini)")
     parser.add_argument("--seeds", type=listed(whole), default=[0, 1, 2], metavar="N,N,...", help="default: 0,1,2")
+    parser.add_argument("--max-docs", type=whole, metavar="N", help="score the first N held-out documents only")
     parser.add_argument("--device", help="of training and evaluation (default: a GPU if there is one)")
     parser.add_argument("--dry-run", action="store_true", help="print the runs, their tokens and an estimate")
     return parser
