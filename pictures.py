@@ -19,7 +19,7 @@ PIXELS = 128  # of an attention map's side
 def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=False):
     """Curves of {label: (x, y, low, high)}, each named at its end; x on a log axis; low and high, a band, may be None.
 
-    trained: where a dotted line marks the trained length. Raises InputError if there is no point to draw.
+    ticks: of the x axis; powers of two unless given. trained: where a dotted line marks the trained length. Raises InputError if there is no point to draw.
     """
     lines = {label: line for label, line in lines.items() if len(line[0])}
     if not lines:
@@ -40,8 +40,9 @@ def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=Fa
         axis.text(x * 1.06, at, label, color=colour, va="center", fontsize=10)
     axis.set_ylim(bottom, max(top, at + space))
     axis.set_xscale("log", base=2)
-    if ticks:
-        axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    furthest = max(max(x) for x, *_ in lines.values())
+    ticks = ticks or [2**i for i in range(3, 1 + math.ceil(math.log2(furthest)))]
+    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axis.minorticks_off()
     if zero:
         axis.axhline(0, color="grey", linewidth=1)
@@ -100,8 +101,6 @@ def losses(rows, path):
         for label, line in lines.items():
             row = max(line, key=lambda row: row["length"])
             drawn[label] = by_position(row["by_position"], row["block"])
-        longest = max(row["length"] for row in rows)
-        common["ticks"] = [2**i for i in range(3, longest.bit_length())]
         curves(path, drawn, f"Loss by position in a window ({protocol})", "position", "loss, nats a token", **common)
         return
     common["ticks"] = sorted({row["length"] for row in rows})

@@ -387,8 +387,8 @@ def losses_table(grid, preset, lines):
     end = multiples[min(last, len(multiples)) - 1]
     heads = ["run", "positions", *map(times, multiples), f"rise to {times(end)}"]
     if grid.paper:
-        heads += [f"paper's rise to {times(end)}", "ours - paper"]
-        heads += [f"paper's {times(m)}, ours - it" for m in multiples[:last]] if preset in grid.of else []
+        heads += [f"paper, 1x to {times(end)}", "paper's rise", "our rise - paper's"]
+        heads += ["our losses - paper's"] if preset in grid.of else []
     rows = []
     for line in lines:
         losses = [line.values(multiple) for multiple in multiples]
@@ -396,10 +396,11 @@ def losses_table(grid, preset, lines):
         cells = [line.variant, line.how, *map(mean_sd, losses), mean_sd(rises, "+.3f").replace("± +", "± ")]
         if paper := grid.paper.get((line.variant, line.how)):
             rise = paper[-1] - paper[0]
-            cells += [f"{rise:+.2f}", f"{statistics.mean(rises) - rise:+.2f}" if rises else "-"]
+            cells += [" ".join(f"{loss:.2f}" for loss in paper), f"{rise:+.2f}"]
+            cells.append(f"{statistics.mean(rises) - rise:+.2f}" if rises else "-")
             if preset in grid.of:
-                cells += [f"{p:.2f}, {statistics.mean(x) - p:+.2f}" if x else f"{p:.2f}, -"
-                          for p, x in zip(paper, losses, strict=False)]  # fmt: skip
+                both = [(ours, theirs) for ours, theirs in zip(losses, paper, strict=False) if ours]
+                cells.append(" ".join(f"{statistics.mean(ours) - theirs:+.2f}" for ours, theirs in both))
         rows.append(cells + [""] * (len(heads) - len(cells)))
     return table(heads, rows)
 
@@ -521,15 +522,15 @@ def preset_report(preset, runs, evaluations):
         f"\n## {preset}\n\n{len(runs)} runs of {first['tokens']:,} tokens in {first['dtype']}, trained at "
         f"{first['trained_length']} tokens on {first['data']['source']} (vocabulary {first['data']['vocab']:,}, "
         f"{first['data']['splits']['train']['tokens']:,} training tokens); seeds {', '.join(map(str, seeds))}; "
-        f"{sum(seconds) / 3600:.1f} hours of training in all, {min(seconds):,.0f} to {max(seconds):,.0f} s a run, on "
-        f"{machine['device']} ({machine['threads']} threads, {machine['machine']}), Python {versions['python']}, "
-        f"torch {versions['torch']}.\n"
+        f"{sum(seconds) / 3600:.1f} hours of training in all, {min(seconds):,.0f} to {max(seconds):,.0f} s a run, by "
+        f"{machine['threads']} threads on {machine['device']}, {machine['machine'].split('-')[0]}, "
+        f"Python {versions['python']}, torch {versions['torch']}.\n"
     ]
     for name, grid in GRIDS.items():
         lines = {family: lines_of(grid, evaluations, family) for family in LOSSES}
         if name == "large" and preset not in ("llama-135m", "llama-342m") or not any(lines.values()):
             continue
-        variants = [v for v in grid.evaluations if any(line.variant == v for line in lines["nonoverlap"])]
+        variants = [v for v in grid.evaluations if any(line.variant == v for some in lines.values() for line in some)]
         trained = {v: sorted(seed for other, seed in runs if other == v) for v in variants}
         parts.append(f"\n### {grid.title}\n")
         parts.append(draw(name, preset, lines, evaluations, grid) + "\n")
