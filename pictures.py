@@ -19,7 +19,8 @@ PIXELS = 128  # of an attention map's side
 def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=False):
     """Curves of {label: (x, y, low, high)}, each named at its end; x on a log axis; low and high, a band, may be None.
 
-    ticks: of the x axis; powers of two unless given. trained: where a dotted line marks the trained length. Raises InputError if there is no point to draw.
+    trained: where a dotted line marks the trained length. ticks: of the x axis, powers of two unless they are given.
+    Raises InputError if there is no point to draw.
     """
     lines = {label: line for label, line in lines.items() if len(line[0])}
     if not lines:
