@@ -580,16 +580,17 @@ def new_file(text):
 
 
 def write_json(path, value):
-    """Write a JSON file so that no reader ever sees half of it."""
-    _write_whole(path, json.dumps(value, indent=1) + "\n")
+    """Write a JSON file, whole or not at all."""
+    write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
 def write_rows(path, rows):
     """Write a list of objects as JSON, one a line, likewise."""
-    _write_whole(path, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    write_whole(path, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
 
 
-def _write_whole(path, text):
+def write_whole(path, text):
+    """Write a file so that no reader ever sees half of it, and a kill leaves the old one."""
     scratch = Path(f"{path}.new")
     scratch.write_text(text, encoding="utf-8")
     os.replace(scratch, path)

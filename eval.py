@@ -251,8 +251,8 @@ def evaluate(run, ways, args):
 def compare(rows):
     """Give rows of the same targets their paired differences, each with a 95% interval over documents.
 
-    over_1x: from the same line's loss at the trained length; over_sliding: from its loss by a sliding window of that
-    length; minus: {line: ...}, from each line further down, at the same length.
+    over_1x: from the same line's loss at the trained length; over_sliding: from the run's loss by a sliding window of
+    that length, its positions as it was trained if it has such a line; minus: {line: ...}, from each line further down.
     """
     import measures
 
@@ -266,7 +266,8 @@ def compare(rows):
         for row in group:
             line, protocol, length = line_of(row), row["protocol"], row["length"]
             trained = row["trained_length"]
-            one, other = found.get((*line, protocol, trained)), found.get((*line, "sliding", trained))
+            one = found.get((*line, protocol, trained))
+            other = found.get((row["run"], "", "sliding", trained)) or found.get((*line, "sliding", trained))
             if one is not None and length != trained:
                 pairs.append((row, one, row, "over_1x"))
             if other is not None and protocol != "sliding":
@@ -321,9 +322,11 @@ def print_table(rows, title, cell):
 
 def print_rows(rows):
     """All that is said of the rows of one measure."""
-    lines = {(row["data"], row["n_documents"], row["n_targets"]) for row in rows if row["n_targets"]}
-    for name, n_documents, n_targets in sorted(lines):
-        print(f"{name}: {n_documents:,} documents, {n_targets:,} targets at every length")
+    lines = {(row["data"], row["n_documents"], row["n_targets"], len(row["unit_targets"]))
+             for row in rows if row["loss"] is not None}  # fmt: skip
+    for name, n_documents, n_targets, n_units in sorted(lines):
+        trials = f" in {n_units} trials" * (n_units != n_documents)
+        print(f"{name}: {n_documents:,} documents, {n_targets:,} targets{trials} at every length")
     scored = [row for row in rows if row["loss"] is not None]
     if any("gain" in row for row in rows):
         print_table(rows, "loss, nats a token (* trained length)", lambda row: format(row["loss"], ".3f"))
@@ -375,7 +378,10 @@ def draw_attention(args):
     run, how = args.runs[0], scaling_of(args)
     model, record = load_model(run, pick_device(args.device), args.dtype[0])
     trained, weights = model.config, {}
-    lengths = args.lengths or [trained.context, 4 * trained.context]
+    lengths = args.lengths or [length for length in (trained.context, 4 * trained.context)
+                               if length <= model.encoding.longest]  # fmt: skip
+    if max(lengths) > model.encoding.longest:
+        raise InputError(f"{run} has positions for {model.encoding.longest} tokens, and not for {max(lengths)}")
     source, documents = held_out(run, record, args.split, args.data)
     tokens = torch.from_numpy(usable(documents, max(lengths), 1)[0].astype("int64")).to(model.embedding.weight.device)
     for length in lengths:
@@ -458,8 +464,8 @@ def command_line():
     return parser
 
 
-ANYWAY = {"runs", "device", "dtype", "json"}
-TEXT = {"lengths", "split", "data", "max_docs", "scale", "rope_scaling", "factor", "chunk"}
+ANYWAY = {"runs", "device", "dtype"}
+TEXT = {"lengths", "split", "data", "scale", "rope_scaling", "factor", "chunk"}
 
 
 def check(parser, args):
@@ -467,19 +473,20 @@ def check(parser, args):
     from measures import MEASURES
 
     if args.tasks:
-        what, reads = "--tasks", {"tasks", "limit", "shots", "task_path"}
+        what, reads = "--tasks", {"tasks", "limit", "shots", "task_path", "json"}
     elif args.attention:
         what, reads = "--attention", TEXT | {"attention"}
     else:
         measure = MEASURES[args.probe or args.protocol]
         what = f"--probe {args.probe}" if args.probe else f"--protocol {args.protocol}"
-        reads = TEXT | {"protocol", "probe", "plot", *measure.flags} | ({"per_position"} if measure.whole else set())
+        reads = TEXT | {"protocol", "probe", "max_docs", "plot", "json", *measure.flags}
+        reads |= {"per_position"} if measure.whole else set()
     for name, value in vars(args).items():
         if value != parser.get_default(name) and name not in ANYWAY | reads:
             raise InputError(f"--{name.replace('_', '-')} has no use with {what}: leave it out")
-    for name in ("max_docs", "limit"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    for name, least in (("max_docs", 1), ("limit", 1), ("shots", 0)):
+        if getattr(args, name) is not None and getattr(args, name) < least:
+            raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(args, name)}")
     if args.lengths is not None:
         if min(args.lengths) < 1:
             raise InputError(f"--lengths must be whole numbers above 0, such as 512,1024,2048, got {min(args.lengths)}")
@@ -518,13 +525,13 @@ def main():
         else:
             rows = score(args)
             print_rows(rows)
-        if args.json:
-            write_rows(args.json, rows)
         if args.plot:
             import pictures
 
             pictures.losses(rows, args.plot)
             print(f"\npicture: {args.plot}")
+        if args.json:
+            write_rows(args.json, rows)
 
 
 if __name__ == "__main__":

@@ -72,8 +72,11 @@ def sliding(documents, length, settings):
 
 
 def swap(documents, length, settings):
-    """same_targets; and with all that is further back than the trained length taken from another document."""
-    if (far := length - settings.context) <= 0:
+    """same_targets; and with all that is further back from them than the trained length taken from another document.
+
+    Raises InputError if there is no other document.
+    """
+    if (far := length - (settings.context + settings.targets - 1)) <= 0:
         return []
     if len(documents) < 2:
         raise InputError("the probe swap needs two documents of the longest length, and there is one")
@@ -91,6 +94,7 @@ def repeat(documents, length, settings):
 
     The segments are a quarter of the trained length, drawn from the tokens of the documents; between the copies is the
     documents' own text. All of the second copy is scored but its first token, which nothing tells.
+    Raises InputError for a length in which two segments do not fit.
     """
     size = settings.context // 4
     if size < 2 or length < 2 * size:
@@ -110,7 +114,10 @@ def repeat(documents, length, settings):
 
 
 def passkey(documents, length, settings):
-    """A five-digit key in the first sentence of a window, asked for in its last; and with another key in the first."""
+    """A five-digit key in the first sentence of a window, asked for in its last; and with another key in the first.
+
+    The other key has as many tokens, so that nothing else moves. Raises InputError for a length without room for both.
+    """
     rng = np.random.default_rng(0)
     says, dot, asks = (settings.encode(text) for text in ("The pass key is", ". Remember it.\n", "\nThe pass key is"))
 
@@ -121,7 +128,14 @@ def passkey(documents, length, settings):
         between = documents[i % len(documents)][1 : room + 1]
         return Window(np.array([*before, *between, *after]), len(key), i)
 
-    keys = [rng.choice(np.arange(10_000, 100_000), 2, replace=False) for _ in range(TRIALS)]
+    def key_like(key=None):
+        """A random key; with as many tokens as that one, and another, if one is given."""
+        while True:
+            drawn = int(rng.integers(10_000, 100_000))
+            if key is None or (drawn != key and len(settings.encode(f" {drawn}")) == len(settings.encode(f" {key}"))):
+                return drawn
+
+    keys = [(key, key_like(key)) for key in (key_like() for _ in range(TRIALS))]
     return [
         [trial(i, a, a) for i, (a, _) in enumerate(keys)],
         [trial(i, b, a) for i, (a, b) in enumerate(keys)],
@@ -176,7 +190,8 @@ PROTOCOLS = {
 PROBES = {
     "swap": Measure(
         swap,
-        "same-targets, and again with everything further back than the trained length taken from another document. "
+        "same-targets, and again with everything that is further back from them all than the trained length taken from "
+        "another document. "
         "Without a gain the far context was not used; a gain does not say what for.",
         flags=("targets",),
     ),
@@ -198,12 +213,13 @@ MEASURES = PROTOCOLS | PROBES
 
 
 def by_unit(windows, losses):
-    """(mean loss, number of targets) of each document or trial, from the scored losses (scored,) of each window."""
+    """(mean loss, number of targets) of the documents or trials, (units,) each, from windows' losses, (scored,) each."""
     n = 1 + max(window.unit for window in windows)
     total, count = np.zeros(n), np.zeros(n, dtype=int)
-    for window, found in zip(windows, losses, strict=True):
-        total[window.unit] += found.sum(dtype=np.float64)
-        count[window.unit] += len(found)
+    with np.errstate(invalid="ignore"):  # a sum that is not finite is told by summary
+        for window, found in zip(windows, losses, strict=True):
+            total[window.unit] += found.sum(dtype=np.float64)
+            count[window.unit] += len(found)
     return total / count, count
 
 
@@ -216,8 +232,8 @@ def by_position(losses, block):
 def intervals(differences, targets, seed=0):
     """[mean, low, high] of each row of paired differences (k, documents), weighted by the documents' targets.
 
-    A 95% bootstrap interval: documents are drawn with replacement RESAMPLES times, the same ones for all rows; low and
-    high are the 2.5th and 97.5th percentiles of the mean.
+    A 95% bootstrap interval: documents (or trials) are drawn with replacement RESAMPLES times, the same ones for all
+    rows and for the same seed; low and high are the 2.5th and 97.5th percentiles of the mean.
     """
     differences, targets = np.asarray(differences, dtype=np.float64), np.asarray(targets, dtype=np.float64)
     n, rng, means = len(targets), np.random.default_rng(seed), []
@@ -229,16 +245,14 @@ def intervals(differences, targets, seed=0):
 
 
 def summary(arms, losses):
-    """What a row says of the losses of a measure's one or two lists of windows; None for a loss that is not finite."""
+    """What a row says of the losses of a measure's one or two lists of windows; loss None if any is not finite."""
     (first, targets), *rest = (by_unit(windows, found) for windows, found in zip(arms, losses, strict=True))
+    row = {"loss": None, "perplexity": None, "n_targets": int(targets.sum())}
+    if not all(np.isfinite(units).all() for units, _ in ((first, targets), *rest)):
+        return row
     loss = float(first @ targets / targets.sum())
-    row = {
-        "loss": loss if math.isfinite(loss) else None,
-        "perplexity": math.exp(min(loss, 700)) if math.isfinite(loss) else None,
-        "n_targets": int(targets.sum()),
-        "unit_losses": [round(float(x), 6) for x in first],
-        "unit_targets": targets.tolist(),
-    }
+    row |= {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+    row |= {"unit_losses": [round(float(x), 6) for x in first], "unit_targets": targets.tolist()}
     for without, _ in rest:
         row["without"] = float(without @ targets / targets.sum())
         row["gain"] = intervals([without - first], targets)[0]

@@ -16,8 +16,8 @@ STYLES = ("-", "--", ":")
 PIXELS = 128  # of an attention map's side
 
 
-def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=False):
-    """Curves of {label: (x, y, low, high)}, each named at its end; x on a log axis; low and high, a band, may be None.
+def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=False, marked=True):
+    """Curves of {label: (x, y, low, high)}, each named at its end; x on a log axis; low and high may be None.
 
     trained: where a dotted line marks the trained length. ticks: of the x axis, powers of two unless they are given.
     Raises InputError if there is no point to draw.
@@ -29,21 +29,24 @@ def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=Fa
     ends = []
     for i, (label, (x, y, low, high)) in enumerate(lines.items()):
         colour = COLOURS[i % len(COLOURS)]
-        marker = {"marker": "o", "markersize": 4} if len(x) < 10 else {}
-        axis.plot(x, y, color=colour, linestyle=STYLES[i // len(COLOURS) % len(STYLES)], **marker)
-        if low is not None:
-            axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        style = {"color": colour, "linestyle": STYLES[i // len(COLOURS) % len(STYLES)]}
+        if low is None:
+            axis.plot(x, y, **style, **({"marker": "o", "markersize": 4} if marked else {}))
+        else:
+            error = (np.subtract(y, low), np.subtract(high, y))
+            axis.errorbar(x, y, error, marker="o", markersize=4, elinewidth=1, capsize=2, **style)
         ends.append((y[-1], x[-1], label, colour))
     bottom, top = axis.get_ylim()
     at, space = -math.inf, (top - bottom) / 22
     for y, x, label, colour in sorted(ends):  # labels from the lowest up, each clear of the one below
         at = max(y, at + space)
-        axis.text(x * 1.06, at, label, color=colour, va="center", fontsize=10)
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5}
+        axis.annotate(label, (x, y), (x * 1.09, at), color=colour, va="center", fontsize=9, arrowprops=line)
     axis.set_ylim(bottom, max(top, at + space))
     axis.set_xscale("log", base=2)
     furthest = max(max(x) for x, *_ in lines.values())
     ticks = ticks or [2**i for i in range(3, 1 + math.ceil(math.log2(furthest)))]
-    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axis.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
     axis.minorticks_off()
     if zero:
         axis.axhline(0, color="grey", linewidth=1)
@@ -69,8 +72,9 @@ def bars(path, groups, title, ylabel):
         axis.bar_label(drawn, fmt="%.2f", fontsize=8, padding=2)
     axis.set_xticks(np.arange(len(groups)), groups)
     low = min(height for group in groups.values() for height, _ in group.values())
-    axis.set_ylim(bottom=max(0, math.floor(low - 0.5)))
-    axis.set(title=title, ylabel=ylabel)
+    bottom = max(0, math.floor(low - 0.5))
+    axis.set_ylim(bottom=bottom)
+    axis.set(title=title, ylabel=f"{ylabel} (the axis starts at {bottom})")
     axis.legend(frameon=False, ncols=len(labels), loc="upper left")
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=100)
@@ -102,9 +106,10 @@ def losses(rows, path):
         for label, line in lines.items():
             row = max(line, key=lambda row: row["length"])
             drawn[label] = by_position(row["by_position"], row["block"])
-        curves(path, drawn, f"Loss by position in a window ({protocol})", "position", "loss, nats a token", **common)
+        title = f"Loss by position in a window ({protocol})"
+        curves(path, drawn, title, "position", "loss, nats a token", marked=False, **common)
         return
-    common["ticks"] = sorted({row["length"] for row in rows})
+    common["ticks"] = sorted({row["length"] for row in rows} | ({common["trained"]} - {None}))
     if any("gain" in row for row in rows):
         drawn = {label: ([row["length"] for row in line], *np.array([row["gain"] for row in line]).T)
                  for label, line in lines.items()}  # fmt: skip
@@ -113,7 +118,7 @@ def losses(rows, path):
         return
     drawn = {label: ([row["length"] for row in line], [row["loss"] for row in line], None, None)
              for label, line in lines.items()}  # fmt: skip
-    curves(path, drawn, f"Loss past the trained length, the same targets at every length ({protocol})",
+    curves(path, drawn, f"Loss past the trained length, on the same targets ({protocol})",
            "tokens in the window", "loss, nats a token", **common)  # fmt: skip
 
 

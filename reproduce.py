@@ -10,9 +10,11 @@ resume from their checkpoint, and an evaluation is done again only if its run's 
 """
 
 import contextlib
+import functools
 import importlib
 import io
 import itertools
+import re
 import shlex
 import statistics
 import sys
@@ -33,6 +35,7 @@ from config import (
     read_run,
     whole,
     write_json,
+    write_whole,
 )
 from eval import MULTIPLES
 
@@ -120,7 +123,8 @@ GRIDS = {
         dict.fromkeys(("expe", "exqpe", "expe-on-k"), ("same-targets", "precision-same-targets")),
     ),
 }
-OWN = {"--preset", "--pe", "--seed", "--out", "--resume", "--overwrite", "--device", "--on", "--once", "--l", "--learn"}
+OWN = {"--preset", "--pe", "--seed", "--out", "--resume", "--overwrite", "--device", "--on", "--once", "--l", "--learn",
+       "--constant", "--help", "-h"}  # fmt: skip
 ALL = ("table2", "ablations", "scaling", "extensions", "precision")
 NOTES = "\n## Notes\n"
 EMPTY_NOTES = "\nWrite here: what stands below this heading is kept when the rest is made anew.\n"
@@ -138,6 +142,7 @@ class Job(NamedTuple):
     evaluation: str | None  # None: train it
     file: Path  # what it leaves under results/
     command: list  # train.py or eval.py and its flags
+    train_flags: str  # what followed --
     model: ModelConfig
     train: TrainConfig
 
@@ -148,24 +153,31 @@ def jobs_of(args):
     for name in args.grids:
         for variant, evaluations in GRIDS[name].evaluations.items():
             wanted.setdefault(variant, {}).update(dict.fromkeys(evaluations))
-    jobs, own = [], OWN & set(args.train_flags)
+    jobs, own = [], OWN & {flag.partition("=")[0] for flag in args.train_flags}
     device = ["--device", args.device] if args.device else []
     documents = ["--max-docs", str(args.max_docs)] if args.max_docs is not None else []
     if own:
         raise InputError(f"{own.pop()} is the grid's own: leave it out of what follows --")
+    train_flags = shlex.join(args.train_flags)
     for seed, (variant, evaluations) in itertools.product(args.seeds, wanted.items()):
         run = Path("runs") / args.preset / f"{variant}-s{seed}"
         flags = ["--preset", args.preset, *shlex.split(VARIANTS[variant]), "--seed", str(seed), "--out", str(run)]
         here = Path("results") / args.preset
         name = f"{variant}-s{seed}"
         command = ["train.py", *flags, *device, *args.train_flags]
-        configs = train.configure(train.command_line().parse_args(command[1:]), *PRESETS[args.preset])
-        jobs.append(Job(variant, seed, run, None, here / f"{name}.run.json", command, *configs))
+        given = train.command_line().parse_args(command[1:])
+        configs = train.configure(given, *PRESETS[args.preset])
+        if (run / "config.json").exists():
+            given.resume = True
+            train.stored_run(run, given)  # InputError if the flags are not the run's
+        elif run.exists():
+            raise InputError(f"{run} holds no config.json, so it is not a run directory: move it away")
+        jobs.append(Job(variant, seed, run, None, here / f"{name}.run.json", command, train_flags, *configs))
         for evaluation in evaluations:
             file = here / f"{name}.{evaluation}.json"
             command = ["eval.py", str(run), *shlex.split(EVALUATIONS[evaluation])]
             command += [*documents, *device, "--json", str(file)]
-            jobs.append(Job(variant, seed, run, evaluation, file, command, *configs))
+            jobs.append(Job(variant, seed, run, evaluation, file, command, train_flags, *configs))
     return jobs
 
 
@@ -179,12 +191,15 @@ def weights_of(run):
 
 
 def done(job):
-    """Whether a job's file is there, and is of the complete run's weights."""
+    """Whether a job's file is there, whole, and of the complete run's weights, by the hash that config.json has."""
     step, steps, weights = weights_of(job.run)
-    if step != steps or not job.file.exists():
+    if step != steps:
         return False
-    found = read_json(job.file)
-    return (found["weights"] if job.evaluation is None else found[0]["weights"]) == weights
+    try:
+        found = read_json(job.file)
+        return (found["weights"] if job.evaluation is None else found[0]["weights"]) == weights
+    except (InputError, LookupError, TypeError):  # missing, or cut short: it is made again
+        return False
 
 
 def call(command, quiet=False):
@@ -204,11 +219,7 @@ def do(job):
         return call(job.command, quiet=True)
     import torch
 
-    given = train.command_line().parse_args(job.command[1:])
     step, steps, _ = weights_of(job.run)
-    if steps is not None:
-        given.resume = True
-        train.stored_run(job.run, given)  # InputError if the flags are not the run's
     if steps is None or step < steps:
         torch.compiler.reset()  # what was compiled for another run
         call(job.command + ["--resume"] * (steps is not None))
@@ -218,6 +229,7 @@ def do(job):
     write_json(job.file, {
         "variant": job.variant,
         "seed": job.seed,
+        "train_flags": job.train_flags,
         "command": shlex.join(["python", *job.command]),
         "parameters": count_parameters(model)[0],
         "tokens": config.steps * config.batch_size * model.context,
@@ -319,32 +331,41 @@ class Line(NamedTuple):
 def collect(folder):
     """({(variant, seed): run.json}, {(variant, evaluation): {seed: rows}}) of results/<preset>/."""
     runs, evaluations = {}, {}
-    Path("pictures").mkdir(exist_ok=True)
     for path in sorted(folder.glob("*.json")):
-        name, what, _ = path.name.rsplit(".", 2)
-        variant, _, seed = name.rpartition("-s")
+        found = re.fullmatch(r"(.+)-s([0-9]+)\.(.+)\.json", path.name)
+        if found is None or found[1] not in VARIANTS or found[3] not in (*EVALUATIONS, "run"):
+            continue
+        variant, seed, what = found[1], int(found[2]), found[3]
+        try:
+            content = read_json(path)
+            _ = content["weights"] if what == "run" else content[0]["weights"]
+        except (InputError, LookupError, TypeError):
+            raise InputError(f"{path} was cut short or edited: delete it, and run its grid again") from None
         if what == "run":
-            runs[variant, int(seed)] = read_json(path)
+            runs[variant, seed] = content
         else:
-            evaluations.setdefault((variant, what), {})[int(seed)] = read_json(path)
+            evaluations.setdefault((variant, what), {})[seed] = content
     return runs, evaluations
 
 
-def lines_of(grid, evaluations, family):
+def finished(grid, runs, evaluations):
+    """The seeds for which a grid has all its runs and evaluations."""
+    wanted = [evaluations.get((variant, name), {}) for variant, names in grid.evaluations.items() for name in names]
+    seeds = set.intersection(*map(set, wanted))
+    return sorted(seed for seed in seeds if all((variant, seed) in runs for variant in grid.evaluations))
+
+
+def lines_of(grid, evaluations, family, seeds):
     """The Lines of a grid by one of LOSSES or PROBES, from whichever of its evaluations measured them."""
     lines = []
     for variant, names in grid.evaluations.items():
         ways = {}
-        for name in names:
-            if name == family or (family in LOSSES and name not in PROBES
-                                  and name.endswith("same-targets") == (family == "same-targets")):  # fmt: skip
-                for rows in evaluations.get((variant, name), {}).values():
-                    for row in rows:
-                        at = (row["protocol"], row["length"] / row["trained_length"])
-                        same = ways.setdefault(row["how"], {}).setdefault(at, {})
-                        same.setdefault(row["seed"], row)
-        for how, found in ways.items():
-            rows = {at: list(by_seed.values()) for at, by_seed in found.items()}
+        for name, seed in itertools.product(names, seeds):
+            for row in evaluations[variant, name][seed]:
+                if row["protocol"] == family or (family == "same-targets" and row["protocol"] == "sliding"):
+                    at = (row["protocol"], row["length"] // row["trained_length"])
+                    ways.setdefault(row["how"], {}).setdefault(at, []).append(row)
+        for how, rows in ways.items():
             lines.append(Line(variant, how, next(iter(rows.values()))[0]["trained_length"], rows))
     return lines
 
@@ -356,18 +377,16 @@ def mean_sd(values, form=".3f"):
     return f"{statistics.mean(values):{form}}{spread}"
 
 
-def paired(line, at, other, key="unit_losses", other_key="unit_losses"):
+def paired(rows, others, key="unit_losses", other_key="unit_losses"):
     """A difference between two rows of each seed, averaged over seeds, with its bootstrap interval over documents."""
     import numpy as np
 
     from measures import intervals
 
-    a, b = line.rows.get(at, []), line.rows.get(other, [])
-    if not a or any(row["loss"] is None for row in a + b) or len(a) != len(b):
+    if not rows or not others or any(row["loss"] is None for row in rows + others):
         return "-"
-    differences = [np.subtract(x[key], y[other_key]) for x, y in zip(a, b, strict=True)]
-    low_high = intervals([np.mean(differences, axis=0)], a[0]["unit_targets"])[0]
-    return "{:+.3f} ({:+.3f}, {:+.3f})".format(*low_high)
+    differences = [np.subtract(x[key], y[other_key]) for x, y in zip(rows, others, strict=True)]
+    return "{:+.3f} ({:+.3f}, {:+.3f})".format(*intervals([np.mean(differences, axis=0)], rows[0]["unit_targets"])[0])
 
 
 def table(heads, rows):
@@ -407,27 +426,27 @@ def losses_table(grid, preset, lines):
 
 def same_targets_table(lines):
     multiples = sorted({multiple for line in lines for protocol, multiple in line.rows if protocol == "same-targets"})
-    last = ("same-targets", multiples[-1])
+    sliding = {line.variant: line.rows["sliding", 1] for line in reversed(lines)}  # positions as they were trained
     heads = ["run", "positions", *map(times, multiples), "sliding 1x", f"{times(multiples[-1])} - 1x",
              f"{times(multiples[-1])} - sliding"]  # fmt: skip
     rows = []
     for line in lines:
         losses = [mean_sd(line.values(multiple, protocol="same-targets")) for multiple in multiples]
+        last = line.rows["same-targets", multiples[-1]]
         rows.append([line.variant, line.how, *losses, mean_sd(line.values(1, protocol="sliding")),
-                     paired(line, last, ("same-targets", 1)), paired(line, last, ("sliding", 1))])  # fmt: skip
+                     paired(last, line.rows["same-targets", 1]), paired(last, sliding[line.variant])])  # fmt: skip
     return table(heads, rows)
 
 
-def probes_table(grid, evaluations):
-    found = {probe: {line.variant: line for line in lines_of(grid, evaluations, probe)} for probe in PROBES}
+def probes_table(grid, evaluations, seeds):
+    found = {probe: {line.variant: line for line in lines_of(grid, evaluations, probe, seeds)} for probe in PROBES}
     asked = [("swap", 2), ("swap", 4), ("swap", 16), ("repeat", 1), ("repeat", 4), ("repeat", 16)]
     rows = []
     for variant in grid.evaluations:
         cells = [variant]
         for probe, multiple in asked:
-            line = found[probe].get(variant)
-            at = (probe, multiple)
-            cells.append("-" if line is None else paired(line, at, at, "unit_losses_without", "unit_losses"))
+            rows_there = found[probe][variant].rows.get((probe, multiple)) if variant in found[probe] else None
+            cells.append(paired(rows_there, rows_there, "unit_losses_without", "unit_losses"))
         if set(cells[1:]) != {"-"}:
             rows.append(cells)
     return table(["run", *(f"{probe} {times(multiple)}" for probe, multiple in asked)], rows) if rows else ""
@@ -446,11 +465,13 @@ def which_of_two(lines):
     return ""
 
 
-def draw(name, preset, lines, evaluations, grid):
+def draw(name, preset, lines, grid):
     """The pictures of a grid, in pictures/; returns their Markdown."""
     import numpy as np
 
     import pictures
+
+    Path("pictures").mkdir(exist_ok=True)
 
     def path(kind):
         return Path("pictures") / f"{preset}-{name}-{kind}.png"
@@ -462,7 +483,7 @@ def draw(name, preset, lines, evaluations, grid):
     for family, drawn in lines.items():
         band = {}
         for line in drawn:
-            points = {m: line.values(m) for p, m in line.rows if p == family}
+            points = {m: line.values(m, protocol=family) for p, m in line.rows if p == family}
             points = {m: values for m, values in points.items() if values}
             x, mean = [m * line.context for m in points], np.array([np.mean(v) for v in points.values()])
             sd = np.array([np.std(v, ddof=1) if len(v) > 1 else 0 for v in points.values()])
@@ -480,12 +501,12 @@ def draw(name, preset, lines, evaluations, grid):
     if name == "table2":
         curves = {}
         for line in lines["nonoverlap"]:
-            row = line.rows[max(line.rows)][0]
-            if row["loss"] is not None and (by := [r["by_position"] for r in line.rows[max(line.rows)]]):
-                curves[label(line)] = pictures.by_position(np.mean(by, axis=0), row["block"])
+            rows = max(((m, rows) for (_, m), rows in line.rows.items() if rows[0]["loss"] is not None))[1]
+            mean = np.mean([row["by_position"] for row in rows], axis=0)
+            curves[label(line)] = pictures.by_position(mean, rows[0]["block"])
         if curves:
             pictures.curves(path("positions"), curves, f"Loss by position ({preset}, nonoverlap)", "position",
-                            "loss, nats a token", trained=lines["nonoverlap"][0].context)  # fmt: skip
+                            "loss, nats a token", trained=lines["nonoverlap"][0].context, marked=False)  # fmt: skip
             made.append(path("positions"))
     return "\n".join(f"![{grid.title}]({made_path})" for made_path in made)
 
@@ -495,8 +516,10 @@ def report():
     presets = sorted(path for path in Path("results").glob("*") if path.is_dir())
     if not presets:
         raise InputError("there is nothing under results/ to report: run a grid first, such as table2 --preset mini")
-    kept = Path("RESULTS.md").read_text(encoding="utf-8") if Path("RESULTS.md").exists() else ""
-    notes = kept[kept.index(NOTES) + len(NOTES) :] if NOTES in kept else EMPTY_NOTES
+    kept = Path("RESULTS.md").read_text(encoding="utf-8") if Path("RESULTS.md").exists() else NOTES + EMPTY_NOTES
+    if NOTES not in kept:
+        raise InputError(f"RESULTS.md has no line {NOTES.strip()!r}: write it above what is to be kept")
+    notes = kept[kept.index(NOTES) + len(NOTES) :]
     parts = [
         "# Results\n\nMade by `python reproduce.py report` from the files under results/, one a run and evaluation; "
         "only the notes at the end are written by hand. Losses are in nats a token, as the mean over seeds ± their "
@@ -508,43 +531,43 @@ def report():
         runs, evaluations = collect(folder)
         if runs:
             parts += preset_report(folder.name, runs, evaluations)
-    Path("RESULTS.md").write_text("\n".join(parts) + NOTES + notes, encoding="utf-8")
+    write_whole("RESULTS.md", "\n".join(parts) + NOTES + notes)
     print("RESULTS.md is written")
 
 
 def preset_report(preset, runs, evaluations):
     """The sections of one preset."""
-    first = next(iter(runs.values()))
-    machine, versions = first["provenance"], first["provenance"]["versions"]
-    seeds = sorted({seed for _, seed in runs})
+    def said(*keys):
+        """What the runs' files have there, each value once."""
+        values = [functools.reduce(lambda part, key: part[key], keys, run) for run in runs.values()]
+        return " or ".join(dict.fromkeys(f"{value:,}" if isinstance(value, int) else str(value) for value in values))
+
     seconds = [run["seconds"] for run in runs.values() if run["seconds"]]
     parts = [
-        f"\n## {preset}\n\n{len(runs)} runs of {first['tokens']:,} tokens in {first['dtype']}, trained at "
-        f"{first['trained_length']} tokens on {first['data']['source']} (vocabulary {first['data']['vocab']:,}, "
-        f"{first['data']['splits']['train']['tokens']:,} training tokens); seeds {', '.join(map(str, seeds))}; "
-        f"{sum(seconds) / 3600:.1f} hours of training in all, {min(seconds):,.0f} to {max(seconds):,.0f} s a run, by "
-        f"{machine['threads']} threads on {machine['device']}, {machine['machine'].split('-')[0]}, "
-        f"Python {versions['python']}, torch {versions['torch']}.\n"
+        f"\n## {preset}\n\n{len(runs)} runs of {said('tokens')} tokens in {said('dtype')}, trained at "
+        f"{said('trained_length')} tokens on {said('data', 'source')} (vocabulary {said('data', 'vocab')}, "
+        f"{said('data', 'splits', 'train', 'tokens')} training tokens); {sum(seconds) / 3600:.1f} hours of training in "
+        f"all, {min(seconds):,.0f} to {max(seconds):,.0f} s a run, by {said('provenance', 'threads')} threads on "
+        f"{said('provenance', 'device')}, Python {said('provenance', 'versions', 'python')}, torch "
+        f"{said('provenance', 'versions', 'torch')}, {said('provenance', 'machine').split('-')[0]}.\n"
     ]
     for name, grid in GRIDS.items():
-        lines = {family: lines_of(grid, evaluations, family) for family in LOSSES}
-        if name == "large" and preset not in ("llama-135m", "llama-342m") or not any(lines.values()):
+        seeds = finished(grid, runs, evaluations)
+        if not seeds or (name == "large" and not preset.startswith("llama")):
             continue
-        variants = [v for v in grid.evaluations if any(line.variant == v for some in lines.values() for line in some)]
-        trained = {v: sorted(seed for other, seed in runs if other == v) for v in variants}
+        lines = {family: lines_of(grid, evaluations, family, seeds) for family in LOSSES}
         parts.append(f"\n### {grid.title}\n")
-        parts.append(draw(name, preset, lines, evaluations, grid) + "\n")
+        parts.append(draw(name, preset, lines, grid) + "\n")
         if lines["nonoverlap"]:
             parts.append(f"By the paper's protocol (nonoverlap):\n\n{losses_table(grid, preset, lines['nonoverlap'])}")
-        if name in ("table2", "ablations"):
+        if name == "table2":
             parts.append(which_of_two(lines["nonoverlap"]))
-        if lines["same-targets"]:
-            parts.append(f"The same targets with more and more context:\n\n{same_targets_table(lines['same-targets'])}")
-        if probes := probes_table(grid, evaluations):
+        parts.append(f"The same targets with more and more context:\n\n{same_targets_table(lines['same-targets'])}")
+        if probes := probes_table(grid, evaluations, seeds):
             parts.append(f"Probes: the gain from what is far back, at windows of so many times 1x:\n\n{probes}")
-        alike = len(set(map(tuple, trained.values()))) == 1
-        which = "" if alike else "; seeds: " + ", ".join(f"{v} {'/'.join(map(str, s))}" for v, s in trained.items())
-        parts.append(f"`python reproduce.py {name} --preset {preset} --seeds {','.join(map(str, seeds))}`{which}\n")
+        flags = {runs[variant, seed].get("train_flags", "") for variant in grid.evaluations for seed in seeds}
+        command = f"python reproduce.py {name} --preset {preset} --seeds {','.join(map(str, seeds))}"
+        parts.append("`" + "` or `".join(f"{command} -- {more}" if more else command for more in sorted(flags)) + "`\n")
     names = {job: flags for job, flags in EVALUATIONS.items() if any(e == job for _, e in evaluations)}
     parts.append(f"\n### The commands ({preset})\n\n" + table(
         ["run", "command", "s", "parameters", "commit"],
@@ -586,6 +609,8 @@ def main():
         args.train_flags = argv[cut + 1 :]
         args.grids = ALL if args.grid == "all" else (args.grid,)
         if args.grid == "report":
+            if len(argv) > 1:
+                parser.error(f"report reads all of results/ and takes no flag: leave out {argv[1]}")
             return report()
         if args.seeds and min(args.seeds) < 0:
             parser.error(f"--seeds must be numbers from 0 up, got {min(args.seeds)}")

@@ -22,6 +22,7 @@ from model_torch import Cache, at_least_fp32, load_model, pick_device
 
 VERSION = "0.4.13"
 try:
+    from datasets.exceptions import DatasetsError
     from lm_eval import simple_evaluate
     from lm_eval.api.model import TemplateLM
     from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
@@ -40,6 +41,7 @@ class Run(TemplateLM):
 
     def __init__(self, run, device, dtype):
         super().__init__()
+        self.run = run
         self.model, record = load_model(run, device, dtype)
         self.encoding = data.run_tokenizer(run, record)
         self.context = self.model.config.context
@@ -56,6 +58,8 @@ class Run(TemplateLM):
         found, device = [None] * len(requests), self.model.embedding.weight.device
         texts = [(context + continuation)[-max(self.context, len(continuation)) - 1 :]
                  for _, context, continuation in requests]  # fmt: skip
+        if (longest := max(map(len, texts), default=0) - 1) > self.model.encoding.longest:
+            raise InputError(f"{self.run} has positions for {self.context} tokens, and this task needs {longest}")
         order = sorted(range(len(requests)), key=lambda i: -len(texts[i]))
         with torch.no_grad(), tqdm(total=len(order), desc="log-likelihoods", disable=disable_tqdm) as bar:
             while order:
@@ -88,13 +92,17 @@ class Run(TemplateLM):
         return [sum(next(scores)[0] for _ in mine) for mine in windows]
 
     def generate_until(self, requests, disable_tqdm=False):
-        """What follows each text, token by token until one of its stop strings, <|endoftext|> or max_gen_toks."""
+        """What follows each text, token by token until one of its stop strings, <|endoftext|> or max_gen_toks.
+
+        Of the text that many tokens less than the trained length are read, and half of it at least.
+        """
         texts = []
         for context, kwargs in tqdm([request.args for request in requests], desc="texts", disable=disable_tqdm):
             kwargs = normalize_gen_kwargs(dict(kwargs))
             most, stop = kwargs["max_gen_toks"], [s for s in kwargs["until"] or [] if s]
             how = {"temperature": kwargs["temperature"] if kwargs["do_sample"] else 0}
-            prompt = [self.eot_token_id, *self.tok_encode(context)][-max(1, self.context - most) :]
+            room = max(self.context // 2, self.context - most)
+            prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]  # as loglikelihood's empty context
             drawn = []
             for (token,) in itertools.islice(generate(self.model, [prompt], Cache(), **how), most):
                 if token == self.eot_token_id:
@@ -113,7 +121,8 @@ def score(args):
         raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
     if len(args.dtype) > 1:
         raise InputError("--tasks takes one --dtype")
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    for library in ("lm_eval", "huggingface_hub", "datasets"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     if args.task_path is not None and not os.path.isdir(args.task_path):
         raise InputError(f"--task-path {args.task_path} is not a folder")
     manager = TaskManager(include_path=args.task_path)
@@ -125,10 +134,10 @@ def score(args):
         try:
             found = simple_evaluate(model, tasks=list(args.tasks), num_fewshot=args.shots, limit=args.limit,
                                     task_manager=manager, log_samples=False)  # fmt: skip
-        except (OSError, ConnectionError) as error:  # of a dozen kinds, by the library that fetches
+        except (OSError, DatasetsError) as error:  # of a dozen kinds, by the library that fetches
             raise InputError(
-                f"the data of {', '.join(args.tasks)} cannot be fetched here ({type(error).__name__}): "
-                "these tasks need the hub once, or give local ones by --task-path"
+                f"the data of {', '.join(args.tasks)} cannot be had here ({type(error).__name__}): lm_eval's own tasks "
+                "need the hub once; local ones, by --task-path, must name files that exist"
             ) from None
         for task, values in found["results"].items():
             for key, value in values.items():
@@ -143,6 +152,7 @@ def score(args):
 
 
 def print_rows(rows):
+    """One line a run, task and metric."""
     runs, tasks = (max(map(len, (row[key] for row in rows)), default=4) for key in ("run", "task"))
     print(f"\n{'run':{runs}}  {'pe':10}  {'task':{tasks}}  {'metric':10}{'value':>8}  {'stderr':>7}  {'examples':>8}")
     for row in rows:

@@ -260,7 +260,7 @@ def test_the_gain_of_swap_equals_a_loop_with_another_documents_tokens(workplace,
 
     def swapped(document, d):
         other = documents[(d + 1) % len(documents)]
-        return document[: len(document) - 65] + other[-48:] + document[len(document) - 17 :]
+        return document[: len(document) - 65] + other[-45:] + document[len(document) - 20 :]
 
     own = last_losses(workplace, tokens, "expe", lambda i, end: end - 65, 4)
     other = last_losses(workplace, tokens, "expe", lambda i, end: end - 65, 4, swapped)
@@ -338,6 +338,8 @@ def test_attention_is_what_the_outputs_are_made_of(workplace, run):
         ("runs/rope --factor 2", "--factor is for --rope-scaling linear, ntk, dynamic, yarn"),
         ("runs/rope --rope-scaling yarn --chunk 4", "--chunk is for --rope-scaling dual-chunk"),
         ("runs/learned --protocol streaming", "learned cannot stream as trained here"),
+        ("runs/learned --attention a.png --lengths 16,64", "runs/learned has positions for 16 tokens, and not for 64"),
+        ("runs/rope --attention a.png --json b.json", "--json has no use with --attention"),
         ("runs/rope --sinks 4", "--sinks has no use with --protocol nonoverlap: leave it out"),
         ("runs/rope --protocol streaming --window 0", "--window must be at least 1, got 0"),
         ("runs/rope --protocol same-targets --targets 17", "--targets must be from 1 to 16, the shortest length, got"),

@@ -9,7 +9,12 @@ from measures import MEASURES, PROTOCOLS, Settings
 
 LENGTHS = (16, 32, 128)
 DOCUMENTS = [1000 * (d + 1) + np.arange(size) for d, size in enumerate((129, 200, 300, 401))]  # token = where it is
-SETTINGS = Settings(16, 128, targets=10, stride=4, encode=lambda text: [60_000 + ord(c) for c in text])
+SETTINGS = Settings(16, 128, targets=10, stride=4, encode=lambda text: encode(text))
+
+
+def encode(text):
+    """A token a character, but for a digit 7, which takes two."""
+    return [token for c in text for token in [60_000 + ord(c)] + [64_000] * (c == "7")]
 
 
 def scored(windows):
@@ -53,17 +58,15 @@ def test_a_sliding_window_scores_a_stride_at_its_end_and_same_targets_all_at_onc
 def test_swap_keeps_the_trained_length_and_takes_the_rest_from_another_document(length):
     arms = measures.swap(DOCUMENTS, length, SETTINGS)
     if length == 16:
-        return assert_empty(arms)
+        assert arms == []
+        return
     for own, other in zip(*arms, strict=True):
-        far = length - 16
+        far = length - 25  # of ten targets the first one keeps 16 tokens before it
         assert own.unit == other.unit and own.scored == other.scored == 10
         np.testing.assert_array_equal(own.tokens, DOCUMENTS[own.unit][-length - 1 :])
-        np.testing.assert_array_equal(own.tokens[far:], other.tokens[far:])  # 16 inputs and the last target
+        np.testing.assert_array_equal(own.tokens[far:], other.tokens[far:])
+        assert len(own.tokens[far:]) == 16 + 10
         assert set(other.tokens[:far] // 1000) == {(own.unit + 1) % 4 + 1}
-
-
-def assert_empty(arms):
-    assert arms == []
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -82,12 +85,14 @@ def test_passkey_tells_one_key_and_asks_for_it_or_for_another():
     first, second = measures.passkey(DOCUMENTS, 128, SETTINGS)
     keys = set()
     for a, b in zip(first, second, strict=True):
-        texts = ["".join(chr(token - 60_000) if token >= 60_000 else "#" for token in w.tokens) for w in (a, b)]
+        texts = ["".join(chr(t - 60_000) if t >= 60_000 else "#" for t in w.tokens if t != 64_000) for w in (a, b)]
         key = texts[0][-5:]
         assert texts[0].startswith(f"The pass key is {key}. Remember it.\n#") and key.isdigit()
         assert texts[0].endswith(f"#\nThe pass key is {key}") and texts[1].endswith(f"#\nThe pass key is {key}")
         assert texts[1].startswith("The pass key is ") and not texts[1].startswith(f"The pass key is {key}")
-        assert len(a.tokens) == len(b.tokens) == 129 and a.scored == b.scored == 6  # a space and five digits
+        assert len(a.tokens) == len(b.tokens) == 129 and a.scored == b.scored == 6 + key.count("7")
+        between = [[i for i, t in enumerate(w.tokens) if t < 60_000] for w in (a, b)]
+        assert between[0] == between[1]  # nothing else moves
         keys.add(key)
     assert len(keys) == measures.TRIALS
 

@@ -1,7 +1,6 @@
 """A grid of tiny runs: planned, killed and gone on with, evaluated, and reported from its files alone."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -98,9 +97,10 @@ def test_what_is_done_is_left_alone_and_what_is_lost_is_made_again(grid, tmp_pat
     rows = json.loads((folder / "results/mini/expe-s1.scaled.json").read_text())
     rows[0]["weights"] = "of another run"
     (folder / "results/mini/expe-s1.scaled.json").write_text(json.dumps(rows))
+    (folder / "results/mini/exqpe-s1.scaled.json").write_text('[{"run": "runs/mi')
     done = command(*again, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "28 of 30 jobs are done" in done.stdout and file.read_text() == before
+    assert "27 of 30 jobs are done" in done.stdout and file.read_text() == before
     assert (folder / "results/mini/expe-s1.scaled.json").read_text() == (
         grid / "results/mini/expe-s1.scaled.json"
     ).read_text()
@@ -153,7 +153,8 @@ def test_a_grid_that_is_killed_three_times_is_finished(tokens, tmp_path):
         ("table2 --seeds -1", "--seeds"),
         ("report", "there is nothing under results/ to report"),
         ("scaling --seeds 0 -- --stepz 4", "unrecognized arguments: --stepz"),
-        ("scaling --seeds 0 -- --pe rope", "--pe is the grid's own"),
+        ("scaling --seeds 0 -- --pe=rope", "--pe is the grid's own"),
+        ("report --seeds 1", "report reads all of results/ and takes no flag: leave out --seeds"),
     ],
 )
 def test_wrong_flags_are_named_in_one_line(flags, message, tmp_path):
@@ -161,12 +162,32 @@ def test_wrong_flags_are_named_in_one_line(flags, message, tmp_path):
     assert not (tmp_path / "results").exists() and not (tmp_path / "runs").exists()
 
 
-def test_flags_that_are_not_the_runs_own_are_refused(grid, tmp_path):
-    folder = tmp_path / "grid"
-    shutil.copytree(grid, folder)
-    os.remove(folder / "results/mini/expe-s0.run.json")
-    line = refused(command("reproduce.py", "scaling", "--seeds", "0", "--", "--steps", "9", cwd=folder))
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_flags_that_are_not_the_runs_own_are_refused(grid, dry):
+    line = refused(command("reproduce.py", "scaling", "--seeds", "0", *dry, "--", "--steps", "9", cwd=grid))
     assert "steps is 4 in runs/mini/expe-s0 and 9 by these flags" in line
+
+
+def test_a_report_needs_whole_files_and_a_place_for_its_notes(grid, tmp_path):
+    shutil.copytree(grid / "results", tmp_path / "results")
+    (tmp_path / "results/mini/notes.json").write_text("[]")  # no file of a grid
+    path = tmp_path / "results/mini/expe-s0.scaled.json"
+    whole = path.read_text()
+    path.write_text(whole[:100])
+    line = refused(command("reproduce.py", "report", cwd=tmp_path))
+    assert "expe-s0.scaled.json was cut short or edited: delete it, and run its grid again" in line
+    path.write_text(whole)
+    (tmp_path / "RESULTS.md").write_text("## Notes by hand\n")
+    assert "RESULTS.md has no line '## Notes'" in refused(command("reproduce.py", "report", cwd=tmp_path))
+    assert (tmp_path / "RESULTS.md").read_text() == "## Notes by hand\n"
+
+
+def test_a_report_has_the_grids_that_are_finished_alone(grid):
+    text = (grid / "RESULTS.md").read_text()
+    assert [line for line in text.splitlines() if line.startswith("### ")] == [
+        f"### {reproduce.GRIDS['scaling'].title}", "### The commands (mini)"
+    ]  # fmt: skip
+    assert "`python reproduce.py scaling --preset mini --seeds 0,1 -- --context 16" in text
 
 
 def test_the_encodings_of_the_paper_are_the_defaults():

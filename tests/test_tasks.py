@@ -118,7 +118,7 @@ def test_rolling_log_likelihoods_cover_each_token_once(run):
 
 
 def test_greedy_text_stops_where_it_is_told(run):
-    prompt = [run.eot_token_id, *run.encoding.encode_ordinary("import")]
+    prompt = run.encoding.encode_ordinary("import")
     for _ in range(6):
         prompt.append(int(run.model(torch.tensor([prompt]))[0, -1].argmax()))
     text = run.encoding.decode(prompt[-6:])
@@ -166,7 +166,7 @@ def test_data_that_cannot_be_fetched_is_named(workplace, monkeypatch):
 
     monkeypatch.setattr(tasks, "simple_evaluate", unreachable)
     line = refused(command("eval.py", "runs/rope", "--tasks", "hellaswag", cwd=workplace))
-    assert "the data of hellaswag cannot be fetched here (ConnectionError)" in line and "--task-path" in line
+    assert "the data of hellaswag cannot be had here (ConnectionError)" in line and "--task-path" in line
 
 
 def test_the_model_is_the_run_that_is_named(workplace, run):
