@@ -213,7 +213,7 @@ MEASURES = PROTOCOLS | PROBES
 
 
 def by_unit(windows, losses):
-    """(mean loss, number of targets) of the documents or trials, (units,) each, from windows' losses, (scored,) each."""
+    """(mean loss, number of targets) of documents or trials, (units,) each, from windows' losses, (scored,) each."""
     n = 1 + max(window.unit for window in windows)
     total, count = np.zeros(n), np.zeros(n, dtype=int)
     with np.errstate(invalid="ignore"):  # a sum that is not finite is told by summary

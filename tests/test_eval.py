@@ -353,7 +353,7 @@ def test_attention_is_what_the_outputs_are_made_of(workplace, run):
     ],
 )
 def test_contradictory_flags_are_named_in_one_line(workplace, line, message):
-    done = command("eval.py", *line.split(), "--lengths", "16", cwd=workplace)
+    done = command("eval.py", "--lengths", "16", *line.split(), cwd=workplace)
     assert message in refused(done)
 
 
