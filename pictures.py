@@ -1,6 +1,7 @@
 """Every picture of losses and attention: rows of numbers in, a file out."""
 
 import math
+import textwrap
 from pathlib import Path
 
 import matplotlib
@@ -13,7 +14,7 @@ import matplotlib.pyplot as plt  # noqa: E402  (after the backend is chosen, sin
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe, Ito: colour-blind-safe
 STYLES = ("-", "--", ":")
-PIXELS = 128  # of an attention map's side
+PIXELS = 96  # of an attention map's side
 
 
 def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=False, marked=True):
@@ -37,12 +38,12 @@ def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=Fa
             axis.errorbar(x, y, error, marker="o", markersize=4, elinewidth=1, capsize=2, **style)
         ends.append((y[-1], x[-1], label, colour))
     bottom, top = axis.get_ylim()
-    at, space = -math.inf, (top - bottom) / 22
-    for y, x, label, colour in sorted(ends):  # labels from the lowest up, each clear of the one below
-        at = max(y, at + space)
-        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5}
-        axis.annotate(label, (x, y), (x * 1.09, at), color=colour, va="center", fontsize=9, arrowprops=line)
-    axis.set_ylim(bottom, max(top, at + space))
+    ends, space = sorted(ends), (top - bottom) / 22
+    heights = apart([y for y, *_ in ends], space)
+    for (y, x, label, colour), height in zip(ends, heights, strict=True):
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "relpos": (0, 0.5)}
+        axis.annotate(label, (x, y), (x * 1.09, height), color=colour, va="center", fontsize=9, arrowprops=line)
+    axis.set_ylim(min(bottom, heights[0] - space), max(top, heights[-1] + space))
     axis.set_xscale("log", base=2)
     furthest = max(max(x) for x, *_ in lines.values())
     ticks = ticks or [2**i for i in range(3, 1 + math.ceil(math.log2(furthest)))]
@@ -54,10 +55,23 @@ def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=Fa
         axis.axvline(trained, color="grey", linestyle=":", linewidth=1)
         axis.annotate("trained length", (trained, 1), (4, -4), xycoords=("data", "axes fraction"),
                       textcoords="offset points", color="grey", va="top", fontsize=9)  # fmt: skip
-    axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    axis.set_title("\n".join(textwrap.wrap(title, 75, break_on_hyphens=False)), fontsize=11)
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=100)
     plt.close(figure)
+
+
+def apart(heights, space):
+    """Ascending heights, moved as little as possible (in squares) to be `space` apart: pools of those that are not."""
+    pools = []  # (sum, count) of heights less what the labels below take
+    for i, height in enumerate(heights):
+        pools.append((height - i * space, 1))
+        while len(pools) > 1 and pools[-2][0] / pools[-2][1] > pools[-1][0] / pools[-1][1]:
+            (a, m), (b, n) = pools.pop(), pools.pop()
+            pools.append((a + b, m + n))
+    level = [total / count for total, count in pools for _ in range(count)]
+    return [height + i * space for i, height in enumerate(level)]
 
 
 def bars(path, groups, title, ylabel):
@@ -144,7 +158,7 @@ def attention(path, weights, title):
             if head == 0:
                 axis.set_ylabel(f"block {block}", fontsize=8)
     figure.suptitle(f"{title}: keys to the right, queries downwards, bright = a query's largest weight", fontsize=10)
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=90)
     plt.close(figure)
 
 

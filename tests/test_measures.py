@@ -6,6 +6,7 @@ import pytest
 import measures
 from config import InputError
 from measures import MEASURES, PROTOCOLS, Settings
+from pictures import apart
 
 LENGTHS = (16, 32, 128)
 DOCUMENTS = [1000 * (d + 1) + np.arange(size) for d, size in enumerate((129, 200, 300, 401))]  # token = where it is
@@ -155,3 +156,10 @@ def test_nineteen_in_twenty_intervals_hold_the_truth():
         [(_, low, high)] = measures.intervals([rng.exponential(1, 60)], np.ones(60), seed=i)
         held += low <= 1 <= high
     assert 0.88 <= held / 300 <= 0.98
+
+
+def test_labels_keep_their_distance_and_move_no_further_than_they_must():
+    assert apart([1.0, 2.0, 9.0], 1.0) == [1.0, 2.0, 9.0]
+    np.testing.assert_allclose(apart([1.0, 1.0, 1.0], 1.0), [0.0, 1.0, 2.0])  # around where they are
+    found = apart(sorted(np.random.default_rng(0).random(30)), 0.05)
+    assert np.diff(found).min() > 0.05 - 1e-12
