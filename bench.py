@@ -49,7 +49,6 @@ from config import (
 PLAIN = "plain"  # a backend of this file alone: PyTorch's own parts put together, for comparison
 FLOOR = "nope"
 PARTS = ("train", "evaluate", "generate", "data", "profile")
-USUAL = PARTS[:-1]
 BATCH = {"mini": 8, "paper-35m": 8, "llama-135m": 1, "llama-342m": 1}  # sequences in a step
 EVALUATED = {"cpu": 2**11, "mps": 2**16, "cuda": 2**18}  # tokens in a timed evaluation, at least
 GENERATED = 32  # tokens in a timed generation
@@ -410,8 +409,6 @@ def print_rows(rows):
             streaming = format(r["streaming_tokens_per_s"], ",.0f") if "streaming_tokens_per_s" in r else "-"
             print(f"{r['pe']:12}{r['cached_first_token_s'] * 1e3:17,.1f}{r['cached_tokens_per_s']:10,.0f}"
                   f"{streaming:>11}{r['cache_bytes_a_token']:16,.0f}")
-
-
     for r in (r for r in rows if "profile" in r):
         print(f"\n{r['pe']}, share of a training step in each of torch's operations")
         for name, share in list(r["profile"].items())[:12]:
@@ -557,7 +554,7 @@ def main():
     )
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model's shape (default: mini)")
     parser.add_argument(
-        "--parts", type=listed(str, *PARTS), default=list(USUAL), metavar="NAME,...",
+        "--parts", type=listed(str, *PARTS), default=list(PARTS[:-1]), metavar="NAME,...",
         help=f"of {', '.join(PARTS)} (default: all but the last)",
     )  # fmt: skip
     parser.add_argument(

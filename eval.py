@@ -367,7 +367,7 @@ def print_positions(rows):
 
 
 def draw_attention(args):
-    """The picture of one run's attention over the first usable document; returns no rows."""
+    """The picture of one run's attention over the first usable document."""
     import torch
 
     import pictures
@@ -389,7 +389,6 @@ def draw_attention(args):
         weights[length] = model.attention(tokens[None, :length])[:, 0].float().cpu().numpy()  # (n_layers, H, T, T)
     pictures.attention(args.attention, weights, f"{run}, {source}")
     print(f"picture: {args.attention}")
-    return []
 
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
@@ -521,7 +520,7 @@ def main():
             rows = tasks.score(args)
             tasks.print_rows(rows)
         elif args.attention:
-            rows = draw_attention(args)
+            return draw_attention(args)
         else:
             rows = score(args)
             print_rows(rows)

@@ -253,7 +253,7 @@ def work(job):
 
 def rate_of(args, jobs):
     """(training tokens a second, where that is from): of the finished runs, or of two small steps made now."""
-    rates = [found["tokens"] / found["seconds"] for job in jobs if job.evaluation is None and job.file.exists()
+    rates = [found["tokens"] / found["seconds"] for job in jobs if job.evaluation is None and done(job)
              and (found := read_json(job.file))["seconds"]]  # fmt: skip
     if rates:
         return statistics.median(rates), "the rate of the finished runs"
@@ -271,11 +271,6 @@ def rate_of(args, jobs):
     return batch[:, 1:].size / (time.perf_counter() - begin), "one small step, uncompiled, measured now"
 
 
-def clock(seconds):
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
-
-
 def show_plan(args, jobs):
     """--dry-run: the runs, their tokens, what is left of them, and an estimate."""
     left = [job for job in jobs if not done(job)]
@@ -289,7 +284,7 @@ def show_plan(args, jobs):
     rate, source = rate_of(args, jobs)
     runs, trainings = (sum(job.evaluation is None for job in some) for some in (jobs, left))
     print(f"\n{runs} runs, {tokens:,} training tokens; left: {trainings} runs and {len(left) - trainings} evaluations, "
-          f"about {clock(sum(map(work, left)) / rate)} by {source}")
+          f"about {train.clock(sum(map(work, left)) / rate)} by {source}")
 
 
 def run_grid(args, jobs):
@@ -321,10 +316,10 @@ class Line(NamedTuple):
     context: int
     rows: dict  # (protocol, multiple of the trained length): its rows, one a seed
 
-    def values(self, multiple, key="loss", protocol=None):
-        """One number a seed, in the first protocol unless another is named; [] where there is none."""
+    def values(self, multiple, protocol=None):
+        """One loss a seed, in the first protocol unless another is named; [] where there is none."""
         protocol = protocol or next(iter(self.rows))[0]
-        found = [row.get(key) for row in self.rows.get((protocol, multiple), [])]
+        found = [row["loss"] for row in self.rows.get((protocol, multiple), [])]
         return [] if None in found else found
 
 

@@ -491,7 +491,7 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
                 rate = (step - first) / (time.perf_counter() - started)
                 bar.write(
                     f"step {step:6,}/{config.steps:,}   loss {loss:.3f}   val {val_loss:.3f}   "
-                    f"{rate * tokens_a_step:9,.0f} tokens/s   {_clock((config.steps - step) / rate)} left",
+                    f"{rate * tokens_a_step:9,.0f} tokens/s   {clock((config.steps - step) / rate)} left",
                     file=sys.stdout,
                 )
                 sys.stdout.flush()
@@ -504,7 +504,7 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
     for signal_number, handler in handlers.items():
         signal.signal(signal_number, handler)
     if step == config.steps:
-        print(f"trained {(step - first) * tokens_a_step:,} tokens in {_clock(time.perf_counter() - started)}")
+        print(f"trained {(step - first) * tokens_a_step:,} tokens in {clock(time.perf_counter() - started)}")
     return step == config.steps
 
 
@@ -514,7 +514,7 @@ def _stop(stop, signal_number):
     stop.append(signal_number)
 
 
-def _clock(seconds):
+def clock(seconds):
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
 

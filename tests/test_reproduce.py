@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, command, refused
 
 import reproduce
-from config import EncodingConfig, read_run
+from config import read_run
 from measures import intervals
 
 WHAT = ("run", "nonoverlap", "same-targets", "scaled", "scaled-same-targets")
@@ -106,7 +106,7 @@ def test_what_is_done_is_left_alone_and_what_is_lost_is_made_again(grid, tmp_pat
     ).read_text()
     assert (folder / "runs/mini/expe-s0/model.safetensors").stat().st_mtime_ns == weights
     plan = command(*again[:4], "--dry-run", *again[4:], cwd=folder)
-    assert "6 runs, 1,536 training tokens; left: 0 runs and 0 evaluations, about 0 min" in plan.stdout
+    assert "6 runs, 1,536 training tokens; left: 0 runs and 0 evaluations, about 0:00" in plan.stdout
 
 
 def test_a_dry_run_writes_nothing(tmp_path):
@@ -188,8 +188,3 @@ def test_a_report_has_the_grids_that_are_finished_alone(grid):
         f"### {reproduce.GRIDS['scaling'].title}", "### The commands (mini)"
     ]  # fmt: skip
     assert "`python reproduce.py scaling --preset mini --seeds 0,1 -- --context 16" in text
-
-
-def test_the_encodings_of_the_paper_are_the_defaults():
-    assert EncodingConfig("expe", on="k").on == "k"  # a variant differs from the paper's encoding by its flags alone
-    assert reproduce.VARIANTS["expe"] == "--pe expe"
