@@ -542,8 +542,8 @@ def preset_report(preset, runs, evaluations):
         f"\n## {preset}\n\n{len(runs)} runs of {said('tokens')} tokens in {said('dtype')}, trained at "
         f"{said('trained_length')} tokens on {said('data', 'source')} (vocabulary {said('data', 'vocab')}, "
         f"{said('data', 'splits', 'train', 'tokens')} training tokens); {sum(seconds) / 3600:.1f} hours of training in "
-        f"all, {min(seconds):,.0f} to {max(seconds):,.0f} s a run, by {said('provenance', 'threads')} threads on "
-        f"{said('provenance', 'device')}, Python {said('provenance', 'versions', 'python')}, torch "
+        f"all, {min(seconds):,.0f} to {max(seconds):,.0f} s a run, on {said('provenance', 'device')} (threads: "
+        f"{said('provenance', 'threads')}), Python {said('provenance', 'versions', 'python')}, torch "
         f"{said('provenance', 'versions', 'torch')}, {said('provenance', 'machine').split('-')[0]}.\n"
     ]
     for name, grid in GRIDS.items():
