@@ -566,8 +566,8 @@ def picture(text):
 
 def new_file(text):
     """The path of a file in a folder that exists and can be written, for argparse."""
-    folder = Path(text).parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK)) or Path(text).is_dir():
+    path, folder = Path(text), Path(text).parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)) or (path.exists() and not path.is_file()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists and can be written")
     return text
 

@@ -196,11 +196,12 @@ def evaluate(run, ways, args):
     stream = stream_sizes(args, context) if measure.stream else None
 
     rows, how = [], scaling_of(args)
-    if not sys.stderr.isatty():
-        print(f"scoring {run} ...", flush=True)
     n_tokens = sum(len(window.tokens) - 1 for *_, arms in jobs for windows in arms for window in windows)
+    n_tokens *= len(ways) * len(args.dtype)
+    if not sys.stderr.isatty():
+        print(f"scoring {run} by {n_tokens:,} tokens ...", flush=True)
     with tqdm(
-        total=n_tokens * len(ways) * len(args.dtype),
+        total=n_tokens,
         desc=str(run),
         unit="tok",
         unit_scale=True,
@@ -234,6 +235,7 @@ def evaluate(run, ways, args):
                     "split": args.split,
                     "data": source,
                     "n_documents": len(documents),
+                    "max_docs": args.max_docs,
                 }
                 if arms and span <= model.encoding.longest and (not stream or model.encoding.streams):
                     losses = [read(model, windows, bar, stream) for windows in arms]

@@ -143,6 +143,7 @@ class Job(NamedTuple):
     file: Path  # what it leaves under results/
     command: list  # train.py or eval.py and its flags
     train_flags: str  # what followed --
+    max_docs: int | None
     model: ModelConfig
     train: TrainConfig
 
@@ -172,12 +173,13 @@ def jobs_of(args):
             train.stored_run(run, given)  # InputError if the flags are not the run's
         elif run.exists():
             raise InputError(f"{run} holds no config.json, so it is not a run directory: move it away")
-        jobs.append(Job(variant, seed, run, None, here / f"{name}.run.json", command, train_flags, *configs))
+        asked = (train_flags, args.max_docs, *configs)
+        jobs.append(Job(variant, seed, run, None, here / f"{name}.run.json", command, *asked))
         for evaluation in evaluations:
             file = here / f"{name}.{evaluation}.json"
             command = ["eval.py", str(run), *shlex.split(EVALUATIONS[evaluation])]
             command += [*documents, *device, "--json", str(file)]
-            jobs.append(Job(variant, seed, run, evaluation, file, command, train_flags, *configs))
+            jobs.append(Job(variant, seed, run, evaluation, file, command, *asked))
     return jobs
 
 
@@ -191,13 +193,15 @@ def weights_of(run):
 
 
 def done(job):
-    """Whether a job's file is there, whole, and of the complete run's weights, by the hash that config.json has."""
+    """Whether a job's file is there, whole, of the complete run's weights (by their hash), and of as many documents."""
     step, steps, weights = weights_of(job.run)
     if step != steps:
         return False
     try:
         found = read_json(job.file)
-        return (found["weights"] if job.evaluation is None else found[0]["weights"]) == weights
+        if job.evaluation is None:
+            return found["weights"] == weights
+        return (found[0]["weights"], found[0].get("max_docs")) == (weights, job.max_docs)
     except (InputError, LookupError, TypeError):  # missing, or cut short: it is made again
         return False
 
@@ -333,7 +337,7 @@ def collect(folder):
         variant, seed, what = found[1], int(found[2]), found[3]
         try:
             content = read_json(path)
-            _ = content["weights"] if what == "run" else content[0]["weights"]
+            _ = (content["seconds"], content["provenance"]["git"]) if what == "run" else content[0]["weights"]
         except (InputError, LookupError, TypeError):
             raise InputError(f"{path} was cut short or edited: delete it, and run its grid again") from None
         if what == "run":
@@ -348,6 +352,25 @@ def finished(grid, runs, evaluations):
     wanted = [evaluations.get((variant, name), {}) for variant, names in grid.evaluations.items() for name in names]
     seeds = set.intersection(*map(set, wanted))
     return sorted(seed for seed in seeds if all((variant, seed) in runs for variant in grid.evaluations))
+
+
+def check_alike(folder, grid, evaluations, seeds):
+    """InputError if a file of a grid has other rows than another seed's, or rows that scored other targets."""
+    scored = {}
+    for variant, names in grid.evaluations.items():
+        for name, seed in itertools.product(names, seeds):
+            first, rows = (evaluations[variant, name][s] for s in (seeds[0], seed))
+            ways, others = ([(row["how"], row["protocol"], row["length"]) for row in some] for some in (rows, first))
+            file = folder / f"{variant}-s{seed}.{name}.json"
+            for row in rows:
+                if row["loss"] is not None:
+                    what = row["targets_sha256"], row["n_documents"], len(row["unit_losses"])
+                    other, right = scored.setdefault((row["protocol"], row["length"]), (file, what))
+                    if what != right:
+                        raise InputError(f"{file} was scored on other documents than {other}: delete the one that is "
+                                         "wrong, and run its grid again, with one --max-docs or none")  # fmt: skip
+            if ways != others:
+                raise InputError(f"{file} has other rows than seed {seeds[0]}: delete it, and run its grid again")
 
 
 def lines_of(grid, evaluations, family, seeds):
@@ -422,14 +445,17 @@ def losses_table(grid, preset, lines):
 def same_targets_table(lines):
     multiples = sorted({multiple for line in lines for protocol, multiple in line.rows if protocol == "same-targets"})
     sliding = {line.variant: line.rows["sliding", 1] for line in reversed(lines)}  # positions as they were trained
+    expe = next(line for line in lines if (line.variant, line.how) == ("expe", ""))
     heads = ["run", "positions", *map(times, multiples), "sliding 1x", f"{times(multiples[-1])} - 1x",
-             f"{times(multiples[-1])} - sliding"]  # fmt: skip
+             f"{times(multiples[-1])} - sliding", "1x - expe's", f"{times(multiples[-1])} - expe's"]  # fmt: skip
     rows = []
     for line in lines:
         losses = [mean_sd(line.values(multiple, protocol="same-targets")) for multiple in multiples]
         last = line.rows["same-targets", multiples[-1]]
         rows.append([line.variant, line.how, *losses, mean_sd(line.values(1, protocol="sliding")),
-                     paired(last, line.rows["same-targets", 1]), paired(last, sliding[line.variant])])  # fmt: skip
+                     paired(last, line.rows["same-targets", 1]), paired(last, sliding[line.variant]),
+                     *("" if line is expe else paired(line.rows["same-targets", m], expe.rows["same-targets", m])
+                       for m in (1, multiples[-1]))])  # fmt: skip
     return table(heads, rows)
 
 
@@ -451,12 +477,14 @@ def which_of_two(lines):
     """Which of the paper's two losses of ExPE at 4x ours is nearer to, by its rise from 1x."""
     for line in lines:
         if (line.variant, line.how) == ("expe", "") and (at_4 := line.values(4)):
-            rise = statistics.mean(at_4) - statistics.mean(line.values(1))
+            rises = [b - a for a, b in zip(line.values(1), at_4, strict=True)]
+            rise, seeds = statistics.mean(rises), " ".join(f"{value:+.3f}" for value in rises)
             two = {"table 2": GRIDS["table2"].paper["expe", ""], "table 7": GRIDS["ablations"].paper["expe", ""]}
-            rises = {f"{losses[2]:.2f} of {name}": losses[2] - losses[0] for name, losses in two.items()}
-            nearer = min(rises, key=lambda name: abs(rises[name] - rise))
-            said = " and ".join(f"{name} ({paper:+.2f} from 1x)" for name, paper in rises.items())
-            return f"At 4x the paper has two losses of ExPE, {said}. Ours rises by {rise:+.3f}: nearer to {nearer}.\n"
+            papers = {f"{losses[2]:.2f} of {name}": losses[2] - losses[0] for name, losses in two.items()}
+            nearer = min(papers, key=lambda name: abs(papers[name] - rise))
+            said = " and ".join(f"{name} ({paper:+.2f} from 1x)" for name, paper in papers.items())
+            return (f"At 4x the paper has two losses of ExPE, {said}. Ours rises by {rise:+.3f} (by seed: {seeds}): "
+                    f"nearer to {nearer}.\n")  # fmt: skip
     return ""
 
 
@@ -525,13 +553,15 @@ def report():
     for folder in presets:
         runs, evaluations = collect(folder)
         if runs:
-            parts += preset_report(folder.name, runs, evaluations)
+            parts += preset_report(folder, runs, evaluations)
     write_whole("RESULTS.md", "\n".join(parts) + NOTES + notes)
     print("RESULTS.md is written")
 
 
-def preset_report(preset, runs, evaluations):
-    """The sections of one preset."""
+def preset_report(folder, runs, evaluations):
+    """The sections of one preset, whose files are in that folder."""
+    preset = folder.name
+
     def said(*keys):
         """What the runs' files have there, each value once."""
         values = [functools.reduce(lambda part, key: part[key], keys, run) for run in runs.values()]
@@ -550,6 +580,9 @@ def preset_report(preset, runs, evaluations):
         seeds = finished(grid, runs, evaluations)
         if not seeds or (name == "large" and not preset.startswith("llama")):
             continue
+        if left := sorted({seed for variant, seed in runs if variant in grid.evaluations} - set(seeds)):
+            print(f"{name} of {preset} has not all of seed {' and '.join(map(str, left))}, which is left out")
+        check_alike(folder, grid, evaluations, seeds)
         lines = {family: lines_of(grid, evaluations, family, seeds) for family in LOSSES}
         parts.append(f"\n### {grid.title}\n")
         parts.append(draw(name, preset, lines, grid) + "\n")
@@ -609,6 +642,12 @@ def main():
             return report()
         if args.seeds and min(args.seeds) < 0:
             parser.error(f"--seeds must be numbers from 0 up, got {min(args.seeds)}")
+        if args.max_docs is not None and args.max_docs < 1:
+            parser.error(f"--max-docs must be at least 1, got {args.max_docs}")
+        if args.device:
+            from model_torch import pick_device
+
+            pick_device(args.device)  # InputError if there is none
         jobs = jobs_of(args)
         if args.dry_run:
             return show_plan(args, jobs)

@@ -73,6 +73,7 @@ WRONG = [
     ("eval.py --lengths=-5", "--lengths must be whole numbers above 0, such as 512,1024,2048, got -5"),
     ("eval.py --plot loss.txt", "--plot: 'loss.txt' must end in .png, .svg or .pdf"),
     ("eval.py --json nowhere/x.json", "--json: 'nowhere/x.json' is not a file in a folder that exists"),
+    ("eval.py --json /dev/null", "--json: '/dev/null' is not a file"),
     ("eval.py --max-docs 0", "--max-docs must be at least 1, got 0"),
     ("eval.py --protocol guess", "--protocol: invalid choice: 'guess'"),
     ("bench.py --preset nano", "--preset: invalid choice: 'nano'"),

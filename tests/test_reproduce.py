@@ -154,6 +154,8 @@ def test_a_grid_that_is_killed_three_times_is_finished(tokens, tmp_path):
         ("report", "there is nothing under results/ to report"),
         ("scaling --seeds 0 -- --stepz 4", "unrecognized arguments: --stepz"),
         ("scaling --seeds 0 -- --pe=rope", "--pe is the grid's own"),
+        ("scaling --max-docs 0", "--max-docs must be at least 1, got 0"),
+        ("scaling --device abacus", "abacus"),
         ("report --seeds 1", "report reads all of results/ and takes no flag: leave out --seeds"),
     ],
 )
@@ -180,6 +182,26 @@ def test_a_report_needs_whole_files_and_a_place_for_its_notes(grid, tmp_path):
     (tmp_path / "RESULTS.md").write_text("## Notes by hand\n")
     assert "RESULTS.md has no line '## Notes'" in refused(command("reproduce.py", "report", cwd=tmp_path))
     assert (tmp_path / "RESULTS.md").read_text() == "## Notes by hand\n"
+
+
+def test_other_documents_are_scored_again_and_never_averaged(grid, tmp_path):
+    shutil.copytree(grid / "results", tmp_path / "results")
+    path = tmp_path / "results/mini/expe-s1.same-targets.json"
+    rows = json.loads(path.read_text())
+    path.write_text(json.dumps([row | {"n_documents": 1} for row in rows]))
+    line = refused(command("reproduce.py", "report", cwd=tmp_path))
+    assert "expe-s1.same-targets.json was scored on other documents than" in line
+    path.write_text(json.dumps(rows[:-1]))
+    line = refused(command("reproduce.py", "report", cwd=tmp_path))
+    assert "expe-s1.same-targets.json has other rows than seed 0: delete it" in line
+    assert not (tmp_path / "RESULTS.md").exists()
+    path.unlink()
+    done = command("reproduce.py", "report", cwd=tmp_path)
+    assert done.returncode == 0 and "scaling of mini has not all of seed 1, which is left out" in done.stdout
+    tokens = json.loads((grid / "runs/mini/expe-s0/config.json").read_text())["train"]["data"]
+    flags = ["--seeds", "0,1", "--max-docs", "1", "--dry-run", "--", *SMALL, "--steps", "4", "--data", tokens]
+    plan = command("reproduce.py", "scaling", *flags, cwd=grid)
+    assert "left: 0 runs and 24 evaluations" in plan.stdout
 
 
 def test_a_report_has_the_grids_that_are_finished_alone(grid):
