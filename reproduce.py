@@ -567,6 +567,15 @@ def preset_report(folder, runs, evaluations):
         values = [functools.reduce(lambda part, key: part[key], keys, run) for run in runs.values()]
         return " or ".join(dict.fromkeys(f"{value:,}" if isinstance(value, int) else str(value) for value in values))
 
+    ready = {}  # the seeds of each grid that has any; nothing is drawn before all of them are checked
+    for name, grid in GRIDS.items():
+        seeds = finished(grid, runs, evaluations)
+        if not seeds or (name == "large" and not preset.startswith("llama")):
+            continue
+        if left := sorted({seed for variant, seed in runs if variant in grid.evaluations} - set(seeds)):
+            print(f"{name} of {preset} has not all of seed {' and '.join(map(str, left))}, which is left out")
+        check_alike(folder, grid, evaluations, seeds)
+        ready[name] = seeds
     seconds = [run["seconds"] for run in runs.values() if run["seconds"]]
     parts = [
         f"\n## {preset}\n\n{len(runs)} runs of {said('tokens')} tokens in {said('dtype')}, trained at "
@@ -576,13 +585,8 @@ def preset_report(folder, runs, evaluations):
         f"{said('provenance', 'threads')}), Python {said('provenance', 'versions', 'python')}, torch "
         f"{said('provenance', 'versions', 'torch')}, {said('provenance', 'machine').split('-')[0]}.\n"
     ]
-    for name, grid in GRIDS.items():
-        seeds = finished(grid, runs, evaluations)
-        if not seeds or (name == "large" and not preset.startswith("llama")):
-            continue
-        if left := sorted({seed for variant, seed in runs if variant in grid.evaluations} - set(seeds)):
-            print(f"{name} of {preset} has not all of seed {' and '.join(map(str, left))}, which is left out")
-        check_alike(folder, grid, evaluations, seeds)
+    for name, seeds in ready.items():
+        grid = GRIDS[name]
         lines = {family: lines_of(grid, evaluations, family, seeds) for family in LOSSES}
         parts.append(f"\n### {grid.title}\n")
         parts.append(draw(name, preset, lines, grid) + "\n")
