@@ -617,6 +617,13 @@ def all_runs():
     return sorted(path.parent for path in Path("runs").glob("[!.]*/config.json"))
 
 
+def runs_to_score(named):
+    """The run directories that are named, or else all of them; InputError if there is none."""
+    if not (runs := [Path(run) for run in named] or all_runs()):
+        raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
+    return runs
+
+
 def read_run(run):
     """(ModelConfig, TrainConfig, all of config.json) of a run directory; InputError that says what is wrong with it."""
     run = Path(run)

@@ -23,11 +23,11 @@ from config import (
     Unused,
     add_scaling_flags,
     add_stream_flags,
-    all_runs,
     listed,
     new_file,
     picture,
     read_run,
+    runs_to_score,
     scaling_of,
     stream_sizes,
     whole,
@@ -496,9 +496,7 @@ def check(parser, args):
 
 def score(args):
     """The rows of the runs that are named, with their differences, as --json writes them."""
-    runs = [Path(run) for run in args.runs] or all_runs()
-    if not runs:
-        raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
+    runs = runs_to_score(args.runs)
     configs = {str(run): read_run(run) for run in runs}
     ways = plan({run: model for run, (model, _, _) in configs.items()}, args)
     rows = [row for run in configs for row in evaluate(run, ways[run], args)]

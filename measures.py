@@ -191,8 +191,7 @@ PROBES = {
     "swap": Measure(
         swap,
         "same-targets, and again with everything that is further back from them all than the trained length taken from "
-        "another document. "
-        "Without a gain the far context was not used; a gain does not say what for.",
+        "another document. Without a gain the far context was not used; a gain does not say what for.",
         flags=("targets",),
     ),
     "repeat": Measure(

@@ -6,7 +6,7 @@
     python reproduce.py report                                                     RESULTS.md anew, from results/ alone
 
 A grid that was stopped or killed goes on when it is started again: complete runs are not trained again, unfinished ones
-resume from their checkpoint, and an evaluation is done again only if its run's weights have changed.
+resume from their checkpoint, and an evaluation is done again only if its run's weights or --max-docs have changed.
 """
 
 import contextlib
@@ -123,8 +123,9 @@ GRIDS = {
         dict.fromkeys(("expe", "exqpe", "expe-on-k"), ("same-targets", "precision-same-targets")),
     ),
 }
-OWN = {"--preset", "--pe", "--seed", "--out", "--resume", "--overwrite", "--device", "--on", "--once", "--l", "--learn",
-       "--constant", "--help", "-h"}  # fmt: skip
+OWN = {"--preset", "--seed", "--out", "--resume", "--overwrite", "--device", "--help", "-h"} | {
+    flag for flags in VARIANTS.values() for flag in flags.split() if flag.startswith("-")
+}
 ALL = ("table2", "ablations", "scaling", "extensions", "precision")
 NOTES = "\n## Notes\n"
 EMPTY_NOTES = "\nWrite here: what stands below this heading is kept when the rest is made anew.\n"
@@ -445,7 +446,7 @@ def losses_table(grid, preset, lines):
 def same_targets_table(lines):
     multiples = sorted({multiple for line in lines for protocol, multiple in line.rows if protocol == "same-targets"})
     sliding = {line.variant: line.rows["sliding", 1] for line in reversed(lines)}  # positions as they were trained
-    expe = next(line for line in lines if (line.variant, line.how) == ("expe", ""))
+    expe = {(line.variant, line.how): line.rows for line in lines}.get(("expe", ""), {})
     heads = ["run", "positions", *map(times, multiples), "sliding 1x", f"{times(multiples[-1])} - 1x",
              f"{times(multiples[-1])} - sliding", "1x - expe's", f"{times(multiples[-1])} - expe's"]  # fmt: skip
     rows = []
@@ -454,7 +455,7 @@ def same_targets_table(lines):
         last = line.rows["same-targets", multiples[-1]]
         rows.append([line.variant, line.how, *losses, mean_sd(line.values(1, protocol="sliding")),
                      paired(last, line.rows["same-targets", 1]), paired(last, sliding[line.variant]),
-                     *("" if line is expe else paired(line.rows["same-targets", m], expe.rows["same-targets", m])
+                     *("" if line.rows is expe else paired(line.rows["same-targets", m], expe.get(("same-targets", m)))
                        for m in (1, multiples[-1]))])  # fmt: skip
     return table(heads, rows)
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import data
-from config import InputError, all_runs
+from config import InputError, runs_to_score
 from eval import BATCH_TOKENS
 from generate import generate
 from model_torch import Cache, at_least_fp32, load_model, pick_device
@@ -116,9 +116,7 @@ class Run(TemplateLM):
 
 def score(args):
     """One row a run, task and metric: {"run", "pe", "task", "metric", "value", "stderr", "n"}."""
-    runs = args.runs or all_runs()
-    if not runs:
-        raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
+    runs = runs_to_score(args.runs)
     if len(args.dtype) > 1:
         raise InputError("--tasks takes one --dtype")
     for library in ("lm_eval", "huggingface_hub", "datasets"):
