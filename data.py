@@ -12,6 +12,7 @@ B batch, T context length.
 
 import base64
 import contextlib
+import fcntl
 import functools
 import gzip
 import hashlib
@@ -24,7 +25,6 @@ import os
 import shutil
 import sys
 import sysconfig
-import tempfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,13 +33,14 @@ import numpy as np
 import tiktoken
 from tqdm import tqdm
 
-from config import PRESETS, CommandLine, InputError, fingerprint, read_json, whole, write_json
+from config import PRESETS, InputError
+from runs import CommandLine, fingerprint, read_json, whole, write_json
 
 SPLITS = ("train", "val", "test")
-HELD_OUT = 1 / 14  # share of the documents in val, and in test: the 50M of 700M tokens of the paper
-MAX_DOC_CHARS = 2**20  # longer texts are cut, so that no document needs much memory
-TOKENIZER_BYTES = 2**30  # the tokenizer is trained on at most so much of a source
-ENCODE_CHARS = 2**22  # text that is encoded at a time
+HELD_OUT = 1 / 14                   # share of the documents in val, and in test: the 50M of 700M tokens of the paper
+MAX_DOC_CHARS = 2**20               # longer texts are cut, so that no document needs much memory
+TOKENIZER_BYTES = 2**30             # the tokenizer is trained on at most so much of a source
+ENCODE_CHARS = 2**22                # text that is encoded at a time
 EOT = "<|endoftext|>"
 
 # How text falls into pieces before BPE, after cl100k_base (tiktoken): words with the blank before them, up to three
@@ -61,19 +62,15 @@ OTHER_DATA = "choose other data with --data PATH (a file or folder of text) or -
 def documents(source, max_doc_chars=MAX_DOC_CHARS, skipped=None):
     """The texts of a source, one by one, none longer than max_doc_chars.
 
-    source: "stdlib", "fineweb", "fineweb-edu", or the path of a file or folder of .txt .md .py .rst (a document each),
-    .jsonl (a field "text") and .parquet (a column "text", as FineWeb has), also as .gz or .xz.
+    source: "stdlib", "fineweb", "fineweb-edu", or the path of a file or folder of .txt .md .py .rst (a document each)
+    and .jsonl (a field "text"), also as .gz or .xz, and of .parquet (a column "text", as FineWeb has).
     Files that are not UTF-8 are left out, and their paths go to the list `skipped`.
     Raises InputError for a path that does not exist or cannot be read as what its name says.
     """
-    if source in HUB:
-        for text in _dataset_texts(HUB[source], HUB[source], name="sample-10BT"):
-            yield from _cut(io.StringIO(text), max_doc_chars)
-        return
     for path in _files(source):
         try:
-            for text in _file_texts(path):
-                yield from _cut(text, max_doc_chars)
+            for file in _open_texts(path):
+                yield from _cut(file, max_doc_chars)
         except UnicodeDecodeError:
             if _kind(path) not in TEXT_SUFFIXES:
                 raise InputError(f"{path} is not UTF-8 throughout") from None
@@ -84,23 +81,23 @@ def documents(source, max_doc_chars=MAX_DOC_CHARS, skipped=None):
 
 
 def _files(source):
-    """The readable files of a source, in sorted order."""
+    """The readable files of a source, in sorted order, or the name of its data set."""
+    if source in HUB:
+        return [HUB[source]]
     if source == "stdlib":
         root = Path(sysconfig.get_paths()["stdlib"])
-        leave_out = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # they differ between machines
-        return sorted(p for p in root.rglob("*.py") if not leave_out & set(p.relative_to(root).parts))
+        differs = {"site-packages", "dist-packages", "test", "tests", "idle_test"}         # from machine to machine
+        return sorted(p for p in root.rglob("*.py") if not differs & set(p.relative_to(root).parts))
     path = Path(source)
-    if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if _kind(p) in SUFFIXES and p.is_file())
-        found = [p for p in files if not any(part.startswith(".") for part in p.relative_to(path).parts)]
-        if not found:
-            raise InputError(f"{source} holds no file that ends in {' '.join(SUFFIXES)} (or those with .gz, .xz)")
-        return found
     if not path.exists():
         raise InputError(f"{source}: no such file or folder; data is stdlib, {', '.join(HUB)} or a path")
-    if _kind(path) not in SUFFIXES:
-        raise InputError(f"{source} must end in {' '.join(SUFFIXES)} (or those with .gz, .xz)")
-    return [path]
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    seen = [p for p in files if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+    found = [p for p in seen if _kind(p) in SUFFIXES]
+    if not found:
+        what = "holds no file that ends in" if path.is_dir() else "must end in"
+        raise InputError(f"{source} {what} {' '.join(SUFFIXES)} (or those with .gz, .xz)")
+    return found
 
 
 def _kind(path):
@@ -108,18 +105,17 @@ def _kind(path):
     return (Path(path.stem) if path.suffix in (".gz", ".xz") else path).suffix.lower()
 
 
-def _file_texts(path):
-    """The texts of one file, each as an open text file."""
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    if _kind(path) == ".parquet":
-        with contextlib.ExitStack() as stack:
-            if opener is not open:  # parquet is read from its end: unpack it first
-                packed = stack.enter_context(opener(path, "rb"))
-                path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "unpacked.parquet"
-                with open(path, "wb") as unpacked:
-                    shutil.copyfileobj(packed, unpacked)
-            yield from map(io.StringIO, _dataset_texts(path, "parquet", data_files=[str(path)]))
+def _open_texts(path):
+    """The texts of one file, or of a data set of the hub, each as an open text file."""
+    if path in HUB.values():
+        yield from _rows(path, path, name="sample-10BT")
         return
+    if _kind(path) == ".parquet":
+        if path.suffix != ".parquet":
+            raise InputError(f"{path} cannot be read, for parquet is read from its end: unpack it first")
+        yield from _rows(path, "parquet", data_files=[str(path)])
+        return
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     with opener(path, "rt", encoding="utf-8") as file:
         if _kind(path) in TEXT_SUFFIXES:
             yield file
@@ -136,21 +132,21 @@ def _file_texts(path):
             yield io.StringIO(text)
 
 
-def _dataset_texts(what, *args, **kwargs):
-    """The column "text" of what datasets.load_dataset streams: the hub's, or a local file's of the same schema."""
+def _rows(what, *args, **kwargs):
+    """The column "text" of what datasets.load_dataset streams, the hub's or a local file's, each as an open file."""
     try:
         import datasets
     except ImportError:
         raise InputError(f"{what} is read by the datasets library: pip install datasets, or {OTHER_DATA}") from None
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; what comes of them is told below
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)   # its retries; what comes of them is told below
     try:
         for row in datasets.load_dataset(*args, split="train", streaming=True, **kwargs):
             if not isinstance(row.get("text"), str):
                 raise InputError(f'{what} has no column "text" that holds strings; it has {", ".join(row)}')
-            yield row["text"]
+            yield io.StringIO(row["text"])
     except InputError:
         raise
-    except Exception as error:  # the hub's, the network's and Arrow's own kinds have no common ancestor
+    except Exception as error:      # the hub's, the network's and Arrow's own kinds have no common ancestor
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{what} cannot be read ({type(error).__name__}: {reason}); {OTHER_DATA}") from None
 
@@ -172,17 +168,16 @@ def _unique(texts, min_bytes, dropped):
     """(split, text) of each text not seen before. The split depends on the text alone, not on the order."""
     seen = set()
     for text in texts:
-        data = text.encode("utf-8", errors="replace")  # a lone surrogate has no UTF-8: it becomes "?"
-        if len(data) < min_bytes:  # a token is a byte at least
-            dropped["short"] += 1
-            continue
+        data = text.encode("utf-8", errors="replace")       # a lone surrogate has no UTF-8: it becomes "?"
         key = int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
-        if key in seen:
+        if len(data) < min_bytes:                           # a token is a byte at least
+            dropped["short"] += 1
+        elif key in seen:
             dropped["duplicate"] += 1
-            continue
-        seen.add(key)
-        share = key / 2**64
-        yield ("val" if share < HELD_OUT else "test" if share < 2 * HELD_OUT else "train"), data.decode("utf-8")
+        else:
+            seen.add(key)
+            share = key / 2**64
+            yield ("val" if share < HELD_OUT else "test" if share < 2 * HELD_OUT else "train"), data.decode("utf-8")
 
 
 # ---- the tokenizer ---------------------------------------------------------------------------------------------------
@@ -196,20 +191,16 @@ def train_tokenizer(texts, vocab):
     tokenizer.train_from_iterator(texts, vocab - 1, pattern=SPLIT_PATTERN)
     ranks = {bytes(token): rank for token, rank in tokenizer.get_mergeable_ranks()}
     if len(ranks) < vocab - 1:
-        raise InputError(
-            f"vocab: the training text has only enough pairs for a vocabulary of {len(ranks) + 1}, "
-            f"not {vocab}: give more text, or --vocab {len(ranks) + 1} or fewer"
-        )
+        raise InputError(f"vocab: the training text has only enough pairs for a vocabulary of {len(ranks) + 1}, "
+                         f"not {vocab}: give more text, or --vocab {len(ranks) + 1} or fewer")
     return ranks
 
 
 def save_tokenizer(ranks, path):
     """Write {token bytes: rank} in tiktoken's text format."""
-    lines = (
-        f"{base64.b64encode(token).decode()} {rank}\n"
-        for token, rank in sorted(ranks.items(), key=lambda item: item[1])
-    )
-    Path(path).write_text("".join(lines), encoding="ascii")
+    with open(path, "w", encoding="ascii") as file:
+        for token in sorted(ranks, key=ranks.get):
+            file.write(f"{base64.b64encode(token).decode()} {ranks[token]}\n")
 
 
 def load_tokenizer(path, pattern=SPLIT_PATTERN):
@@ -223,12 +214,14 @@ def load_tokenizer(path, pattern=SPLIT_PATTERN):
     except ValueError:
         raise InputError(f'{path} line {len(ranks) + 1} is not "base64 rank", tiktoken\'s text format') from None
     if len(set(ranks.values())) < len(ranks) or any(bytes([b]) not in ranks for b in range(256)):
-        raise InputError(
-            f"{path} is not a byte-level BPE: each of the 256 bytes needs a rank, and no rank may stand twice"
-        )
-    return tiktoken.Encoding(
-        Path(path).stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens={EOT: max(ranks.values()) + 1}
-    )
+        raise InputError(f"{path} is not a byte-level BPE: each of the 256 bytes needs a rank, "
+                         "and no rank may stand twice")
+    return _encoding(Path(path).stem, pattern, ranks)
+
+
+def _encoding(name, pattern, ranks):
+    special = {EOT: max(ranks.values()) + 1}
+    return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
 
 def run_tokenizer(run, record):
@@ -243,35 +236,21 @@ def _ready_tokenizer(name):
     """A tiktoken.Encoding from a .tiktoken file or one of tiktoken's names (gpt2), with our one special token."""
     if Path(name).suffix == ".tiktoken":
         return load_tokenizer(name)
-    if name not in tiktoken.list_encoding_names():
-        raise InputError(
-            f"tokenizer must be a .tiktoken file or one of {', '.join(tiktoken.list_encoding_names())}, got {name!r}"
-        )
+    if name not in (known := tiktoken.list_encoding_names()):
+        raise InputError(f"tokenizer must be a .tiktoken file or one of {', '.join(known)}, got {name!r}")
     try:
         encoding = tiktoken.get_encoding(name)
-    except (OSError, ValueError) as error:  # requests' errors are OSErrors
-        raise InputError(
-            f"tiktoken cannot fetch {name} ({type(error).__name__}): give a .tiktoken file instead"
-        ) from None
-    ranks = encoding._mergeable_ranks
-    return tiktoken.Encoding(
-        name, pat_str=encoding._pat_str, mergeable_ranks=ranks, special_tokens={EOT: max(ranks.values()) + 1}
-    )
+    except (OSError, ValueError) as error:                  # requests' errors are OSErrors
+        kind = type(error).__name__
+        raise InputError(f"tiktoken cannot fetch {name} ({kind}): give a .tiktoken file instead") from None
+    return _encoding(name, encoding._pat_str, encoding._mergeable_ranks)
 
 
 # ---- preparing: a source to a folder of tokens -----------------------------------------------------------------------
 
 
-def prepare(
-    source,
-    out=None,
-    vocab=None,
-    tokenizer=None,
-    min_doc_tokens=1,
-    max_tokens=0,
-    max_doc_chars=MAX_DOC_CHARS,
-    overwrite=False,
-):
+def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_tokens=0, max_doc_chars=MAX_DOC_CHARS,
+            overwrite=False):
     """Turn a source into a folder of tokens, as the head of this file describes it; returns the folder.
 
     out: the folder, or None for data/<name>-v<vocab>, which appears whole or not at all.
@@ -282,155 +261,137 @@ def prepare(
     """
     encoding = _ready_tokenizer(tokenizer) if tokenizer else None
     out = Path(out) if out else folder_of(source, encoding.n_vocab if encoding else vocab)
-    if out.exists() and not overwrite:
-        raise InputError(f"{out} exists: use it with --data {out}, choose another --out, or add --overwrite")
-    if out.exists() and not (out / "meta.json").exists():
-        raise InputError(f"{out} exists and is no folder of tokens, so it is not overwritten: choose another --out")
-    if tokenizer is None and not 257 <= vocab <= 2**16:
+    _check_free(out, overwrite)
+    if encoding is None and not 257 <= vocab <= 2**16:
         raise InputError(f"vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {vocab}")
-    for name, value, least in (
-        ("min_doc_tokens", min_doc_tokens, 1),
-        ("max_tokens", max_tokens, 0),
-        ("max_doc_chars", max_doc_chars, 1),
-    ):
-        if value < least:
+    limits = {"min_doc_tokens": min_doc_tokens, "max_tokens": max_tokens, "max_doc_chars": max_doc_chars}
+    for name, value in limits.items():
+        if value < (least := 0 if name == "max_tokens" else 1):
             raise InputError(f"{name} must be at least {least}, got {value}")
     dropped, skipped = {"short": 0, "duplicate": 0}, []
     texts = _unique(documents(source, max_doc_chars, skipped), min_doc_tokens, dropped)
 
-    with _scratch_folder(out, overwrite) as scratch, contextlib.ExitStack() as stack:
-        total = None
+    with _scratch_folder(out, overwrite) as scratch, open(scratch / "spool.jsonl", "w+") as spool:
+        size = None
         if encoding is None:
             # Train on the first training documents; what has been read waits in a file, so that a stream is read once.
-            spool = stack.enter_context(open(scratch / "spool.jsonl", "w+", encoding="utf-8"))
-            ranks = train_tokenizer(_spooled(texts, spool), vocab)
-            save_tokenizer(ranks, scratch / "tokenizer.tiktoken")
-            encoding = load_tokenizer(scratch / "tokenizer.tiktoken")
-            following = next(texts, None)
-            if following is None:
-                total = spool.tell()
+            encoding = _encoding("trained", SPLIT_PATTERN, train_tokenizer(_spooled(texts, spool), vocab))
+            size = spool.tell() if spool.tell() < TOKENIZER_BYTES else None
             spool.seek(0)
-            texts = itertools.chain(map(json.loads, spool), [following] if following else [], texts)
-        else:
-            save_tokenizer(encoding._mergeable_ranks, scratch / "tokenizer.tiktoken")
+            texts = itertools.chain(map(json.loads, spool), texts)
         if encoding.n_vocab > 2**16:
             raise InputError(f"tokenizer has {encoding.n_vocab:,} entries; tokens are uint16, so at most 65,536 fit")
-        splits = _write_tokens(texts, encoding, scratch, min_doc_tokens, max_tokens, dropped, total)
-        (scratch / "spool.jsonl").unlink(missing_ok=True)
-
-        n_documents = sum(split["documents"] for split in splits.values())
-        if n_documents == 0:
-            raise InputError(
-                f"{source} has no usable document: {dropped['short']:,} are shorter than {min_doc_tokens:,} tokens "
-                f"(--min-doc-tokens), {len(skipped):,} are not UTF-8"
-            )
-        for name in ("train", "val"):
-            if splits[name]["tokens"] == 0:
-                raise InputError(
-                    f"{source} has {n_documents} usable documents, and none fell to {name}: cut them smaller with "
-                    "python data.py --max-doc-chars 20000, lower --min-doc-tokens, or give more documents"
-                )
-        meta = {
-            "source": full_name(source),
-            "vocab": encoding.n_vocab,
-            "eot": encoding.eot_token,
-            "pattern": encoding._pat_str,
-            "min_doc_tokens": min_doc_tokens,
-            "max_tokens": max_tokens,
-            "max_doc_chars": max_doc_chars,
-            "python": sys.version.split()[0],
-            "dropped": {**dropped, "not_utf8": len(skipped)},
-            "splits": splits,
-            "tokenizer": fingerprint(scratch / "tokenizer.tiktoken"),
-        }
-        write_json(scratch / "meta.json", meta)
+        save_tokenizer(encoding._mergeable_ranks, scratch / "tokenizer.tiktoken")
+        splits = _write_tokens(texts, encoding, scratch, min_doc_tokens, max_tokens, dropped, size)
+        (scratch / "spool.jsonl").unlink()
+        dropped["not_utf8"] = len(skipped)
+        _check_splits(source, splits, dropped, min_doc_tokens)
+        write_json(scratch / "meta.json", {
+            "source": full_name(source), "vocab": encoding.n_vocab, "eot": encoding.eot_token,
+            "pattern": encoding._pat_str, **limits, "python": sys.version.split()[0], "dropped": dropped,
+            "splits": splits, "tokenizer": fingerprint(scratch / "tokenizer.tiktoken"),
+        })
     return out
+
+
+def _check_free(out, overwrite):
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists: use it with --data {out}, choose another --out, or add --overwrite")
+    if out.exists() and not (out / "meta.json").exists():
+        raise InputError(f"{out} exists and is no folder of tokens, so it is not overwritten: choose another --out")
+
+
+def _check_splits(source, splits, dropped, min_doc_tokens):
+    count = sum(split["documents"] for split in splits.values())
+    if count == 0:
+        raise InputError(f"{source} has no usable document: {dropped['short']:,} are shorter than {min_doc_tokens:,} "
+                         f"tokens (--min-doc-tokens), {dropped['not_utf8']:,} are not UTF-8")
+    for name in ("train", "val"):
+        if splits[name]["tokens"] == 0:
+            raise InputError(f"{source} has {count} usable documents, and none fell to {name}: cut them smaller with "
+                             "python data.py --max-doc-chars 20000, lower --min-doc-tokens, or give more documents")
 
 
 def _spooled(texts, spool):
     """The training texts of the first TOKENIZER_BYTES, while all that is read is written to the spool."""
+    size = 0
     with _bar(None, "reading") as bar:
-        for split, text in texts:
-            bar.update(spool.write(json.dumps([split, text]) + "\n"))
-            if split == "train":
-                yield text
-            if spool.tell() >= TOKENIZER_BYTES:
-                return
+        while size < TOKENIZER_BYTES and (pair := next(texts, None)):
+            written = spool.write(json.dumps(pair) + "\n")
+            bar.update(written)
+            size += written
+            if pair[0] == "train":
+                yield pair[1]
 
 
-def _write_tokens(texts, encoding, folder, min_doc_tokens, max_tokens, dropped, total):
+def _write_tokens(texts, encoding, folder, min_doc_tokens, max_tokens, dropped, size):
     """Encode (split, text) pairs on all cores into .bin files; returns {split: documents, tokens, bytes, sha256}."""
     counts = {name: {"documents": 0, "tokens": 0} for name in SPLITS}
+    eot = np.uint16(encoding.eot_token).tobytes()
+    encode = functools.partial(encoding.encode_to_numpy, disallowed_special=())
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context(open(folder / f"{name}.bin", "wb")) for name in SPLITS}
-        bar = stack.enter_context(_bar(total, "encoding"))
-        pool = stack.enter_context(ThreadPoolExecutor(os.cpu_count()))  # tiktoken lets go of the interpreter's lock
-        encode = functools.partial(encoding.encode_to_numpy, disallowed_special=())
-        for batch in _batches(texts):
-            for (split, _), tokens in zip(batch, pool.map(encode, [text for _, text in batch]), strict=True):
+        bar = stack.enter_context(_bar(size, "encoding"))
+        pool = stack.enter_context(ThreadPoolExecutor(os.cpu_count()))     # tiktoken lets go of the interpreter's lock
+        while pairs := _take(texts, ENCODE_CHARS):
+            names, batch = zip(*pairs, strict=True)
+            for name, tokens in zip(names, pool.map(encode, batch), strict=True):
                 if len(tokens) < min_doc_tokens:
                     dropped["short"] += 1
                     continue
-                files[split].write(np.array([encoding.eot_token], dtype=np.uint16).tobytes())
-                files[split].write(tokens.astype(np.uint16).tobytes())
-                counts[split]["documents"] += 1
-                counts[split]["tokens"] += len(tokens) + 1
-            bar.update(sum(len(text) for _, text in batch))
+                files[name].write(eot + tokens.astype(np.uint16).tobytes())
+                counts[name]["documents"] += 1
+                counts[name]["tokens"] += len(tokens) + 1
+            bar.update(sum(map(len, batch)))
             if max_tokens and sum(count["tokens"] for count in counts.values()) >= max_tokens:
                 break
     return {name: {**counts[name], **fingerprint(folder / f"{name}.bin")} for name in SPLITS}
 
 
-def _batches(texts):
-    """Lists of (split, text) of about ENCODE_CHARS characters."""
-    batch, size = [], 0
-    for pair in texts:
-        batch.append(pair)
-        size += len(pair[1])
-        if size >= ENCODE_CHARS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _take(texts, size):
+    """The next (split, text) pairs, of about `size` characters in all."""
+    pairs = []
+    while size > 0 and (pair := next(texts, None)):
+        pairs.append(pair)
+        size -= len(pair[1])
+    return pairs
 
 
 @contextlib.contextmanager
 def _scratch_folder(out, overwrite):
-    """A folder beside `out` that becomes `out` when the block ends well, and is gone otherwise."""
+    """A folder beside `out`, for one process at a time; it becomes `out` if the block ends well, and is gone if not."""
+    scratch, lock = out.parent / f".{out.name}.partial", out.parent / f".{out.name}.lock"
     made = not out.parent.exists()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for left in out.parent.glob(f".{out.name}.*.partial"):  # by a run that was killed outright
-        pid = left.suffixes[-2][1:]
-        if pid.isdigit() and not _alive(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
-    scratch = out.parent / f".{out.name}.{os.getpid()}.partial"
-    scratch.mkdir()
-    try:
-        yield scratch
-        if overwrite:
-            shutil.rmtree(out, ignore_errors=True)
+    with _hold(lock, out):
         try:
-            os.rename(scratch, out)
-        except OSError:
-            if not (out / "meta.json").exists():  # unless another process made the same just now
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        if made:
-            with contextlib.suppress(OSError):
-                out.parent.rmdir()  # if nothing came of it
+            _check_free(out, overwrite)
+            shutil.rmtree(scratch, ignore_errors=True)      # of a start that was killed outright
+            scratch.mkdir()
+            yield scratch
+            if overwrite:
+                shutil.rmtree(out, ignore_errors=True)
+            scratch.rename(out)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+            if made:
+                with contextlib.suppress(OSError):
+                    out.parent.rmdir()                      # if nothing came of it
 
 
-def _alive(pid):
-    if pid == os.getpid():
-        return False  # in a container each run may have the same one
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+def _hold(path, out):
+    """The open lock file, held by this process alone; where another one makes `out` just now, once that has ended."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{out} is being made by another process: waiting for it", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists() and os.path.samefile(path, file.fileno()):
+            return file
+        file.close()                                        # the other one has removed it: hold a new one
 
 
 def _bar(total, what):
@@ -451,19 +412,19 @@ def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
         if not folder.exists():
             limit = f"documents of {min_doc_tokens:,} tokens or more"
             print(f"preparing {folder} from {source}, {limit}; for other data: --data PATH", flush=True)
-            prepare(source, folder, vocab, min_doc_tokens=min_doc_tokens, max_tokens=max_tokens)
+            try:
+                prepare(source, folder, vocab, min_doc_tokens=min_doc_tokens, max_tokens=max_tokens)
+            except InputError:
+                if not folder.exists():                     # else another process has made it meanwhile
+                    raise
         made_from = read_meta(folder)["source"]
         if made_from != full_name(source):
-            raise InputError(
-                f"{folder} was made from {made_from}, not from {source}: pass --data {folder} to use it, "
-                f"or prepare {source} under another name with python data.py {source} --out data/NAME"
-            )
+            raise InputError(f"{folder} was made from {made_from}, not from {source}: pass --data {folder} to use it, "
+                             f"or prepare {source} under another name with python data.py {source} --out data/NAME")
     found = read_meta(folder)["vocab"]
     if found != vocab:
-        raise InputError(
-            f"{folder} was made with a vocabulary of {found:,}, and this run has {vocab:,}: add --vocab {found}, "
-            f"or prepare the text again with python data.py SOURCE --vocab {vocab}"
-        )
+        raise InputError(f"{folder} was made with a vocabulary of {found:,}, and this run has {vocab:,}: add "
+                         f"--vocab {found}, or prepare the text again with python data.py SOURCE --vocab {vocab}")
     return folder
 
 
@@ -487,10 +448,10 @@ def read_meta(folder):
         raise InputError(f"{folder} is not a folder of tokens (no meta.json): make one with python data.py SOURCE")
     meta = read_json(path)
     try:
+        splits = [meta["splits"][name] for name in SPLITS]
         numbers = [meta[name] for name in ("vocab", "eot", "min_doc_tokens", "max_tokens")]
-        numbers += [meta["splits"][split][name] for split in SPLITS for name in ("documents", "tokens", "bytes")]
-        texts = [meta["source"], meta["pattern"], meta["tokenizer"]["sha256"]]
-        texts += [meta["splits"][split]["sha256"] for split in SPLITS]
+        numbers += [split[name] for split in splits for name in ("documents", "tokens", "bytes")]
+        texts = [meta["source"], meta["pattern"]] + [file["sha256"] for file in (meta["tokenizer"], *splits)]
         sound = all(isinstance(n, int) for n in numbers) and all(isinstance(t, str) for t in texts) and meta["dropped"]
     except (KeyError, TypeError):
         sound = False
@@ -505,12 +466,11 @@ def open_split(folder, split):
     expected = meta["splits"][split]["bytes"]
     if not path.exists():
         raise InputError(f"{path} is missing: prepare the folder again with python data.py")
-    if path.stat().st_size != expected:
-        found = path.stat().st_size
+    if (found := path.stat().st_size) != expected:
         raise InputError(f"{path} has a size of {found:,} bytes, and meta.json says {expected:,}: prepare it again")
     if expected == 0:
         return np.zeros(0, np.uint16)
-    tokens = np.memmap(path, dtype=np.uint16, mode="r")  # (n,)
+    tokens = np.memmap(path, dtype=np.uint16, mode="r")     # (n,)
     if tokens.max() >= meta["vocab"]:
         raise InputError(f"{path} holds the token id {tokens.max()}, outside its vocabulary of {meta['vocab']:,}")
     return tokens
@@ -530,12 +490,12 @@ def batch(tokens, context, batch_size, seed, step):
     An epoch is a permutation of the corpus's non-overlapping windows, so that each token is seen once an epoch.
     """
     count = windows(tokens, context)
-    index = np.arange(step * batch_size, (step + 1) * batch_size)
-    start = [int(_order(count, seed, i // count)[i % count]) * context for i in index.tolist()]
-    return np.stack([tokens[s : s + context + 1] for s in start]).astype(np.int64)  # (B, T+1)
+    index = range(step * batch_size, (step + 1) * batch_size)
+    start = [int(_order(count, seed, i // count)[i % count]) * context for i in index]
+    return np.stack([tokens[s : s + context + 1] for s in start]).astype(np.int64)         # (B, T+1)
 
 
-@functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
+@functools.lru_cache(maxsize=2)     # a batch may straddle two epochs
 def _order(count, seed, epoch):
     return np.random.default_rng([seed, epoch]).permutation(count)
 
@@ -561,15 +521,11 @@ def show(folder):
     for split in SPLITS:
         tokens = open_split(folder, split)
         if fingerprint(folder / f"{split}.bin")["sha256"] != meta["splits"][split]["sha256"]:
-            raise InputError(
-                f"{folder / split}.bin has the right size and the wrong SHA-256 hash: prepare the folder again"
-            )
+            raise InputError(f"{folder / split}.bin has the right size and the wrong SHA-256 hash: "
+                             "prepare the folder again")
         lengths = [len(document) - 1 for document in split_documents(tokens, meta["eot"])]
-        quantiles = np.quantile(lengths, (0, 0.1, 0.5, 0.9, 1)) if lengths else [0] * 5
-        print(
-            f"{split:6}{len(lengths):11,}{len(tokens):15,}{'':25}"
-            + "".join(f"{int(q):{width},}" for q, width in zip(quantiles, (8, 8, 8, 9, 9), strict=True))
-        )
+        least, low, median, high, most = np.quantile(lengths or [0], (0, 0.1, 0.5, 0.9, 1)).astype(int)
+        print(f"{split:6}{len(lengths):11,}{len(tokens):15,}{'':25}{least:8,}{low:8,}{median:8,}{high:9,}{most:9,}")
     sample = split_documents(open_split(folder, "val"), meta["eot"])[0][1:201]
     print(f"\nthe first {len(sample)} tokens of the first val document, decoded:\n\n{encoding.decode(sample.tolist())}")
 
@@ -578,52 +534,34 @@ def main():
     parser = CommandLine(
         description="Turn text into tokens on disk, or show what a prepared folder holds.",
         epilog="examples:\n  python data.py stdlib\n  python data.py books/ --vocab 32000 --min-doc-tokens 4000\n"
-        "  python data.py fineweb --vocab 32000 --min-doc-tokens 4000 --max-tokens 7e8\n"
-        "  python data.py --show data/stdlib-v1024",
+               "  python data.py fineweb --vocab 32000 --min-doc-tokens 4000 --max-tokens 7e8\n"
+               "  python data.py --show data/stdlib-v1024",
     )
-    mini = PRESETS["mini"]
-    parser.add_argument(
-        "source",
-        nargs="?",
-        help=f"stdlib | {' | '.join(HUB)} | a file or folder of {' '.join(SUFFIXES)}, also .gz, .xz",
-    )
-    parser.add_argument(
-        "--show", metavar="DIR", help="print a prepared folder's counts, document lengths and a decoded sample"
-    )
-    parser.add_argument(
-        "--vocab", type=whole, metavar="N", help=f"entries of the tokenizer to train (default: {mini.model.vocab_size})"
-    )
-    parser.add_argument("--tokenizer", metavar="NAME|FILE", help="use a ready tokenizer: gpt2, or a .tiktoken file")
-    parser.add_argument(
-        "--min-doc-tokens",
-        type=whole,
-        metavar="N",
-        default=mini.train.min_doc_tokens,
-        help="drop shorter documents (default: %(default)s, 16 times mini's context; the paper keeps 4000 and more)",
-    )
-    parser.add_argument(
-        "--max-doc-chars",
-        type=whole,
-        metavar="N",
-        default=MAX_DOC_CHARS,
-        help="cut longer documents at a line's end (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-tokens", type=whole, metavar="N", default=0, help="stop after so many tokens (default: 0, no end)"
-    )
-    parser.add_argument("--out", metavar="DIR", help="the folder to write (default: data/<name>-v<vocab>)")
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    mini, number = PRESETS["mini"], {"type": whole, "metavar": "N"}
+    add = parser.add_argument
+    add("source", nargs="?",
+        help=f"stdlib | {' | '.join(HUB)} | a file or folder of {' '.join(SUFFIXES)}, also .gz, .xz")
+    add("--show", metavar="DIR", help="print a prepared folder's counts, document lengths and a decoded sample")
+    add("--vocab", **number, help=f"entries of the tokenizer to train (default: {mini.model.vocab_size})")
+    add("--tokenizer", metavar="NAME|FILE", help="use a ready tokenizer: gpt2, or a .tiktoken file")
+    add("--min-doc-tokens", **number, default=mini.train.min_doc_tokens,
+        help="drop shorter documents (default: %(default)s, 16 times mini's context; the paper keeps 4000 and more)")
+    add("--max-doc-chars", **number, default=MAX_DOC_CHARS,
+        help="cut longer documents at a line's end (default: %(default)s)")
+    add("--max-tokens", **number, default=0, help="stop after so many tokens (default: 0, no end)")
+    add("--out", metavar="DIR", help="the folder to write (default: data/<name>-v<vocab>)")
+    add("--overwrite", action="store_true", help="replace the folder if it exists")
     with parser.one_line_errors():
         args = parser.parse_args()
         if (args.source is None) == (args.show is None):
             parser.error("give a source to prepare, as in python data.py stdlib, or a folder to show, by --show DIR")
-        if args.show:
-            return show(args.show)
         if args.vocab and args.tokenizer:
             parser.error("--vocab is for training a tokenizer, and --tokenizer brings its own: leave one out")
-        vocab = args.vocab if args.vocab is not None else mini.model.vocab_size
-        options = (args.min_doc_tokens, args.max_tokens, args.max_doc_chars, args.overwrite)
-        show(prepare(args.source, args.out, vocab, args.tokenizer, *options))
+        if args.vocab is None:
+            args.vocab = mini.model.vocab_size
+        options = vars(args)
+        shown = options.pop("show")
+        show(shown or prepare(**options))
 
 
 if __name__ == "__main__":

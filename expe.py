@@ -1,8 +1,7 @@
 """Positions in, numbers out: every encoding as a pure function of integer positions, in float64.
 
 The positions may have any shape and order, and hold any integers; every table has one more axis than they have.
-NumPy alone: no torch, no model. Run as a script, `python expe.py` draws the tables side by side and measures
-what the paper says of number formats (section 2.3).
+NumPy alone: no torch, no model. (python -m lab.formats draws the tables and counts what number formats merge.)
 
 n a position, j a dimension, l the number of overridden dimensions, start the paper's S, D the width of a head.
 Paper: "ExPE: Exact Positional Encodings for Generative Transformer Models with Extrapolating Capabilities",
@@ -175,26 +174,9 @@ def rope_table(positions, d_head, base=10000.0, **scaling):
     return np.concatenate((np.cos(angle), np.sin(angle)), axis=-1) * attention_factor
 
 
-def dual_chunk_positions(positions, chunk, local):
-    """The positions that dual chunk attention gives to the tokens at integer positions. An et al. 2024, section 3.
-
-    A key lies at n mod c. A query lies at m mod c for the keys of its own chunk; at min(m mod c + c, c + w) for those
-    of the chunk before, w being the local window in which these distances are true; and at min(2c - 1, c + w) for all
-    further back. So no distance is above c + w, and up to one chunk nothing changes.
-    Returns (same, before, further), integers of the same shape; keys lie at `same`.
-    Raises ValueError for positions that are not integers, chunk below 1 and local below 0.
-    """
-    n, c = _integers(positions), _width("chunk", chunk)
-    farthest = c + _width("local", local, 0)
-    same = n % c
-    return same, np.minimum(same + c, farthest), np.full_like(n, min(2 * c - 1, farthest))
-
-
-def distances(queries, keys=None):
-    """m - n for every query position m and key position n: (..., T) and (..., S) to (..., T, S). No keys: the same."""
-    m = _integers(queries)
-    n = m if keys is None else _integers(keys)
-    return m[..., :, None] - n[..., None, :]                                      # (..., T, S)
+def distances(queries, keys):
+    """m - n for every query position m and key position n: (..., T) and (..., S) to (..., T, S)."""
+    return _integers(queries)[..., :, None] - _integers(keys)[..., None, :]       # (..., T, S)
 
 
 def alibi_slopes(n_heads):
@@ -209,20 +191,9 @@ def alibi_slopes(n_heads):
     return np.concatenate((slopes, between))[:n_heads]
 
 
-def alibi_table(positions, n_heads):
-    """What ALiBi adds to the scores: -slope (m - n) for every head, query and key. Shape (..., H, T, S)."""
-    return -alibi_slopes(n_heads)[:, None, None] * distances(positions)[..., None, :, :]
-
-
-def alibi_keys(queries, keys, n_heads):
-    """ALiBi with one number a key: what can be added instead of -slope (m - n), of shape (..., H, 1, S).
-
-    -slope (m - n) = slope n - slope m, and the softmax over n drops what all keys of a query share: so the distance
-    from any one query does for all. The last one's keeps the numbers small where the weights are large: slope*n itself
-    would be 8,192 at n = 16,384, where float32 is a thousandth apart.
-    """
-    last = np.asarray(queries)[..., -1:]
-    return -alibi_slopes(n_heads)[:, None, None] * distances(last, keys)[..., None, :, :]
+def alibi_bias(queries, keys, n_heads):
+    """What ALiBi adds to the scores, -slope (m - n): of positions (..., T) and (..., S), shape (..., H, T, S)."""
+    return -alibi_slopes(n_heads)[:, None, None] * distances(queries, keys)[..., None, :, :]
 
 
 def t5_bucket(distance, n_buckets=32, max_distance=128):
@@ -262,126 +233,3 @@ def shaw_index(distance, max_distance):
     Integers of the same shape; what lies ahead (below 0) counts as 0. Raises ValueError for max_distance below 1.
     """
     return np.clip(_integers(distance, "distance"), 0, _width("max_distance", max_distance))
-
-
-# ---- number formats --------------------------------------------------------------------------------------------------
-
-# Format: bits of the exponent, bits of the fraction, and how many numbers the paper's section 2.3 sees in [0, 1].
-FORMATS = {
-    "fp32": (8, 23, "about 1e9"),
-    "fp16": (5, 10, "33e6"),
-    "tf32": (8, 10, "about 1e6"),
-    "bf16": (8, 7, "around 16e3"),
-}
-
-
-def _format(dtype):
-    if dtype not in FORMATS:
-        raise ValueError(f"dtype must be one of {', '.join(FORMATS)}, got {dtype!r}")
-    return FORMATS[dtype][:2]
-
-
-def count_floats(dtype):
-    """How many numbers of "fp32", "tf32", "fp16" or "bf16" lie in [0, 1], both ends counted, -0 not.
-
-    Non-negative floats are ordered as their bit patterns are, and 1 has an empty fraction under the exponent field
-    2^(e-1) - 1: so there are (2^(e-1) - 1) * 2^f patterns below 1. Raises ValueError for another dtype.
-    """
-    exponent_bits, fraction_bits = _format(dtype)
-    return (2 ** (exponent_bits - 1) - 1) * 2**fraction_bits + 1
-
-
-def round_to(x, dtype):
-    """x in float64, rounded once to the nearest number of a format, ties to even. Same shape as x.
-
-    Raises ValueError for a dtype that is not in FORMATS.
-    """
-    exponent_bits, fraction_bits = _format(dtype)
-    bias = 2 ** (exponent_bits - 1) - 1
-    _, exponent = np.frexp(x)                                                     # |x| = m * 2^exponent, 0.5 <= m < 1
-    spacing = np.ldexp(1.0, np.maximum(exponent - 1, 1 - bias) - fraction_bits)   # one spacing for all subnormals
-    largest = (2 - 2.0**-fraction_bits) * 2.0**bias
-    rounded = np.rint(x / spacing) * spacing
-    return np.where(np.abs(rounded) > largest, np.copysign(np.inf, x), rounded)
-
-
-# The tables that need no training, with the paper's settings of its 35M model: l = 24, width 384, heads of 32.
-TABLES = {
-    "sinusoidal": lambda positions: sinusoidal_table(positions, 384),
-    "expe": lambda positions: expe_table(positions, 24),
-    "exqpe": lambda positions: exqpe_table(positions, 24),
-    "rope": lambda positions: rope_table(positions, 32),
-}
-
-
-def distinct_positions(encoding, dtype, length):
-    """How many different rows the positions 0 .. length-1 have once the table is cast to dtype: length if none merge.
-
-    encoding is a key of TABLES. The cast is of the finished table; positions and phases stay exact.
-    Raises ValueError for an unknown encoding or dtype and for a length below 1.
-    """
-    if encoding not in TABLES:
-        raise ValueError(f"encoding must be one of {', '.join(TABLES)} (those with a fixed table), got {encoding!r}")
-    rows = round_to(TABLES[encoding](np.arange(_width("length", length))), dtype) + 0.0      # + 0.0: -0 becomes 0
-    return len({row.tobytes() for row in rows})
-
-
-# ---- as a script -----------------------------------------------------------------------------------------------------
-
-def draw(path, length=512):
-    """One picture of all TABLES over the positions 0 .. length-1: each a heat map, three of its columns above it."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    shape = {"figsize": (15, 8), "height_ratios": (1, 2), "sharex": "col", "layout": "constrained"}
-    figure, axes = plt.subplots(2, len(TABLES), **shape)
-    titles = {"sinusoidal": "sinusoidal: added to the embedding\n(384 columns)",
-              "expe": "ExPE: overrides l = 24 dimensions\nbefore $W_q$ and $W_k$",
-              "exqpe": "ExQPE: one of l = 24 dimensions\ngrows at each position",
-              "rope": "RoPE: cosines (columns 0-15), sines (16-31)\nof the angles that turn q and k"}
-    for (curves, image), name in zip(axes.T, TABLES, strict=True):
-        table = TABLES[name](np.arange(length))                                   # (length, columns)
-        columns = table.shape[1]
-        for column, colour in zip((0, columns // 2, columns - 1), ("#0072B2", "#E69F00", "#009E73"), strict=True):
-            curves.plot(table[:, column], color=colour, linewidth=1.2, label=f"column {column}")
-        curves.set_title(titles[name], fontsize=10)
-        curves.legend(fontsize=7, loc="upper left", framealpha=0.9)
-        mesh = image.imshow(table.T, aspect="auto", origin="lower", interpolation="nearest", cmap="viridis")
-        image.set_xlabel("position n")
-        figure.colorbar(mesh, ax=image, orientation="horizontal", aspect=40)
-    axes[0, 0].set_ylabel("value")
-    axes[1, 0].set_ylabel("column")
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
-
-
-def main():
-    from config import CommandLine, picture, whole
-
-    parser = CommandLine(description="Draw the tables of the encodings side by side, and count in each number format "
-                                     "what the paper's section 2.3 claims.")
-    parser.add_argument("--out", type=picture, metavar="FILE", default="tables.png",
-                        help="the picture, .png, .svg or .pdf (default: tables.png)")
-    parser.add_argument("--length", type=whole, default=512, metavar="N", help="positions 0..N-1 (default: 512)")
-    with parser.one_line_errors():
-        args = parser.parse_args()
-        if not 1 <= args.length <= 2**16:
-            parser.error(f"--length must be from 1 to 65,536, got {args.length}")
-        draw(args.out, args.length)
-
-        print("numbers in [0, 1], 0 and 1 counted\n")
-        print(f"{'format':8}{'the paper says':>16}{'in fact':>16}")
-        for dtype, (_, _, claim) in FORMATS.items():
-            print(f"{dtype:8}{claim:>16}{count_floats(dtype):>16,}")
-        print("\npositions that keep a row of their own once the table is cast\n")
-        print(f"{'encoding':12}{'of':>8}" + "".join(f"{dtype:>8}" for dtype in FORMATS))
-        for name in TABLES:
-            for length in (args.length, 16 * args.length):
-                counts = "".join(f"{distinct_positions(name, dtype, length):8,}" for dtype in FORMATS)
-                print(f"{name:12}{length:8,}{counts}")
-        print(f"\npicture: {args.out}")
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,9 @@ import sys
 import time
 from pathlib import Path
 
-from config import CommandLine, InputError, add_scaling_flags, add_stream_flags, number, scaling_of, stream_sizes, whole
+from config import InputError
+from past import laying
+from runs import CommandLine, at_least, number, pick_device
 
 # torch and what imports it are imported in the functions that use them, so that --help and a wrong flag answer at once.
 
@@ -106,52 +108,37 @@ def write(steps, prompts, n_tokens, encoding, stop):
 
 
 def command_line():
-    parser = CommandLine(
-        description="Write text with a trained model, token by token.", epilog=__doc__[__doc__.index("    python") :]
-    )
+    parser = CommandLine(prog="generate.py", description="Write text with a trained model, token by token.",
+                         epilog=__doc__[__doc__.index("    python") :])
     parser.add_argument("run", metavar="RUN", help="run directory of train.py")
-    parser.add_argument(
-        "--prompt", action="append", default=[], metavar="TEXT",
-        help="how the text begins; give it again for more texts side by side, of which what is longer than the "
-             "shortest is read token by token (default: an empty one)",
-    )  # fmt: skip
+    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT",
+                        help="how the text begins; give it again for more texts side by side, of which what is longer "
+                             "than the shortest is read token by token (default: an empty one)")
     parser.add_argument("--prompt-file", metavar="FILE", help="one more prompt: all of a UTF-8 file")
-    parser.add_argument(
-        "--tokens", type=whole, metavar="N",
-        help=f"tokens to write, unless <|endoftext|> comes first (default: {TOKENS}; with --stream: no end)",
-    )  # fmt: skip
+    parser.add_argument("--tokens", type=at_least(1), metavar="N",
+                        help=f"tokens to write, unless <|endoftext|> comes first (default: {TOKENS}; with --stream: no "
+                             "end)")
     draw = parser.add_argument_group("the draw")
-    draw.add_argument(
-        "--temperature", type=number, metavar="X", default=1.0,
-        help="divides the logits; 0 always takes the likeliest token (default: 1)",
-    )  # fmt: skip
-    draw.add_argument("--top-k", type=whole, metavar="N", help="draw from the N likeliest tokens (default: all)")
-    draw.add_argument(
-        "--top-p", type=number, metavar="X",
-        help="draw from the fewest likeliest tokens whose probabilities sum to X (default: all)",
-    )  # fmt: skip
-    draw.add_argument("--seed", type=whole, default=0, metavar="N", help="of the draw (default: 0)")
+    draw.add_argument("--temperature", type=number, metavar="X", default=1.0,
+                      help="divides the logits; 0 always takes the likeliest token (default: 1)")
+    draw.add_argument("--top-k", type=at_least(1), metavar="N", help="draw from the N likeliest tokens (default: all)")
+    draw.add_argument("--top-p", type=number, metavar="X",
+                      help="draw from the fewest likeliest tokens whose probabilities sum to X (default: all)")
+    draw.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="of the draw (default: 0)")
     stream = parser.add_argument_group("streaming")
     stream.add_argument("--stream", action="store_true", help="forget all but the first and the last tokens: no end")
-    add_stream_flags(stream)
-    add_scaling_flags(parser)
-    parser.add_argument(
-        "--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if there is one)"
-    )
+    laying.add_stream_flags(stream)
+    laying.add_scaling_flags(parser)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     return parser
 
 
-def check_flags(args):
+def check(args):
     """InputError for values and combinations that no run can have."""
-    for name, ok, rule in (
-        ("temperature", args.temperature >= 0, "at least 0"),
-        ("top_k", args.top_k is None or args.top_k >= 1, "at least 1"),
-        ("top_p", args.top_p is None or 0 < args.top_p <= 1, "above 0 and at most 1"),
-        ("tokens", args.tokens is None or args.tokens >= 1, "at least 1"),
-        ("seed", args.seed >= 0, "at least 0"),
-    ):
-        if not ok:
-            raise InputError(f"--{name.replace('_', '-')} must be {rule}, got {getattr(args, name)}")
+    if args.temperature < 0:
+        raise InputError(f"--temperature must be at least 0, got {args.temperature}")
+    if args.top_p is not None and not 0 < args.top_p <= 1:
+        raise InputError(f"--top-p must be above 0 and at most 1, got {args.top_p}")
     if args.temperature == 0 and (args.top_k is not None or args.top_p is not None):
         raise InputError("--temperature 0 takes the likeliest token: leave out --top-k and --top-p")
     if args.stream and args.tokens is None and len(args.prompt) + bool(args.prompt_file) > 1:
@@ -160,14 +147,14 @@ def check_flags(args):
         raise InputError("--sinks and --window say what a stream keeps: add --stream, or leave them out")
 
 
-def main():
+def main(argv=None):
     parser = command_line()
     with parser.one_line_errors():
-        args = parser.parse_args()
-        check_flags(args)
+        args = parser.parse_args(argv)
+        check(args)
+        scaling = laying.scaling_of(args)
         with contextlib.suppress(AttributeError):
-            sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character of the text
-        scaling = scaling_of(args)
+            sys.stdout.reconfigure(errors="replace")                     # a terminal may lack a character of the text
         if args.prompt_file:
             try:
                 args.prompt.append(Path(args.prompt_file).read_text(encoding="utf-8"))
@@ -175,23 +162,24 @@ def main():
                 parser.error(f"{args.prompt_file} is not UTF-8 text")
 
         from data import run_tokenizer
-        from model_torch import Cache, load_model, pick_device
+        from past.cache import Cache
+        from past.reading import load
 
-        model, record = load_model(args.run, pick_device(args.device))
+        model, record = load(args.run, pick_device(args.device))
         encoding = run_tokenizer(args.run, record)
         prompts = [[encoding.eot_token, *encoding.encode_ordinary(text)] for text in args.prompt or [""]]
-        given, most = max(map(len, prompts)), model.encoding.longest
+        given, most = max(map(len, prompts)), model.longest
         if args.stream:
             model.check_stream()
-            cache, n_tokens = Cache(*stream_sizes(args, model.config.context)), args.tokens or math.inf
+            cache, n_tokens = Cache(*laying.stream_sizes(args, model.config.context)), args.tokens or math.inf
             longest = cache.sinks + cache.window + 1
         else:
             cache, n_tokens = Cache(), args.tokens or max(1, min(TOKENS, most - given + 1))
-            longest = given + n_tokens - 1  # the last token is drawn, and not read
+            longest = given + n_tokens - 1                               # the last token is drawn, and not read
         if longest > most:
             parser.error(f"{model.config.encoding.pe} has positions for {most} tokens: <|endoftext|> and prompt are "
                          f"{given}, so that --tokens can be at most {max(0, most - given + 1)}")
-        model.use(model.config.scaled(longest, **scaling))
+        model.lay(longest, **scaling)
 
         steps = generate(model, prompts, cache, args.seed, temperature=args.temperature, top_k=args.top_k,
                          top_p=1.0 if args.top_p is None else args.top_p)
@@ -199,7 +187,7 @@ def main():
         try:
             for _ in write(steps, prompts, n_tokens, encoding, stop=not args.stream):
                 drawn += 1
-        except KeyboardInterrupt:  # how a stream ends
+        except KeyboardInterrupt:                                        # how a stream ends
             pass
         seconds = time.perf_counter() - start
         print(f"{drawn:,} tokens in {seconds:.1f} s, {drawn / seconds:,.0f} tokens/s", file=sys.stderr)

@@ -6,9 +6,9 @@ forward's list of calls, read upwards. Functions keep no state, and change no ar
 
 Where the paper's equations are (preprint's numbers; tables are in expe.py):
 
-    1, 6, 8, 11    attention, softmax(q k^T / sqrt(D)) v      causal_attention_forward
-    2, 4, 7, 9     q = W_q phi(h), k = W_k phi(h), v = W_v h  attention_forward
-    3, 5           phi, by ExPE's and by ExQPE's rows         override_forward, expe_table, exqpe_table
+    1, 6, 8, 11    attention, softmax(q k^T / sqrt(D)) v      attend_forward
+    2, 4, 7, 9     q = W_q phi(h), k = W_k phi(h), v = W_v h  attention_forward, override_on
+    3, 5           phi, by ExPE's and by ExQPE's rows         phi_forward, expe_table, exqpe_table
     12             learned positions                          add_learned_forward
     13, 14         sinusoidal positions                       add_forward, sinusoidal_table
     15, 16         RoPE                                       rotate_forward, rope_table
@@ -19,8 +19,6 @@ params is a flat dict of them by the names of torch's state_dict: a NumPy run an
 All is computed in the dtype of the params, float64 or float32.
 """
 
-import contextlib
-import ctypes
 import itertools
 import math
 from collections.abc import Callable
@@ -28,8 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-import expe
-from config import LEARNED, InputError
+from config import InputError, Registry
 
 # ---- linear, embedding, dropout --------------------------------------------------------------------------------------
 
@@ -202,65 +199,83 @@ MLPS = {"gelu": (gelu_mlp_forward, gelu_mlp_backward), "swiglu": (swiglu_mlp_for
 
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
-# A door is a pair of functions, open or shut. `own` are the encoding's own parameters, {} if it has none.
+# A door is a pair of functions. `table` is what the encoding's settings (config.py) make of the positions: `rows` for
+# embed, override and rotate, `pairs` for score and value. `own` are the encoding's own parameters, {} if it has none;
+# a backward ends with their gradients.
 
 
-def unchanged_forward(x, table, own):
-    """out = x."""
+def embed_shut_forward(x, table, own):
+    """out = x. x (B, T, C), the residual stream, once, before block 1."""
     return x, None
 
 
-def unchanged_backward(dout, cache):
-    """out = x; no parameters."""
+def embed_shut_backward(dout, cache):
+    """out = x."""
     return dout, {}
 
 
-def not_overridden_forward(h, table, own):
-    """What enters W_q, W_k and W_v is h, h and h."""
+def override_shut_forward(h, table, own):
+    """What enters W_q, W_k and W_v is h, h and h. h (B, T, C)."""
     return (h, h, h), None
 
 
-def not_overridden_backward(dparts, cache):
+def override_shut_backward(dparts, cache):
     """parts = (h, h, h)."""
     dq, dk, dv = dparts
     return dq + dk + dv, {}
 
 
-def unscored_forward(scores, qk, table, own):
-    """out = scores."""
-    return scores, None
+def rotate_shut_forward(q, k, table, own):
+    """out = q, k. q and k (B, H, T, D)."""
+    return q, k, None
 
 
-def unscored_backward(dscores, cache):
-    """out = scores: nothing for q and k beyond what the scores pass on, and no parameters."""
-    return dscores, 0, {}
+def rotate_shut_backward(dq, dk, cache):
+    """out = q, k."""
+    return dq, dk, {}
 
 
-def unvalued_forward(y, p, table, own):
-    """out = y."""
-    return y, None
+def score_shut_forward(q, k, h, table, own):
+    """The bias that is added to the scores q k^T / sqrt(D) before mask and softmax, (..., T, S) or None."""
+    return None, None
 
 
-def unvalued_backward(dout, cache):
-    """out = y: nothing for the weights p beyond what y passes on, and no parameters."""
+def score_shut_backward(dbias, cache):
+    """No bias, or a fixed one: nothing for q, k, h and parameters. dbias (B, H, T, S) is the gradient of the scores."""
+    return 0, 0, 0, {}
+
+
+def value_shut_forward(p, table, own):
+    """What is added to the attention's output (B, H, T, D), by its weights p (B, H, T, S); or None."""
+    return None, None
+
+
+def value_shut_backward(dout, cache):
+    """Nothing added: nothing for the weights p, and no parameters."""
     return 0, {}
 
 
-class Encoding(NamedTuple):
-    """What an encoding knows of positions, and its doors, each (forward, backward); left out, a door is shut.
+def no_parameters(model):
+    return {}
 
-    rows(positions, config) is its table for positions (T,) or (B, T), in float64, or integers that look rows up.
-    shapes(config) are those of its own parameters, by name. `score` has a second half, `value`, for what an encoding
-    adds to the values that the scores weigh.
+
+def small_numbers(rng, name, shape):
+    return 0.02 * rng.standard_normal(shape, dtype=np.float32)
+
+
+class Encoding(NamedTuple):
+    """The doors of an encoding, (forward, backward) each; left out, a door is shut. And its own parameters:
+
+    shapes(model) names their shapes, start(rng, name, shape) their first values.
     """
 
-    rows: Callable = lambda positions, config: None
-    embed: tuple = (unchanged_forward, unchanged_backward)         # x (B, T, C), the residual stream before block 1
-    override: tuple = (not_overridden_forward, not_overridden_backward)    # h (B, T, C), the input of W_q, W_k, W_v
-    rotate: tuple = (unchanged_forward, unchanged_backward)        # qk (2, B, H, T, D), queries and keys
-    score: tuple = (unscored_forward, unscored_backward)           # scores (B, H, T, S) before the mask; used up after
-    value: tuple = (unvalued_forward, unvalued_backward)           # y (B, H, T, D), and the weights p (B, H, T, S)
-    shapes: Callable = lambda config: {}
+    embed: tuple = (embed_shut_forward, embed_shut_backward)
+    override: tuple = (override_shut_forward, override_shut_backward)
+    rotate: tuple = (rotate_shut_forward, rotate_shut_backward)
+    score: tuple = (score_shut_forward, score_shut_backward)
+    value: tuple = (value_shut_forward, value_shut_backward)
+    shapes: Callable = no_parameters
+    start: Callable = small_numbers
 
 
 def add_forward(x, table, own):
@@ -271,10 +286,6 @@ def add_forward(x, table, own):
 def add_backward(dout, cache):
     """out = x + table, and the table is fixed."""
     return dout, {}
-
-
-def sinusoidal_rows(positions, config):
-    return expe.sinusoidal_table(positions, config.d_model, config.encoding.base)      # (..., T, C)
 
 
 def add_learned_forward(x, table, own):
@@ -290,94 +301,71 @@ def add_learned_backward(dout, cache):
     return dout, {"weight": embedding_backward(drows, cache)}
 
 
-def learned_rows(positions, config):
-    return expe.learned_rows(positions, config.context)
-
-
-def learned_shapes(config):
-    return {"weight": (config.context, config.d_model)}
-
-
-def override_forward(h, table, own):
+def phi_forward(h, table, own):
     """phi(h, n): the first l of the C numbers are the table's, the others h's. The paper's equation 3."""
     phi = h.copy()                                                                # (B, T, C)
     phi[..., : table.shape[-1]] = table
     return phi, table.shape[-1]
 
 
-def override_backward(dphi, l):
+def phi_backward(dphi, l):
     """phi = (table, h beyond l): what was overridden gets no gradient from here."""
     dh = dphi.copy()
     dh[..., :l] = 0
     return dh, {}
 
 
-def learned_override_forward(h, table, own):
+def learned_phi_forward(h, table, own):
     """phi(h, n) by a table that two trained numbers w make: table0 + w_0 table1 + w_1 table2. table (..., T, l, 3)."""
-    phi, l = override_forward(h, table[..., 0] + table[..., 1:] @ own["weight"], own)
+    phi, l = phi_forward(h, table[..., 0] + table[..., 1:] @ own["weight"], own)
     return phi, (l, table)
 
 
-def learned_override_backward(dphi, cache):
+def learned_phi_backward(dphi, cache):
     """table = table0 + w_0 table1 + w_1 table2: dw_i is the gradient of what was overridden times table_i, summed."""
     l, table = cache
     dtable = dphi[..., :l] if table.ndim == 4 else dphi[..., :l].sum(0)           # as the table is, (..., T, l)
     dw = np.array([np.vdot(dtable, table[..., i]) for i in (1, 2)])
-    dh, _ = override_backward(dphi, l)
+    dh, _ = phi_backward(dphi, l)
     return dh, {"weight": dw}
 
 
-def override_on(parts, override):
+def override_on(parts, phi):
     """The override of what enters W_q, W_k, W_v, where `parts` is "k", "q", "qk" or "qkv"; the others have h."""
-    phi_forward, phi_backward = override
+    forward, backward = phi
 
     def on_forward(h, table, own):
-        """parts = phi(h) where overridden, h elsewhere."""
-        phi, cache = phi_forward(h, table, own)
+        """parts = phi(h) where overridden, h elsewhere. The paper's equation 2."""
+        phi, cache = forward(h, table, own)
         return tuple(phi if part in parts else h for part in "qkv"), cache
 
     def on_backward(dparts, cache):
         """parts = phi(h) where overridden, h elsewhere."""
         dphi = sum(d for part, d in zip("qkv", dparts, strict=True) if part in parts)
-        dh, down = phi_backward(dphi, cache)
+        dh, down = backward(dphi, cache)
         return sum((d for part, d in zip("qkv", dparts, strict=True) if part not in parts), dh), down
 
     return on_forward, on_backward
 
 
-def expe_table(e, start, theta, positions):
-    return e.scale * expe.expe_table(positions, e.l, start, theta, step=0 if e.constant else 1)    # (..., T, l)
+def overriding(settings):
+    """ExPE or ExQPE: --learn, --once and --on choose how."""
+    phi, parameters = (phi_forward, phi_backward), {}
+    if settings.learn != "none":
+        def start(rng, name, shape):
+            if settings.learn == "random":
+                return rng.standard_normal(shape, dtype=np.float32)
+            return np.array([getattr(settings, name) for name in settings.trained], np.float32)
 
-
-def exqpe_table(e, theta1, theta2, positions):
-    return e.scale * expe.exqpe_table(positions, e.l, e.start, theta1, theta2)    # (..., T, l)
-
-
-def override_rows(table):
-    """The rows of an encoding that overrides: a table, or the three parts from which --learn makes one."""
-    def rows(positions, config):
-        e = config.encoding
-        if e.learn != "none":
-            return expe.affine_parts(lambda a, b: table(e, a, b, positions))      # (..., T, l, 3)
-        return table(e, *(getattr(e, name) for name in LEARNED[e.pe]), positions)              # (..., T, l)
-    return rows
-
-
-def overriding(table):
-    """The encoding, by its config, that overrides with the rows of a table: --learn, --once and --on choose how."""
-    def encoding(config):
-        e = config.encoding
-        phi, shapes = (override_forward, override_backward), {}
-        if e.learn != "none":
-            phi, shapes = (learned_override_forward, learned_override_backward), {"weight": (2,)}
-        door = {"embed": phi} if e.once else {"override": override_on(e.on, phi)}
-        return Encoding(override_rows(table), shapes=lambda config: shapes, **door)
-    return encoding
+        phi, parameters = (learned_phi_forward, learned_phi_backward), {"shapes": lambda model: {"weight": (2,)},
+                                                                        "start": start}
+    door = {"embed": phi} if settings.once else {"override": override_on(settings.on, phi)}
+    return Encoding(**door, **parameters)
 
 
 def turn(x, cos, sin):
-    """Each pair (a, b) = (x_i, x_(i + D/2)) turned by its angle: (a cos - b sin, b cos + a sin)."""
-    a, b = np.split(x, 2, axis=-1)                                                # (2, B, H, T, D/2) each
+    """Each pair (a, b) = (x_i, x_(i + D/2)) turned by its angle: (a cos - b sin, b cos + a sin). x (B, H, T, D)."""
+    a, b = np.split(x, 2, axis=-1)                                                # (B, H, T, D/2) each
     out = np.empty_like(x)
     out_a, out_b = np.split(out, 2, axis=-1)                                      # views of out
     np.subtract(a * cos, b * sin, out=out_a)
@@ -385,58 +373,34 @@ def turn(x, cos, sin):
     return out
 
 
-def rotate_forward(qk, table, own):
-    """out = R_n q, R_n k (Su et al. 2021, equation 34). qk (2, B, H, T, D); table (..., T, D): cosines, then sines."""
+def rotate_forward(q, k, table, own):
+    """out = R_n q, R_n k (Su et al. 2021, equation 34). table (..., 1, T, D): cosines, then sines."""
     cos, sin = np.split(table, 2, axis=-1)                                        # (..., 1, T, D/2) each
-    return turn(qk, cos, sin), (cos, sin)
+    return turn(q, cos, sin), turn(k, cos, sin), (cos, sin)
 
 
-def rotate_backward(dout, cache):
+def rotate_backward(dq, dk, cache):
     """out = R q with R orthogonal, so dq = R^T dout, and R^T turns by minus the angle."""
     cos, sin = cache
-    return turn(dout, cos, -sin), {}
+    return turn(dq, cos, -sin), turn(dk, cos, -sin), {}
 
 
-def rope_rows(positions, config):
-    e, D = config.encoding, config.d_head
-    scaling = {"scaling": e.rope_scaling, "factor": e.factor, "trained_length": config.context, "length": e.length}
-    return expe.rope_table(positions, D, e.base, **scaling)[..., None, :, :]      # (..., 1, T, D)
+def bias_forward(q, k, h, table, own):
+    """bias = table. table (..., H, T, S)."""
+    return table, None
 
 
-def add_score_forward(scores, qk, table, own):
-    """out = scores + table. scores (B, H, T, S); table (..., H, T, S)."""
-    return scores + table, None
-
-
-def add_score_backward(dscores, cache):
-    """out = scores + table, and the table is fixed."""
-    return dscores, 0, {}
-
-
-def alibi_rows(positions, config):
-    return expe.alibi_table(positions, config.n_heads)                            # (..., H, T, S)
-
-
-def t5_score_forward(scores, qk, table, own):
-    """out = scores + w[table], a number for each head and bucket. table (..., T, S), w (buckets, H)."""
+def t5_score_forward(q, k, h, table, own):
+    """bias = w[table], a number for each head and bucket. table (..., T, S), w (buckets, H)."""
     bias, cache = embedding_forward(table, own["weight"])                         # (..., T, S, H)
-    return scores + np.moveaxis(bias, -1, -3), cache
+    return np.moveaxis(bias, -1, -3), cache                                       # (..., H, T, S)
 
 
-def t5_score_backward(dscores, cache):
-    """out = scores + w[table]: a bucket's number gets the gradients of all pairs in it, summed."""
+def t5_score_backward(dbias, cache):
+    """bias = w[table]: a bucket's number gets the gradients of all pairs in it, summed."""
     table, _ = cache
-    dbias = dscores.sum(0) if table.ndim == 2 else dscores                        # (..., H, T, S)
-    return dscores, 0, {"weight": embedding_backward(np.moveaxis(dbias, -3, -1), cache)}
-
-
-def t5_rows(positions, config):
-    e = config.encoding
-    return expe.t5_bucket(expe.distances(positions), e.buckets, e.max_distance)   # (..., T, S)
-
-
-def t5_shapes(config):
-    return {"weight": (config.encoding.buckets, config.n_heads)}
+    dbias = dbias.sum(0) if table.ndim == 2 else dbias                            # (..., H, T, S)
+    return 0, 0, 0, {"weight": embedding_backward(np.moveaxis(dbias, -3, -1), cache)}
 
 
 def spread_forward(x, index, S):
@@ -451,88 +415,88 @@ def spread_backward(dout, cache):
     return (dout[..., None, :] @ chosen)[..., 0, :]                               # (B, H, T, r)
 
 
-def shaw_score_forward(scores, qk, table, own):
-    """out_mn = scores_mn + q_m . a_r / sqrt(D), r = table_mn. table (..., 1, T, S), a (max_distance + 1, D)."""
-    q, a = qk[0], own["keys"] * (1 / math.sqrt(qk.shape[-1]))
-    by_distance = q @ a.T                                                         # (B, H, T, r)
-    more, cache = spread_forward(by_distance, table, scores.shape[-1])
-    return scores + more, (qk, a, cache)
+def shaw_score_forward(q, k, h, table, own):
+    """bias_mn = q_m . a_r / sqrt(D), r = table_mn. table (..., 1, T, S), a (max_distance + 1, D)."""
+    a = own["keys"] * (1 / math.sqrt(q.shape[-1]))
+    bias, cache = spread_forward(q @ a.T, table, k.shape[2])                      # (B, H, T, r) to (B, H, T, S)
+    return bias, (q, a, cache)
 
 
-def shaw_score_backward(dscores, cache):
-    """out_mn = scores_mn + q_m . a_r / sqrt(D): q gets sum_n dscores_mn a_r, a_r the sum of dscores_mn q_m."""
-    qk, a, cache = cache
-    dby_distance = spread_backward(dscores, cache)                                # (B, H, T, r)
-    dqk = np.zeros_like(qk)
-    dqk[0] = dby_distance @ a
+def shaw_score_backward(dbias, cache):
+    """bias_mn = q_m . a_r / sqrt(D): q gets sum_n dbias_mn a_r, a_r the sum of dbias_mn q_m."""
+    q, a, cache = cache
+    dby_distance = spread_backward(dbias, cache)                                  # (B, H, T, r)
+    dq = dby_distance @ a
     rows = dby_distance.reshape(-1, len(a))                                       # (B*H*T, r)
-    dkeys = rows.T @ qk[0].reshape(len(rows), -1) * (1 / math.sqrt(qk.shape[-1]))
-    return dscores, dqk, {"keys": dkeys}
+    dkeys = rows.T @ q.reshape(len(rows), -1) * (1 / math.sqrt(q.shape[-1]))
+    return dq, 0, 0, {"keys": dkeys}
 
 
-def shaw_value_forward(y, p, table, own):
-    """out_m = y_m + sum_n p_mn a_r, r = table_mn: the weights summed by distance, times a vector for each."""
+def shaw_value_forward(p, table, own):
+    """out_m = sum_n p_mn a_r, r = table_mn: the weights summed by distance, times a vector for each."""
     a = own["values"]
     by_distance = spread_backward(p, (table, len(a)))                             # (B, H, T, r)
-    return y + by_distance @ a, (by_distance, a, table, p.shape[-1])
+    return by_distance @ a, (by_distance, a, table, p.shape[-1])
 
 
 def shaw_value_backward(dout, cache):
-    """out_m = y_m + sum_n p_mn a_r: dp_mn = dout_m . a_r, and a_r gets its share of the weights times dout_m."""
+    """out_m = sum_n p_mn a_r: dp_mn = dout_m . a_r, and a_r gets its share of the weights times dout_m."""
     by_distance, a, table, S = cache
     dp, _ = spread_forward(dout @ a.T, table, S)                                  # (B, H, T, S)
     dvalues = by_distance.reshape(-1, len(a)).T @ dout.reshape(-1, a.shape[1])
     return dp, {"values": dvalues}
 
 
-def shaw_rows(positions, config):
-    return expe.shaw_index(expe.distances(positions), config.encoding.max_distance)[..., None, :, :]   # (..., 1, T, S)
+def learned_shapes(model):
+    return {"weight": (model.context, model.d_model)}
 
 
-def shaw_shapes(config):
-    size = (config.encoding.max_distance + 1, config.d_head)
+def t5_shapes(model):
+    return {"weight": (model.encoding.buckets, model.n_heads)}
+
+
+def shaw_shapes(model):
+    size = (model.encoding.max_distance + 1, model.d_head)
     return {"keys": size, "values": size}
 
 
-ENCODINGS = {
-    "nope": Encoding(),
-    "sinusoidal": Encoding(sinusoidal_rows, embed=(add_forward, add_backward)),
-    "learned": Encoding(learned_rows, embed=(add_learned_forward, add_learned_backward), shapes=learned_shapes),
-    "expe": overriding(expe_table),
-    "exqpe": overriding(exqpe_table),
-    "rope": Encoding(rope_rows, rotate=(rotate_forward, rotate_backward)),
-    "alibi": Encoding(alibi_rows, score=(add_score_forward, add_score_backward)),
-    "t5": Encoding(t5_rows, score=(t5_score_forward, t5_score_backward), shapes=t5_shapes),
-    "shaw": Encoding(shaw_rows, score=(shaw_score_forward, shaw_score_backward),
-                     value=(shaw_value_forward, shaw_value_backward), shapes=shaw_shapes),
-}
-
-
-def encoding_of(config):
-    """The config's encoding: an entry of ENCODINGS, or what the entry makes of the config's variants.
-
-    Raises InputError for dual chunk attention, which model_torch alone has: it is for models that are trained.
-    """
-    if config.encoding.chunk:
-        raise InputError(f"dual chunk attention is in model_torch alone: chunk must be 0, got {config.encoding.chunk}")
-    entry = ENCODINGS[config.encoding.pe]
-    return entry if isinstance(entry, Encoding) else entry(config)
+ENCODINGS = Registry(                                                             # settings to doors
+    {
+        "nope": lambda settings: Encoding(),
+        "sinusoidal": lambda settings: Encoding(embed=(add_forward, add_backward)),
+        "learned": lambda settings: Encoding(embed=(add_learned_forward, add_learned_backward), shapes=learned_shapes),
+        "expe": overriding,
+        "exqpe": overriding,
+        "rope": lambda settings: Encoding(rotate=(rotate_forward, rotate_backward)),
+        "alibi": lambda settings: Encoding(score=(bias_forward, score_shut_backward)),
+        "t5": lambda settings: Encoding(score=(t5_score_forward, t5_score_backward), shapes=t5_shapes),
+        "shaw": lambda settings: Encoding(score=(shaw_score_forward, shaw_score_backward),
+                                          value=(shaw_value_forward, shaw_value_backward), shapes=shaw_shapes),
+    },
+    lambda module: module.doors,
+)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
 
 
-def causal_softmax_forward(scores, causal=True):
-    """p = exp(scores) / sum of exp(scores), over the keys up to the query's own index. In place. scores (..., T, S)."""
-    if causal:
-        scores += np.triu(np.full(scores.shape[-2:], -np.inf, scores.dtype), 1)   # what is ahead gets -inf, the rest 0
+def masked_softmax_forward(scores, causal=True, window=0):
+    """p = exp(scores) / sum of exp(scores), over the keys that a query sees. In place. scores (..., T, S).
+
+    causal: those up to its own index; with a window, the last so many of them.
+    """
+    T, S = scores.shape[-2:]
+    hidden = np.zeros((T, S), scores.dtype)
+    hidden[np.triu(np.ones((T, S), bool), 1) & causal] = -np.inf                  # ahead
+    hidden[np.tril(np.ones((T, S), bool), -window) & (window > 0)] = -np.inf      # further back than the window
+    scores += hidden
     scores -= scores.max(-1, keepdims=True)                                       # exp cannot overflow then
     np.exp(scores, out=scores)
     scores /= scores.sum(-1, keepdims=True)
     return scores, scores
 
 
-def causal_softmax_backward(dp, p):
+def masked_softmax_backward(dp, p):
     """p_i = exp(s_i) / sum_j exp(s_j), so dp_j/ds_i = p_j ([i = j] - p_i), and ds_i = p_i (dp_i - sum_j dp_j p_j).
 
     In place. Keys that are not seen have p = 0, and so no gradient.
@@ -542,86 +506,88 @@ def causal_softmax_backward(dp, p):
     return dp
 
 
-def causal_attention_forward(qk, v, encoding, table, own, causal=True):
-    """y_m = sum_n p_mn v_n, p_m the softmax over n <= m of q_m . k_n / sqrt(D). The paper's equation 1.
+def attend_forward(q, k, v, h, encoding, table, own, causal=True, window=0):
+    """y_m = sum_n p_mn v_n, p_m the softmax over n <= m of q_m . k_n / sqrt(D) + bias_mn. The paper's equation 1.
 
-    qk (2, B, H, T, D), v and y (B, H, T, D).
+    q, k, v and y (B, H, T, D); the doors score and value of the encoding are here.
     """
-    q, k = qk
     scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.swapaxes(-1, -2)              # (B, H, T, S)
-    scores, cache_score = encoding.score[0](scores, qk, table, own)
-    p, _ = causal_softmax_forward(scores, causal)
+    bias, cache_score = encoding.score[0](q, k, h, table, own)
+    if bias is not None:
+        scores += bias
+    p, _ = masked_softmax_forward(scores, causal, window)
     y = np.empty_like(v)                                                          # as v lies in memory
     np.matmul(p, v, out=y)                                                        # (B, H, T, D)
-    y, cache_value = encoding.value[0](y, p, table, own)
-    return y, (qk, v, p, encoding, cache_score, cache_value)
+    more, cache_value = encoding.value[0](p, table, own)
+    if more is not None:
+        y += more
+    return y, (q, k, v, p, encoding, cache_score, cache_value)
 
 
-def causal_attention_backward(dy, cache):
+def attend_backward(dy, cache):
     """y = p v, p = softmax(scores), scores = q k^T / sqrt(D): dp = dy v^T, dv = p^T dy, dq = ds k, dk = ds^T q."""
-    qk, v, p, encoding, cache_score, cache_value = cache
-    q, k = qk
+    q, k, v, p, encoding, cache_score, cache_value = cache
     dp_value, down_value = encoding.value[1](dy, cache_value)
-    dv = np.empty_like(v)
+    dv, dq, dk = np.empty_like(v), np.empty_like(q), np.empty_like(k)
     np.matmul(p.swapaxes(-1, -2), dy, out=dv)                                     # (B, H, S, D)
     dp = dy @ v.swapaxes(-1, -2)                                                  # (B, H, T, S)
     dp += dp_value
-    dscores = causal_softmax_backward(dp, p)
-    dscores, dqk_score, down_score = encoding.score[1](dscores, cache_score)
-    dqk = np.empty_like(qk)
-    np.matmul(dscores, k, out=dqk[0])
-    np.matmul(dscores.swapaxes(-1, -2), q, out=dqk[1])
-    dqk *= 1 / math.sqrt(q.shape[-1])
-    dqk += dqk_score
-    return dqk, dv, down_value | down_score
+    dscores = masked_softmax_backward(dp, p)
+    dq_score, dk_score, dh, down_score = encoding.score[1](dscores, cache_score)
+    np.matmul(dscores, k, out=dq)
+    np.matmul(dscores.swapaxes(-1, -2), q, out=dk)
+    dq *= 1 / math.sqrt(q.shape[-1])
+    dk *= 1 / math.sqrt(q.shape[-1])
+    dq += dq_score
+    dk += dk_score
+    return dq, dk, dv, dh, down_value | down_score
 
 
-def split_heads(x, n, n_heads):
-    """(B, T, n*C) to (n, B, H, T, D), a view."""
-    B, T, _ = x.shape
-    return x.reshape(B, T, n, n_heads, -1).transpose(2, 0, 3, 1, 4)               # (n, B, H, T, D)
+def split_heads(x, n_heads):
+    """(B, T, C) to (B, H, T, D), a view."""
+    B, T, C = x.shape
+    return x.reshape(B, T, n_heads, C // n_heads).swapaxes(1, 2)                  # (B, H, T, D)
 
 
 def merge_heads(x):
     """The inverse of split_heads, and a view of what lies in memory as split_heads left it."""
-    n, B, H, T, D = x.shape
-    return x.transpose(1, 3, 0, 2, 4).reshape(B, T, n * H * D)                    # (B, T, n*C)
+    B, H, T, D = x.shape
+    return x.swapaxes(1, 2).reshape(B, T, H * D)                                  # (B, T, C)
 
 
-def attention_forward(h, p, config, encoding, table, own):
-    """out = W_proj attention(W_q phi(h), W_k phi(h), W_v h), phi the override. h (B, T, C). Equation 2 of the paper."""
-    parts, cache_override = encoding.override[0](h, table, own)                   # (B, T, C) each, for W_q, W_k, W_v
-    q, k, v = (linear_forward(x, w) for x, w in zip(parts, np.split(p["qkv.weight"], 3), strict=True))
-    qk = split_heads(np.concatenate((q[0], k[0]), axis=-1), 2, config.n_heads)    # (2, B, H, T, D)
-    qk, cache_rotate = encoding.rotate[0](qk, table, own)
-    v_heads = split_heads(v[0], 1, config.n_heads)[0]                             # (B, H, T, D)
-    y, cache_attention = causal_attention_forward(qk, v_heads, encoding, table, own, config.causal)
-    out, cache_proj = linear_forward(merge_heads(y[None]), p["proj.weight"])      # (B, T, C)
-    caches = (cache_override, (q[1], k[1], v[1]), cache_rotate, cache_attention, cache_proj)
+def attention_forward(h, p, config, encoding, at, own, window=0):
+    """out = W_proj attend(W_q h_q, W_k h_k, W_v h_v), the h's by the override door. h (B, T, C). Paper, equation 2."""
+    parts, cache_override = encoding.override[0](h, at.rows, own)                 # (B, T, C) each, for W_q, W_k, W_v
+    (q, cache_q), (k, cache_k), (v, cache_v) = map(linear_forward, parts, np.split(p["qkv.weight"], 3))
+    q, k, v = (split_heads(x, config.n_heads) for x in (q, k, v))                 # (B, H, T, D) each
+    q, k, cache_rotate = encoding.rotate[0](q, k, at.rows, own)
+    y, cache_attend = attend_forward(q, k, v, h, encoding, at.pairs, own, config.causal, window)
+    out, cache_proj = linear_forward(merge_heads(y), p["proj.weight"])            # (B, T, C)
+    caches = (cache_override, (cache_q, cache_k, cache_v), cache_rotate, cache_attend, cache_proj)
     return out, (encoding, config.n_heads, caches)
 
 
 def attention_backward(dout, cache):
-    """out = W_proj attention(W_q phi(h), W_k phi(h), W_v h): h gets gradients through phi and through v."""
-    encoding, n_heads, (cache_override, cache_qkv, cache_rotate, cache_attention, cache_proj) = cache
+    """out = W_proj attend(W_q h_q, W_k h_k, W_v h_v): h gets gradients through each of the three, and from a bias."""
+    encoding, n_heads, (cache_override, cache_qkv, cache_rotate, cache_attend, cache_proj) = cache
     dy, dw_proj = linear_backward(dout, cache_proj)                               # (B, T, C)
-    dqk, dv, down_attention = causal_attention_backward(split_heads(dy, 1, n_heads)[0], cache_attention)
-    dqk, down_rotate = encoding.rotate[1](dqk, cache_rotate)                      # (2, B, H, T, D)
-    dq, dk, dv = (merge_heads(d[None]) for d in (*dqk, dv))                       # (B, T, C) each
-    (dq, dw_q), (dk, dw_k), (dv, dw_v) = map(linear_backward, (dq, dk, dv), cache_qkv)
+    dq, dk, dv, dh_score, down_attend = attend_backward(split_heads(dy, n_heads), cache_attend)
+    dq, dk, down_rotate = encoding.rotate[1](dq, dk, cache_rotate)                # (B, H, T, D) each
+    merged = map(merge_heads, (dq, dk, dv))                                       # (B, T, C) each
+    (dq, dw_q), (dk, dw_k), (dv, dw_v) = map(linear_backward, merged, cache_qkv)
     dh, down_override = encoding.override[1]((dq, dk, dv), cache_override)        # (B, T, C)
     grads = {"qkv.weight": np.concatenate((dw_q, dw_k, dw_v)), "proj.weight": dw_proj}
-    return dh, grads, summed(down_attention, down_rotate, down_override)
+    return dh + dh_score, grads, summed(down_attend, down_rotate, down_override)
 
 
 # ---- the block -------------------------------------------------------------------------------------------------------
 
 
-def block_forward(x, p, config, encoding, table, own, masks):
+def block_forward(x, p, config, encoding, at, own, window, masks):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x))). x (B, T, C)."""
     norm_forward, mlp_forward = NORMS[config.norm][0], MLPS[config.mlp][0]
     h, cache_norm1 = norm_forward(x, config.norm_eps, **under("norm1.", p))
-    a, cache_attn = attention_forward(h, under("attn.", p), config, encoding, table, own)
+    a, cache_attn = attention_forward(h, under("attn.", p), config, encoding, at, own, window)
     a, mask1 = dropout_forward(a, next(masks))
     x = x + a
     h, cache_norm2 = norm_forward(x, config.norm_eps, **under("norm2.", p))
@@ -691,6 +657,13 @@ def cross_entropy_backward(dlosses, cache):
 # ---- the model -------------------------------------------------------------------------------------------------------
 
 
+class Tables(NamedTuple):
+    """What an encoding knows of the positions of one pass: config.EncodingConfig says what both are."""
+
+    rows: np.ndarray | None
+    pairs: np.ndarray | None
+
+
 def parameter_shapes(config):
     """{name: shape} of all parameters, in the order of torch's state_dict."""
     C, V = config.d_model, config.vocab_size
@@ -699,30 +672,43 @@ def parameter_shapes(config):
     mlp = {"up.weight": (config.d_mlp, C), "down.weight": (C, config.d_mlp)}
     if config.mlp == "swiglu":
         mlp = {"gate.weight": (config.d_mlp, C), **mlp}
-    block = over("norm1.", norm) | over("attn.", attn) | over("norm2.", norm) | over("mlp.", mlp)
+    own = over("encoding.", doors_of(config.encoding).shapes(config))
     shapes = {"embedding.weight": (V, C)}
     for i in range(config.n_layers):
+        here = attn | own if config.block(i)[0].each_block else attn
+        block = over("norm1.", norm) | over("attn.", here) | over("norm2.", norm) | over("mlp.", mlp)
         shapes |= over(f"blocks.{i}.", block)
     shapes |= over("norm.", norm)
     if not config.tied:
         shapes["head.weight"] = (V, C)
-    return shapes | over("encoding.", encoding_of(config).shapes(config))
+    return shapes if config.encoding.each_block else shapes | own
 
 
 def count_parameters(config):
     """(all parameters, those without input embedding and the encoding's own). A tied matrix counts once."""
     sizes = {name: math.prod(shape) for name, shape in parameter_shapes(config).items()}
-    inputs = sum(size for name, size in sizes.items() if name.startswith(("embedding.", "encoding.")))
+    inputs = sum(size for name, size in sizes.items() if name == "embedding.weight" or "encoding." in name)
     return sum(sizes.values()), sum(sizes.values()) - inputs
 
 
 def init_params(config, seed=0):
-    """The first weights of a run, {name: float32}, equal to those of model_torch.GPT(config, seed) in every bit."""
-    rng, params = np.random.default_rng(seed), {}
-    for name, shape in parameter_shapes(config).items():
-        mean, std = config.initial(name)
-        draw = rng.standard_normal(shape, dtype=np.float32) if std else np.float32(0)
-        params[name] = np.broadcast_to(np.float32(mean) + np.float32(std) * draw, shape).copy()
+    """The first weights of a run, {name: float32}: those of model_torch.GPT(config, seed) too, which loads them.
+
+    GPT-2's normal numbers of 0.02, and 0.02 / sqrt(2 n_layers) for what ends a residual branch; norms start as weight
+    1, bias 0. An embedding that is not the output layer too starts at 1, torch's own default: no smaller than the rows
+    that the sinusoidal encoding adds to it. The encoding's own come last: every encoding starts from the same others.
+    """
+    rng, shapes, start = np.random.default_rng(seed), parameter_shapes(config), doors_of(config.encoding).start
+    params = dict.fromkeys(shapes)
+    for name in sorted(shapes, key=lambda name: "encoding." in name):
+        if "encoding." in name:
+            params[name] = start(rng, name.rpartition(".")[2], shapes[name])
+        elif "norm" in name.split(".")[-2]:                                       # norm, blocks.0.norm1, ...
+            params[name] = np.full(shapes[name], name.endswith("weight"), np.float32)
+        else:
+            std = 0.02 / math.sqrt(2 * config.n_layers) if name.endswith(("proj.weight", "down.weight")) else 0.02
+            std = 1.0 if name == "embedding.weight" and not config.tied else std
+            params[name] = np.float32(std) * rng.standard_normal(shapes[name], dtype=np.float32)
     return params
 
 
@@ -730,49 +716,46 @@ def forward(params, tokens, config, positions=None, masks=None):
     """The logits (B, T, V) of integer tokens (B, T), and the cache of backward.
 
     positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. masks: from dropout_masks; None for no dropout.
-    Raises ValueError for a parameter that is missing, extra, or of a wrong shape or dtype; for tokens, positions or
-    masks of a wrong shape or dtype, a token outside the vocabulary, and a position without a row.
+    Raises ValueError for tokens or positions of a wrong shape or type, a token outside the vocabulary, and a position
+    without a row.
     """
-    dtype = check_params(params, config)
     check_tokens(tokens, "tokens", config)
-    encoding, own = encoding_of(config), under("encoding.", params)
-    table = encoding_table(encoding, *tokens.shape, positions, config, dtype)
-    masks = check_masks(masks, *tokens.shape, config, dtype)
+    n = check_positions(positions, *tokens.shape)
+    blocks, dtype = [config.block(i) for i in range(config.n_layers)], params["embedding.weight"].dtype
+    at = {settings: tables(settings, n, config, dtype) for settings in {config.encoding, *(s for s, _ in blocks)}}
+    shared, encoding = under("encoding.", params), doors_of(config.encoding)
+    masks = itertools.repeat(None) if masks is None else iter(masks)
 
     x, cache_embedding = embedding_forward(tokens, params["embedding.weight"])    # (B, T, C)
-    x, cache_embed = encoding.embed[0](x, table, own)
+    x, cache_embed = encoding.embed[0](x, at[config.encoding].rows, shared)
     x, mask = dropout_forward(x, next(masks))
     cache_blocks = []
-    for i in range(config.n_layers):
-        x, cache_block = block_forward(x, under(f"blocks.{i}.", params), config, encoding, table, own, masks)
-        cache_blocks.append(cache_block)
+    for i, (settings, window) in enumerate(blocks):
+        p = under(f"blocks.{i}.", params)
+        own = under("attn.encoding.", p) if settings.each_block else shared
+        x, cache = block_forward(x, p, config, doors_of(settings), at[settings], own, window, masks)
+        cache_blocks.append(cache)
     h, cache_norm = NORMS[config.norm][0](x, config.norm_eps, **under("norm.", params))
     logits, cache_head = linear_forward(h, params[output_name(config)])           # (B, T, V)
     return logits, (config, encoding, cache_embedding, cache_embed, mask, cache_blocks, cache_norm, cache_head)
 
 
 def backward(dlogits, cache):
-    """The gradient of every parameter, by name, from that of the logits (B, T, V): forward, read upwards.
-
-    Raises ValueError for a gradient of another shape or dtype than the logits had.
-    """
+    """The gradient of every parameter, by name, from that of the logits (B, T, V): forward, read upwards."""
     config, encoding, cache_embedding, cache_embed, mask, cache_blocks, cache_norm, cache_head = cache
-    h, w_output = cache_head
-    shape, dtype = (*h.shape[:-1], len(w_output)), w_output.dtype
-    if np.shape(dlogits) != shape or dlogits.dtype != dtype:
-        raise InputError(f"dlogits must be {dtype} of {shape}, got {np.asarray(dlogits).dtype} of {np.shape(dlogits)}")
     dh, dw_output = linear_backward(dlogits, cache_head)
     dx, dnorm = NORMS[config.norm][1](dh, cache_norm)                             # (B, T, C)
     grads, downs = over("norm.", dnorm), []
     for i in reversed(range(config.n_layers)):
         dx, dblock, down = block_backward(dx, cache_blocks[i])
         grads |= over(f"blocks.{i}.", dblock)
-        downs.append(down)
+        each = config.block(i)[0].each_block
+        downs.append(over(f"blocks.{i}.attn.encoding." if each else "encoding.", down))
     dx = dropout_backward(dx, mask)
     dx, down = encoding.embed[1](dx, cache_embed)
     dw_embedding = embedding_backward(dx, cache_embedding)
-    grads |= over("encoding.", summed(*downs, down))                              # every block shares its parameters
-    grads = summed(grads, {output_name(config): dw_output}, {"embedding.weight": dw_embedding})   # one matrix if tied
+    ends = {output_name(config): dw_output}, {"embedding.weight": dw_embedding}   # one matrix if tied
+    grads = summed(grads, *downs, over("encoding.", down), *ends)                 # blocks may share parameters
     return {name: grads[name] for name in parameter_shapes(config)}
 
 
@@ -789,11 +772,20 @@ def loss_and_grads(params, tokens, targets, config, positions=None, masks=None):
 
 def token_losses(params, tokens, targets, config, positions=None):
     """The cross-entropy of each target in nats, (B, T); arguments as loss_and_grads has them."""
-    check_tokens(tokens, "tokens", config)
-    check_tokens(targets, "targets", config, tokens.shape)
     logits, _ = forward(params, tokens, config, positions)
     losses, _ = cross_entropy_forward(logits.reshape(-1, config.vocab_size), targets.ravel())
     return losses.reshape(targets.shape)
+
+
+def doors_of(settings):
+    """The Encoding that these settings open."""
+    return ENCODINGS[settings.pe](settings)
+
+
+def tables(settings, positions, config, dtype):
+    """The Tables of an encoding: exact in float64 or integers, floats cast once."""
+    found = settings.rows(positions, config), settings.pairs(positions, positions, config)
+    return Tables(*(x.astype(dtype) if x is not None and x.dtype.kind == "f" else x for x in found))
 
 
 def output_name(config):
@@ -807,68 +799,22 @@ def dropout_masks(config, B, T, rng, dtype=np.float32):
         yield kept * np.dtype(dtype).type(1 / (1 - config.dropout))
 
 
-def encoding_table(encoding, B, T, positions, config, dtype):
-    """The encoding's rows for these positions: exact in float64, cast once."""
-    n = np.arange(T) if positions is None else np.asarray(positions)
-    if n.dtype.kind not in "iu" or n.shape not in ((T,), (B, T)):
-        raise InputError(f"positions must be integers of shape ({T},) or ({B}, {T}), got {n.dtype} of {n.shape}")
-    rows = encoding.rows(n, config)
-    return rows.astype(dtype) if rows is not None and rows.dtype.kind == "f" else rows
-
-
-def check_params(params, config):
-    """The dtype of the params; InputError that names an entry which is not as the config makes it."""
-    return check_arrays("params", params, parameter_shapes(config))
-
-
-def check_arrays(what, arrays, shapes):
-    """The one dtype of a dict of arrays; InputError for an entry that is missing, extra, or misshaped."""
-    if not isinstance(arrays, dict):
-        raise InputError(f"{what} must be a dict of NumPy arrays by name, got {type(arrays).__name__}")
-    if not shapes:
-        raise InputError(f"{what} is empty")
-    if missing := [name for name in shapes if name not in arrays]:
-        raise InputError(f"{what} lacks {missing[0]}, which should have the shape {shapes[missing[0]]}")
-    dtypes = set()
-    for name, array in arrays.items():
-        if name not in shapes:
-            raise InputError(f"{what} has an unknown entry {name}; it should have {', '.join(shapes)}")
-        if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
-            found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-            raise InputError(f"{what}: {name} must be a NumPy array of float32 or float64, got {found}")
-        if array.shape != shapes[name]:
-            raise InputError(f"{what}: {name} must have the shape {shapes[name]}, got {array.shape}")
-        dtypes.add(array.dtype)
-    if len(dtypes) > 1:
-        raise InputError(f"{what} must be float32 throughout or float64 throughout, got both")
-    return dtypes.pop()
-
-
 def check_tokens(tokens, name, config, shape=None):
     """InputError unless these are integers of the shape (B, T), or of the shape given, inside the vocabulary."""
-    if not isinstance(tokens, np.ndarray) or tokens.dtype.kind not in "iu":
-        found = tokens.dtype if isinstance(tokens, np.ndarray) else type(tokens).__name__
-        raise InputError(f"{name} must be a NumPy array of integers, got {found}")
-    if tokens.ndim != 2 or tokens.size == 0 or tokens.shape != (shape or tokens.shape):
-        raise InputError(f"{name} must have the shape {shape or '(B, T)'}, got {tokens.shape}")
-    if tokens.min() < 0 or tokens.max() >= config.vocab_size:
-        wrong = tokens.min() if tokens.min() < 0 else tokens.max()
+    found = np.asarray(tokens)
+    if found.dtype.kind not in "iu" or found.ndim != 2 or found.size == 0 or found.shape != (shape or found.shape):
+        raise InputError(f"{name} must be integers of shape {shape or '(B, T)'}, got {found.dtype} of {found.shape}")
+    if found.min() < 0 or found.max() >= config.vocab_size:
+        wrong = found.min() if found.min() < 0 else found.max()
         raise InputError(f"{name} must be from 0 to {config.vocab_size - 1}, got {wrong}")
 
 
-def check_masks(masks, B, T, config, dtype):
-    """An iterator over the masks of a forward pass, or over None; InputError for a wrong number, shape or dtype."""
-    if masks is None:
-        return itertools.repeat(None)
-    masks = list(masks) if np.iterable(masks) else [masks]
-    shape, number = (B, T, config.d_model), 1 + 2 * config.n_layers
-    if len(masks) != number:
-        raise InputError(f"masks must be {number}, one for the embedding and two for each block, got {len(masks)}")
-    for mask in masks:
-        if not isinstance(mask, np.ndarray) or mask.shape != shape or mask.dtype != dtype:
-            found = getattr(mask, "dtype", type(mask).__name__)
-            raise InputError(f"masks must be {dtype} of {shape}, got {found} of {np.shape(mask)}")
-    return iter(masks)
+def check_positions(positions, B, T):
+    """Positions as an array, 0 .. T-1 for None; InputError unless they are integers of shape (T,) or (B, T)."""
+    n = np.arange(T) if positions is None else np.asarray(positions)
+    if n.dtype.kind not in "iu" or n.shape not in ((T,), (B, T)):
+        raise InputError(f"positions must be integers of shape ({T},) or ({B}, {T}), got {n.dtype} of {n.shape}")
+    return n
 
 
 # ---- the optimizer ---------------------------------------------------------------------------------------------------
@@ -894,13 +840,7 @@ def adamw_step(params, grads, state, lr, beta1=0.9, beta2=0.95, eps=1e-8, weight
 
         m = beta1 m + (1 - beta1) g        v = beta2 v + (1 - beta2) g^2
         w = w - lr decay w - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
-
-    Raises ValueError for a gradient or a moment that is missing, extra, or of another shape or dtype than it has to be.
     """
-    dtype = check_state(state, params)
-    found = check_arrays("grads", grads, {name: w.shape for name, w in params.items()})
-    if found != dtype:
-        raise InputError(f"grads must be of the params' dtype, {dtype}, got {found}")
     state["step"] += 1
     unbias1, unbias2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
     for name, whole in params.items():
@@ -915,37 +855,7 @@ def adamw_step(params, grads, state, lr, beta1=0.9, beta2=0.95, eps=1e-8, weight
             w -= (lr / unbias1) * m / (np.sqrt(v / unbias2) + eps)
 
 
-def check_state(state, params):
-    """The dtype of params and state; InputError unless the state is one of AdamW for such params."""
-    if not isinstance(state, dict) or state.keys() != {"step", "m", "v"}:
-        raise InputError("state must be as adamw_state makes it: a dict of step, m and v")
-    if not isinstance(state["step"], int) or state["step"] < 0:
-        raise InputError(f"state: step must be a whole number of at least 0, got {state['step']!r}")
-    shapes = {name: w.shape for name, w in params.items()}
-    named = {"params": params, "state m": state["m"], "state v": state["v"]}
-    dtypes = [check_arrays(what, arrays, shapes) for what, arrays in named.items()]
-    if len(set(dtypes)) > 1:
-        raise InputError(f"params and state must be of one dtype, got {', '.join(map(str, dtypes))}")
-    return dtypes[0]
-
-
 def row_blocks(x, size=2**15):
     """Slices of rows that hold about `size` numbers, few enough to stay in a core's cache from one line to the next."""
     step = max(1, size * len(x) // x.size)
     return (slice(i, i + step) for i in range(0, len(x), step))
-
-
-# ---- memory ----------------------------------------------------------------------------------------------------------
-
-
-def keep_freed_memory():
-    """Let this process keep the memory of arrays that it has freed, for the next step; for long runs, on Linux.
-
-    glibc's malloc otherwise gives each large array back to the system, and the system clears every page that it hands
-    out again: a fifth to a third of a training step. Elsewhere this does nothing.
-    """
-    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3                                   # malloc.h
-    with contextlib.suppress(OSError, TypeError, AttributeError):                 # no glibc
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 2**30)
-        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

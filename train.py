@@ -8,11 +8,12 @@ Two backends compute it, from the same first weights on the same batches: torch,
 draws dropout's masks by its own generator.)
 """
 
+import argparse
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
 import math
-import os
 import platform
 import shlex
 import shutil
@@ -22,90 +23,93 @@ import sys
 import time
 from pathlib import Path
 
-from config import (
-    BACKENDS,
-    ENCODING_FIELDS,
-    ENCODINGS,
-    PRESETS,
+from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, TrainConfig
+from runs import (
     CommandLine,
-    EncodingConfig,
-    InputError,
-    ModelConfig,
-    TrainConfig,
-    checkpoint_file,
-    fingerprint,
+    load_checkpoint,
+    new_run,
     number,
+    pick_device,
     read_run,
     read_weights,
+    save_checkpoint,
     whole,
-    write_json,
 )
 
-# torch, NumPy and what imports them are imported where they are used, so that --help and a wrong flag answer at once.
+# torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 
 AUTO = {"CPU": "mini", "GPU": "paper-35m"}  # the preset of --preset auto
-CHECKPOINT = ("model.safetensors", "optimizer.pt")
 READ_EVERY = 10  # steps between looks at the losses: a look makes a GPU wait
 
 
 # ---- from flags to configs -------------------------------------------------------------------------------------------
 
 
+def flags_of(*classes):
+    """{name: field} of what the classes of knobs let one set on the command line."""
+    found = {}
+    for f in (f for knobs in classes for f in dataclasses.fields(knobs) if f.metadata.get("help")):
+        found.setdefault(f.name, f)
+    return found
+
+
+READERS = {int: whole, int | None: whole, float: number, float | None: number, str: str}
+
+
+def add_flags(group, fields):
+    """A flag for each field: its name with dashes, unless it has one of its own."""
+    for name, f in fields.items():
+        flag, how = f.metadata["flag"] or "--" + name.replace("_", "-"), {"metavar": name.upper()}
+        if f.type is bool:
+            how = {"action": argparse.BooleanOptionalAction, "default": None}
+        group.add_argument(flag, dest=name, help=f.metadata["help"], type=READERS.get(f.type), **how)
+
+
 def command_line():
-    """The parser: a flag for every field of the configs that has a help text, and those of the run itself."""
     parser = CommandLine(
-        description="Train a GPT with one of the positional encodings, and write its run directory.",
+        prog="train.py", description="Train a GPT with one of the positional encodings, and write its run directory.",
         epilog="examples:\n  python train.py --pe expe --l 24\n  python train.py --pe rope --seed 1\n"
-        "  python train.py --pe exqpe --theta2 1/8 --data my_books/ --tokens 3e6",
+               "  python train.py --pe exqpe --theta2 1/8 --data my_books/ --tokens 3e6",
     )
     run = parser.add_argument_group("the run")
-    run.add_argument(
-        "--preset", choices=("auto", *PRESETS), default="auto", help="auto: paper-35m on a GPU, mini on a CPU"
-    )
-    run.add_argument(
-        "--out", metavar="DIR", help="the run directory (default: runs/<preset>-<encoding and its flags>-s<seed>)"
-    )
+    run.add_argument("--preset", choices=("auto", *PRESETS), default="auto", help="auto: paper-35m on a GPU, else mini")
+    run.add_argument("--out", metavar="DIR",
+                     help="the run directory (default: runs/<preset>-<encoding and its flags>-s<seed>)")
     run.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the run directory")
     run.add_argument("--overwrite", action="store_true", help="replace the run directory if it exists")
-    run.add_argument(
-        "--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if there is one)"
-    )
+    run.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     run.add_argument("--compile", action="store_true", help="torch.compile the blocks; needs a C++ compiler")
-    types = {int: whole, int | None: whole, float: number, float | None: number, str: str, str | None: str}
-    for title, config in (("the encoding", EncodingConfig), ("the model", ModelConfig), ("training", TrainConfig)):
-        group = parser.add_argument_group(title, None if config is EncodingConfig else "default: the preset's")
-        for f in dataclasses.fields(config):
-            if "help" in f.metadata:
-                how = {"type": types.get(f.type), "metavar": f.name.upper()}
-                if f.type == bool | None:
-                    how = {"action": "store_true", "default": None}
-                if f.name in ("pe", "backend"):
-                    how = {"choices": tuple(ENCODINGS) if f.name == "pe" else BACKENDS}
-                flag = f.metadata["flag"] or "--" + f.name.replace("_", "-")
-                group.add_argument(flag, dest=f.name, help=f.metadata["help"], **how)
-    group.add_argument("--tokens", type=whole, metavar="TOKENS", help="training tokens, instead of --steps")
+    run.add_argument("--tokens", type=whole, metavar="TOKENS", help="training tokens, instead of --steps")
+    encoding = parser.add_argument_group("the encoding")
+    encoding.add_argument("--pe", choices=tuple(ENCODINGS), help="positional encoding (default: the preset's, expe)")
+    add_flags(encoding, flags_of(*ENCODINGS.values()))
+    add_flags(parser.add_argument_group("the model", "default: the preset's"), flags_of(ModelConfig))
+    add_flags(parser.add_argument_group("training", "default: the preset's"), flags_of(TrainConfig))
     return parser
 
 
 def configure(args, model, train):
     """The configs with the flags that were given; `model` and `train` are a preset's, or the run's to resume."""
     given = {name: value for name, value in vars(args).items() if value is not None}
-    fields = {config: [f.name for f in dataclasses.fields(config)] for config in (ModelConfig, TrainConfig)}
+
+    def those_of(fields):
+        return {name: given[name] for name in fields if name in given}
 
     pe = given.get("pe", model.encoding.pe)
-    inherited = ENCODINGS[pe] if args.resume and pe == model.encoding.pe else {"l"} & set(ENCODINGS[pe])
-    encoding = {name: getattr(model.encoding, name) for name in inherited} | {
-        n: given[n] for n in ENCODING_FIELDS if n in given
-    }
-    model = dataclasses.replace(
-        model, encoding=EncodingConfig(pe, **encoding), **{n: given[n] for n in fields[ModelConfig] if n in given}
-    )
+    settings = {f.name: getattr(model.encoding, f.name) for f in dataclasses.fields(model.encoding) if f.name != "pe"}
+    if not args.resume or pe != model.encoding.pe:                      # of a preset's encoding, l alone is taken over
+        settings = {name: value for name, value in settings.items() if name == "l" and name in flags_of(ENCODINGS[pe])}
+    encoding = EncodingConfig(pe, **settings | those_of(flags_of(*ENCODINGS.values())))
+    changes = those_of(flags_of(ModelConfig))
+    if "d_model" in changes:
+        changes.setdefault("d_mlp", None)
+    model = dataclasses.replace(model, encoding=encoding, **changes)
 
-    changes = {name: given[name] for name in fields[TrainConfig] if name in given}
-    if "batch_size" in changes and "micro_batch" not in changes:
-        changes["micro_batch"] = math.gcd(changes["batch_size"], train.micro_batch)
-    if changes.get("lr", train.lr) != train.lr and "end_lr" not in changes:
-        changes["end_lr"] = train.end_lr * changes["lr"] / train.lr
+    changes = those_of(flags_of(TrainConfig))
+    if "batch_size" in changes:
+        changes.setdefault("micro_batch", math.gcd(changes["batch_size"], train.micro_batch))
+    if "lr" in changes:
+        changes.setdefault("end_lr", train.end_lr * changes["lr"] / train.lr)
     if "tokens" in given:
         if "steps" in given:
             raise InputError("--tokens and --steps say the same thing: leave one out")
@@ -115,33 +119,35 @@ def configure(args, model, train):
     return model, dataclasses.replace(train, **changes)
 
 
-def check_flags(args):
-    """InputError for flags that no preset in question can have, before torch is loaded: that takes seconds."""
-    errors = []
-    for preset in AUTO.values() if args.preset == "auto" else [args.preset]:
-        try:
-            return configure(args, *PRESETS[preset])
-        except InputError as error:
-            errors.append(error)
-    raise errors[0]
-
-
 def run_device(args, backend):
     """Where the run computes; InputError for a device that is not here, or that the backend cannot use."""
-    if backend == "numpy":
-        if args.device not in ("auto", "cpu") or args.compile:
-            raise InputError("--backend numpy computes on the CPU, uncompiled: leave out --compile and --device")
-        return "cpu"
-    from model_torch import pick_device
+    if backend != "numpy":
+        return pick_device(args.device)
+    if args.device not in ("auto", "cpu") or args.compile:
+        raise InputError("--backend numpy computes on the CPU, uncompiled: leave out --compile and --device")
+    return "cpu"
 
-    return pick_device(args.device)
+
+def choose_preset(args):
+    """(name, device kind) of the preset; flags that no preset in question can have are told before torch is loaded."""
+    names, errors = AUTO.values() if args.preset == "auto" else [args.preset], []
+    for name in names:
+        try:
+            configure(args, *PRESETS[name])
+            break
+        except InputError as error:
+            errors.append(error)
+    else:
+        raise errors[0]
+    kind = "GPU" if str(run_device(args, args.backend)).startswith("cuda") else "CPU"
+    return AUTO[kind] if args.preset == "auto" else args.preset, kind
 
 
 def run_name(preset, args, model, train):
     """The default directory: the preset, the encoding and those of its flags that were given, the seed, the backend."""
-    given = {name: getattr(args, name) for name in ENCODING_FIELDS}
+    given = {name: getattr(args, name) for name in flags_of(type(model.encoding))}
     flags = [name if value is True else f"{name}{value:{'' if isinstance(value, str) else 'g'}}"
-             for name in ENCODINGS[model.encoding.pe] if (value := given.get(name)) is not None]
+             for name, value in given.items() if value is not None]
     backend = [train.backend] if train.backend != "torch" else []
     return Path("runs") / "-".join([preset, model.encoding.pe, *flags, f"s{train.seed}", *backend])
 
@@ -149,117 +155,50 @@ def run_name(preset, args, model, train):
 def stored_run(run, args):
     """The configs and the record of the run to resume; InputError if a flag contradicts them."""
     model, train, record = read_run(run)
-    for name in ("pe", *ENCODING_FIELDS):  # before they are merged with the run's, which may contradict them
-        before, given = getattr(model.encoding, name), getattr(args, name)
-        if given is not None and given != before:
-            _refuse(run, name, "not set" if before is None else before, given)
-    asked = configure(args, model, train)
-    for stored, new in zip((model, train), asked, strict=True):
+
+    def refuse_change(name, before, after):
+        if before != after:
+            raise InputError(f"{name} is {'not set' if before is None else before} in {run} and {after} by these "
+                             "flags: resume with the run's own flags, or train under another --out")
+
+    for name in ("pe", *flags_of(*ENCODINGS.values())):                 # before they are merged with the run's
+        if (given := getattr(args, name)) is not None:
+            refuse_change(name, getattr(model.encoding, name, None), given)
+    for stored, new in zip((model, train), configure(args, model, train), strict=True):
         for f in dataclasses.fields(stored):
-            if (before := getattr(stored, f.name)) != (after := getattr(new, f.name)):
-                _refuse(run, f.name, before, after)
+            refuse_change(f.name, getattr(stored, f.name), getattr(new, f.name))
     return model, train, record
 
 
-def _refuse(run, name, before, after):
-    raise InputError(
-        f"{name} is {before} in {run} and {after} by these flags: "
-        "resume with the run's own flags, or train under another --out"
-    )
-
-
-# ---- the run directory -----------------------------------------------------------------------------------------------
-
-
-def provenance(device):
+def provenance(argv, device):
     """What a number of this run can be traced by: command line, versions, git commit, machine."""
-    here = Path(__file__).resolve().parent
-    git = (
-        subprocess.run(
-            ["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True,
-            text=True,
-        )
-        if shutil.which("git")
-        else None
-    )
-    packages = ("torch", "numpy", "tiktoken", "rustbpe", "safetensors")
     import torch
 
+    describe = ["git", "-C", Path(__file__).resolve().parent, "describe", "--always", "--dirty", "--abbrev=40",
+                "--exclude=*"]
+    git = subprocess.run(describe, capture_output=True, text=True) if shutil.which("git") else None
+    packages = ("torch", "numpy", "tiktoken", "rustbpe", "safetensors")
+    versions = {name: importlib.metadata.version(name) for name in packages}
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", "train.py", *argv]),
         "git": git.stdout.strip() if git and git.returncode == 0 else None,
-        "versions": {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in packages},
+        "versions": {"python": platform.python_version()} | versions,
         "device": str(device),
         "threads": torch.get_num_threads(),
         "machine": platform.platform(),
     }
 
 
-def save_checkpoint(run, backend, step, record, seconds=0.0):
-    """Replace the run's checkpoint by this one, whole or not at all (config.py says how); seconds: trained so far."""
-    import safetensors.numpy
-    import torch
-
-    try:
-        safetensors.numpy.save_file(backend.weights(), run / "model.safetensors.new")
-        torch.save({"step": step, "optimizer": backend.optimizer_state()}, run / "optimizer.pt.new")
-    except (safetensors.SafetensorError, RuntimeError) as error:  # how these two report a full disk
-        raise InputError(f"{run}: the checkpoint of step {step} cannot be written: {error}") from None
-    files = {name: fingerprint(run / f"{name}.new") for name in CHECKPOINT}
-    record["checkpoint"] = {"step": step, "seconds": seconds, "files": files}
-    write_json(run / "config.json", record)
-    for name in CHECKPOINT:
-        os.replace(run / f"{name}.new", run / name)
-
-
-def new_run(run, backend, record, tokenizer):
-    """Make the run directory with the checkpoint of step 0, whole or not at all; one that is there is replaced."""
-    scratch = run.parent / f".{run.name}.partial"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
-        shutil.copyfile(tokenizer, scratch / "tokenizer.tiktoken")
-        (scratch / "log.jsonl").write_text("", encoding="utf-8")
-        save_checkpoint(scratch, backend, 0, record)
-        if run.exists():
-            shutil.rmtree(run)
-        os.rename(scratch, run)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def load_checkpoint(run, backend, record):
-    """Fill the backend from the run's checkpoint; returns its step. Cuts the log back to that step."""
-    import torch
-
-    path = run / "optimizer.pt"
-    paths = [checkpoint_file(run, record, name) for name in CHECKPOINT]
-    for path, name in zip(paths, CHECKPOINT, strict=True):
-        os.replace(path, run / name)  # a kill may have left the last renames undone
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of a dozen kinds
-        raise InputError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-    backend.load_weights(run / "model.safetensors")
-    try:
-        if state["step"] != record["checkpoint"]["step"]:
-            raise ValueError(f"step {state['step']}, and config.json says {record['checkpoint']['step']}")
-        backend.load_optimizer(state["optimizer"])
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise InputError(f"{path} is not the optimizer's state of this run ({type(error).__name__}: {error})") from None
-    try:
-        lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= state["step"]]
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{run / 'log.jsonl'} holds a line that train.py did not write: mend or remove it") from None
-    (run / "log.jsonl.new").write_text("".join(kept), encoding="utf-8")
-    os.replace(run / "log.jsonl.new", run / "log.jsonl")
-    return state["step"]
-
-
 # ---- the two backends ------------------------------------------------------------------------------------------------
+
+
+def learning_rate(config, step):
+    """Of step 0 .. steps-1: linear warm-up to lr, then half a cosine down to end_lr."""
+    warm = round(config.warmup * config.steps)
+    if step < warm:
+        return config.lr * (step + 1) / warm
+    progress = (step - warm) / max(1, config.steps - 1 - warm)
+    return config.end_lr + (config.lr - config.end_lr) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def new_optimizer(model, config):
@@ -278,16 +217,17 @@ class TorchBackend:
     def __init__(self, model_config, config, device, compiled, model=None):
         import torch
 
+        import fast
         from model_torch import GPT
 
-        self.config, self.device = config, device
-        self.model = (GPT(model_config, config.seed) if model is None else model).to(device)
+        self.config, self.device, self.model_config = config, device, model_config
+        self.model = (GPT(model_config, config.seed, **fast.PARTS) if model is None else model).to(device)
         self.optimizer = new_optimizer(self.model, config)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bf16")
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
         if compiled:
-            self.model.compile()
+            fast.compile(self.model)
 
     def weights(self):
         return {name: tensor.cpu().contiguous().numpy() for name, tensor in self.model.state_dict().items()}
@@ -296,9 +236,12 @@ class TorchBackend:
         return self.optimizer.state_dict()
 
     def load_weights(self, path):
-        from model_torch import load_weights
+        import torch
 
-        load_weights(self.model, path)
+        from model_numpy import parameter_shapes
+
+        weights = read_weights(path, parameter_shapes(self.model_config))
+        self.model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
 
     def load_optimizer(self, state):
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -316,8 +259,7 @@ class TorchBackend:
 
         self.model.train()
         torch.manual_seed(self.config.seed * 2**32 + step)  # dropout's masks: by seed and step, like the data
-        loss = 0
-        tokens = torch.from_numpy(batch)
+        loss, tokens = 0, torch.from_numpy(batch)
         if self.device.type == "cuda":
             tokens = tokens.pin_memory()  # or else the copy would wait for the device
         for part in tokens.to(self.device, non_blocking=True).split(self.config.micro_batch):
@@ -327,7 +269,7 @@ class TorchBackend:
             loss += part_loss.detach()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr_at(step)
+            group["lr"] = learning_rate(self.config, step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss, norm
@@ -367,11 +309,12 @@ class NumpyBackend:
         self.params = read_weights(path, parameter_shapes(self.model_config))
 
     def load_optimizer(self, state):
-        from model_numpy import check_state
-
         moments = {key: {name: tensor.numpy() for name, tensor in state[key].items()} for key in ("m", "v")}
-        check_state({"step": state["step"], **moments}, self.params)
-        self.state = {"step": state["step"], **moments}
+        for key, found in moments.items():
+            for name, w in self.params.items():
+                if found[name].shape != w.shape or found[name].dtype != w.dtype:
+                    raise ValueError(f"{key} of {name} must be {w.dtype} of {w.shape}")
+        self.state = {"step": int(state["step"]), **moments}
 
     def step(self, batch, step):
         """One optimizer step on the batch (B, T+1); returns the loss and the gradient's norm."""
@@ -389,10 +332,8 @@ class NumpyBackend:
                 loss += share * part_loss
                 grads = summed(grads, {name: share * g for name, g in part_grads.items()})
             norm = clip_grads(grads, config.clip)
-            rate = config.lr_at(step)
-            adamw_step(
-                self.params, grads, self.state, rate, config.beta1, config.beta2, weight_decay=config.weight_decay
-            )
+            adamw_step(self.params, grads, self.state, learning_rate(config, step), config.beta1, config.beta2,
+                       weight_decay=config.weight_decay)
         return loss, norm
 
     def summed_loss(self, windows):
@@ -402,116 +343,131 @@ class NumpyBackend:
         return token_losses(self.params, windows[:, :-1], windows[:, 1:], self.model_config).sum(dtype="float64").item()
 
 
-MAKE = {"torch": TorchBackend, "numpy": NumpyBackend}
+BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
+class Log:
+    """log.jsonl and the progress bar of a run: a line a step and a validation. Losses are read READ_EVERY steps."""
+
+    def __init__(self, run, config, tokens_a_step, first):
+        from tqdm import tqdm
+
+        self.config, self.tokens_a_step, self.first, self.started = config, tokens_a_step, first, time.perf_counter()
+        self.file, self.unread = open(run / "log.jsonl", "a", encoding="utf-8"), []
+        self.bar = tqdm(total=config.steps * tokens_a_step, initial=first * tokens_a_step, unit="tok", unit_scale=True,
+                        disable=not sys.stderr.isatty(), dynamic_ncols=True)
+
+    def add(self, step, loss, norm):
+        """The loss and the gradient's norm of a step, numbers that may still be on their way from a device."""
+        self.unread.append((step, loss, norm))
+        self.bar.update(self.tokens_a_step)
+        if len(self.unread) >= READ_EVERY:
+            self.read()
+
+    def read(self):
+        """Write the losses that no one has looked at."""
+        for step, loss, norm in self.unread:
+            self.write(step=step, loss=float(loss), grad_norm=float(norm), lr=learning_rate(self.config, step - 1))
+            self.bar.set_postfix(loss=f"{float(loss):.3f}")
+        if self.unread:
+            self.last = float(self.unread[-1][1])
+        self.unread.clear()
+
+    def validation(self, step, loss):
+        self.read()
+        self.write(step=step, val_loss=loss)
+        rate = (step - self.first) / self.seconds()
+        self.bar.write(f"step {step:6,}/{self.config.steps:,}   loss {self.last:.3f}   val {loss:.3f}   "
+                       f"{rate * self.tokens_a_step:9,.0f} tokens/s   {clock((self.config.steps - step) / rate)} left",
+                       file=sys.stdout)
+        sys.stdout.flush()
+
+    def write(self, step, **line):
+        if wrong := {name: value for name, value in line.items() if not math.isfinite(value)}:
+            name, value = next(iter(wrong.items()))
+            sys.exit(f"train.py: stopped: the {name} is {value:g} at step {step}; the last checkpoint stays; "
+                     f"try a lower --lr than {self.config.lr:g}")
+        self.file.write(json.dumps({"step": step, **line}) + "\n")
+
+    def flush(self):
+        self.read()
+        self.file.flush()
+
+    def seconds(self):
+        return time.perf_counter() - self.started
+
+    def close(self):
+        self.bar.close()
+        self.file.close()
+
+
+class Stop:
+    """Whether Ctrl-C or a SIGTERM came, while it is entered; a second one does not wait for the step to end."""
+
+    def __enter__(self):
+        self.came = False
+        self.before = {s: signal.signal(s, self.take) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def take(self, which, frame):
+        if self.came:
+            sys.exit(128 + which)
+        self.came = True
+
+    def __exit__(self, *error):
+        for which, handler in self.before.items():
+            signal.signal(which, handler)
+
+
 def train_run(run, model_config, config, folder, device, compiled, record, resume):
     """Train until config.steps or a signal. Returns True when the run is complete."""
     import numpy as np
-    from tqdm import tqdm
 
     import data
-    from model_numpy import count_parameters, keep_freed_memory
+    from fast import keep_freed_memory
+    from model_numpy import count_parameters
 
     keep_freed_memory()
-    context, tokens_a_step = model_config.context, config.batch_size * model_config.context
+    context = model_config.context
     train_tokens, val_tokens = data.open_split(folder, "train"), data.open_split(folder, "val")
     data.windows(train_tokens, context)  # text that is too short is named before anything is written
     n_val = min(config.eval_windows, data.windows(val_tokens, context))
-    val_windows = data.batch(val_tokens, context, n_val, 0, 0)  # (N, T+1), the same for all runs
-    val_parts = np.split(val_windows, range(config.micro_batch, n_val, config.micro_batch))
+    val = data.batch(val_tokens, context, n_val, 0, 0)  # (N, T+1), the same for all runs
+    val_parts = np.split(val, range(config.micro_batch, n_val, config.micro_batch))
 
-    backend = MAKE[config.backend](model_config, config, device, compiled)
-    first = load_checkpoint(run, backend, record) if resume else 0
-    if not resume:
+    backend = BACKENDS[config.backend](model_config, config, device, compiled)
+    if resume:
+        first = load_checkpoint(run, backend, record)
+    else:
+        first = 0
         new_run(run, backend, record, folder / "tokenizer.tiktoken")
     if first >= config.steps:
         print(f"{run} is complete: {first:,} of {config.steps:,} steps")
         return True
-
     total, outside = count_parameters(model_config)
-    print(
-        f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters ({outside / 1e6:.2f}M without the input "
-        f"embedding), steps {first:,} to {config.steps:,} of {config.batch_size} x {context} tokens, "
-        f"by {config.backend} on {device}",
-        flush=True,
-    )
+    print(f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters ({outside / 1e6:.2f}M without the input "
+          f"embedding), steps {first:,} to {config.steps:,} of {config.batch_size} x {context} tokens, "
+          f"by {config.backend} on {device}", flush=True)
 
-    stop = []  # signals that came
-    handlers = {s: signal.signal(s, lambda s, frame: _stop(stop, s)) for s in (signal.SIGINT, signal.SIGTERM)}
-    step, unread, started = first, [], time.perf_counter()
-    earlier = record["checkpoint"].get("seconds", 0.0)  # of the sessions before this one
-    with (
-        open(run / "log.jsonl", "a", encoding="utf-8") as log,
-        tqdm(
-            total=config.steps * tokens_a_step,
-            initial=first * tokens_a_step,
-            unit="tok",
-            unit_scale=True,
-            disable=not sys.stderr.isatty(),
-            dynamic_ncols=True,
-        ) as bar,
-    ):
-
-        def must_be_finite(at_step, loss, norm):
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                sys.exit(
-                    f"train.py: stopped: the loss is {loss:g} and the gradient's norm {norm:g} at step {at_step}; "
-                    f"the checkpoint of step {record['checkpoint']['step']} stays; try a lower --lr than {config.lr:g}"
-                )
-
-        def read_losses():
-            """Write the losses that no one has looked at to the log; returns the last one."""
-            for at_step, loss, norm, lr in unread:
-                line = {"step": at_step, "loss": float(loss), "grad_norm": float(norm), "lr": lr}
-                must_be_finite(at_step, line["loss"], line["grad_norm"])
-                log.write(json.dumps(line) + "\n")
-            unread.clear()
-            bar.set_postfix(loss=f"{line['loss']:.3f}")
-            return line["loss"]
-
-        def checkpoint():
-            if unread:
-                read_losses()
-            log.flush()
-            save_checkpoint(run, backend, step, record, earlier + time.perf_counter() - started)
-
-        while step < config.steps and not stop:
-            batch = data.batch(train_tokens, context, config.batch_size, config.seed, step)
-            unread.append((step + 1, *backend.step(batch, step), config.lr_at(step)))
-            step += 1
-            bar.update(tokens_a_step)
+    log, earlier = Log(run, config, config.batch_size * context, first), record["checkpoint"].get("seconds", 0.0)
+    with Stop() as stop, contextlib.closing(log):
+        for step in range(first + 1, config.steps + 1):
+            batch = data.batch(train_tokens, context, config.batch_size, config.seed, step - 1)
+            log.add(step, *backend.step(batch, step - 1))
+            last = stop.came or step == config.steps
             if step % config.eval_every == 0 or step == config.steps:
-                loss, val_loss = read_losses(), sum(map(backend.summed_loss, val_parts)) / val_windows[:, 1:].size
-                must_be_finite(step, val_loss, 0)
-                log.write(json.dumps({"step": step, "val_loss": val_loss}) + "\n")
-                rate = (step - first) / (time.perf_counter() - started)
-                bar.write(
-                    f"step {step:6,}/{config.steps:,}   loss {loss:.3f}   val {val_loss:.3f}   "
-                    f"{rate * tokens_a_step:9,.0f} tokens/s   {clock((config.steps - step) / rate)} left",
-                    file=sys.stdout,
-                )
-                sys.stdout.flush()
-            elif len(unread) == READ_EVERY:
-                read_losses()
-            if step % config.checkpoint_every == 0:
-                checkpoint()
-        if record["checkpoint"]["step"] < step:
-            checkpoint()
-    for signal_number, handler in handlers.items():
-        signal.signal(signal_number, handler)
+                log.validation(step, sum(map(backend.summed_loss, val_parts)) / val[:, 1:].size)
+            if step % config.checkpoint_every == 0 or last:
+                log.flush()
+                save_checkpoint(run, backend, step, record, earlier + log.seconds())
+            if last:
+                break
     if step == config.steps:
-        print(f"trained {(step - first) * tokens_a_step:,} tokens in {clock(time.perf_counter() - started)}")
+        print(f"trained {(step - first) * log.tokens_a_step:,} tokens in {clock(log.seconds())}")
     return step == config.steps
-
-
-def _stop(stop, signal_number):
-    if stop:
-        sys.exit(128 + signal_number)  # a second Ctrl-C does not wait for the step to end
-    stop.append(signal_number)
 
 
 def clock(seconds):
@@ -519,53 +475,48 @@ def clock(seconds):
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
 
 
-def main():
+def prepare(args, model, config, record, run):
+    """(folder of tokens, config, meta.json) of the run: prepared now if it has to be; to resume, as it was."""
+    import data
+
+    folder = data.ensure(config.data, model.vocab_size, config.min_doc_tokens, config.max_tokens)
+    meta = data.read_meta(folder)
+    of_data = {name: meta[name] for name in ("min_doc_tokens", "max_tokens")}
+    for name, value in of_data.items():
+        if getattr(args, name) not in (None, value):
+            raise InputError(f"{folder} was made with {name} {value:,}, not {getattr(args, name):,}: leave the flag "
+                             f"out, or prepare {config.data} again with python data.py")
+    if record is not None and record["data"]["splits"] != meta["splits"]:
+        raise InputError(f"{folder} is not the data that {run} was trained on: its files' hashes differ")
+    return folder, dataclasses.replace(config, **of_data), meta
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
     parser = command_line()
     with parser.one_line_errors():
-        args = parser.parse_args()
+        args = parser.parse_args(argv)
         if args.resume and args.overwrite:
             parser.error("--resume goes on with a run, --overwrite discards it: leave one out")
         record = None
-        if args.resume and args.out:
-            run = Path(args.out)
-        else:
-            check_flags(args)
-            device = run_device(args, args.backend)
-            kind = "GPU" if str(device).startswith("cuda") else "CPU"
-            preset = AUTO[kind] if args.preset == "auto" else args.preset
+        if not (args.resume and args.out):
+            preset, kind = choose_preset(args)
             model, config = configure(args, *PRESETS[preset])
-            run = Path(args.out) if args.out else run_name(preset, args, model, config)
+        run = Path(args.out) if args.out else run_name(preset, args, model, config)
         if args.resume:
             model, config, record = stored_run(run, args)
-            device = run_device(args, config.backend)
         elif args.overwrite and run.exists() and not (run / "config.json").exists():
             raise InputError(f"{run} exists and is no run directory, so it is not overwritten: choose another --out")
         elif run.exists() and not args.overwrite:
-            raise InputError(
-                f"{run} exists: go on with it by --resume, replace it by --overwrite, or choose another --out"
-            )
+            raise InputError(f"{run} exists: go on with it by --resume, replace it by --overwrite, or choose another "
+                             "--out")
         elif args.preset == "auto":
             print(f"--preset auto: {preset}, for a {kind}", flush=True)
-        import data
-
-        folder = data.ensure(config.data, model.vocab_size, config.min_doc_tokens, config.max_tokens)
-        meta = data.read_meta(folder)
-        for name in ("min_doc_tokens", "max_tokens"):
-            if getattr(args, name) not in (None, meta[name]):
-                raise InputError(
-                    f"{folder} was made with {name} {meta[name]:,}, not {getattr(args, name):,}: leave the flag out, "
-                    f"or prepare {config.data} again with python data.py"
-                )
+        device = run_device(args, config.backend)
+        folder, config, meta = prepare(args, model, config, record, run)
         if record is None:
-            config = dataclasses.replace(config, **{name: meta[name] for name in ("min_doc_tokens", "max_tokens")})
-            record = {
-                "model": dataclasses.asdict(model),
-                "train": dataclasses.asdict(config),
-                "data": {"folder": str(folder), **meta},
-                "provenance": provenance(device),
-            }
-        elif record["data"]["splits"] != meta["splits"]:
-            raise InputError(f"{folder} is not the data that {run} was trained on: its files' hashes differ")
+            record = {"model": dataclasses.asdict(model), "train": dataclasses.asdict(config),
+                      "data": {"folder": str(folder), **meta}, "provenance": provenance(argv, device)}
         if not train_run(run, model, config, folder, device, args.compile, record, args.resume):
             print(f"stopped; go on with: python train.py --out {run} --resume", file=sys.stderr)
             sys.exit(130)

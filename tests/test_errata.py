@@ -20,6 +20,12 @@ from model_torch import Cache, Places
 
 @pytest.mark.parametrize("dtype, claim, true", [("fp16", 33e6, 15_361), ("tf32", 1e6, 130_049)])
 def test_errata_paper_2_3_numbers_in_0_to_1(dtype, claim, true):
+    """source: paper, section 2.3
+    says: [0, 1] holds 33e6 numbers of fp16 and about 1e6 of TF32
+    in fact: 15,361 and 130,049 (`python -m lab.formats`); bf16 has 16,257, more than fp16
+
+    Counted twice: by the formula, and over all bit patterns of the format.
+    """
     patterns = {"fp16": np.arange(2**16, dtype=np.uint16).view(np.float16)}.get(dtype)
     if patterns is None:  # TF32: float32 with the last 13 bits of the fraction empty
         patterns = (np.arange(2**19, dtype=np.uint32) << 13).view(np.float32)
@@ -30,6 +36,12 @@ def test_errata_paper_2_3_numbers_in_0_to_1(dtype, claim, true):
 
 
 def test_errata_paper_2_1_theta_is_one_over_four_contexts():
+    """source: paper, section 2.1
+    says: theta = 1/(2 x context)
+    in fact: its range 0 to 0.25 over 512 tokens, and its table 9, are 1/(4 x context), which is the default here
+
+    The first position past 512 tokens has the value 0.5 by the one, 0.25 by the other.
+    """
     context = 512
     wrong, right = 1 / (2 * context), ModelConfig(6, 384, 12, context, 32000, encoding=EncodingConfig("expe")).encoding
     assert expe_table(context, 1, theta=wrong)[0] == 0.5  # twice the range 0 .. 0.25 that the paper describes
@@ -37,7 +49,12 @@ def test_errata_paper_2_1_theta_is_one_over_four_contexts():
 
 
 def test_errata_paper_equation_2_keys_have_a_matrix_of_their_own():
-    """k_n = f_q(phi(x, n)) would make scores symmetric: what m asks of n is what n asks of m."""
+    """source: paper's preprint, equation 2
+    says: k_n = f_q(phi(x, n))
+    in fact: k_n = f_k(phi(x, n)), as in the later version; else what m asks of n would be what n asks of m
+
+    With f_q for both, the matrix of scores is symmetric; the model's attention is that of f_k.
+    """
     model = tiny("expe")
     h = torch.randn(1, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     phi = torch.cat((model.places(np.arange(T)).table, h[0, :, 5:]), dim=-1)
@@ -58,7 +75,12 @@ def test_errata_paper_equation_2_keys_have_a_matrix_of_their_own():
 
 
 def test_errata_paper_data_of_the_large_models_is_10_billion_tokens():
-    """One version gives the large models the small corpus's split, 600M + 2 x 50M: table 8's budget is 16 of those."""
+    """source: paper's later version, section 3
+    says: the data of the large models are split as 600M + 2 x 50M tokens
+    in fact: that is the small models' split; appendix C has 9.8B + 2 x 100M, and table 8's budget is 10B
+
+    The steps of table 8 see 10 billion tokens, which is 16 times 600M.
+    """
     for preset in ("llama-135m", "llama-342m"):
         model, train = PRESETS[preset]
         seen = train.steps * train.batch_size * model.context
@@ -67,7 +89,13 @@ def test_errata_paper_data_of_the_large_models_is_10_billion_tokens():
 
 
 def test_errata_paper_tables_2_and_7_one_model_has_one_loss(workplace, tmp_path):
-    """ExPE at 4x is 3.88 in one table and 4.26 in the other. Scored by one protocol, a model gives one number."""
+    """source: paper, tables 2 and 7
+    says: ExPE's loss at 4x is 3.88 in one and 4.26 in the other
+    in fact: one model, two numbers: open until it is measured at that size
+
+    The test shows only that a model scored twice by one protocol has one loss, here with a difference between two
+    lengths that is smaller than that of the two tables.
+    """
     losses = []
     for name in ("once.json", "again.json"):
         done = command("eval.py", "runs/expe", "--lengths", "16,64", "--json", tmp_path / name, cwd=workplace)
@@ -77,6 +105,10 @@ def test_errata_paper_tables_2_and_7_one_model_has_one_loss(workplace, tmp_path)
 
 
 def test_errata_survey_t5_buckets_need_the_log_of_the_largest_distance():
+    """source: survey, equation 6
+    says: T5's bucket is B/2 + floor(log(d/(B/2))) B/2
+    in fact: that gives bucket 48 of 32 at d = 127; the log is to be divided by log(D/(B/2)), D the largest distance
+    """
     def wrong(d, buckets=32):
         return d if d < buckets // 2 else buckets // 2 + math.floor(math.log(d / (buckets // 2))) * (buckets // 2)
 
@@ -85,6 +117,12 @@ def test_errata_survey_t5_buckets_need_the_log_of_the_largest_distance():
 
 
 def test_errata_survey_alibi_slopes_are_powers_of_8_over_the_head_count():
+    """source: survey, equation 7
+    says: ALiBi's slope is 2^(-h H/8)
+    in fact: 2^(-8 h/H) for H a power of two, with a rule for the rest; the two are equal at 8 heads alone
+
+    At 12 heads the survey's slopes fall to 2^-18, where ALiBi's own end at 2^-8.
+    """
     def wrong(n_heads):
         return np.array([2 ** (-h / 2 ** (-math.log2(n_heads) + 3)) for h in range(1, n_heads + 1)])
 
@@ -96,7 +134,12 @@ def test_errata_survey_alibi_slopes_are_powers_of_8_over_the_head_count():
 
 
 def test_errata_tutorial_rope_mixes_two_layouts():
-    """Cosines of cat((f, f)), of which every second is taken for the pairs (x_2i, x_2i+1)."""
+    """source: tutorial, `apply_rope`
+    says: interleaved pairs take every second entry of cat((f, f))
+    in fact: half of the frequencies are then used twice and half never: two layouts of RoPE are mixed
+
+    In the model the pair (i, i + D/2) turns by the i-th frequency, and by no other.
+    """
     freq, _ = rope_inv_freq(16)
     used = np.concatenate((freq, freq))[::2]  # by the pairs 0 .. 7
     assert used.tolist() == [*freq[::2], *freq[::2]]  # each second frequency twice, the others never
@@ -109,6 +152,10 @@ def test_errata_tutorial_rope_mixes_two_layouts():
 
 
 def test_errata_tutorial_alibi_at_32k_is_69_gb_and_need_not_be_stored():
+    """source: tutorial, ALiBi at 32K tokens and 32 heads
+    says: the bias takes about 128 GB in fp16
+    in fact: 68.7 GB; and it need not be stored, since under a causal softmax it equals slope x n, one number a key
+    """
     assert 32 * 32768 * 32768 * 2 == pytest.approx(68.7e9, rel=1e-3)  # bytes; the tutorial says about 128 GB
     n, slope = np.arange(50), 0.25
     future = np.triu(np.full((50, 50), -np.inf), 1)
@@ -123,7 +170,14 @@ def test_errata_tutorial_alibi_at_32k_is_69_gb_and_need_not_be_stored():
 
 
 def test_errata_tutorial_yarn_stretches_the_wrong_dimensions():
-    """A ramp in the wavelength 2 pi / f, low where f turns often, and (1 - ramp)/s + ramp: it is inverted."""
+    """source: tutorial, YaRN's ramp
+    says: frequencies times (1 - ramp)/s + ramp, with a ramp over wavelengths
+    in fact: inverted: it stretches the fast pairs and keeps the slow ones.
+        The ramp runs over pairs, and the factor is 1 - ramp + ramp/s
+
+    The tutorial's ramp is low where a pair turns often. The right one keeps, at s times the trained length, every slow
+    pair within the angles of training.
+    """
     s, L, base, D = 4, 512, 10000.0, 32
     plain, _ = rope_inv_freq(D)
     wavelength = 2 * math.pi / plain
@@ -138,7 +192,12 @@ def test_errata_tutorial_yarn_stretches_the_wrong_dimensions():
 
 
 def test_errata_tutorial_yarns_temperature_is_an_inverse_square():
-    """t = 0.1 ln s + 1 with softmax(q.k / (t sqrt(D))) would flatten; it is sqrt(1/t) that is 0.1 ln s + 1."""
+    """source: tutorial, YaRN's temperature
+    says: t = 0.1 ln s + 1
+    in fact: sqrt(1/t) = 0.1 ln s + 1, so that scores grow by its square instead of falling
+
+    Queries and keys are stretched once each, so that a token's score with itself grows by 1/t.
+    """
     s = 4
     wrong = 0.1 * math.log(s) + 1  # as t, which divides the scores
     model = tiny("rope", variant={"rope_scaling": "yarn", "factor": float(s)})
@@ -150,7 +209,10 @@ def test_errata_tutorial_yarns_temperature_is_an_inverse_square():
 
 
 def test_errata_tutorial_dynamic_ntk_depends_on_the_length():
-    """What the tutorial calls dynamic, base s^(D/(D-2)) for every length, is the static rule."""
+    """source: tutorial, `dynamic_ntk_scaling`
+    says: the base times s^(D/(D-2)) at every length
+    in fact: that is the static rule; the dynamic one depends on the length, and changes nothing up to the trained one
+    """
     def wrong(s, D=32):
         return (10000.0 * s ** (D / (D - 2))) ** (-np.arange(0, D, 2) / D)
 
@@ -161,7 +223,13 @@ def test_errata_tutorial_dynamic_ntk_depends_on_the_length():
 
 
 def test_errata_tutorial_streaming_cache_slides_a_window_that_is_not_full():
-    """A chunk that does not fit in what is left moves the window by its whole size: zeros stay between the keys."""
+    """source: tutorial, `StreamingKVCache`
+    says: a chunk that does not fit in what is left moves the window by the chunk's whole size
+    in fact: if the window is not full, zeros that were never written stay in it and are attended to,
+        and tokens are lost
+
+    A buffer of 8 with 2 sinks, a chunk of 4 and one of 5: tokens 3 and 4 give way to a stale zero.
+    """
     sinks, size, length = 2, 8, 0
     buffer = np.zeros(size)  # 0: nothing was ever written here; tokens are 1, 2, 3, ...
     for chunk in (np.array([1, 2, 3, 4]), np.array([5, 6, 7, 8, 9])):
@@ -189,4 +257,15 @@ def test_errata_tutorial_streaming_cache_slides_a_window_that_is_not_full():
 
 
 def test_errata_explainer_five_radians_is_less_than_a_revolution():
+    """source: explainer
+    says: five radians are nearly a revolution and a half
+    in fact: 0.8 of one
+    """
     assert 5 / (2 * math.pi) == pytest.approx(0.796, abs=1e-3)  # the explainer: nearly a revolution and a half
+
+
+def test_the_page_of_errata_is_made_of_these_docstrings():
+    """docs/errata.md is what `python -m lab.errata` writes: run it after a change here."""
+    from lab import errata
+
+    assert errata.PAGE.read_text(encoding="utf-8") == errata.page()

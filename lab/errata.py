@@ -1,0 +1,38 @@
+"""docs/errata.md from the docstrings of tests/test_errata.py, which are read and not run: `python -m lab.errata`."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS, PAGE = ROOT / "tests" / "test_errata.py", ROOT / "docs" / "errata.md"
+KEYS = ("source", "says", "in fact")
+HEAD = """# What the sources have wrong
+
+This page tells you where the ExPE paper, and what is written about its rivals, is wrong, and what is right.
+Each row is one test, which shows the wrong value and the right one: `python -m pytest tests/test_errata.py -v`.
+The paper is the ExPE preprint and its later version. The survey is another paper's appendix of formulas.
+The tutorial is an article with code, and the explainer a chapter of a textbook.
+The page is made by `python -m lab.errata` of those tests' docstrings: change it there.
+
+| source | says | in fact |
+|---|---|---|
+"""
+
+
+def page():
+    """The text of docs/errata.md. ValueError for a test_errata_... without its three facts."""
+    rows = []
+    for node in ast.parse(TESTS.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_errata_"):
+            facts = (ast.get_docstring(node) or "").split("\n\n")[0]  # free text follows
+            _, *parts = re.split(rf"^({'|'.join(KEYS)}): ", facts, flags=re.MULTILINE)
+            if tuple(parts[::2]) != KEYS:
+                raise ValueError(f"{node.name}: the docstring must begin with the lines {': ..., '.join(KEYS)}: ...")
+            rows.append("| " + " | ".join(" ".join(part.split()) for part in parts[1::2]) + " |\n")
+    return HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")

@@ -1,0 +1,268 @@
+"""Which tokens are read, and which targets are scored: every protocol and probe of eval.py, without the model.
+
+A measure turns held-out documents into windows, in one arm or two. A protocol has one: the loss of its targets. A probe
+has two with the same targets, one of which lacks what a model would have to fetch from far back: `gain` is by how much
+the loss rises without it, and is 0 for a model that does not use its far context. A document is an array of
+<|endoftext|> and its own tokens. All losses are in nats a token, and all intervals come from the bootstrap over
+documents (Efron and Tibshirani 1993, chapter 13), paired: what two losses of one document share drops out.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from config import InputError
+
+RESAMPLES = 10_000
+TRIALS = 32  # of the probes that make up their own text
+
+
+class Window(NamedTuple):
+    """Tokens to read: the inputs and, one further, the last target."""
+
+    tokens: np.ndarray  # (length + 1,)
+    scored: int  # how many of its targets count, the last ones
+    unit: int  # the document or trial that they are of
+
+
+class Settings(NamedTuple):
+    """What a measure may ask besides the documents and the length of a window."""
+
+    context: int  # the trained length
+    longest: int  # of all lengths; each document has at least so many targets
+    targets: int  # of same-targets, sliding and swap
+    stride: int  # of sliding
+    encode: Callable  # str to a list of tokens
+
+
+# ---- protocols: (documents, length, settings) to one list of windows, in a list --------------------------------------
+
+
+def nonoverlap(documents, length, settings):
+    """The paper's: all targets, in windows that do not overlap. Of a document, a multiple of the longest length."""
+    ends = [(len(document) - 1) // settings.longest * settings.longest for document in documents]
+    windows = [
+        Window(document[i : i + length + 1], length, d)
+        for d, (document, end) in enumerate(zip(documents, ends, strict=True))
+        for i in range(0, end, length)
+    ]
+    return [windows]
+
+
+def same_targets(documents, length, settings):
+    """The last targets of each document, `length` tokens of context ending at the same token."""
+    return [[Window(document[-length - 1 :], settings.targets, d) for d, document in enumerate(documents)]]
+
+
+def sliding(documents, length, settings):
+    """The same targets, `stride` at a time, each such group seen from the last `length` tokens before its end."""
+    windows = []
+    for d, document in enumerate(documents):
+        for left in range(settings.targets, 0, -settings.stride):
+            scored = min(left, settings.stride)
+            end = len(document) - left + scored
+            windows.append(Window(document[max(0, end - length - 1) : end], scored, d))
+    return [windows]
+
+
+# ---- probes: (documents, length, settings) to two lists, with and without; [] where nothing can be asked
+
+
+def swap(documents, length, settings):
+    """same_targets; and with all that is further back from them than the trained length taken from another document.
+
+    Raises InputError if there is no other document.
+    """
+    if (far := length - (settings.context + settings.targets - 1)) <= 0:
+        return []
+    if len(documents) < 2:
+        raise InputError("the probe swap needs two documents of the longest length, and there is one")
+    [own] = same_targets(documents, length, settings)
+    others = documents[1:] + documents[:1]
+    swapped = [
+        window._replace(tokens=np.concatenate((other[-far:], window.tokens[far:])))
+        for window, other in zip(own, others, strict=True)
+    ]
+    return [own, swapped]
+
+
+def repeat(documents, length, settings):
+    """A segment of random tokens at both ends of a window; and with another one at its beginning.
+
+    The segments are a quarter of the trained length, drawn from the tokens of the documents; between the copies is the
+    documents' own text. All of the second copy is scored but its first token, which nothing tells.
+    Raises InputError for a length in which two segments do not fit.
+    """
+    size = settings.context // 4
+    if size < 2 or length < 2 * size:
+        raise InputError(f"the probe repeat needs windows of {max(4, 2 * size)} tokens or more, got {length}")
+    rng = np.random.default_rng(0)
+    pool = np.concatenate([document[1:] for document in documents])
+
+    def trial(i, first, second):
+        between = documents[i % len(documents)][1 : length + 2 - 2 * size]
+        return Window(np.concatenate((first, between, second)), size - 1, i)
+
+    segments = [rng.choice(pool, (2, size)) for _ in range(TRIALS)]
+    return [
+        [trial(i, a, a) for i, (a, _) in enumerate(segments)],
+        [trial(i, b, a) for i, (a, b) in enumerate(segments)],
+    ]
+
+
+def passkey(documents, length, settings):
+    """A five-digit key in the first sentence of a window, asked for in its last; and with another key in the first.
+
+    The other key has as many tokens, so that nothing else moves. Raises InputError for a length without room for both.
+    """
+    rng = np.random.default_rng(0)
+    says, dot, asks = (settings.encode(text) for text in ("The pass key is", ". Remember it.\n", "\nThe pass key is"))
+
+    def trial(i, told, asked):
+        before, after = (*says, *settings.encode(f" {told}"), *dot), (*asks, *(key := settings.encode(f" {asked}")))
+        if (room := length + 1 - len(before) - len(after)) < 0:
+            raise InputError(f"the probe passkey needs windows of {length - room} tokens or more, got {length}")
+        between = documents[i % len(documents)][1 : room + 1]
+        return Window(np.array([*before, *between, *after]), len(key), i)
+
+    def key_like(key=None):
+        """A random key; with as many tokens as that one, and another, if one is given."""
+        while True:
+            drawn = int(rng.integers(10_000, 100_000))
+            if key is None or (drawn != key and len(settings.encode(f" {drawn}")) == len(settings.encode(f" {key}"))):
+                return drawn
+
+    keys = [(key, key_like(key)) for key in (key_like() for _ in range(TRIALS))]
+    return [
+        [trial(i, a, a) for i, (a, _) in enumerate(keys)],
+        [trial(i, b, a) for i, (a, b) in enumerate(keys)],
+    ]
+
+
+class Measure(NamedTuple):
+    """A protocol or a probe, and what is printed of it."""
+
+    arms: Callable  # of a protocol's kind; or a probe, which has two
+    about: str  # what it can show and what it cannot, for --help
+    flags: tuple = ()  # of eval.py, that it reads
+    stream: bool = False  # whether windows are read by a stream of constant memory
+    beside: str | None = None  # the protocol to which it is compared, at the trained length
+    whole: bool = False  # whether all targets of a window are scored
+
+
+PROTOCOLS = {
+    "nonoverlap": Measure(
+        nonoverlap,
+        "the paper's. The same tokens are scored at every length, each document cut into windows that do not overlap; "
+        "the summed negative log-likelihoods are divided by the counted targets. It shows what a window of that length "
+        "costs a token on average; since a longer window also starves fewer tokens of context, it cannot tell that "
+        "gain from a loss further on.",
+        whole=True,
+    ),
+    "same-targets": Measure(
+        same_targets,
+        "the last --targets tokens of each document, with 1x, 2x, ... the trained length of context ending at the same "
+        "token, and with a sliding window beside it. It shows what more context is worth for the very same targets, "
+        "with 95% intervals from a paired bootstrap over documents; it is silent on all other tokens.",
+        flags=("targets", "stride"),
+        beside="sliding",
+    ),
+    "sliding": Measure(
+        sliding,
+        "the same targets, --stride at a time, each group from a window of that length ending with it. At the trained "
+        "length it is the baseline 'keep the last tokens and forget the rest': an encoding uses a longer context only "
+        "if it beats this; it costs a pass every stride, and says nothing of the far context.",
+        flags=("targets", "stride"),
+    ),
+    "streaming": Measure(
+        nonoverlap,
+        "nonoverlap's windows, read token by token with a cache that keeps the first tokens and the last (--sinks, "
+        "--window) and lays them at positions 0, 1, 2, ... anew for each. It shows what reading on in constant memory "
+        "costs; nothing further back than the window can be used, whatever the length.",
+        flags=("sinks", "window"),
+        stream=True,
+        whole=True,
+    ),
+}
+PROBES = {
+    "swap": Measure(
+        swap,
+        "same-targets, and again with everything that is further back from them all than the trained length taken from "
+        "another document. Without a gain the far context was not used; a gain does not say what for.",
+        flags=("targets",),
+    ),
+    "repeat": Measure(
+        repeat,
+        "random tokens at the beginning of a window and again at its end, and the same end after another beginning. "
+        "It shows from how far away a model copies; natural text seldom needs that.",
+    ),
+    "passkey": Measure(
+        passkey,
+        "a number in the first sentence of a window that the last one asks for, and the same after another number. "
+        "It shows retrieval by models that can read the question; small ones cannot at any length.",
+    ),
+}
+MEASURES = PROTOCOLS | PROBES
+
+
+# ---- what is made of the losses --------------------------------------------------------------------------------------
+
+
+def by_unit(windows, losses):
+    """(mean loss, number of targets) of documents or trials, (units,) each, from windows' losses, (scored,) each."""
+    n = 1 + max(window.unit for window in windows)
+    total, count = np.zeros(n), np.zeros(n, dtype=int)
+    with np.errstate(invalid="ignore"):  # a sum that is not finite is told by summary
+        for window, found in zip(windows, losses, strict=True):
+            total[window.unit] += found.sum(dtype=np.float64)
+            count[window.unit] += len(found)
+    return total / count, count
+
+
+def by_position(losses, block):
+    """The mean loss at each position of equally long windows that are scored whole, averaged over `block` positions."""
+    mean = np.mean(losses, axis=0, dtype=np.float64)  # (length,)
+    return [round(float(part.mean()), 5) for part in np.split(mean, range(block, len(mean), block))]
+
+
+def intervals(differences, targets, seed=0):
+    """[mean, low, high] of each row of paired differences (k, documents), weighted by the documents' targets.
+
+    A 95% bootstrap interval: documents (or trials) are drawn with replacement RESAMPLES times, the same ones for all
+    rows and for the same seed; low and high are the 2.5th and 97.5th percentiles of the mean.
+    """
+    differences, targets = np.asarray(differences, dtype=np.float64), np.asarray(targets, dtype=np.float64)
+    n, rng, means = len(targets), np.random.default_rng(seed), []
+    for _ in range(10):
+        drawn = rng.multinomial(n, np.full(n, 1 / n), RESAMPLES // 10)  # how often each document comes, (..., n)
+        means.append(drawn @ (differences * targets).T / (drawn @ targets)[:, None])  # (..., k)
+    low, high = np.percentile(np.concatenate(means), (2.5, 97.5), axis=0)
+    return np.stack((differences @ targets / targets.sum(), low, high), axis=-1).tolist()
+
+
+def summary(arms, losses):
+    """What a row says of the losses of a measure's one or two lists of windows; loss None if any is not finite."""
+    (first, targets), *rest = (by_unit(windows, found) for windows, found in zip(arms, losses, strict=True))
+    row = {"loss": None, "perplexity": None, "n_targets": int(targets.sum())}
+    if not all(np.isfinite(units).all() for units, _ in ((first, targets), *rest)):
+        return row
+    loss = float(first @ targets / targets.sum())
+    row |= {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+    row |= {"unit_losses": [round(float(x), 6) for x in first], "unit_targets": targets.tolist()}
+    for without, _ in rest:
+        row["without"] = float(without @ targets / targets.sum())
+        row["gain"] = intervals([without - first], targets)[0]
+        row["won"] = float(np.mean(without > first))
+        row["unit_losses_without"] = [round(float(x), 6) for x in without]
+    return row
+
+
+def fingerprint(windows):
+    """SHA-256 of the scored targets, document by document: two rows that share it scored the same ones."""
+    digest = hashlib.sha256()
+    for window in windows:
+        digest.update(np.ascontiguousarray(window.tokens[-window.scored :], dtype=np.uint16))
+    return digest.hexdigest()

@@ -1,0 +1,60 @@
+"""What a model has read: the keys and values of every block, all of them or those of a stream."""
+
+import numpy as np
+
+from config import InputError
+
+
+class Cache:
+    """The keys and values of the tokens that a model has read: model(tokens, cache=cache) reads on from there.
+
+    Without a window every key is kept, with its position. With one it streams (Xiao et al. 2024): each new token sees
+    itself, the first `sinks` tokens and the last `window` before it, and what no later one will see is dropped. Keys
+    are then kept free of position, and at every step lie at 0 .. S-1 anew, the new token's last.
+    No gradient goes back through it. Raises InputError for a window below 1 and for sinks below 0.
+    """
+
+    def __init__(self, sinks=0, window=None):
+        streams = isinstance(window, int) and window >= 1
+        if not isinstance(sinks, int) or sinks < 0 or not (streams or (window is None and sinks == 0)):
+            raise InputError(f"a stream needs sinks of at least 0 and a window of at least 1, got {sinks} and {window}")
+        self.sinks, self.window = sinks, window
+        self.positions = None                                                          # of the keys, (S,) or (B, S)
+        self.blocks = {}                 # by attention: (room (2, B, H, ..., D), begin, end), begin:end being k and v
+
+    def __len__(self):
+        return 0 if self.positions is None else self.positions.shape[-1]
+
+    def __getitem__(self, attention):
+        """The keys and values of a block's attention, (2, B, H, S, D)."""
+        room, begin, end = self.blocks[attention]
+        return room[..., begin:end, :]
+
+    @property
+    def nbytes(self):
+        return sum(self[attention].nbytes for attention in self.blocks)
+
+    def positions_with(self, n):
+        """The positions of all keys that a pass over new tokens at n, (T,) or (B, T), sees: (S,) or (B, S)."""
+        if self.window is not None:
+            return np.arange(min(len(self), self.sinks + self.window) + n.shape[-1])
+        if not self:
+            return n
+        shape = np.broadcast_shapes(self.positions.shape[:-1], n.shape[:-1])
+        return np.concatenate([np.broadcast_to(x, (*shape, x.shape[-1])) for x in (self.positions, n)], axis=-1)
+
+    def extend(self, attention, k, v):
+        """Keep the keys and values (B, H, T, D) of a block's new tokens; returns all S that they see."""
+        n = k.shape[2]
+        room, begin, end = self.blocks.get(attention, (k.new_empty(2, *k.shape[:2], 0, k.shape[3]), 0, 0))
+        if self.window is not None and (lost := end - begin - self.sinks - self.window) > 0:
+            room[..., begin + lost : begin + lost + self.sinks, :] = room[..., begin : begin + self.sinks, :].clone()
+            begin += lost                                                              # the sinks follow the window
+        if end + n > room.shape[3]:                                                    # now and then, leaving some free
+            old, size = room[..., begin:end, :], end - begin + n
+            room = k.new_empty(2, *k.shape[:2], size + max(64, size // 4), k.shape[3])
+            begin, end = 0, end - begin
+            room[..., :end, :] = old
+        room[0, :, :, end : end + n], room[1, :, :, end : end + n] = k.detach(), v.detach()
+        self.blocks[attention] = room, begin, end + n
+        return self[attention]

@@ -1,0 +1,250 @@
+"""A trained GPT that reads on: with a cache, in a stream, in dual chunks, any length in linear memory.
+
+Reader is the model of model_torch.py with another attention, which calls the same doors; tests hold it equal to the
+plain one. A key's content and its place come apart because the override is affine: phi(h, P) = phi(h, 0) + phi(0, P).
+So its content is the door with a table of zeros, and its place is the door with an input of zeros. That is all that
+streams and dual chunks need: nothing in the model knows of them.
+
+B batch, T new tokens, S keys (S > T with a cache), H heads, D width of a head, C = H*D model width.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import fast
+from config import InputError
+from expe import distances
+from model_numpy import check_positions
+from model_torch import GPT, Attention, as_tensor, project
+from past.cache import Cache
+from past.laying import dual_chunk_positions, lay
+from runs import load_model
+
+BLOCK = 256                              # queries at a time, where scores need a bias or a mask: Reader._pieces
+PRECISIONS = ("fp32", "bf16", "fp16", "int8")
+CANNOT_STREAM = ("cannot stream as trained here: positions are part of the embeddings or the values, where they cannot "
+                 "be changed later")
+
+
+class Rows(NamedTuple):
+    """An encoding's rows, or None, of positions of that shape, (T,) or (B, T)."""
+
+    table: Any
+    shape: tuple
+
+
+class At(NamedTuple):
+    """Where the tokens of one pass are, as an encoding sees it: model_numpy.Tables, and what reading on needs."""
+
+    new: Rows                            # of the T new tokens
+    keys: Rows | None                    # of all S keys, if they are kept free of position
+    further: tuple                       # of dual chunks: (Rows for the queries, (..., 1, T, S) where they hold)
+    pairs: Any                           # of the new tokens and all S keys, or None
+    cache: Cache | None
+
+    @property
+    def rows(self):
+        return self.new.table
+
+
+class ReadingAttention(Attention):
+    """Attention over all keys that a cache holds; where keys are free of position, they are laid at each step."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.places = {}                                 # by part, the last that `place` worked out
+
+    def forward(self, h, at):
+        if at.keys is None and not at.further:           # all are laid once, here
+            q, k, v = self.heads(project(self.encoding.override(h, at.rows), self.qkv.weight))
+            q, k = self.encoding.rotate(q, k, at.rows)
+        else:
+            nowhere = None if at.rows is None else torch.zeros_like(at.rows)
+            content, k, v = self.heads(project(self.encoding.override(h, nowhere), self.qkv.weight))
+            q = self.laid(0, content, at.new)
+            k = self.laid(1, k, at.new) if at.keys is None else k
+        if at.cache is not None:
+            k, v = at.cache.extend(self, k, v)                                         # (B, H, S, D)
+        if at.keys is not None:
+            k = self.laid(1, k, at.keys)
+        bias = self.encoding.score(q, k, h, at.pairs)
+        for rows, where in at.further:                                                 # dual chunk attention
+            moved = (self.laid(0, content, rows) - q) @ k.mT / math.sqrt(q.shape[-1]) * where          # (B, H, T, S)
+            bias = moved if bias is None else bias + moved
+        y = self.attend(q, k, v, bias, at.pairs)                                       # (B, H, T, D)
+        return self.proj(y.transpose(1, 2).flatten(2))                                 # (B, T, C)
+
+    def laid(self, part, content, rows):
+        """Queries (part 0) or keys (1) free of position, (B, H, T, D), laid at the positions of rows."""
+        if rows.table is None:
+            return content
+        x, none = content + self.place(part, rows), content[:, :0]                     # none: no heads to turn
+        return self.encoding.rotate(*((x, none) if part == 0 else (none, x)), rows.table)[part]
+
+    def place(self, part, rows):
+        """W phi(0, P), what the override adds at these rows, (..., H, T, D); kept while rows and weights stay."""
+        kept, version, x = self.places.get(part, (None, None, None))
+        if kept is not rows.table or version != self.qkv.weight._version:
+            w = self.qkv.weight.chunk(3)[part]
+            nothing = w.new_zeros(*rows.shape, len(w))
+            [x] = self.heads([F.linear(self.encoding.override(nothing, rows.table)[part], w)])
+            self.places[part] = rows.table, self.qkv.weight._version, x
+        return x
+
+
+class Reader(GPT):
+    """GPT for reading: its losses and logits at any length, with a cache if one is given, its positions laid by use.
+
+    Raises ValueError as GPT does, and for a cache that the tokens or the encoding do not go with.
+    """
+
+    def __init__(self, config, seed=0, attention=ReadingAttention):
+        super().__init__(config, seed, attention, **fast.PARTS)
+        self.trained, self.chunk = config, 0
+
+    def use(self, laid):
+        """Go on with other positions, past.laying.Laid: what `lay` makes of self.trained. Returns self."""
+        self.config, self.chunk, self._tables = *laid, (None, None)
+        for encoding in {self.encoding, *(block.attn.encoding for block in self.blocks)}:
+            if encoding.settings.pe == laid.config.encoding.pe:
+                encoding.settings = laid.config.encoding
+        return self
+
+    def lay(self, length, **how):
+        return self.use(lay(self.trained, length, **how))
+
+    @property
+    def longest(self):
+        return self.config.encoding.longest(self.config)
+
+    def streams(self):
+        """Whether a key's position can be changed later: none may be part of the embeddings or of the values."""
+        encoding, w = self.encoding, self.embedding.weight
+        if self.longest < math.inf:
+            return False
+        here, there = (as_tensor(encoding.settings.rows(np.array([n]), self.config), w) for n in (0, 1))
+        x = w.new_zeros(1, 1, w.shape[1])
+        return all(torch.equal(door(x, here), door(x, there))
+                   for door in (encoding.embed, lambda *given: encoding.override(*given)[2]))
+
+    def check_stream(self):
+        if not self.streams():
+            raise InputError(f"{self.config.encoding.pe} {CANNOT_STREAM}")
+
+    def forward(self, tokens, targets=None, positions=None, cache=None):
+        h = self.hidden(tokens, positions, cache)                                      # (B, T, C)
+        if targets is None:
+            return F.linear(h, self.output_weight)                                     # (B, T, V)
+        return self.cross_entropy(h, self.output_weight, targets)
+
+    @torch.no_grad()
+    def token_losses(self, tokens, targets, positions=None, cache=None):
+        """The cross-entropy of each target in nats, (B, T)."""
+        self.check(targets, "targets", tuple(tokens.shape))
+        h = self.hidden(tokens, positions, cache)
+        return self.cross_entropy(h, self.output_weight, targets, reduction="none")
+
+    def hidden(self, tokens, positions=None, cache=None):
+        self.check(tokens, "tokens")
+        if cache is not None:
+            self.check_cache(cache, tokens, positions)
+        if positions is None and cache:
+            n = np.arange(tokens.shape[1]) + cache.positions[..., -1:] + 1
+        else:
+            n = check_positions(positions, *tokens.shape)                              # (T,) or (B, T)
+        sizes = self.pieces(tokens.shape[1], cache)
+        if len(sizes) == 1:
+            return self.read(tokens, n, cache)
+        ends, cache = np.cumsum(sizes), Cache() if cache is None else cache
+        parts = [self.read(tokens[:, end - size : end], n[..., end - size : end], cache)
+                 for size, end in zip(sizes, ends, strict=True)]
+        return torch.cat(parts, dim=1)
+
+    def pieces(self, T, cache):
+        """How many of T tokens to read at a time, one after the other: all, or as many as memory and a stream allow.
+
+        A kernel that is told `causal` alone never holds the scores. Where it must be given a bias or a mask, that is an
+        (H, T, S) array: BLOCK queries at a time keep it linear in S. (Where gradients are kept, all are at once.)
+        """
+        first, learning = T, torch.is_grad_enabled() and cache is None
+        if cache is not None and cache.window is not None:
+            first = min(T, max(1, cache.sinks + cache.window + 1 - len(cache)))
+        size = BLOCK if self.config.causal and not learning and (cache or self.masked()) else first
+        return [size] * (first // size) + [first % size] * (first % size > 0) + [1] * (T - first)
+
+    def masked(self):
+        """Whether any block needs a bias or a mask besides the causal one."""
+        one = np.arange(1)
+        return bool(self.chunk) or any(
+            block.attn.window or block.attn.encoding.value
+            or block.attn.encoding.settings.pairs(one, one, self.config) is not None for block in self.blocks)
+
+    def read(self, tokens, n, cache):
+        """hidden for one piece of the tokens, at positions n."""
+        keys = n if cache is None else cache.positions_with(n)
+        free = cache is not None and cache.window is not None
+        at = {settings: made._replace(cache=cache)
+              for settings, made in self.tables(keys[..., -n.shape[-1] :], keys, free).items()}
+        if cache is not None:
+            cache.positions = keys
+        x = self.dropout(self.encoding.embed(self.embedding(tokens), at[self.encoding.settings].rows))
+        for block in self.blocks:
+            x = block(x, at[block.attn.encoding.settings])
+        return self.norm(x)
+
+    def tables(self, queries, keys, free):
+        """{settings: At} of query and key positions; the last result is kept."""
+        w, laid = self.embedding.weight, (self.config, self.chunk)
+        asked = (laid, queries.shape, queries.tobytes(), keys.tobytes(), free, w.dtype, w.device)
+        if self._tables[0] != asked:
+            kinds = {self.encoding.settings, *(block.attn.encoding.settings for block in self.blocks)}
+            self._tables = asked, {settings: self.at(settings, queries, keys, free) for settings in kinds}
+        return self._tables[1]
+
+    def at(self, settings, queries, keys, free):
+        """Where tokens at `queries` are among those at `keys`, for one encoding."""
+        w, further, laid_queries, laid_keys = self.embedding.weight, (), queries, keys
+
+        def rows(n):
+            return Rows(as_tensor(settings.rows(n, self.config), w), n.shape)
+
+        if self.chunk:
+            local = self.config.context - 1 - self.chunk                # so that all distances are trained ones
+            laid_queries, before, beyond = dual_chunk_positions(queries, self.chunk, local)
+            laid_keys = dual_chunk_positions(keys, self.chunk, local)[0]
+            apart = distances(queries // self.chunk, keys // self.chunk)[..., None, :, :]      # in chunks
+            further = tuple((rows(n), torch.as_tensor(where, device=w.device))
+                            for n, where in ((before, apart == 1), (beyond, apart > 1)) if where.any())
+        pairs = as_tensor(settings.pairs(queries, keys, self.config), w)
+        return At(rows(laid_queries), rows(laid_keys) if free else None, further, pairs, None)
+
+    def check_cache(self, cache, tokens, positions):
+        if not self.config.causal:
+            raise InputError("a cache needs causal attention: without it, what was read depends on what follows")
+        if cache.window is not None and not cache:
+            self.check_stream()
+        if cache.window is not None and positions is not None:
+            raise InputError("a stream lays its own positions: leave positions out")
+        if cache and self.blocks[0].attn not in cache.blocks:
+            raise InputError("the cache was filled by another model: begin a new one with Cache()")
+        if cache and (found := cache[self.blocks[0].attn].shape[1]) != len(tokens):
+            raise InputError(f"the cache holds {found} sequences, and there are {len(tokens)} in tokens")
+
+
+def load(run, device="cpu", dtype="fp32"):
+    """(Reader in eval mode, all of config.json) of a run directory; InputError that says what is wrong with it.
+
+    dtype: one of PRECISIONS. bf16 and fp16: the weights, and so the tables too and all that is computed. int8: each
+    row of a matrix is rounded to 255 levels from minus to plus its largest number; the products stay in fp32.
+    """
+    model, record = load_model(run, Reader)
+    if dtype == "int8":
+        with torch.no_grad():
+            for w in (w for w in model.parameters() if w.ndim == 2):
+                step = w.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127           # (rows, 1)
+                w.copy_((w / step).round() * step)
+    return model.to(device, {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype, torch.float32)), record

@@ -1,0 +1,63 @@
+"""RoPE on a part of each head only, as GPT-NeoX and Pythia have it (a quarter), GLM-4 (a half).
+
+    The first r = fraction * D dimensions turn as RoPE's do, inv_freq_i = base^(-2i/r), pairs (i, i + r/2); the rest of
+    a head knows no position. Source: GPT-NeoX-20B, Black et al. 2022, section 2.1.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import expe
+import model_numpy
+from config import InputError, Sinusoidal, knob, number
+
+
+@dataclass(frozen=True)
+class Settings(Sinusoidal):                                          # --base is there already
+    rotary_fraction: float = knob(0.25, number("above 0 and at most 1", lambda x: 0 < x <= 1),
+                                  "share of each head's dimensions that turn (default: 0.25)")
+
+    def width(self, model):
+        return round(self.rotary_fraction * model.d_head)
+
+    def fit(self, model):
+        if self.width(model) % 2 or not self.width(model):
+            raise InputError(f"rotary_fraction must leave an even width: {self.rotary_fraction} of d_head, "
+                             f"{model.d_head}, is {self.width(model)}")
+        return self
+
+    def rows(self, positions, model):
+        return expe.rope_table(positions, self.width(model), self.base)[..., None, :, :]       # (..., 1, T, r)
+
+
+def rotate_forward(q, k, table, own):
+    """The first r of D dimensions turn. q and k (B, H, T, D); table (..., 1, T, r): cosines, then sines."""
+    r = table.shape[-1]
+    turned_q, turned_k, cache = model_numpy.rotate_forward(q[..., :r], k[..., :r], table, own)
+    return np.concatenate((turned_q, q[..., r:]), -1), np.concatenate((turned_k, k[..., r:]), -1), (r, cache)
+
+
+def rotate_backward(dq, dk, cache):
+    """The rest passes through."""
+    r, cache = cache
+    back_q, back_k, down = model_numpy.rotate_backward(dq[..., :r], dk[..., :r], cache)
+    return np.concatenate((back_q, dq[..., r:]), -1), np.concatenate((back_k, dk[..., r:]), -1), down
+
+
+def doors(settings):
+    return model_numpy.Encoding(rotate=(rotate_forward, rotate_backward))
+
+
+def torch_class():
+    import torch
+
+    from model_torch import RoPE
+
+    class Partial(RoPE):
+        def rotate(self, q, k, table):
+            r = table.shape[-1]
+            turned = super().rotate(q[..., :r], k[..., :r], table)
+            return [torch.cat((a, b[..., r:]), dim=-1) for a, b in zip(turned, (q, k), strict=True)]
+
+    return Partial
