@@ -107,14 +107,11 @@ def _kind(path):
 
 def _open_texts(path):
     """The texts of one file, or of a data set of the hub, each as an open text file."""
-    if path in HUB.values():
-        yield from _rows(path, path, name="sample-10BT")
+    if path in HUB.values() or path.suffix.lower() == ".parquet":
+        yield from _rows(path)
         return
     if _kind(path) == ".parquet":
-        if path.suffix != ".parquet":
-            raise InputError(f"{path} cannot be read, for parquet is read from its end: unpack it first")
-        yield from _rows(path, "parquet", data_files=[str(path)])
-        return
+        raise InputError(f"{path} is packed, and parquet is read from its end: unpack it first")
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     with opener(path, "rt", encoding="utf-8") as file:
         if _kind(path) in TEXT_SUFFIXES:
@@ -132,15 +129,16 @@ def _open_texts(path):
             yield io.StringIO(text)
 
 
-def _rows(what, *args, **kwargs):
-    """The column "text" of what datasets.load_dataset streams, the hub's or a local file's, each as an open file."""
+def _rows(what):
+    """The column "text" of a data set of the hub, or of a parquet file: each text as an open file."""
+    hub, file = {"path": what, "name": "sample-10BT"}, {"path": "parquet", "data_files": [str(what)]}
     try:
         import datasets
     except ImportError:
         raise InputError(f"{what} is read by the datasets library: pip install datasets, or {OTHER_DATA}") from None
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)   # its retries; what comes of them is told below
     try:
-        for row in datasets.load_dataset(*args, split="train", streaming=True, **kwargs):
+        for row in datasets.load_dataset(**(hub if what in HUB.values() else file), split="train", streaming=True):
             if not isinstance(row.get("text"), str):
                 raise InputError(f'{what} has no column "text" that holds strings; it has {", ".join(row)}')
             yield io.StringIO(row["text"])
@@ -555,13 +553,14 @@ def main():
         args = parser.parse_args()
         if (args.source is None) == (args.show is None):
             parser.error("give a source to prepare, as in python data.py stdlib, or a folder to show, by --show DIR")
+        if args.show:
+            return show(args.show)
         if args.vocab and args.tokenizer:
             parser.error("--vocab is for training a tokenizer, and --tokenizer brings its own: leave one out")
         if args.vocab is None:
             args.vocab = mini.model.vocab_size
-        options = vars(args)
-        shown = options.pop("show")
-        show(shown or prepare(**options))
+        del args.show
+        show(prepare(**vars(args)))
 
 
 if __name__ == "__main__":

@@ -70,25 +70,33 @@ class Learned(Encoding):
 
 
 class ExPE(Encoding):
-    """The paper's equations 2 and 3; with ExQPE's rows equations 4 and 5: phi overrides the first l of C numbers.
-
-    Variants: --on k|q|qk|qkv says what phi enters; --once (table 7) overrides the residual stream before block 1 and
-    nothing after that; --learn (table 7) trains two numbers in which the rows are affine.
+    """The paper's equations 2 and 3, or by ExQPE's rows 4 and 5: in every block phi, of which the first l numbers are
+    the position's row, enters W_q and W_k; --on k|q|qk|qkv says which.
     """
 
-    def phi(self, h, table):
-        if self.settings.learn != "none":
-            table = table[..., 0] + table[..., 1:] @ self.weight                       # (..., T, l, 3) to (..., T, l)
+    def override(self, h, table):                                          # h (B, T, C), table (T, l)
         l = table.shape[-1]
-        return torch.cat((table.expand(*h.shape[:-1], l), h[..., l:]), -1)             # equation 3
+        phi = torch.cat((table.expand(*h.shape[:-1], l), h[..., l:]), -1)  # equation 3
+        return [phi if part in self.settings.on else h for part in "qkv"]  # equation 2
+
+
+class ExPEAblation(ExPE):
+    """Table 7: --once overrides the residual stream before block 1 and nothing after that; --learn trains two numbers
+    in which the rows are affine.
+    """
+
+    def trained(self, table):
+        return table if self.settings.learn == "none" else table[..., 0] + table[..., 1:] @ self.weight    # (..., T, l)
 
     def embed(self, x, table):
-        return self.phi(x, table) if self.settings.once else x
+        return super().override(x, self.trained(table))[0] if self.settings.once else x
 
     def override(self, h, table):
-        on = "" if self.settings.once else self.settings.on
-        phi = self.phi(h, table) if on else h
-        return [phi if part in on else h for part in "qkv"]                            # equation 2
+        return (h, h, h) if self.settings.once else super().override(h, self.trained(table))
+
+
+def expe(settings, config):
+    return (ExPEAblation if settings.once or settings.learn != "none" else ExPE)(settings, config)
 
 
 class RoPE(Encoding):
@@ -139,7 +147,7 @@ class Shaw(Encoding):
 
 
 ENCODINGS = Registry(
-    {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": ExPE, "exqpe": ExPE, "rope": RoPE,
+    {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": expe, "exqpe": expe, "rope": RoPE,
      "alibi": ALiBi, "t5": T5, "shaw": Shaw},
     lambda module: module.torch_class(),
 )

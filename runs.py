@@ -297,11 +297,11 @@ def load_checkpoint(run, backend, record):
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:                          # of a dozen kinds
         raise InputError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-    backend.load_weights(run / "model.safetensors")
+    weights = read_weights(run / "model.safetensors", backend.shapes)
     try:
         if state["step"] != record["checkpoint"]["step"]:
             raise ValueError(f"step {state['step']}, and config.json says {record['checkpoint']['step']}")
-        backend.load_optimizer(state["optimizer"])
+        backend.load(weights, state["optimizer"])
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise InputError(f"{path} is not the optimizer's state of this run ({type(error).__name__}: {error})") from None
     cut_log(run / "log.jsonl", state["step"])

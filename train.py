@@ -23,18 +23,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+from tqdm import tqdm
+
+import data
+import model_numpy
+import runs
 from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, TrainConfig
-from runs import (
-    CommandLine,
-    load_checkpoint,
-    new_run,
-    number,
-    pick_device,
-    read_run,
-    read_weights,
-    save_checkpoint,
-    whole,
-)
+from runs import CommandLine, number, pick_device, whole
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 
@@ -154,7 +150,7 @@ def run_name(preset, args, model, train):
 
 def stored_run(run, args):
     """The configs and the record of the run to resume; InputError if a flag contradicts them."""
-    model, train, record = read_run(run)
+    model, train, record = runs.read_run(run)
 
     def refuse_change(name, before, after):
         if before != after:
@@ -220,7 +216,7 @@ class TorchBackend:
         import fast
         from model_torch import GPT
 
-        self.config, self.device, self.model_config = config, device, model_config
+        self.config, self.device, self.shapes = config, device, model_numpy.parameter_shapes(model_config)
         self.model = (GPT(model_config, config.seed, **fast.PARTS) if model is None else model).to(device)
         self.optimizer = new_optimizer(self.model, config)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bf16")
@@ -235,17 +231,13 @@ class TorchBackend:
     def optimizer_state(self):
         return self.optimizer.state_dict()
 
-    def load_weights(self, path):
+    def load(self, weights, state):
+        """Go on from these weights, {name: array}, and that state of the optimizer; ValueError if it is another's."""
         import torch
 
-        from model_numpy import parameter_shapes
-
-        weights = read_weights(path, parameter_shapes(self.model_config))
         self.model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
-
-    def load_optimizer(self, state):
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        for index, moments in state["state"].items():  # a fused step with another shape would write past its memory
+        for index, moments in state["state"].items():   # a fused step with another shape would write past its memory
             shape = parameters[index].shape
             if moments["exp_avg"].shape != shape or moments["exp_avg_sq"].shape != shape:
                 raise ValueError(f"the moments of parameter {index} must have the shape {tuple(shape)}")
@@ -258,10 +250,10 @@ class TorchBackend:
         import torch
 
         self.model.train()
-        torch.manual_seed(self.config.seed * 2**32 + step)  # dropout's masks: by seed and step, like the data
+        torch.manual_seed(self.config.seed * 2**32 + step)              # dropout's masks: by seed and step, as the data
         loss, tokens = 0, torch.from_numpy(batch)
         if self.device.type == "cuda":
-            tokens = tokens.pin_memory()  # or else the copy would wait for the device
+            tokens = tokens.pin_memory()                                # or else the copy would wait for the device
         for part in tokens.to(self.device, non_blocking=True).split(self.config.micro_batch):
             with self.autocast:
                 part_loss = self.model(part[:, :-1], part[:, 1:]) * (len(part) / len(batch))
@@ -288,11 +280,9 @@ class NumpyBackend:
     """The same in NumPy, in fp32 on the CPU. Dropout's masks are of NumPy's making, and so not torch's."""
 
     def __init__(self, model_config, config, device="cpu", compiled=False):
-        from model_numpy import adamw_state, init_params
-
-        self.model_config, self.config = model_config, config
-        self.params = init_params(model_config, config.seed)
-        self.state = adamw_state(self.params)
+        self.model_config, self.config, self.shapes = model_config, config, model_numpy.parameter_shapes(model_config)
+        self.params = model_numpy.init_params(model_config, config.seed)
+        self.state = model_numpy.adamw_state(self.params)
 
     def weights(self):
         return self.params
@@ -303,44 +293,34 @@ class NumpyBackend:
         tensors = {key: {n: torch.from_numpy(a) for n, a in self.state[key].items()} for key in ("m", "v")}
         return {"step": self.state["step"], **tensors}
 
-    def load_weights(self, path):
-        from model_numpy import parameter_shapes
-
-        self.params = read_weights(path, parameter_shapes(self.model_config))
-
-    def load_optimizer(self, state):
+    def load(self, weights, state):
+        """Go on from these weights, {name: array}, and that state of the optimizer; ValueError if it is another's."""
         moments = {key: {name: tensor.numpy() for name, tensor in state[key].items()} for key in ("m", "v")}
-        for key, found in moments.items():
-            for name, w in self.params.items():
-                if found[name].shape != w.shape or found[name].dtype != w.dtype:
-                    raise ValueError(f"{key} of {name} must be {w.dtype} of {w.shape}")
-        self.state = {"step": int(state["step"]), **moments}
+        for name, w in weights.items():
+            if any(found[name].shape != w.shape or found[name].dtype != w.dtype for found in moments.values()):
+                raise ValueError(f"the moments of {name} must be {w.dtype} of {w.shape}")
+        self.params, self.state = weights, {"step": int(state["step"]), **moments}
 
     def step(self, batch, step):
         """One optimizer step on the batch (B, T+1); returns the loss and the gradient's norm."""
-        import numpy as np
-
-        from model_numpy import adamw_step, clip_grads, dropout_masks, loss_and_grads, summed
-
         config, rng, loss, grads = self.config, np.random.default_rng([self.config.seed, step]), 0, {}
-        with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is told by its step
+        with np.errstate(over="ignore", invalid="ignore"):              # a loss that is not finite is told by its step
             for part in np.split(batch, range(config.micro_batch, len(batch), config.micro_batch)):
-                tokens, targets = part[:, :-1], part[:, 1:]
-                masks = dropout_masks(self.model_config, *tokens.shape, rng) if self.model_config.dropout else None
-                part_loss, part_grads = loss_and_grads(self.params, tokens, targets, self.model_config, masks=masks)
-                share = len(part) / len(batch)
+                tokens, targets, share = part[:, :-1], part[:, 1:], len(part) / len(batch)
+                masks = model_numpy.dropout_masks(self.model_config, *tokens.shape, rng)
+                part_loss, part_grads = model_numpy.loss_and_grads(self.params, tokens, targets, self.model_config,
+                                                                   masks=masks if self.model_config.dropout else None)
                 loss += share * part_loss
-                grads = summed(grads, {name: share * g for name, g in part_grads.items()})
-            norm = clip_grads(grads, config.clip)
-            adamw_step(self.params, grads, self.state, learning_rate(config, step), config.beta1, config.beta2,
-                       weight_decay=config.weight_decay)
+                grads = model_numpy.summed(grads, {name: share * g for name, g in part_grads.items()})
+            norm = model_numpy.clip_grads(grads, config.clip)
+            model_numpy.adamw_step(self.params, grads, self.state, learning_rate(config, step), config.beta1,
+                                   config.beta2, weight_decay=config.weight_decay)
         return loss, norm
 
     def summed_loss(self, windows):
         """The sum of the losses of the windows' targets; windows (B, T+1)."""
-        from model_numpy import token_losses
-
-        return token_losses(self.params, windows[:, :-1], windows[:, 1:], self.model_config).sum(dtype="float64").item()
+        losses = model_numpy.token_losses(self.params, windows[:, :-1], windows[:, 1:], self.model_config)
+        return losses.sum(dtype="float64").item()
 
 
 BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
@@ -350,35 +330,32 @@ BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 
 
 class Log:
-    """log.jsonl and the progress bar of a run: a line a step and a validation. Losses are read READ_EVERY steps."""
+    """log.jsonl and the progress bar of a run. Losses may still be on their way: they are read READ_EVERY steps."""
 
-    def __init__(self, run, config, tokens_a_step, first):
-        from tqdm import tqdm
-
-        self.config, self.tokens_a_step, self.first, self.started = config, tokens_a_step, first, time.perf_counter()
+    def __init__(self, run, config, record, tokens_a_step, first):
+        self.config, self.record, self.tokens_a_step, self.first = config, record, tokens_a_step, first
+        self.started = time.perf_counter()
         self.file, self.unread = open(run / "log.jsonl", "a", encoding="utf-8"), []
         self.bar = tqdm(total=config.steps * tokens_a_step, initial=first * tokens_a_step, unit="tok", unit_scale=True,
                         disable=not sys.stderr.isatty(), dynamic_ncols=True)
 
-    def add(self, step, loss, norm):
-        """The loss and the gradient's norm of a step, numbers that may still be on their way from a device."""
+    def step(self, step, loss, norm):
         self.unread.append((step, loss, norm))
         self.bar.update(self.tokens_a_step)
-        if len(self.unread) >= READ_EVERY:
+        if len(self.unread) == READ_EVERY:
             self.read()
 
     def read(self):
         """Write the losses that no one has looked at."""
         for step, loss, norm in self.unread:
-            self.write(step=step, loss=float(loss), grad_norm=float(norm), lr=learning_rate(self.config, step - 1))
-            self.bar.set_postfix(loss=f"{float(loss):.3f}")
-        if self.unread:
-            self.last = float(self.unread[-1][1])
+            self.last = float(loss)
+            self.write(step, loss=self.last, grad_norm=float(norm), lr=learning_rate(self.config, step - 1))
         self.unread.clear()
+        self.bar.set_postfix(loss=f"{self.last:.3f}")
 
     def validation(self, step, loss):
         self.read()
-        self.write(step=step, val_loss=loss)
+        self.write(step, val_loss=loss)
         rate = (step - self.first) / self.seconds()
         self.bar.write(f"step {step:6,}/{self.config.steps:,}   loss {self.last:.3f}   val {loss:.3f}   "
                        f"{rate * self.tokens_a_step:9,.0f} tokens/s   {clock((self.config.steps - step) / rate)} left",
@@ -386,15 +363,11 @@ class Log:
         sys.stdout.flush()
 
     def write(self, step, **line):
-        if wrong := {name: value for name, value in line.items() if not math.isfinite(value)}:
-            name, value = next(iter(wrong.items()))
-            sys.exit(f"train.py: stopped: the {name} is {value:g} at step {step}; the last checkpoint stays; "
-                     f"try a lower --lr than {self.config.lr:g}")
+        for name, value in line.items():
+            if not math.isfinite(value):
+                sys.exit(f"train.py: stopped: the {name} is {value:g} at step {step}; the checkpoint of step "
+                         f"{self.record['checkpoint']['step']} stays; try a lower --lr than {self.config.lr:g}")
         self.file.write(json.dumps({"step": step, **line}) + "\n")
-
-    def flush(self):
-        self.read()
-        self.file.flush()
 
     def seconds(self):
         return time.perf_counter() - self.started
@@ -404,65 +377,58 @@ class Log:
         self.file.close()
 
 
-class Stop:
-    """Whether Ctrl-C or a SIGTERM came, while it is entered; a second one does not wait for the step to end."""
+@contextlib.contextmanager
+def stopping():
+    """A list that takes the signals which ask to stop; a second one does not wait for the step to end."""
+    came = []
 
-    def __enter__(self):
-        self.came = False
-        self.before = {s: signal.signal(s, self.take) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def take(self, which, frame):
-        if self.came:
+    def take(which, frame):
+        if came:
             sys.exit(128 + which)
-        self.came = True
+        came.append(which)
 
-    def __exit__(self, *error):
-        for which, handler in self.before.items():
-            signal.signal(which, handler)
+    before = {which: signal.signal(which, take) for which in (signal.SIGINT, signal.SIGTERM)}
+    yield came
+    for which, handler in before.items():
+        signal.signal(which, handler)
 
 
 def train_run(run, model_config, config, folder, device, compiled, record, resume):
     """Train until config.steps or a signal. Returns True when the run is complete."""
-    import numpy as np
-
-    import data
     from fast import keep_freed_memory
-    from model_numpy import count_parameters
 
     keep_freed_memory()
     context = model_config.context
     train_tokens, val_tokens = data.open_split(folder, "train"), data.open_split(folder, "val")
-    data.windows(train_tokens, context)  # text that is too short is named before anything is written
+    data.windows(train_tokens, context)                 # text that is too short is named before anything is written
     n_val = min(config.eval_windows, data.windows(val_tokens, context))
-    val = data.batch(val_tokens, context, n_val, 0, 0)  # (N, T+1), the same for all runs
+    val = data.batch(val_tokens, context, n_val, 0, 0)                                 # (N, T+1), the same for all runs
     val_parts = np.split(val, range(config.micro_batch, n_val, config.micro_batch))
 
     backend = BACKENDS[config.backend](model_config, config, device, compiled)
-    if resume:
-        first = load_checkpoint(run, backend, record)
-    else:
-        first = 0
-        new_run(run, backend, record, folder / "tokenizer.tiktoken")
+    first = runs.load_checkpoint(run, backend, record) if resume else 0
+    if not resume:
+        runs.new_run(run, backend, record, folder / "tokenizer.tiktoken")
     if first >= config.steps:
         print(f"{run} is complete: {first:,} of {config.steps:,} steps")
         return True
-    total, outside = count_parameters(model_config)
+    total, outside = model_numpy.count_parameters(model_config)
     print(f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters ({outside / 1e6:.2f}M without the input "
           f"embedding), steps {first:,} to {config.steps:,} of {config.batch_size} x {context} tokens, "
           f"by {config.backend} on {device}", flush=True)
 
-    log, earlier = Log(run, config, config.batch_size * context, first), record["checkpoint"].get("seconds", 0.0)
-    with Stop() as stop, contextlib.closing(log):
+    log, earlier = Log(run, config, record, config.batch_size * context, first), record["checkpoint"].get("seconds", 0)
+    with stopping() as signals, contextlib.closing(log):
         for step in range(first + 1, config.steps + 1):
             batch = data.batch(train_tokens, context, config.batch_size, config.seed, step - 1)
-            log.add(step, *backend.step(batch, step - 1))
-            last = stop.came or step == config.steps
+            log.step(step, *backend.step(batch, step - 1))
+            last = step == config.steps or bool(signals)
             if step % config.eval_every == 0 or step == config.steps:
                 log.validation(step, sum(map(backend.summed_loss, val_parts)) / val[:, 1:].size)
             if step % config.checkpoint_every == 0 or last:
-                log.flush()
-                save_checkpoint(run, backend, step, record, earlier + log.seconds())
+                log.read()
+                log.file.flush()
+                runs.save_checkpoint(run, backend, step, record, earlier + log.seconds())
             if last:
                 break
     if step == config.steps:
@@ -477,8 +443,6 @@ def clock(seconds):
 
 def prepare(args, model, config, record, run):
     """(folder of tokens, config, meta.json) of the run: prepared now if it has to be; to resume, as it was."""
-    import data
-
     folder = data.ensure(config.data, model.vocab_size, config.min_doc_tokens, config.max_tokens)
     meta = data.read_meta(folder)
     of_data = {name: meta[name] for name in ("min_doc_tokens", "max_tokens")}

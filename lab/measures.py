@@ -1,8 +1,8 @@
 """Which tokens are read, and which targets are scored: every protocol and probe of eval.py, without the model.
 
-A measure turns held-out documents into windows, in one arm or two. A protocol has one: the loss of its targets. A probe
-has two with the same targets, one of which lacks what a model would have to fetch from far back: `gain` is by how much
-the loss rises without it, and is 0 for a model that does not use its far context. A document is an array of
+A measure turns held-out documents into windows: one list of them, or two. A protocol has one: the loss of its targets.
+A probe has two with the same targets, one of which lacks what a model would have to fetch from far back: `gain` is by
+how much the loss rises without it, and is 0 for a model that does not use its far context. A document is an array of
 <|endoftext|> and its own tokens. All losses are in nats a token, and all intervals come from the bootstrap over
 documents (Efron and Tibshirani 1993, chapter 13), paired: what two losses of one document share drops out.
 """
@@ -17,25 +17,25 @@ import numpy as np
 from config import InputError
 
 RESAMPLES = 10_000
-TRIALS = 32  # of the probes that make up their own text
+TRIALS = 32                              # of the probes that make up their own text
 
 
 class Window(NamedTuple):
     """Tokens to read: the inputs and, one further, the last target."""
 
-    tokens: np.ndarray  # (length + 1,)
-    scored: int  # how many of its targets count, the last ones
-    unit: int  # the document or trial that they are of
+    tokens: np.ndarray                   # (length + 1,)
+    scored: int                          # how many of its targets count, the last ones
+    unit: int                            # the document or trial that they are of
 
 
 class Settings(NamedTuple):
     """What a measure may ask besides the documents and the length of a window."""
 
-    context: int  # the trained length
-    longest: int  # of all lengths; each document has at least so many targets
-    targets: int  # of same-targets, sliding and swap
-    stride: int  # of sliding
-    encode: Callable  # str to a list of tokens
+    context: int                         # the trained length
+    longest: int                         # of all lengths; each document has at least so many targets
+    targets: int                         # of same-targets, sliding and swap
+    stride: int                          # of sliding
+    encode: Callable                     # str to a list of tokens
 
 
 # ---- protocols: (documents, length, settings) to one list of windows, in a list --------------------------------------
@@ -43,12 +43,10 @@ class Settings(NamedTuple):
 
 def nonoverlap(documents, length, settings):
     """The paper's: all targets, in windows that do not overlap. Of a document, a multiple of the longest length."""
-    ends = [(len(document) - 1) // settings.longest * settings.longest for document in documents]
-    windows = [
-        Window(document[i : i + length + 1], length, d)
-        for d, (document, end) in enumerate(zip(documents, ends, strict=True))
-        for i in range(0, end, length)
-    ]
+    windows = []
+    for d, document in enumerate(documents):
+        end = (len(document) - 1) // settings.longest * settings.longest
+        windows += [Window(document[i : i + length + 1], length, d) for i in range(0, end, length)]
     return [windows]
 
 
@@ -68,7 +66,7 @@ def sliding(documents, length, settings):
     return [windows]
 
 
-# ---- probes: (documents, length, settings) to two lists, with and without; [] where nothing can be asked
+# ---- probes: (documents, length, settings) to two lists, with and without; [] where nothing can be asked -------------
 
 
 def swap(documents, length, settings):
@@ -80,13 +78,11 @@ def swap(documents, length, settings):
         return []
     if len(documents) < 2:
         raise InputError("the probe swap needs two documents of the longest length, and there is one")
-    [own] = same_targets(documents, length, settings)
+    [windows] = same_targets(documents, length, settings)
     others = documents[1:] + documents[:1]
-    swapped = [
-        window._replace(tokens=np.concatenate((other[-far:], window.tokens[far:])))
-        for window, other in zip(own, others, strict=True)
-    ]
-    return [own, swapped]
+    swapped = [window._replace(tokens=np.concatenate((other[-far:], window.tokens[far:])))
+               for window, other in zip(windows, others, strict=True)]
+    return [windows, swapped]
 
 
 def repeat(documents, length, settings):
@@ -107,10 +103,8 @@ def repeat(documents, length, settings):
         return Window(np.concatenate((first, between, second)), size - 1, i)
 
     segments = [rng.choice(pool, (2, size)) for _ in range(TRIALS)]
-    return [
-        [trial(i, a, a) for i, (a, _) in enumerate(segments)],
-        [trial(i, b, a) for i, (a, b) in enumerate(segments)],
-    ]
+    return [[trial(i, a, a) for i, (a, _) in enumerate(segments)],
+            [trial(i, b, a) for i, (a, b) in enumerate(segments)]]
 
 
 def passkey(documents, length, settings):
@@ -136,21 +130,18 @@ def passkey(documents, length, settings):
                 return drawn
 
     keys = [(key, key_like(key)) for key in (key_like() for _ in range(TRIALS))]
-    return [
-        [trial(i, a, a) for i, (a, _) in enumerate(keys)],
-        [trial(i, b, a) for i, (a, b) in enumerate(keys)],
-    ]
+    return [[trial(i, a, a) for i, (a, _) in enumerate(keys)], [trial(i, b, a) for i, (a, b) in enumerate(keys)]]
 
 
 class Measure(NamedTuple):
     """A protocol or a probe, and what is printed of it."""
 
-    arms: Callable  # of a protocol's kind; or a probe, which has two
-    about: str  # what it can show and what it cannot, for --help
-    flags: tuple = ()  # of eval.py, that it reads
-    stream: bool = False  # whether windows are read by a stream of constant memory
-    beside: str | None = None  # the protocol to which it is compared, at the trained length
-    whole: bool = False  # whether all targets of a window are scored
+    arms: Callable                       # to lists of windows: a protocol's one, or a probe's two
+    about: str                           # what it can show and what it cannot, for --help
+    flags: tuple = ()                    # of eval.py, that it reads
+    stream: bool = False                 # whether windows are read by a stream of constant memory
+    beside: str | None = None            # the protocol to which it is compared, at the trained length
+    whole: bool = False                  # whether all targets of a window are scored
 
 
 PROTOCOLS = {
@@ -160,50 +151,40 @@ PROTOCOLS = {
         "the summed negative log-likelihoods are divided by the counted targets. It shows what a window of that length "
         "costs a token on average; since a longer window also starves fewer tokens of context, it cannot tell that "
         "gain from a loss further on.",
-        whole=True,
-    ),
+        whole=True),
     "same-targets": Measure(
         same_targets,
         "the last --targets tokens of each document, with 1x, 2x, ... the trained length of context ending at the same "
         "token, and with a sliding window beside it. It shows what more context is worth for the very same targets, "
         "with 95% intervals from a paired bootstrap over documents; it is silent on all other tokens.",
-        flags=("targets", "stride"),
-        beside="sliding",
-    ),
+        flags=("targets", "stride"), beside="sliding"),
     "sliding": Measure(
         sliding,
         "the same targets, --stride at a time, each group from a window of that length ending with it. At the trained "
         "length it is the baseline 'keep the last tokens and forget the rest': an encoding uses a longer context only "
         "if it beats this; it costs a pass every stride, and says nothing of the far context.",
-        flags=("targets", "stride"),
-    ),
+        flags=("targets", "stride")),
     "streaming": Measure(
         nonoverlap,
         "nonoverlap's windows, read token by token with a cache that keeps the first tokens and the last (--sinks, "
         "--window) and lays them at positions 0, 1, 2, ... anew for each. It shows what reading on in constant memory "
         "costs; nothing further back than the window can be used, whatever the length.",
-        flags=("sinks", "window"),
-        stream=True,
-        whole=True,
-    ),
+        flags=("sinks", "window"), stream=True, whole=True),
 }
 PROBES = {
     "swap": Measure(
         swap,
         "same-targets, and again with everything that is further back from them all than the trained length taken from "
         "another document. Without a gain the far context was not used; a gain does not say what for.",
-        flags=("targets",),
-    ),
+        flags=("targets",)),
     "repeat": Measure(
         repeat,
         "random tokens at the beginning of a window and again at its end, and the same end after another beginning. "
-        "It shows from how far away a model copies; natural text seldom needs that.",
-    ),
+        "It shows from how far away a model copies; natural text seldom needs that."),
     "passkey": Measure(
         passkey,
         "a number in the first sentence of a window that the last one asks for, and the same after another number. "
-        "It shows retrieval by models that can read the question; small ones cannot at any length.",
-    ),
+        "It shows retrieval by models that can read the question; small ones cannot at any length."),
 }
 MEASURES = PROTOCOLS | PROBES
 
@@ -215,7 +196,7 @@ def by_unit(windows, losses):
     """(mean loss, number of targets) of documents or trials, (units,) each, from windows' losses, (scored,) each."""
     n = 1 + max(window.unit for window in windows)
     total, count = np.zeros(n), np.zeros(n, dtype=int)
-    with np.errstate(invalid="ignore"):  # a sum that is not finite is told by summary
+    with np.errstate(invalid="ignore"):                                # a sum that is not finite is told by summary
         for window, found in zip(windows, losses, strict=True):
             total[window.unit] += found.sum(dtype=np.float64)
             count[window.unit] += len(found)
@@ -224,7 +205,7 @@ def by_unit(windows, losses):
 
 def by_position(losses, block):
     """The mean loss at each position of equally long windows that are scored whole, averaged over `block` positions."""
-    mean = np.mean(losses, axis=0, dtype=np.float64)  # (length,)
+    mean = np.mean(losses, axis=0, dtype=np.float64)                   # (length,)
     return [round(float(part.mean()), 5) for part in np.split(mean, range(block, len(mean), block))]
 
 
@@ -238,7 +219,7 @@ def intervals(differences, targets, seed=0):
     n, rng, means = len(targets), np.random.default_rng(seed), []
     for _ in range(10):
         drawn = rng.multinomial(n, np.full(n, 1 / n), RESAMPLES // 10)  # how often each document comes, (..., n)
-        means.append(drawn @ (differences * targets).T / (drawn @ targets)[:, None])  # (..., k)
+        means.append(drawn @ (differences * targets).T / (drawn @ targets)[:, None])   # (..., k)
     low, high = np.percentile(np.concatenate(means), (2.5, 97.5), axis=0)
     return np.stack((differences @ targets / targets.sum(), low, high), axis=-1).tolist()
 

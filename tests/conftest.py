@@ -23,7 +23,10 @@ TINY = ["--preset", "mini", "--context", "16", "--batch-size", "4", "--vocab", "
 
 
 def command(script, *arguments, cwd):
-    """What `python SCRIPT ...` does in a folder, but within this process, since torch takes seconds to load."""
+    """What `python SCRIPT ...` does in a folder, but within this process, since torch takes seconds to load.
+
+    The script may be a module such as lab.bench, as in `python -m lab.bench`.
+    """
     module, said, printed, status = importlib.import_module(script.removesuffix(".py")), io.StringIO(), io.StringIO(), 0
     argv, here = sys.argv, os.getcwd()
     try:
@@ -40,14 +43,15 @@ def command(script, *arguments, cwd):
 
 
 def process(script, *arguments, cwd, **environment):
-    """Run `python SCRIPT ...` in a folder, in a process of its own; returns it once it has finished."""
+    """Run `python SCRIPT ...` or `python -m lab.NAME ...` in a folder, in a process; returns it once it has ended."""
+    what = [ROOT / script] if script.endswith(".py") else ["-m", script]
     return subprocess.run(
-        [sys.executable, ROOT / script, *map(str, arguments)],
+        [sys.executable, *what, *map(str, arguments)],
         cwd=cwd,
         text=True,
         capture_output=True,
         timeout=300,
-        env=os.environ | environment,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
     )
 
 

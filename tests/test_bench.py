@@ -1,6 +1,7 @@
-"""What bench.py counts and times is what it says."""
+"""What lab/bench.py counts and times is what it says."""
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,8 @@ import torch.nn.functional as F
 from conftest import command, process, refused
 from torch.utils.flop_counter import FlopCounterMode
 
-import bench
-from config import PRESETS, EncodingConfig
+from config import PRESETS, EncodingConfig, InputError
+from lab import bench
 from model_torch import GPT
 
 MINI = PRESETS["mini"].model
@@ -50,18 +51,18 @@ def test_the_operations_of_a_step_are_those_that_torch_counts(config):
 
 def test_rows_stand_beside_nope(tmp_path):
     parts = "train,evaluate,generate,data,profile"
-    done = process("bench.py", "--parts", parts, "--pe", "learned,expe", "--backends", "torch,plain", "--repeats", 1,
-                   "--batch-size", 2, "--device", "cpu", "--json", "b.json", cwd=tmp_path)  # fmt: skip
+    done = process("lab.bench", "--parts", parts, "--pe", "learned,expe", "--backends", "torch,plain,plain+malloc",
+                   "--repeats", 1, "--batch-size", 2, "--device", "cpu", "--json", "b.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     *rows, text = json.loads((tmp_path / "b.json").read_text())
     assert [(row["pe"], row["backend"]) for row in rows] == [
-        ("nope", "torch"), ("learned", "torch"), ("expe", "torch"), ("nope", "plain")
-    ]  # fmt: skip
+        ("nope", "torch"), ("learned", "torch"), ("expe", "torch"), ("nope", "plain"), ("nope", "plain+malloc")
+    ]
     for row in rows:
         assert row["tokens_per_s"] == pytest.approx(2 * 128 / row["step_s"])
         assert row["flops_per_s"] == pytest.approx(bench.matmul_flops(MINI, 2) / row["step_s"])
         assert 1e8 < row["peak_bytes"] < 4e9 and f"{row['step_s'] * 1e3:,.1f}" in done.stdout
-    nope, learned, expe, plain = rows
+    nope, learned, expe, plain, _ = rows
     assert nope["over_nope"] == 1 and all(ratio == 1 for ratio in nope["evaluate_over_nope"].values())
     assert list(expe["evaluate_tokens_per_s"]) == ["128", "256", "512", "1024", "2048"]
     assert list(learned["evaluate_tokens_per_s"]) == ["128"]
@@ -75,14 +76,42 @@ def test_rows_stand_beside_nope(tmp_path):
 
 def test_the_plain_gpt_is_left_out_beside_presets_of_another_shape(tmp_path):
     flags = ["--preset", "llama-135m", "--parts", "train"]
-    line = refused(command("bench.py", *flags, "--backends", "torch,plain", cwd=tmp_path))
+    line = refused(command("lab.bench", *flags, "--backends", "torch,plain", cwd=tmp_path))
     assert "plain has layernorm and gelu, and llama-135m has not: leave it out of --backends" in line
+
+
+class Fat:
+    def peak(self):
+        return bench.peak_bytes()
+
+    def fail(self, reason):
+        raise RuntimeError(reason)
+
+    def die(self):
+        os._exit(1)
+
+
+def test_a_process_does_not_inherit_its_parents_peak():
+    ballast = np.ones(2**27)                                            # 1 GB
+    del ballast
+    process = bench.Process("fat: {}; use less", Fat)
+    assert process.ask("peak") < 8e8 < 2**30 < bench.peak_bytes()
+    process.end()
+
+
+@pytest.mark.parametrize("request_, reason", [(("fail", "no memory\nat all"), "fat: no memory; use less"),
+                                              (("die",), "fat: A process in the process pool was terminated abruptly")])
+def test_what_fails_in_a_process_is_told_in_one_line(request_, reason):
+    process = bench.Process("fat: {}; use less", Fat)
+    with pytest.raises(InputError, match=reason):
+        process.ask(*request_)
+    process.end()
 
 
 @pytest.mark.slow
 def test_peak_memory_of_a_step_of_paper_35m(tmp_path):
-    done = process("bench.py", "--preset", "paper-35m", "--parts", "train", "--pe", "nope", "--backends", "torch,plain",
-                   "--repeats", 2, "--device", "cpu", "--json", "b.json", cwd=tmp_path)  # fmt: skip
+    done = process("lab.bench", "--preset", "paper-35m", "--parts", "train", "--pe", "nope", "--backends",
+                   "torch,plain", "--repeats", 2, "--device", "cpu", "--json", "b.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ours, plain = (row["peak_bytes"] for row in json.loads((tmp_path / "b.json").read_text()))
     print(f"\n{ours / 1e9:.2f} GB, and {plain / 1e9:.2f} GB of the plain GPT")

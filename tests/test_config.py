@@ -5,19 +5,12 @@ import math
 
 import pytest
 
-from config import (
-    ENCODING_FIELDS,
-    ENCODINGS,
-    PRESETS,
-    EncodingConfig,
-    InputError,
-    ModelConfig,
-    TrainConfig,
-    number,
-    whole,
-)
+import model_numpy
+import model_torch
+from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, TrainConfig, Unused
 from model_numpy import count_parameters
-from model_torch import ENCODINGS as TORCH_ENCODINGS
+from runs import number, whole
+from train import learning_rate
 
 SMALL = ModelConfig(n_layers=1, d_model=8, n_heads=2, context=16, vocab_size=10)
 
@@ -49,23 +42,12 @@ def test_encodings_add_the_parameters_of_their_papers_and_none_else():
 
 def test_presets_hold_the_papers_hyperparameters():
     model, train = PRESETS["paper-35m"]  # tables 5 and 6
-    assert (model.n_layers, model.d_model, model.n_heads, model.d_head, model.context, model.vocab_size) == (
-        6,
-        384,
-        12,
-        32,
-        512,
-        32000,
-    )
+    shape = (model.n_layers, model.d_model, model.n_heads, model.d_head, model.context, model.vocab_size)
+    assert shape == (6, 384, 12, 32, 512, 32000)
     assert (model.dropout, model.encoding.pe, model.encoding.l, model.encoding.theta) == (0.1, "expe", 24, 1 / 2048)
     assert (train.batch_size, train.micro_batch, train.lr, train.end_lr, train.warmup) == (512, 64, 1e-3, 3e-6, 0.1)
-    assert (train.beta1, train.beta2, train.weight_decay, train.dtype, train.min_doc_tokens) == (
-        0.9,
-        0.95,
-        0.1,
-        "fp32",
-        4000,
-    )
+    adamw = (train.beta1, train.beta2, train.weight_decay, train.dtype, train.min_doc_tokens)
+    assert adamw == (0.9, 0.95, 0.1, "fp32", 4000)
     assert train.steps * 512 * 512 == pytest.approx(600e6, rel=1e-3)
     for name, shape, lr, l in (("llama-135m", (12, 768, 12), 6e-4, 96), ("llama-342m", (24, 1024, 16), 3e-4, 128)):
         model, train = PRESETS[name]  # tables 8 and 9
@@ -78,16 +60,30 @@ def test_presets_hold_the_papers_hyperparameters():
         assert (exqpe.start, exqpe.theta1, exqpe.theta2) == (0.0, 1 / 2048, 1 / 16)
 
 
-def test_encodings_are_the_same_in_config_and_model():
-    assert list(ENCODINGS) == list(TORCH_ENCODINGS)
-    fields = {f.name for f in dataclasses.fields(EncodingConfig)} - {"pe"}
-    assert {name for read in ENCODINGS.values() for name in read} == fields
-    assert fields - set(ENCODING_FIELDS) == {"scale", "rope_scaling", "factor", "length", "chunk"}  # no flags
+def test_encodings_are_the_same_in_config_and_models():
+    assert list(ENCODINGS) == list(model_torch.ENCODINGS) == list(model_numpy.ENCODINGS)
+    for pe in ENCODINGS:
+        assert type(EncodingConfig(pe)) is ENCODINGS[pe] and EncodingConfig(pe).pe == pe
+    core = [kind for kind in ENCODINGS.values() if kind.__module__ == "config"]
+    fields = [f for kind in core for f in dataclasses.fields(kind)]
+    assert {f.name for f in fields if not f.metadata["help"]} == {"pe", "scale", "rope_scaling", "factor", "length"}
+
+
+def test_the_encoding_and_the_window_of_each_block():
+    def blocks(**changes):
+        config = dataclasses.replace(SMALL, n_layers=6, encoding=EncodingConfig("alibi"), **changes)
+        return [(settings.pe, window) for settings, window in map(config.block, range(6))]
+
+    assert blocks() == [("alibi", 0)] * 6 and blocks(window=3) == [("alibi", 3)] * 6
+    assert blocks(nope_every=3) == [("alibi", 0), ("alibi", 0), ("nope", 0)] * 2
+    assert blocks(nope_every=4, window=3) == [*[("alibi", 3)] * 3, ("nope", 0), *[("alibi", 3)] * 2]
+    assert blocks(nope_every=7) == [("alibi", 0)] * 6
 
 
 def test_unset_fields_take_their_defaults_where_the_context_is_known():
     expe = dataclasses.replace(SMALL, d_model=32, encoding=EncodingConfig("expe")).encoding
-    assert (expe.l, expe.start, expe.theta, expe.theta1, expe.base) == (24, 0.0, 1 / 64, None, None)
+    assert (expe.l, expe.start, expe.theta) == (24, 0.0, 1 / 64)
+    assert not hasattr(expe, "theta1") and not hasattr(expe, "base")
     assert dataclasses.replace(SMALL, encoding=EncodingConfig("rope")).encoding.base == 10000.0
 
 
@@ -99,6 +95,28 @@ def test_configs_survive_json():
         ModelConfig.from_dict(dataclasses.asdict(SMALL) | {"colour": 1})
     with pytest.raises(InputError, match="TrainConfig lacks the field 'lr'"):
         TrainConfig.from_dict({"steps": 1, "batch_size": 1, "end_lr": 0})
+
+
+# What config.json of an earlier version holds of an encoding: every field of every encoding, and a chunk.
+NONE = dict.fromkeys(("l", "start", "theta", "theta1", "theta2", "constant", "once", "on", "learn", "base", "buckets",
+                      "max_distance", "scale", "rope_scaling", "factor", "length", "chunk"))
+EARLIER = {
+    "nope": ({}, {}),
+    "expe": ({"l": 6, "start": 0.0, "theta": 0.25, "constant": False, "once": False, "on": "k", "learn": "none",
+              "scale": 1.0, "chunk": 0}, {"l": 6, "theta": 0.25, "on": "k"}),
+    "exqpe": ({"l": 6, "start": 0.5, "once": True, "learn": "random", "scale": 1.0, "chunk": 0},
+              {"l": 6, "start": 0.5, "once": True, "learn": "random"}),
+    "rope": ({"base": 500.0, "rope_scaling": "none", "factor": 1.0, "chunk": 0}, {"base": 500.0}),
+    "shaw": ({"max_distance": 7}, {"max_distance": 7}),
+}
+
+
+@pytest.mark.parametrize("pe", EARLIER)
+def test_configs_of_earlier_runs_are_read(pe):
+    stored, right = EARLIER[pe]
+    values = dataclasses.asdict(SMALL) | {"encoding": {"pe": pe} | NONE | stored}
+    values = {name: value for name, value in values.items() if name not in ("nope_every", "window")}  # they are new
+    assert ModelConfig.from_dict(values) == dataclasses.replace(SMALL, encoding=EncodingConfig(pe, **right))
 
 
 @pytest.mark.parametrize(
@@ -117,6 +135,15 @@ def test_configs_survive_json():
         (dict(norm_eps=0), "norm_eps must be above 0, got 0"),
         (dict(encoding="rope"), "encoding must be an EncodingConfig, got 'rope'"),
         (dict(encoding=EncodingConfig("expe", l=9)), "l must be from 1 to d_model, 8, got 9"),
+        (dict(n_heads=8, encoding=EncodingConfig("rope")), "d_head must be even"),
+        (dict(encoding=EncodingConfig("rope", rope_scaling="dynamic")), "dynamic needs the length of the whole"),
+        (dict(nope_every=1), "nope_every must be 0 or a whole number of at least 2, got 1"),
+        (dict(nope_every=-2), "nope_every must be 0 or a whole number of at least 2, got -2"),
+        (dict(nope_every=True), "nope_every must be 0 or a whole number of at least 2, got True"),
+        (dict(window=-1), "window must be a whole number of at least 0, got -1"),
+        (dict(window=2.5), "window must be a whole number of at least 0, got 2.5"),
+        (dict(window=4, causal=False), "window .* needs a causal model"),
+        (dict(d_mlp=0), "d_mlp must be a whole number of at least 1, got 0"),
     ],
 )
 def test_model_config_names_field_value_and_rule(changes, message):
@@ -128,12 +155,17 @@ def test_model_config_names_field_value_and_rule(changes, message):
     "fields, message",
     [
         (dict(pe="rotary"), "pe must be one of nope, sinusoidal, .*, got 'rotary'"),
+        (dict(pe="rope", colour=1), "colour is for no encoding, and rope has no use for it"),
         (dict(pe="expe", l=0), "l must be a whole number of at least 1, got 0"),
         (dict(pe="expe", l=True), "l must be a whole number of at least 1, got True"),
         (dict(pe="expe", theta=math.inf), "theta must be a finite number, got inf"),
+        (dict(pe="expe", scale=0.0), "scale must be above 0 and at most 1e6, got 0.0"),
+        (dict(pe="rope", factor=1e7), "factor must be above 0 and at most 1e6, got 10000000.0"),
+        (dict(pe="rope", rope_scaling="ntk2"), "rope_scaling must be none, linear, ntk, dynamic or yarn, got 'ntk2'"),
+        (dict(pe="rope", length=0), "length must be a whole number of at least 1, got 0"),
         (dict(pe="rope", base=1), "base must be a finite number above 1, got 1"),
-        (dict(pe="rope", l=24), "l is for expe and exqpe, and rope has no use for it"),
-        (dict(pe="exqpe", constant=True), "constant is for expe, and exqpe has no use for it"),
+        (dict(pe="rope", l=24), "l is for expe and exqpe.*, and rope has no use for it"),
+        (dict(pe="exqpe", constant=True), "constant is for expe.*, and exqpe has no use for it"),
         (dict(pe="rope", on="k"), "on is for expe and exqpe"),
         (dict(pe="expe", on="kq"), "on must be k, q, qk or qkv, got 'kq'"),
         (dict(pe="expe", learn="yes"), "learn must be none, init or random, got 'yes'"),
@@ -144,12 +176,12 @@ def test_model_config_names_field_value_and_rule(changes, message):
         (dict(pe="t5", buckets=1), "buckets must be a whole number from 2 to 1,024, got 1"),
         (dict(pe="shaw", max_distance=0), "max_distance must be a whole number from 1 to 65,536, got 0"),
         (dict(pe="t5", buckets=32, max_distance=16), "max_distance must be a whole number from 17 to 65,536, got 16"),
-        (dict(pe="shaw", buckets=8), "buckets is for t5, and shaw has no use for it"),
-        (dict(pe="expe", theta2=0.1), "theta2 is for exqpe, and expe has no use for it"),
+        (dict(pe="shaw", buckets=8), "buckets is for t5.*, and shaw has no use for it"),
+        (dict(pe="expe", theta2=0.1), "theta2 is for exqpe.*, and expe has no use for it"),
     ],
 )
 def test_encoding_config_names_field_value_and_rule(fields, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(Unused if "no use" in message else InputError, match=message):
         EncodingConfig(**fields)
 
 
@@ -175,7 +207,7 @@ def test_train_config_names_field_value_and_rule(changes, message):
 
 def test_learning_rate_climbs_linearly_and_falls_along_half_a_cosine():
     train = TrainConfig(steps=110, batch_size=1, lr=1.0, end_lr=0.1, warmup=10 / 110)
-    rates = [train.lr_at(step) for step in range(110)]
+    rates = [learning_rate(train, step) for step in range(110)]
     assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
     assert rates[10] == 1.0 and rates[-1] == pytest.approx(0.1)
     assert (rates[30] + rates[89]) / 2 == pytest.approx(0.55)  # a cosine is symmetric about its middle
@@ -183,9 +215,8 @@ def test_learning_rate_climbs_linearly_and_falls_along_half_a_cosine():
 
 
 def test_numbers_on_the_command_line():
-    assert (
-        number("1/2048") == 1 / 2048 and number("3e-3") == 0.003 and whole("6e8") == whole("600_000_000") == 600_000_000
-    )
+    assert number("1/2048") == 1 / 2048 and number("3e-3") == 0.003
+    assert whole("6e8") == whole("600_000_000") == 600_000_000
     for wrong in ("", "x", "1/0", "nan", "inf"):
         with pytest.raises(Exception, match="is not a"):
             number(wrong)

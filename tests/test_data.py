@@ -54,8 +54,7 @@ def write_sources(folder):
         }
     )
     pyarrow.parquet.write_table(table, folder / "d.parquet", row_group_size=5)
-    (folder / "e.parquet.gz").write_bytes(gzip.compress((folder / "d.parquet").read_bytes()))
-    return [folder / name for name in ("files", "a.jsonl", "b.jsonl.gz", "c.jsonl.xz", "d.parquet", "e.parquet.gz")]
+    return [folder / name for name in ("files", "a.jsonl", "b.jsonl.gz", "c.jsonl.xz", "d.parquet")]
 
 
 def test_every_kind_of_source_gives_the_same_texts(tmp_path):
@@ -97,6 +96,7 @@ def test_files_that_are_not_utf8_are_left_out_and_named(tmp_path):
         ("a.txt.gz", gzip.compress(b"some text" * 1000)[:60], "a.txt.gz cannot be unpacked"),
         ("a.txt.xz", lzma.compress(b"some text" * 1000)[:60], "a.txt.xz cannot be unpacked"),
         ("a.parquet", b"PAR1 no parquet", "a.parquet cannot be read"),
+        ("a.parquet.gz", b"", "a.parquet.gz is packed, and parquet is read from its end: unpack it first"),
         ("a.pdf", b"", "a.pdf must end in .txt .md .py .rst .jsonl .parquet"),
     ],
 )
@@ -244,19 +244,68 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     assert large < small + 15, (small, large)
 
 
-def test_a_killed_run_leaves_no_folder_and_the_next_one_tidies_up(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, ROOT / "data.py", "stdlib", "--vocab", "2000"], cwd=tmp_path, stdout=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("data/.*.partial/spool.jsonl")) and time.monotonic() < deadline:
+def launch(*arguments, cwd):
+    """`python ...` in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, arguments)], cwd=cwd, env=environment, **output)
+
+
+def launch_and_hold(*arguments, cwd):
+    """The same, stopped at work on a folder in data/."""
+    process, deadline = launch(*arguments, cwd=cwd), time.monotonic() + 60
+    while not list(cwd.glob("data/.*.partial/spool.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.02)
+    process.send_signal(signal.SIGSTOP)
+    return process
+
+
+def test_a_killed_run_leaves_no_folder_and_the_next_one_tidies_up(tmp_path):
+    process = launch_and_hold(ROOT / "data.py", "stdlib", "--vocab", "2000", cwd=tmp_path)
     process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert [path.name for path in (tmp_path / "data").iterdir()] == [f".stdlib-v2000.{process.pid}.partial"]
+    process.communicate()
+    assert sorted(os.listdir(tmp_path / "data")) == [".stdlib-v2000.lock", ".stdlib-v2000.partial"]
     (tmp_path / "a.txt").write_text("too short")
     command("data.py", "a.txt", "--out", "data/stdlib-v2000", cwd=tmp_path)
     assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_folder_made_after_a_killed_run_holds_nothing_of_it(books, tokens, tmp_path):
+    (tmp_path / ".out.partial").mkdir()
+    (tmp_path / ".out.partial" / "left.bin").write_bytes(b"half")
+    (tmp_path / ".out.lock").write_text("")
+    folder = data.prepare(str(books), tmp_path / "out", 300, min_doc_tokens=256)
+    assert os.listdir(tmp_path) == ["out"] and sorted(os.listdir(folder)) == sorted(os.listdir(tokens))
+
+
+SMALL = (ROOT / "data.py", "stdlib", "--vocab", "300", "--max-tokens", "100_000")
+WAITING = "data/stdlib-v300 is being made by another process: waiting for it\n"
+
+
+def test_two_processes_that_prepare_one_folder_at_once_make_it_once(tmp_path):
+    first = launch_and_hold(*SMALL, cwd=tmp_path)
+    second = launch(*SMALL, cwd=tmp_path)
+    third = launch("-c", "import data; data.ensure('stdlib', 300)", cwd=tmp_path)
+    assert second.stdout.readline() == WAITING
+    assert third.stdout.readline().startswith("preparing data/stdlib-v300 from stdlib")
+    assert third.stdout.readline() == WAITING
+    first.send_signal(signal.SIGCONT)
+    assert "the first 200 tokens" in first.communicate()[0] and first.returncode == 0
+    assert third.communicate()[0] == "" and third.returncode == 0
+    assert second.communicate()[0].startswith("data.py: error: data/stdlib-v300 exists: use it with --data")
+    assert os.listdir(tmp_path / "data") == ["stdlib-v300"]
+    data.show(tmp_path / "data" / "stdlib-v300")  # its files are what meta.json says
+
+
+def test_a_process_that_waited_for_one_that_failed_makes_the_folder_itself(tmp_path):
+    first = launch_and_hold(*SMALL, cwd=tmp_path)
+    second = launch(*SMALL, cwd=tmp_path)
+    assert second.stdout.readline() == WAITING
+    first.send_signal(signal.SIGINT)
+    first.send_signal(signal.SIGCONT)
+    assert first.communicate()[0].endswith("data.py: stopped\n")
+    assert "the first 200 tokens" in second.communicate()[0] and second.returncode == 0
+    assert os.listdir(tmp_path / "data") == ["stdlib-v300"]
 
 
 def test_show_prints_counts_quantiles_and_a_sample(tokens, tmp_path):

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import command
-from test_model import T, tiny
+from test_model import T, attend, some_input, tiny
 
 from config import PRESETS, EncodingConfig, ModelConfig
-from expe import alibi_slopes, count_floats, distances, expe_table, rope_inv_freq, t5_bucket
-from model_torch import Cache, Places
+from expe import alibi_slopes, distances, expe_table, rope_inv_freq, t5_bucket
+from lab.formats import count_floats
+from past.cache import Cache
+from past.reading import Reader
 
 
 @pytest.mark.parametrize("dtype, claim, true", [("fp16", 33e6, 15_361), ("tf32", 1e6, 130_049)])
@@ -55,9 +57,8 @@ def test_errata_paper_equation_2_keys_have_a_matrix_of_their_own():
 
     With f_q for both, the matrix of scores is symmetric; the model's attention is that of f_k.
     """
-    model = tiny("expe")
-    h = torch.randn(1, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    phi = torch.cat((model.places(np.arange(T)).table, h[0, :, 5:]), dim=-1)
+    model, h = tiny("expe"), some_input(seed=0)
+    phi = torch.cat((torch.from_numpy(expe_table(np.arange(T), 5, theta=1 / (4 * T))), h[0, :, 5:]), dim=-1)
     w_q, w_k, w_v = model.blocks[0].attn.qkv.weight.detach().chunk(3)
     symmetric, right = (phi @ w_q.T) @ (phi @ w_q.T).T, (phi @ w_q.T) @ (phi @ w_k.T).T
     assert torch.allclose(symmetric, symmetric.T) and not torch.allclose(right, right.T)
@@ -70,7 +71,7 @@ def test_errata_paper_equation_2_keys_have_a_matrix_of_their_own():
             heads.append(scores.softmax(-1) @ (h[0] @ w_v[part].T))
         return torch.cat(heads, -1) @ model.blocks[0].attn.proj.weight.T
 
-    ours = model.blocks[0].attn(h, model.encoding, model.places(np.arange(T)))[0]
+    ours = attend(model, h)[0]
     assert torch.allclose(ours, attended(w_k)) and not torch.allclose(ours, attended(w_q))
 
 
@@ -146,7 +147,7 @@ def test_errata_tutorial_rope_mixes_two_layouts():
     assert len(set(used)) == 4 and len(set(freq)) == 8
     model = tiny("rope", n_heads=1)  # one head of 16: the pair (i, i + 8) turns by freq_i, and by no other
     q = torch.eye(16, dtype=torch.float64)[None, None, :8]  # eight queries, the i-th along dimension i
-    turned = model.encoding.rotate(q, model.places(np.ones(8, int)).table)
+    turned, _ = model.encoding.rotate(q, q, model.tables(np.ones(8, int))[model.config.encoding].rows)
     angles = [math.atan2(turned[0, 0, i, i + 8], turned[0, 0, i, i]) for i in range(8)]
     np.testing.assert_allclose(angles, freq, rtol=1e-12)
 
@@ -165,7 +166,7 @@ def test_errata_tutorial_alibi_at_32k_is_69_gb_and_need_not_be_stored():
         e = np.exp(x - x.max(-1, keepdims=True))
         return e / e.sum(-1, keepdims=True)
 
-    stored, a_number_a_key = softmax(scores - slope * distances(n)), softmax(scores + slope * n)
+    stored, a_number_a_key = softmax(scores - slope * distances(n, n)), softmax(scores + slope * n)
     np.testing.assert_allclose(stored, a_number_a_key, rtol=1e-12)
 
 
@@ -202,9 +203,9 @@ def test_errata_tutorial_yarns_temperature_is_an_inverse_square():
     wrong = 0.1 * math.log(s) + 1  # as t, which divides the scores
     model = tiny("rope", variant={"rope_scaling": "yarn", "factor": float(s)})
     q = torch.ones(1, 2, 1, 8, dtype=torch.float64)
-    turned = model.encoding.rotate(q, model.places(np.array([7])).table)
+    queries, keys = model.encoding.rotate(q, q, model.tables(np.array([7]))[model.config.encoding].rows)
     # both queries and keys are stretched, once each: a token's score with itself grows by 1/t
-    grown = (turned * turned).sum(-1)[0, 0, 0].item() / 8
+    grown = (queries * keys).sum(-1)[0, 0, 0].item() / 8
     assert grown == pytest.approx(1.13862944**2) and grown > 1 > 1 / wrong
 
 
@@ -241,14 +242,14 @@ def test_errata_tutorial_streaming_cache_slides_a_window_that_is_not_full():
             buffer[-len(chunk) :] = chunk
     assert buffer.tolist() == [1, 2, 0, 5, 6, 7, 8, 9]  # 3 and 4 are lost for a stale zero, which is attended to
 
-    model, cache = tiny(), Cache(sinks, size - sinks)
+    model, cache, kept = tiny(make=Reader), Cache(sinks, size - sinks), Cache()
     tokens = torch.arange(1, 10)[None]
     with torch.no_grad():
         model(tokens[:, :4], cache=cache)
         model(tokens[:, 4:], cache=cache)
-        first = model.blocks[0].attn
-        first(model.blocks[0].norm1(model.embedding(tokens)), model.encoding, Places(None), kept := Cache())
-    assert len(cache) == 9
+        model(tokens, cache=kept)
+    first = model.blocks[0].attn  # whose keys and values are those of the token alone
+    assert len(cache) == len(kept) == 9
     torch.testing.assert_close(cache[first][0], kept[first][0])  # all nine: the last sees 2 sinks and 6 more
     with torch.no_grad():
         model(torch.tensor([[10]]), cache=cache)

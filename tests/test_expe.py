@@ -1,4 +1,4 @@
-"""Tables against recurrences, worked examples, invariants, another library; number formats against bit patterns."""
+"""Tables against recurrences, worked examples, invariants and another library."""
 
 import math
 
@@ -7,20 +7,15 @@ import pytest
 import torch
 
 from expe import (
-    FORMATS,
-    TABLES,
     affine_parts,
+    alibi_bias,
     alibi_slopes,
-    alibi_table,
-    count_floats,
     distances,
-    distinct_positions,
     expe_table,
     exqpe_table,
     learned_rows,
     rope_inv_freq,
     rope_table,
-    round_to,
     shaw_index,
     sinusoidal_table,
     t5_bucket,
@@ -106,6 +101,14 @@ def test_rope_products_depend_on_the_distance_alone_and_norms_are_kept():
     assert abs(products[0] - np.vdot(turned(q, 37), turned(k, 1)).real) > 1e-3
 
 
+TABLES = {
+    "sinusoidal": lambda n: sinusoidal_table(n, 384),
+    "expe": lambda n: expe_table(n, 24),
+    "exqpe": lambda n: exqpe_table(n, 24),
+    "rope": lambda n: rope_table(n, 32),
+}
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_positions_of_any_shape_and_order(name):
     positions = np.array([[7, 0, 10**6], [-3, 7, 511]])
@@ -118,9 +121,9 @@ def test_positions_of_any_shape_and_order(name):
 
 
 def test_distances_are_those_from_query_to_key():
-    n = np.array([[5, 0, 7], [1, 1, 2]])
-    for b, m, s in np.ndindex(2, 3, 3):
-        assert distances(n)[b, m, s] == n[b, m] - n[b, s]
+    n, keys = np.array([[5, 0, 7], [1, 1, 2]]), np.array([[3, 9], [-1, 4]])
+    for b, m, s in np.ndindex(2, 3, 2):
+        assert distances(n, n)[b, m, s] == n[b, m] - n[b, s] and distances(n, keys)[b, m, s] == n[b, m] - keys[b, s]
 
 
 def test_affine_parts_make_up_every_table():
@@ -148,12 +151,13 @@ def test_alibi_slopes_equal_those_of_transformers_bloom(n_heads):
     np.testing.assert_allclose(alibi_slopes(n_heads), theirs, rtol=1e-6)  # theirs are float32
 
 
-def test_alibi_table_is_minus_slope_times_distance():
-    n = np.array([[4, 0, 9], [1, 2, 3]])
-    table = alibi_table(n, 3)
-    assert table.shape == (2, 3, 3, 3)
-    for b, h, m, s in np.ndindex(2, 3, 3, 3):
-        assert table[b, h, m, s] == -(2.0 ** -[4, 8, 2][h]) * (n[b, m] - n[b, s])
+def test_alibi_bias_is_minus_slope_times_distance():
+    n, keys = np.array([[4, 0, 9], [1, 2, 3]]), np.array([[7, 0], [2, 2]])
+    for k in (n, keys):
+        table = alibi_bias(n, k, 3)
+        assert table.shape == (2, 3, 3, k.shape[1])
+        for b, h, m, s in np.ndindex(*table.shape):
+            assert table[b, h, m, s] == -(2.0 ** -[4, 8, 2][h]) * (n[b, m] - k[b, s])
 
 
 def test_alibi_slopes_start_with_those_of_the_lower_power_of_two_and_lie_between_them():
@@ -190,7 +194,7 @@ def test_t5_edges_are_exact_where_a_float_cannot_be():
 
 
 def test_shaw_index_is_the_clipped_distance():
-    d = distances(np.arange(6))
+    d = distances(np.arange(6), np.arange(6))
     expected = [[min(max(m - n, 0), 3) for n in range(6)] for m in range(6)]
     assert shaw_index(d, 3).tolist() == expected
 
@@ -225,58 +229,3 @@ def test_wrong_widths_are_named():
         rope_inv_freq(7)
     with pytest.raises(ValueError, match="scaling must be one of none, linear, ntk, dynamic, yarn"):
         rope_inv_freq(8, scaling="stretched")
-
-
-# ---- number formats --------------------------------------------------------------------------------------------------
-
-# The bit patterns of each format without a sign: (how many, bits to shift them by to fp32; None: float16's own).
-PATTERNS = {"fp16": (2**15, None), "bf16": (2**15, 16), "tf32": (2**18, 13), "fp32": (2**31, 0)}
-
-
-@pytest.mark.parametrize("dtype", FORMATS)
-def test_count_floats_by_looking_at_every_bit_pattern(dtype):
-    n_patterns, shift = PATTERNS[dtype]
-    count, some = 0, np.arange(min(n_patterns, 2**18), dtype=np.uint32)
-    for first in range(0, n_patterns, len(some)):
-        bits = some + np.uint32(first)
-        values = bits.astype(np.uint16).view(np.float16) if shift is None else (bits << shift).view(np.float32)
-        count += int(np.count_nonzero(values <= 1))  # a NaN is not <= 1
-    assert count_floats(dtype) == count
-
-
-@pytest.mark.parametrize(
-    "dtype, torch_dtype", [("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)]
-)
-def test_round_to_equals_torch(dtype, torch_dtype):
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal(100_000) * 2.0 ** rng.integers(-45, 15, 100_000)
-    x = np.concatenate(
-        (
-            x.astype(np.float32).astype(np.float64),  # fp32 values: torch rounds doubles twice on their way
-            [0.0, 1.0, 256.0, 257.0, 258.0, 259.0, 2.0**-24, 2.0**-25, 3 * 2.0**-25, 65519.0, 65520.0, -70000.0],
-        )
-    )
-    assert np.array_equal(round_to(x, dtype), torch.from_numpy(x).to(torch_dtype).double().numpy())
-
-
-def test_round_to_tf32_keeps_ten_bits_of_fraction():
-    assert round_to(1 + 2.0**-10, "tf32") == 1 + 2.0**-10
-    assert round_to(1 + 2.0**-11, "tf32") == 1.0 and round_to(1 + 3 * 2.0**-11, "tf32") == 1 + 2.0**-9  # ties to even
-
-
-@pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("length", [512, 5000])
-def test_distinct_positions_equals_a_cast_and_a_count_in_torch(name, length):
-    table = torch.from_numpy(TABLES[name](np.arange(length))).float()
-    for dtype, torch_dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
-        rows = table.to(torch_dtype).float()
-        assert distinct_positions(name, dtype, length) == len(torch.unique(rows, dim=0))
-
-
-def test_distinct_positions_and_count_floats_refuse_unknown_names():
-    with pytest.raises(ValueError, match="encoding must be one of"):
-        distinct_positions("learned", "fp32", 10)
-    with pytest.raises(ValueError, match="dtype must be one of fp32, fp16, tf32, bf16, got 'fp8'"):
-        count_floats("fp8")
-    with pytest.raises(ValueError, match="length must be at least 1"):
-        distinct_positions("expe", "fp32", 0)

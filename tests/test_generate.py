@@ -13,10 +13,13 @@ import pytest
 import torch
 from conftest import ROOT, command, process, refused
 from test_model import V, some_tokens, tiny
+from test_past import reading
 
 import data
 from generate import distribution, generate
-from model_torch import Cache, load_model
+from past.cache import Cache
+from past.reading import load
+from runs import load_model
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
@@ -45,12 +48,12 @@ def test_temperature_zero_is_the_largest_logit():
 
 
 def test_draws_follow_the_distribution():
-    model, seen = tiny("expe"), np.zeros(V)
+    model, seen = reading("expe"), np.zeros(V)
     prompts = [[3, 1, 2]] * 4000
     for token in next(generate(model, prompts, Cache(), temperature=0.8, top_k=6)):
         seen[token] += 1
     with torch.no_grad():
-        p = distribution(model(torch.tensor([[3, 1, 2]]))[:, -1], 0.8, 6)[0].numpy()
+        p = distribution(tiny("expe")(torch.tensor([[3, 1, 2]]))[:, -1], 0.8, 6)[0].numpy()
     assert (seen[p == 0] == 0).all() and (p > 0).sum() == 6
     np.testing.assert_allclose(seen / 4000, p, atol=4 * 0.5 / 4000**0.5)  # four standard deviations
 
@@ -64,9 +67,11 @@ def without_a_cache(model, prompt, n):
     return tokens
 
 
-@pytest.mark.parametrize("pe", ["expe", "rope", "t5", "sinusoidal"])
-def test_prompts_of_different_lengths_side_by_side_are_as_each_alone(pe):
-    model = tiny(pe)
+@pytest.mark.parametrize("pe, more", [
+    *((pe, {}) for pe in ("expe", "rope", "t5", "sinusoidal", "kerple")), ("rope", {"nope_every": 2, "window": 5}),
+], ids=str)
+def test_prompts_of_different_lengths_side_by_side_are_as_each_alone(pe, more):
+    model, plain = reading(pe, **more), tiny(pe, **more)
     prompts = [row[: 3 + 4 * b].tolist() for b, row in enumerate(some_tokens(3, 20))]
     steps = generate(model, prompts, Cache(), temperature=0)
     found = [prompt[:3] for prompt in prompts]
@@ -74,11 +79,11 @@ def test_prompts_of_different_lengths_side_by_side_are_as_each_alone(pe):
         for tokens, token in zip(found, next(steps), strict=True):
             tokens.append(token)
     for prompt, tokens in zip(prompts, found, strict=True):
-        assert tokens == without_a_cache(model, prompt, 33 - len(prompt))
+        assert tokens == without_a_cache(plain, prompt, 33 - len(prompt))
 
 
 def test_a_sequence_draws_by_its_seed_and_index_alone():
-    model, prompts = tiny("rope"), [[1, 2, 3], [4]]
+    model, prompts = reading("rope"), [[1, 2, 3], [4]]
 
     def drawn(prompts, seed=0):
         steps = generate(model, prompts, Cache(), seed)
@@ -102,10 +107,10 @@ def written(workplace, *arguments):
 
 def greedy_text(run, prompt, n, **scaling):
     """The text of n greedy tokens after the prompt, without a cache, and the logits of the last of them."""
-    model, record = load_model(run)
+    model, record = load(run)
     encoding = data.run_tokenizer(run, record)
     prompt = [encoding.eot_token, *encoding.encode_ordinary(prompt)]
-    model.use(model.config.scaled(len(prompt) + n, **scaling))
+    model = model.lay(len(prompt) + n, **scaling) if scaling else load_model(run)[0]  # the plain GPT
     tokens = without_a_cache(model, prompt, n)
     text = tokens[1 : tokens.index(encoding.eot_token, 1)] if encoding.eot_token in tokens[1:] else tokens[1:]
     with torch.no_grad():
@@ -133,7 +138,7 @@ def test_several_prompts_and_a_file(workplace, tmp_path):
 
 def test_bytes_wait_until_they_make_a_character(workplace):
     """With a vocabulary of 300 an ä is two tokens: neither alone is written as a broken character."""
-    model, record = load_model(workplace / "runs/expe")
+    model, record = load(workplace / "runs/expe")
     encoding = data.run_tokenizer(workplace / "runs/expe", record)
     assert len(encoding.encode_ordinary("ä€")) > 2
     assert written(workplace, "runs/expe", "--prompt", "ä€", "--tokens", 1).startswith("ä€")
@@ -193,11 +198,11 @@ def test_ctrl_c_ends_a_stream_well(workplace):
     "line, message",
     [
         ("runs/expe --temperature -1", "--temperature must be at least 0, got -1.0"),
-        ("runs/expe --top-k 0", "--top-k must be at least 1, got 0"),
+        ("runs/expe --top-k 0", "--top-k: must be at least 1, got 0"),
         ("runs/expe --top-p 1.5", "--top-p must be above 0 and at most 1, got 1.5"),
         ("runs/expe --temperature 0 --top-k 5", "leave out --top-k and --top-p"),
-        ("runs/expe --tokens 0", "--tokens must be at least 1, got 0"),
-        ("runs/expe --seed -1", "--seed must be at least 0, got -1"),
+        ("runs/expe --tokens 0", "--tokens: must be at least 1, got 0"),
+        ("runs/expe --seed -1", "--seed: must be at least 0, got -1"),
         ("runs/expe --window 8", "--sinks and --window say what a stream keeps: add --stream"),
         ("runs/expe --stream --window 0", "--window must be at least 1, got 0"),
         ("runs/expe --stream --sinks -1", "--sinks must be at least 0, got -1"),
@@ -214,7 +219,7 @@ def test_ctrl_c_ends_a_stream_well(workplace):
         ("runs/rope --rope-scaling dual-chunk --factor 2", "--factor is for --rope-scaling linear"),
         ("runs/rope --rope-scaling yarn --chunk 4", "--chunk is for --rope-scaling dual-chunk"),
         ("runs/rope --rope-scaling yarn --factor 0", "factor must be above 0 and at most 1e6, got 0.0"),
-        ("runs/rope --rope-scaling dual-chunk --chunk 16", "chunk must be below the trained length, 16, got 16"),
+        ("runs/rope --rope-scaling dual-chunk --chunk 16", "chunk must be from 1 to 15, got 16"),
         ("runs/expe --scale 0", "scale must be above 0 and at most 1e6, got 0"),
         ("runs/expe --scale half", "--scale: 'half' is not a number"),
         ("runs/nowhere", "runs/nowhere: no such run directory"),
@@ -238,12 +243,12 @@ def test_a_damaged_tokenizer_is_named(workplace, tmp_path):
 
 ENDLESS = """
 import json, sys
-from bench import peak_bytes
-from test_model import tiny
 from generate import generate
-from model_torch import Cache
+from lab.bench import peak_bytes
+from past.cache import Cache
+from test_past import reading
 cache, peaks = Cache(4, 60), []
-steps = generate(tiny(sys.argv[1]).float(), [[1]], cache)
+steps = generate(reading(sys.argv[1]).float(), [[1]], cache)
 for i in range(100_000):
     token, = next(steps)
     if i % 20_000 == 19_999:

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-import measures
 from config import InputError
-from measures import MEASURES, PROTOCOLS, Settings
-from pictures import apart
+from lab import measures
+from lab.measures import MEASURES, PROTOCOLS, Settings
+from lab.pictures import apart
 
 LENGTHS = (16, 32, 128)
 DOCUMENTS = [1000 * (d + 1) + np.arange(size) for d, size in enumerate((129, 200, 300, 401))]  # token = where it is

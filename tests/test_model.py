@@ -1,47 +1,41 @@
-"""The GPT against equations written out in loops, against two models of another library, and against its invariants."""
+"""The GPT against equations written out in loops, against models of another library, and against its invariants."""
 
 import dataclasses
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+import config as configs
+import fast
+import model_numpy
 import model_torch
 from config import ENCODINGS, EncodingConfig, ModelConfig
 from expe import expe_table, exqpe_table, sinusoidal_table
-from model_torch import GPT, Encoding, Places
+from model_torch import GPT, Encoding
 
 V, T = 40, 12
 STYLES = {"gpt": dict(norm="layernorm", mlp="gelu", tied=False), "llama": dict(norm="rmsnorm", mlp="swiglu", tied=True)}
-
-
+BLOCKS = {"every": dict(n_layers=4, nope_every=2), "window": dict(window=4),
+          "both": dict(n_layers=4, nope_every=2, window=4)}
 SMALL = {"l": 5, "buckets": 6, "max_distance": 5}
 
 
 def settings(pe, **changes):
     """An EncodingConfig that suits a width of 16 and a context of 12."""
-    return EncodingConfig(pe, **{name: SMALL[name] for name in SMALL if name in ENCODINGS.get(pe, ())} | changes)
+    known = {f.name for f in dataclasses.fields(ENCODINGS[pe])}
+    return EncodingConfig(pe, **{name: SMALL[name] for name in SMALL if name in known} | changes)
 
 
-def tiny(pe="nope", style="gpt", seed=0, variant=(), **changes):
+def tiny(pe="nope", style="gpt", seed=0, variant=(), make=GPT, parts=(), **changes):
     """A float64 GPT with 2 layers, width 16, 2 heads, and weights large enough for attention to matter."""
-    config = ModelConfig(
-        **dict(
-            n_layers=2,
-            d_model=16,
-            n_heads=2,
-            context=T,
-            vocab_size=V,
-            d_mlp=40,
-            **STYLES[style],
-            encoding=settings(pe, **dict(variant)),
-        )
-        | changes
-    )
+    config = dict(n_layers=2, d_model=16, n_heads=2, context=T, vocab_size=V, d_mlp=40, **STYLES[style])
+    model = make(ModelConfig(**config | {"encoding": settings(pe, **dict(variant))} | changes), **dict(parts))
+    model = model.double().eval()
     torch.manual_seed(seed)
-    model = GPT(config).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -52,13 +46,31 @@ def some_tokens(*shape, seed=1):
     return torch.randint(V, shape, generator=torch.Generator().manual_seed(seed))
 
 
+def some_input(seed=3):
+    return torch.randn(1, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def attend(model, h, n=tuple(range(T))):
+    """The first block's attention over h (B, T, C), at positions n."""
+    attention = model.blocks[0].attn
+    return attention(h, model.tables(np.array(n))[attention.encoding.settings])
+
+
+def add_encoding(monkeypatch, name, settings, doors, torch_class):
+    """Make an encoding known for one test, as a file in zoo/ would for good."""
+    for registry, part in ((configs.ENCODINGS, settings), (model_numpy.ENCODINGS, doors),
+                           (model_torch.ENCODINGS, torch_class)):
+        monkeypatch.setitem(registry.read, name, part)
+
+
 # ---- against the equations -------------------------------------------------------------------------------------------
 
 
-def attention_in_loops(h, w_qkv, w_proj, n_heads, override=None, turn=None, on="qk", bias=None, shaw=None):
+def attention_in_loops(h, w_qkv, w_proj, n_heads, override=None, turn=None, on="qk", bias=None, shaw=None, window=0):
     """Equations 1 to 3 token by token and head by head. h (T, C); override (T, l) for q and k; turn (T, D/2) angles;
 
-    bias(head, m, n) is added to a score; shaw(m, n) returns the vectors that are added to key n and to value n.
+    bias(head, m, n) is added to a score; shaw(m, n) returns the vectors that are added to key n and to value n. A query
+    sees the last `window` keys, its own among them; with 0 all up to its own.
     """
     T, D = len(h), h.shape[1] // n_heads
     w_q, w_k, w_v = np.split(w_qkv, 3)
@@ -71,15 +83,15 @@ def attention_in_loops(h, w_qkv, w_proj, n_heads, override=None, turn=None, on="
         part = slice(head * D, (head + 1) * D)
         for m in range(T):
             scores, values = [], []
-            for n in range(m + 1):
-                q, k = (w_q @ enters["q"][m])[part], (w_k @ enters["k"][n])[part]
-                values.append((w_v @ enters["v"][n])[part])
+            for n in range(max(0, m + 1 - window) if window else 0, m + 1):
+                q, k, v = (w_q @ enters["q"][m])[part], (w_k @ enters["k"][n])[part], (w_v @ enters["v"][n])[part]
                 if shaw is not None:
-                    k, values[n] = k + shaw(m, n)[0], values[n] + shaw(m, n)[1]
+                    k, v = k + shaw(m, n)[0], v + shaw(m, n)[1]
                 if turn is not None:
                     q = (q[: D // 2] + 1j * q[D // 2 :]) * np.exp(1j * turn[m])
                     k = (k[: D // 2] + 1j * k[D // 2 :]) * np.exp(1j * turn[n])
                 scores.append(np.vdot(q, k).real / math.sqrt(D) + (bias(head, m, n) if bias else 0))
+                values.append(v)
             weights = np.exp(scores) / np.sum(np.exp(scores))
             out[m, part] = sum(weight * value for weight, value in zip(weights, values, strict=True))
     return out @ w_proj.T
@@ -93,27 +105,13 @@ def bucket_by_formula(d, buckets, max_distance):
     return min(half + int(math.log(d / half) / math.log(max_distance / half) * (buckets - half)), buckets - 1)
 
 
-@pytest.mark.parametrize(
-    "pe, variant",
-    [
-        *((pe, {}) for pe in ("nope", "expe", "exqpe", "rope", "alibi", "t5", "shaw")),
-        *(("expe", {"on": on}) for on in ("k", "q", "qkv")),
-        ("exqpe", {"on": "k"}),
-        ("expe", {"constant": True}),
-        ("expe", {"learn": "init"}),
-        ("exqpe", {"learn": "random", "start": 0.3}),
-    ],
-    ids=str,
-)
-def test_attention_follows_the_papers_equations(pe, variant):
-    model, n = tiny(pe, variant=variant), np.arange(T) * 3 + 100
-    h = torch.randn(1, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    attention = model.blocks[0].attn
-    ours = attention(h, model.encoding, model.places(n)).detach().numpy()[0]
-    ramp = 1 / (4 * T)
+def loops_say(model, i, h, n, variant):
+    """attention_in_loops of block i, of its input h (T, C) at positions n; what it has is worked out anew here."""
+    config, attention, ramp = model.config, model.blocks[i].attn, 1 / (4 * T)
     own = {name: p.detach().numpy() for name, p in model.encoding.named_parameters()}
+    bare = config.nope_every > 0 and i % config.nope_every == config.nope_every - 1
+    pe, options = "nope" if bare else config.encoding.pe, {"window": 0 if bare else config.window}
     two = own.get("weight", {"expe": (0.0, ramp), "exqpe": (ramp, 1 / 16)}.get(pe))  # what --learn trains
-    options = {}
     if pe == "expe":
         options["override"] = expe_table(n, 5, *two, step=0 if variant.get("constant") else 1)
     if pe == "exqpe":
@@ -126,204 +124,201 @@ def test_attention_follows_the_papers_equations(pe, variant):
         options["bias"] = lambda head, m, s: own["weight"][bucket_by_formula(n[m] - n[s], 6, 5), head]
     if pe == "shaw":
         options["shaw"] = lambda m, s: [own[part][min(n[m] - n[s], 5)] for part in ("keys", "values")]
-    loops = attention_in_loops(
-        h.numpy()[0],
-        attention.qkv.weight.detach().numpy(),
-        attention.proj.weight.detach().numpy(),
-        2,
-        on=variant.get("on", "qk"),
-        **options,
-    )
-    np.testing.assert_allclose(ours, loops, rtol=1e-10, atol=1e-12)
+    weights = (w.weight.detach().numpy() for w in (attention.qkv, attention.proj))
+    return attention_in_loops(h, *weights, 2, on=variant.get("on", "qk"), **options)
+
+
+LOOPED = ("nope", "expe", "exqpe", "rope", "alibi", "t5", "shaw")
+
+
+@pytest.mark.parametrize(
+    "pe, variant, blocks",
+    [
+        *((pe, {}, {}) for pe in LOOPED),
+        *(("expe", {"on": on}, {}) for on in ("k", "q", "qkv")),
+        ("exqpe", {"on": "k"}, {}),
+        ("expe", {"constant": True}, {}),
+        ("expe", {"learn": "init"}, {}),
+        ("exqpe", {"learn": "random", "start": 0.3}, {}),
+        *((pe, {}, blocks) for blocks in BLOCKS.values() for pe in LOOPED),
+        ("expe", {}, {"window": 1}),
+        ("rope", {}, {"window": T}),
+        ("alibi", {}, {"n_layers": 3, "nope_every": 3}),
+    ],
+    ids=str,
+)
+def test_attention_of_each_block_follows_the_papers_equations(pe, variant, blocks):
+    model, n, seen = tiny(pe, variant=variant, **blocks), np.arange(T) * 3 + 100, []
+    for block in model.blocks:
+        block.attn.register_forward_hook(lambda attention, given, out: seen.append((given[0], out)))
+    model(some_tokens(1, T), positions=torch.from_numpy(n))
+    assert len(seen) == model.config.n_layers
+    for i, (h, out) in enumerate(seen):
+        loops = loops_say(model, i, h[0].detach().numpy(), n, variant)
+        np.testing.assert_allclose(out[0].detach().numpy(), loops, rtol=1e-10, atol=1e-12)
+
+
+def before_block_1(pe, variant=()):
+    """What enters the first block, (T, C), the embedding (T, C), and the model."""
+    model, tokens, seen = tiny(pe, variant=variant), some_tokens(1, T), []
+    model.blocks[0].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0]))
+    model(tokens)
+    return seen[0][0].detach().numpy(), model.embedding.weight[tokens[0]].detach().numpy(), model
 
 
 def test_sinusoidal_is_added_to_the_embedding():
-    model, tokens = tiny("sinusoidal"), some_tokens(1, T)
-    seen = []
-    model.blocks[0].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0]))
-    model(tokens)
-    embedded = model.embedding.weight[tokens[0]].detach().numpy()
-    expected = embedded + sinusoidal_table(np.arange(T), 16)
-    np.testing.assert_allclose(seen[0][0].detach().numpy(), expected, rtol=1e-12)
+    entered, embedded, _ = before_block_1("sinusoidal")
+    np.testing.assert_allclose(entered, embedded + sinusoidal_table(np.arange(T), 16), rtol=1e-12)
 
 
 def test_once_overrides_the_residual_stream_before_the_first_block_and_nothing_else():
-    model, tokens, n = tiny("expe", variant={"once": True}), some_tokens(1, T), np.arange(T)
-    seen = []
-    model.blocks[0].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0]))
-    model(tokens)
-    expected = model.embedding.weight[tokens[0]].detach().numpy()
-    expected[:, :5] = expe_table(n, 5, 0.0, 1 / (4 * T))
-    np.testing.assert_allclose(seen[0][0].detach().numpy(), expected, rtol=1e-12)
-    at, w = model.places(n), model.blocks[0].attn.qkv.weight.view(3, 16, 16)
-    assert model.encoding.override(w) is w and all(model.encoding.offset(part, w, at.table) is None for part in "qkv")
+    entered, expected, model = before_block_1("expe", {"once": True})
+    expected[:, :5] = expe_table(np.arange(T), 5, 0.0, 1 / (4 * T))
+    np.testing.assert_allclose(entered, expected, rtol=1e-12)
+    w = [w.weight.detach().numpy() for w in (model.blocks[0].attn.qkv, model.blocks[0].attn.proj)]
+    for n in (np.arange(T), np.arange(T) + 7):
+        ours = attend(model, some_input(), n)[0].detach().numpy()
+        np.testing.assert_allclose(ours, attention_in_loops(some_input()[0].numpy(), *w, 2), rtol=1e-10, atol=1e-12)
 
 
 def test_value_door_needs_no_score_and_keeps_the_mask(monkeypatch):
     seen = []
 
     class Nothing(Encoding):  # adds 0 to the output, and shows the weights
-        reads_weights = True
-
         def value(self, weights, table):
             seen.append(weights)
             return 0
 
-    plain, h = tiny(), torch.randn(1, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    monkeypatch.setitem(model_torch.ENCODINGS, "nope", Nothing)
-    model = tiny()
-    attention = model.blocks[0].attn
-    torch.testing.assert_close(
-        attention(h, model.encoding, Places(None)),
-        plain.blocks[0].attn(h, plain.encoding, Places(None)),
-        rtol=1e-10,
-        atol=1e-12,
-    )
-    assert torch.equal(seen[0], seen[0].tril()) and torch.allclose(seen[0].sum(-1), torch.ones((), dtype=torch.float64))
+    plain, windowed = attend(tiny(), some_input()), attend(tiny(window=4), some_input())
+    monkeypatch.setitem(model_torch.ENCODINGS.read, "nope", Nothing)
+    for changes, right, first in (({}, plain, -T), ({"window": 4}, windowed, -3)):
+        torch.testing.assert_close(attend(tiny(**changes), some_input()), right, rtol=1e-10, atol=1e-12)
+        weights = seen.pop()
+        assert torch.equal(weights, weights.tril().triu(first)) and weights.min() == 0
+        assert torch.allclose(weights.sum(-1), torch.ones((), dtype=torch.float64))
 
 
 def test_score_door_adds_to_the_scaled_scores_before_the_mask(monkeypatch):
-    class Linear(Encoding):  # ALiBi's bias for slopes 1/2 and 1/4, in two lines
-        def pairs(self, queries, keys):
+    @dataclass(frozen=True)
+    class Settings(EncodingConfig):  # ALiBi's bias for slopes 1/2 and 1/4, in one line
+        def pairs(self, queries, keys, model):
             return -np.array([[[0.5]], [[0.25]]]) * np.abs(queries[:, None] - keys).astype(np.float64)
 
-        def score(self, q, k, table):
+    class Linear(Encoding):
+        def score(self, q, k, h, table):
             return table
 
-    monkeypatch.setitem(model_torch.ENCODINGS, "nope", Linear)
-    model = tiny()
-    h = torch.randn(1, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    attention = model.blocks[0].attn
-    ours = attention(h, model.encoding, model.places(np.arange(T)))
-    q, k, v = (h @ w.T for w in attention.qkv.weight.split(16))
-    heads = []
-    for head, slope in enumerate((0.5, 0.25)):
-        part = slice(head * 8, head * 8 + 8)
-        scores = q[0, :, part] @ k[0, :, part].T / math.sqrt(8)
-        for m in range(T):
-            for n in range(T):
-                scores[m, n] = scores[m, n] - slope * (m - n) if n <= m else -math.inf
-        heads.append(scores.softmax(-1) @ v[0, :, part])
-    torch.testing.assert_close(ours[0], torch.cat(heads, -1) @ attention.proj.weight.T, rtol=1e-10, atol=1e-12)
+    add_encoding(monkeypatch, "linear", Settings, lambda settings: model_numpy.Encoding(), Linear)
+    model, h = tiny("linear"), some_input()
+    w = [w.weight.detach().numpy() for w in (model.blocks[0].attn.qkv, model.blocks[0].attn.proj)]
+    right = attention_in_loops(h[0].numpy(), *w, 2, bias=lambda head, m, n: -[0.5, 0.25][head] * (m - n))
+    np.testing.assert_allclose(attend(model, h)[0].detach().numpy(), right, rtol=1e-10, atol=1e-12)
 
 
 # ---- against another library's models --------------------------------------------------------------------------------
+
+
+def filled(theirs, ours):
+    """A model of transformers that calls its weights as Llama does, in float64, with our weights."""
+    names = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head", "norm1": "input_layernorm",
+             "attn.proj": "self_attn.o_proj", "norm2": "post_attention_layernorm"}
+    weights = {}
+    for name, value in ours.state_dict().items():
+        module, _, kind = name.rpartition(".")
+        layer, module = module.split(".", 2)[1:] if module.startswith("blocks.") else (None, module)
+        at = "" if layer is None else f"model.layers.{layer}."
+        if module == "attn.qkv":
+            for part, w in zip("qkv", value.chunk(3), strict=True):
+                weights[f"{at}self_attn.{part}_proj.weight"] = w
+        else:
+            weights[f"{at}{names.get(module) or module + '_proj'}.{kind}"] = value
+    theirs = theirs.double().eval()
+    missing, unexpected = theirs.load_state_dict(weights, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    theirs.tie_weights()
+    return theirs
+
+
+def like(ours, **changes):
+    """The arguments that make a config of transformers with the shape of our model."""
+    c = ours.config
+    return dict(vocab_size=V, hidden_size=c.d_model, intermediate_size=c.d_mlp, num_hidden_layers=c.n_layers,
+                num_attention_heads=c.n_heads, num_key_value_heads=c.n_heads, tie_word_embeddings=c.tied,
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, pad_token_id=None, bos_token_id=None,
+                eos_token_id=None, attn_implementation="eager") | changes
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_llama_style_equals_transformers_llama(tied):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    ours = tiny("rope", "llama", tied=tied)
-    theirs = (
-        LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=V,
-                hidden_size=16,
-                intermediate_size=40,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                rms_norm_eps=1e-5,
-                tie_word_embeddings=tied,
-                rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-                attn_implementation="eager",
-            )
-        )
-        .double()
-        .eval()
-    )
-    names = {
-        "embedding.weight": "model.embed_tokens.weight",
-        "norm.weight": "model.norm.weight",
-        "head.weight": "lm_head.weight",
-    }
-    weights = {}
-    for name, value in ours.state_dict().items():
-        if name in names:
-            weights[names[name]] = value
-            continue
-        layer, rest = name.removeprefix("blocks.").split(".", 1)
-        if rest == "attn.qkv.weight":
-            for part, w in zip("qkv", value.split(16), strict=True):
-                weights[f"model.layers.{layer}.self_attn.{part}_proj.weight"] = w
-        else:
-            rest = {
-                "attn.proj.weight": "self_attn.o_proj.weight",
-                "norm1.weight": "input_layernorm.weight",
-                "norm2.weight": "post_attention_layernorm.weight",
-            }.get(rest) or rest.replace(".weight", "_proj.weight")
-            weights[f"model.layers.{layer}.{rest}"] = value
-    missing, unexpected = theirs.load_state_dict(weights, strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}
-    theirs.tie_weights()
-    tokens = some_tokens(2, 3 * T)  # far past the trained length
-    torch.testing.assert_close(
-        ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5
-    )  # theirs computes angles and norms in fp32
+    ours, tokens = tiny("rope", "llama", tied=tied), some_tokens(2, 3 * T)  # far past the trained length
+    theirs = filled(LlamaForCausalLM(LlamaConfig(**like(ours, rms_norm_eps=1e-5))), ours)
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)  # angles and norms in fp32
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_nope_every_and_window_equal_those_of_transformers_smollm3(blocks):
+    from transformers import SmolLM3Config, SmolLM3ForCausalLM
+
+    ours, tokens = tiny("rope", "llama", **{"n_layers": 4} | BLOCKS[blocks]), some_tokens(2, 3 * T)
+    every, window = ours.config.nope_every, ours.config.window
+    with_rope = [0 if every and i % every == 0 else 1 for i in range(1, 5)]
+    kinds = ["sliding_attention" if window and rope else "full_attention" for rope in with_rope]
+    theirs = SmolLM3Config(**like(ours, rms_norm_eps=1e-5, no_rope_layers=with_rope, layer_types=kinds,
+                                  use_sliding_window=window > 0, sliding_window=window or None))
+    theirs = filled(SmolLM3ForCausalLM(theirs), ours)
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)  # angles and norms in fp32
 
 
 def test_gpt_style_with_learned_positions_equals_transformers_gpt2():
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    ours = tiny("learned", "gpt", tied=True)
-    theirs = (
-        GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=V, n_positions=T, n_embd=16, n_layer=2, n_head=2, n_inner=40, attn_implementation="eager"
-            )
-        )
-        .double()
-        .eval()
-    )
-    own = ours.state_dict()
+    ours, tokens, targets = tiny("learned", "gpt", tied=True), some_tokens(2, T), some_tokens(2, T, seed=9)
+    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=T, n_embd=16, n_layer=2, n_head=2, n_inner=40,
+                                        attn_implementation="eager")).double().eval()
+    own, linear = ours.state_dict(), ("attn.qkv.", "attn.proj.", "mlp.up.", "mlp.down.")
+    names = {"transformer.": "", "wte": "embedding", "wpe": "encoding", "ln_f": "norm", "ln_1": "norm1",
+             "ln_2": "norm2", "attn.c_attn": "attn.qkv", "attn.c_proj": "attn.proj", "mlp.c_fc": "mlp.up",
+             "mlp.c_proj": "mlp.down"}
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
-            name = (
-                name.removeprefix("transformer.").replace("h.", "blocks.", 1)
-                if ".h." in name
-                else name.removeprefix("transformer.")
-            )
-            for old, new in (
-                ("wte", "embedding"),
-                ("wpe", "encoding"),
-                ("ln_f", "norm"),
-                ("ln_1", "norm1"),
-                ("ln_2", "norm2"),
-                ("attn.c_attn", "attn.qkv"),
-                ("attn.c_proj", "attn.proj"),
-                ("mlp.c_fc", "mlp.up"),
-                ("mlp.c_proj", "mlp.down"),
-            ):
+            name = name.replace(".h.", ".blocks.")
+            for old, new in names.items():
                 name = name.replace(old, new)
+            of_linear = any(part in name for part in linear)
             if name in own:
-                parameter.copy_(
-                    own[name].T
-                    if name.endswith(("qkv.weight", "proj.weight", "up.weight", "down.weight"))
-                    else own[name]
-                )
+                parameter.copy_(own[name].T if of_linear else own[name])
             else:
-                assert name.endswith(("qkv.bias", "proj.bias", "up.bias", "down.bias")), name
+                assert of_linear and name.endswith(".bias"), name
                 parameter.zero_()  # we have no biases in linear layers
-    tokens = some_tokens(2, T)
-    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-10, atol=1e-10)
     logits = ours(tokens)
-    by_hand = torch.stack(
-        [-logits[b, t].log_softmax(-1)[some_tokens(2, T, seed=9)[b, t]] for b in range(2) for t in range(T)]
-    ).mean()
-    torch.testing.assert_close(ours(tokens, some_tokens(2, T, seed=9)), by_hand, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(logits, theirs(tokens).logits, rtol=1e-10, atol=1e-10)
+    by_hand = [-logits[b, t].log_softmax(-1)[targets[b, t]] for b in range(2) for t in range(T)]
+    torch.testing.assert_close(ours(tokens, targets), torch.stack(by_hand).mean(), rtol=1e-10, atol=1e-10)
 
 
 # ---- invariants ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("blocks", [{}, *BLOCKS.values()], ids=["plain", *BLOCKS])
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("pe", ENCODINGS)
-def test_no_token_sees_a_later_one(pe, style):
-    model, tokens = tiny(pe, style), some_tokens(2, T)
+def test_no_token_sees_a_later_one(pe, style, blocks):
+    model, tokens = tiny(pe, style, **blocks), some_tokens(2, T)
     changed = tokens.clone()
     changed[:, 7] = (changed[:, 7] + 1) % V
     before, after = model(tokens), model(changed)
     assert torch.equal(before[:, :7], after[:, :7]) and not torch.allclose(before[:, 7:], after[:, 7:])
+
+
+@pytest.mark.parametrize("pe", ENCODINGS)
+def test_a_window_ends_where_it_says(pe):
+    model, tokens = tiny(pe, n_layers=1, window=4), some_tokens(1, T)
+    changed = tokens.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % V
+    same = (model(tokens) == model(changed)).all(-1)[0]
+    assert same.tolist() == [not 5 <= m < 5 + 4 for m in range(T)]
 
 
 @pytest.mark.parametrize("pe", ENCODINGS)
@@ -366,22 +361,31 @@ def test_expe_on_keys_alone_is_relative():
         assert torch.allclose(shifted, model(tokens), rtol=1e-9, atol=1e-11) == (shift % 5 == 0), shift
 
 
-@pytest.mark.parametrize("pe", ["sinusoidal", "expe", "exqpe", "rope"])
+def exact_tables(pe, n, config):
+    return [settings(pe).fit(config).rows(n, config), settings(pe).pairs(n, n, config)]
+
+
+@pytest.mark.parametrize(
+    "pe", [pe for pe in ENCODINGS if any(x is not None and x.dtype.kind == "f"
+                                         for x in exact_tables(pe, np.arange(2), tiny().config))])
 def test_tables_are_exact_at_positions_that_half_precision_merges(pe):
-    positions, model = np.array([256, 257, 1_000_003]), tiny(pe)
-    exact = model.encoding.rows(positions)
+    n, model = np.array([256, 257, 1_000_003]), tiny(pe)
+    of, exact = model.config.encoding, exact_tables(pe, n, model.config)
     for dtype in (torch.float32, torch.bfloat16):
-        cast_once = torch.from_numpy(exact).to(dtype)
-        assert torch.equal(model.to(dtype).places(positions).table, cast_once)
-    rows = model.float().places(positions).table
-    assert not torch.equal(rows[..., 0, :], rows[..., 1, :])
+        for found, right in zip(model.to(dtype).tables(n)[of], exact, strict=True):
+            assert found is right is None or torch.equal(found, torch.from_numpy(right).to(dtype))
+    found = next(x for x in model.float().tables(n)[of] if x is not None)
+    assert not torch.equal(found[..., 0, :], found[..., 1, :])
 
 
 def test_table_follows_the_length_and_the_dtype_of_the_weights():
     model = tiny("expe")
-    four, nine = np.arange(4), np.arange(9)
-    assert model.places(four).table.shape == (4, 5) and model.places(nine).table.shape == (9, 5)
-    assert model.places(nine) is model.places(np.arange(9)) and model.float().places(nine).table.dtype == torch.float32
+
+    def rows(n):
+        return model.tables(n)[model.config.encoding].rows
+
+    assert rows(np.arange(4)).shape == (4, 5) and rows(np.arange(9)).shape == (9, 5)
+    assert rows(np.arange(9)) is rows(np.arange(9)) and model.float() and rows(np.arange(9)).dtype == torch.float32
 
 
 def test_every_encoding_starts_from_the_same_weights():
@@ -408,9 +412,9 @@ def test_first_weights_are_those_of_the_rule():
     assert not torch.equal(GPT(config, seed=5).head.weight, GPT(config, seed=6).head.weight)
 
 
-def test_dropout_is_on_the_embedding_and_on_each_residual_branch_only():
-    model = tiny(dropout=0.5, n_layers=1).train()
-    seen = []
+@pytest.mark.parametrize("parts", [{}, fast.PARTS], ids=["plain", "fast"])
+def test_dropout_is_on_the_embedding_and_on_each_residual_branch_only(parts):
+    model, seen = tiny(dropout=0.5, n_layers=1, parts=parts).train(), []
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.register_forward_hook(lambda m, inputs, out: seen.append((out == 0).double().mean().item()))
@@ -422,29 +426,53 @@ def test_dropout_is_on_the_embedding_and_on_each_residual_branch_only():
     assert torch.equal(a, model(some_tokens(8, T))) and not torch.equal(a, model.eval()(some_tokens(8, T)))
 
 
-def test_token_losses_are_the_terms_of_the_mean_loss(monkeypatch):
-    model, tokens, targets = tiny("rope"), some_tokens(3, 50), some_tokens(3, 50, seed=5)
-    monkeypatch.setitem(model_torch.LOGITS, "cpu", 7 * V)
+# ---- fast parts against the plain ones -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_model_of_fast_parts_has_the_plain_ones_loss_and_gradients(style, monkeypatch):
+    monkeypatch.setitem(fast.LOGITS, "cpu", 7 * V)
+    plain, quick = tiny("t5", style), tiny("t5", style, parts=fast.PARTS)
+    assert (quick.cross_entropy, type(quick.dropout), type(quick.blocks[0].dropout)) == (
+        fast.cross_entropy, fast.Dropout, fast.Dropout)
+    losses = [model(some_tokens(3, T), some_tokens(3, T, seed=5)) for model in (quick, plain)]
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
+    for loss in losses:
+        loss.backward()
+    for (name, found), right in zip(quick.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, right.grad, rtol=1e-10, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("parts", [{}, fast.PARTS], ids=["plain", "fast"])
+def test_token_losses_are_the_terms_of_the_mean_loss(parts, monkeypatch):
+    model, tokens, targets = tiny("rope", parts=parts), some_tokens(3, 50), some_tokens(3, 50, seed=5)
+    monkeypatch.setitem(fast.LOGITS, "cpu", 7 * V)
     losses = model.token_losses(tokens, targets)
     assert losses.shape == (3, 50)
+    by_hand = -model(tokens).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(losses, by_hand, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(losses.mean(), model(tokens, targets), rtol=1e-6, atol=1e-6)
     with torch.no_grad():
         torch.testing.assert_close(losses.mean(), model(tokens, targets), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("rows", [1, 7, 10, 1000])
 @pytest.mark.parametrize("size", [1, 1e4])  # 1e4: exp would overflow
-def test_cross_entropy_and_its_gradients_are_torchs(rows, size, monkeypatch):
-    monkeypatch.setitem(model_torch.LOGITS, "cpu", rows * V)
+def test_fast_cross_entropy_and_its_gradients_are_the_plain_ones(rows, size, reduction, monkeypatch):
+    monkeypatch.setitem(fast.LOGITS, "cpu", rows * V)
     rng = np.random.default_rng(0)
-    h, w = (torch.from_numpy(rng.standard_normal(shape)).requires_grad_() for shape in ((10, 8), (V, 8)))
-    targets = torch.from_numpy(rng.integers(0, V, 10))
-    targets[3] = targets[7]  # a row of dW with two targets
-    found = torch.autograd.grad(3 * model_torch.CrossEntropy.apply(size * h, w, targets), (h, w))
-    right = torch.autograd.grad(3 * F.cross_entropy(F.linear(size * h, w), targets), (h, w))
+    h, w, upstream = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((2, 5, 8), (V, 8), (2, 5)))
+    h, w, targets = h.requires_grad_(), w.requires_grad_(), torch.from_numpy(rng.integers(0, V, (2, 5)))
+    targets[0, 3] = targets[1, 2]  # a row of dW with two targets
+    upstream = 3 if reduction == "mean" else upstream
+    losses = [part(size * h, w, targets, reduction) for part in (fast.cross_entropy, model_torch.cross_entropy)]
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=1e-12 * size)
+    found, right = (torch.autograd.grad((upstream * loss).sum(), (h, w)) for loss in losses)
     for x, y in zip(found, right, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12 * size)
-    assert torch.autograd.gradcheck(model_torch.CrossEntropy.apply, (h, w, targets))
+    if reduction == "mean":
+        assert torch.autograd.gradcheck(fast.cross_entropy, (h, w, targets))
 
 
 def test_bf16_loss_sums_its_gradients_in_fp32(monkeypatch):
@@ -453,15 +481,15 @@ def test_bf16_loss_sums_its_gradients_in_fp32(monkeypatch):
     w = (torch.from_numpy(rng.standard_normal((V, 16))) / 4).requires_grad_()
     targets = torch.from_numpy(rng.integers(0, V, 4096))
     right = torch.autograd.grad(F.cross_entropy(F.linear(h, w), targets), (h, w))
-    monkeypatch.setitem(model_torch.LOGITS, "cpu", 16 * V)  # 256 parts, whose sum in bf16 would be off by 10% and more
-    found = torch.autograd.grad(model_torch.CrossEntropy.apply(h.bfloat16(), w.bfloat16(), targets), (h, w))
+    monkeypatch.setitem(fast.LOGITS, "cpu", 16 * V)  # 256 parts, whose sum in bf16 would be off by 10% and more
+    found = torch.autograd.grad(fast.CrossEntropy.apply(h.bfloat16(), w.bfloat16(), targets), (h, w))
     for x, y in zip(found, right, strict=True):
         assert (x - y).norm() < 0.01 * y.norm()
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.999])
-def test_dropout_keeps_its_share_and_the_mean(p):
-    dropout, x = model_torch.Dropout(p), torch.ones(999, 1001, dtype=torch.float64, requires_grad=True)
+def test_fast_dropout_keeps_its_share_and_the_mean(p):
+    dropout, x = fast.Dropout(p), torch.ones(999, 1001, dtype=torch.float64, requires_grad=True)
     torch.manual_seed(0)
     y = dropout(x)
     n, dropped = y.numel(), (y == 0)
@@ -478,46 +506,21 @@ def test_dropout_keeps_its_share_and_the_mean(p):
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("pe", ENCODINGS)
 def test_bf16_autocast_trains(pe, style):
-    model = tiny(pe, style).float().train()
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(some_tokens(2, T), some_tokens(2, T, seed=4))
-    loss.backward()
-    exact = tiny(pe, style)(some_tokens(2, T), some_tokens(2, T, seed=4))
-    assert loss.dtype == torch.float32 and abs(loss - exact) < 0.1 * exact
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-
-
-# ---- wrong input -----------------------------------------------------------------------------------------------------
-
-
-def test_wrong_tokens_and_positions_are_named():
-    model = tiny("learned")
-    for tokens, message in (
-        (torch.tensor([[0, V]]), f"tokens must be from 0 to {V - 1}, got {V}"),
-        (torch.tensor([[-1]]), "got -1"),
-        (torch.zeros(3, dtype=torch.long), r"tokens must have the shape \(B, T\), got \(3,\)"),
-        (torch.zeros(2, 0, dtype=torch.long), r"got \(2, 0\)"),
-        (torch.zeros(1, 2), "tokens must be int64 or int32"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            model(tokens)
-    with pytest.raises(ValueError, match=r"targets must have the shape \(1, 4\), got \(1, 3\)"):
-        model(some_tokens(1, 4), some_tokens(1, 3))
-    with pytest.raises(
-        ValueError,
-        match="learned has a row for each of the positions 0 to 11 it was trained on, and none for position 12",
-    ):
-        model(some_tokens(1, T + 1))
-    with pytest.raises(ValueError, match=r"positions must be integers of shape \(4,\) or \(1, 4\), got float32"):
-        model(some_tokens(1, 4), positions=torch.arange(4.0))
-    with pytest.raises(ValueError, match=r"got int64 of \(5,\)"):
-        model(some_tokens(1, 4), positions=torch.arange(5))
+    tokens, targets = some_tokens(2, T), some_tokens(2, T, seed=4)
+    exact = tiny(pe, style)(tokens, targets)
+    for parts in ({}, fast.PARTS):
+        model = tiny(pe, style, parts=parts).float().train()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(tokens, targets)
+        loss.backward()
+        assert loss.dtype == torch.float32 and abs(loss - exact) < 0.1 * exact
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pe", ENCODINGS)
 def test_compiled_model_equals_the_eager_one(pe):
-    model, tokens, targets = tiny(pe).float(), some_tokens(2, T), some_tokens(2, T, seed=4)
+    model, tokens, targets = tiny(pe, parts=fast.PARTS).float(), some_tokens(2, T), some_tokens(2, T, seed=4)
     eager = model(tokens, targets)
-    model.compile()
+    fast.compile(model)
     torch.testing.assert_close(model(tokens, targets), eager, rtol=1e-5, atol=1e-5)

@@ -1,6 +1,7 @@
 """A grid of tiny runs: planned, killed and gone on with, evaluated, and reported from its files alone."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -12,9 +13,9 @@ import time
 import pytest
 from conftest import ROOT, command, refused
 
-import reproduce
-from config import read_run
-from measures import intervals
+from lab.grids import EVALUATIONS, GRIDS, VARIANTS
+from lab.measures import intervals
+from runs import read_run
 
 WHAT = ("run", "nonoverlap", "same-targets", "scaled", "scaled-same-targets")
 SMALL = ["--context", "16", "--batch-size", "4", "--vocab", "300"]
@@ -25,18 +26,18 @@ def grid(tokens, tmp_path_factory):
     """A folder in which a grid of three variants and two seeds was run to its end."""
     folder = tmp_path_factory.mktemp("grid")
     flags = [*SMALL, "--steps", "4", "--data", tokens]
-    done = command("reproduce.py", "scaling", "--seeds", "0,1", "--", *flags, cwd=folder)
+    done = command("lab.reproduce", "scaling", "--seeds", "0,1", "--", *flags, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
 
 def test_every_variant_is_a_run_of_its_own():
-    flags = [value.split()[1:] for value in reproduce.VARIANTS.values()]
+    flags = [value.split()[1:] for value in VARIANTS.values()]
     assert len(set(map(tuple, flags))) == len(flags)
-    for grid in reproduce.GRIDS.values():
-        assert set(grid.evaluations) <= set(reproduce.VARIANTS)
+    for grid in GRIDS.values():
+        assert set(grid.evaluations) <= set(VARIANTS)
         assert {variant for variant, _ in grid.paper} <= set(grid.evaluations)
-        assert {name for names in grid.evaluations.values() for name in names} <= set(reproduce.EVALUATIONS)
+        assert {name for names in grid.evaluations.values() for name in names} <= set(EVALUATIONS)
 
 
 def test_a_grid_leaves_runs_results_a_report_and_pictures(grid):
@@ -55,7 +56,7 @@ def test_numbers_of_the_report_are_those_of_the_files(grid):
     text = (grid / "RESULTS.md").read_text()
     at = [{(row["how"], row["length"]): row["loss"] for what in ("nonoverlap", "scaled")
            for row in json.loads((grid / f"results/mini/expe-s{seed}.{what}.json").read_text())}
-          for seed in (0, 1)]  # fmt: skip
+          for seed in (0, 1)]
     for how in ("", "scale 0.5"):
         losses = [[part[how, length] for part in at] for length in (16, 32, 64, 128, 256)]
         cells = [f"{statistics.mean(x):.3f} ± {statistics.stdev(x):.3f}" for x in losses]
@@ -80,7 +81,7 @@ def test_results_alone_make_the_report_and_its_notes_are_kept(grid, tmp_path):
     (tmp_path / "pictures").mkdir()
     text = (grid / "RESULTS.md").read_text()
     (tmp_path / "RESULTS.md").write_text("old\n\n## Notes\n\nWhat did not work: x.\n")
-    assert command("reproduce.py", "report", cwd=tmp_path).returncode == 0
+    assert command("lab.reproduce", "report", cwd=tmp_path).returncode == 0
     again = (tmp_path / "RESULTS.md").read_text()
     assert again.split("## Notes")[0] == text.split("## Notes")[0]
     assert again.endswith("\n## Notes\n\nWhat did not work: x.\n")
@@ -90,7 +91,7 @@ def test_what_is_done_is_left_alone_and_what_is_lost_is_made_again(grid, tmp_pat
     folder = tmp_path / "grid"
     shutil.copytree(grid, folder)
     tokens = json.loads((folder / "runs/mini/expe-s0/config.json").read_text())["train"]["data"]
-    again = ["reproduce.py", "scaling", "--seeds", "0,1", "--", *SMALL, "--steps", "4", "--data", tokens]
+    again = ["lab.reproduce", "scaling", "--seeds", "0,1", "--", *SMALL, "--steps", "4", "--data", tokens]
     file = folder / "results/mini/expe-s0.scaled.json"
     before, weights = file.read_text(), (folder / "runs/mini/expe-s0/model.safetensors").stat().st_mtime_ns
     file.unlink()
@@ -110,7 +111,7 @@ def test_what_is_done_is_left_alone_and_what_is_lost_is_made_again(grid, tmp_pat
 
 
 def test_a_dry_run_writes_nothing(tmp_path):
-    done = command("reproduce.py", "table2", "--seeds", "0", "--dry-run", cwd=tmp_path)
+    done = command("lab.reproduce", "table2", "--seeds", "0", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "python train.py --preset mini --pe exqpe --on k --seed 0 --out runs/mini/exqpe-on-k-s0" in done.stdout
     assert "11 runs, 18,022,400 training tokens; left: 11 runs and 44 evaluations, about" in done.stdout
@@ -119,10 +120,11 @@ def test_a_dry_run_writes_nothing(tmp_path):
 
 def test_a_grid_that_is_killed_three_times_is_finished(tokens, tmp_path):
     flags = ["scaling", "--seeds", "0", "--", *SMALL, "--steps", "60", "--checkpoint-every", "5", "--data", str(tokens)]
-    line = [sys.executable, ROOT / "reproduce.py", *flags]
+    line = [sys.executable, "-m", "lab.reproduce", *flags]
     steps = []
     for when in ("runs/mini/expe-s0", "results/mini/expe-s0.run.json", "runs/mini/exqpe-s0"):
-        process = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(line, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         for _ in range(600):
             if (tmp_path / when).exists():
                 break
@@ -132,14 +134,14 @@ def test_a_grid_that_is_killed_three_times_is_finished(tokens, tmp_path):
         process.wait()
         found = [read_run(path.parent)[2]["checkpoint"]["step"] for path in tmp_path.glob("runs/mini/*/config.json")]
         steps.append(sum(found))
-    done = command("reproduce.py", *flags, cwd=tmp_path)
+    done = command("lab.reproduce", *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert steps == sorted(steps) and len(list((tmp_path / "results/mini").glob("*.json"))) == 15
     for variant in ("expe", "exqpe", "expe-on-k"):
         assert read_run(tmp_path / f"runs/mini/{variant}-s0")[2]["checkpoint"]["step"] == 60
     straight = tmp_path / "straight"
     straight.mkdir()
-    assert command("reproduce.py", *flags, cwd=straight).returncode == 0
+    assert command("lab.reproduce", *flags, cwd=straight).returncode == 0
     for name in ("expe-s0.scaled", "exqpe-s0.scaled-same-targets"):  # bit for bit what an undisturbed grid gives
         found, right = (json.loads((root / f"results/mini/{name}.json").read_text()) for root in (tmp_path, straight))
         assert [row["loss"] for row in found] == [row["loss"] for row in right]
@@ -154,19 +156,19 @@ def test_a_grid_that_is_killed_three_times_is_finished(tokens, tmp_path):
         ("report", "there is nothing under results/ to report"),
         ("scaling --seeds 0 -- --stepz 4", "unrecognized arguments: --stepz"),
         ("scaling --seeds 0 -- --pe=rope", "--pe is the grid's own"),
-        ("scaling --max-docs 0", "--max-docs must be at least 1, got 0"),
+        ("scaling --max-docs 0", "--max-docs: must be at least 1, got 0"),
         ("scaling --device abacus", "abacus"),
         ("report --seeds 1", "report reads all of results/ and takes no flag: leave out --seeds"),
     ],
 )
 def test_wrong_flags_are_named_in_one_line(flags, message, tmp_path):
-    assert message in refused(command("reproduce.py", *flags.split(), cwd=tmp_path))
+    assert message in refused(command("lab.reproduce", *flags.split(), cwd=tmp_path))
     assert not (tmp_path / "results").exists() and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
 def test_flags_that_are_not_the_runs_own_are_refused(grid, dry):
-    line = refused(command("reproduce.py", "scaling", "--seeds", "0", *dry, "--", "--steps", "9", cwd=grid))
+    line = refused(command("lab.reproduce", "scaling", "--seeds", "0", *dry, "--", "--steps", "9", cwd=grid))
     assert "steps is 4 in runs/mini/expe-s0 and 9 by these flags" in line
 
 
@@ -176,11 +178,11 @@ def test_a_report_needs_whole_files_and_a_place_for_its_notes(grid, tmp_path):
     path = tmp_path / "results/mini/expe-s0.scaled.json"
     whole = path.read_text()
     path.write_text(whole[:100])
-    line = refused(command("reproduce.py", "report", cwd=tmp_path))
+    line = refused(command("lab.reproduce", "report", cwd=tmp_path))
     assert "expe-s0.scaled.json was cut short or edited: delete it, and run its grid again" in line
     path.write_text(whole)
     (tmp_path / "RESULTS.md").write_text("## Notes by hand\n")
-    assert "RESULTS.md has no line '## Notes'" in refused(command("reproduce.py", "report", cwd=tmp_path))
+    assert "RESULTS.md has no line '## Notes'" in refused(command("lab.reproduce", "report", cwd=tmp_path))
     assert (tmp_path / "RESULTS.md").read_text() == "## Notes by hand\n"
 
 
@@ -189,24 +191,24 @@ def test_other_documents_are_scored_again_and_never_averaged(grid, tmp_path):
     path = tmp_path / "results/mini/expe-s1.same-targets.json"
     rows = json.loads(path.read_text())
     path.write_text(json.dumps([row | {"n_documents": 1} for row in rows]))
-    line = refused(command("reproduce.py", "report", cwd=tmp_path))
+    line = refused(command("lab.reproduce", "report", cwd=tmp_path))
     assert "expe-s1.same-targets.json was scored on other documents than" in line
     path.write_text(json.dumps(rows[:-1]))
-    line = refused(command("reproduce.py", "report", cwd=tmp_path))
+    line = refused(command("lab.reproduce", "report", cwd=tmp_path))
     assert "expe-s1.same-targets.json has other rows than seed 0: delete it" in line
     assert not (tmp_path / "RESULTS.md").exists()
     path.unlink()
-    done = command("reproduce.py", "report", cwd=tmp_path)
+    done = command("lab.reproduce", "report", cwd=tmp_path)
     assert done.returncode == 0 and "scaling of mini has not all of seed 1, which is left out" in done.stdout
     tokens = json.loads((grid / "runs/mini/expe-s0/config.json").read_text())["train"]["data"]
     flags = ["--seeds", "0,1", "--max-docs", "1", "--dry-run", "--", *SMALL, "--steps", "4", "--data", tokens]
-    plan = command("reproduce.py", "scaling", *flags, cwd=grid)
+    plan = command("lab.reproduce", "scaling", *flags, cwd=grid)
     assert "left: 0 runs and 24 evaluations" in plan.stdout
 
 
 def test_a_report_has_the_grids_that_are_finished_alone(grid):
     text = (grid / "RESULTS.md").read_text()
     assert [line for line in text.splitlines() if line.startswith("### ")] == [
-        f"### {reproduce.GRIDS['scaling'].title}", "### The commands (mini)"
-    ]  # fmt: skip
-    assert "`python reproduce.py scaling --preset mini --seeds 0,1 -- --context 16" in text
+        f"### {GRIDS['scaling'].title}", "### The commands (mini)"
+    ]
+    assert "`python -m lab.reproduce scaling --preset mini --seeds 0,1 -- --context 16" in text

@@ -9,8 +9,8 @@ from conftest import command, refused
 from lm_eval.api.instance import Instance
 
 import data
-import tasks
-from model_torch import load_model
+from lab import tasks
+from runs import load_model
 
 CHOICES = [
     {"question": "import", "choices": ["os", "zebra crossing", "numbers"], "label": 0},
@@ -130,8 +130,8 @@ def test_greedy_text_stops_where_it_is_told(run):
 
 
 def test_tasks_in_yaml_from_the_command_line(folder, workplace, run):
-    done = command("eval.py", "runs/rope", "--tasks", "choose,roll,write", "--task-path", folder, "--json", "t.json",
-                   cwd=workplace)  # fmt: skip
+    flags = ["--tasks", "choose,roll,write", "--task-path", folder, "--json", "t.json"]
+    done = command("lab.tasks", "runs/rope", *flags, cwd=workplace)
     assert done.returncode == 0, done.stderr
     rows = {(row["task"], row["metric"]): row for row in json.loads((workplace / "t.json").read_text())}
     right = 0
@@ -151,13 +151,13 @@ def test_tasks_in_yaml_from_the_command_line(folder, workplace, run):
     [
         ("--tasks nonesuch", "lm_eval has no task nonesuch"),
         ("--tasks choose --task-path nowhere", "--task-path nowhere is not a folder"),
-        ("--tasks choose --lengths 16", "--lengths has no use with --tasks"),
-        ("--tasks choose --limit 0", "--limit must be at least 1, got 0"),
-        ("--tasks choose --protocol sliding", "not allowed with argument"),
+        ("--tasks choose --lengths 16", "unrecognized arguments: --lengths 16"),
+        ("--tasks choose --limit 0", "--limit: must be at least 1, got 0"),
+        ("--limit 4", "the following arguments are required: --tasks"),
     ],
 )
 def test_wrong_flags_are_named_in_one_line(flags, message, workplace):
-    assert message in refused(command("eval.py", "runs/rope", *flags.split(), cwd=workplace))
+    assert message in refused(command("lab.tasks", "runs/rope", *flags.split(), cwd=workplace))
 
 
 def test_data_that_cannot_be_fetched_is_named(workplace, monkeypatch):
@@ -165,7 +165,7 @@ def test_data_that_cannot_be_fetched_is_named(workplace, monkeypatch):
         raise ConnectionError("no route to the hub")
 
     monkeypatch.setattr(tasks, "simple_evaluate", unreachable)
-    line = refused(command("eval.py", "runs/rope", "--tasks", "hellaswag", cwd=workplace))
+    line = refused(command("lab.tasks", "runs/rope", "--tasks", "hellaswag", cwd=workplace))
     assert "the data of hellaswag cannot be had here (ConnectionError)" in line and "--task-path" in line
 
 

@@ -27,23 +27,16 @@ def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=Fa
     if not lines:
         raise InputError("there is nothing to draw: no run has a loss at these lengths")
     figure, axis = plt.subplots(figsize=(8, 4.8), layout="constrained")
-    ends = []
+    ends, dots = [], {"marker": "o", "markersize": 4}
     for i, (label, (x, y, low, high)) in enumerate(lines.items()):
         colour = COLOURS[i % len(COLOURS)]
         style = {"color": colour, "linestyle": STYLES[i // len(COLOURS) % len(STYLES)]}
         if low is None:
-            axis.plot(x, y, **style, **({"marker": "o", "markersize": 4} if marked else {}))
+            axis.plot(x, y, **style, **(dots if marked else {}))
         else:
-            error = (np.subtract(y, low), np.subtract(high, y))
-            axis.errorbar(x, y, error, marker="o", markersize=4, elinewidth=1, capsize=2, **style)
+            axis.errorbar(x, y, (np.subtract(y, low), np.subtract(high, y)), elinewidth=1, capsize=2, **dots, **style)
         ends.append((y[-1], x[-1], label, colour))
-    bottom, top = axis.get_ylim()
-    ends, space = sorted(ends), (top - bottom) / 22
-    heights = apart([y for y, *_ in ends], space)
-    for (y, x, label, colour), height in zip(ends, heights, strict=True):
-        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "relpos": (0, 0.5)}
-        axis.annotate(label, (x, y), (x * 1.09, height), color=colour, va="center", fontsize=9, arrowprops=line)
-    axis.set_ylim(min(bottom, heights[0] - space), max(top, heights[-1] + space))
+    name_ends(axis, sorted(ends))
     axis.set_xscale("log", base=2)
     furthest = max(max(x) for x, *_ in lines.values())
     ticks = ticks or [2**i for i in range(3, 1 + math.ceil(math.log2(furthest)))]
@@ -54,12 +47,23 @@ def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=Fa
     if trained:
         axis.axvline(trained, color="grey", linestyle=":", linewidth=1)
         axis.annotate("trained length", (trained, 1), (4, -4), xycoords=("data", "axes fraction"),
-                      textcoords="offset points", color="grey", va="top", fontsize=9)  # fmt: skip
+                      textcoords="offset points", color="grey", va="top", fontsize=9)
     axis.set(xlabel=xlabel, ylabel=ylabel)
     axis.set_title("\n".join(textwrap.wrap(title, 75, break_on_hyphens=False)), fontsize=11)
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=100)
     plt.close(figure)
+
+
+def name_ends(axis, ends):
+    """Write the label of each curve, (y, x, label, colour) of its last point, beside it, none over another."""
+    bottom, top = axis.get_ylim()
+    space = (top - bottom) / 22
+    heights = apart([y for y, *_ in ends], space)
+    for (y, x, label, colour), height in zip(ends, heights, strict=True):
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "relpos": (0, 0.5)}
+        axis.annotate(label, (x, y), (x * 1.09, height), color=colour, va="center", fontsize=9, arrowprops=line)
+    axis.set_ylim(min(bottom, heights[0] - space), max(top, heights[-1] + space))
 
 
 def apart(heights, space):
@@ -105,35 +109,30 @@ def by_position(losses, block):
 
 
 def losses(rows, path):
-    """What eval.py's rows say, a curve a run and way: the loss, a probe's gain, or the loss by position."""
+    """What eval.py's rows say, a curve a run and its positions: the loss, a probe's gain, or the loss by position."""
     rows = [row for row in rows if row["loss"] is not None and row["protocol"] == rows[0]["protocol"]]
-    lines, pes = {}, dict.fromkeys((row["run"], row["pe"]) for row in rows)
+    protocol, lines = rows[0]["protocol"] if rows else "", {}
+    pes = [pe for _, pe in {(row["run"], row["pe"]) for row in rows}]
     for row in rows:
-        alone = sum(pe == row["pe"] for _, pe in pes) == 1
-        label = f"{row['pe'] if alone else Path(row['run']).name} {row['how']}".strip()
-        lines.setdefault(label, []).append(row)
-    protocol = rows[0]["protocol"] if rows else ""
-    trained = {row["trained_length"] for row in rows}
-    common = {"trained": trained.pop() if len(trained) == 1 else None}
+        name = row["pe"] if pes.count(row["pe"]) == 1 else Path(row["run"]).name
+        lines.setdefault(f"{name} {row['how']}".strip(), []).append(row)
+    contexts = {row["trained_length"] for row in rows}
+    trained = contexts.pop() if len(contexts) == 1 else None
     if any("by_position" in row for row in rows):
-        drawn = {}
-        for label, line in lines.items():
-            row = max(line, key=lambda row: row["length"])
-            drawn[label] = by_position(row["by_position"], row["block"])
-        title = f"Loss by position in a window ({protocol})"
-        curves(path, drawn, title, "position", "loss, nats a token", marked=False, **common)
+        longest = {label: max(line, key=lambda row: row["length"]) for label, line in lines.items()}
+        drawn = {label: by_position(row["by_position"], row["block"]) for label, row in longest.items()}
+        curves(path, drawn, f"Loss by position in a window ({protocol})", "position", "loss, nats a token",
+               trained=trained, marked=False)
         return
-    common["ticks"] = sorted({row["length"] for row in rows} | ({common["trained"]} - {None}))
+    ticks = sorted({row["length"] for row in rows} | ({trained} - {None}))
+    lengths = {label: [row["length"] for row in line] for label, line in lines.items()}
     if any("gain" in row for row in rows):
-        drawn = {label: ([row["length"] for row in line], *np.array([row["gain"] for row in line]).T)
-                 for label, line in lines.items()}  # fmt: skip
-        curves(path, drawn, f"What the far context is worth: probe {protocol}, with 95% intervals",
-               "tokens in the window", "gain, nats a token", zero=True, **common)  # fmt: skip
-        return
-    drawn = {label: ([row["length"] for row in line], [row["loss"] for row in line], None, None)
-             for label, line in lines.items()}  # fmt: skip
-    curves(path, drawn, f"Loss past the trained length, on the same targets ({protocol})",
-           "tokens in the window", "loss, nats a token", **common)  # fmt: skip
+        drawn = {label: (lengths[label], *np.array([row["gain"] for row in line]).T) for label, line in lines.items()}
+        title, what = f"What the far context is worth: probe {protocol}, with 95% intervals", "gain, nats a token"
+    else:
+        drawn = {label: (lengths[label], [row["loss"] for row in line], None, None) for label, line in lines.items()}
+        title, what = f"Loss past the trained length, on the same targets ({protocol})", "loss, nats a token"
+    curves(path, drawn, title, "tokens in the window", what, trained, ticks, zero=what.startswith("gain"))
 
 
 def attention(path, weights, title):
@@ -150,8 +149,8 @@ def attention(path, weights, title):
         axes = part.subplots(blocks, heads, squeeze=False)
         for block, head in np.ndindex(blocks, heads):
             axis, found = axes[block, head], maps[block][head]
-            pooled = _pooled(found / found.max(-1, keepdims=True))
-            axis.imshow(pooled, cmap="cividis", vmin=0, vmax=1, extent=(0, length, length, 0), interpolation="nearest")
+            x = pooled(found / found.max(-1, keepdims=True))
+            axis.imshow(x, cmap="cividis", vmin=0, vmax=1, extent=(0, length, length, 0), interpolation="nearest")
             axis.set(xticks=[], yticks=[])
             if block == 0:
                 axis.set_title(f"head {head}", fontsize=8)
@@ -162,7 +161,7 @@ def attention(path, weights, title):
     plt.close(figure)
 
 
-def _pooled(x):
+def pooled(x):
     """(T, T) as at most PIXELS a side, each the maximum of its square."""
     edges = np.linspace(0, len(x), min(len(x), PIXELS) + 1).astype(int)[:-1]
     return np.maximum.reduceat(np.maximum.reduceat(x, edges, axis=0), edges, axis=1)

@@ -1,6 +1,6 @@
 """A run as lm_eval sees a language model, for the benchmarks that the paper reports (section 4.2).
 
-    python eval.py runs/expe --tasks hellaswag,arc_easy,arc_challenge,mmlu
+    python -m lab.tasks runs/expe --tasks hellaswag,arc_easy,arc_challenge,mmlu
 
 lm_eval (https://github.com/EleutherAI/lm-evaluation-harness) has the tasks, their prompts and their scores, and fetches
 their data from a hub; here are the log-likelihoods and the text, by our GPT and its tokenizer.
@@ -15,12 +15,15 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import data
-from config import InputError, runs_to_score
-from eval import BATCH_TOKENS
+from config import InputError
+from eval import BATCH_TOKENS, PRECISIONS
+from fast import at_least_fp32
 from generate import generate
-from model_torch import Cache, at_least_fp32, load_model, pick_device
+from past.cache import Cache
+from past.reading import load
+from runs import CommandLine, at_least, listed, named_runs, new_file, pick_device, write_rows
 
-VERSION = "0.4.13"
+PROG, VERSION = "python -m lab.tasks", "0.4.13"
 try:
     from datasets.exceptions import DatasetsError
     from lm_eval import simple_evaluate
@@ -29,7 +32,7 @@ try:
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
-    raise InputError(f"--tasks needs lm_eval ({error}): pip install lm_eval=={VERSION}") from None
+    CommandLine(prog=PROG).error(f"this needs lm_eval ({error}): pip install lm_eval=={VERSION}")
 
 
 class Run(TemplateLM):
@@ -42,7 +45,7 @@ class Run(TemplateLM):
     def __init__(self, run, device, dtype):
         super().__init__()
         self.run = run
-        self.model, record = load_model(run, device, dtype)
+        self.model, record = load(run, device, dtype)
         self.encoding = data.run_tokenizer(run, record)
         self.context = self.model.config.context
 
@@ -55,32 +58,38 @@ class Run(TemplateLM):
 
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
         """[(summed log-likelihood of the continuation, whether it is the likeliest at every token)]."""
-        found, device = [None] * len(requests), self.model.embedding.weight.device
+        found = [None] * len(requests)
         texts = [(context + continuation)[-max(self.context, len(continuation)) - 1 :]
-                 for _, context, continuation in requests]  # fmt: skip
-        if (longest := max(map(len, texts), default=0) - 1) > self.model.encoding.longest:
+                 for _, context, continuation in requests]
+        if (longest := max(map(len, texts), default=0) - 1) > self.model.longest:
             raise InputError(f"{self.run} has positions for {self.context} tokens, and this task needs {longest}")
         order = sorted(range(len(requests)), key=lambda i: -len(texts[i]))
         with torch.no_grad(), tqdm(total=len(order), desc="log-likelihoods", disable=disable_tqdm) as bar:
             while order:
                 batch = order[: max(1, BATCH_TOKENS // len(texts[order[0]]))]
                 order = order[len(batch) :]
-                tokens = torch.zeros(len(batch), len(texts[batch[0]]) - 1, dtype=torch.long)
-                for row, i in zip(tokens, batch, strict=True):  # what follows a text does not change what is said of it
-                    row[: len(texts[i]) - 1] = torch.tensor(texts[i][:-1])
-                h = self.model.hidden(tokens.to(device))  # (B, T, C)
-                for row, i in zip(h, batch, strict=True):
-                    targets = torch.tensor(requests[i][2], device=device)  # (n,)
-                    end = len(texts[i]) - 1
-                    logits = F.linear(row[end - len(targets) : end], self.model.output_weight)  # (n, V)
-                    logs = at_least_fp32(logits).log_softmax(-1)
-                    total = logs.gather(-1, targets[:, None]).double().sum().item()
-                    found[i] = total, bool((logs.argmax(-1) == targets).all())
+                answers = self.scores([texts[i] for i in batch], [requests[i][2] for i in batch])
+                for i, answer in zip(batch, answers, strict=True):
+                    found[i] = answer
                 bar.update(len(batch))
         for (key, *_), answer in zip(requests, found, strict=True):
             if key is not None:
                 self.cache_hook.add_partial("loglikelihood", key, answer)
         return found
+
+    def scores(self, texts, continuations):
+        """Of texts that are read side by side, the longest first: what _loglikelihood_tokens gives for each."""
+        tokens = torch.zeros(len(texts), len(texts[0]) - 1, dtype=torch.long)
+        for row, text in zip(tokens, texts, strict=True):              # what follows a text does not change its scores
+            row[: len(text) - 1] = torch.tensor(text[:-1])
+        h = self.model.hidden(tokens.to(self.model.embedding.weight.device))           # (B, T, C)
+        for row, text, continuation in zip(h, texts, continuations, strict=True):
+            targets = torch.tensor(continuation, device=h.device)                      # (n,)
+            end = len(text) - 1
+            logits = F.linear(row[end - len(targets) : end], self.model.output_weight)  # (n, V)
+            logs = at_least_fp32(logits).log_softmax(-1)
+            total = logs.gather(-1, targets[:, None]).double().sum().item()
+            yield total, bool((logs.argmax(-1) == targets).all())
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
         """The log-likelihood of each whole text, in windows of the trained length that do not overlap."""
@@ -98,13 +107,13 @@ class Run(TemplateLM):
         """
         texts = []
         for context, kwargs in tqdm([request.args for request in requests], desc="texts", disable=disable_tqdm):
-            kwargs = normalize_gen_kwargs(dict(kwargs))
+            kwargs, drawn = normalize_gen_kwargs(dict(kwargs)), []
             most, stop = kwargs["max_gen_toks"], [s for s in kwargs["until"] or [] if s]
-            how = {"temperature": kwargs["temperature"] if kwargs["do_sample"] else 0}
+            temperature = kwargs["temperature"] if kwargs["do_sample"] else 0
             room = max(self.context // 2, self.context - most)
-            prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]  # as loglikelihood's empty context
-            drawn = []
-            for (token,) in itertools.islice(generate(self.model, [prompt], Cache(), **how), most):
+            prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]          # as loglikelihood's empty context
+            steps = generate(self.model, [prompt], Cache(), temperature=temperature)
+            for (token,) in itertools.islice(steps, most):
                 if token == self.eot_token_id:
                     break
                 drawn.append(token)
@@ -116,36 +125,29 @@ class Run(TemplateLM):
 
 def score(args):
     """One row a run, task and metric: {"run", "pe", "task", "metric", "value", "stderr", "n"}."""
-    runs = runs_to_score(args.runs)
-    if len(args.dtype) > 1:
-        raise InputError("--tasks takes one --dtype")
     for library in ("lm_eval", "huggingface_hub", "datasets"):
         logging.getLogger(library).setLevel(logging.CRITICAL)
     if args.task_path is not None and not os.path.isdir(args.task_path):
         raise InputError(f"--task-path {args.task_path} is not a folder")
-    manager = TaskManager(include_path=args.task_path)
+    runs, manager, rows = named_runs(args.runs), TaskManager(include_path=args.task_path), []
     if unknown := [name for name in args.tasks if name not in manager.all_tasks]:
         raise InputError(f"lm_eval has no task {unknown[0]}: lm-eval ls tasks lists its own; yours come by --task-path")
-    rows = []
     for run in runs:
-        model = Run(run, pick_device(args.device), args.dtype[0])
+        model = Run(run, pick_device(args.device), args.dtype)
         try:
             found = simple_evaluate(model, tasks=list(args.tasks), num_fewshot=args.shots, limit=args.limit,
-                                    task_manager=manager, log_samples=False)  # fmt: skip
-        except (OSError, DatasetsError) as error:  # of a dozen kinds, by the library that fetches
-            raise InputError(
-                f"the data of {', '.join(args.tasks)} cannot be had here ({type(error).__name__}): lm_eval's own tasks "
-                "need the hub once; local ones, by --task-path, must name files that exist"
-            ) from None
-        for task, values in found["results"].items():
-            for key, value in values.items():
-                metric, _, how = key.partition(",")
-                if isinstance(value, int | float) and how and not metric.endswith("_stderr"):
-                    error = values.get(f"{metric}_stderr,{how}")
-                    samples = found["n-samples"].get(task, {}).get("effective")
-                    rows.append({"run": str(run), "pe": model.model.config.encoding.pe, "task": task, "metric": metric,
-                                 "value": value, "stderr": error if isinstance(error, float) else None,
-                                 "n": samples})  # fmt: skip
+                                    task_manager=manager, log_samples=False)
+        except (OSError, DatasetsError) as error:                      # of a dozen kinds, by the library that fetches
+            raise InputError(f"the data of {', '.join(args.tasks)} cannot be had here ({type(error).__name__}): "
+                             "lm_eval's own tasks need the hub once; local ones, by --task-path, must name files that "
+                             "exist") from None
+        for task, key, value in ((task, *item) for task, values in found["results"].items() for item in values.items()):
+            metric, _, how = key.partition(",")
+            if isinstance(value, int | float) and how and not metric.endswith("_stderr"):
+                error = found["results"][task].get(f"{metric}_stderr,{how}")
+                rows.append({"run": str(run), "pe": model.model.config.encoding.pe, "task": task, "metric": metric,
+                             "value": value, "stderr": error if isinstance(error, float) else None,
+                             "n": found["n-samples"].get(task, {}).get("effective")})
     return rows
 
 
@@ -157,4 +159,27 @@ def print_rows(rows):
         error = "-" if row["stderr"] is None else format(row["stderr"], ".4f")
         n = "-" if row["n"] is None else format(row["n"], ",")
         print(f"{row['run']:{runs}}  {row['pe']:10}  {row['task']:{tasks}}  {row['metric']:10}{row['value']:8.4f}  "
-              f"{error:>7}  {n:>8}")  # fmt: skip
+              f"{error:>7}  {n:>8}")
+
+
+def main(argv=None):
+    parser = CommandLine(prog=PROG, description="Score runs by lm_eval's benchmarks.")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
+    parser.add_argument("--tasks", type=listed(str), required=True, metavar="NAME,...",
+                        help="such as hellaswag,arc_easy,arc_challenge,mmlu")
+    parser.add_argument("--limit", type=at_least(1), metavar="N", help="the first N examples of each task only")
+    parser.add_argument("--shots", type=at_least(0), metavar="N", help="examples in the prompt (default: the task's)")
+    parser.add_argument("--task-path", metavar="DIR", help="a folder of tasks in lm_eval's own YAML format")
+    parser.add_argument("--dtype", choices=PRECISIONS, default="fp32", help="as in eval.py (default: fp32)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
+    with parser.one_line_errors():
+        args = parser.parse_args(argv)
+        rows = score(args)
+        print_rows(rows)
+        if args.json:
+            write_rows(args.json, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""A picture of what a run attends to: every head of every block, inside and past the trained length.
+
+    python -m lab.attention runs/expe --out attention.png
+    python -m lab.attention runs/rope --out attention.png --lengths 128,512 --rope-scaling yarn
+"""
+
+import math
+
+import torch
+
+from config import InputError
+from eval import PRECISIONS, held_out, usable
+from lab import pictures
+from model_torch import unseen
+from past import laying
+from past.reading import Reader, ReadingAttention, load
+from runs import CommandLine, at_least, listed, pick_device, picture
+
+
+class WatchedAttention(ReadingAttention):
+    """ReadingAttention that keeps the last softmax, `weights` (B, H, T, S), which a fused kernel never shows."""
+
+    def attend(self, q, k, v, bias, table):
+        scores = q @ k.mT / math.sqrt(q.shape[-1])                                     # (B, H, T, S)
+        if bias is not None:
+            scores = scores + bias.type_as(q)
+        if (never := unseen(*scores.shape[-2:], self.causal, self.window, q.device)) is not None:
+            scores = scores.masked_fill(never, -math.inf)
+        self.weights = scores.softmax(-1).detach()
+        return super().attend(q, k, v, bias, table)
+
+
+def load_watched(run, device="cpu", dtype="fp32"):
+    """past.reading.load, of a Reader with WatchedAttention."""
+    model, record = load(run, device, dtype)
+    watched = Reader(model.trained, attention=WatchedAttention).to(device, model.embedding.weight.dtype)
+    watched.load_state_dict(model.state_dict())
+    return watched.eval(), record
+
+
+def weights_of(model, tokens):
+    """The attention weights of every block of a watched Reader, (n_layers, B, H, T, T)."""
+    with torch.enable_grad():                                          # so that all queries are read at once
+        model.hidden(tokens)
+    return torch.stack([block.attn.weights for block in model.blocks])
+
+
+def command_line():
+    parser = CommandLine(prog="python -m lab.attention",
+                         description="Draw the attention of each head of a run, inside and past the trained length.")
+    parser.add_argument("run", metavar="RUN", help="run directory of train.py")
+    parser.add_argument("--out", type=picture, required=True, metavar="FILE", help="the picture: .png, .svg or .pdf")
+    parser.add_argument("--lengths", type=listed(at_least(1)), metavar="N,N,...",
+                        help="default: the trained length and 4 times it")
+    parser.add_argument("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
+    parser.add_argument("--data", metavar="DIR|PATH",
+                        help="read this instead: a prepared folder, or text as data.py reads it")
+    parser.add_argument("--dtype", choices=PRECISIONS, default="fp32", help="as in eval.py (default: fp32)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
+    laying.add_scaling_flags(parser)
+    return parser
+
+
+def main(argv=None):
+    parser = command_line()
+    with parser.one_line_errors():
+        args = parser.parse_args(argv)
+        scaling = laying.scaling_of(args)
+        model, record = load_watched(args.run, pick_device(args.device), args.dtype)
+        context, weights = model.config.context, {}
+        lengths = sorted(args.lengths or [n for n in (context, 4 * context) if n <= model.longest])
+        if lengths[-1] > model.longest:
+            raise InputError(f"{args.run} has positions for {model.longest} tokens, and not for {lengths[-1]}")
+        source, documents = held_out(args.run, record, args.split, args.data)
+        [document] = usable(documents, lengths[-1], 1)
+        tokens = torch.from_numpy(document.astype("int64")).to(model.embedding.weight.device)
+        for length in lengths:
+            model.lay(length, **scaling)
+            weights[length] = weights_of(model, tokens[None, :length])[:, 0].float().cpu().numpy()     # (n, H, T, T)
+        pictures.attention(args.out, weights, f"{args.run}, {source}")
+        print(f"picture: {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,499 @@
+"""Speed and memory of every encoding and backend, side by side in one run.
+
+    python -m lab.bench                                      mini: training, evaluation, generation, data
+    python -m lab.bench --preset paper-35m --parts train --pe nope,expe,rope
+
+Every row is measured in a process of its own, which keeps its memory apart, beside one that does the same with NoPE,
+the floor: A B A B, so that a machine that is slow for a minute is slow for both, and their ratio is the median of those
+of the pairs. A training step is train.py's: forward, backward, clipping, AdamW. What the matrix products alone would
+take follows from the rate of one large product, measured in the same minutes.
+"""
+
+import contextlib
+import functools
+import importlib.metadata
+import io
+import itertools
+import json
+import multiprocessing
+import os
+import platform
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+import train
+from config import ENCODINGS, PRESETS, EncodingConfig, InputError
+from model_numpy import parameter_shapes
+from past.laying import SINKS
+from runs import CommandLine, at_least, listed, new_file, pick_device, write_rows
+
+# torch is imported where it is used: a row by NumPy is measured without it.
+
+PLAIN = ("plain", "plain+malloc")        # backends of this file alone: the plain GPT; and with our memory settings
+BACKENDS = (*train.BACKENDS, *PLAIN)
+FLOOR = "nope"
+PARTS = ("train", "evaluate", "generate", "data", "profile")
+BATCH = {"mini": 8, "paper-35m": 8, "llama-135m": 1, "llama-342m": 1}  # sequences in a step
+EVALUATED = {"cpu": 2**11, "mps": 2**16, "cuda": 2**18}                # tokens in a timed evaluation, at least
+GENERATED = 32                                                         # tokens in a timed generation
+GEMM = {"cpu": 2048, "mps": 4096, "cuda": 8192}  # rows and columns of the product that measures the machine
+REST = 0.1                               # seconds for the threads of the process before to fall asleep
+TEXT = 2**22                             # characters of the text that is encoded
+
+
+def matmul_flops(config, batch):
+    """Floating-point operations of one training step's matrix products, a causal attention doing half of its square.
+
+    Two a weight and token forward, four backward (for the input and for the weight); likewise the two products of
+    attention, of T/2 keys on average.
+    """
+    weights = sum(s[0] * s[1] for n, s in parameter_shapes(config).items() if len(s) == 2 and "embedding" not in n)
+    if config.tied:
+        weights += config.vocab_size * config.d_model
+    attention = config.n_layers * 2 * config.d_model * config.context / 2
+    return 6 * (weights + attention) * batch * config.context
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+made = {}                                # in a process that Process started: what answers there
+
+
+def make(kind, *arguments):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)                       # a Ctrl-C is for the process that asks
+    made["it"] = kind(*arguments)
+
+
+def answer(name, *arguments):
+    return getattr(made["it"], name)(*arguments)
+
+
+class Process:
+    """kind(*arguments), made in a process that holds nothing else; `error` has a {} for what went wrong there."""
+
+    def __init__(self, error, kind, *arguments):
+        self.error, self.pool = error, ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self.call(make, kind, *arguments)
+
+    def call(self, function, *arguments):
+        try:
+            return self.pool.submit(function, *arguments).result()
+        except (InputError, MemoryError, RuntimeError) as error:       # RuntimeError: how torch runs out of memory
+            raise InputError(self.error.format(str(error).partition("\n")[0] or "out of memory")) from None
+
+    def ask(self, method, *arguments):
+        """What the object answers there; InputError with the reason if it cannot."""
+        return self.call(answer, method, *arguments)
+
+    def end(self):
+        self.pool.shutdown()
+
+
+def peak_bytes():
+    """The most memory that this process has had.
+
+    Linux hands ru_maxrss down to a child, which would start at its parent's peak; VmHWM is the process's own.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+# ---- what is timed ---------------------------------------------------------------------------------------------------
+
+
+def plain_gpt(config):
+    """The GPT that comes to mind first, of the same shape: nn.Linear, causal SDPA, all logits, F.cross_entropy."""
+    import torch.nn.functional as F
+    from torch import nn
+
+    C = config.d_model
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm1, self.norm2, self.dropout = nn.LayerNorm(C), nn.LayerNorm(C), nn.Dropout(config.dropout)
+            self.qkv, self.proj = nn.Linear(C, 3 * C, bias=False), nn.Linear(C, C, bias=False)
+            self.up, self.down = nn.Linear(C, config.d_mlp, bias=False), nn.Linear(config.d_mlp, C, bias=False)
+
+        def forward(self, x):
+            q, k, v = (part.unflatten(-1, (config.n_heads, -1)).transpose(1, 2)
+                       for part in self.qkv(self.norm1(x)).split(C, dim=-1))                  # (B, H, T, D) each
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+            x = x + self.dropout(self.proj(y))
+            return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh")))
+
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.position = nn.Embedding(config.vocab_size, C), nn.Embedding(config.context, C)
+            self.dropout, self.norm = nn.Dropout(config.dropout), nn.LayerNorm(C)
+            self.blocks = nn.Sequential(*(Block() for _ in range(config.n_layers)))
+            self.head = nn.Linear(C, config.vocab_size, bias=False)
+
+        def forward(self, tokens, targets):
+            x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]
+            logits = self.head(self.norm(self.blocks(self.dropout(x))))
+            return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+    return Plain()
+
+
+class Work:
+    """What is measured of one encoding by one backend."""
+
+    def __init__(self, preset, pe, backend, batch, dtype, device, compiled):
+        from fast import keep_freed_memory
+
+        model, config = PRESETS[preset]
+        settings = {"l": model.encoding.l} if "l" in ENCODINGS[pe].__dataclass_fields__ else {}
+        self.model = replace(model, encoding=EncodingConfig(pe, **settings))
+        self.config = replace(config, batch_size=batch, micro_batch=batch, dtype=dtype)
+        self.rng, self.steps = np.random.default_rng(0), itertools.count()
+        self.wait, self.memory = lambda: None, peak_bytes
+        if backend == "numpy":
+            self.square = np.ones((GEMM["cpu"], GEMM["cpu"]), np.float32)
+        else:
+            import torch
+
+            device = torch.device(device)
+            dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
+            self.square = torch.ones(GEMM[device.type], GEMM[device.type], device=device, dtype=dtype)
+            if device.type != "cpu":
+                self.wait = torch.accelerator.synchronize
+            if device.type == "cuda":
+                self.memory = torch.cuda.max_memory_allocated
+        if backend != "plain":
+            keep_freed_memory()                                        # as train.py does
+        plain = [plain_gpt(self.model)] if backend in PLAIN else []
+        kind = train.TorchBackend if plain else train.BACKENDS[backend]
+        self.backend = kind(self.model, self.config, device, compiled, *plain)
+
+    @functools.cached_property
+    def reader(self):
+        """What reads, for eval.py and generate.py."""
+        from past.reading import Reader
+
+        return Reader(self.model).to(self.backend.device).eval()
+
+    def tokens(self, batch, length):
+        return self.rng.integers(0, self.model.vocab_size, (batch, length + 1))
+
+    def seconds(self, job, *arguments):
+        self.wait()
+        begin = time.perf_counter()
+        job(*arguments)
+        self.wait()
+        return time.perf_counter() - begin
+
+    def step(self):
+        """Seconds of a training step."""
+        batch = self.tokens(self.config.batch_size, self.model.context)
+        return self.seconds(self.backend.step, batch, next(self.steps))
+
+    def step_and_product(self):
+        """(Seconds of a training step, operations a second of one large product after it)"""
+        return self.step(), 2 * len(self.square) ** 3 / self.seconds(lambda: self.square @ self.square)
+
+    def evaluate(self, length):
+        """Seconds a token; None where there are no positions."""
+        import torch
+
+        if length > self.reader.longest:
+            return None
+        n = max(16 * self.model.context, EVALUATED[self.backend.device.type]) // length
+        tokens = torch.from_numpy(self.tokens(n, length)).to(self.backend.device)
+        with self.backend.autocast:
+            return self.seconds(self.reader.token_losses, tokens[:, :-1], tokens[:, 1:]) / (n * length)
+
+    def generate(self, streaming):
+        """(Seconds to the first token, seconds a token after it, bytes a token in the cache); None if it cannot."""
+        from generate import generate
+        from past.cache import Cache
+
+        if streaming and not self.reader.streams():
+            return None
+        context = self.model.context
+        cache = Cache(SINKS, context - SINKS - 1) if streaming else Cache()
+        prompt = context if streaming else context - GENERATED         # a full stream, or all within the trained length
+        writing = generate(self.reader, [self.tokens(1, prompt - 1)[0].tolist()], cache)
+        first = self.seconds(next, writing)
+        each = self.seconds(lambda: [next(writing) for _ in range(GENERATED)]) / GENERATED
+        return first, each, cache.nbytes / len(cache)
+
+    def profile(self):
+        """{operation of torch's: share of a step's time, the largest first}"""
+        import torch
+
+        with torch.profiler.profile() as profiler:
+            self.step()
+        kind = "self_cpu_time_total" if self.backend.device.type == "cpu" else "self_device_time_total"
+        times = {event.key: getattr(event, kind) for event in profiler.key_averages()}
+        return {name: spent / sum(times.values()) for name, spent in sorted(times.items(), key=lambda x: -x[1])}
+
+
+# ---- rows, in turn ---------------------------------------------------------------------------------------------------
+
+
+class Row(Process):
+    """What is measured of one encoding by one backend, in a process of its own."""
+
+    def __init__(self, preset, pe, backend, args):
+        self.names = {"preset": preset, "pe": pe, "backend": backend, "batch": args.batch_size, "dtype": args.dtype,
+                      "device": args.device}
+        error = f"{preset}, {pe} by {backend}, {args.batch_size} sequences: {{}}; use a smaller --batch-size"
+        super().__init__(error, Work, *self.names.values(), args.compile)
+
+
+def in_turn(floor, row, repeats, *request):
+    """([what the row answers, ...], [what NoPE does, ...]), asked by turns; their first answers are thrown away."""
+    answers = {floor: [], row: []}       # one list, if the row is NoPE's own
+    for _ in range(repeats + 1):
+        for each in answers:
+            time.sleep(REST)
+            answers[each].append(each.ask(*request))
+    return answers[row][1:], answers[floor][1:]
+
+
+def measure_train(floor, row, repeats, config):
+    row.ask("step")                      # besides the one that in_turn throws away: compilation may take two
+    mine, nope = in_turn(floor, row, repeats, "step_and_product")
+    batch, seconds = row.names["batch"], median(step for step, _ in mine)
+    ratios = [a / b for (a, _), (b, _) in zip(mine, nope, strict=True)]
+    return {"step_s": seconds, "tokens_per_s": batch * config.context / seconds,
+            "flops_per_s": matmul_flops(config, batch) / seconds, "gemm_flops_per_s": median(rate for _, rate in mine),
+            "over_nope": median(ratios), "peak_bytes": row.ask("memory")}
+
+
+def measure_evaluate(floor, row, repeats, config):
+    found = {"evaluate_tokens_per_s": {}, "evaluate_over_nope": {}}
+    for length in (k * config.context for k in (1, 2, 4, 8, 16)):
+        mine, nope = in_turn(floor, row, repeats, "evaluate", length)
+        if mine[0] is not None:
+            found["evaluate_tokens_per_s"][length] = 1 / median(mine)
+            found["evaluate_over_nope"][length] = median(a / b for a, b in zip(mine, nope, strict=True))
+    return found
+
+
+def measure_generate(floor, row, repeats, config):
+    found = {}
+    for name, streaming in (("cached", False), ("streaming", True)):
+        mine, _ = in_turn(floor, row, repeats, "generate", streaming)
+        if mine[0] is not None:
+            first, each, size = (median(numbers) for numbers in zip(*mine, strict=True))
+            found |= {f"{name}_first_token_s": first, f"{name}_tokens_per_s": 1 / each, "cache_bytes_a_token": size}
+    return found
+
+
+def measure_profile(floor, row, repeats, config):
+    row.ask("step")
+    return {"profile": row.ask("profile")}
+
+
+MEASURE = {"train": measure_train, "evaluate": measure_evaluate, "generate": measure_generate,
+           "profile": measure_profile}
+
+
+def measure(preset, args):
+    """The rows of one preset: NoPE by torch, then each of the others beside it. Only torch evaluates and generates."""
+    from tqdm import tqdm
+
+    jobs = [(pe, "torch") for pe in args.pe if pe != FLOOR and "torch" in args.backends]
+    for backend in (b for b in args.backends if b != "torch" and "train" in args.parts):
+        jobs += [(pe, backend) for pe in ((FLOOR,) if backend in PLAIN else args.pe)]
+    floor = Row(preset, FLOOR, "torch", args)
+    rows = []
+    for pe, backend in tqdm([(FLOOR, "torch"), *jobs], desc=preset, leave=False, disable=not sys.stderr.isatty()):
+        row = Row(preset, pe, backend, args) if rows else floor
+        found = row.names | {"context": PRESETS[preset].model.context}
+        for part in args.parts:
+            if part == "train" or (part in MEASURE and backend == "torch"):
+                found |= MEASURE[part](floor, row, args.repeats, PRESETS[preset].model)
+        rows.append(found)
+        if row is not floor:
+            row.end()
+    floor.end()
+    return rows
+
+
+# ---- the data --------------------------------------------------------------------------------------------------------
+
+
+class Encode:
+    """Characters a second of two ways to encode a text."""
+
+    def __init__(self, folder, vocab):
+        import data
+
+        self.source, self.tokenizer, self.out = folder / "text.jsonl", folder / "t.tiktoken", folder / "out"
+        self.texts, self.size, documents = [], 0, data.documents("stdlib")
+        while self.size < TEXT and (text := next(documents, None)):
+            self.texts.append(text)
+            self.size += len(text)
+        self.source.write_text("".join(json.dumps({"text": text}) + "\n" for text in self.texts), encoding="utf-8")
+        data.save_tokenizer(data.train_tokenizer(iter(self.texts), vocab), self.tokenizer)
+        self.prepare, self.encoding = data.prepare, data.load_tokenizer(self.tokenizer)
+
+    def data_py(self):
+        """From the text to files of tokens, a core."""
+        begin = time.perf_counter()
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.prepare(str(self.source), self.out, tokenizer=str(self.tokenizer))
+        rate = self.size / (time.perf_counter() - begin) / os.cpu_count()
+        shutil.rmtree(self.out)
+        return rate
+
+    def tiktoken(self):
+        begin = time.perf_counter()
+        for text in self.texts:
+            self.encoding.encode_ordinary(text)
+        return self.size / (time.perf_counter() - begin)
+
+
+def measure_data(vocab, repeats):
+    """{"part": "data", ...}: characters a second of data.py, from a .jsonl file to token files, and of tiktoken."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = Process("data: {}", Encode, Path(folder), vocab)
+        rates = [(process.ask("data_py"), process.ask("tiktoken")) for _ in range(repeats + 1)][1:]
+        process.end()
+    return {"part": "data", "vocab": vocab, "chars_per_s_a_core": median(ours for ours, _ in rates),
+            "tiktoken_chars_per_s": median(raw for _, raw in rates), "over_tiktoken": median(a / b for a, b in rates)}
+
+
+# ---- what is printed -------------------------------------------------------------------------------------------------
+
+
+def print_training(rows):
+    first, rate = rows[0], max(r["gemm_flops_per_s"] for r in rows)
+    print(f"\ntraining by steps of {first['batch']} x {first['context']} tokens, {first['dtype']} on "
+          f"{first['device']}; one large matrix product: {rate / 1e9:,.0f} GFLOP/s")
+    heads = f"{'step, ms':>10}{'tokens/s':>11}{'GFLOP/s':>9}{'of it':>8}{'x NoPE':>8}{'peak, MB':>10}"
+    print(f"{'encoding':12}{'backend':13}{heads}")
+    for r in rows:
+        print(f"{r['pe']:12}{r['backend']:13}{r['step_s'] * 1e3:10,.1f}{r['tokens_per_s']:11,.0f}"
+              f"{r['flops_per_s'] / 1e9:9,.0f}{r['flops_per_s'] / rate:8.0%}"
+              f"{r['over_nope']:8.3f}{r['peak_bytes'] / 1e6:10,.0f}")
+
+
+def print_evaluation(rows):
+    lengths = list(rows[0]["evaluate_tokens_per_s"])
+    print("\nevaluation: tokens/s, and x NoPE's time, by length")
+    print(f"{'encoding':12}" + "".join(f"{length:>18,}" for length in lengths))
+    for r in rows:
+        rates, ratios = r["evaluate_tokens_per_s"], r["evaluate_over_nope"]
+        cells = (f"{rates[n]:10,.0f} ({ratios[n]:5.2f})" if n in rates else f"{'-':>18}" for n in lengths)
+        print(f"{r['pe']:12}" + "".join(cells))
+
+
+def print_generation(rows):
+    context = rows[0]["context"]
+    print(f"\ngeneration of {GENERATED} tokens after {context - GENERATED:,}, or in a stream of {SINKS} sinks and "
+          f"{context - SINKS - 1:,} tokens; one text")
+    print(f"{'encoding':12}{'first token, ms':>17}{'tokens/s':>10}{'streaming':>11}{'cache, B/token':>16}")
+    for r in rows:
+        streaming = format(r["streaming_tokens_per_s"], ",.0f") if "streaming_tokens_per_s" in r else "-"
+        print(f"{r['pe']:12}{r['cached_first_token_s'] * 1e3:17,.1f}{r['cached_tokens_per_s']:10,.0f}"
+              f"{streaming:>11}{r['cache_bytes_a_token']:16,.0f}")
+
+
+def print_profiles(rows):
+    for r in rows:
+        print(f"\n{r['pe']}, share of a training step in each of torch's operations")
+        for name, share in list(r["profile"].items())[:12]:
+            print(f"{share:6.1%}  {name}")
+
+
+def print_data(rows):
+    [row] = rows
+    ours, raw = row["chars_per_s_a_core"] / 1e6, row["tiktoken_chars_per_s"] / 1e6
+    print(f"\ndata, million characters a second and core: {ours:.2f} by data.py, from .jsonl to files of tokens; "
+          f"{raw:.2f} by tiktoken alone ({row['over_tiktoken']:.2f}x); vocabulary {row['vocab']:,}")
+
+
+PRINT = {"step_s": print_training, "evaluate_over_nope": print_evaluation, "cached_tokens_per_s": print_generation,
+         "profile": print_profiles, "over_tiktoken": print_data}      # by what a row has if it was measured
+
+
+def print_rows(rows):
+    """One table a part that was measured."""
+    for name, show in PRINT.items():
+        if found := [row for row in rows if name in row]:
+            show(found)
+
+
+# ---- as a script -----------------------------------------------------------------------------------------------------
+
+
+def command_line():
+    parser = CommandLine(
+        prog="python -m lab.bench",
+        description="Measure the speed and memory of the encodings, side by side: training by each backend, "
+                    "evaluation, generation, and data.py.",
+        epilog="examples:\n  python -m lab.bench\n"
+               "  python -m lab.bench --preset paper-35m --parts train --pe expe,exqpe,rope\n"
+               "  python -m lab.bench --preset paper-35m --dtype bf16 --compile --batch-size 64     on a GPU")
+    parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model's shape (default: mini)")
+    parser.add_argument("--parts", type=listed(str, *PARTS), default=list(PARTS[:-1]), metavar="NAME,...",
+                        help=f"of {', '.join(PARTS)} (default: all but the last)")
+    parser.add_argument("--pe", type=listed(str, *ENCODINGS), default=list(ENCODINGS), metavar="NAME,...",
+                        help=f"of {', '.join(ENCODINGS)}; {FLOOR}, which all are held against, is always there "
+                             "(default: all)")
+    parser.add_argument("--backends", type=listed(str, *BACKENDS), metavar="NAME,...",
+                        help=f"of {', '.join(BACKENDS)}: plain is the GPT that comes to mind first, plain+malloc the "
+                             "same with our memory settings (default: all on a CPU, torch and plain on a GPU)")
+    batches = ", ".join(f"{n} for {preset}" for preset, n in BATCH.items())
+    parser.add_argument("--batch-size", type=at_least(1), metavar="N",
+                        help=f"sequences in a training step (default: {batches})")
+    parser.add_argument("--repeats", type=at_least(1), default=7, metavar="N", help="timed rounds of each (default: 7)")
+    parser.add_argument("--dtype", choices=("fp32", "tf32", "bf16"), default="fp32",
+                        help="torch's, as in train.py (default: fp32)")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the blocks that train, as in train.py")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto, a GPU if any)")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
+    return parser
+
+
+def complete(args):
+    """Fill in what depends on the machine and on other flags; InputError for what does not go together."""
+    args.device, model = str(pick_device(args.device)), PRESETS[args.preset].model
+    alike = (model.norm, model.mlp, model.tied) == ("layernorm", "gelu", False)        # what plain_gpt is
+    if args.backends is None:
+        names = BACKENDS if args.device == "cpu" else ("torch", "plain")
+        args.backends = [name for name in names if alike or name not in PLAIN]
+    if wrong := [name for name in args.backends if name in PLAIN and not alike]:
+        raise InputError(f"{wrong[0]} has layernorm and gelu, and {args.preset} has not: leave it out of --backends")
+    if "numpy" in args.backends and (args.device != "cpu" or args.dtype != "fp32" or args.compile):
+        raise InputError("numpy computes in fp32 on the CPU, uncompiled: leave it out of --backends")
+    args.batch_size = args.batch_size or BATCH[args.preset]
+
+
+def main(argv=None):
+    parser, rows = command_line(), []
+    with parser.one_line_errors():
+        args = parser.parse_args(argv)
+        complete(args)
+        if set(args.parts) & set(MEASURE):
+            print(f"{platform.machine()}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}",
+                  flush=True)
+            rows += measure(args.preset, args)
+            print_rows(rows)
+        if "data" in args.parts:
+            rows.append(measure_data(PRESETS[args.preset].model.vocab_size, args.repeats))
+            print_rows(rows[-1:])
+        if args.json:
+            write_rows(args.json, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The paper's tables as grids: which variants are trained, by what each is evaluated, and the paper's losses."""
+
+from typing import NamedTuple
+
+from config import ENCODINGS
+
+VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags of train.py
+    "expe-on-k": "--pe expe --on k",
+    "exqpe-on-k": "--pe exqpe --on k",
+    "expe-constant": "--pe expe --constant",
+    "expe-l1": "--pe expe --l 1",
+    "expe-learn-init": "--pe expe --learn init",
+    "expe-learn-random": "--pe expe --learn random",
+    "expe-once": "--pe expe --once",
+}
+EVALUATIONS = {                          # flags of eval.py, by the name of the file that they fill
+    "nonoverlap": "--per-position",
+    "same-targets": "--protocol same-targets",
+    "swap": "--probe swap",
+    "repeat": "--probe repeat",
+    "scaled": "--scale 0.5",
+    "scaled-same-targets": "--protocol same-targets --scale 0.5,auto",
+    "extended-same-targets": "--protocol same-targets --rope-scaling linear,ntk,dynamic,yarn,dual-chunk",
+    "precision-same-targets": "--protocol same-targets --dtype bf16,fp16,int8",
+}
+LOSSES, PROBES = ("nonoverlap", "same-targets"), ("swap", "repeat")
+
+
+class Grid(NamedTuple):
+    """Variants to train, and which evaluations each of them gets."""
+
+    title: str
+    evaluations: dict                    # variant: names of EVALUATIONS
+    paper: dict = {}                     # (variant, how): its losses at 1x, 2x, 4x, ... in the paper
+    of: tuple = ()                       # the presets that these losses are of
+
+
+TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k", "exqpe-on-k", "alibi", "t5", "shaw", "learned", "nope")
+TABLE7 = ("expe", "expe-constant", "expe-l1", "expe-learn-init", "expe-learn-random", "expe-once")
+GRIDS = {
+    "table2": Grid(
+        "Table 2: every encoding, trained alike", dict.fromkeys(TABLE2, LOSSES + PROBES),
+        {("sinusoidal", ""): (4.00, 4.75, 5.64), ("rope", ""): (3.88, 4.37, 5.05), ("expe", ""): (3.93, 3.87, 3.88)},
+        of=("paper-35m",)),
+    "ablations": Grid(
+        "Table 7: ablations of ExPE", dict.fromkeys(TABLE7, LOSSES),
+        {("expe", ""): (3.93, 3.87, 4.26), ("expe-constant", ""): (4.26, 4.21, 4.24),
+         ("expe-l1", ""): (4.48, 4.83, 6.01), ("expe-learn-init", ""): (3.88, 3.82, 4.89),
+         ("expe-learn-random", ""): (7.33, 7.34, 7.61), ("expe-once", ""): (4.43, 4.82, 6.18)},
+        of=("paper-35m",)),
+    "scaling": Grid(
+        "Table 3: ExPE's and ExQPE's values halved after training",
+        dict.fromkeys(("expe", "exqpe", "expe-on-k"), (*LOSSES, "scaled", "scaled-same-targets")),
+        {("expe", ""): (2.63, 2.59, 2.71, 5.19, 7.56), ("expe", "scale 0.5"): (2.76, 2.71, 2.68, 2.98, 5.65),
+         ("exqpe", ""): (2.63, 2.59, 2.68, 5.01, 7.39), ("exqpe", "scale 0.5"): (2.74, 2.69, 2.65, 2.76, 4.98)},
+        of=("llama-342m",)),
+    "large": Grid(
+        "Table 1: Llama's RoPE against ExPE and ExQPE", dict.fromkeys(("rope", "expe", "exqpe"), LOSSES),
+        {("rope", ""): (2.63, 3.45, 4.55), ("expe", ""): (2.63, 2.59, 2.71), ("exqpe", ""): (2.63, 2.59, 2.68)},
+        of=("llama-342m",)),
+    "extensions": Grid(
+        "ExPE against RoPE with position interpolation, NTK, YaRN and dual chunks",
+        {"expe": ("same-targets", "scaled-same-targets"), "expe-on-k": ("same-targets",),
+         "rope": ("same-targets", "extended-same-targets")}),
+    "precision": Grid(
+        "ExPE and ExQPE in fewer bits (the claim of section 2.3)",
+        dict.fromkeys(("expe", "exqpe", "expe-on-k"), ("same-targets", "precision-same-targets"))),
+}
+ALL = ("table2", "ablations", "scaling", "extensions", "precision")    # what the grid `all` stands for

@@ -1,0 +1,169 @@
+"""The encodings of zoo/ against their formulas and another library; and one more, put there as a file and no more."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, TINY
+from test_model import T, attend, attention_in_loops, filled, like, some_input, some_tokens, tiny
+
+import model_numpy
+from config import EncodingConfig, InputError, ModelConfig
+
+
+@pytest.mark.parametrize("pe", ["kerple", "partial"])
+def test_distances_are_all_that_counts(pe):
+    model, tokens = tiny(pe), some_tokens(1, 8)
+    shifted, stretched = (model(tokens, positions=n) for n in (torch.arange(8) + 5, torch.arange(8) * 2))
+    torch.testing.assert_close(shifted, model(tokens), rtol=1e-9, atol=1e-11)
+    assert not torch.allclose(stretched, model(tokens))
+
+
+# ---- KERPLE ----------------------------------------------------------------------------------------------------------
+
+
+def test_kerple_is_its_formula():
+    model, n, h = tiny("kerple"), np.array([9, 0, 3, 3, 40, 7, 1, 2, 100, 5, 6, 8]), some_input()
+    P, A = (getattr(model.encoding, name).tolist() for name in "pa")  # of each head
+    w = (w.weight.detach().numpy() for w in (model.blocks[0].attn.qkv, model.blocks[0].attn.proj))
+
+    def bias(head, m, s):
+        return -np.exp(P[head]) * np.log(1 + np.exp(A[head]) * abs(int(n[m]) - int(n[s])))
+
+    right = attention_in_loops(h[0].numpy(), *w, 2, bias=bias)
+    np.testing.assert_allclose(attend(model, h, n)[0].detach().numpy(), right, rtol=1e-10, atol=1e-12)
+
+
+def kerple_bias(params, config):
+    """What KERPLE adds to the scores of a query at position 50 and all keys before it, (H, 51)."""
+    table = model_numpy.tables(config.encoding, np.arange(51), config, float).pairs
+    score_forward, _ = model_numpy.doors_of(config.encoding).score
+    return score_forward(None, None, None, table, {name: params[f"encoding.{name}"] for name in "pa"})[0][:, -1]
+
+
+@pytest.mark.parametrize("step", [0, 3.0, -3.0])
+def test_kerple_falls_with_the_distance_after_any_step_of_the_optimizer(step):
+    config = tiny("kerple", n_heads=8).config
+    params = model_numpy.init_params(config, 1)
+    if not step:  # where the authors' code starts
+        starts = [np.exp(params[f"encoding.{name}"]) for name in "pa"]
+        assert all(0.01 <= x.min() and x.max() <= high for x, high in zip(starts, (2, 1), strict=True))
+        assert len(np.unique(starts)) == 16
+    grads = {name: np.full_like(w, np.sign(step)) for name, w in params.items()}
+    model_numpy.adamw_step(params, grads, model_numpy.adamw_state(params), abs(step))
+    bias = kerple_bias(params, config)
+    assert np.isfinite(bias).all() and (np.diff(bias, axis=-1) > 0).all() and (bias[:, -1] == 0).all()
+
+
+# ---- RoPE on a part of each head -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
+def test_partial_turns_as_transformers_gpt_neox_does(fraction):
+    from transformers.models.gpt_neox import modeling_gpt_neox as theirs
+
+    rope = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": fraction}
+    config = theirs.GPTNeoXConfig(hidden_size=32, num_attention_heads=2, rope_parameters=rope)
+    q, k = torch.randn(2, 1, 2, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    n = torch.arange(T) * 3
+    right = theirs.apply_rotary_pos_emb(q, k, *theirs.GPTNeoXRotaryEmbedding(config)(q, n[None]))
+    model = tiny("partial", d_model=32, variant={"rotary_fraction": fraction, "base": 500.0})
+    ours = model.encoding.rotate(q, k, model.tables(n.numpy())[model.config.encoding].rows)
+    for found, expected in zip(ours, right, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # angles in fp32
+        assert torch.equal(found[..., int(16 * fraction) :], expected[..., int(16 * fraction) :])
+
+
+def test_partial_equals_transformers_stablelm():
+    from transformers import StableLmConfig, StableLmForCausalLM
+
+    ours = tiny("partial", norm="layernorm", mlp="swiglu", variant={"rotary_fraction": 0.5})
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    theirs = filled(StableLmForCausalLM(StableLmConfig(**like(ours, layer_norm_eps=1e-5, rope_parameters=rope))), ours)
+    tokens = some_tokens(2, 3 * T)
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)  # angles in fp32
+
+
+def test_partial_of_all_is_rope_and_of_a_width_that_has_no_pairs_is_refused():
+    whole, rope, tokens = tiny("partial", variant={"rotary_fraction": 1.0}), tiny("rope"), some_tokens(1, T)
+    torch.testing.assert_close(whole(tokens), rope(tokens), rtol=1e-12, atol=1e-12)
+    for fraction, message in ((0.4, "an even width: 0.4 of d_head, 8, is 3"), (0.01, "is 0"), (0.0, "above 0 and"),
+                              (1.5, "at most 1, got 1.5")):
+        with pytest.raises(InputError, match=f"rotary_fraction must .*{message}"):
+            ModelConfig(1, 16, 2, T, 40, encoding=EncodingConfig("partial", rotary_fraction=fraction))
+
+
+# ---- one file more ---------------------------------------------------------------------------------------------------
+
+LINE = '''
+"""A straight line: bias_mn = -slope (m - n), one slope for all heads."""
+from dataclasses import dataclass
+
+import expe
+import model_numpy
+from config import EncodingConfig, knob, number
+
+
+@dataclass(frozen=True)
+class Settings(EncodingConfig):
+    slope: float = knob(0.5, number("above 0", lambda x: x > 0), "how fast scores fall (default: 0.5)")
+
+    def pairs(self, queries, keys, model):
+        return -self.slope * expe.distances(queries, keys)[..., None, :, :]
+
+
+def doors(settings):
+    return model_numpy.Encoding(score=(model_numpy.bias_forward, model_numpy.score_shut_backward))
+
+
+def torch_class():
+    from model_torch import ALiBi
+    return ALiBi
+'''
+
+
+@pytest.fixture(scope="module")
+def with_line(tmp_path_factory):
+    """python ARGUMENTS in a copy of the repository that has zoo/line.py besides."""
+    copy = tmp_path_factory.mktemp("copy") / "repository"
+    leave = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "pictures", "results")
+    shutil.copytree(ROOT, copy, ignore=leave)
+    (copy / "zoo" / "line.py").write_text(LINE, encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYT")}
+
+    def python(*arguments):
+        arguments = [sys.executable, *map(str, arguments)]
+        return subprocess.run(arguments, cwd=copy, capture_output=True, text=True, env=environment)
+
+    return python
+
+
+def test_an_encoding_put_into_the_zoo_is_listed_with_its_flags(with_line):
+    done = with_line("train.py", "--help")
+    help = " ".join(done.stdout.split())
+    assert done.returncode == 0 and re.search(r"--pe [^-]*\bline\b", help), done.stderr + help
+    assert "--slope SLOPE how fast scores fall (default: 0.5)" in help
+    done = with_line("train.py", "--pe", "rope", "--slope", "1")
+    assert done.returncode == 2 and "slope is for line, and rope has no use for it" in done.stderr
+    done = with_line("train.py", "--pe", "line", "--slope", "-1")
+    assert done.returncode == 2 and "slope must be above 0, got -1" in done.stderr
+
+
+def test_an_encoding_put_into_the_zoo_is_trained(with_line, tokens, tmp_path):
+    run = tmp_path / "run"
+    done = with_line("train.py", "--pe", "line", "--slope", "0.25", *TINY, "--steps", 2, "--data", tokens, "--out", run)
+    assert done.returncode == 0 and "line, " in done.stdout, done.stderr
+    assert '"slope": 0.25' in (run / "config.json").read_text()
+
+
+def test_an_encoding_put_into_the_zoo_is_held_to_the_tests_of_all(with_line):
+    tests = ("test_numpy.py::test_ladder[line-llama-tied-own]",
+             "test_numpy.py::test_ladder_of_blocks_that_differ[line-both]",
+             "test_model.py::test_no_token_sees_a_later_one[line-gpt-window]")
+    done = with_line("-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests))
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
