@@ -98,7 +98,7 @@ class EncodingConfig(Knobs):
     """
 
     pe: str = knob("nope", ("a name", lambda x: isinstance(x, str)))
-    each_block: ClassVar[bool] = False          # whether each block has parameters of its own, or all share one object
+    each_block: ClassVar[bool] = False          # whether each block has parameters of its own (then embed is shut)
 
     def __new__(cls, pe="nope", **settings):
         if cls is EncodingConfig and pe not in ENCODINGS:
@@ -110,6 +110,11 @@ class EncodingConfig(Knobs):
                 raise Unused(f"{name} is for {' and '.join(readers) or 'no encoding'}, and {pe} has no use for it: "
                              "leave it out")
         return object.__new__(kind)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if ENCODINGS[self.pe] is not type(self):
+            raise InputError(f"pe {self.pe!r} is another encoding's name: make this one by EncodingConfig(name, ...)")
 
     @classmethod
     def from_dict(cls, values):
@@ -153,7 +158,7 @@ class Override(EncodingConfig):
     """What ExPE and ExQPE share: rows that override the first l dimensions of what enters W_q and W_k."""
 
     l: int = knob(24, SIZE, "overridden dimensions (default: the preset's; tables 6 and 9)")
-    start: float = knob(0.0, number(), "value at position 0, the paper's S (default: 0)")
+    start: float | None = knob(None, number(), "value at position 0, the paper's S (default: 0)")
     on: str = knob("qk", one_of("k", "q", "qk", "qkv"), "whose input is overridden: k, q, qk or qkv (default: qk)")
     once: bool = knob(False, TRUTH, "the ablation: override the residual stream before block 1, and nothing after that")
     learn: str = knob("none", one_of("none", "init", "random"),
@@ -165,15 +170,20 @@ class Override(EncodingConfig):
     def check(self):
         if self.once and self.on != "qk":
             raise InputError("once overrides the residual stream, on the input of attention: leave one of them out")
-        for name in self.trained if self.learn == "random" else ():
-            if value := getattr(self, name):
+        for name in self.drawn():
+            if (value := getattr(self, name)) is not None:
                 raise InputError(f"learn random draws {name}, and {value} is given: leave one out")
+
+    def drawn(self):
+        return self.trained if self.learn == "random" else ()
 
     def fit(self, model):
         if self.l > model.d_model:
             raise InputError(f"l must be from 1 to d_model, {model.d_model}, got {self.l}")
-        unset = [name for name in self.trained if getattr(self, name) is None and self.learn != "random"]
-        return replace(self, **dict.fromkeys(unset, 1 / (4 * model.context)))
+        ramp = 1 / (4 * model.context)
+        values = {"start": 0.0, "theta": ramp, "theta1": ramp, "theta2": 1 / 16}
+        return replace(self, **{name: values[name] for name in values.keys() & self.__dataclass_fields__.keys()
+                                if getattr(self, name) is None and name not in self.drawn()})
 
     def rows(self, positions, model):
         """(..., T, l); under --learn its three parts, (..., T, l, 3): the table is affine in the numbers trained."""
@@ -204,10 +214,6 @@ class ExQPE(Override):
     theta1: float | None = knob(None, number(), "ExQPE's step from one dimension to the next (default: as theta)")
     theta2: float | None = knob(None, number(), "by how much ExQPE raises a dimension at its turn (default: 1/16)")
     trained: ClassVar[tuple] = ("theta1", "theta2")
-
-    def fit(self, model):
-        theta2 = 1 / 16 if self.theta2 is None and self.learn != "random" else self.theta2
-        return super(ExQPE, replace(self, theta2=theta2)).fit(model)
 
     def table(self, positions, theta1, theta2):
         return expe.exqpe_table(positions, self.l, self.start, theta1, theta2)
@@ -279,10 +285,10 @@ class Registry(Mapping):
         return self.read[name]
 
     def __iter__(self):
-        return iter((*self.own, *_zoo()))
+        return iter(dict.fromkeys((*self.own, *_zoo())))
 
     def __len__(self):
-        return len(self.own) + len(_zoo())
+        return len(list(iter(self)))
 
 
 @functools.cache

@@ -204,14 +204,8 @@ MLPS = {"gelu": (gelu_mlp_forward, gelu_mlp_backward), "swiglu": (swiglu_mlp_for
 # a backward ends with their gradients.
 
 
-def embed_shut_forward(x, table, own):
-    """out = x. x (B, T, C), the residual stream, once, before block 1."""
-    return x, None
-
-
-def embed_shut_backward(dout, cache):
-    """out = x."""
-    return dout, {}
+def small_numbers(rng, name, shape):
+    return 0.02 * rng.standard_normal(shape, dtype=np.float32)
 
 
 def override_shut_forward(h, table, own):
@@ -225,56 +219,22 @@ def override_shut_backward(dparts, cache):
     return dq + dk + dv, {}
 
 
-def rotate_shut_forward(q, k, table, own):
-    """out = q, k. q and k (B, H, T, D)."""
-    return q, k, None
-
-
-def rotate_shut_backward(dq, dk, cache):
-    """out = q, k."""
-    return dq, dk, {}
-
-
-def score_shut_forward(q, k, h, table, own):
-    """The bias that is added to the scores q k^T / sqrt(D) before mask and softmax, (..., T, S) or None."""
-    return None, None
-
-
-def score_shut_backward(dbias, cache):
-    """No bias, or a fixed one: nothing for q, k, h and parameters. dbias (B, H, T, S) is the gradient of the scores."""
-    return 0, 0, 0, {}
-
-
-def value_shut_forward(p, table, own):
-    """What is added to the attention's output (B, H, T, D), by its weights p (B, H, T, S); or None."""
-    return None, None
-
-
-def value_shut_backward(dout, cache):
-    """Nothing added: nothing for the weights p, and no parameters."""
-    return 0, {}
-
-
-def no_parameters(model):
-    return {}
-
-
-def small_numbers(rng, name, shape):
-    return 0.02 * rng.standard_normal(shape, dtype=np.float32)
-
-
 class Encoding(NamedTuple):
-    """The doors of an encoding, (forward, backward) each; left out, a door is shut. And its own parameters:
+    """The doors of an encoding, (forward, backward) each; left out, a door is shut, as here.
 
-    shapes(model) names their shapes, start(rng, name, shape) their first values.
+    And its own parameters: shapes(model) names their shapes, start(rng, name, shape) their first values.
     """
 
-    embed: tuple = (embed_shut_forward, embed_shut_backward)
+    embed: tuple = (lambda x, table, own: (x, None),                    # the residual stream x (B, T, C), once
+                    lambda dx, cache: (dx, {}))
     override: tuple = (override_shut_forward, override_shut_backward)
-    rotate: tuple = (rotate_shut_forward, rotate_shut_backward)
-    score: tuple = (score_shut_forward, score_shut_backward)
-    value: tuple = (value_shut_forward, value_shut_backward)
-    shapes: Callable = no_parameters
+    rotate: tuple = (lambda q, k, table, own: (q, k, None),             # queries and keys, (B, H, T, D) each
+                     lambda dq, dk, cache: (dq, dk, {}))
+    score: tuple = (lambda q, k, h, table, own: (None, None),           # added to the scores: (..., T, S) or None
+                    lambda dbias, cache: (0, 0, 0, {}))                 # for q, k, h; dbias (B, H, T, S)
+    value: tuple = (lambda p, table, own: (None, None),                 # added to p v: (B, H, T, D) or None
+                    lambda dout, cache: (0, {}))
+    shapes: Callable = lambda model: {}
     start: Callable = small_numbers
 
 
@@ -390,6 +350,11 @@ def bias_forward(q, k, h, table, own):
     return table, None
 
 
+def bias_backward(dbias, cache):
+    """bias = table, and the table is fixed."""
+    return 0, 0, 0, {}
+
+
 def t5_score_forward(q, k, h, table, own):
     """bias = w[table], a number for each head and bucket. table (..., T, S), w (buckets, H)."""
     bias, cache = embedding_forward(table, own["weight"])                         # (..., T, S, H)
@@ -468,7 +433,7 @@ ENCODINGS = Registry(                                                           
         "expe": overriding,
         "exqpe": overriding,
         "rope": lambda settings: Encoding(rotate=(rotate_forward, rotate_backward)),
-        "alibi": lambda settings: Encoding(score=(bias_forward, score_shut_backward)),
+        "alibi": lambda settings: Encoding(score=(bias_forward, bias_backward)),
         "t5": lambda settings: Encoding(score=(t5_score_forward, t5_score_backward), shapes=t5_shapes),
         "shaw": lambda settings: Encoding(score=(shaw_score_forward, shaw_score_backward),
                                           value=(shaw_value_forward, shaw_value_backward), shapes=shaw_shapes),
@@ -723,7 +688,8 @@ def forward(params, tokens, config, positions=None, masks=None):
     n = check_positions(positions, *tokens.shape)
     blocks, dtype = [config.block(i) for i in range(config.n_layers)], params["embedding.weight"].dtype
     at = {settings: tables(settings, n, config, dtype) for settings in {config.encoding, *(s for s, _ in blocks)}}
-    shared, encoding = under("encoding.", params), doors_of(config.encoding)
+    shared = under("encoding.", params)
+    encoding = Encoding() if config.encoding.each_block else doors_of(config.encoding)
     masks = itertools.repeat(None) if masks is None else iter(masks)
 
     x, cache_embedding = embedding_forward(tokens, params["embedding.weight"])    # (B, T, C)
@@ -772,6 +738,8 @@ def loss_and_grads(params, tokens, targets, config, positions=None, masks=None):
 
 def token_losses(params, tokens, targets, config, positions=None):
     """The cross-entropy of each target in nats, (B, T); arguments as loss_and_grads has them."""
+    check_tokens(tokens, "tokens", config)
+    check_tokens(targets, "targets", config, tokens.shape)
     logits, _ = forward(params, tokens, config, positions)
     losses, _ = cross_entropy_forward(logits.reshape(-1, config.vocab_size), targets.ravel())
     return losses.reshape(targets.shape)
@@ -799,13 +767,14 @@ def dropout_masks(config, B, T, rng, dtype=np.float32):
         yield kept * np.dtype(dtype).type(1 / (1 - config.dropout))
 
 
-def check_tokens(tokens, name, config, shape=None):
-    """InputError unless these are integers of the shape (B, T), or of the shape given, inside the vocabulary."""
-    found = np.asarray(tokens)
-    if found.dtype.kind not in "iu" or found.ndim != 2 or found.size == 0 or found.shape != (shape or found.shape):
-        raise InputError(f"{name} must be integers of shape {shape or '(B, T)'}, got {found.dtype} of {found.shape}")
-    if found.min() < 0 or found.max() >= config.vocab_size:
-        wrong = found.min() if found.min() < 0 else found.max()
+def check_tokens(tokens, name, config, shape=None, look=True):
+    """InputError unless these are integers of the shape (B, T), or of the shape given, and, by a look, all below V."""
+    dtype = str(getattr(tokens, "dtype", type(tokens).__name__)).removeprefix("torch.")
+    found = tuple(getattr(tokens, "shape", ()))
+    if "int" not in dtype or len(found) != 2 or 0 in found or found != (shape or found):
+        raise InputError(f"{name} must be integers of shape {shape or '(B, T)'}, got {dtype} of {found}")
+    if look and (tokens.min() < 0 or tokens.max() >= config.vocab_size):
+        wrong = int(tokens.min() if tokens.min() < 0 else tokens.max())
         raise InputError(f"{name} must be from 0 to {config.vocab_size - 1}, got {wrong}")
 
 

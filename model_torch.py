@@ -314,8 +314,9 @@ class GPT(nn.Module):
     def hidden(self, tokens, positions=None):
         """The final norm's output (B, T, C): what the output layer reads."""
         self.check(tokens, "tokens")
-        at = self.tables(model_numpy.check_positions(positions, *tokens.shape))
-        x = self.embedding(tokens)                                                     # (B, T, C)
+        positions = positions.cpu() if torch.is_tensor(positions) else positions
+        at = self.tables(model_numpy.check_positions(positions, *tokens.shape))        # (T,) or (B, T)
+        x = self.embedding(tokens.long())                                                     # (B, T, C)
         x = self.dropout(self.encoding.embed(x, at[self.encoding.settings].rows))
         for block in self.blocks:
             x = block(x, at[block.attn.encoding.settings])
@@ -339,8 +340,8 @@ class GPT(nn.Module):
         return self._tables[1]
 
     def check(self, tokens, name, shape=None):
-        if tokens.device.type == "cpu":                                 # elsewhere the look would stall the device
-            model_numpy.check_tokens(tokens, name, self.config, shape)
+        on_cpu = tokens.device.type == "cpu"                            # elsewhere a look would stall the device
+        model_numpy.check_tokens(tokens, name, self.config, shape, look=on_cpu)
 
 
 def as_tensor(table, like):

@@ -155,6 +155,7 @@ class Reader(GPT):
         if positions is None and cache:
             n = np.arange(tokens.shape[1]) + cache.positions[..., -1:] + 1
         else:
+            positions = positions.cpu() if torch.is_tensor(positions) else positions
             n = check_positions(positions, *tokens.shape)                              # (T,) or (B, T)
         sizes = self.pieces(tokens.shape[1], cache)
         if len(sizes) == 1:
@@ -191,7 +192,7 @@ class Reader(GPT):
               for settings, made in self.tables(keys[..., -n.shape[-1] :], keys, free).items()}
         if cache is not None:
             cache.positions = keys
-        x = self.dropout(self.encoding.embed(self.embedding(tokens), at[self.encoding.settings].rows))
+        x = self.dropout(self.encoding.embed(self.embedding(tokens.long()), at[self.encoding.settings].rows))
         for block in self.blocks:
             x = block(x, at[block.attn.encoding.settings])
         return self.norm(x)

@@ -118,7 +118,7 @@ class Settings(EncodingConfig):
 
 
 def doors(settings):
-    return model_numpy.Encoding(score=(model_numpy.bias_forward, model_numpy.score_shut_backward))
+    return model_numpy.Encoding(score=(model_numpy.bias_forward, model_numpy.bias_backward))
 
 
 def torch_class():
