@@ -25,7 +25,6 @@ from runs import CommandLine, at_least, listed, named_runs, new_file, pick_devic
 MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length, when no --lengths are given
 BATCH_TOKENS = 2**13  # tokens in one forward pass: bounds the memory, whatever the length
 STREAM_TOKENS = 2**14  # tokens that all the streams side by side keep
-PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 
 
 # ---- the held-out text -----------------------------------------------------------------------------------------------
@@ -246,7 +245,7 @@ def command_line():
                      help="sliding: targets that one window scores (default: a quarter of the trained length)")
     laying.add_stream_flags(how)
     laying.add_scaling_flags(parser, several=True)
-    parser.add_argument("--dtype", type=listed(str, *PRECISIONS), default=["fp32"], metavar="NAME,...",
+    parser.add_argument("--dtype", type=listed(str, *laying.PRECISIONS), default=["fp32"], metavar="NAME,...",
                         help="of the weights and of what is computed: fp32, bf16, fp16, or int8 (weights alone); each "
                              "a row")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")

@@ -276,7 +276,8 @@ class GPT(nn.Module):
     for `learned`. Raises ValueError for a wrong shape or dtype, a token outside the vocabulary, and a position without
     a row. Its first weights are model_numpy.init_params of the seed.
 
-    attention, dropout and cross_entropy are the parts of which fast.py and past/ have others.
+    attention, dropout and cross_entropy are the parts of which fast.py and past/ have others; how: what `hidden` takes
+    besides, there.
     """
 
     def __init__(self, config, seed=0, attention=Attention, dropout=nn.Dropout, cross_entropy=cross_entropy):
@@ -298,25 +299,25 @@ class GPT(nn.Module):
         weights = model_numpy.init_params(config, seed)
         self.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
 
-    def forward(self, tokens, targets=None, positions=None):
-        h = self.hidden(tokens, positions)                                             # (B, T, C)
+    def forward(self, tokens, targets=None, positions=None, **how):
+        h = self.hidden(tokens, positions, **how)                                      # (B, T, C)
         if targets is None:
             return F.linear(h, self.output_weight)                                     # (B, T, V)
         self.check(targets, "targets", tuple(tokens.shape))
         return self.cross_entropy(h, self.output_weight, targets)
 
     @torch.no_grad()
-    def token_losses(self, tokens, targets, positions=None):
+    def token_losses(self, tokens, targets, positions=None, **how):
         """The cross-entropy of each target in nats, (B, T)."""
         self.check(targets, "targets", tuple(tokens.shape))
-        return self.cross_entropy(self.hidden(tokens, positions), self.output_weight, targets, reduction="none")
+        return self.cross_entropy(self.hidden(tokens, positions, **how), self.output_weight, targets, reduction="none")
 
     def hidden(self, tokens, positions=None):
         """The final norm's output (B, T, C): what the output layer reads."""
         self.check(tokens, "tokens")
         positions = positions.cpu() if torch.is_tensor(positions) else positions
         at = self.tables(model_numpy.check_positions(positions, *tokens.shape))        # (T,) or (B, T)
-        x = self.embedding(tokens.long())                                                     # (B, T, C)
+        x = self.embedding(tokens.long())                                              # (B, T, C)
         x = self.dropout(self.encoding.embed(x, at[self.encoding.settings].rows))
         for block in self.blocks:
             x = block(x, at[block.attn.encoding.settings])

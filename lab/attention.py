@@ -9,7 +9,7 @@ import math
 import torch
 
 from config import InputError
-from eval import PRECISIONS, held_out, usable
+from eval import held_out, usable
 from lab import pictures
 from model_torch import unseen
 from past import laying
@@ -55,7 +55,7 @@ def command_line():
     parser.add_argument("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
     parser.add_argument("--data", metavar="DIR|PATH",
                         help="read this instead: a prepared folder, or text as data.py reads it")
-    parser.add_argument("--dtype", choices=PRECISIONS, default="fp32", help="as in eval.py (default: fp32)")
+    parser.add_argument("--dtype", choices=laying.PRECISIONS, default="fp32", help="as in eval.py (default: fp32)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     laying.add_scaling_flags(parser)
     return parser

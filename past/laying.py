@@ -15,6 +15,7 @@ from runs import listed, number_or_auto, whole
 
 DUAL_CHUNK = "dual-chunk"                # what --rope-scaling takes besides RoPE's own
 METHODS = (*ROPE_SCALINGS, DUAL_CHUNK)
+PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 SINKS = 4                                # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
 
 

@@ -25,7 +25,6 @@ from past.laying import dual_chunk_positions, lay
 from runs import load_model
 
 BLOCK = 256                              # queries at a time, where scores need a bias or a mask: Reader._pieces
-PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 CANNOT_STREAM = ("cannot stream as trained here: positions are part of the embeddings or the values, where they cannot "
                  "be changed later")
 
@@ -135,19 +134,6 @@ class Reader(GPT):
         if not self.streams():
             raise InputError(f"{self.config.encoding.pe} {CANNOT_STREAM}")
 
-    def forward(self, tokens, targets=None, positions=None, cache=None):
-        h = self.hidden(tokens, positions, cache)                                      # (B, T, C)
-        if targets is None:
-            return F.linear(h, self.output_weight)                                     # (B, T, V)
-        return self.cross_entropy(h, self.output_weight, targets)
-
-    @torch.no_grad()
-    def token_losses(self, tokens, targets, positions=None, cache=None):
-        """The cross-entropy of each target in nats, (B, T)."""
-        self.check(targets, "targets", tuple(tokens.shape))
-        h = self.hidden(tokens, positions, cache)
-        return self.cross_entropy(h, self.output_weight, targets, reduction="none")
-
     def hidden(self, tokens, positions=None, cache=None):
         self.check(tokens, "tokens")
         if cache is not None:
@@ -239,8 +225,8 @@ class Reader(GPT):
 def load(run, device="cpu", dtype="fp32"):
     """(Reader in eval mode, all of config.json) of a run directory; InputError that says what is wrong with it.
 
-    dtype: one of PRECISIONS. bf16 and fp16: the weights, and so the tables too and all that is computed. int8: each
-    row of a matrix is rounded to 255 levels from minus to plus its largest number; the products stay in fp32.
+    dtype: one of past.laying.PRECISIONS. bf16 and fp16: the weights, and so the tables too and all that is computed.
+    int8: each row of a matrix is rounded to 255 levels from minus to plus its largest number; products stay in fp32.
     """
     model, record = load_model(run, Reader)
     if dtype == "int8":
