@@ -243,7 +243,7 @@ class RoPE(Sinusoidal):
 @dataclass(frozen=True)
 class ALiBi(EncodingConfig):
     def pairs(self, queries, keys, model):
-        return expe.alibi_bias(queries, keys, model.n_heads)                                   # (..., H, T, S)
+        return expe.distances(queries, keys).astype(float)[..., None, :, :]                    # (..., 1, T, S)
 
 
 @dataclass(frozen=True)

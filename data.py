@@ -1,4 +1,4 @@
-"""Text to tokens on disk; tokens on disk to batches.
+"""Text to tokens on disk; tokens on disk to batches. B batch, T context length.
 
 A source is the running Python's standard library, a file or folder, or a data set of the hub. Its documents are
 streamed once, cut if huge, split by a hash of their text, encoded with a byte-level BPE, and written to
@@ -6,8 +6,6 @@ streamed once, cut if huge, split by a hash of their text, encoded with a byte-l
     data/<name>-v<vocab>/   train.bin val.bin test.bin   uint16; each document is <|endoftext|> and then its own tokens
                             tokenizer.tiktoken           tiktoken's own text format: "base64 rank" lines
                             meta.json                    counts, source and SHA-256 of each file
-
-B batch, T context length.
 """
 
 import base64
@@ -24,12 +22,12 @@ import lzma
 import os
 import shutil
 import sys
-import sysconfig
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import rustbpe
 import tiktoken
 from tqdm import tqdm
 
@@ -42,30 +40,25 @@ MAX_DOC_CHARS = 2**20               # longer texts are cut, so that no document 
 TOKENIZER_BYTES = 2**30             # the tokenizer is trained on at most so much of a source
 ENCODE_CHARS = 2**22                # text that is encoded at a time
 EOT = "<|endoftext|>"
+progress = functools.partial(tqdm, unit=" documents", disable=None, leave=False)      # None: only on a terminal
 
 # How text falls into pieces before BPE, after cl100k_base (tiktoken): words with the blank before them, up to three
 # digits, runs of signs, line ends, blanks. Possessive quantifiers keep it linear on long runs.
-SPLIT_PATTERN = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
-    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
-)
+SPLIT_PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+                 r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s")
 
 
 # ---- sources: a name or a path to a stream of texts ------------------------------------------------------------------
-
 HUB = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceFW/fineweb-edu"}
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".rst")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
 OTHER_DATA = "choose other data with --data PATH (a file or folder of text) or --data stdlib"
 
-
 def documents(source, max_doc_chars=MAX_DOC_CHARS, skipped=None):
     """The texts of a source, one by one, none longer than max_doc_chars.
 
-    source: "stdlib", "fineweb", "fineweb-edu", or the path of a file or folder of .txt .md .py .rst (a document each)
-    and .jsonl (a field "text"), also as .gz or .xz, and of .parquet (a column "text", as FineWeb has).
-    Files that are not UTF-8 are left out, and their paths go to the list `skipped`.
-    Raises InputError for a path that does not exist or cannot be read as what its name says.
+    source: "stdlib", a name in HUB, or the path of a file or folder of TEXT_SUFFIXES (each file a document), .jsonl
+    (a field "text") or .parquet (a column "text"). Text that is not UTF-8 is left out: its path goes to `skipped`.
     """
     for path in _files(source):
         try:
@@ -79,36 +72,36 @@ def documents(source, max_doc_chars=MAX_DOC_CHARS, skipped=None):
         except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
             raise InputError(f"{path} cannot be unpacked: {error}") from None
 
-
 def _files(source):
     """The readable files of a source, in sorted order, or the name of its data set."""
     if source in HUB:
         return [HUB[source]]
     if source == "stdlib":
-        root = Path(sysconfig.get_paths()["stdlib"])
+        root = Path(os.__file__).parent
         differs = {"site-packages", "dist-packages", "test", "tests", "idle_test"}         # from machine to machine
         return sorted(p for p in root.rglob("*.py") if not differs & set(p.relative_to(root).parts))
     path = Path(source)
     if not path.exists():
         raise InputError(f"{source}: no such file or folder; data is stdlib, {', '.join(HUB)} or a path")
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    seen = [p for p in files if not any(part.startswith(".") for part in p.relative_to(path).parts)]
-    found = [p for p in seen if _kind(p) in SUFFIXES]
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    readable = [p for p in files if _kind(p) in SUFFIXES and p.is_file()]
+    found = [p for p in readable if not any(part.startswith(".") for part in p.relative_to(path).parts)]
     if not found:
         what = "holds no file that ends in" if path.is_dir() else "must end in"
         raise InputError(f"{source} {what} {' '.join(SUFFIXES)} (or those with .gz, .xz)")
     return found
 
-
 def _kind(path):
     """The suffix that says what a file holds: ".jsonl" of books.jsonl.xz."""
     return (Path(path.stem) if path.suffix in (".gz", ".xz") else path).suffix.lower()
 
-
 def _open_texts(path):
     """The texts of one file, or of a data set of the hub, each as an open text file."""
     if path in HUB.values() or path.suffix.lower() == ".parquet":
-        yield from _rows(path)
+        for row in _rows(path):
+            if not isinstance(row.get("text"), str):
+                raise InputError(f'{path} has no column "text" that holds strings; it has {", ".join(row)}')
+            yield io.StringIO(row["text"])
         return
     if _kind(path) == ".parquet":
         raise InputError(f"{path} is packed, and parquet is read from its end: unpack it first")
@@ -121,16 +114,13 @@ def _open_texts(path):
             if not line.strip():
                 continue
             try:
-                text = json.loads(line)["text"]
+                text = "" + json.loads(line)["text"]        # a TypeError unless it is a string
             except (ValueError, KeyError, TypeError, RecursionError):
-                text = None
-            if not isinstance(text, str):
-                raise InputError(f'{path} line {number} is not a JSON object with a field "text" that holds a string')
+                raise InputError(f'{path} line {number} is not a JSON object with a field "text" of text') from None
             yield io.StringIO(text)
 
-
 def _rows(what):
-    """The column "text" of a data set of the hub, or of a parquet file: each text as an open file."""
+    """The rows of a data set of the hub, or of a parquet file."""
     hub, file = {"path": what, "name": "sample-10BT"}, {"path": "parquet", "data_files": [str(what)]}
     try:
         import datasets
@@ -138,16 +128,9 @@ def _rows(what):
         raise InputError(f"{what} is read by the datasets library: pip install datasets, or {OTHER_DATA}") from None
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)   # its retries; what comes of them is told below
     try:
-        for row in datasets.load_dataset(**(hub if what in HUB.values() else file), split="train", streaming=True):
-            if not isinstance(row.get("text"), str):
-                raise InputError(f'{what} has no column "text" that holds strings; it has {", ".join(row)}')
-            yield io.StringIO(row["text"])
-    except InputError:
-        raise
+        yield from datasets.load_dataset(**(hub if what in HUB.values() else file), split="train", streaming=True)
     except Exception as error:      # the hub's, the network's and Arrow's own kinds have no common ancestor
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{what} cannot be read ({type(error).__name__}: {reason}); {OTHER_DATA}") from None
-
+        raise InputError(f"{what} cannot be read ({type(error).__name__}: {str(error)[:200]}); {OTHER_DATA}") from None
 
 def _cut(file, limit):
     """The text of an open file, in pieces of at most limit characters, cut at a line's end where there is one."""
@@ -160,7 +143,6 @@ def _cut(file, limit):
             piece = piece[end:]
     if piece:
         yield piece
-
 
 def _unique(texts, min_bytes, dropped):
     """(split, text) of each text not seen before. The split depends on the text alone, not on the order."""
@@ -179,32 +161,23 @@ def _unique(texts, min_bytes, dropped):
 
 
 # ---- the tokenizer ---------------------------------------------------------------------------------------------------
-
-
 def train_tokenizer(texts, vocab):
     """{token bytes: rank} of a byte-level BPE of `vocab` entries with <|endoftext|>. InputError for too little text."""
-    import rustbpe
-
     tokenizer = rustbpe.Tokenizer()
     tokenizer.train_from_iterator(texts, vocab - 1, pattern=SPLIT_PATTERN)
     ranks = {bytes(token): rank for token, rank in tokenizer.get_mergeable_ranks()}
     if len(ranks) < vocab - 1:
-        raise InputError(f"vocab: the training text has only enough pairs for a vocabulary of {len(ranks) + 1}, "
-                         f"not {vocab}: give more text, or --vocab {len(ranks) + 1} or fewer")
+        raise InputError(f"vocab: the training text has only enough pairs for a vocabulary of {len(ranks) + 1}")
     return ranks
-
 
 def save_tokenizer(ranks, path):
     """Write {token bytes: rank} in tiktoken's text format."""
-    with open(path, "w", encoding="ascii") as file:
-        for token in sorted(ranks, key=ranks.get):
-            file.write(f"{base64.b64encode(token).decode()} {ranks[token]}\n")
-
+    lines = [f"{base64.b64encode(token).decode()} {ranks[token]}\n" for token in sorted(ranks, key=ranks.get)]
+    Path(path).write_text("".join(lines), encoding="ascii")
 
 def load_tokenizer(path, pattern=SPLIT_PATTERN):
     """A tiktoken.Encoding from a .tiktoken file; <|endoftext|> is its last rank + 1. InputError for another format."""
-    # tiktoken's own loader caches by path: it would return an old tokenizer for a file that has changed.
-    ranks = {}
+    ranks = {}          # not by tiktoken's own loader: it caches by path, and would return what a file held before
     try:
         for line in Path(path).read_bytes().splitlines():
             token, rank = line.split()
@@ -212,15 +185,9 @@ def load_tokenizer(path, pattern=SPLIT_PATTERN):
     except ValueError:
         raise InputError(f'{path} line {len(ranks) + 1} is not "base64 rank", tiktoken\'s text format') from None
     if len(set(ranks.values())) < len(ranks) or any(bytes([b]) not in ranks for b in range(256)):
-        raise InputError(f"{path} is not a byte-level BPE: each of the 256 bytes needs a rank, "
-                         "and no rank may stand twice")
-    return _encoding(Path(path).stem, pattern, ranks)
-
-
-def _encoding(name, pattern, ranks):
+        raise InputError(f"{path} is not a byte-level BPE: each of the 256 bytes needs a rank, and none stands twice")
     special = {EOT: max(ranks.values()) + 1}
-    return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
-
+    return tiktoken.Encoding(Path(path).stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
 def run_tokenizer(run, record):
     """The tokenizer in a run directory, whose config.json is `record`; InputError if it is not the run's own file."""
@@ -230,107 +197,71 @@ def run_tokenizer(run, record):
     return load_tokenizer(path, record["data"]["pattern"])
 
 
-def _ready_tokenizer(name):
-    """A tiktoken.Encoding from a .tiktoken file or one of tiktoken's names (gpt2), with our one special token."""
-    if Path(name).suffix == ".tiktoken":
-        return load_tokenizer(name)
-    if name not in (known := tiktoken.list_encoding_names()):
-        raise InputError(f"tokenizer must be a .tiktoken file or one of {', '.join(known)}, got {name!r}")
-    try:
-        encoding = tiktoken.get_encoding(name)
-    except (OSError, ValueError) as error:                  # requests' errors are OSErrors
-        kind = type(error).__name__
-        raise InputError(f"tiktoken cannot fetch {name} ({kind}): give a .tiktoken file instead") from None
-    return _encoding(name, encoding._pat_str, encoding._mergeable_ranks)
-
-
 # ---- preparing: a source to a folder of tokens -----------------------------------------------------------------------
-
-
 def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_tokens=0, max_doc_chars=MAX_DOC_CHARS,
             overwrite=False):
-    """Turn a source into a folder of tokens, as the head of this file describes it; returns the folder.
+    """Turn a source into a folder of tokens, `out` or data/<name>-v<vocab>, which appears whole or not at all.
 
-    out: the folder, or None for data/<name>-v<vocab>, which appears whole or not at all.
-    vocab: entries of the tokenizer that is trained on the training documents, or None with a ready `tokenizer`
-    (a .tiktoken file, or a name of tiktoken's). Documents of fewer than min_doc_tokens tokens are dropped.
-    max_tokens: stop once so many are written, 0 for no end. Raises InputError when no usable document is found.
-    Memory stays bounded: texts flow through; only a hash of each is kept.
+    A tokenizer of `vocab` entries is trained on the training documents, or `tokenizer` is a .tiktoken file. Documents
+    of fewer than min_doc_tokens tokens are dropped. Reading ends once max_tokens are written (0: never). Memory stays
+    bounded: texts flow through, and only a hash of each is kept. InputError if no usable document is found.
     """
-    encoding = _ready_tokenizer(tokenizer) if tokenizer else None
-    out = Path(out) if out else folder_of(source, encoding.n_vocab if encoding else vocab)
-    _check_free(out, overwrite)
-    if encoding is None and not 257 <= vocab <= 2**16:
+    if tokenizer:
+        if Path(tokenizer).suffix != ".tiktoken":
+            raise InputError(f"tokenizer must be a .tiktoken file, got {tokenizer!r}")
+        vocab = load_tokenizer(tokenizer).n_vocab
+    if not 257 <= vocab <= 2**16:
         raise InputError(f"vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {vocab}")
     limits = {"min_doc_tokens": min_doc_tokens, "max_tokens": max_tokens, "max_doc_chars": max_doc_chars}
     for name, value in limits.items():
         if value < (least := 0 if name == "max_tokens" else 1):
             raise InputError(f"{name} must be at least {least}, got {value}")
+    out = Path(out) if out else folder_of(source, vocab)
     dropped, skipped = {"short": 0, "duplicate": 0}, []
     texts = _unique(documents(source, max_doc_chars, skipped), min_doc_tokens, dropped)
 
     with _scratch_folder(out, overwrite) as scratch, open(scratch / "spool.jsonl", "w+") as spool:
-        size = None
-        if encoding is None:
-            # Train on the first training documents; what has been read waits in a file, so that a stream is read once.
-            encoding = _encoding("trained", SPLIT_PATTERN, train_tokenizer(_spooled(texts, spool), vocab))
-            size = spool.tell() if spool.tell() < TOKENIZER_BYTES else None
+        path = scratch / "tokenizer.tiktoken"
+        if tokenizer:
+            shutil.copyfile(tokenizer, path)
+        else:
+            save_tokenizer(train_tokenizer(_spooled(texts, spool), vocab), path)
             spool.seek(0)
             texts = itertools.chain(map(json.loads, spool), texts)
-        if encoding.n_vocab > 2**16:
-            raise InputError(f"tokenizer has {encoding.n_vocab:,} entries; tokens are uint16, so at most 65,536 fit")
-        save_tokenizer(encoding._mergeable_ranks, scratch / "tokenizer.tiktoken")
-        splits = _write_tokens(texts, encoding, scratch, min_doc_tokens, max_tokens, dropped, size)
+        encoding = load_tokenizer(path)
+        splits = _write_tokens(texts, encoding, scratch, min_doc_tokens, max_tokens, dropped)
         (scratch / "spool.jsonl").unlink()
         dropped["not_utf8"] = len(skipped)
-        _check_splits(source, splits, dropped, min_doc_tokens)
+        if not (count := sum(split["documents"] for split in splits.values())):
+            raise InputError(f"{source} has no usable document: {dropped['short']:,} are shorter than "
+                             f"{min_doc_tokens:,} tokens (--min-doc-tokens), {len(skipped):,} are not UTF-8")
+        for name in ("train", "val"):
+            if splits[name]["tokens"] == 0:
+                raise InputError(f"{source} has {count} usable documents, and none fell to {name}: cut them smaller "
+                                 "with --max-doc-chars 20000, lower --min-doc-tokens, or give more documents")
         write_json(scratch / "meta.json", {
-            "source": full_name(source), "vocab": encoding.n_vocab, "eot": encoding.eot_token,
-            "pattern": encoding._pat_str, **limits, "python": sys.version.split()[0], "dropped": dropped,
-            "splits": splits, "tokenizer": fingerprint(scratch / "tokenizer.tiktoken"),
+            "source": full_name(source), "vocab": vocab, "eot": encoding.eot_token, "pattern": SPLIT_PATTERN, **limits,
+            "python": sys.version.split()[0], "dropped": dropped, "splits": splits, "tokenizer": fingerprint(path),
         })
     return out
 
-
-def _check_free(out, overwrite):
-    if out.exists() and not overwrite:
-        raise InputError(f"{out} exists: use it with --data {out}, choose another --out, or add --overwrite")
-    if out.exists() and not (out / "meta.json").exists():
-        raise InputError(f"{out} exists and is no folder of tokens, so it is not overwritten: choose another --out")
-
-
-def _check_splits(source, splits, dropped, min_doc_tokens):
-    count = sum(split["documents"] for split in splits.values())
-    if count == 0:
-        raise InputError(f"{source} has no usable document: {dropped['short']:,} are shorter than {min_doc_tokens:,} "
-                         f"tokens (--min-doc-tokens), {dropped['not_utf8']:,} are not UTF-8")
-    for name in ("train", "val"):
-        if splits[name]["tokens"] == 0:
-            raise InputError(f"{source} has {count} usable documents, and none fell to {name}: cut them smaller with "
-                             "python data.py --max-doc-chars 20000, lower --min-doc-tokens, or give more documents")
-
-
 def _spooled(texts, spool):
-    """The training texts of the first TOKENIZER_BYTES, while all that is read is written to the spool."""
-    size = 0
-    with _bar(None, "reading") as bar:
-        while size < TOKENIZER_BYTES and (pair := next(texts, None)):
-            written = spool.write(json.dumps(pair) + "\n")
-            bar.update(written)
-            size += written
-            if pair[0] == "train":
-                yield pair[1]
+    """The training texts of the first TOKENIZER_BYTES, while all is spooled: a stream is read once."""
+    size, bar = 0, progress(desc="reading")
+    while size < TOKENIZER_BYTES and (pair := next(texts, None)):
+        size += spool.write(json.dumps(pair) + "\n")
+        bar.update()
+        if pair[0] == "train":
+            yield pair[1]
 
-
-def _write_tokens(texts, encoding, folder, min_doc_tokens, max_tokens, dropped, size):
+def _write_tokens(texts, encoding, folder, min_doc_tokens, max_tokens, dropped):
     """Encode (split, text) pairs on all cores into .bin files; returns {split: documents, tokens, bytes, sha256}."""
     counts = {name: {"documents": 0, "tokens": 0} for name in SPLITS}
     eot = np.uint16(encoding.eot_token).tobytes()
     encode = functools.partial(encoding.encode_to_numpy, disallowed_special=())
-    with contextlib.ExitStack() as stack:
+    texts = iter(progress(texts, "encoding"))
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(os.cpu_count()) as pool:    # tiktoken frees the GIL
         files = {name: stack.enter_context(open(folder / f"{name}.bin", "wb")) for name in SPLITS}
-        bar = stack.enter_context(_bar(size, "encoding"))
-        pool = stack.enter_context(ThreadPoolExecutor(os.cpu_count()))     # tiktoken lets go of the interpreter's lock
         while pairs := _take(texts, ENCODE_CHARS):
             names, batch = zip(*pairs, strict=True)
             for name, tokens in zip(names, pool.map(encode, batch), strict=True):
@@ -340,11 +271,9 @@ def _write_tokens(texts, encoding, folder, min_doc_tokens, max_tokens, dropped, 
                 files[name].write(eot + tokens.astype(np.uint16).tobytes())
                 counts[name]["documents"] += 1
                 counts[name]["tokens"] += len(tokens) + 1
-            bar.update(sum(map(len, batch)))
             if max_tokens and sum(count["tokens"] for count in counts.values()) >= max_tokens:
                 break
     return {name: {**counts[name], **fingerprint(folder / f"{name}.bin")} for name in SPLITS}
-
 
 def _take(texts, size):
     """The next (split, text) pairs, of about `size` characters in all."""
@@ -354,7 +283,6 @@ def _take(texts, size):
         size -= len(pair[1])
     return pairs
 
-
 @contextlib.contextmanager
 def _scratch_folder(out, overwrite):
     """A folder beside `out`, for one process at a time; it becomes `out` if the block ends well, and is gone if not."""
@@ -362,74 +290,58 @@ def _scratch_folder(out, overwrite):
     made = not out.parent.exists()
     with _hold(lock, out):
         try:
-            _check_free(out, overwrite)
+            if out.exists() and not overwrite:
+                raise InputError(f"{out} exists: use it with --data {out}, choose another --out, or add --overwrite")
+            if out.exists() and not (out / "meta.json").exists():
+                raise InputError(f"{out} exists and is no folder of tokens, so it is not overwritten")
             shutil.rmtree(scratch, ignore_errors=True)      # of a start that was killed outright
             scratch.mkdir()
             yield scratch
-            if overwrite:
-                shutil.rmtree(out, ignore_errors=True)
+            shutil.rmtree(out, ignore_errors=True)          # that is here only with --overwrite
             scratch.rename(out)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-            lock.unlink(missing_ok=True)
-            if made:
-                with contextlib.suppress(OSError):
-                    out.parent.rmdir()                      # if nothing came of it
+            lock.unlink()
+            if made and not os.listdir(out.parent):         # nothing came of it
+                out.parent.rmdir()
 
-
-def _hold(path, out):
+def _hold(path, out, told=False):
     """The open lock file, held by this process alone; where another one makes `out` just now, once that has ended."""
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = open(path, "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not told:
             print(f"{out} is being made by another process: waiting for it", flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        if path.exists() and os.path.samefile(path, file.fileno()):
-            return file
-        file.close()                                        # the other one has removed it: hold a new one
-
-
-def _bar(total, what):
-    if not sys.stderr.isatty():
-        print(f"{what} ...", flush=True)
-    return tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=not sys.stderr.isatty(), leave=False)
-
+        fcntl.flock(file, fcntl.LOCK_EX)
+    return file if os.fstat(file.fileno()).st_nlink else _hold(path, out, True)      # no link: removed by the other
 
 def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
     """The folder of a source's tokens: the source itself if it is one, found under data/, or prepared now.
 
-    A folder that exists is used whatever its documents' least length is: its meta.json tells. Raises InputError if its
-    vocabulary is not `vocab`.
+    A folder that exists is used whatever its documents' least length. InputError if its vocabulary is not `vocab`.
     """
-    folder = Path(source)
-    if not (folder / "meta.json").exists():
-        folder = folder_of(source, vocab)
-        if not folder.exists():
-            limit = f"documents of {min_doc_tokens:,} tokens or more"
-            print(f"preparing {folder} from {source}, {limit}; for other data: --data PATH", flush=True)
-            try:
-                prepare(source, folder, vocab, min_doc_tokens=min_doc_tokens, max_tokens=max_tokens)
-            except InputError:
-                if not folder.exists():                     # else another process has made it meanwhile
-                    raise
-        made_from = read_meta(folder)["source"]
-        if made_from != full_name(source):
-            raise InputError(f"{folder} was made from {made_from}, not from {source}: pass --data {folder} to use it, "
-                             f"or prepare {source} under another name with python data.py {source} --out data/NAME")
-    found = read_meta(folder)["vocab"]
-    if found != vocab:
-        raise InputError(f"{folder} was made with a vocabulary of {found:,}, and this run has {vocab:,}: add "
-                         f"--vocab {found}, or prepare the text again with python data.py SOURCE --vocab {vocab}")
+    folder = Path(source) if (Path(source) / "meta.json").exists() else folder_of(source, vocab)
+    if not folder.exists():
+        limit = f"documents of {min_doc_tokens:,} tokens or more"
+        print(f"preparing {folder} from {source}, {limit}; for other data: --data PATH", flush=True)
+        try:
+            prepare(source, folder, vocab, min_doc_tokens=min_doc_tokens, max_tokens=max_tokens)
+        except InputError:
+            if not folder.exists():                         # else another process has made it meanwhile
+                raise
+    meta = read_meta(folder)
+    if folder != Path(source) and meta["source"] != full_name(source):
+        raise InputError(f"{folder} was made from {meta['source']}, not from {source}: prepare that with another --out")
+    if (found := meta["vocab"]) != vocab:
+        raise InputError(f"{folder} was made with a vocabulary of {found:,}, and this run has {vocab:,}: "
+                         f"add --vocab {found}, or prepare the text again")
     return folder
-
 
 def full_name(source):
     """A source's name if it has one, else its absolute path."""
     return source if source == "stdlib" or source in HUB else str(Path(source).resolve())
-
 
 def folder_of(source, vocab):
     """data/<name>-v<vocab>: where a source's tokens lie unless --out says otherwise."""
@@ -437,8 +349,6 @@ def folder_of(source, vocab):
 
 
 # ---- reading: a folder of tokens to batches and documents ------------------------------------------------------------
-
-
 def read_meta(folder):
     """meta.json of a prepared folder; InputError if there is none, or if it is not one of ours."""
     path = Path(folder) / "meta.json"
@@ -446,17 +356,13 @@ def read_meta(folder):
         raise InputError(f"{folder} is not a folder of tokens (no meta.json): make one with python data.py SOURCE")
     meta = read_json(path)
     try:
-        splits = [meta["splits"][name] for name in SPLITS]
-        numbers = [meta[name] for name in ("vocab", "eot", "min_doc_tokens", "max_tokens")]
-        numbers += [split[name] for split in splits for name in ("documents", "tokens", "bytes")]
-        texts = [meta["source"], meta["pattern"]] + [file["sha256"] for file in (meta["tokenizer"], *splits)]
-        sound = all(isinstance(n, int) for n in numbers) and all(isinstance(t, str) for t in texts) and meta["dropped"]
-    except (KeyError, TypeError):
-        sound = False
-    if not sound:
-        raise InputError(f"{path} is not as data.py writes it: prepare the folder again")
+        files = [meta["tokenizer"], *(meta["splits"][name] for name in SPLITS)]
+        numbers = [meta["vocab"], meta["eot"], meta["min_doc_tokens"], *(file["bytes"] for file in files)]
+        sum([*numbers, *meta["dropped"].values()])                                      # TypeError unless all are
+        "".join([meta["source"], meta["pattern"], *(file["sha256"] for file in files)])                # strings as well
+    except (KeyError, TypeError, AttributeError):
+        raise InputError(f"{path} is not as data.py writes it: prepare the folder again") from None
     return meta
-
 
 def open_split(folder, split):
     """The tokens of one split, uint16 (n,), mapped from disk. InputError if the file is not what meta.json says."""
@@ -466,13 +372,10 @@ def open_split(folder, split):
         raise InputError(f"{path} is missing: prepare the folder again with python data.py")
     if (found := path.stat().st_size) != expected:
         raise InputError(f"{path} has a size of {found:,} bytes, and meta.json says {expected:,}: prepare it again")
-    if expected == 0:
-        return np.zeros(0, np.uint16)
-    tokens = np.memmap(path, dtype=np.uint16, mode="r")     # (n,)
-    if tokens.max() >= meta["vocab"]:
+    tokens = np.memmap(path, np.uint16, "r") if expected else np.zeros(0, np.uint16)     # (n,); no tokens, no map
+    if tokens.max(initial=0) >= meta["vocab"]:
         raise InputError(f"{path} holds the token id {tokens.max()}, outside its vocabulary of {meta['vocab']:,}")
     return tokens
-
 
 def windows(tokens, context):
     """How many windows of `context` inputs, each with its next token as target, fit the tokens. InputError if none."""
@@ -480,7 +383,6 @@ def windows(tokens, context):
     if count < 1:
         raise InputError(f"the data has {len(tokens):,} tokens, and one window needs {context + 1:,}: give more text")
     return count
-
 
 def batch(tokens, context, batch_size, seed, step):
     """The batch of one step, int64 (B, T+1): inputs are [:, :-1], targets [:, 1:]. A pure function of its arguments.
@@ -492,11 +394,9 @@ def batch(tokens, context, batch_size, seed, step):
     start = [int(_order(count, seed, i // count)[i % count]) * context for i in index]
     return np.stack([tokens[s : s + context + 1] for s in start]).astype(np.int64)         # (B, T+1)
 
-
 @functools.lru_cache(maxsize=2)     # a batch may straddle two epochs
 def _order(count, seed, epoch):
     return np.random.default_rng([seed, epoch]).permutation(count)
-
 
 def split_documents(tokens, eot):
     """The documents of a split as slices of it, each <|endoftext|> and then its own tokens."""
@@ -505,62 +405,45 @@ def split_documents(tokens, eot):
 
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
-
-
 def show(folder):
     """Print what a prepared folder holds, once its files are what meta.json says."""
     folder, meta = Path(folder), read_meta(folder)
-    encoding = load_tokenizer(folder / "tokenizer.tiktoken", meta["pattern"])
     limit = f"documents of {meta['min_doc_tokens']:,} tokens or more"
     print(f"{folder}: from {meta['source']}, a vocabulary of {meta['vocab']:,}, {limit}")
     print("left out: {short:,} short, {duplicate:,} duplicate, {not_utf8:,} not UTF-8\n".format(**meta["dropped"]))
-    print(f"{'split':6}{'documents':>11}{'tokens':>15}   tokens in a document: ", end="")
-    print(f"{'min':>8}{'10%':>8}{'median':>8}{'90%':>9}{'max':>9}")
+    print(f"{'split':6}{'documents':>11}{'tokens':>15}{'median length':>16}")
     for split in SPLITS:
         tokens = open_split(folder, split)
         if fingerprint(folder / f"{split}.bin")["sha256"] != meta["splits"][split]["sha256"]:
-            raise InputError(f"{folder / split}.bin has the right size and the wrong SHA-256 hash: "
-                             "prepare the folder again")
+            raise InputError(f"{folder / split}.bin has the wrong SHA-256 hash: prepare the folder again")
         lengths = [len(document) - 1 for document in split_documents(tokens, meta["eot"])]
-        least, low, median, high, most = np.quantile(lengths or [0], (0, 0.1, 0.5, 0.9, 1)).astype(int)
-        print(f"{split:6}{len(lengths):11,}{len(tokens):15,}{'':25}{least:8,}{low:8,}{median:8,}{high:9,}{most:9,}")
+        print(f"{split:6}{len(lengths):11,}{len(tokens):15,}{int(np.median(lengths or [0])):16,}")
+    encoding = load_tokenizer(folder / "tokenizer.tiktoken", meta["pattern"])
     sample = split_documents(open_split(folder, "val"), meta["eot"])[0][1:201]
     print(f"\nthe first {len(sample)} tokens of the first val document, decoded:\n\n{encoding.decode(sample.tolist())}")
 
-
 def main():
-    parser = CommandLine(
-        description="Turn text into tokens on disk, or show what a prepared folder holds.",
-        epilog="examples:\n  python data.py stdlib\n  python data.py books/ --vocab 32000 --min-doc-tokens 4000\n"
-               "  python data.py fineweb --vocab 32000 --min-doc-tokens 4000 --max-tokens 7e8\n"
-               "  python data.py --show data/stdlib-v1024",
-    )
-    mini, number = PRESETS["mini"], {"type": whole, "metavar": "N"}
-    add = parser.add_argument
-    add("source", nargs="?",
-        help=f"stdlib | {' | '.join(HUB)} | a file or folder of {' '.join(SUFFIXES)}, also .gz, .xz")
-    add("--show", metavar="DIR", help="print a prepared folder's counts, document lengths and a decoded sample")
+    parser = CommandLine(description="Turn text into tokens on disk, or show what a prepared folder holds.",
+                         epilog="example: python data.py fineweb --vocab 32000 --min-doc-tokens 4000 --max-tokens 7e8")
+    mini, number, add = PRESETS["mini"], {"type": whole, "metavar": "N"}, parser.add_argument
+    add("source", nargs="?", help=f"stdlib, {', '.join(HUB)}, or a file or folder of {' '.join(SUFFIXES)} (.gz, .xz)")
+    add("--show", metavar="DIR", help="print a prepared folder's counts, median document length and a sample")
     add("--vocab", **number, help=f"entries of the tokenizer to train (default: {mini.model.vocab_size})")
-    add("--tokenizer", metavar="NAME|FILE", help="use a ready tokenizer: gpt2, or a .tiktoken file")
-    add("--min-doc-tokens", **number, default=mini.train.min_doc_tokens,
-        help="drop shorter documents (default: %(default)s, 16 times mini's context; the paper keeps 4000 and more)")
-    add("--max-doc-chars", **number, default=MAX_DOC_CHARS,
-        help="cut longer documents at a line's end (default: %(default)s)")
+    add("--tokenizer", metavar="FILE", help="use a ready tokenizer, a .tiktoken file")
+    add("--min-doc-tokens", **number, default=mini.train.min_doc_tokens, help="drop shorter (default: %(default)s)")
+    add("--max-doc-chars", **number, default=MAX_DOC_CHARS, help="cut longer at a line's end (default: %(default)s)")
     add("--max-tokens", **number, default=0, help="stop after so many tokens (default: 0, no end)")
     add("--out", metavar="DIR", help="the folder to write (default: data/<name>-v<vocab>)")
     add("--overwrite", action="store_true", help="replace the folder if it exists")
     with parser.one_line_errors():
         args = parser.parse_args()
-        if (args.source is None) == (args.show is None):
+        folder = args.__dict__.pop("show")
+        if (args.source is None) == (folder is None):
             parser.error("give a source to prepare, as in python data.py stdlib, or a folder to show, by --show DIR")
-        if args.show:
-            return show(args.show)
-        if args.vocab and args.tokenizer:
+        if args.vocab is not None and args.tokenizer:
             parser.error("--vocab is for training a tokenizer, and --tokenizer brings its own: leave one out")
-        if args.vocab is None:
-            args.vocab = mini.model.vocab_size
-        del args.show
-        show(prepare(**vars(args)))
+        args.vocab = mini.model.vocab_size if args.vocab is None else args.vocab
+        show(prepare(**vars(args)) if folder is None else folder)
 
 
 if __name__ == "__main__":

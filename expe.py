@@ -191,11 +191,6 @@ def alibi_slopes(n_heads):
     return np.concatenate((slopes, between))[:n_heads]
 
 
-def alibi_bias(queries, keys, n_heads):
-    """What ALiBi adds to the scores, -slope (m - n): of positions (..., T) and (..., S), shape (..., H, T, S)."""
-    return -alibi_slopes(n_heads)[:, None, None] * distances(queries, keys)[..., None, :, :]
-
-
 def t5_bucket(distance, n_buckets=32, max_distance=128):
     """The bucket of each causal distance m - n >= 0, integers of the same shape. Raffel et al. 2020, section 2.1.
 

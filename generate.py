@@ -22,10 +22,10 @@ from past import laying
 from runs import CommandLine, at_least, number, pick_device
 
 # torch and what imports it are imported in the functions that use them, so that --help and a wrong flag answer at once.
-
 TOKENS = 200  # of a text that does not stream
 
 
+# ---- the next token --------------------------------------------------------------------------------------------------
 def distribution(logits, temperature=1.0, top_k=None, top_p=1.0):
     """The probabilities (B, V), float64, from which the next token is drawn.
 
@@ -34,10 +34,9 @@ def distribution(logits, temperature=1.0, top_k=None, top_p=1.0):
     """
     import torch
 
-    logits = logits.double()
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
-    logits = logits - logits.amax(-1, keepdim=True)                      # or else a small temperature would overflow
+    logits = logits.double() - logits.double().amax(-1, keepdim=True)    # or else a small temperature would overflow
     p, order = (logits / temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)      # (B, V)
     if top_k is not None:
         p[:, top_k:] = 0
@@ -45,7 +44,6 @@ def distribution(logits, temperature=1.0, top_k=None, top_p=1.0):
     p[p.cumsum(-1) - p >= top_p] = 0                                     # what lies before it is enough
     p /= p.sum(-1, keepdim=True)
     return torch.zeros_like(p).scatter(-1, order, p)
-
 
 def generate(model, prompts, cache, seed=0, **how):
     """Yields, step after step and without end, the next token of each sequence, (B,).
@@ -66,92 +64,77 @@ def generate(model, prompts, cache, seed=0, **how):
             below = distribution((h @ model.output_weight.T).cpu(), **how).cumsum(-1)             # (B, V)
         drawn = []
         for prompt, rng, row in zip(prompts, rngs, below, strict=True):
-            if t < len(prompt):
-                drawn.append(prompt[t])
-            else:
-                drawn.append(int(torch.searchsorted(row, rng.random() * row[-1], right=True)))
+            given = t < len(prompt)
+            drawn.append(prompt[t] if given else int(torch.searchsorted(row, rng.random() * row[-1], right=True)))
         read = torch.tensor(drawn)[:, None]
         yield drawn
 
 
+# ---- the command -----------------------------------------------------------------------------------------------------
 def write(steps, prompts, n_tokens, encoding, stop):
-    """Print the texts, each to n_tokens beyond its prompt or, if `stop`, to its <|endoftext|>; yields tokens drawn.
+    """Print the texts, each to n_tokens beyond its prompt or, if `stop`, to its <|endoftext|>; returns tokens drawn.
 
-    A single text appears token by token, several one below the other once all are finished. Bytes that do not make a
-    character yet wait for those that follow.
+    A single text appears token by token, several one below the other once all are finished or Ctrl-C ends them. Bytes
+    that do not make a character yet wait for those that follow.
     """
     decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in prompts]
     outs = [sys.stdout] if len(prompts) == 1 else [io.StringIO() for _ in prompts]
     left = [n_tokens for _ in prompts]
 
-    def show(b, *tokens):
-        outs[b].write("".join(decoders[b].decode(encoding.decode_single_token_bytes(token)) for token in tokens))
-        outs[b].flush()
+    def show(b, tokens):
+        print(decoders[b].decode(encoding.decode_bytes(tokens)), end="", file=outs[b], flush=True)
 
     for b, prompt in enumerate(prompts):
-        show(b, *prompt[1:])  # without the <|endoftext|> that it begins with
-    try:
+        show(b, prompt[1:])  # without the <|endoftext|> that it begins with
+    drawn = 0
+    with contextlib.suppress(KeyboardInterrupt):                         # how a stream ends
         for t, step in enumerate(steps, start=min(map(len, prompts))):
             for b, token in enumerate(step):
-                if t >= len(prompts[b]) and left[b]:
-                    left[b] -= 1
-                    if stop and token == encoding.eot_token:
-                        left[b] = 0
-                    else:
-                        show(b, token)
-                    yield token
+                if t < len(prompts[b]) or not left[b]:
+                    continue
+                ended = stop and token == encoding.eot_token
+                drawn += 1
+                left[b] = 0 if ended else left[b] - 1
+                show(b, [] if ended else [token])
             if not any(left):
                 break
-    finally:
-        for b, out in enumerate(outs):
-            print(end="\n" if out is sys.stdout else f"--- {b + 1} ---\n{out.getvalue()}\n", flush=True)
+    for b, out in enumerate(outs):
+        print(end="\n" if out is sys.stdout else f"--- {b + 1} ---\n{out.getvalue()}\n", flush=True)
+    return drawn
 
-
-def command_line():
-    parser = CommandLine(prog="generate.py", description="Write text with a trained model, token by token.",
-                         epilog=__doc__[__doc__.index("    python") :])
-    parser.add_argument("run", metavar="RUN", help="run directory of train.py")
-    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT",
-                        help="how the text begins; give it again for more texts side by side, of which what is longer "
-                             "than the shortest is read token by token (default: an empty one)")
-    parser.add_argument("--prompt-file", metavar="FILE", help="one more prompt: all of a UTF-8 file")
-    parser.add_argument("--tokens", type=at_least(1), metavar="N",
-                        help=f"tokens to write, unless <|endoftext|> comes first (default: {TOKENS}; with --stream: no "
-                             "end)")
-    draw = parser.add_argument_group("the draw")
-    draw.add_argument("--temperature", type=number, metavar="X", default=1.0,
-                      help="divides the logits; 0 always takes the likeliest token (default: 1)")
-    draw.add_argument("--top-k", type=at_least(1), metavar="N", help="draw from the N likeliest tokens (default: all)")
-    draw.add_argument("--top-p", type=number, metavar="X",
-                      help="draw from the fewest likeliest tokens whose probabilities sum to X (default: all)")
-    draw.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="of the draw (default: 0)")
-    stream = parser.add_argument_group("streaming")
-    stream.add_argument("--stream", action="store_true", help="forget all but the first and the last tokens: no end")
-    laying.add_stream_flags(stream)
+def read_flags(parser):
+    """The flags as typed; InputError for values and combinations that no run can have."""
+    add = parser.add_argument
+    add("run", metavar="RUN", help="run directory of train.py")
+    add("--prompt", action="append", default=[], metavar="TEXT", help="how a text begins; again: more, side by side")
+    add("--prompt-file", metavar="FILE", help="one more prompt: all of a UTF-8 file")
+    add("--tokens", type=at_least(1), metavar="N", help=f"to write at most (default: {TOKENS}; with --stream: no end)")
+    add("--temperature", type=number, metavar="X", default=1.0, help="divides logits; 0: the likeliest (default: 1)")
+    add("--top-k", type=at_least(1), metavar="N", help="draw from the N likeliest tokens (default: all)")
+    add("--top-p", type=number, metavar="X", default=1.0, help="draw from the fewest that sum to X (default: 1, all)")
+    add("--seed", type=at_least(0), default=0, metavar="N", help="of the draw (default: 0)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
+    add("--stream", action="store_true", help="forget all but the first and the last tokens: no end")
+    laying.add_stream_flags(parser)
     laying.add_scaling_flags(parser)
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    return parser
-
-
-def check(args):
-    """InputError for values and combinations that no run can have."""
+    args = parser.parse_args()
     if args.temperature < 0:
         raise InputError(f"--temperature must be at least 0, got {args.temperature}")
-    if args.top_p is not None and not 0 < args.top_p <= 1:
+    if not 0 < args.top_p <= 1:
         raise InputError(f"--top-p must be above 0 and at most 1, got {args.top_p}")
-    if args.temperature == 0 and (args.top_k is not None or args.top_p is not None):
+    if args.temperature == 0 and (args.top_k is not None or args.top_p < 1):
         raise InputError("--temperature 0 takes the likeliest token: leave out --top-k and --top-p")
     if args.stream and args.tokens is None and len(args.prompt) + bool(args.prompt_file) > 1:
         raise InputError("several texts are shown when they are finished, and a stream has no end: add --tokens")
     if not args.stream and (args.sinks is not None or args.window is not None):
         raise InputError("--sinks and --window say what a stream keeps: add --stream, or leave them out")
+    return args
 
-
-def main(argv=None):
-    parser = command_line()
+def main():
+    parser = CommandLine(prog="generate.py", description="Write text with a trained model, token by token.",
+                         epilog=__doc__[__doc__.index("    python") :])
     with parser.one_line_errors():
-        args = parser.parse_args(argv)
-        check(args)
+        args = read_flags(parser)
         scaling = laying.scaling_of(args)
         with contextlib.suppress(AttributeError):
             sys.stdout.reconfigure(errors="replace")                     # a terminal may lack a character of the text
@@ -160,11 +143,9 @@ def main(argv=None):
                 args.prompt.append(Path(args.prompt_file).read_text(encoding="utf-8"))
             except UnicodeDecodeError:
                 parser.error(f"{args.prompt_file} is not UTF-8 text")
-
         from data import run_tokenizer
         from past.cache import Cache
         from past.reading import load
-
         model, record = load(args.run, pick_device(args.device))
         encoding = run_tokenizer(args.run, record)
         prompts = [[encoding.eot_token, *encoding.encode_ordinary(text)] for text in args.prompt or [""]]
@@ -181,14 +162,9 @@ def main(argv=None):
                          f"{given}, so that --tokens can be at most {max(0, most - given + 1)}")
         model.lay(longest, **scaling)
 
-        steps = generate(model, prompts, cache, args.seed, temperature=args.temperature, top_k=args.top_k,
-                         top_p=1.0 if args.top_p is None else args.top_p)
-        start, drawn = time.perf_counter(), 0
-        try:
-            for _ in write(steps, prompts, n_tokens, encoding, stop=not args.stream):
-                drawn += 1
-        except KeyboardInterrupt:                                        # how a stream ends
-            pass
+        start = time.perf_counter()
+        how = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
+        drawn = write(generate(model, prompts, cache, args.seed, **how), prompts, n_tokens, encoding, not args.stream)
         seconds = time.perf_counter() - start
         print(f"{drawn:,} tokens in {seconds:.1f} s, {drawn / seconds:,.0f} tokens/s", file=sys.stderr)
 

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import expe
 from config import InputError, Registry
 
 # ---- linear, embedding, dropout --------------------------------------------------------------------------------------
@@ -345,13 +346,14 @@ def rotate_backward(dq, dk, cache):
     return turn(dq, cos, -sin), turn(dk, cos, -sin), {}
 
 
-def bias_forward(q, k, h, table, own):
-    """bias = table. table (..., H, T, S)."""
-    return table, None
+def alibi_forward(q, k, h, table, own):
+    """bias = -slope (m - n), by a fixed slope for each head. table m - n (..., 1, T, S)."""
+    slopes = expe.alibi_slopes(q.shape[1]).astype(table.dtype)                    # (H,)
+    return -slopes[:, None, None] * table, None                                   # (..., H, T, S)
 
 
-def bias_backward(dbias, cache):
-    """bias = table, and the table is fixed."""
+def alibi_backward(dbias, cache):
+    """bias = -slope (m - n), and both are fixed."""
     return 0, 0, 0, {}
 
 
@@ -433,7 +435,7 @@ ENCODINGS = Registry(                                                           
         "expe": overriding,
         "exqpe": overriding,
         "rope": lambda settings: Encoding(rotate=(rotate_forward, rotate_backward)),
-        "alibi": lambda settings: Encoding(score=(bias_forward, bias_backward)),
+        "alibi": lambda settings: Encoding(score=(alibi_forward, alibi_backward)),
         "t5": lambda settings: Encoding(score=(t5_score_forward, t5_score_backward), shapes=t5_shapes),
         "shaw": lambda settings: Encoding(score=(shaw_score_forward, shaw_score_backward),
                                           value=(shaw_value_forward, shaw_value_backward), shapes=shaw_shapes),

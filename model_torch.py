@@ -19,6 +19,7 @@ from torch import nn
 
 import model_numpy
 from config import EncodingConfig, Registry
+from expe import alibi_slopes
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
@@ -115,8 +116,12 @@ class RoPE(Encoding):
 class ALiBi(Encoding):
     """Press et al. 2022: the score of a key falls with its distance, by a fixed slope for each head."""
 
+    slopes = None                        # (H, 1, 1), made where and as the table is: a copy to a GPU would make it wait
+
     def score(self, q, k, h, table):
-        return table                                                                   # (..., H, T, S)
+        if self.slopes is None or (self.slopes.dtype, self.slopes.device) != (table.dtype, table.device):
+            self.slopes = table.new_tensor(alibi_slopes(q.shape[1]))[:, None, None]
+        return -self.slopes * table                                                    # (..., H, T, S)
 
 
 class T5(Encoding):

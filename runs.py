@@ -20,13 +20,10 @@ from pathlib import Path
 from config import InputError, ModelConfig, TrainConfig
 
 # torch and safetensors are imported where they are used, so that --help and a wrong flag answer at once.
-
 CHECKPOINT = ("model.safetensors", "optimizer.pt")
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------
-
-
 class CommandLine(argparse.ArgumentParser):
     """An ArgumentParser that reports every wrong input as one line on stderr, with exit status 2."""
 
@@ -52,7 +49,6 @@ class CommandLine(argparse.ArgumentParser):
         except OSError as error:
             self.error(f"{error.filename}: {error.strerror}" if error.filename else error)
 
-
 def number(text):
     """A finite float from "0.5", "1e-3" or "1/2048", for argparse."""
     above, _, below = text.partition("/")
@@ -61,7 +57,6 @@ def number(text):
             return value
     raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 0.5, 1e-3 or 1/2048")
 
-
 def whole(text):
     """An int of at most 2^53 from "600000000", "600_000_000" or "6e8", for argparse."""
     with contextlib.suppress(ValueError):
@@ -69,16 +64,13 @@ def whole(text):
             return int(value)
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (of at most 2^53)")
 
-
 def at_least(low):
     """The argparse type of a whole number of at least `low`."""
     def read(text):
         if (value := whole(text)) < low:
             raise argparse.ArgumentTypeError(f"must be at least {low}, got {value}")
         return value
-
     return read
-
 
 def listed(kind, *known):
     """The argparse type of "A,B,...": a list without repeats of what `kind` reads, each one of `known` if any are."""
@@ -87,14 +79,11 @@ def listed(kind, *known):
         if wrong := [value for value in values if known and value not in known]:
             raise argparse.ArgumentTypeError(f"{wrong[0]!r} is not one of {', '.join(known)}")
         return values
-
     return read
-
 
 def number_or_auto(text):
     """A finite float, or "auto", for argparse."""
     return text if text == "auto" else number(text)
-
 
 def new_file(text):
     """The path of a file in a folder that exists and can be written, for argparse."""
@@ -103,13 +92,11 @@ def new_file(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists and can be written")
     return text
 
-
 def picture(text):
     """The path of a picture that can be written, for argparse: known by its suffix before the work that leads to it."""
     if Path(text).suffix not in (".png", ".svg", ".pdf"):
         raise argparse.ArgumentTypeError(f"{text!r} must end in .png, .svg or .pdf")
     return new_file(text)
-
 
 def pick_device(name="auto"):
     """A torch.device from "auto" (GPU if any), "cpu", "cuda", "cuda:1", "mps"; InputError if it is not here."""
@@ -127,23 +114,17 @@ def pick_device(name="auto"):
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
-
-
 def write_whole(path, text):
     """Write a file so that no reader ever sees half of it, and a kill leaves the old one."""
     scratch = Path(f"{path}.new")
     scratch.write_text(text, encoding="utf-8")
     os.replace(scratch, path)
 
-
 def write_json(path, value):
     write_whole(path, json.dumps(value, indent=1) + "\n")
 
-
 def write_rows(path, rows):
-    """Write a list of objects as JSON, one a line."""
     write_whole(path, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-
 
 def read_json(path):
     """The value of a JSON file; InputError that names the file if it is missing or is not JSON."""
@@ -154,7 +135,6 @@ def read_json(path):
     except ValueError:
         raise InputError(f"{path} is not valid JSON: it was cut short or edited") from None
 
-
 def fingerprint(path):
     """{"bytes": ..., "sha256": ...} of a file."""
     with open(path, "rb") as file:
@@ -162,14 +142,11 @@ def fingerprint(path):
 
 
 # ---- reading a run ---------------------------------------------------------------------------------------------------
-
-
 def named_runs(names):
     """The run directories that are named, or else every one under runs/; InputError if there is none."""
     if found := [Path(name) for name in names] or sorted(p.parent for p in Path("runs").glob("[!.]*/config.json")):
         return found
     raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
-
 
 def read_run(run):
     """(ModelConfig, TrainConfig, all of config.json) of a run directory; InputError that says what is wrong with it."""
@@ -180,36 +157,26 @@ def read_run(run):
         raise InputError(f"{run} holds no config.json, so it is not a run directory of train.py")
     record = read_json(run / "config.json")
     try:
-        model, train = ModelConfig.from_dict(record["model"]), TrainConfig.from_dict(record["train"])
         _ = record["data"]["folder"], record["data"]["pattern"], record["data"]["tokenizer"]["sha256"]
-        if not isinstance(record["checkpoint"]["step"], int) or not isinstance(record["checkpoint"]["files"], dict):
-            raise InputError("checkpoint must hold a step and its files")
-        return model, train, record
+        _ = record["checkpoint"]["step"] + sum(record["checkpoint"]["files"][name]["bytes"] for name in CHECKPOINT)
+        return ModelConfig.from_dict(record["model"]), TrainConfig.from_dict(record["train"]), record
     except InputError as error:
         raise InputError(f"{run / 'config.json'}: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{run / 'config.json'} lacks {error}: it was cut short or edited") from None
 
-
 def checkpoint_file(run, record, name):
-    """The path of a checkpoint's file, FILE or still FILE.new, whose size and hash are config.json's.
-
-    Raises InputError that says whether the file is missing, or its size or its hash is off.
-    """
-    path, expected = Path(run) / name, record["checkpoint"]["files"].get(name)
-    found = None
+    """The path of a checkpoint's file, FILE or still FILE.new, whose size and hash are config.json's, or InputError."""
+    path, expected = Path(run) / name, record["checkpoint"]["files"][name]
     for candidate in (Path(f"{path}.new"), path):
-        with contextlib.suppress(FileNotFoundError):
-            found = fingerprint(candidate)
-            if found == expected:
-                return candidate
-    if expected is None or not path.exists():
-        raise InputError(f"{path} is missing" if expected else f"{run}/config.json does not name {name}: it was edited")
+        found = fingerprint(candidate) if candidate.exists() else None
+        if found == expected:
+            return candidate
+    if found is None:
+        raise InputError(f"{path} is missing")
     if found["bytes"] != expected["bytes"]:
-        raise InputError(f"{path} has a size of {found['bytes']:,} bytes and config.json says {expected['bytes']:,}: "
-                         "it was cut short or replaced")
+        raise InputError(f"{path} has a size of {found['bytes']:,} bytes and config.json says {expected['bytes']:,}")
     raise InputError(f"{path} has the right size and the wrong SHA-256 hash: it was damaged or replaced")
-
 
 def read_weights(path, shapes):
     """{name: float32 array} of a .safetensors file; InputError unless its names and shapes are those of `shapes`."""
@@ -223,13 +190,10 @@ def read_weights(path, shapes):
         if name not in weights or name not in shapes:
             what = "lacks the" if name in shapes else "has an unknown"
             raise InputError(f"{path} {what} tensor {name}: it is of another model than config.json's")
-        found, right = tuple(weights[name].shape), tuple(shapes[name])
+        found, right = (weights[name].shape, str(weights[name].dtype)), (tuple(shapes[name]), "float32")
         if found != right:
-            raise InputError(f"{path}: {name} has the shape {found}, and config.json makes it {right}")
-        if weights[name].dtype != "float32":
-            raise InputError(f"{path}: {name} must be float32, got {weights[name].dtype}")
+            raise InputError(f"{path}: {name} has the shape and type {found}, and config.json makes it {right}")
     return {name: weights[name] for name in shapes}
-
 
 def load_model(run, make=None):
     """(GPT on the CPU in eval mode, all of config.json) of a run directory; make(config): another class than GPT."""
@@ -241,7 +205,7 @@ def load_model(run, make=None):
     config, _, record = read_run(run)
     try:
         path = checkpoint_file(run, record, "model.safetensors")
-    except InputError:                                  # a run in training may have replaced its checkpoint just now
+    except (InputError, OSError):                       # a run in training may have replaced its checkpoint just now
         config, _, record = read_run(run)
         path = checkpoint_file(run, record, "model.safetensors")
     model, weights = (make or GPT)(config), read_weights(path, parameter_shapes(config))
@@ -250,8 +214,6 @@ def load_model(run, make=None):
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
-
-
 def save_checkpoint(run, backend, step, record, seconds=0.0):
     """Replace the run's checkpoint by this one, whole or not at all; seconds: trained so far."""
     import safetensors.numpy
@@ -268,7 +230,6 @@ def save_checkpoint(run, backend, step, record, seconds=0.0):
     for name in CHECKPOINT:
         os.replace(run / f"{name}.new", run / name)
 
-
 def new_run(run, backend, record, tokenizer):
     """Make the run directory with the checkpoint of step 0, whole or not at all; one that is there is replaced."""
     scratch = run.parent / f".{run.name}.partial"
@@ -278,41 +239,32 @@ def new_run(run, backend, record, tokenizer):
         shutil.copyfile(tokenizer, scratch / "tokenizer.tiktoken")
         (scratch / "log.jsonl").write_text("", encoding="utf-8")
         save_checkpoint(scratch, backend, 0, record)
-        if run.exists():
-            shutil.rmtree(run)
+        shutil.rmtree(run, ignore_errors=True)
         os.rename(scratch, run)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
 
 def load_checkpoint(run, backend, record):
     """Fill the backend from the run's checkpoint; returns its step. Cuts the log back to that step."""
     import torch
 
-    paths = [checkpoint_file(run, record, name) for name in CHECKPOINT]
-    for path, name in zip(paths, CHECKPOINT, strict=True):
-        os.replace(path, run / name)                    # a kill may have left the last renames undone
+    for path in [checkpoint_file(run, record, name) for name in CHECKPOINT]:
+        os.replace(path, str(path).removesuffix(".new"))               # a kill may have left the last renames undone
     path = run / "optimizer.pt"
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:                          # of a dozen kinds
         raise InputError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-    weights = read_weights(run / "model.safetensors", backend.shapes)
+    weights, step = read_weights(run / "model.safetensors", backend.shapes), record["checkpoint"]["step"]
     try:
-        if state["step"] != record["checkpoint"]["step"]:
-            raise ValueError(f"step {state['step']}, and config.json says {record['checkpoint']['step']}")
         backend.load(weights, state["optimizer"])
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise InputError(f"{path} is not the optimizer's state of this run ({type(error).__name__}: {error})") from None
-    cut_log(run / "log.jsonl", state["step"])
-    return state["step"]
-
-
-def cut_log(path, step):
-    """Drop the lines of a log beyond a step, and what a kill left of a line."""
+    path = run / "log.jsonl"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)     # the last may be what a kill left of one
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{path} holds a line that train.py did not write: mend or remove it") from None
     write_whole(path, "".join(kept))
+    return step

@@ -16,7 +16,6 @@ import json
 import math
 import platform
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -97,14 +96,14 @@ def configure(args, model, train):
         settings = {name: value for name, value in settings.items() if name == "l" and name in flags_of(ENCODINGS[pe])}
     encoding = EncodingConfig(pe, **settings | those_of(flags_of(*ENCODINGS.values())))
     changes = those_of(flags_of(ModelConfig))
-    if "d_model" in changes:
+    if changes.get("d_model", model.d_model) != model.d_model:
         changes.setdefault("d_mlp", None)
     model = dataclasses.replace(model, encoding=encoding, **changes)
 
     changes = those_of(flags_of(TrainConfig))
     if "batch_size" in changes:
         changes.setdefault("micro_batch", math.gcd(changes["batch_size"], train.micro_batch))
-    if "lr" in changes:
+    if changes.get("lr", train.lr) != train.lr:
         changes.setdefault("end_lr", train.end_lr * changes["lr"] / train.lr)
     if "tokens" in given:
         if "steps" in given:
@@ -126,14 +125,13 @@ def run_device(args, backend):
 
 def choose_preset(args):
     """(name, device kind) of the preset; flags that no preset in question can have are told before torch is loaded."""
-    names, errors = AUTO.values() if args.preset == "auto" else [args.preset], []
-    for name in names:
+    errors = []
+    for name in AUTO.values() if args.preset == "auto" else [args.preset]:
         try:
             configure(args, *PRESETS[name])
-            break
         except InputError as error:
             errors.append(error)
-    else:
+    if len(errors) == (2 if args.preset == "auto" else 1):
         raise errors[0]
     kind = "GPU" if str(run_device(args, args.backend)).startswith("cuda") else "CPU"
     return AUTO[kind] if args.preset == "auto" else args.preset, kind
@@ -141,7 +139,8 @@ def choose_preset(args):
 
 def run_name(preset, args, model, train):
     """The default directory: the preset, the encoding and those of its flags that were given, the seed, the backend."""
-    given = {name: getattr(args, name) for name in flags_of(type(model.encoding))}
+    names = sorted(flags_of(type(model.encoding)), key=("once", "on", "learn").__contains__)   # numbers before words
+    given = {name: getattr(args, name) for name in names}
     flags = [name if value is True else f"{name}{value:{'' if isinstance(value, str) else 'g'}}"
              for name, value in given.items() if value is not None]
     backend = [train.backend] if train.backend != "torch" else []
@@ -170,19 +169,15 @@ def provenance(argv, device):
     """What a number of this run can be traced by: command line, versions, git commit, machine."""
     import torch
 
-    describe = ["git", "-C", Path(__file__).resolve().parent, "describe", "--always", "--dirty", "--abbrev=40",
-                "--exclude=*"]
-    git = subprocess.run(describe, capture_output=True, text=True) if shutil.which("git") else None
+    git, here = None, Path(__file__).resolve().parent
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):   # no git, or no repository
+        describe = ["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        git = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
     packages = ("torch", "numpy", "tiktoken", "rustbpe", "safetensors")
     versions = {name: importlib.metadata.version(name) for name in packages}
-    return {
-        "command": shlex.join(["python", "train.py", *argv]),
-        "git": git.stdout.strip() if git and git.returncode == 0 else None,
-        "versions": {"python": platform.python_version()} | versions,
-        "device": str(device),
-        "threads": torch.get_num_threads(),
-        "machine": platform.platform(),
-    }
+    return {"command": shlex.join(["python", "train.py", *argv]), "git": git, "device": str(device),
+            "versions": {"python": platform.python_version()} | versions,
+            "threads": torch.get_num_threads(), "machine": platform.platform()}
 
 
 # ---- the two backends ------------------------------------------------------------------------------------------------
@@ -296,10 +291,12 @@ class NumpyBackend:
     def load(self, weights, state):
         """Go on from these weights, {name: array}, and that state of the optimizer; ValueError if it is another's."""
         moments = {key: {name: tensor.numpy() for name, tensor in state[key].items()} for key in ("m", "v")}
+        if not isinstance(state["step"], int) or state["step"] < 0:
+            raise ValueError(f"step must be a whole number of at least 0, got {state['step']!r}")
         for name, w in weights.items():
             if any(found[name].shape != w.shape or found[name].dtype != w.dtype for found in moments.values()):
                 raise ValueError(f"the moments of {name} must be {w.dtype} of {w.shape}")
-        self.params, self.state = weights, {"step": int(state["step"]), **moments}
+        self.params, self.state = weights, {"step": state["step"], **moments}
 
     def step(self, batch, step):
         """One optimizer step on the batch (B, T+1); returns the loss and the gradient's norm."""
@@ -388,9 +385,11 @@ def stopping():
         came.append(which)
 
     before = {which: signal.signal(which, take) for which in (signal.SIGINT, signal.SIGTERM)}
-    yield came
-    for which, handler in before.items():
-        signal.signal(which, handler)
+    try:
+        yield came
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
 
 
 def train_run(run, model_config, config, folder, device, compiled, record, resume):

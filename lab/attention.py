@@ -21,9 +21,7 @@ class WatchedAttention(ReadingAttention):
     """ReadingAttention that keeps the last softmax, `weights` (B, H, T, S), which a fused kernel never shows."""
 
     def attend(self, q, k, v, bias, table):
-        scores = q @ k.mT / math.sqrt(q.shape[-1])                                     # (B, H, T, S)
-        if bias is not None:
-            scores = scores + bias.type_as(q)
+        scores = q @ k.mT / math.sqrt(q.shape[-1]) + (0 if bias is None else bias.type_as(q))     # (B, H, T, S)
         if (never := unseen(*scores.shape[-2:], self.causal, self.window, q.device)) is not None:
             scores = scores.masked_fill(never, -math.inf)
         self.weights = scores.softmax(-1).detach()
@@ -45,7 +43,7 @@ def weights_of(model, tokens):
     return torch.stack([block.attn.weights for block in model.blocks])
 
 
-def command_line():
+def main(argv=None):
     parser = CommandLine(prog="python -m lab.attention",
                          description="Draw the attention of each head of a run, inside and past the trained length.")
     parser.add_argument("run", metavar="RUN", help="run directory of train.py")
@@ -58,11 +56,6 @@ def command_line():
     parser.add_argument("--dtype", choices=laying.PRECISIONS, default="fp32", help="as in eval.py (default: fp32)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     laying.add_scaling_flags(parser)
-    return parser
-
-
-def main(argv=None):
-    parser = command_line()
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         scaling = laying.scaling_of(args)

@@ -20,7 +20,6 @@ import os
 import platform
 import re
 import resource
-import shutil
 import signal
 import sys
 import tempfile
@@ -31,7 +30,9 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from tqdm import tqdm
 
+import data
 import train
 from config import ENCODINGS, PRESETS, EncodingConfig, InputError
 from model_numpy import parameter_shapes
@@ -49,56 +50,35 @@ EVALUATED = {"cpu": 2**11, "mps": 2**16, "cuda": 2**18}                # tokens 
 GENERATED = 32                                                         # tokens in a timed generation
 GEMM = {"cpu": 2048, "mps": 4096, "cuda": 8192}  # rows and columns of the product that measures the machine
 REST = 0.1                               # seconds for the threads of the process before to fall asleep
-TEXT = 2**22                             # characters of the text that is encoded
-
-
-def matmul_flops(config, batch):
-    """Floating-point operations of one training step's matrix products, a causal attention doing half of its square.
-
-    Two a weight and token forward, four backward (for the input and for the weight); likewise the two products of
-    attention, of T/2 keys on average.
-    """
-    weights = sum(s[0] * s[1] for n, s in parameter_shapes(config).items() if len(s) == 2 and "embedding" not in n)
-    if config.tied:
-        weights += config.vocab_size * config.d_model
-    attention = config.n_layers * 2 * config.d_model * config.context / 2
-    return 6 * (weights + attention) * batch * config.context
+TEXTS = 256                              # documents that are encoded
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------
 
-made = {}                                # in a process that Process started: what answers there
+@functools.cache                         # within a process that Process started: what answers there
+def made(kind, *arguments):
+    return kind(*arguments)
 
-
-def make(kind, *arguments):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)                       # a Ctrl-C is for the process that asks
-    made["it"] = kind(*arguments)
-
-
-def answer(name, *arguments):
-    return getattr(made["it"], name)(*arguments)
-
+def answer(kind, arguments, method, *asked):
+    return getattr(made(kind, *arguments), method)(*asked)
 
 class Process:
     """kind(*arguments), made in a process that holds nothing else; `error` has a {} for what went wrong there."""
 
     def __init__(self, error, kind, *arguments):
-        self.error, self.pool = error, ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        self.call(make, kind, *arguments)
-
-    def call(self, function, *arguments):
-        try:
-            return self.pool.submit(function, *arguments).result()
-        except (InputError, MemoryError, RuntimeError) as error:       # RuntimeError: how torch runs out of memory
-            raise InputError(self.error.format(str(error).partition("\n")[0] or "out of memory")) from None
+        self.error, self.made = error, (kind, arguments)
+        no_ctrl_c = signal.signal, (signal.SIGINT, signal.SIG_IGN)     # which is for the process that asks
+        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), *no_ctrl_c)
 
     def ask(self, method, *arguments):
         """What the object answers there; InputError with the reason if it cannot."""
-        return self.call(answer, method, *arguments)
+        try:
+            return self.pool.submit(answer, *self.made, method, *arguments).result()
+        except (InputError, MemoryError, RuntimeError) as error:       # RuntimeError: how torch runs out of memory
+            raise InputError(self.error.format(str(error).partition("\n")[0] or "out of memory")) from None
 
     def end(self):
         self.pool.shutdown()
-
 
 def peak_bytes():
     """The most memory that this process has had.
@@ -112,6 +92,17 @@ def peak_bytes():
 
 # ---- what is timed ---------------------------------------------------------------------------------------------------
 
+def matmul_flops(config, batch):
+    """Floating-point operations of one training step's matrix products, a causal attention doing half of its square.
+
+    Two a weight and token forward, four backward (for the input and for the weight); likewise the two products of
+    attention, of T/2 keys on average.
+    """
+    weights = sum(s[0] * s[1] for n, s in parameter_shapes(config).items() if len(s) == 2 and "embedding" not in n)
+    if config.tied:
+        weights += config.vocab_size * config.d_model
+    attention = config.n_layers * 2 * config.d_model * config.context / 2
+    return 6 * (weights + attention) * batch * config.context
 
 def plain_gpt(config):
     """The GPT that comes to mind first, of the same shape: nn.Linear, causal SDPA, all logits, F.cross_entropy."""
@@ -128,10 +119,9 @@ def plain_gpt(config):
             self.up, self.down = nn.Linear(C, config.d_mlp, bias=False), nn.Linear(config.d_mlp, C, bias=False)
 
         def forward(self, x):
-            q, k, v = (part.unflatten(-1, (config.n_heads, -1)).transpose(1, 2)
-                       for part in self.qkv(self.norm1(x)).split(C, dim=-1))                  # (B, H, T, D) each
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-            x = x + self.dropout(self.proj(y))
+            heads = self.qkv(self.norm1(x)).unflatten(-1, (3, config.n_heads, -1))            # (B, T, 3, H, D)
+            y = F.scaled_dot_product_attention(*heads.permute(2, 0, 3, 1, 4), is_causal=True)  # (B, H, T, D)
+            x = x + self.dropout(self.proj(y.transpose(1, 2).flatten(2)))
             return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh")))
 
     class Plain(nn.Module):
@@ -149,27 +139,22 @@ def plain_gpt(config):
 
     return Plain()
 
-
 class Work:
-    """What is measured of one encoding by one backend."""
+    """What is measured of one encoding by one backend, in that process."""
 
     def __init__(self, preset, pe, backend, batch, dtype, device, compiled):
         from fast import keep_freed_memory
-
         model, config = PRESETS[preset]
         settings = {"l": model.encoding.l} if "l" in ENCODINGS[pe].__dataclass_fields__ else {}
         self.model = replace(model, encoding=EncodingConfig(pe, **settings))
         self.config = replace(config, batch_size=batch, micro_batch=batch, dtype=dtype)
         self.rng, self.steps = np.random.default_rng(0), itertools.count()
         self.wait, self.memory = lambda: None, peak_bytes
-        if backend == "numpy":
-            self.square = np.ones((GEMM["cpu"], GEMM["cpu"]), np.float32)
-        else:
+        self.square = np.ones((GEMM["cpu"], GEMM["cpu"]), np.float32)
+        if backend != "numpy":
             import torch
-
-            device = torch.device(device)
-            dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
-            self.square = torch.ones(GEMM[device.type], GEMM[device.type], device=device, dtype=dtype)
+            device, size = torch.device(device), GEMM[torch.device(device).type]
+            self.square = torch.ones(size, size, device=device, dtype=torch.bfloat16 if dtype == "bf16" else None)
             if device.type != "cpu":
                 self.wait = torch.accelerator.synchronize
             if device.type == "cuda":
@@ -184,7 +169,6 @@ class Work:
     def reader(self):
         """What reads, for eval.py and generate.py."""
         from past.reading import Reader
-
         return Reader(self.model).to(self.backend.device).eval()
 
     def tokens(self, batch, length):
@@ -209,7 +193,6 @@ class Work:
     def evaluate(self, length):
         """Seconds a token; None where there are no positions."""
         import torch
-
         if length > self.reader.longest:
             return None
         n = max(16 * self.model.context, EVALUATED[self.backend.device.type]) // length
@@ -221,7 +204,6 @@ class Work:
         """(Seconds to the first token, seconds a token after it, bytes a token in the cache); None if it cannot."""
         from generate import generate
         from past.cache import Cache
-
         if streaming and not self.reader.streams():
             return None
         context = self.model.context
@@ -235,7 +217,6 @@ class Work:
     def profile(self):
         """{operation of torch's: share of a step's time, the largest first}"""
         import torch
-
         with torch.profiler.profile() as profiler:
             self.step()
         kind = "self_cpu_time_total" if self.backend.device.type == "cpu" else "self_device_time_total"
@@ -245,167 +226,127 @@ class Work:
 
 # ---- rows, in turn ---------------------------------------------------------------------------------------------------
 
-
 class Row(Process):
-    """What is measured of one encoding by one backend, in a process of its own."""
+    """One encoding by one backend, and `floor`, the row beside which it is measured: NoPE's own beside itself."""
 
-    def __init__(self, preset, pe, backend, args):
-        self.names = {"preset": preset, "pe": pe, "backend": backend, "batch": args.batch_size, "dtype": args.dtype,
-                      "device": args.device}
-        error = f"{preset}, {pe} by {backend}, {args.batch_size} sequences: {{}}; use a smaller --batch-size"
+    def __init__(self, pe, backend, args, floor=None):
+        self.floor, self.repeats, self.config = floor or self, args.repeats, PRESETS[args.preset].model
+        self.names = {"preset": args.preset, "pe": pe, "backend": backend, "batch": args.batch_size,
+                      "dtype": args.dtype, "device": args.device}
+        error = f"{args.preset}, {pe} by {backend}, {args.batch_size} sequences: {{}}; use a smaller --batch-size"
         super().__init__(error, Work, *self.names.values(), args.compile)
 
+    def in_turn(self, *request):
+        """([what this row answers, ...], [what NoPE does, ...]), asked by turns; the first answers are thrown away."""
+        answers = {self.floor: [], self: []}                           # one list, if the row is NoPE's own
+        for _ in range(self.repeats + 1):
+            for each in answers:
+                time.sleep(REST)
+                answers[each].append(each.ask(*request))
+        return answers[self][1:], answers[self.floor][1:]
 
-def in_turn(floor, row, repeats, *request):
-    """([what the row answers, ...], [what NoPE does, ...]), asked by turns; their first answers are thrown away."""
-    answers = {floor: [], row: []}       # one list, if the row is NoPE's own
-    for _ in range(repeats + 1):
-        for each in answers:
-            time.sleep(REST)
-            answers[each].append(each.ask(*request))
-    return answers[row][1:], answers[floor][1:]
+    def train(self):
+        self.ask("step")                 # besides the one that in_turn throws away: compilation may take two
+        mine, nope = self.in_turn("step_and_product")
+        batch, seconds = self.names["batch"], median(step for step, _ in mine)
+        return {"step_s": seconds, "tokens_per_s": batch * self.config.context / seconds,
+                "flops_per_s": matmul_flops(self.config, batch) / seconds,
+                "gemm_flops_per_s": median(rate for _, rate in mine),
+                "over_nope": median(a / b for (a, _), (b, _) in zip(mine, nope, strict=True)),
+                "peak_bytes": self.ask("memory")}
 
+    def evaluate(self):
+        found = {"evaluate_tokens_per_s": {}, "evaluate_over_nope": {}}
+        for length in (k * self.config.context for k in (1, 2, 4, 8, 16)):
+            mine, nope = self.in_turn("evaluate", length)
+            if mine[0] is not None:
+                found["evaluate_tokens_per_s"][length] = 1 / median(mine)
+                found["evaluate_over_nope"][length] = median(a / b for a, b in zip(mine, nope, strict=True))
+        return found
 
-def measure_train(floor, row, repeats, config):
-    row.ask("step")                      # besides the one that in_turn throws away: compilation may take two
-    mine, nope = in_turn(floor, row, repeats, "step_and_product")
-    batch, seconds = row.names["batch"], median(step for step, _ in mine)
-    ratios = [a / b for (a, _), (b, _) in zip(mine, nope, strict=True)]
-    return {"step_s": seconds, "tokens_per_s": batch * config.context / seconds,
-            "flops_per_s": matmul_flops(config, batch) / seconds, "gemm_flops_per_s": median(rate for _, rate in mine),
-            "over_nope": median(ratios), "peak_bytes": row.ask("memory")}
+    def generate(self):
+        found = {}
+        for name, streaming in (("cached", False), ("streaming", True)):
+            mine, _ = self.in_turn("generate", streaming)
+            if mine[0] is not None:
+                first, each, size = (median(numbers) for numbers in zip(*mine, strict=True))
+                found |= {f"{name}_first_token_s": first, f"{name}_tokens_per_s": 1 / each, "cache_bytes_a_token": size}
+        return found
 
+    def profile(self):
+        self.ask("step")
+        return {"profile": self.ask("profile")}
 
-def measure_evaluate(floor, row, repeats, config):
-    found = {"evaluate_tokens_per_s": {}, "evaluate_over_nope": {}}
-    for length in (k * config.context for k in (1, 2, 4, 8, 16)):
-        mine, nope = in_turn(floor, row, repeats, "evaluate", length)
-        if mine[0] is not None:
-            found["evaluate_tokens_per_s"][length] = 1 / median(mine)
-            found["evaluate_over_nope"][length] = median(a / b for a, b in zip(mine, nope, strict=True))
-    return found
-
-
-def measure_generate(floor, row, repeats, config):
-    found = {}
-    for name, streaming in (("cached", False), ("streaming", True)):
-        mine, _ = in_turn(floor, row, repeats, "generate", streaming)
-        if mine[0] is not None:
-            first, each, size = (median(numbers) for numbers in zip(*mine, strict=True))
-            found |= {f"{name}_first_token_s": first, f"{name}_tokens_per_s": 1 / each, "cache_bytes_a_token": size}
-    return found
-
-
-def measure_profile(floor, row, repeats, config):
-    row.ask("step")
-    return {"profile": row.ask("profile")}
-
-
-MEASURE = {"train": measure_train, "evaluate": measure_evaluate, "generate": measure_generate,
-           "profile": measure_profile}
-
-
-def measure(preset, args):
-    """The rows of one preset: NoPE by torch, then each of the others beside it. Only torch evaluates and generates."""
-    from tqdm import tqdm
-
+def measure(args):
+    """All rows: NoPE by torch, then each of the others beside it. Only torch evaluates and generates."""
     jobs = [(pe, "torch") for pe in args.pe if pe != FLOOR and "torch" in args.backends]
     for backend in (b for b in args.backends if b != "torch" and "train" in args.parts):
         jobs += [(pe, backend) for pe in ((FLOOR,) if backend in PLAIN else args.pe)]
-    floor = Row(preset, FLOOR, "torch", args)
-    rows = []
-    for pe, backend in tqdm([(FLOOR, "torch"), *jobs], desc=preset, leave=False, disable=not sys.stderr.isatty()):
-        row = Row(preset, pe, backend, args) if rows else floor
-        found = row.names | {"context": PRESETS[preset].model.context}
+    floor, rows = None, []
+    for pe, backend in tqdm([(FLOOR, "torch"), *jobs], desc=args.preset, leave=False, disable=not sys.stderr.isatty()):
+        row = Row(pe, backend, args, floor)
+        floor, found = floor or row, row.names | {"context": row.config.context}
         for part in args.parts:
-            if part == "train" or (part in MEASURE and backend == "torch"):
-                found |= MEASURE[part](floor, row, args.repeats, PRESETS[preset].model)
+            if part == "train" or (part != "data" and backend == "torch"):
+                found |= getattr(row, part)()
         rows.append(found)
         if row is not floor:
             row.end()
     floor.end()
     return rows
 
-
-# ---- the data --------------------------------------------------------------------------------------------------------
-
-
-class Encode:
-    """Characters a second of two ways to encode a text."""
-
-    def __init__(self, folder, vocab):
-        import data
-
-        self.source, self.tokenizer, self.out = folder / "text.jsonl", folder / "t.tiktoken", folder / "out"
-        self.texts, self.size, documents = [], 0, data.documents("stdlib")
-        while self.size < TEXT and (text := next(documents, None)):
-            self.texts.append(text)
-            self.size += len(text)
-        self.source.write_text("".join(json.dumps({"text": text}) + "\n" for text in self.texts), encoding="utf-8")
-        data.save_tokenizer(data.train_tokenizer(iter(self.texts), vocab), self.tokenizer)
-        self.prepare, self.encoding = data.prepare, data.load_tokenizer(self.tokenizer)
-
-    def data_py(self):
-        """From the text to files of tokens, a core."""
-        begin = time.perf_counter()
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.prepare(str(self.source), self.out, tokenizer=str(self.tokenizer))
-        rate = self.size / (time.perf_counter() - begin) / os.cpu_count()
-        shutil.rmtree(self.out)
-        return rate
-
-    def tiktoken(self):
-        begin = time.perf_counter()
-        for text in self.texts:
-            self.encoding.encode_ordinary(text)
-        return self.size / (time.perf_counter() - begin)
-
-
 def measure_data(vocab, repeats):
     """{"part": "data", ...}: characters a second of data.py, from a .jsonl file to token files, and of tiktoken."""
+    texts, rates = list(itertools.islice(data.documents("stdlib"), TEXTS)), []
+    size = sum(map(len, texts))
     with tempfile.TemporaryDirectory() as folder:
-        process = Process("data: {}", Encode, Path(folder), vocab)
-        rates = [(process.ask("data_py"), process.ask("tiktoken")) for _ in range(repeats + 1)][1:]
-        process.end()
+        source, tokenizer = Path(folder) / "text.jsonl", Path(folder) / "t.tiktoken"
+        source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        data.save_tokenizer(data.train_tokenizer(iter(texts), vocab), tokenizer)
+        encoding = data.load_tokenizer(tokenizer)
+        for i in range(repeats + 1):
+            begin = time.perf_counter()
+            with contextlib.redirect_stdout(io.StringIO()):
+                data.prepare(str(source), Path(folder) / str(i), tokenizer=str(tokenizer))
+            between = time.perf_counter()
+            for text in texts:
+                encoding.encode_ordinary(text)
+            rates.append((size / (between - begin) / os.cpu_count(), size / (time.perf_counter() - between)))
+    del rates[0]                         # the first is slower than the rest
     return {"part": "data", "vocab": vocab, "chars_per_s_a_core": median(ours for ours, _ in rates),
             "tiktoken_chars_per_s": median(raw for _, raw in rates), "over_tiktoken": median(a / b for a, b in rates)}
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------
 
-
 def print_training(rows):
     first, rate = rows[0], max(r["gemm_flops_per_s"] for r in rows)
     print(f"\ntraining by steps of {first['batch']} x {first['context']} tokens, {first['dtype']} on "
           f"{first['device']}; one large matrix product: {rate / 1e9:,.0f} GFLOP/s")
-    heads = f"{'step, ms':>10}{'tokens/s':>11}{'GFLOP/s':>9}{'of it':>8}{'x NoPE':>8}{'peak, MB':>10}"
-    print(f"{'encoding':12}{'backend':13}{heads}")
+    print("encoding    backend        step, ms   tokens/s  GFLOP/s   of it  x NoPE  peak, MB")
     for r in rows:
         print(f"{r['pe']:12}{r['backend']:13}{r['step_s'] * 1e3:10,.1f}{r['tokens_per_s']:11,.0f}"
               f"{r['flops_per_s'] / 1e9:9,.0f}{r['flops_per_s'] / rate:8.0%}"
               f"{r['over_nope']:8.3f}{r['peak_bytes'] / 1e6:10,.0f}")
 
-
 def print_evaluation(rows):
     lengths = list(rows[0]["evaluate_tokens_per_s"])
     print("\nevaluation: tokens/s, and x NoPE's time, by length")
-    print(f"{'encoding':12}" + "".join(f"{length:>18,}" for length in lengths))
+    print("encoding    " + "".join(f"{length:18,}" for length in lengths))
     for r in rows:
         rates, ratios = r["evaluate_tokens_per_s"], r["evaluate_over_nope"]
         cells = (f"{rates[n]:10,.0f} ({ratios[n]:5.2f})" if n in rates else f"{'-':>18}" for n in lengths)
         print(f"{r['pe']:12}" + "".join(cells))
 
-
 def print_generation(rows):
     context = rows[0]["context"]
     print(f"\ngeneration of {GENERATED} tokens after {context - GENERATED:,}, or in a stream of {SINKS} sinks and "
           f"{context - SINKS - 1:,} tokens; one text")
-    print(f"{'encoding':12}{'first token, ms':>17}{'tokens/s':>10}{'streaming':>11}{'cache, B/token':>16}")
+    print("encoding      first token, ms  tokens/s  streaming  cache, B/token")
     for r in rows:
         streaming = format(r["streaming_tokens_per_s"], ",.0f") if "streaming_tokens_per_s" in r else "-"
         print(f"{r['pe']:12}{r['cached_first_token_s'] * 1e3:17,.1f}{r['cached_tokens_per_s']:10,.0f}"
               f"{streaming:>11}{r['cache_bytes_a_token']:16,.0f}")
-
 
 def print_profiles(rows):
     for r in rows:
@@ -413,29 +354,37 @@ def print_profiles(rows):
         for name, share in list(r["profile"].items())[:12]:
             print(f"{share:6.1%}  {name}")
 
-
 def print_data(rows):
-    [row] = rows
-    ours, raw = row["chars_per_s_a_core"] / 1e6, row["tiktoken_chars_per_s"] / 1e6
-    print(f"\ndata, million characters a second and core: {ours:.2f} by data.py, from .jsonl to files of tokens; "
-          f"{raw:.2f} by tiktoken alone ({row['over_tiktoken']:.2f}x); vocabulary {row['vocab']:,}")
-
-
-PRINT = {"step_s": print_training, "evaluate_over_nope": print_evaluation, "cached_tokens_per_s": print_generation,
-         "profile": print_profiles, "over_tiktoken": print_data}      # by what a row has if it was measured
-
+    for r in rows:
+        print(f"\ndata, million characters a second and core: {r['chars_per_s_a_core'] / 1e6:.2f} by data.py, from "
+              f".jsonl to files of tokens; {r['tiktoken_chars_per_s'] / 1e6:.2f} by tiktoken alone "
+              f"({r['over_tiktoken']:.2f}x); vocabulary {r['vocab']:,}")
 
 def print_rows(rows):
-    """One table a part that was measured."""
-    for name, show in PRINT.items():
-        if found := [row for row in rows if name in row]:
+    """One table a part that was measured, which is told by what a row has then."""
+    for key, show in (("step_s", print_training), ("evaluate_over_nope", print_evaluation),
+                      ("cached_tokens_per_s", print_generation), ("profile", print_profiles),
+                      ("over_tiktoken", print_data)):
+        if found := [row for row in rows if key in row]:
             show(found)
 
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
+def complete(args):
+    """Fill in what depends on the machine and on other flags; InputError for what does not go together."""
+    args.device, model = str(pick_device(args.device)), PRESETS[args.preset].model
+    unlike = () if (model.norm, model.mlp, model.tied) == ("layernorm", "gelu", False) else PLAIN
+    if args.backends is None:
+        names = BACKENDS if args.device == "cpu" else ("torch", "plain")
+        args.backends = [name for name in names if name not in unlike]
+    if wrong := [name for name in args.backends if name in unlike]:
+        raise InputError(f"{wrong[0]} has layernorm and gelu, and {args.preset} has not: leave it out of --backends")
+    if "numpy" in args.backends and (args.device != "cpu" or args.dtype != "fp32" or args.compile):
+        raise InputError("numpy computes in fp32 on the CPU, uncompiled: leave it out of --backends")
+    args.batch_size = args.batch_size or BATCH[args.preset]
 
-def command_line():
+def main(argv=None):
     parser = CommandLine(
         prog="python -m lab.bench",
         description="Measure the speed and memory of the encodings, side by side: training by each backend, "
@@ -461,32 +410,14 @@ def command_line():
     parser.add_argument("--compile", action="store_true", help="torch.compile the blocks that train, as in train.py")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto, a GPU if any)")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
-    return parser
-
-
-def complete(args):
-    """Fill in what depends on the machine and on other flags; InputError for what does not go together."""
-    args.device, model = str(pick_device(args.device)), PRESETS[args.preset].model
-    alike = (model.norm, model.mlp, model.tied) == ("layernorm", "gelu", False)        # what plain_gpt is
-    if args.backends is None:
-        names = BACKENDS if args.device == "cpu" else ("torch", "plain")
-        args.backends = [name for name in names if alike or name not in PLAIN]
-    if wrong := [name for name in args.backends if name in PLAIN and not alike]:
-        raise InputError(f"{wrong[0]} has layernorm and gelu, and {args.preset} has not: leave it out of --backends")
-    if "numpy" in args.backends and (args.device != "cpu" or args.dtype != "fp32" or args.compile):
-        raise InputError("numpy computes in fp32 on the CPU, uncompiled: leave it out of --backends")
-    args.batch_size = args.batch_size or BATCH[args.preset]
-
-
-def main(argv=None):
-    parser, rows = command_line(), []
+    rows = []
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         complete(args)
-        if set(args.parts) & set(MEASURE):
+        if set(args.parts) != {"data"}:
             print(f"{platform.machine()}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}",
                   flush=True)
-            rows += measure(args.preset, args)
+            rows += measure(args)
             print_rows(rows)
         if "data" in args.parts:
             rows.append(measure_data(PRESETS[args.preset].model.vocab_size, args.repeats))

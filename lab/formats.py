@@ -31,7 +31,7 @@ TITLES = {
 
 
 def bits(dtype):
-    """(bits of the exponent, bits of the fraction); ValueError for a dtype that is not in FORMATS."""
+    """(bits of the exponent, bits of the fraction)"""
     if dtype not in FORMATS:
         raise ValueError(f"dtype must be one of {', '.join(FORMATS)}, got {dtype!r}")
     return FORMATS[dtype][:2]
@@ -48,10 +48,7 @@ def count_floats(dtype):
 
 
 def round_to(x, dtype):
-    """x in float64, rounded once to the nearest number of a format, ties to even. Same shape as x.
-
-    Raises ValueError for a dtype that is not in FORMATS.
-    """
+    """x in float64, rounded once to the nearest number of a format, ties to even; ValueError for another dtype."""
     exponent_bits, fraction_bits = bits(dtype)
     bias = 2 ** (exponent_bits - 1) - 1
     _, exponent = np.frexp(x)                                                     # |x| = m * 2^exponent, 0.5 <= m < 1
@@ -77,16 +74,13 @@ def distinct_positions(encoding, dtype, length):
 
 def draw(path, length=512):
     """One picture of all TABLES over the positions 0 .. length-1: each a heat map, three of its columns above it."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    from lab.pictures import COLOURS, plt
     figure, axes = plt.subplots(2, len(TABLES), figsize=(15, 8), height_ratios=(1, 2), sharex="col",
                                 layout="constrained")
     for (curves, image), name in zip(axes.T, TABLES, strict=True):
         table = TABLES[name](np.arange(length))                                   # (length, columns)
         columns = table.shape[1]
-        for column, colour in zip((0, columns // 2, columns - 1), ("#0072B2", "#E69F00", "#009E73"), strict=True):
+        for column, colour in zip((0, columns // 2, columns - 1), (COLOURS[i] for i in (0, 4, 2)), strict=True):
             curves.plot(table[:, column], color=colour, linewidth=1.2, label=f"column {column}")
         curves.set_title(TITLES[name], fontsize=10)
         curves.legend(fontsize=7, loc="upper left", framealpha=0.9)
@@ -110,7 +104,6 @@ def main(argv=None):
         if not 1 <= args.length <= 2**16:
             parser.error(f"--length must be from 1 to 65,536, got {args.length}")
         draw(args.out, args.length)
-
         print("numbers in [0, 1], 0 and 1 counted\n")
         print(f"{'format':8}{'the paper says':>16}{'in fact':>16}")
         for dtype, (_, _, claim) in FORMATS.items():

@@ -40,7 +40,6 @@ class Settings(NamedTuple):
 
 # ---- protocols: (documents, length, settings) to one list of windows, in a list --------------------------------------
 
-
 def nonoverlap(documents, length, settings):
     """The paper's: all targets, in windows that do not overlap. Of a document, a multiple of the longest length."""
     windows = []
@@ -49,11 +48,9 @@ def nonoverlap(documents, length, settings):
         windows += [Window(document[i : i + length + 1], length, d) for i in range(0, end, length)]
     return [windows]
 
-
 def same_targets(documents, length, settings):
     """The last targets of each document, `length` tokens of context ending at the same token."""
     return [[Window(document[-length - 1 :], settings.targets, d) for d, document in enumerate(documents)]]
-
 
 def sliding(documents, length, settings):
     """The same targets, `stride` at a time, each such group seen from the last `length` tokens before its end."""
@@ -68,12 +65,8 @@ def sliding(documents, length, settings):
 
 # ---- probes: (documents, length, settings) to two lists, with and without; [] where nothing can be asked -------------
 
-
 def swap(documents, length, settings):
-    """same_targets; and with all that is further back from them than the trained length taken from another document.
-
-    Raises InputError if there is no other document.
-    """
+    """same_targets; and with all that is further back from them than the trained length taken from another document."""
     if (far := length - (settings.context + settings.targets - 1)) <= 0:
         return []
     if len(documents) < 2:
@@ -83,7 +76,6 @@ def swap(documents, length, settings):
     swapped = [window._replace(tokens=np.concatenate((other[-far:], window.tokens[far:])))
                for window, other in zip(windows, others, strict=True)]
     return [windows, swapped]
-
 
 def repeat(documents, length, settings):
     """A segment of random tokens at both ends of a window; and with another one at its beginning.
@@ -105,7 +97,6 @@ def repeat(documents, length, settings):
     segments = [rng.choice(pool, (2, size)) for _ in range(TRIALS)]
     return [[trial(i, a, a) for i, (a, _) in enumerate(segments)],
             [trial(i, b, a) for i, (a, b) in enumerate(segments)]]
-
 
 def passkey(documents, length, settings):
     """A five-digit key in the first sentence of a window, asked for in its last; and with another key in the first.
@@ -132,7 +123,6 @@ def passkey(documents, length, settings):
     keys = [(key, key_like(key)) for key in (key_like() for _ in range(TRIALS))]
     return [[trial(i, a, a) for i, (a, _) in enumerate(keys)], [trial(i, b, a) for i, (a, b) in enumerate(keys)]]
 
-
 class Measure(NamedTuple):
     """A protocol or a probe, and what is printed of it."""
 
@@ -142,7 +132,6 @@ class Measure(NamedTuple):
     stream: bool = False                 # whether windows are read by a stream of constant memory
     beside: str | None = None            # the protocol to which it is compared, at the trained length
     whole: bool = False                  # whether all targets of a window are scored
-
 
 PROTOCOLS = {
     "nonoverlap": Measure(
@@ -191,7 +180,6 @@ MEASURES = PROTOCOLS | PROBES
 
 # ---- what is made of the losses --------------------------------------------------------------------------------------
 
-
 def by_unit(windows, losses):
     """(mean loss, number of targets) of documents or trials, (units,) each, from windows' losses, (scored,) each."""
     n = 1 + max(window.unit for window in windows)
@@ -202,12 +190,10 @@ def by_unit(windows, losses):
             count[window.unit] += len(found)
     return total / count, count
 
-
 def by_position(losses, block):
     """The mean loss at each position of equally long windows that are scored whole, averaged over `block` positions."""
     mean = np.mean(losses, axis=0, dtype=np.float64)                   # (length,)
     return [round(float(part.mean()), 5) for part in np.split(mean, range(block, len(mean), block))]
-
 
 def intervals(differences, targets, seed=0):
     """[mean, low, high] of each row of paired differences (k, documents), weighted by the documents' targets.
@@ -222,7 +208,6 @@ def intervals(differences, targets, seed=0):
         means.append(drawn @ (differences * targets).T / (drawn @ targets)[:, None])   # (..., k)
     low, high = np.percentile(np.concatenate(means), (2.5, 97.5), axis=0)
     return np.stack((differences @ targets / targets.sum(), low, high), axis=-1).tolist()
-
 
 def summary(arms, losses):
     """What a row says of the losses of a measure's one or two lists of windows; loss None if any is not finite."""
@@ -239,7 +224,6 @@ def summary(arms, losses):
         row["won"] = float(np.mean(without > first))
         row["unit_losses_without"] = [round(float(x), 6) for x in without]
     return row
-
 
 def fingerprint(windows):
     """SHA-256 of the scored targets, document by document: two rows that share it scored the same ones."""

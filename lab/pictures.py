@@ -17,6 +17,8 @@ STYLES = ("-", "--", ":")
 PIXELS = 96  # of an attention map's side
 
 
+# ---- curves ----------------------------------------------------------------------------------------------------------
+
 def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=False, marked=True):
     """Curves of {label: (x, y, low, high)}, each named at its end; x on a log axis; low and high may be None.
 
@@ -54,7 +56,6 @@ def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=Fa
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
-
 def name_ends(axis, ends):
     """Write the label of each curve, (y, x, label, colour) of its last point, beside it, none over another."""
     bottom, top = axis.get_ylim()
@@ -64,7 +65,6 @@ def name_ends(axis, ends):
         line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "relpos": (0, 0.5)}
         axis.annotate(label, (x, y), (x * 1.09, height), color=colour, va="center", fontsize=9, arrowprops=line)
     axis.set_ylim(min(bottom, heights[0] - space), max(top, heights[-1] + space))
-
 
 def apart(heights, space):
     """Ascending heights, moved as little as possible (in squares) to be `space` apart: pools of those that are not."""
@@ -77,6 +77,41 @@ def apart(heights, space):
     level = [total / count for total, count in pools for _ in range(count)]
     return [height + i * space for i, height in enumerate(level)]
 
+def by_position(losses, block):
+    """(positions, losses, None, None): means over stretches of `block` positions, further out of ever longer ones."""
+    ends = [1]
+    while ends[-1] < len(losses):
+        ends.append(min(len(losses), max(ends[-1] + 1, round(1.15 * ends[-1]))))
+    parts = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    return [block * (p.start + p.stop) / 2 for p in parts], [float(np.mean(losses[p])) for p in parts], None, None
+
+def losses(rows, path):
+    """What eval.py's rows say, a curve a run and its positions: the loss, a probe's gain, or the loss by position."""
+    rows = [row for row in rows if row["loss"] is not None and row["protocol"] == rows[0]["protocol"]]
+    protocol, lines = rows[0]["protocol"] if rows else "", {}
+    pes = [pe for _, pe in {(row["run"], row["pe"]) for row in rows}]
+    for row in rows:
+        name = row["pe"] if pes.count(row["pe"]) == 1 else Path(row["run"]).name
+        lines.setdefault(f"{name} {row['how']}".strip(), []).append(row)
+    contexts = {row["trained_length"] for row in rows}
+    trained = contexts.pop() if len(contexts) == 1 else None
+    if any("by_position" in row for row in rows):
+        longest = {label: max(line, key=lambda row: row["length"]) for label, line in lines.items()}
+        drawn = {label: by_position(row["by_position"], row["block"]) for label, row in longest.items()}
+        return curves(path, drawn, f"Loss by position in a window ({protocol})", "position", "loss, nats a token",
+                      trained=trained, marked=False)
+    ticks, drawn = sorted({row["length"] for row in rows} | ({trained} - {None})), {}
+    probe = any("gain" in row for row in rows)
+    for label, line in lines.items():
+        y = np.array([row["gain"] for row in line]).T if probe else ([row["loss"] for row in line], None, None)
+        drawn[label] = [row["length"] for row in line], *y
+    title = (f"What the far context is worth: probe {protocol}, with 95% intervals" if probe else
+             f"Loss past the trained length, on the same targets ({protocol})")
+    what = f"{'gain' if probe else 'loss'}, nats a token"
+    curves(path, drawn, title, "tokens in the window", what, trained, ticks, zero=probe)
+
+
+# ---- bars and maps ---------------------------------------------------------------------------------------------------
 
 def bars(path, groups, title, ylabel):
     """Bars of {group: {label: (height, error)}}, each with its number on it."""
@@ -97,43 +132,6 @@ def bars(path, groups, title, ylabel):
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=100)
     plt.close(figure)
-
-
-def by_position(losses, block):
-    """(positions, losses, None, None): means over stretches of `block` positions, further out of ever longer ones."""
-    ends = [1]
-    while ends[-1] < len(losses):
-        ends.append(min(len(losses), max(ends[-1] + 1, round(1.15 * ends[-1]))))
-    parts = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-    return [block * (p.start + p.stop) / 2 for p in parts], [float(np.mean(losses[p])) for p in parts], None, None
-
-
-def losses(rows, path):
-    """What eval.py's rows say, a curve a run and its positions: the loss, a probe's gain, or the loss by position."""
-    rows = [row for row in rows if row["loss"] is not None and row["protocol"] == rows[0]["protocol"]]
-    protocol, lines = rows[0]["protocol"] if rows else "", {}
-    pes = [pe for _, pe in {(row["run"], row["pe"]) for row in rows}]
-    for row in rows:
-        name = row["pe"] if pes.count(row["pe"]) == 1 else Path(row["run"]).name
-        lines.setdefault(f"{name} {row['how']}".strip(), []).append(row)
-    contexts = {row["trained_length"] for row in rows}
-    trained = contexts.pop() if len(contexts) == 1 else None
-    if any("by_position" in row for row in rows):
-        longest = {label: max(line, key=lambda row: row["length"]) for label, line in lines.items()}
-        drawn = {label: by_position(row["by_position"], row["block"]) for label, row in longest.items()}
-        curves(path, drawn, f"Loss by position in a window ({protocol})", "position", "loss, nats a token",
-               trained=trained, marked=False)
-        return
-    ticks = sorted({row["length"] for row in rows} | ({trained} - {None}))
-    lengths = {label: [row["length"] for row in line] for label, line in lines.items()}
-    if any("gain" in row for row in rows):
-        drawn = {label: (lengths[label], *np.array([row["gain"] for row in line]).T) for label, line in lines.items()}
-        title, what = f"What the far context is worth: probe {protocol}, with 95% intervals", "gain, nats a token"
-    else:
-        drawn = {label: (lengths[label], [row["loss"] for row in line], None, None) for label, line in lines.items()}
-        title, what = f"Loss past the trained length, on the same targets ({protocol})", "loss, nats a token"
-    curves(path, drawn, title, "tokens in the window", what, trained, ticks, zero=what.startswith("gain"))
-
 
 def attention(path, weights, title):
     """Maps of {length: one (H, T, T) array a block}: a row a block, a column a head, the lengths side by side.
@@ -159,7 +157,6 @@ def attention(path, weights, title):
     figure.suptitle(f"{title}: keys to the right, queries downwards, bright = a query's largest weight", fontsize=10)
     figure.savefig(path, dpi=90)
     plt.close(figure)
-
 
 def pooled(x):
     """(T, T) as at most PIXELS a side, each the maximum of its square."""

@@ -21,12 +21,12 @@ HEAD = ("# Results\n\nMade by `python -m lab.reproduce report` from the files un
         "evaluation; only the notes at the end are written by hand. Losses are in nats a token, as the mean over seeds "
         "± their standard deviation. 1x is the trained length. `nonoverlap` is the paper's protocol; `same-targets` "
         "scores the same last tokens of each document with more and more context. 95% intervals (in brackets) are a "
-        "paired bootstrap over documents of the mean over seeds. README says what each protocol can and cannot show.\n")
+        "paired bootstrap over documents of the mean over seeds. docs/evidence.md says what each protocol can and "
+        "cannot show.\n")
 NAT = "loss, nats a token"
 
 
 # ---- the files, and what they say together ---------------------------------------------------------------------------
-
 
 class Line(NamedTuple):
     """What the seeds of one variant with one way of scaling say together."""
@@ -45,7 +45,6 @@ class Line(NamedTuple):
         """One loss a seed, by the line's own protocol unless another is named; [] where there is none."""
         found = [row["loss"] for row in self.rows.get((protocol or self.family, multiple), [])]
         return [] if None in found else found
-
 
 def collect(folder):
     """({(variant, seed): run.json}, {(variant, evaluation): {seed: rows}}) of results/<preset>/."""
@@ -66,13 +65,11 @@ def collect(folder):
             evaluations.setdefault((variant, what), {})[seed] = content
     return runs, evaluations
 
-
 def finished(grid, runs, evaluations):
     """The seeds for which a grid has all its runs and evaluations."""
     wanted = [evaluations.get((variant, name), {}) for variant, names in grid.evaluations.items() for name in names]
     seeds = set.intersection(*map(set, wanted))
     return sorted(seed for seed in seeds if all((variant, seed) in runs for variant in grid.evaluations))
-
 
 def check_alike(folder, grid, evaluations, seeds):
     """InputError if a file of a grid has other rows than another seed's, or rows that scored other targets."""
@@ -91,7 +88,6 @@ def check_alike(folder, grid, evaluations, seeds):
             if kinds != others:
                 raise InputError(f"{file} has other rows than seed {seeds[0]}: delete it, and run its grid again")
 
-
 def lines_of(grid, evaluations, family, seeds):
     """The Lines of a grid by one of LOSSES or PROBES, from whichever of its evaluations measured them."""
     lines, protocols = [], (family, "sliding") if family == "same-targets" else (family,)
@@ -108,15 +104,12 @@ def lines_of(grid, evaluations, family, seeds):
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
-
 def table(heads, rows):
     """Markdown."""
     return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *rows))
 
-
 def times(multiple):
     return f"{multiple:g}x"
-
 
 def mean_sd(values, form=".3f"):
     if not values:
@@ -124,14 +117,12 @@ def mean_sd(values, form=".3f"):
     spread = f" ± {statistics.stdev(values):{form.removeprefix('+')}}" if len(values) > 1 else ""
     return f"{statistics.mean(values):{form}}{spread}"
 
-
 def paired(rows, others, key="unit_losses", other_key="unit_losses"):
     """A difference between two rows of each seed, averaged over seeds, with its bootstrap interval over documents."""
     if not rows or not others or any(row["loss"] is None for row in rows + others):
         return "-"
     differences = [np.subtract(x[key], y[other_key]) for x, y in zip(rows, others, strict=True)]
     return "{:+.3f} ({:+.3f}, {:+.3f})".format(*intervals([np.mean(differences, axis=0)], rows[0]["unit_targets"])[0])
-
 
 def losses_table(grid, preset, lines):
     """Ours by the paper's protocol beside the paper's numbers; what is comparable in another model is the rise."""
@@ -157,7 +148,6 @@ def losses_table(grid, preset, lines):
         rows.append(cells + [""] * (len(heads) - len(cells)))
     return table(heads, rows)
 
-
 def same_targets_table(lines):
     multiples = sorted({multiple for line in lines for protocol, multiple in line.rows if protocol == "same-targets"})
     end = multiples[-1]
@@ -175,7 +165,6 @@ def same_targets_table(lines):
         rows.append(cells)
     return table(heads, rows)
 
-
 def probes_table(grid, evaluations, seeds):
     """The gains of both probes; "" if no variant has any."""
     asked = [("swap", 2), ("swap", 4), ("swap", 16), ("repeat", 1), ("repeat", 4), ("repeat", 16)]
@@ -188,11 +177,10 @@ def probes_table(grid, evaluations, seeds):
             rows.append([variant, *gains])
     return table(["run", *(f"{probe} {times(multiple)}" for probe, multiple in asked)], rows) if rows else ""
 
-
 def which_of_two(lines):
     """Which of the paper's two losses of ExPE at 4x ours is nearer to, by its rise from 1x."""
-    expe = next((line for line in lines if line.label == "expe"), None)
-    if expe is None or not expe.values(4):
+    expe = {line.label: line for line in lines}["expe"]
+    if not expe.values(4):
         return ""
     rises = [b - a for a, b in zip(expe.values(1), expe.values(4), strict=True)]
     rise, seeds = statistics.mean(rises), " ".join(f"{value:+.3f}" for value in rises)
@@ -206,23 +194,18 @@ def which_of_two(lines):
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
 
-
 def mean_and_sd(values):
     return np.mean(values), np.std(values, ddof=1) if len(values) > 1 else 0
 
-
 def draw_losses(path, lines, title):
-    """Loss by length, its standard deviation over seeds as bars; returns whether there is any."""
+    """Loss by length, its standard deviation over seeds as bars."""
     drawn = {}
     for line in lines:
         found = {m: values for p, m in line.rows if p == line.family and (values := line.values(m))}
         mean, sd = np.array([mean_and_sd(values) for values in found.values()]).reshape(-1, 2).T
         drawn[line.label] = [m * line.context for m in found], mean, mean - sd, mean + sd
     ticks = sorted({x for xs, *_ in drawn.values() for x in xs})
-    if ticks:
-        pictures.curves(path, drawn, title, "tokens in the window", NAT, trained=lines[0].context, ticks=ticks)
-    return bool(ticks)
-
+    pictures.curves(path, drawn, title, "tokens in the window", NAT, trained=lines[0].context, ticks=ticks)
 
 def draw_positions(path, lines, title):
     """Loss by position in the longest window that each line has a loss for."""
@@ -231,35 +214,30 @@ def draw_positions(path, lines, title):
         _, rows = max((m, rows) for (_, m), rows in line.rows.items() if rows[0]["loss"] is not None)
         mean = np.mean([row["by_position"] for row in rows], axis=0)
         drawn[line.label] = pictures.by_position(mean, rows[0]["block"])
-    if drawn:
-        pictures.curves(path, drawn, title, "position", NAT, trained=lines[0].context, marked=False)
-    return bool(drawn)
-
+    pictures.curves(path, drawn, title, "position", NAT, trained=lines[0].context, marked=False)
 
 def draw_bars(path, lines, title):
     """Bars of the losses at a few lengths."""
     groups = {line.label.replace("expe-", ""): {times(m): mean_and_sd(values) for m in (1, 2, 4, 16)
                                                 if (values := line.values(m))} for line in lines}
     pictures.bars(path, groups, title, NAT)
-    return True
-
 
 def draw(name, preset, lines):
     """The pictures of a grid, in pictures/; returns their Markdown."""
     Path("pictures").mkdir(exist_ok=True)
-    title, nonoverlap = GRIDS[name].title, lines["nonoverlap"]
-    jobs = [(family, draw_losses, lines[family], f"{title} ({preset}, {family})") for family in LOSSES]
+    title = GRIDS[name].title
+    jobs = [(family, draw_losses, f"{title} ({preset}, {family})") for family in LOSSES if lines[family]]
     if name == "ablations":
-        jobs.append(("bars", draw_bars, nonoverlap, f"{title} ({preset}, nonoverlap)"))
+        jobs.append(("bars", draw_bars, f"{title} ({preset}, nonoverlap)"))
     if name == "table2":
-        jobs.append(("positions", draw_positions, nonoverlap, f"Loss by position ({preset}, nonoverlap)"))
-    paths = {Path("pictures") / f"{preset}-{name}-{kind}.png": job for kind, *job in jobs}
-    made = [path for path, (job, drawn, words) in paths.items() if job(path, drawn, words)]
-    return "\n".join(f"![{title}]({path})" for path in made)
+        jobs.append(("positions", draw_positions, f"Loss by position ({preset}, nonoverlap)"))
+    paths = [Path("pictures") / f"{preset}-{name}-{kind}.png" for kind, *_ in jobs]
+    for path, (kind, job, words) in zip(paths, jobs, strict=True):
+        job(path, lines[kind if kind in LOSSES else "nonoverlap"], words)
+    return "\n".join(f"![{title}]({path})" for path in paths)
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
-
 
 def report():
     """Write RESULTS.md and the pictures from results/; its notes are kept."""
@@ -269,18 +247,16 @@ def report():
     before = Path("RESULTS.md").read_text(encoding="utf-8") if Path("RESULTS.md").exists() else NOTES + EMPTY_NOTES
     if NOTES not in before:
         raise InputError(f"RESULTS.md has no line {NOTES.strip()!r}: write it above what is to be kept")
-    parts = [HEAD]
-    for folder in presets:
-        runs, evaluations = collect(folder)
-        if runs:
-            parts += preset_report(folder, runs, evaluations)
+    parts = [HEAD, *itertools.chain(*map(preset_report, presets))]
     write_whole("RESULTS.md", "\n".join(parts) + before[before.index(NOTES) :])
     print("RESULTS.md is written")
 
-
-def preset_report(folder, runs, evaluations):
+def preset_report(folder):
     """The sections of one preset, whose files are in that folder; nothing is drawn before all of them are checked."""
     preset, ready = folder.name, {}      # ready: the seeds of each grid that has any
+    runs, evaluations = collect(folder)
+    if not runs:
+        return []
     for name, grid in GRIDS.items():
         seeds = finished(grid, runs, evaluations)
         if not seeds or (name == "large" and not preset.startswith("llama")):
@@ -291,7 +267,6 @@ def preset_report(folder, runs, evaluations):
         ready[name] = seeds
     sections = [section(name, preset, runs, evaluations, seeds) for name, seeds in ready.items()]
     return [what_was_run(preset, runs), *itertools.chain(*sections), *commands(preset, runs, evaluations)]
-
 
 def what_was_run(preset, runs):
     """One sentence on all runs of a preset."""
@@ -307,7 +282,6 @@ def what_was_run(preset, runs):
             f"training in all, {min(seconds):,.0f} to {max(seconds):,.0f} s a run, on {said('provenance', 'device')} "
             f"(threads: {said('provenance', 'threads')}), Python {said('provenance', 'versions', 'python')}, torch "
             f"{said('provenance', 'versions', 'torch')}, {said('provenance', 'machine').split('-')[0]}.\n")
-
 
 def section(name, preset, runs, evaluations, seeds):
     """The pictures and tables of one grid, and the command that makes it."""
@@ -325,7 +299,6 @@ def section(name, preset, runs, evaluations, seeds):
     command = f"python -m lab.reproduce {name} --preset {preset} --seeds {','.join(map(str, seeds))}"
     parts.append("`" + "` or `".join(f"{command} -- {more}" if more else command for more in sorted(flags)) + "`\n")
     return parts
-
 
 def commands(preset, runs, evaluations):
     """What made every file of a preset."""

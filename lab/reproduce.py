@@ -11,6 +11,7 @@ resume from their checkpoint, and an evaluation is done again only if its run's 
 
 import contextlib
 import io
+import itertools
 import shlex
 import statistics
 import sys
@@ -18,10 +19,14 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from tqdm import tqdm
+
 import eval as evaluation
 import train
 from config import PRESETS, InputError, ModelConfig, TrainConfig
 from lab.grids import ALL, EVALUATIONS, GRIDS, VARIANTS
+from model_numpy import count_parameters
 from runs import CommandLine, at_least, listed, pick_device, read_json, read_run, write_json
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
@@ -31,7 +36,6 @@ OWN = {"--preset", "--seed", "--out", "--resume", "--overwrite", "--device", "--
 
 
 # ---- what is to do ---------------------------------------------------------------------------------------------------
-
 
 class Job(NamedTuple):
     """One run to train, or one evaluation of it."""
@@ -61,17 +65,15 @@ class Job(NamedTuple):
         windows = 32 if "same-targets" in flags or "swap" in flags else 64 if "repeat" in flags else 320
         return (1 + flags.count(",")) * windows * sum(evaluation.MULTIPLES) * self.model.context / 3
 
-
 def jobs_of(args):
-    """Every job of the grids that are asked for, each run before what it is evaluated by."""
+    """Every job of the grids that are asked for, each run before its evaluations."""
     if own := OWN & {flag.partition("=")[0] for flag in args.train_flags}:
         raise InputError(f"{own.pop()} is the grid's own: leave it out of what follows --")
     wanted = {}                          # the evaluations of each variant, without repeats
     for variant, names in (item for name in args.grids for item in GRIDS[name].evaluations.items()):
         wanted.setdefault(variant, {}).update(dict.fromkeys(names))
-    return [job for seed in args.seeds for variant, names in wanted.items() for job in jobs_of_run(
-        variant, seed, names, args)]
-
+    jobs = [jobs_of_run(variant, seed, names, args) for seed in args.seeds for variant, names in wanted.items()]
+    return list(itertools.chain(*jobs))
 
 def jobs_of_run(variant, seed, evaluations, args):
     """A run's training and its evaluations; InputError if it is there, and not by these flags."""
@@ -94,7 +96,6 @@ def jobs_of_run(variant, seed, evaluations, args):
         jobs.append(Job(variant, seed, run, what, file, command, *asked))
     return jobs
 
-
 def weights_of(run):
     """(steps done, steps in all, SHA-256 of the weights) of a run, or (0, None, None) if there is none."""
     if not (run / "config.json").exists():
@@ -102,7 +103,6 @@ def weights_of(run):
     _, config, record = read_run(run)
     checkpoint = record["checkpoint"]
     return checkpoint["step"], config.steps, checkpoint["files"]["model.safetensors"]["sha256"]
-
 
 def done(job):
     """Whether a job's file is there, whole, of the complete run's weights (by their hash), and of as many documents."""
@@ -120,16 +120,12 @@ def done(job):
 
 # ---- doing it --------------------------------------------------------------------------------------------------------
 
-
 def do(job):
     """Train or evaluate, and leave the job's file; in this process, so that whoever kills one kills the other."""
     if job.evaluation is not None:
         with contextlib.redirect_stdout(io.StringIO()):
             return evaluation.main(job.command)
     import torch
-
-    from model_numpy import count_parameters
-
     step, steps, _ = weights_of(job.run)
     if steps is None or step < steps:
         torch.compiler.reset()                                         # what was compiled for another run
@@ -144,22 +140,18 @@ def do(job):
         "weights": record["checkpoint"]["files"]["model.safetensors"]["sha256"],
     })
 
-
-def rate_of(args, jobs):
+def rate_of(args, runs, left):
     """(training tokens a second, where that is from): of the finished runs, or of two small steps made now."""
-    files = [read_json(job.file) for job in jobs if job.evaluation is None and done(job)]
+    files = [read_json(job.file) for job in runs if job not in left]
     if rates := [found["tokens"] / found["seconds"] for found in files if found["seconds"]]:
         return statistics.median(rates), "the rate of the finished runs"
-    import numpy as np
-
-    model, config = jobs[0].model, jobs[0].train
+    model, config = runs[0].model, runs[0].train
     backend = train.TorchBackend(model, config, pick_device(args.device or "auto"), False)
     batch = np.zeros((min(8, config.micro_batch), model.context + 1), dtype=np.int64)
     for _ in range(2):
         begin = time.perf_counter()
         float(backend.step(batch, 0)[0])
     return batch[:, 1:].size / (time.perf_counter() - begin), "one small step, uncompiled, measured now"
-
 
 def show_plan(args, jobs):
     """--dry-run: the runs, their tokens, what is left of them, and an estimate."""
@@ -169,16 +161,13 @@ def show_plan(args, jobs):
         state = "to train" if steps is None else "trained" if step == steps else f"at step {step:,} of {steps:,}"
         names = [other.evaluation for other in left if other.run == job.run and other.evaluation]
         print(f"{job.line}\n    {job.work:,} tokens, {state}; to evaluate: {', '.join(names) or 'nothing'}")
-    rate, source = rate_of(args, jobs)
+    rate, source = rate_of(args, runs, left)
     trainings = sum(job.evaluation is None for job in left)
     print(f"\n{len(runs)} runs, {sum(job.work for job in runs):,} training tokens; left: {trainings} runs and "
           f"{len(left) - trainings} evaluations, about {train.clock(sum(job.work for job in left) / rate)} by {source}")
 
-
 def run_grid(jobs):
     """Do all that is left, under one bar for the whole grid."""
-    from tqdm import tqdm
-
     left, quiet = [job for job in jobs if not done(job)], not sys.stderr.isatty()
     print(f"{len(jobs) - len(left)} of {len(jobs)} jobs are done", flush=True)
     bar_format = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
@@ -195,8 +184,9 @@ def run_grid(jobs):
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
-
-def command_line():
+def main(argv=None):
+    from lab.report import report
+    argv = sys.argv[1:] if argv is None else argv
     titles = {name: grid.title for name, grid in GRIDS.items()}
     titles |= {"all": ", ".join(ALL), "report": "no run: RESULTS.md and the pictures anew"}
     parser = CommandLine(
@@ -212,13 +202,6 @@ def command_line():
     parser.add_argument("--max-docs", type=at_least(1), metavar="N", help="score the first N held-out documents only")
     parser.add_argument("--device", help="of training and evaluation (default: a GPU if there is one)")
     parser.add_argument("--dry-run", action="store_true", help="print the runs, their tokens and an estimate")
-    return parser
-
-
-def main(argv=None):
-    from lab.report import report
-
-    parser, argv = command_line(), sys.argv[1:] if argv is None else argv
     with parser.one_line_errors():
         cut = argv.index("--") if "--" in argv else len(argv)
         args = parser.parse_args(argv[:cut])

@@ -57,40 +57,31 @@ class Run(TemplateLM):
     def tok_encode(self, string, add_special_tokens=None, **kwargs):
         return self.encoding.encode_ordinary(string)
 
+    @torch.no_grad()
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
         """[(summed log-likelihood of the continuation, whether it is the likeliest at every token)]."""
-        found = [None] * len(requests)
         texts = [(context + continuation)[-max(self.context, len(continuation)) - 1 :]
                  for _, context, continuation in requests]
         if (longest := max(map(len, texts), default=0) - 1) > self.model.longest:
             raise InputError(f"{self.run} has positions for {self.context} tokens, and this task needs {longest}")
-        order = sorted(range(len(requests)), key=lambda i: -len(texts[i]))
-        with torch.no_grad(), tqdm(total=len(order), desc="log-likelihoods", disable=disable_tqdm) as bar:
-            while order:
-                batch = order[: max(1, BATCH_TOKENS // len(texts[order[0]]))]
-                order = order[len(batch) :]
-                answers = self.scores([texts[i] for i in batch], [requests[i][2] for i in batch])
-                for i, answer in zip(batch, answers, strict=True):
-                    found[i] = answer
-                bar.update(len(batch))
-        for (key, *_), answer in zip(requests, found, strict=True):
-            if key is not None:
-                self.cache_hook.add_partial("loglikelihood", key, answer)
-        return found
-
-    def scores(self, texts, continuations):
-        """Of texts that are read side by side, the longest first: what _loglikelihood_tokens gives for each."""
-        tokens = torch.zeros(len(texts), len(texts[0]) - 1, dtype=torch.long)
-        for row, text in zip(tokens, texts, strict=True):              # what follows a text does not change its scores
-            row[: len(text) - 1] = torch.tensor(text[:-1])
-        h = self.model.hidden(tokens.to(self.model.embedding.weight.device))           # (B, T, C)
-        for row, text, continuation in zip(h, texts, continuations, strict=True):
-            targets = torch.tensor(continuation, device=h.device)                      # (n,)
-            end = len(text) - 1
-            logits = F.linear(row[end - len(targets) : end], self.model.output_weight)  # (n, V)
-            logs = at_least_fp32(logits).log_softmax(-1)
-            total = logs.gather(-1, targets[:, None]).double().sum().item()
-            yield total, bool((logs.argmax(-1) == targets).all())
+        order, found = sorted(range(len(texts)), key=lambda i: -len(texts[i])), {}
+        bar = tqdm(total=len(order), desc="log-likelihoods", disable=disable_tqdm)
+        while order:
+            batch = order[: max(1, BATCH_TOKENS // len(texts[order[0]]))]
+            order = order[len(batch) :]
+            tokens = torch.zeros(len(batch), len(texts[batch[0]]) - 1, dtype=torch.long)
+            for row, i in zip(tokens, batch, strict=True):             # what follows a text does not change its scores
+                row[: len(texts[i]) - 1] = torch.tensor(texts[i][:-1])
+            hidden = self.model.hidden(tokens.to(self.model.embedding.weight.device))              # (B, T, C)
+            for i, h in zip(batch, hidden, strict=True):
+                targets, end = torch.tensor(requests[i][2], device=h.device), len(texts[i]) - 1    # (n,)
+                logits = F.linear(h[end - len(targets) : end], self.model.output_weight)           # (n, V)
+                logs = at_least_fp32(logits).log_softmax(-1)
+                total = logs.gather(-1, targets[:, None]).double().sum().item()
+                found[i] = total, bool((logs.argmax(-1) == targets).all())
+            bar.update(len(batch))
+        bar.close()
+        return [found[i] for i in range(len(texts))]
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
         """The log-likelihood of each whole text, in windows of the trained length that do not overlap."""
@@ -135,6 +126,7 @@ def score(args):
         raise InputError(f"lm_eval has no task {unknown[0]}: lm-eval ls tasks lists its own; yours come by --task-path")
     for run in runs:
         model = Run(run, pick_device(args.device), args.dtype)
+        names = {"run": str(run), "pe": model.model.config.encoding.pe}
         try:
             found = simple_evaluate(model, tasks=list(args.tasks), num_fewshot=args.shots, limit=args.limit,
                                     task_manager=manager, log_samples=False)
@@ -142,13 +134,14 @@ def score(args):
             raise InputError(f"the data of {', '.join(args.tasks)} cannot be had here ({type(error).__name__}): "
                              "lm_eval's own tasks need the hub once; local ones, by --task-path, must name files that "
                              "exist") from None
-        for task, key, value in ((task, *item) for task, values in found["results"].items() for item in values.items()):
-            metric, _, how = key.partition(",")
-            if isinstance(value, int | float) and how and not metric.endswith("_stderr"):
-                error = found["results"][task].get(f"{metric}_stderr,{how}")
-                rows.append({"run": str(run), "pe": model.model.config.encoding.pe, "task": task, "metric": metric,
-                             "value": value, "stderr": error if isinstance(error, float) else None,
-                             "n": found["n-samples"].get(task, {}).get("effective")})
+        for task, values in found["results"].items():
+            n = found["n-samples"].get(task, {}).get("effective")
+            for key, value in values.items():                          # such as "acc,none", "acc_stderr,none", "alias"
+                metric, _, how = key.partition(",")
+                if isinstance(value, int | float) and how and not metric.endswith("_stderr"):
+                    error = values.get(f"{metric}_stderr,{how}")
+                    rows.append(names | {"task": task, "metric": metric, "value": value,
+                                         "stderr": error if isinstance(error, float) else None, "n": n})
     return rows
 
 

@@ -43,7 +43,7 @@ def lay(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk=No
     if rope_scaling != DUAL_CHUNK:
         return Laid(config)
     chunk = max(1, 3 * trained.context // 4) if chunk is None else chunk
-    if not 1 <= chunk < trained.context:
+    if not isinstance(chunk, int) or not 1 <= chunk < trained.context:
         raise InputError(f"chunk must be from 1 to {trained.context - 1}, got {chunk}")
     if not isinstance(e, (Override, RoPE)):
         raise Unused(f"dual chunks are for expe, exqpe and rope, and {e.pe} has no use for them: leave them out")

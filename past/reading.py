@@ -9,6 +9,7 @@ B batch, T new tokens, S keys (S > T with a cache), H heads, D width of a head, 
 """
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from past.cache import Cache
 from past.laying import dual_chunk_positions, lay
 from runs import load_model
 
-BLOCK = 256                              # queries at a time, where scores need a bias or a mask: Reader._pieces
+BLOCK, PAIRS = 256, 2**21                # queries, and queries times keys, read at a time where scores need a bias
 CANNOT_STREAM = ("cannot stream as trained here: positions are part of the embeddings or the values, where they cannot "
                  "be changed later")
 
@@ -81,17 +82,19 @@ class ReadingAttention(Attention):
         """Queries (part 0) or keys (1) free of position, (B, H, T, D), laid at the positions of rows."""
         if rows.table is None:
             return content
-        x, none = content + self.place(part, rows), content[:, :0]                     # none: no heads to turn
-        return self.encoding.rotate(*((x, none) if part == 0 else (none, x)), rows.table)[part]
+        x = content + self.place(part, rows)
+        return self.encoding.rotate(x, x, rows.table)[part]
 
     def place(self, part, rows):
         """W phi(0, P), what the override adds at these rows, (..., H, T, D); kept while rows and weights stay."""
-        kept, version, x = self.places.get(part, (None, None, None))
-        if kept is not rows.table or version != self.qkv.weight._version:
+        weights = (self.qkv.weight, *self.encoding.parameters())
+        versions = [None if w.is_inference() else w._version for w in weights]
+        table, before, x = self.places.get(part, (None, None, None))
+        if torch.is_grad_enabled() or table is not rows.table or versions != before or None in versions:
             w = self.qkv.weight.chunk(3)[part]
             nothing = w.new_zeros(*rows.shape, len(w))
             [x] = self.heads([F.linear(self.encoding.override(nothing, rows.table)[part], w)])
-            self.places[part] = rows.table, self.qkv.weight._version, x
+            self.places[part] = rows.table, None if torch.is_grad_enabled() else versions, x.detach()
         return x
 
 
@@ -106,12 +109,20 @@ class Reader(GPT):
         self.trained, self.chunk = config, 0
 
     def use(self, laid):
-        """Go on with other positions, past.laying.Laid: what `lay` makes of self.trained. Returns self."""
+        """Go on with other positions, past.laying.Laid: what `lay` makes of self.trained. Returns self.
+
+        Raises InputError for those of another model.
+        """
+        e, mine = laid.config.encoding, self.trained.encoding
+        if type(e) is not type(mine) or replace(laid.config, encoding=mine) != self.trained:
+            raise InputError("the positions are of another model: use takes what `lay` makes of this one's config")
         self.config, self.chunk, self._tables = *laid, (None, None)
-        for encoding in {self.encoding, *(block.attn.encoding for block in self.blocks)}:
-            if encoding.settings.pe == laid.config.encoding.pe:
-                encoding.settings = laid.config.encoding
+        for encoding in self.encodings():
+            encoding.settings = e if type(encoding.settings) is type(e) else encoding.settings
         return self
+
+    def encodings(self):
+        return {self.encoding, *(block.attn.encoding for block in self.blocks)}
 
     def lay(self, length, **how):
         return self.use(lay(self.trained, length, **how))
@@ -122,13 +133,15 @@ class Reader(GPT):
 
     def streams(self):
         """Whether a key's position can be changed later: none may be part of the embeddings or of the values."""
-        encoding, w = self.encoding, self.embedding.weight
-        if self.longest < math.inf:
-            return False
-        here, there = (as_tensor(encoding.settings.rows(np.array([n]), self.config), w) for n in (0, 1))
-        x = w.new_zeros(1, 1, w.shape[1])
-        return all(torch.equal(door(x, here), door(x, there))
-                   for door in (encoding.embed, lambda *given: encoding.override(*given)[2]))
+        w = self.embedding.weight
+        x, far = w.new_zeros(1, 1, w.shape[1]), np.array([2**20])       # far enough to differ from 0 in any format
+
+        def fixed(encoding):
+            here, there = (as_tensor(encoding.settings.rows(n, self.config), w) for n in (0 * far, far))
+            embedded = torch.equal(encoding.embed(x, here), encoding.embed(x, there))
+            return embedded and torch.equal(encoding.override(x, here)[2], encoding.override(x, there)[2])
+
+        return self.longest == math.inf and all(map(fixed, self.encodings()))
 
     def check_stream(self):
         if not self.streams():
@@ -155,12 +168,15 @@ class Reader(GPT):
         """How many of T tokens to read at a time, one after the other: all, or as many as memory and a stream allow.
 
         A kernel that is told `causal` alone never holds the scores. Where it must be given a bias or a mask, that is an
-        (H, T, S) array: BLOCK queries at a time keep it linear in S. (Where gradients are kept, all are at once.)
+        (H, T, S) array: BLOCK queries at a time, and fewer for many keys, keep it small. (Where gradients are kept, all
+        are read at once.)
         """
         first, learning = T, torch.is_grad_enabled() and cache is None
         if cache is not None and cache.window is not None:
             first = min(T, max(1, cache.sinks + cache.window + 1 - len(cache)))
-        size = BLOCK if self.config.causal and not learning and (cache or self.masked()) else first
+        size = first
+        if self.config.causal and not learning and (cache or self.masked()):
+            size = max(1, min(BLOCK, PAIRS // (T + len(cache or ()))))
         return [size] * (first // size) + [first % size] * (first % size > 0) + [1] * (T - first)
 
     def masked(self):
@@ -188,7 +204,7 @@ class Reader(GPT):
         w, laid = self.embedding.weight, (self.config, self.chunk)
         asked = (laid, queries.shape, queries.tobytes(), keys.tobytes(), free, w.dtype, w.device)
         if self._tables[0] != asked:
-            kinds = {self.encoding.settings, *(block.attn.encoding.settings for block in self.blocks)}
+            kinds = {encoding.settings for encoding in self.encodings()}
             self._tables = asked, {settings: self.at(settings, queries, keys, free) for settings in kinds}
         return self._tables[1]
 

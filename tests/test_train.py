@@ -58,13 +58,9 @@ def start_and_stop(flags, folder, signal_number, lines=25):
     """Start the run, send the signal once its log has so many lines, and wait; returns the process and its stderr."""
     process = subprocess.Popen(
         [sys.executable, ROOT / "train.py", *map(str, flags), "--out", "runs/a"],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 120
-    path = folder / "runs" / "a" / "log.jsonl"
+        cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline, path = time.monotonic() + 120, folder / "runs" / "a" / "log.jsonl"
     while time.monotonic() < deadline and process.poll() is None:
         if path.exists() and len(path.read_text().splitlines()) >= lines:
             break
@@ -75,24 +71,15 @@ def start_and_stop(flags, folder, signal_number, lines=25):
 
 def test_a_run_leaves_what_it_promises(uninterrupted, tokens):
     run, done = uninterrupted
-    assert sorted(os.listdir(run)) == [
-        "config.json",
-        "log.jsonl",
-        "model.safetensors",
-        "optimizer.pt",
-        "tokenizer.tiktoken",
-    ]
+    files = ["config.json", "log.jsonl", "model.safetensors", "optimizer.pt", "tokenizer.tiktoken"]
+    assert sorted(os.listdir(run)) == files
     model, train, record = read_run(run)
     assert model.encoding.pe == "expe" and train.steps == 200 and record["checkpoint"]["step"] == 200
     assert record["provenance"]["command"].startswith("python ") and "--pe expe" in record["provenance"]["command"]
     assert record["provenance"]["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     steps = [line["step"] for line in log(run) if "loss" in line]
-    assert steps == list(range(1, 201)) and [line["step"] for line in log(run) if "val_loss" in line] == [
-        50,
-        100,
-        150,
-        200,
-    ]
+    validations = [line["step"] for line in log(run) if "val_loss" in line]
+    assert steps == list(range(1, 201)) and validations == [50, 100, 150, 200]
     assert (run / "tokenizer.tiktoken").read_bytes() == (tokens / "tokenizer.tiktoken").read_bytes()
     assert done.stdout.strip().endswith("next: python eval.py runs/a")
 
@@ -192,30 +179,17 @@ def test_a_resumed_run_names_the_flag_that_was_given(tokens, tmp_path):
 
 
 def test_gradient_accumulation_equals_the_whole_batch(tokens, tmp_path):
-    losses = []
+    losses, flags = [], [*TINY, "--data", tokens, "--steps", "5"]
     for micro in (4, 2, 1):
-        done = command(
-            "train.py",
-            *TINY,
-            "--data",
-            tokens,
-            "--steps",
-            "5",
-            "--micro-batch",
-            micro,
-            "--out",
-            f"runs/{micro}",
-            cwd=tmp_path,
-        )
+        done = command("train.py", *flags, "--micro-batch", micro, "--out", f"runs/{micro}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         losses.append([line["loss"] for line in log(tmp_path / "runs" / str(micro)) if "loss" in line])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4) and losses[2] == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_bf16_trains(tokens, tmp_path, uninterrupted):
-    done = command(
-        "train.py", *TINY, "--data", tokens, "--steps", "60", "--dtype", "bf16", "--out", "runs/b", cwd=tmp_path
-    )
+    flags = [*TINY, "--data", tokens, "--steps", "60", "--dtype", "bf16"]
+    done = command("train.py", *flags, "--out", "runs/b", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert all(value.dtype == torch.float32 for value in weights(tmp_path / "runs" / "b").values())
     assert [line["val_loss"] for line in log(tmp_path / "runs" / "b") if "val_loss" in line][-1] < 5.0
@@ -225,15 +199,12 @@ def test_a_run_that_exists_is_never_overwritten_unasked(uninterrupted, flags, tm
     run = tmp_path / "runs" / "a"
     shutil.copytree(uninterrupted[0], run)
     before = {name: (run / name).read_bytes() for name in os.listdir(run)}
-    assert "runs/a exists: go on with it by --resume, replace it by --overwrite" in refused(
-        command("train.py", *flags, "--out", "runs/a", cwd=tmp_path)
-    )
-    assert "steps is 200 in runs/a and 201 by these flags" in refused(
-        command("train.py", *flags, "--steps", "201", "--out", "runs/a", "--resume", cwd=tmp_path)
-    )
-    assert "l is 24 in runs/a and 23 by these flags" in refused(
-        command("train.py", "--l", "23", "--out", "runs/a", "--resume", cwd=tmp_path)
-    )
+    for more, message in (
+        (flags, "runs/a exists: go on with it by --resume, replace it by --overwrite"),
+        ([*flags, "--steps", "201", "--resume"], "steps is 200 in runs/a and 201 by these flags"),
+        (["--l", "23", "--resume"], "l is 24 in runs/a and 23 by these flags"),
+    ):
+        assert message in refused(command("train.py", *more, "--out", "runs/a", cwd=tmp_path))
     assert before == {name: (run / name).read_bytes() for name in os.listdir(run)}
     done = command("train.py", *flags, "--steps", "3", "--out", "runs/a", "--overwrite", cwd=tmp_path)
     assert done.returncode == 0 and read_run(run)[2]["checkpoint"]["step"] == 3 and log(run)[0]["step"] == 1
@@ -411,17 +382,13 @@ def moment_of_another_shape(path):
 @pytest.mark.parametrize(
     "backend, name, change, message",
     [
-        *(
-            (backend, *case)
-            for backend in ("torch", "numpy")
-            for case in (
-                ("model.safetensors", lambda path: path.write_bytes(b"xx"), "is not a safetensors file"),
-                ("optimizer.pt", lambda path: path.write_bytes(b"xx"), "optimizer.pt cannot be read"),
-                ("optimizer.pt", lambda path: torch.save({"step": 2}, path), "(KeyError: 'optimizer')"),
-                ("optimizer.pt", lambda path: torch.save([1], path), "the optimizer's state of this run (TypeError"),
-                ("optimizer.pt", moment_of_another_shape, "(ValueError: the moments of "),
-            )
-        ),
+        *((backend, *case) for backend in ("torch", "numpy") for case in (
+            ("model.safetensors", lambda path: path.write_bytes(b"xx"), "is not a safetensors file"),
+            ("optimizer.pt", lambda path: path.write_bytes(b"xx"), "optimizer.pt cannot be read"),
+            ("optimizer.pt", lambda path: torch.save({"step": 2}, path), "(KeyError: 'optimizer')"),
+            ("optimizer.pt", lambda path: torch.save([1], path), "the optimizer's state of this run (TypeError"),
+            ("optimizer.pt", moment_of_another_shape, "(ValueError: the moments of "),
+        )),
         ("numpy", "optimizer.pt", optimizer_with(m=None), "(KeyError: 'm')"),
         ("numpy", "optimizer.pt", optimizer_with(step="3"), "step must be a whole number"),
         ("numpy", "optimizer.pt", optimizer_with(m=[1]), "(AttributeError"),
@@ -456,8 +423,6 @@ def test_config_json_is_replaced_before_the_files_it_names(tmp_path, monkeypatch
 def test_compile_trains_to_the_same_losses(uninterrupted, flags, tmp_path):
     done = command("train.py", *flags, "--compile", "--out", "runs/a", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    losses = [
-        [line["val_loss"] for line in log(run) if "val_loss" in line]
-        for run in (tmp_path / "runs" / "a", uninterrupted[0])
-    ]
+    runs = (tmp_path / "runs" / "a", uninterrupted[0])
+    losses = [[line["val_loss"] for line in log(run) if "val_loss" in line] for run in runs]
     assert losses[0] == pytest.approx(losses[1], rel=2e-2)  # another order of sums, and another dropout mask

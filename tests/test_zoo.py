@@ -118,12 +118,17 @@ class Settings(EncodingConfig):
 
 
 def doors(settings):
-    return model_numpy.Encoding(score=(model_numpy.bias_forward, model_numpy.bias_backward))
+    return model_numpy.Encoding(score=(lambda q, k, h, table, own: (table, None), lambda dbias, cache: (0, 0, 0, {})))
 
 
 def torch_class():
-    from model_torch import ALiBi
-    return ALiBi
+    from model_torch import Encoding
+
+    class Line(Encoding):
+        def score(self, q, k, h, table):
+            return table
+
+    return Line
 '''
 
 
