@@ -20,7 +20,6 @@ import expe
 class InputError(ValueError):
     """What the user gave cannot work. The message is one line: what was wrong, and what would be right."""
 
-
 class Unused(InputError):
     """What the user gave is for other encodings, and this one has no use for it."""
 
@@ -28,20 +27,16 @@ class Unused(InputError):
 # ---- knobs and their rules -------------------------------------------------------------------------------------------
 # A rule is (its words, a function that says whether a value keeps it).
 
-
 def whole(low, high=math.inf):
     words = f"a whole number of at least {low:,}" if high == math.inf else f"a whole number from {low:,} to {high:,}"
     return words, lambda x: isinstance(x, int) and not isinstance(x, bool) and low <= x <= high
-
 
 def number(words="a finite number", holds=lambda x: True):
     return words, lambda x: (
         isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) and bool(holds(x)))
 
-
 def one_of(*names):
     return f"{', '.join(names[:-1])} or {names[-1]}", lambda x: x in names
-
 
 SIZE = whole(1)
 POSITIVE = number("a finite number above 0", lambda x: x > 0)
@@ -49,14 +44,12 @@ BELOW_ONE = number("at least 0 and below 1", lambda x: 0 <= x < 1)
 FACTOR = number("above 0 and at most 1e6", lambda x: 0 < x <= 1e6)
 TRUTH = "true or false", lambda x: isinstance(x, bool)
 
-
 def knob(default, rule, help=None, flag=None):
     """A field with its rule; with a help text it is a flag of train.py, named after the field unless `flag` is given.
 
     A default of None is filled in where more is known, and then keeps the rule too.
     """
     return field(default=default, metadata={"rule": rule, "help": help, "flag": flag})
-
 
 class Knobs:
     """A dataclass of knobs: checks each by its rule, then what ties two of them together."""
@@ -85,7 +78,6 @@ class Knobs:
 
 
 # ---- the encodings: what each lets you set, and its table ------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class EncodingConfig(Knobs):
@@ -135,14 +127,12 @@ class EncodingConfig(Knobs):
     def pairs(self, queries, keys, model):
         return None
 
-
 @dataclass(frozen=True)
 class Sinusoidal(EncodingConfig):
     base: float = knob(10000.0, number("a finite number above 1", lambda x: x > 1), "base of the frequencies")
 
     def rows(self, positions, model):
         return expe.sinusoidal_table(positions, model.d_model, self.base)                      # (..., T, C)
-
 
 @dataclass(frozen=True)
 class Learned(EncodingConfig):
@@ -151,7 +141,6 @@ class Learned(EncodingConfig):
 
     def rows(self, positions, model):
         return expe.learned_rows(positions, model.context)                                     # (..., T)
-
 
 @dataclass(frozen=True)
 class Override(EncodingConfig):
@@ -193,7 +182,6 @@ class Override(EncodingConfig):
             return expe.affine_parts(scaled)
         return scaled(*(getattr(self, name) for name in self.trained))
 
-
 @dataclass(frozen=True)
 class ExPE(Override):
     """The paper's equations 2 and 3."""
@@ -206,7 +194,6 @@ class ExPE(Override):
     def table(self, positions, start, theta):
         return expe.expe_table(positions, self.l, start, theta, step=0 if self.constant else 1)
 
-
 @dataclass(frozen=True)
 class ExQPE(Override):
     """The paper's equations 4 and 5."""
@@ -217,7 +204,6 @@ class ExQPE(Override):
 
     def table(self, positions, theta1, theta2):
         return expe.exqpe_table(positions, self.l, self.start, theta1, theta2)
-
 
 @dataclass(frozen=True)
 class RoPE(Sinusoidal):
@@ -239,12 +225,10 @@ class RoPE(Sinusoidal):
         table = expe.rope_table(positions, model.d_head, self.base, trained_length=model.context, **scaling)
         return table[..., None, :, :]                                                          # (..., 1, T, D)
 
-
 @dataclass(frozen=True)
 class ALiBi(EncodingConfig):
     def pairs(self, queries, keys, model):
         return expe.distances(queries, keys).astype(float)[..., None, :, :]                    # (..., 1, T, S)
-
 
 @dataclass(frozen=True)
 class T5(EncodingConfig):
@@ -260,14 +244,12 @@ class T5(EncodingConfig):
     def pairs(self, queries, keys, model):
         return expe.t5_bucket(expe.distances(queries, keys), self.buckets, self.max_distance)  # (..., T, S)
 
-
 @dataclass(frozen=True)
 class Shaw(EncodingConfig):
     max_distance: int = knob(16, whole(1, 2**16), T5.__dataclass_fields__["max_distance"].metadata["help"])
 
     def pairs(self, queries, keys, model):
         return expe.shaw_index(expe.distances(queries, keys), self.max_distance)[..., None, :, :]      # (..., 1, T, S)
-
 
 class Registry(Mapping):
     """Something of every encoding, by its name: the reference's own, and then what the files of zoo/ hold of it.
@@ -290,11 +272,9 @@ class Registry(Mapping):
     def __len__(self):
         return len(list(iter(self)))
 
-
 @functools.cache
 def _zoo():
     return [path.stem for path in sorted((Path(__file__).parent / "zoo").glob("[a-z]*.py"))]
-
 
 ENCODINGS = Registry(                                                  # in the order of --pe
     {"nope": EncodingConfig, "sinusoidal": Sinusoidal, "learned": Learned, "expe": ExPE, "exqpe": ExQPE, "rope": RoPE,
@@ -304,7 +284,6 @@ ENCODINGS = Registry(                                                  # in the 
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class ModelConfig(Knobs):
@@ -355,7 +334,6 @@ class ModelConfig(Knobs):
 
 # ---- the training run ------------------------------------------------------------------------------------------------
 
-
 @dataclass(frozen=True)
 class TrainConfig(Knobs):
     """One training run: its data, its steps and its optimizer. A batch is counted in sequences of `context` tokens."""
@@ -396,13 +374,11 @@ class TrainConfig(Knobs):
         if self.backend == "numpy" and self.dtype != "fp32":
             raise InputError(f"dtype must be fp32 for the NumPy backend (--dtype fp32), got {self.dtype!r}")
 
-
 class Preset(NamedTuple):
     """A model and how it is trained. Its encoding is ExPE as the paper sets it; ExQPE takes l from it."""
 
     model: ModelConfig
     train: TrainConfig
-
 
 def _llama(n_layers, d_model, n_heads, d_mlp, l, lr, micro_batch, tied):
     """Tables 8 and 9: 10B tokens in batches of 0.5M. The paper has no MLP width: these make 135M and 342M come out."""
@@ -412,7 +388,6 @@ def _llama(n_layers, d_model, n_heads, d_mlp, l, lr, micro_batch, tied):
         TrainConfig(steps=19074, batch_size=1024, micro_batch=micro_batch, lr=lr, end_lr=lr / 10, warmup=0.05,
                     dtype="bf16", data="fineweb-edu", max_tokens=10_000_000_000),
     )
-
 
 PRESETS = {
     # Ours: minutes on two CPU cores. Documents hold 16 times the context, so that all can be scored at that length.

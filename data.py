@@ -49,6 +49,7 @@ SPLIT_PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+|
 
 
 # ---- sources: a name or a path to a stream of texts ------------------------------------------------------------------
+
 HUB = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceFW/fineweb-edu"}
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".rst")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
@@ -161,13 +162,15 @@ def _unique(texts, min_bytes, dropped):
 
 
 # ---- the tokenizer ---------------------------------------------------------------------------------------------------
+
 def train_tokenizer(texts, vocab):
     """{token bytes: rank} of a byte-level BPE of `vocab` entries with <|endoftext|>. InputError for too little text."""
     tokenizer = rustbpe.Tokenizer()
     tokenizer.train_from_iterator(texts, vocab - 1, pattern=SPLIT_PATTERN)
     ranks = {bytes(token): rank for token, rank in tokenizer.get_mergeable_ranks()}
     if len(ranks) < vocab - 1:
-        raise InputError(f"vocab: the training text has only enough pairs for a vocabulary of {len(ranks) + 1}")
+        raise InputError(f"vocab: the training text has only enough pairs for a vocabulary of {len(ranks) + 1}: give "
+                         "more text, or a --vocab that is no larger")
     return ranks
 
 def save_tokenizer(ranks, path):
@@ -198,6 +201,7 @@ def run_tokenizer(run, record):
 
 
 # ---- preparing: a source to a folder of tokens -----------------------------------------------------------------------
+
 def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_tokens=0, max_doc_chars=MAX_DOC_CHARS,
             overwrite=False):
     """Turn a source into a folder of tokens, `out` or data/<name>-v<vocab>, which appears whole or not at all.
@@ -349,6 +353,7 @@ def folder_of(source, vocab):
 
 
 # ---- reading: a folder of tokens to batches and documents ------------------------------------------------------------
+
 def read_meta(folder):
     """meta.json of a prepared folder; InputError if there is none, or if it is not one of ours."""
     path = Path(folder) / "meta.json"
@@ -405,6 +410,7 @@ def split_documents(tokens, eot):
 
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
+
 def show(folder):
     """Print what a prepared folder holds, once its files are what meta.json says."""
     folder, meta = Path(folder), read_meta(folder)
@@ -444,7 +450,6 @@ def main():
             parser.error("--vocab is for training a tokenizer, and --tokenizer brings its own: leave one out")
         args.vocab = mini.model.vocab_size if args.vocab is None else args.vocab
         show(prepare(**vars(args)) if folder is None else folder)
-
 
 if __name__ == "__main__":
     main()

@@ -29,7 +29,6 @@ STREAM_TOKENS = 2**14  # tokens that all the streams side by side keep
 
 # ---- the held-out text -----------------------------------------------------------------------------------------------
 
-
 def held_out(run, record, split, source):
     """(name, documents) a run is scored on; each document is an array of <|endoftext|> and its own tokens.
 
@@ -51,7 +50,6 @@ def held_out(run, record, split, source):
         raise InputError(f"{folder} was made with another tokenizer than the run's: give --data the text itself")
     return f"{split} of {folder}", data.split_documents(data.open_split(folder, split), meta["eot"])
 
-
 def encoded_documents(run, record, source):
     """The documents of a text source, encoded with the run's tokenizer; uint16 arrays, <|endoftext|> first."""
     import numpy as np
@@ -61,7 +59,6 @@ def encoded_documents(run, record, source):
     encoding = data.run_tokenizer(run, record)
     for text in data.documents(source):
         yield np.array([encoding.eot_token, *encoding.encode_ordinary(text)], dtype=np.uint16)
-
 
 def usable(documents, longest, limit):
     """Those of at least `longest` targets, the first `limit` of them; InputError if there is none."""
@@ -79,7 +76,6 @@ def usable(documents, longest, limit):
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
-
 
 def read(model, windows, bar, stream=None):
     """The losses in nats of the scored targets of each window, a list of float32 arrays.
@@ -108,7 +104,6 @@ def read(model, windows, bar, stream=None):
                 losses[i] = found[len(found) - windows[i].scored :]
     return losses
 
-
 def plan(configs, asked):
     """{run: [(scale, rope_scaling)]}: of the values asked for, each run takes those that its encoding has a use for.
 
@@ -131,14 +126,12 @@ def plan(configs, asked):
     return {run: list(itertools.product(values["scale"] or [1.0], values["rope_scaling"] or ["none"]))
             for run, values in found.items()}
 
-
 def name_of(scale, rope_scaling, factor, dtype="fp32"):
     """How positions are laid and numbers rounded, in a word or two; "" as they were trained, in fp32."""
     parts = [f"scale {scale}"] if scale != 1 else []
     if rope_scaling != "none":
         parts.append(rope_scaling if rope_scaling == laying.DUAL_CHUNK else f"{rope_scaling} {factor}")
     return ", ".join(parts + [dtype] * (dtype != "fp32"))
-
 
 def measured(run, record, context, args):
     """(source, documents, jobs) of a run: each job is (protocol or probe, length, lists of windows)."""
@@ -166,7 +159,6 @@ def measured(run, record, context, args):
     if not any(arms for *_, arms in jobs):
         raise InputError(f"{name} has nothing to ask at {longest} tokens, of which the trained length is {context}")
     return source, documents, jobs
-
 
 def evaluate(run, ways, args):
     """One row a dtype, way of laying positions and length, as --json writes them; loss None where there is none."""
@@ -213,7 +205,6 @@ def evaluate(run, ways, args):
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
-
 def command_line():
     def explained(title, entries):
         return f"{title}:\n" + "\n".join(
@@ -254,7 +245,6 @@ def command_line():
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw loss against length: .png, .svg or .pdf")
     return parser
 
-
 def check(parser, args):
     """InputError for a flag that what is measured has no use for."""
     measure = measures.MEASURES[args.probe or args.protocol]
@@ -263,7 +253,6 @@ def check(parser, args):
     for name in ("targets", "stride", "sinks", "window", "per_position"):
         if name not in reads and getattr(args, name) != parser.get_default(name):
             raise InputError(f"--{name.replace('_', '-')} has no use with {what}: leave it out")
-
 
 def score(args):
     """The rows of the runs that are named, as --json writes them."""
@@ -278,7 +267,6 @@ def score(args):
         if record["checkpoint"]["step"] < train.steps:
             print(f"{run} is not finished: step {record['checkpoint']['step']:,} of {train.steps:,}")
     return rows
-
 
 def main(argv=None):
     parser = command_line()
@@ -299,7 +287,6 @@ def main(argv=None):
             print(f"\npicture: {args.plot}")
         if args.json:
             write_rows(args.json, rows)
-
 
 if __name__ == "__main__":
     main()

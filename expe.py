@@ -21,7 +21,6 @@ def _integers(positions, name="positions"):
         raise ValueError(f"{name} must be integers, got an array of {positions.dtype}")
     return positions.astype(np.int64)
 
-
 def _width(name, value, least=1):
     """A width as an int; ValueError unless it is a whole number of at least `least`."""
     try:
@@ -48,7 +47,6 @@ def expe_table(positions, l, start=0.0, theta=1 / 2048, step=1):
     j = np.arange(_width("l", l))                                                 # (l,)
     return float(start) + float(theta) * (n + step * j)                           # (..., l)
 
-
 def exqpe_table(positions, l, start=0.0, theta1=1 / 2048, theta2=1 / 16):
     """ExQPE's rows: each position raises one of the l dimensions in turn. Shape (..., l). Paper, equation 5.
 
@@ -64,7 +62,6 @@ def exqpe_table(positions, l, start=0.0, theta1=1 / 2048, theta2=1 / 16):
     raised = np.maximum(0, (n - j) // len(j) + 1)                                 # (..., l)
     return float(start) + j * float(theta1) + float(theta2) * raised
 
-
 def affine_parts(table):
     """The three arrays that make up a table which is affine in two numbers, on a last axis: (..., l) to (..., l, 3).
 
@@ -73,7 +70,6 @@ def affine_parts(table):
     """
     zero, one, other = table(0, 0), table(1, 0), table(0, 1)
     return np.stack((zero, one - zero, other - zero), axis=-1)
-
 
 def sinusoidal_table(positions, d_model, base=10000.0):
     """Sines on even columns, cosines on odd ones. Shape (..., d_model). Vaswani et al. 2017, section 3.5.
@@ -88,7 +84,6 @@ def sinusoidal_table(positions, d_model, base=10000.0):
     angle = n * float(base) ** (-2 * pair / d_model)                              # (..., d_model)
     return np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
 
-
 def learned_rows(positions, context):
     """Which rows of a learned table of `context` rows the positions look up: those of their own number. Same shape.
 
@@ -99,7 +94,6 @@ def learned_rows(positions, context):
         raise ValueError(f"learned has a row for each of the positions 0 to {context - 1} it was trained on, "
                          f"and none for position {outside[0]}")
     return n
-
 
 def rope_inv_freq(d_head, base=10000.0, scaling="none", factor=1.0, trained_length=512, length=None):
     """RoPE's angle in radians by which each pair of dimensions turns per position. Su et al. 2021, section 3.2.2.
@@ -130,26 +124,21 @@ def rope_inv_freq(d_head, base=10000.0, scaling="none", factor=1.0, trained_leng
         raise ValueError(f"base must be a finite number above 1, got {base!r}")
     return ROPE_SCALINGS[scaling](d_head, float(base), factor, _width("trained_length", trained_length), length)
 
-
 def _unscaled(D, base, s, L, length):
     return base ** (-np.arange(0, D, 2) / D), 1.0                                 # (D/2,)
 
-
 def _linear(D, base, s, L, length):
     return _unscaled(D, base, s, L, length)[0] / s, 1.0
-
 
 def _ntk(D, base, s, L, length):
     if D == 2:
         raise ValueError("d_head must be at least 4 to scale the base: a single pair turns by 1 whatever the base")
     return _unscaled(D, base * s ** (D / (D - 2)), s, L, length)
 
-
 def _dynamic(D, base, s, L, length):
     if length is None:
         raise ValueError("dynamic needs the length of the whole sequence, got None")
     return _ntk(D, base, max(1.0, s * _width("length", length) / L - (s - 1)), L, length)
-
 
 def _yarn(D, base, s, L, length):
     def pair(turns):                                                              # that turns so often in L positions
@@ -160,9 +149,7 @@ def _yarn(D, base, s, L, length):
     inv_freq, _ = _unscaled(D, base, s, L, length)
     return inv_freq * (1 - ramp + ramp / s), 0.1 * np.log(s) + 1 if s > 1 else 1.0
 
-
 ROPE_SCALINGS = {"none": _unscaled, "linear": _linear, "ntk": _ntk, "dynamic": _dynamic, "yarn": _yarn}
-
 
 def rope_table(positions, d_head, base=10000.0, **scaling):
     """Cosines, then sines, of every pair's angle n * inv_freq_i. Shape (..., d_head). Su et al. 2021, equation 34.
@@ -173,11 +160,9 @@ def rope_table(positions, d_head, base=10000.0, **scaling):
     angle = _integers(positions)[..., None] * inv_freq                            # (..., D/2)
     return np.concatenate((np.cos(angle), np.sin(angle)), axis=-1) * attention_factor
 
-
 def distances(queries, keys):
     """m - n for every query position m and key position n: (..., T) and (..., S) to (..., T, S)."""
     return _integers(queries)[..., :, None] - _integers(keys)[..., None, :]       # (..., T, S)
-
 
 def alibi_slopes(n_heads):
     """ALiBi's slope of each head, (n_heads,). Press et al. 2022, section 3, and their code for other head counts.
@@ -190,7 +175,6 @@ def alibi_slopes(n_heads):
     between = 2.0 ** (-8 * np.arange(1, 2 * lower, 2) / (2 * lower))
     return np.concatenate((slopes, between))[:n_heads]
 
-
 def t5_bucket(distance, n_buckets=32, max_distance=128):
     """The bucket of each causal distance m - n >= 0, integers of the same shape. Raffel et al. 2020, section 2.1.
 
@@ -202,7 +186,6 @@ def t5_bucket(distance, n_buckets=32, max_distance=128):
     """
     buckets = _t5_buckets(n_buckets, max_distance)
     return buckets[np.clip(_integers(distance, "distance"), 0, max_distance)]
-
 
 @functools.lru_cache
 def _t5_buckets(n_buckets, max_distance):
@@ -220,7 +203,6 @@ def _t5_buckets(n_buckets, max_distance):
     buckets = np.searchsorted(first, np.arange(max_distance + 1), side="right") - 1
     buckets.flags.writeable = False                                               # one array for all callers
     return buckets
-
 
 def shaw_index(distance, max_distance):
     """Which learned vector each causal distance m - n >= 0 looks up: min(m - n, max_distance). Shaw et al. 2018, eq. 4.

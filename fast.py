@@ -20,16 +20,13 @@ from torch import nn
 # freed in a heap that is full of holes, and a process that only reads grew by a gigabyte.
 LOGITS = {"cpu": 10 * 2**20, "mps": 2**26, "cuda": 2**28}
 
-
 def at_least_fp32(x):
     """A half-precision tensor in fp32, any other as it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
-
 def rows_at_a_time(h, w):
     """How many of h's rows have so few logits that they may be in memory at once."""
     return max(1, LOGITS[h.device.type] // len(w))
-
 
 def softmax_parts(logits, targets):
     """(e, total, loss) of logits (rows, V) and targets (rows, 1): the softmax is e / total, the loss summed over rows.
@@ -41,7 +38,6 @@ def softmax_parts(logits, targets):
     right = e.gather(-1, targets)                                                      # (rows, 1)
     total = e.exp_().sum(-1, keepdim=True)                                             # (rows, 1)
     return e.to(logits.dtype), total, (total.log() - right).sum()
-
 
 class CrossEntropy(torch.autograd.Function):
     """The mean of -log softmax(h W^T) at the targets, in nats: h (N, C), W (V, C), targets (N,).
@@ -70,7 +66,6 @@ class CrossEntropy(torch.autograd.Function):
         dloss = dloss / len(dh)
         return dloss * dh, dloss * dw, None, None
 
-
 def cross_entropy(h, w, targets, reduction="mean", parts=softmax_parts):
     """As model_torch.cross_entropy, the losses in fp32 at least."""
     if torch.is_grad_enabled() and reduction == "mean":
@@ -81,7 +76,6 @@ def cross_entropy(h, w, targets, reduction="mean", parts=softmax_parts):
     losses = torch.cat([F.cross_entropy(at_least_fp32(F.linear(x, w)), target.long(), reduction="none")
                         for x, target in pieces])
     return losses.mean() if reduction == "mean" else losses.view(targets.shape)
-
 
 class Dropout(nn.Dropout):
     """nn.Dropout, at 16 random bits a number on a CPU, where torch draws a whole word for each, one by one."""
@@ -94,16 +88,13 @@ class Dropout(nn.Dropout):
         kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= dropped - 2**15
         return x * kept.to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
-
 PARTS = {"dropout": Dropout, "cross_entropy": cross_entropy}            # of GPT
-
 
 def compile(model):
     """torch.compile each block and the loss; tables and checks, which look at values, stay out of the graphs."""
     for block in model.blocks:
         block.compile()
     model.cross_entropy = functools.partial(cross_entropy, parts=torch.compile(softmax_parts))
-
 
 def keep_freed_memory():
     """Let this process keep the memory of arrays that it has freed, for the next step; for long runs, on Linux.

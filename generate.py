@@ -26,6 +26,7 @@ TOKENS = 200  # of a text that does not stream
 
 
 # ---- the next token --------------------------------------------------------------------------------------------------
+
 def distribution(logits, temperature=1.0, top_k=None, top_p=1.0):
     """The probabilities (B, V), float64, from which the next token is drawn.
 
@@ -71,6 +72,7 @@ def generate(model, prompts, cache, seed=0, **how):
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
+
 def write(steps, prompts, n_tokens, encoding, stop):
     """Print the texts, each to n_tokens beyond its prompt or, if `stop`, to its <|endoftext|>; returns tokens drawn.
 
@@ -102,7 +104,7 @@ def write(steps, prompts, n_tokens, encoding, stop):
         print(end="\n" if out is sys.stdout else f"--- {b + 1} ---\n{out.getvalue()}\n", flush=True)
     return drawn
 
-def read_flags(parser):
+def read_flags(parser, argv):
     """The flags as typed; InputError for values and combinations that no run can have."""
     add = parser.add_argument
     add("run", metavar="RUN", help="run directory of train.py")
@@ -117,7 +119,7 @@ def read_flags(parser):
     add("--stream", action="store_true", help="forget all but the first and the last tokens: no end")
     laying.add_stream_flags(parser)
     laying.add_scaling_flags(parser)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.temperature < 0:
         raise InputError(f"--temperature must be at least 0, got {args.temperature}")
     if not 0 < args.top_p <= 1:
@@ -130,11 +132,11 @@ def read_flags(parser):
         raise InputError("--sinks and --window say what a stream keeps: add --stream, or leave them out")
     return args
 
-def main():
+def main(argv=None):
     parser = CommandLine(prog="generate.py", description="Write text with a trained model, token by token.",
                          epilog=__doc__[__doc__.index("    python") :])
     with parser.one_line_errors():
-        args = read_flags(parser)
+        args = read_flags(parser, argv)
         scaling = laying.scaling_of(args)
         with contextlib.suppress(AttributeError):
             sys.stdout.reconfigure(errors="replace")                     # a terminal may lack a character of the text
@@ -167,7 +169,6 @@ def main():
         drawn = write(generate(model, prompts, cache, args.seed, **how), prompts, n_tokens, encoding, not args.stream)
         seconds = time.perf_counter() - start
         print(f"{drawn:,} tokens in {seconds:.1f} s, {drawn / seconds:,.0f} tokens/s", file=sys.stderr)
-
 
 if __name__ == "__main__":
     main()

@@ -31,12 +31,10 @@ from config import InputError, Registry
 
 # ---- linear, embedding, dropout --------------------------------------------------------------------------------------
 
-
 def linear_forward(x, w):
     """out = x W^T. x (..., I), w (O, I), out (..., O)."""
     out = x.reshape(-1, w.shape[1]) @ w.T                                         # (rows, O), one product for BLAS
     return out.reshape(*x.shape[:-1], len(w)), (x, w)
-
 
 def linear_backward(dout, cache):
     """out_o = sum_i x_i w_oi: so dx_i = sum_o dout_o w_oi, and dw_oi = dout_o x_i, summed over the rows."""
@@ -46,11 +44,9 @@ def linear_backward(dout, cache):
     dw = dout.T @ x.reshape(-1, w.shape[1])                                       # (O, I)
     return dx.reshape(x.shape), dw
 
-
 def embedding_forward(tokens, w):
     """out = w[tokens]. tokens (B, T) or (T,), w (V, C), out (..., C)."""
     return w[tokens], (tokens, w.shape)
-
 
 def embedding_backward(dout, cache):
     """out = w[tokens]: a row of w gets the sum of the gradients of all places that looked it up. Returns dw."""
@@ -61,11 +57,9 @@ def embedding_backward(dout, cache):
     dw[found] = np.add.reduceat(dout.reshape(-1, shape[1])[order], first, axis=0)
     return dw
 
-
 def dropout_forward(x, mask):
     """out = x * mask, the mask being 0 for what is dropped and 1/(1 - rate) elsewhere; None drops nothing."""
     return (x if mask is None else x * mask), mask
-
 
 def dropout_backward(dout, mask):
     """out = x * mask."""
@@ -74,14 +68,12 @@ def dropout_backward(dout, mask):
 
 # ---- norms -----------------------------------------------------------------------------------------------------------
 
-
 def layernorm_forward(x, eps, weight, bias):
     """out = z weight + bias, z = (x - mean(x)) / sqrt(var(x) + eps), by rows. x (..., C); weight, bias (C,)."""
     z = x - x.mean(-1, keepdims=True)
     rstd = 1 / np.sqrt(np.vecdot(z, z)[..., None] / x.shape[-1] + eps)            # (..., 1)
     z *= rstd
     return z * weight + bias, (z, rstd, weight)
-
 
 def layernorm_backward(dout, cache):
     """out = z weight + bias, z = (x - mean) rstd, rstd = (mean((x - mean)^2) + eps)^(-1/2).
@@ -97,13 +89,11 @@ def layernorm_backward(dout, cache):
     dx = rstd * (dz - dz.mean(-1, keepdims=True) - z * along_z)
     return dx, {"weight": dweight, "bias": dbias}
 
-
 def rmsnorm_forward(x, eps, weight):
     """out = z weight, z = x / sqrt(mean(x^2) + eps), by rows. x (..., C); weight (C,)."""
     rstd = 1 / np.sqrt(np.vecdot(x, x)[..., None] / x.shape[-1] + eps)            # (..., 1)
     z = x * rstd
     return z * weight, (z, rstd, weight)
-
 
 def rmsnorm_backward(dout, cache):
     """out = z weight, z = x rstd: as layernorm_backward but for the mean. dx = rstd (dz - z mean(dz z))."""
@@ -113,14 +103,12 @@ def rmsnorm_backward(dout, cache):
     along_z = np.vecdot(dz, z)[..., None] / z.shape[-1]                           # (..., 1)
     return rstd * (dz - z * along_z), {"weight": dweight}
 
-
 NORMS = {"layernorm": (layernorm_forward, layernorm_backward), "rmsnorm": (rmsnorm_forward, rmsnorm_backward)}
 
 
 # ---- the MLPs --------------------------------------------------------------------------------------------------------
 
 ROOT, CUBIC = math.sqrt(2 / math.pi), 0.044715                                    # of the tanh form (Hendrycks 2016)
-
 
 def gelu_forward(x):
     """out = x s, s = (1 + tanh(u))/2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). Any shape."""
@@ -132,7 +120,6 @@ def gelu_forward(x):
     s += 1
     s *= 0.5
     return x * s, (x, s)
-
 
 def gelu_backward(dout, cache):
     """out = x s and ds/dx = 2 s (1 - s) du/dx, so dx = dout s (1 + x (1 - s) 2 du/dx)."""
@@ -147,14 +134,12 @@ def gelu_backward(dout, cache):
     dx *= dout
     return dx
 
-
 def gelu_mlp_forward(h, p):
     """out = W_down gelu(W_up h). h (..., C)."""
     up, cache_up = linear_forward(h, p["up.weight"])                              # (..., d_mlp)
     a, cache_gelu = gelu_forward(up)
     out, cache_down = linear_forward(a, p["down.weight"])
     return out, (cache_up, cache_gelu, cache_down)
-
 
 def gelu_mlp_backward(dout, cache):
     """out = W_down gelu(W_up h)."""
@@ -164,18 +149,15 @@ def gelu_mlp_backward(dout, cache):
     dh, dw_up = linear_backward(dup, cache_up)
     return dh, {"up.weight": dw_up, "down.weight": dw_down}
 
-
 def swiglu_forward(gate, up):
     """out = gate s up, s = sigmoid(gate) = (1 + tanh(gate/2))/2, which cannot overflow. Any shape."""
     s = 0.5 * (1 + np.tanh(0.5 * gate))
     return gate * s * up, (gate, up, s)
 
-
 def swiglu_backward(dout, cache):
     """out = gate s up and ds/dgate = s (1 - s), so dgate = dout up (s + gate s (1 - s)), dup = dout gate s."""
     gate, up, s = cache
     return dout * up * s * (1 + gate * (1 - s)), dout * gate * s
-
 
 def swiglu_mlp_forward(h, p):
     """out = W_down (silu(W_gate h) W_up h), silu(x) = x sigmoid(x) (Shazeer 2020). h (..., C)."""
@@ -184,7 +166,6 @@ def swiglu_mlp_forward(h, p):
     a, cache_swiglu = swiglu_forward(gate, up)
     out, cache_down = linear_forward(a, p["down.weight"])
     return out, (cache_gate, cache_up, cache_swiglu, cache_down)
-
 
 def swiglu_mlp_backward(dout, cache):
     """out = W_down (silu(W_gate h) W_up h): h gets a gradient by way of the gate, and one by way of up."""
@@ -195,7 +176,6 @@ def swiglu_mlp_backward(dout, cache):
     dh_gate, dw_gate = linear_backward(dgate, cache_gate)
     return dh_up + dh_gate, {"gate.weight": dw_gate, "up.weight": dw_up, "down.weight": dw_down}
 
-
 MLPS = {"gelu": (gelu_mlp_forward, gelu_mlp_backward), "swiglu": (swiglu_mlp_forward, swiglu_mlp_backward)}
 
 
@@ -204,21 +184,17 @@ MLPS = {"gelu": (gelu_mlp_forward, gelu_mlp_backward), "swiglu": (swiglu_mlp_for
 # embed, override and rotate, `pairs` for score and value. `own` are the encoding's own parameters, {} if it has none;
 # a backward ends with their gradients.
 
-
 def small_numbers(rng, name, shape):
     return 0.02 * rng.standard_normal(shape, dtype=np.float32)
-
 
 def override_shut_forward(h, table, own):
     """What enters W_q, W_k and W_v is h, h and h. h (B, T, C)."""
     return (h, h, h), None
 
-
 def override_shut_backward(dparts, cache):
     """parts = (h, h, h)."""
     dq, dk, dv = dparts
     return dq + dk + dv, {}
-
 
 class Encoding(NamedTuple):
     """The doors of an encoding, (forward, backward) each; left out, a door is shut, as here.
@@ -238,22 +214,18 @@ class Encoding(NamedTuple):
     shapes: Callable = lambda model: {}
     start: Callable = small_numbers
 
-
 def add_forward(x, table, own):
     """out = x + table. x (B, T, C); table (..., T, C)."""
     return x + table, None
-
 
 def add_backward(dout, cache):
     """out = x + table, and the table is fixed."""
     return dout, {}
 
-
 def add_learned_forward(x, table, own):
     """out = x + w[table]. x (B, T, C); table the positions, (T,) or (B, T); w (context, C)."""
     rows, cache = embedding_forward(table, own["weight"])                         # (..., T, C)
     return x + rows, cache
-
 
 def add_learned_backward(dout, cache):
     """out = x + w[table]: with positions (T,) the sequences share their rows, so that their gradients add up."""
@@ -261,13 +233,11 @@ def add_learned_backward(dout, cache):
     drows = dout.sum(0) if table.ndim == 1 else dout
     return dout, {"weight": embedding_backward(drows, cache)}
 
-
 def phi_forward(h, table, own):
     """phi(h, n): the first l of the C numbers are the table's, the others h's. The paper's equation 3."""
     phi = h.copy()                                                                # (B, T, C)
     phi[..., : table.shape[-1]] = table
     return phi, table.shape[-1]
-
 
 def phi_backward(dphi, l):
     """phi = (table, h beyond l): what was overridden gets no gradient from here."""
@@ -275,12 +245,10 @@ def phi_backward(dphi, l):
     dh[..., :l] = 0
     return dh, {}
 
-
 def learned_phi_forward(h, table, own):
     """phi(h, n) by a table that two trained numbers w make: table0 + w_0 table1 + w_1 table2. table (..., T, l, 3)."""
     phi, l = phi_forward(h, table[..., 0] + table[..., 1:] @ own["weight"], own)
     return phi, (l, table)
-
 
 def learned_phi_backward(dphi, cache):
     """table = table0 + w_0 table1 + w_1 table2: dw_i is the gradient of what was overridden times table_i, summed."""
@@ -289,7 +257,6 @@ def learned_phi_backward(dphi, cache):
     dw = np.array([np.vdot(dtable, table[..., i]) for i in (1, 2)])
     dh, _ = phi_backward(dphi, l)
     return dh, {"weight": dw}
-
 
 def override_on(parts, phi):
     """The override of what enters W_q, W_k, W_v, where `parts` is "k", "q", "qk" or "qkv"; the others have h."""
@@ -308,7 +275,6 @@ def override_on(parts, phi):
 
     return on_forward, on_backward
 
-
 def overriding(settings):
     """ExPE or ExQPE: --learn, --once and --on choose how."""
     phi, parameters = (phi_forward, phi_backward), {}
@@ -323,7 +289,6 @@ def overriding(settings):
     door = {"embed": phi} if settings.once else {"override": override_on(settings.on, phi)}
     return Encoding(**door, **parameters)
 
-
 def turn(x, cos, sin):
     """Each pair (a, b) = (x_i, x_(i + D/2)) turned by its angle: (a cos - b sin, b cos + a sin). x (B, H, T, D)."""
     a, b = np.split(x, 2, axis=-1)                                                # (B, H, T, D/2) each
@@ -333,35 +298,29 @@ def turn(x, cos, sin):
     np.add(b * cos, a * sin, out=out_b)
     return out
 
-
 def rotate_forward(q, k, table, own):
     """out = R_n q, R_n k (Su et al. 2021, equation 34). table (..., 1, T, D): cosines, then sines."""
     cos, sin = np.split(table, 2, axis=-1)                                        # (..., 1, T, D/2) each
     return turn(q, cos, sin), turn(k, cos, sin), (cos, sin)
-
 
 def rotate_backward(dq, dk, cache):
     """out = R q with R orthogonal, so dq = R^T dout, and R^T turns by minus the angle."""
     cos, sin = cache
     return turn(dq, cos, -sin), turn(dk, cos, -sin), {}
 
-
 def alibi_forward(q, k, h, table, own):
     """bias = -slope (m - n), by a fixed slope for each head. table m - n (..., 1, T, S)."""
     slopes = expe.alibi_slopes(q.shape[1]).astype(table.dtype)                    # (H,)
     return -slopes[:, None, None] * table, None                                   # (..., H, T, S)
 
-
 def alibi_backward(dbias, cache):
     """bias = -slope (m - n), and both are fixed."""
     return 0, 0, 0, {}
-
 
 def t5_score_forward(q, k, h, table, own):
     """bias = w[table], a number for each head and bucket. table (..., T, S), w (buckets, H)."""
     bias, cache = embedding_forward(table, own["weight"])                         # (..., T, S, H)
     return np.moveaxis(bias, -1, -3), cache                                       # (..., H, T, S)
-
 
 def t5_score_backward(dbias, cache):
     """bias = w[table]: a bucket's number gets the gradients of all pairs in it, summed."""
@@ -369,11 +328,9 @@ def t5_score_backward(dbias, cache):
     dbias = dbias.sum(0) if table.ndim == 2 else dbias                            # (..., H, T, S)
     return 0, 0, 0, {"weight": embedding_backward(np.moveaxis(dbias, -3, -1), cache)}
 
-
 def spread_forward(x, index, S):
     """out_ms = x_m,index(ms): to each key what belongs to its distance. x (B, H, T, r), out (B, H, T, S)."""
     return np.take_along_axis(x, np.broadcast_to(index, (*x.shape[:3], S)), axis=-1), (index, x.shape[-1])
-
 
 def spread_backward(dout, cache):
     """out_ms = x_m,index(ms): a distance gets the sum over its keys, here as a product with [index = r] (T, S, r)."""
@@ -381,13 +338,11 @@ def spread_backward(dout, cache):
     chosen = (index[..., None] == np.arange(r)).astype(dout.dtype)                # (..., 1, T, S, r)
     return (dout[..., None, :] @ chosen)[..., 0, :]                               # (B, H, T, r)
 
-
 def shaw_score_forward(q, k, h, table, own):
     """bias_mn = q_m . a_r / sqrt(D), r = table_mn. table (..., 1, T, S), a (max_distance + 1, D)."""
     a = own["keys"] * (1 / math.sqrt(q.shape[-1]))
     bias, cache = spread_forward(q @ a.T, table, k.shape[2])                      # (B, H, T, r) to (B, H, T, S)
     return bias, (q, a, cache)
-
 
 def shaw_score_backward(dbias, cache):
     """bias_mn = q_m . a_r / sqrt(D): q gets sum_n dbias_mn a_r, a_r the sum of dbias_mn q_m."""
@@ -398,13 +353,11 @@ def shaw_score_backward(dbias, cache):
     dkeys = rows.T @ q.reshape(len(rows), -1) * (1 / math.sqrt(q.shape[-1]))
     return dq, 0, 0, {"keys": dkeys}
 
-
 def shaw_value_forward(p, table, own):
     """out_m = sum_n p_mn a_r, r = table_mn: the weights summed by distance, times a vector for each."""
     a = own["values"]
     by_distance = spread_backward(p, (table, len(a)))                             # (B, H, T, r)
     return by_distance @ a, (by_distance, a, table, p.shape[-1])
-
 
 def shaw_value_backward(dout, cache):
     """out_m = sum_n p_mn a_r: dp_mn = dout_m . a_r, and a_r gets its share of the weights times dout_m."""
@@ -413,19 +366,15 @@ def shaw_value_backward(dout, cache):
     dvalues = by_distance.reshape(-1, len(a)).T @ dout.reshape(-1, a.shape[1])
     return dp, {"values": dvalues}
 
-
 def learned_shapes(model):
     return {"weight": (model.context, model.d_model)}
-
 
 def t5_shapes(model):
     return {"weight": (model.encoding.buckets, model.n_heads)}
 
-
 def shaw_shapes(model):
     size = (model.encoding.max_distance + 1, model.d_head)
     return {"keys": size, "values": size}
-
 
 ENCODINGS = Registry(                                                             # settings to doors
     {
@@ -446,7 +395,6 @@ ENCODINGS = Registry(                                                           
 
 # ---- attention -------------------------------------------------------------------------------------------------------
 
-
 def masked_softmax_forward(scores, causal=True, window=0):
     """p = exp(scores) / sum of exp(scores), over the keys that a query sees. In place. scores (..., T, S).
 
@@ -462,7 +410,6 @@ def masked_softmax_forward(scores, causal=True, window=0):
     scores /= scores.sum(-1, keepdims=True)
     return scores, scores
 
-
 def masked_softmax_backward(dp, p):
     """p_i = exp(s_i) / sum_j exp(s_j), so dp_j/ds_i = p_j ([i = j] - p_i), and ds_i = p_i (dp_i - sum_j dp_j p_j).
 
@@ -471,7 +418,6 @@ def masked_softmax_backward(dp, p):
     dp -= np.vecdot(dp, p)[..., None]
     dp *= p
     return dp
-
 
 def attend_forward(q, k, v, h, encoding, table, own, causal=True, window=0):
     """y_m = sum_n p_mn v_n, p_m the softmax over n <= m of q_m . k_n / sqrt(D) + bias_mn. The paper's equation 1.
@@ -489,7 +435,6 @@ def attend_forward(q, k, v, h, encoding, table, own, causal=True, window=0):
     if more is not None:
         y += more
     return y, (q, k, v, p, encoding, cache_score, cache_value)
-
 
 def attend_backward(dy, cache):
     """y = p v, p = softmax(scores), scores = q k^T / sqrt(D): dp = dy v^T, dv = p^T dy, dq = ds k, dk = ds^T q."""
@@ -509,18 +454,15 @@ def attend_backward(dy, cache):
     dk += dk_score
     return dq, dk, dv, dh, down_value | down_score
 
-
 def split_heads(x, n_heads):
     """(B, T, C) to (B, H, T, D), a view."""
     B, T, C = x.shape
     return x.reshape(B, T, n_heads, C // n_heads).swapaxes(1, 2)                  # (B, H, T, D)
 
-
 def merge_heads(x):
     """The inverse of split_heads, and a view of what lies in memory as split_heads left it."""
     B, H, T, D = x.shape
     return x.swapaxes(1, 2).reshape(B, T, H * D)                                  # (B, T, C)
-
 
 def attention_forward(h, p, config, encoding, at, own, window=0):
     """out = W_proj attend(W_q h_q, W_k h_k, W_v h_v), the h's by the override door. h (B, T, C). Paper, equation 2."""
@@ -532,7 +474,6 @@ def attention_forward(h, p, config, encoding, at, own, window=0):
     out, cache_proj = linear_forward(merge_heads(y), p["proj.weight"])            # (B, T, C)
     caches = (cache_override, (cache_q, cache_k, cache_v), cache_rotate, cache_attend, cache_proj)
     return out, (encoding, config.n_heads, caches)
-
 
 def attention_backward(dout, cache):
     """out = W_proj attend(W_q h_q, W_k h_k, W_v h_v): h gets gradients through each of the three, and from a bias."""
@@ -549,7 +490,6 @@ def attention_backward(dout, cache):
 
 # ---- the block -------------------------------------------------------------------------------------------------------
 
-
 def block_forward(x, p, config, encoding, at, own, window, masks):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x))). x (B, T, C)."""
     norm_forward, mlp_forward = NORMS[config.norm][0], MLPS[config.mlp][0]
@@ -561,7 +501,6 @@ def block_forward(x, p, config, encoding, at, own, window, masks):
     m, cache_mlp = mlp_forward(h, under("mlp.", p))
     m, mask2 = dropout_forward(m, next(masks))
     return x + m, (config, cache_norm1, cache_attn, mask1, cache_norm2, cache_mlp, mask2)
-
 
 def block_backward(dout, cache):
     """out = x + branch(x): the gradient goes past the branch as it is, and through it besides."""
@@ -576,16 +515,13 @@ def block_backward(dout, cache):
     grads = over("norm1.", dnorm1) | over("attn.", dattn) | over("norm2.", dnorm2) | over("mlp.", dmlp)
     return dx, grads, down
 
-
 def under(prefix, p):
     """The entries whose names start with the prefix, by the rest of their names."""
     return {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
 
-
 def over(prefix, p):
     """The inverse of under."""
     return {prefix + name: value for name, value in p.items()}
-
 
 def summed(*dicts):
     """The union of the dicts; values of the same name are added."""
@@ -596,7 +532,6 @@ def summed(*dicts):
 
 
 # ---- the loss --------------------------------------------------------------------------------------------------------
-
 
 def cross_entropy_forward(logits, targets):
     """loss_i = -log softmax(logits_i)[target_i] in nats; returns all of them. logits (N, V), targets (N,), losses (N,).
@@ -612,7 +547,6 @@ def cross_entropy_forward(logits, targets):
     p /= total
     return losses, (p, at_target)
 
-
 def cross_entropy_backward(dlosses, cache):
     """loss = log(sum_j exp(z_j)) - z_target, so dz_i = dloss (p_i - [i = target]). Uses up its cache. dlosses (N,)."""
     p, at_target = cache
@@ -623,13 +557,11 @@ def cross_entropy_backward(dlosses, cache):
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 
-
 class Tables(NamedTuple):
     """What an encoding knows of the positions of one pass: config.EncodingConfig says what both are."""
 
     rows: np.ndarray | None
     pairs: np.ndarray | None
-
 
 def parameter_shapes(config):
     """{name: shape} of all parameters, in the order of torch's state_dict."""
@@ -650,13 +582,11 @@ def parameter_shapes(config):
         shapes["head.weight"] = (V, C)
     return shapes if config.encoding.each_block else shapes | own
 
-
 def count_parameters(config):
     """(all parameters, those without input embedding and the encoding's own). A tied matrix counts once."""
     sizes = {name: math.prod(shape) for name, shape in parameter_shapes(config).items()}
     inputs = sum(size for name, size in sizes.items() if name == "embedding.weight" or "encoding." in name)
     return sum(sizes.values()), sum(sizes.values()) - inputs
-
 
 def init_params(config, seed=0):
     """The first weights of a run, {name: float32}: those of model_torch.GPT(config, seed) too, which loads them.
@@ -677,7 +607,6 @@ def init_params(config, seed=0):
             std = 1.0 if name == "embedding.weight" and not config.tied else std
             params[name] = np.float32(std) * rng.standard_normal(shapes[name], dtype=np.float32)
     return params
-
 
 def forward(params, tokens, config, positions=None, masks=None):
     """The logits (B, T, V) of integer tokens (B, T), and the cache of backward.
@@ -707,7 +636,6 @@ def forward(params, tokens, config, positions=None, masks=None):
     logits, cache_head = linear_forward(h, params[output_name(config)])           # (B, T, V)
     return logits, (config, encoding, cache_embedding, cache_embed, mask, cache_blocks, cache_norm, cache_head)
 
-
 def backward(dlogits, cache):
     """The gradient of every parameter, by name, from that of the logits (B, T, V): forward, read upwards."""
     config, encoding, cache_embedding, cache_embed, mask, cache_blocks, cache_norm, cache_head = cache
@@ -726,7 +654,6 @@ def backward(dlogits, cache):
     grads = summed(grads, *downs, over("encoding.", down), *ends)                 # blocks may share parameters
     return {name: grads[name] for name in parameter_shapes(config)}
 
-
 def loss_and_grads(params, tokens, targets, config, positions=None, masks=None):
     """(mean cross-entropy in nats, {name: gradient}). targets are integers (B, T) as tokens are; else as forward."""
     check_tokens(tokens, "tokens", config)
@@ -737,7 +664,6 @@ def loss_and_grads(params, tokens, targets, config, positions=None, masks=None):
     dlogits = cross_entropy_backward(dlosses, cache_loss)
     return losses.mean(), backward(dlogits.reshape(logits.shape), cache)
 
-
 def token_losses(params, tokens, targets, config, positions=None):
     """The cross-entropy of each target in nats, (B, T); arguments as loss_and_grads has them."""
     check_tokens(tokens, "tokens", config)
@@ -746,28 +672,23 @@ def token_losses(params, tokens, targets, config, positions=None):
     losses, _ = cross_entropy_forward(logits.reshape(-1, config.vocab_size), targets.ravel())
     return losses.reshape(targets.shape)
 
-
 def doors_of(settings):
     """The Encoding that these settings open."""
     return ENCODINGS[settings.pe](settings)
-
 
 def tables(settings, positions, config, dtype):
     """The Tables of an encoding: exact in float64 or integers, floats cast once."""
     found = settings.rows(positions, config), settings.pairs(positions, positions, config)
     return Tables(*(x.astype(dtype) if x is not None and x.dtype.kind == "f" else x for x in found))
 
-
 def output_name(config):
     return "embedding.weight" if config.tied else "head.weight"
-
 
 def dropout_masks(config, B, T, rng, dtype=np.float32):
     """The masks of one forward pass, drawn one after the other: for the embedding, then two in each block."""
     for _ in range(1 + 2 * config.n_layers):
         kept = rng.random((B, T, config.d_model), dtype=np.float32) >= config.dropout
         yield kept * np.dtype(dtype).type(1 / (1 - config.dropout))
-
 
 def check_tokens(tokens, name, config, shape=None, look=True):
     """InputError unless these are integers of the shape (B, T), or of the shape given, and, by a look, all below V."""
@@ -779,7 +700,6 @@ def check_tokens(tokens, name, config, shape=None, look=True):
         wrong = int(tokens.min() if tokens.min() < 0 else tokens.max())
         raise InputError(f"{name} must be from 0 to {config.vocab_size - 1}, got {wrong}")
 
-
 def check_positions(positions, B, T):
     """Positions as an array, 0 .. T-1 for None; InputError unless they are integers of shape (T,) or (B, T)."""
     n = np.arange(T) if positions is None else np.asarray(positions)
@@ -790,7 +710,6 @@ def check_positions(positions, B, T):
 
 # ---- the optimizer ---------------------------------------------------------------------------------------------------
 
-
 def clip_grads(grads, limit):
     """Scale all gradients, in place, so that their joint norm is at most `limit`; returns the norm they had."""
     norm = math.sqrt(sum(float(np.vdot(g, g)) for g in grads.values()))
@@ -800,11 +719,9 @@ def clip_grads(grads, limit):
             g *= scale
     return norm
 
-
 def adamw_state(params):
     """The state of AdamW before its first step."""
     return {"step": 0} | {moment: {name: np.zeros_like(w) for name, w in params.items()} for moment in ("m", "v")}
-
 
 def adamw_step(params, grads, state, lr, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1):
     """One step of AdamW (Loshchilov and Hutter 2019), in place on params and state; decay on matrices only.
@@ -824,7 +741,6 @@ def adamw_step(params, grads, state, lr, beta1=0.9, beta2=0.95, eps=1e-8, weight
             v += (1 - beta2) * np.square(g)
             w *= 1 - lr * decay
             w -= (lr / unbias1) * m / (np.sqrt(v / unbias2) + eps)
-
 
 def row_blocks(x, size=2**15):
     """Slices of rows that hold about `size` numbers, few enough to stay in a core's cache from one line to the next."""

@@ -23,7 +23,6 @@ from expe import alibi_slopes
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
-
 class Encoding(nn.Module):
     """No encoding (NoPE, Haviv et al. 2022): the five doors, all shut. Every other encoding opens one of them.
 
@@ -55,20 +54,17 @@ class Encoding(nn.Module):
         """What is added to the scores q k^T / sqrt(D) before mask and softmax, (..., H or 1, T, S), or None."""
         return None
 
-
 class Sinusoidal(Encoding):
     """Vaswani et al. 2017, section 3.5: a fixed row of sines and cosines is added to the embedding."""
 
     def embed(self, x, table):
         return x + table
 
-
 class Learned(Encoding):
     """Vaswani et al. 2017, section 3.5; BERT, GPT-2: a trained row for each position is added to the embedding."""
 
     def embed(self, x, table):
         return x + F.embedding(table, self.weight)                                     # (..., T, C)
-
 
 class ExPE(Encoding):
     """The paper's equations 2 and 3, or by ExQPE's rows 4 and 5: in every block phi, of which the first l numbers are
@@ -79,7 +75,6 @@ class ExPE(Encoding):
         l = table.shape[-1]
         phi = torch.cat((table.expand(*h.shape[:-1], l), h[..., l:]), -1)  # equation 3
         return [phi if part in self.settings.on else h for part in "qkv"]  # equation 2
-
 
 class ExPEAblation(ExPE):
     """Table 7: --once overrides the residual stream before block 1 and nothing after that; --learn trains two numbers
@@ -95,10 +90,8 @@ class ExPEAblation(ExPE):
     def override(self, h, table):
         return (h, h, h) if self.settings.once else super().override(h, self.trained(table))
 
-
 def expe(settings, config):
     return (ExPEAblation if settings.once or settings.learn != "none" else ExPE)(settings, config)
-
 
 class RoPE(Encoding):
     """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions turns by the angle n * inv_freq_i."""
@@ -112,7 +105,6 @@ class RoPE(Encoding):
 
         return turn(q), turn(k)
 
-
 class ALiBi(Encoding):
     """Press et al. 2022: the score of a key falls with its distance, by a fixed slope for each head."""
 
@@ -123,7 +115,6 @@ class ALiBi(Encoding):
             self.slopes = table.new_tensor(alibi_slopes(q.shape[1]))[:, None, None]
         return -self.slopes * table                                                    # (..., H, T, S)
 
-
 class T5(Encoding):
     """Raffel et al. 2020: a learned number for each head and bucket of distances, added to the score.
 
@@ -133,7 +124,6 @@ class T5(Encoding):
     def score(self, q, k, h, table):
         bias = self.weight.T.index_select(1, table.flatten())                          # (H, ...)
         return bias.view(-1, *table.shape).movedim(0, -3)                              # (..., H, T, S)
-
 
 class Shaw(Encoding):
     """Shaw et al. 2018, equations 3 and 4: a learned vector for each clipped distance, for the keys and for the values.
@@ -150,7 +140,6 @@ class Shaw(Encoding):
         by_distance = weights.new_zeros(*weights.shape[:-1], len(self.values))         # (B, H, T, r)
         return by_distance.scatter_add(-1, table.expand_as(weights), weights) @ self.values            # (B, H, T, D)
 
-
 ENCODINGS = Registry(
     {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": expe, "exqpe": expe, "rope": RoPE,
      "alibi": ALiBi, "t5": T5, "shaw": Shaw},
@@ -159,7 +148,6 @@ ENCODINGS = Registry(
 
 
 # ---- the layers ------------------------------------------------------------------------------------------------------
-
 
 class GELU(nn.Module):
     """W_down gelu(W_up h), in the tanh form."""
@@ -171,7 +159,6 @@ class GELU(nn.Module):
 
     def forward(self, h):
         return self.down(F.gelu(self.up(h), approximate="tanh"))
-
 
 class SwiGLU(nn.Module):
     """W_down (silu(W_gate h) * W_up h), Shazeer 2020."""
@@ -185,10 +172,8 @@ class SwiGLU(nn.Module):
     def forward(self, h):
         return self.down(F.silu(self.gate(h)) * self.up(h))
 
-
 NORMS = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
 MLPS = {"gelu": GELU, "swiglu": SwiGLU}
-
 
 def project(parts, w):
     """W_q h_q, W_k h_k and W_v h_v, (B, T, C) each, w (3C, C); neighbours that are one array share one product."""
@@ -198,7 +183,6 @@ def project(parts, w):
     if h_q is h_k:
         return *F.linear(h_q, w[: 2 * C]).chunk(2, dim=-1), F.linear(h_v, w[2 * C :])
     return [F.linear(h, part) for h, part in zip(parts, w.chunk(3), strict=True)]
-
 
 def unseen(T, S, causal, window, device):
     """Which keys a query does not see, (T, S), the queries being the last T of S; None if it sees all.
@@ -211,7 +195,6 @@ def unseen(T, S, causal, window, device):
     one = torch.ones(T, S, dtype=torch.bool, device=device)
     ahead = one.triu(S - T + 1)
     return ahead | one.tril(S - T - window) if window else ahead
-
 
 class Attention(nn.Module):
     """Multi-head attention, the paper's equations 1 and 2, with the encoding and the window of one block."""
@@ -248,7 +231,6 @@ class Attention(nn.Module):
         weights = (q @ k.mT / math.sqrt(q.shape[-1]) + bias).softmax(-1)               # (B, H, T, S)
         return weights @ v + self.encoding.value(weights, table)
 
-
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), with dropout on what is added."""
 
@@ -266,12 +248,10 @@ class Block(nn.Module):
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 
-
 def cross_entropy(h, w, targets, reduction="mean"):
     """-log softmax(h W^T) at targets (B, T), in nats: the mean, or by "none" all. h (B, T, C), w (V, C)."""
     logits = F.linear(h, w)                                                            # (B, T, V)
     return F.cross_entropy(logits.transpose(1, 2), targets.long(), reduction=reduction)
-
 
 class GPT(nn.Module):
     """A decoder-only transformer with any encoding of config.ENCODINGS.
@@ -348,7 +328,6 @@ class GPT(nn.Module):
     def check(self, tokens, name, shape=None):
         on_cpu = tokens.device.type == "cpu"                            # elsewhere a look would stall the device
         model_numpy.check_tokens(tokens, name, self.config, shape, look=on_cpu)
-
 
 def as_tensor(table, like):
     """An encoding's table, or None, on the device of a tensor; floats in its dtype, cast once."""

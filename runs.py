@@ -24,6 +24,7 @@ CHECKPOINT = ("model.safetensors", "optimizer.pt")
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------
+
 class CommandLine(argparse.ArgumentParser):
     """An ArgumentParser that reports every wrong input as one line on stderr, with exit status 2."""
 
@@ -114,6 +115,7 @@ def pick_device(name="auto"):
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
+
 def write_whole(path, text):
     """Write a file so that no reader ever sees half of it, and a kill leaves the old one."""
     scratch = Path(f"{path}.new")
@@ -142,6 +144,7 @@ def fingerprint(path):
 
 
 # ---- reading a run ---------------------------------------------------------------------------------------------------
+
 def named_runs(names):
     """The run directories that are named, or else every one under runs/; InputError if there is none."""
     if found := [Path(name) for name in names] or sorted(p.parent for p in Path("runs").glob("[!.]*/config.json")):
@@ -214,6 +217,7 @@ def load_model(run, make=None):
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
+
 def save_checkpoint(run, backend, step, record, seconds=0.0):
     """Replace the run's checkpoint by this one, whole or not at all; seconds: trained so far."""
     import safetensors.numpy

@@ -39,7 +39,6 @@ READ_EVERY = 10  # steps between looks at the losses: a look makes a GPU wait
 
 # ---- from flags to configs -------------------------------------------------------------------------------------------
 
-
 def flags_of(*classes):
     """{name: field} of what the classes of knobs let one set on the command line."""
     found = {}
@@ -47,9 +46,7 @@ def flags_of(*classes):
         found.setdefault(f.name, f)
     return found
 
-
 READERS = {int: whole, int | None: whole, float: number, float | None: number, str: str}
-
 
 def add_flags(group, fields):
     """A flag for each field: its name with dashes, unless it has one of its own."""
@@ -58,7 +55,6 @@ def add_flags(group, fields):
         if f.type is bool:
             how = {"action": argparse.BooleanOptionalAction, "default": None}
         group.add_argument(flag, dest=name, help=f.metadata["help"], type=READERS.get(f.type), **how)
-
 
 def command_line():
     parser = CommandLine(
@@ -81,7 +77,6 @@ def command_line():
     add_flags(parser.add_argument_group("the model", "default: the preset's"), flags_of(ModelConfig))
     add_flags(parser.add_argument_group("training", "default: the preset's"), flags_of(TrainConfig))
     return parser
-
 
 def configure(args, model, train):
     """The configs with the flags that were given; `model` and `train` are a preset's, or the run's to resume."""
@@ -113,7 +108,6 @@ def configure(args, model, train):
         changes["steps"] = math.ceil(given["tokens"] / (model.context * changes.get("batch_size", train.batch_size)))
     return model, dataclasses.replace(train, **changes)
 
-
 def run_device(args, backend):
     """Where the run computes; InputError for a device that is not here, or that the backend cannot use."""
     if backend != "numpy":
@@ -121,7 +115,6 @@ def run_device(args, backend):
     if args.device not in ("auto", "cpu") or args.compile:
         raise InputError("--backend numpy computes on the CPU, uncompiled: leave out --compile and --device")
     return "cpu"
-
 
 def choose_preset(args):
     """(name, device kind) of the preset; flags that no preset in question can have are told before torch is loaded."""
@@ -136,7 +129,6 @@ def choose_preset(args):
     kind = "GPU" if str(run_device(args, args.backend)).startswith("cuda") else "CPU"
     return AUTO[kind] if args.preset == "auto" else args.preset, kind
 
-
 def run_name(preset, args, model, train):
     """The default directory: the preset, the encoding and those of its flags that were given, the seed, the backend."""
     names = sorted(flags_of(type(model.encoding)), key=("once", "on", "learn").__contains__)   # numbers before words
@@ -145,7 +137,6 @@ def run_name(preset, args, model, train):
              for name, value in given.items() if value is not None]
     backend = [train.backend] if train.backend != "torch" else []
     return Path("runs") / "-".join([preset, model.encoding.pe, *flags, f"s{train.seed}", *backend])
-
 
 def stored_run(run, args):
     """The configs and the record of the run to resume; InputError if a flag contradicts them."""
@@ -164,7 +155,6 @@ def stored_run(run, args):
             refuse_change(f.name, getattr(stored, f.name), getattr(new, f.name))
     return model, train, record
 
-
 def provenance(argv, device):
     """What a number of this run can be traced by: command line, versions, git commit, machine."""
     import torch
@@ -182,7 +172,6 @@ def provenance(argv, device):
 
 # ---- the two backends ------------------------------------------------------------------------------------------------
 
-
 def learning_rate(config, step):
     """Of step 0 .. steps-1: linear warm-up to lr, then half a cosine down to end_lr."""
     warm = round(config.warmup * config.steps)
@@ -190,7 +179,6 @@ def learning_rate(config, step):
         return config.lr * (step + 1) / warm
     progress = (step - warm) / max(1, config.steps - 1 - warm)
     return config.end_lr + (config.lr - config.end_lr) * (1 + math.cos(math.pi * progress)) / 2
-
 
 def new_optimizer(model, config):
     """torch's AdamW, with decay on matrices only (table 5)."""
@@ -200,7 +188,6 @@ def new_optimizer(model, config):
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
-
 
 class TorchBackend:
     """GPT, or another module of which model(tokens, targets) is the loss, and its AdamW in torch, on any device."""
@@ -270,7 +257,6 @@ class TorchBackend:
         with self.autocast:
             return self.model.token_losses(tokens[:, :-1], tokens[:, 1:]).cpu().double().sum().item()
 
-
 class NumpyBackend:
     """The same in NumPy, in fp32 on the CPU. Dropout's masks are of NumPy's making, and so not torch's."""
 
@@ -319,12 +305,10 @@ class NumpyBackend:
         losses = model_numpy.token_losses(self.params, windows[:, :-1], windows[:, 1:], self.model_config)
         return losses.sum(dtype="float64").item()
 
-
 BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
-
 
 class Log:
     """log.jsonl and the progress bar of a run. Losses may still be on their way: they are read READ_EVERY steps."""
@@ -373,7 +357,6 @@ class Log:
         self.bar.close()
         self.file.close()
 
-
 @contextlib.contextmanager
 def stopping():
     """A list that takes the signals which ask to stop; a second one does not wait for the step to end."""
@@ -390,7 +373,6 @@ def stopping():
     finally:
         for which, handler in before.items():
             signal.signal(which, handler)
-
 
 def train_run(run, model_config, config, folder, device, compiled, record, resume):
     """Train until config.steps or a signal. Returns True when the run is complete."""
@@ -434,11 +416,9 @@ def train_run(run, model_config, config, folder, device, compiled, record, resum
         print(f"trained {(step - first) * log.tokens_a_step:,} tokens in {clock(log.seconds())}")
     return step == config.steps
 
-
 def clock(seconds):
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
-
 
 def prepare(args, model, config, record, run):
     """(folder of tokens, config, meta.json) of the run: prepared now if it has to be; to resume, as it was."""
@@ -452,7 +432,6 @@ def prepare(args, model, config, record, run):
     if record is not None and record["data"]["splits"] != meta["splits"]:
         raise InputError(f"{folder} is not the data that {run} was trained on: its files' hashes differ")
     return folder, dataclasses.replace(config, **of_data), meta
-
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
@@ -484,7 +463,6 @@ def main(argv=None):
             print(f"stopped; go on with: python train.py --out {run} --resume", file=sys.stderr)
             sys.exit(130)
         print(f"next: python eval.py {run}")
-
 
 if __name__ == "__main__":
     main()

@@ -27,7 +27,6 @@ class WatchedAttention(ReadingAttention):
         self.weights = scores.softmax(-1).detach()
         return super().attend(q, k, v, bias, table)
 
-
 def load_watched(run, device="cpu", dtype="fp32"):
     """past.reading.load, of a Reader with WatchedAttention."""
     model, record = load(run, device, dtype)
@@ -35,13 +34,11 @@ def load_watched(run, device="cpu", dtype="fp32"):
     watched.load_state_dict(model.state_dict())
     return watched.eval(), record
 
-
 def weights_of(model, tokens):
     """The attention weights of every block of a watched Reader, (n_layers, B, H, T, T)."""
     with torch.enable_grad():                                          # so that all queries are read at once
         model.hidden(tokens)
     return torch.stack([block.attn.weights for block in model.blocks])
-
 
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.attention",
@@ -72,7 +69,6 @@ def main(argv=None):
             weights[length] = weights_of(model, tokens[None, :length])[:, 0].float().cpu().numpy()     # (n, H, T, T)
         pictures.attention(args.out, weights, f"{args.run}, {source}")
         print(f"picture: {args.out}")
-
 
 if __name__ == "__main__":
     main()

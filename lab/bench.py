@@ -425,6 +425,5 @@ def main(argv=None):
         if args.json:
             write_rows(args.json, rows)
 
-
 if __name__ == "__main__":
     main()

@@ -19,7 +19,6 @@ The page is made by `python -m lab.errata` of those tests' docstrings: change it
 |---|---|---|
 """
 
-
 def page():
     """The text of docs/errata.md. ValueError for a test_errata_... without its three facts."""
     rows = []
@@ -31,7 +30,6 @@ def page():
                 raise ValueError(f"{node.name}: the docstring must begin with the lines {': ..., '.join(KEYS)}: ...")
             rows.append("| " + " | ".join(" ".join(part.split()) for part in parts[1::2]) + " |\n")
     return HEAD + "".join(rows)
-
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")

@@ -29,13 +29,11 @@ TITLES = {
     "rope": "RoPE: cosines (columns 0-15), sines (16-31)\nof the angles that turn q and k",
 }
 
-
 def bits(dtype):
     """(bits of the exponent, bits of the fraction)"""
     if dtype not in FORMATS:
         raise ValueError(f"dtype must be one of {', '.join(FORMATS)}, got {dtype!r}")
     return FORMATS[dtype][:2]
-
 
 def count_floats(dtype):
     """How many numbers of "fp32", "tf32", "fp16" or "bf16" lie in [0, 1], both ends counted, -0 not.
@@ -46,7 +44,6 @@ def count_floats(dtype):
     exponent_bits, fraction_bits = bits(dtype)
     return (2 ** (exponent_bits - 1) - 1) * 2**fraction_bits + 1
 
-
 def round_to(x, dtype):
     """x in float64, rounded once to the nearest number of a format, ties to even; ValueError for another dtype."""
     exponent_bits, fraction_bits = bits(dtype)
@@ -56,7 +53,6 @@ def round_to(x, dtype):
     largest = (2 - 2.0**-fraction_bits) * 2.0**bias
     rounded = np.rint(x / spacing) * spacing
     return np.where(np.abs(rounded) > largest, np.copysign(np.inf, x), rounded)
-
 
 def distinct_positions(encoding, dtype, length):
     """How many different rows the positions 0 .. length-1 have once the table is cast to dtype: length if none merge.
@@ -70,7 +66,6 @@ def distinct_positions(encoding, dtype, length):
         raise ValueError(f"length must be at least 1, got {length}")
     rows = round_to(TABLES[encoding](np.arange(length)), dtype) + 0.0                          # + 0.0: -0 becomes 0
     return len({row.tobytes() for row in rows})
-
 
 def draw(path, length=512):
     """One picture of all TABLES over the positions 0 .. length-1: each a heat map, three of its columns above it."""
@@ -91,7 +86,6 @@ def draw(path, length=512):
     axes[1, 0].set_ylabel("column")
     figure.savefig(path, dpi=80)
     plt.close(figure)
-
 
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.formats", description="Draw the tables of the encodings side by side, and "
@@ -115,7 +109,6 @@ def main(argv=None):
                 counts = "".join(f"{distinct_positions(name, dtype, length):8,}" for dtype in FORMATS)
                 print(f"{name:12}{length:8,}{counts}")
         print(f"\npicture: {args.out}")
-
 
 if __name__ == "__main__":
     main()

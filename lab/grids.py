@@ -25,7 +25,6 @@ EVALUATIONS = {                          # flags of eval.py, by the name of the 
 }
 LOSSES, PROBES = ("nonoverlap", "same-targets"), ("swap", "repeat")
 
-
 class Grid(NamedTuple):
     """Variants to train, and which evaluations each of them gets."""
 
@@ -33,7 +32,6 @@ class Grid(NamedTuple):
     evaluations: dict                    # variant: names of EVALUATIONS
     paper: dict = {}                     # (variant, how): its losses at 1x, 2x, 4x, ... in the paper
     of: tuple = ()                       # the presets that these losses are of
-
 
 TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k", "exqpe-on-k", "alibi", "t5", "shaw", "learned", "nope")
 TABLE7 = ("expe", "expe-constant", "expe-l1", "expe-learn-init", "expe-learn-random", "expe-once")

@@ -19,14 +19,12 @@ from config import InputError
 RESAMPLES = 10_000
 TRIALS = 32                              # of the probes that make up their own text
 
-
 class Window(NamedTuple):
     """Tokens to read: the inputs and, one further, the last target."""
 
     tokens: np.ndarray                   # (length + 1,)
     scored: int                          # how many of its targets count, the last ones
     unit: int                            # the document or trial that they are of
-
 
 class Settings(NamedTuple):
     """What a measure may ask besides the documents and the length of a window."""

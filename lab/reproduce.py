@@ -218,6 +218,5 @@ def main(argv=None):
         run_grid(jobs)
         report()
 
-
 if __name__ == "__main__":
     main()

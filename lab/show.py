@@ -7,7 +7,6 @@ def line_of(row):
     """(run, how): what makes a line of a table or a curve of a picture."""
     return row["run"], row["how"]
 
-
 def compare(rows):
     """Give rows of the same targets their paired differences, each with a 95% interval over documents.
 
@@ -27,7 +26,6 @@ def compare(rows):
             for (*_, into, key), value in zip(pairs, found, strict=True):
                 into[key] = value
 
-
 def pairs_of(group):
     """(row, the row to compare it with, the dict that takes the difference, its key), of rows of the same targets."""
     found = {(*line_of(row), row["protocol"], row["length"]): row for row in group}
@@ -45,11 +43,9 @@ def pairs_of(group):
             if (other := found.get((*later, protocol, length))) is not None:
                 yield row, other, row["minus"], " ".join(later).strip()
 
-
 def spread(value):
     """A difference with its interval, in words of a table."""
     return "{:+.3f} ({:+.3f} {:+.3f})".format(*value)
-
 
 def print_table(rows, title, cell):
     """One line a run and way, one column a length: cell(row), "" to leave it empty; * marks the trained length."""
@@ -74,7 +70,6 @@ def print_table(rows, title, cell):
     for (run, pe, how), cells in table.items():
         line = "".join(f"{cells.get(column, ''):>{width}}" for column, width in widths.items())
         print(f"{run:{runs}}  {pe:{pes}}{how:{ways}}{line}".rstrip())
-
 
 def print_rows(rows):
     """All that is said of the rows of one measure."""
@@ -101,7 +96,6 @@ def print_rows(rows):
         print_table(rows, "perplexity (* trained length)", lambda row: format(row["perplexity"], ".1f"))
     if any("by_position" in row for row in scored):
         print_positions([row for row in scored if "by_position" in row])
-
 
 def print_positions(rows):
     """The loss between doubling positions of the longest window, one line a run and way."""

@@ -35,7 +35,6 @@ try:
 except ImportError as error:
     CommandLine(prog=PROG).error(f"this needs lm_eval ({error}): pip install lm_eval=={VERSION}")
 
-
 class Run(TemplateLM):
     """A run directory behind lm_eval's interface. Log-likelihoods are in nats.
 
@@ -114,7 +113,6 @@ class Run(TemplateLM):
             texts.append(postprocess_generated_text(self.encoding.decode(drawn), stop, None))
         return texts
 
-
 def score(args):
     """One row a run, task and metric: {"run", "pe", "task", "metric", "value", "stderr", "n"}."""
     for library in ("lm_eval", "huggingface_hub", "datasets"):
@@ -144,7 +142,6 @@ def score(args):
                                          "stderr": error if isinstance(error, float) else None, "n": n})
     return rows
 
-
 def print_rows(rows):
     """One line a run, task and metric."""
     runs, tasks = (max(map(len, (row[key] for row in rows)), default=4) for key in ("run", "task"))
@@ -154,7 +151,6 @@ def print_rows(rows):
         n = "-" if row["n"] is None else format(row["n"], ",")
         print(f"{row['run']:{runs}}  {row['pe']:10}  {row['task']:{tasks}}  {row['metric']:10}{row['value']:8.4f}  "
               f"{error:>7}  {n:>8}")
-
 
 def main(argv=None):
     parser = CommandLine(prog=PROG, description="Score runs by lm_eval's benchmarks.")
@@ -173,7 +169,6 @@ def main(argv=None):
         print_rows(rows)
         if args.json:
             write_rows(args.json, rows)
-
 
 if __name__ == "__main__":
     main()

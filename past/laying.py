@@ -18,13 +18,11 @@ METHODS = (*ROPE_SCALINGS, DUAL_CHUNK)
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 SINKS = 4                                # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
 
-
 class Laid(NamedTuple):
     """How the positions of one model are laid: its config, and dual chunk attention's chunk in tokens (0: none)."""
 
     config: ModelConfig
     chunk: int = 0
-
 
 def lay(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk=None):
     """The positions of a trained model's config, Laid for sequences of `length` tokens.
@@ -51,7 +49,6 @@ def lay(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk=No
         raise Unused("dual chunk attention moves queries against keys: it needs an override of these two, --on qk")
     return Laid(config, chunk)
 
-
 def dual_chunk_positions(positions, chunk, local):
     """The positions that dual chunk attention gives to the tokens at integer positions. An et al. 2024, section 3.
 
@@ -66,7 +63,6 @@ def dual_chunk_positions(positions, chunk, local):
 
 
 # ---- the flags -------------------------------------------------------------------------------------------------------
-
 
 def add_scaling_flags(parser, several=False):
     """--scale, --rope-scaling, --factor and --chunk, lay's keywords; of the first two a list, if several."""
@@ -86,7 +82,6 @@ def add_scaling_flags(parser, several=False):
                        "prompt and --tokens, or of a full stream)")
     group.add_argument("--chunk", type=whole, metavar="N", help=f"{DUAL_CHUNK}'s (default: 3/4 of the trained length)")
 
-
 def scaling_of(args):
     """What add_scaling_flags read, as lay's keywords; InputError for a flag that no method asked for reads."""
     asked = {args.rope_scaling} if isinstance(args.rope_scaling, str) else {*args.rope_scaling}
@@ -97,13 +92,11 @@ def scaling_of(args):
     factor = "auto" if args.factor is None else args.factor
     return {"scale": args.scale, "rope_scaling": args.rope_scaling, "factor": factor, "chunk": args.chunk}
 
-
 def add_stream_flags(group):
     """--sinks and --window, which stream_sizes reads."""
     group.add_argument("--sinks", type=whole, metavar="N", help=f"first tokens that a stream keeps (default: {SINKS})")
     group.add_argument("--window", type=whole, metavar="N", help="last tokens that a stream keeps (default: what makes "
                        "a full stream as long as the trained length)")
-
 
 def stream_sizes(args, context):
     """(sinks, window) of a stream; InputError unless they are at least 0 and 1."""

@@ -29,13 +29,11 @@ BLOCK, PAIRS = 256, 2**21                # queries, and queries times keys, read
 CANNOT_STREAM = ("cannot stream as trained here: positions are part of the embeddings or the values, where they cannot "
                  "be changed later")
 
-
 class Rows(NamedTuple):
     """An encoding's rows, or None, of positions of that shape, (T,) or (B, T)."""
 
     table: Any
     shape: tuple
-
 
 class At(NamedTuple):
     """Where the tokens of one pass are, as an encoding sees it: model_numpy.Tables, and what reading on needs."""
@@ -49,7 +47,6 @@ class At(NamedTuple):
     @property
     def rows(self):
         return self.new.table
-
 
 class ReadingAttention(Attention):
     """Attention over all keys that a cache holds; where keys are free of position, they are laid at each step."""
@@ -96,7 +93,6 @@ class ReadingAttention(Attention):
             [x] = self.heads([F.linear(self.encoding.override(nothing, rows.table)[part], w)])
             self.places[part] = rows.table, None if torch.is_grad_enabled() else versions, x.detach()
         return x
-
 
 class Reader(GPT):
     """GPT for reading: its losses and logits at any length, with a cache if one is given, its positions laid by use.
@@ -236,7 +232,6 @@ class Reader(GPT):
             raise InputError("the cache was filled by another model: begin a new one with Cache()")
         if cache and (found := cache[self.blocks[0].attn].shape[1]) != len(tokens):
             raise InputError(f"the cache holds {found} sequences, and there are {len(tokens)} in tokens")
-
 
 def load(run, device="cpu", dtype="fp32"):
     """(Reader in eval mode, all of config.json) of a run directory; InputError that says what is wrong with it.

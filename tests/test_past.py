@@ -557,8 +557,10 @@ def test_no_array_grows_with_the_square_of_the_length(pe, variant, monkeypatch):
 
 def test_alibis_bias_keeps_its_digits_at_16384():
     """-slope (m - n) in fp32, where slope n, which gives the same attention, would lose three digits."""
-    n, model = np.arange(16384 - 256, 16384), tiny("alibi", n_heads=2).config
-    table = model.encoding.pairs(n[-64:], n, model)
+    n, model = np.arange(16384 - 256, 16384), tiny("alibi", n_heads=2)
+    distances = torch.from_numpy(model.config.encoding.pairs(n[-64:], n, model.config))
+    q = distances.new_zeros(1, 2, 64, 8)
+    table = model.encoding.score(q, q, None, distances).numpy()
     assert table.shape == (2, 64, 256)
     scores = np.random.default_rng(0).standard_normal((2, 64, 256))
     scores += np.triu(np.full((64, 256), -np.inf), 256 - 64 + 1)
@@ -574,6 +576,7 @@ def test_alibis_bias_keeps_its_digits_at_16384():
     def error(bias):
         return np.abs(softmax(scores.astype(np.float32) + bias.astype(np.float32)) - exact).max() / exact.max()
 
+    assert np.array_equal(model.encoding.score(q, q, None, distances.float()).numpy(), table.astype(np.float32))
     assert error(table) < 1e-6 < 20e-6 < error(slopes * n)
 
 

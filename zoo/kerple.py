@@ -20,13 +20,11 @@ class Settings(EncodingConfig):
     def pairs(self, queries, keys, model):
         return np.abs(expe.distances(queries, keys)).astype(float)[..., None, :, :]            # (..., 1, T, S)
 
-
 def score_forward(q, k, h, table, own):
     """bias = -p ln(1 + a d), p = e^P and a = e^A. table d (..., 1, T, S); P and A (H,)."""
     p, a = np.exp(own["p"])[:, None, None], np.exp(own["a"])[:, None, None]                    # (H, 1, 1) each
     bias = -p * np.log1p(a * table)                                                            # (..., H, T, S)
     return bias, (bias, p, a * table)
-
 
 def score_backward(dbias, cache):
     """bias = -p ln(1 + a d): dbias/dP = bias, since dp/dP = p; dbias/dA = -p a d / (1 + a d). Summed over all pairs."""
@@ -34,14 +32,12 @@ def score_backward(dbias, cache):
     dp, da = dbias * bias, dbias * (-p * ad / (1 + ad))                                        # (B, H, T, S) each
     return 0, 0, 0, {"p": dp.sum((0, 2, 3)), "a": da.sum((0, 2, 3))}
 
-
 def doors(settings):
     return model_numpy.Encoding(
         score=(score_forward, score_backward),
         shapes=lambda model: {"p": (model.n_heads,), "a": (model.n_heads,)},
         start=lambda rng, name, shape: np.log(rng.uniform(0.01, {"p": 2, "a": 1}[name], shape)).astype(np.float32),
     )
-
 
 def torch_class():
     from model_torch import Encoding

@@ -30,13 +30,11 @@ class Settings(Sinusoidal):                                          # --base is
     def rows(self, positions, model):
         return expe.rope_table(positions, self.width(model), self.base)[..., None, :, :]       # (..., 1, T, r)
 
-
 def rotate_forward(q, k, table, own):
     """The first r of D dimensions turn. q and k (B, H, T, D); table (..., 1, T, r): cosines, then sines."""
     r = table.shape[-1]
     turned_q, turned_k, cache = model_numpy.rotate_forward(q[..., :r], k[..., :r], table, own)
     return np.concatenate((turned_q, q[..., r:]), -1), np.concatenate((turned_k, k[..., r:]), -1), (r, cache)
-
 
 def rotate_backward(dq, dk, cache):
     """The rest passes through."""
@@ -44,10 +42,8 @@ def rotate_backward(dq, dk, cache):
     back_q, back_k, down = model_numpy.rotate_backward(dq[..., :r], dk[..., :r], cache)
     return np.concatenate((back_q, dq[..., r:]), -1), np.concatenate((back_k, dk[..., r:]), -1), down
 
-
 def doors(settings):
     return model_numpy.Encoding(rotate=(rotate_forward, rotate_backward))
-
 
 def torch_class():
     import torch
