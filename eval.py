@@ -17,7 +17,7 @@ from pathlib import Path
 
 from config import InputError, Unused
 from lab import measures
-from past import laying
+from past import scaling
 from runs import CommandLine, at_least, listed, named_runs, new_file, pick_device, picture, read_run, write_rows
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
@@ -115,7 +115,7 @@ def plan(configs, asked):
         errors = []
         for run, model in configs.items():
             try:
-                laying.lay(model, model.context, **plain | {name: value})
+                scaling.scaled(model, model.context, **plain | {name: value})
                 found[run][name].append(value)
             except Unused as error:
                 errors.append(f"{run}: {error}")
@@ -127,10 +127,10 @@ def plan(configs, asked):
             for run, values in found.items()}
 
 def name_of(scale, rope_scaling, factor, dtype="fp32"):
-    """How positions are laid and numbers rounded, in a word or two; "" as they were trained, in fp32."""
+    """How positions are scaled and numbers rounded, in a word or two; "" as they were trained, in fp32."""
     parts = [f"scale {scale}"] if scale != 1 else []
     if rope_scaling != "none":
-        parts.append(rope_scaling if rope_scaling == laying.DUAL_CHUNK else f"{rope_scaling} {factor}")
+        parts.append(rope_scaling if rope_scaling == scaling.DUAL_CHUNK else f"{rope_scaling} {factor}")
     return ", ".join(parts + [dtype] * (dtype != "fp32"))
 
 def measured(run, record, context, args):
@@ -155,33 +155,33 @@ def measured(run, record, context, args):
     jobs = [(name, length) for length in lengths]
     if measure.beside and longest > context:
         jobs.append((measure.beside, context))
-    jobs = [(job, length, measures.MEASURES[job].arms(documents, length, settings)) for job, length in jobs]
-    if not any(arms for *_, arms in jobs):
+    jobs = [(job, length, measures.MEASURES[job].conditions(documents, length, settings)) for job, length in jobs]
+    if not any(conditions for *_, conditions in jobs):
         raise InputError(f"{name} has nothing to ask at {longest} tokens, of which the trained length is {context}")
     return source, documents, jobs
 
-def evaluate(run, ways, args):
-    """One row a dtype, way of laying positions and length, as --json writes them; loss None where there is none."""
+def evaluate(run, scalings, args):
+    """One row a dtype, scaling of positions and length, as --json writes them; loss None where there is none."""
     from tqdm import tqdm
 
     from past.reading import load
 
     trained, _, record = read_run(run)
     source, documents, jobs = measured(run, record, trained.context, args)
-    device, asked, rows = pick_device(args.device), laying.scaling_of(args), []
+    device, asked, rows = pick_device(args.device), scaling.scaling_of(args), []
     streamed = measures.MEASURES[args.probe or args.protocol].stream
-    stream = laying.stream_sizes(args, trained.context) if streamed else None
-    n_tokens = sum(len(window.tokens) - 1 for *_, arms in jobs for windows in arms for window in windows)
-    n_tokens *= len(ways) * len(args.dtype)
+    stream = scaling.stream_sizes(args, trained.context) if streamed else None
+    n_tokens = sum(len(window.tokens) - 1 for *_, conditions in jobs for windows in conditions for window in windows)
+    n_tokens *= len(scalings) * len(args.dtype)
     if not sys.stderr.isatty():
         print(f"scoring {run} by {n_tokens:,} tokens ...", flush=True)
     with tqdm(total=n_tokens, desc=str(run), unit="tok", unit_scale=True, leave=False,
               disable=not sys.stderr.isatty()) as bar:
-        for dtype, (scale, rope_scaling) in itertools.product(args.dtype, ways):
+        for dtype, (scale, rope_scaling) in itertools.product(args.dtype, scalings):
             model, _ = load(run, device, dtype)
-            for job, length, arms in jobs:
+            for job, length, conditions in jobs:
                 span = min(length, sum(stream) + 1) if stream else length              # no position is beyond that
-                model.lay(span, **asked | {"scale": scale, "rope_scaling": rope_scaling})
+                model.scale_to(span, **asked | {"scale": scale, "rope_scaling": rope_scaling})
                 e = model.config.encoding
                 row = {
                     "run": str(run), "pe": e.pe, "protocol": job,
@@ -193,9 +193,10 @@ def evaluate(run, ways, args):
                     "weights": record["checkpoint"]["files"]["model.safetensors"]["sha256"],
                     "split": args.split, "data": source, "n_documents": len(documents), "max_docs": args.max_docs,
                 }
-                if arms and span <= model.longest and (not stream or model.streams()):
-                    losses = [read(model, windows, bar, stream) for windows in arms]
-                    row |= measures.summary(arms, losses) | {"targets_sha256": measures.fingerprint(arms[0])}
+                if conditions and span <= model.longest and (not stream or model.streams()):
+                    losses = [read(model, windows, bar, stream) for windows in conditions]
+                    row |= measures.summary(conditions, losses)
+                    row["targets_sha256"] = measures.fingerprint(conditions[0])
                     if args.per_position:
                         block = max(1, trained.context // 8)
                         row |= {"block": block, "by_position": measures.by_position(losses[0], block)}
@@ -234,9 +235,9 @@ def command_line():
                           "trained length)")
     how.add_argument("--stride", type=at_least(1), metavar="N",
                      help="sliding: targets that one window scores (default: a quarter of the trained length)")
-    laying.add_stream_flags(how)
-    laying.add_scaling_flags(parser, several=True)
-    parser.add_argument("--dtype", type=listed(str, *laying.PRECISIONS), default=["fp32"], metavar="NAME,...",
+    scaling.add_stream_flags(how)
+    scaling.add_scaling_flags(parser, several=True)
+    parser.add_argument("--dtype", type=listed(str, *scaling.PRECISIONS), default=["fp32"], metavar="NAME,...",
                         help="of the weights and of what is computed: fp32, bf16, fp16, or int8 (weights alone); each "
                              "a row")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
@@ -257,8 +258,8 @@ def check(parser, args):
 def score(args):
     """The rows of the runs that are named, as --json writes them."""
     configs = {str(run): read_run(run) for run in named_runs(args.runs)}
-    ways = plan({run: model for run, (model, _, _) in configs.items()}, laying.scaling_of(args))
-    rows = [row for run in configs for row in evaluate(run, ways[run], args)]
+    scalings = plan({run: model for run, (model, _, _) in configs.items()}, scaling.scaling_of(args))
+    rows = [row for run in configs for row in evaluate(run, scalings[run], args)]
     if all(row["loss"] is None for row in rows) and args.protocol == "streaming" and not args.probe:
         from past.reading import CANNOT_STREAM
 

@@ -5,7 +5,7 @@
     python generate.py runs/mini-rope-s0 --stream                        goes on until Ctrl-C, in constant memory
 
 A text begins as a training document does, after <|endoftext|>. With --stream each new token sees itself, the first
-tokens (--sinks) and the last ones (--window), laid at positions 0, 1, 2, ... at every step (Xiao et al. 2024).
+tokens (--sinks) and the last ones (--window), at positions 0, 1, 2, ... at every step (Xiao et al. 2024).
 """
 
 import codecs
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from config import InputError
-from past import laying
+from past import scaling
 from runs import CommandLine, at_least, number, pick_device
 
 # torch and what imports it are imported in the functions that use them, so that --help and a wrong flag answer at once.
@@ -117,8 +117,8 @@ def read_flags(parser, argv):
     add("--seed", type=at_least(0), default=0, metavar="N", help="of the draw (default: 0)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     add("--stream", action="store_true", help="forget all but the first and the last tokens: no end")
-    laying.add_stream_flags(parser)
-    laying.add_scaling_flags(parser)
+    scaling.add_stream_flags(parser)
+    scaling.add_scaling_flags(parser)
     args = parser.parse_args(argv)
     if args.temperature < 0:
         raise InputError(f"--temperature must be at least 0, got {args.temperature}")
@@ -137,7 +137,7 @@ def main(argv=None):
                          epilog=__doc__[__doc__.index("    python") :])
     with parser.one_line_errors():
         args = read_flags(parser, argv)
-        scaling = laying.scaling_of(args)
+        asked = scaling.scaling_of(args)
         with contextlib.suppress(AttributeError):
             sys.stdout.reconfigure(errors="replace")                     # a terminal may lack a character of the text
         if args.prompt_file:
@@ -154,7 +154,7 @@ def main(argv=None):
         given, most = max(map(len, prompts)), model.longest
         if args.stream:
             model.check_stream()
-            cache, n_tokens = Cache(*laying.stream_sizes(args, model.config.context)), args.tokens or math.inf
+            cache, n_tokens = Cache(*scaling.stream_sizes(args, model.config.context)), args.tokens or math.inf
             longest = cache.sinks + cache.window + 1
         else:
             cache, n_tokens = Cache(), args.tokens or max(1, min(TOKENS, most - given + 1))
@@ -162,7 +162,7 @@ def main(argv=None):
         if longest > most:
             parser.error(f"{model.config.encoding.pe} has positions for {most} tokens: <|endoftext|> and prompt are "
                          f"{given}, so that --tokens can be at most {max(0, most - given + 1)}")
-        model.lay(longest, **scaling)
+        model.scale_to(longest, **asked)
 
         start = time.perf_counter()
         how = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}

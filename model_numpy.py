@@ -181,13 +181,13 @@ MLPS = {"gelu": (gelu_mlp_forward, gelu_mlp_backward), "swiglu": (swiglu_mlp_for
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 # A door is a pair of functions. `table` is what the encoding's settings (config.py) make of the positions: `rows` for
-# embed, override and rotate, `pairs` for score and value. `own` are the encoding's own parameters, {} if it has none;
+# embed, override and rotate, `pairs` for score and value. `learned` are the encoding's parameters, {} if it has none;
 # a backward ends with their gradients.
 
 def small_numbers(rng, name, shape):
     return 0.02 * rng.standard_normal(shape, dtype=np.float32)
 
-def override_shut_forward(h, table, own):
+def override_shut_forward(h, table, learned):
     """What enters W_q, W_k and W_v is h, h and h. h (B, T, C)."""
     return (h, h, h), None
 
@@ -202,19 +202,19 @@ class Encoding(NamedTuple):
     And its own parameters: shapes(model) names their shapes, start(rng, name, shape) their first values.
     """
 
-    embed: tuple = (lambda x, table, own: (x, None),                    # the residual stream x (B, T, C), once
+    embed: tuple = (lambda x, table, learned: (x, None),                    # the residual stream x (B, T, C), once
                     lambda dx, cache: (dx, {}))
     override: tuple = (override_shut_forward, override_shut_backward)
-    rotate: tuple = (lambda q, k, table, own: (q, k, None),             # queries and keys, (B, H, T, D) each
+    rotate: tuple = (lambda q, k, table, learned: (q, k, None),             # queries and keys, (B, H, T, D) each
                      lambda dq, dk, cache: (dq, dk, {}))
-    score: tuple = (lambda q, k, h, table, own: (None, None),           # added to the scores: (..., T, S) or None
+    score: tuple = (lambda q, k, h, table, learned: (None, None),           # added to the scores: (..., T, S) or None
                     lambda dbias, cache: (0, 0, 0, {}))                 # for q, k, h; dbias (B, H, T, S)
-    value: tuple = (lambda p, table, own: (None, None),                 # added to p v: (B, H, T, D) or None
+    value: tuple = (lambda p, table, learned: (None, None),                 # added to p v: (B, H, T, D) or None
                     lambda dout, cache: (0, {}))
     shapes: Callable = lambda model: {}
     start: Callable = small_numbers
 
-def add_forward(x, table, own):
+def add_forward(x, table, learned):
     """out = x + table. x (B, T, C); table (..., T, C)."""
     return x + table, None
 
@@ -222,9 +222,9 @@ def add_backward(dout, cache):
     """out = x + table, and the table is fixed."""
     return dout, {}
 
-def add_learned_forward(x, table, own):
+def add_learned_forward(x, table, learned):
     """out = x + w[table]. x (B, T, C); table the positions, (T,) or (B, T); w (context, C)."""
-    rows, cache = embedding_forward(table, own["weight"])                         # (..., T, C)
+    rows, cache = embedding_forward(table, learned["weight"])                         # (..., T, C)
     return x + rows, cache
 
 def add_learned_backward(dout, cache):
@@ -233,7 +233,7 @@ def add_learned_backward(dout, cache):
     drows = dout.sum(0) if table.ndim == 1 else dout
     return dout, {"weight": embedding_backward(drows, cache)}
 
-def phi_forward(h, table, own):
+def phi_forward(h, table, learned):
     """phi(h, n): the first l of the C numbers are the table's, the others h's. The paper's equation 3."""
     phi = h.copy()                                                                # (B, T, C)
     phi[..., : table.shape[-1]] = table
@@ -245,9 +245,9 @@ def phi_backward(dphi, l):
     dh[..., :l] = 0
     return dh, {}
 
-def learned_phi_forward(h, table, own):
+def learned_phi_forward(h, table, learned):
     """phi(h, n) by a table that two trained numbers w make: table0 + w_0 table1 + w_1 table2. table (..., T, l, 3)."""
-    phi, l = phi_forward(h, table[..., 0] + table[..., 1:] @ own["weight"], own)
+    phi, l = phi_forward(h, table[..., 0] + table[..., 1:] @ learned["weight"], learned)
     return phi, (l, table)
 
 def learned_phi_backward(dphi, cache):
@@ -262,9 +262,9 @@ def override_on(parts, phi):
     """The override of what enters W_q, W_k, W_v, where `parts` is "k", "q", "qk" or "qkv"; the others have h."""
     forward, backward = phi
 
-    def on_forward(h, table, own):
+    def on_forward(h, table, learned):
         """parts = phi(h) where overridden, h elsewhere. The paper's equation 2."""
-        phi, cache = forward(h, table, own)
+        phi, cache = forward(h, table, learned)
         return tuple(phi if part in parts else h for part in "qkv"), cache
 
     def on_backward(dparts, cache):
@@ -298,7 +298,7 @@ def turn(x, cos, sin):
     np.add(b * cos, a * sin, out=out_b)
     return out
 
-def rotate_forward(q, k, table, own):
+def rotate_forward(q, k, table, learned):
     """out = R_n q, R_n k (Su et al. 2021, equation 34). table (..., 1, T, D): cosines, then sines."""
     cos, sin = np.split(table, 2, axis=-1)                                        # (..., 1, T, D/2) each
     return turn(q, cos, sin), turn(k, cos, sin), (cos, sin)
@@ -308,7 +308,7 @@ def rotate_backward(dq, dk, cache):
     cos, sin = cache
     return turn(dq, cos, -sin), turn(dk, cos, -sin), {}
 
-def alibi_forward(q, k, h, table, own):
+def alibi_forward(q, k, h, table, learned):
     """bias = -slope (m - n), by a fixed slope for each head. table m - n (..., 1, T, S)."""
     slopes = expe.alibi_slopes(q.shape[1]).astype(table.dtype)                    # (H,)
     return -slopes[:, None, None] * table, None                                   # (..., H, T, S)
@@ -317,9 +317,9 @@ def alibi_backward(dbias, cache):
     """bias = -slope (m - n), and both are fixed."""
     return 0, 0, 0, {}
 
-def t5_score_forward(q, k, h, table, own):
+def t5_score_forward(q, k, h, table, learned):
     """bias = w[table], a number for each head and bucket. table (..., T, S), w (buckets, H)."""
-    bias, cache = embedding_forward(table, own["weight"])                         # (..., T, S, H)
+    bias, cache = embedding_forward(table, learned["weight"])                         # (..., T, S, H)
     return np.moveaxis(bias, -1, -3), cache                                       # (..., H, T, S)
 
 def t5_score_backward(dbias, cache):
@@ -338,9 +338,9 @@ def spread_backward(dout, cache):
     chosen = (index[..., None] == np.arange(r)).astype(dout.dtype)                # (..., 1, T, S, r)
     return (dout[..., None, :] @ chosen)[..., 0, :]                               # (B, H, T, r)
 
-def shaw_score_forward(q, k, h, table, own):
+def shaw_score_forward(q, k, h, table, learned):
     """bias_mn = q_m . a_r / sqrt(D), r = table_mn. table (..., 1, T, S), a (max_distance + 1, D)."""
-    a = own["keys"] * (1 / math.sqrt(q.shape[-1]))
+    a = learned["keys"] * (1 / math.sqrt(q.shape[-1]))
     bias, cache = spread_forward(q @ a.T, table, k.shape[2])                      # (B, H, T, r) to (B, H, T, S)
     return bias, (q, a, cache)
 
@@ -353,9 +353,9 @@ def shaw_score_backward(dbias, cache):
     dkeys = rows.T @ q.reshape(len(rows), -1) * (1 / math.sqrt(q.shape[-1]))
     return dq, 0, 0, {"keys": dkeys}
 
-def shaw_value_forward(p, table, own):
+def shaw_value_forward(p, table, learned):
     """out_m = sum_n p_mn a_r, r = table_mn: the weights summed by distance, times a vector for each."""
-    a = own["values"]
+    a = learned["values"]
     by_distance = spread_backward(p, (table, len(a)))                             # (B, H, T, r)
     return by_distance @ a, (by_distance, a, table, p.shape[-1])
 
@@ -419,19 +419,19 @@ def masked_softmax_backward(dp, p):
     dp *= p
     return dp
 
-def attend_forward(q, k, v, h, encoding, table, own, causal=True, window=0):
+def attend_forward(q, k, v, h, encoding, table, learned, causal=True, window=0):
     """y_m = sum_n p_mn v_n, p_m the softmax over n <= m of q_m . k_n / sqrt(D) + bias_mn. The paper's equation 1.
 
     q, k, v and y (B, H, T, D); the doors score and value of the encoding are here.
     """
     scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.swapaxes(-1, -2)              # (B, H, T, S)
-    bias, cache_score = encoding.score[0](q, k, h, table, own)
+    bias, cache_score = encoding.score[0](q, k, h, table, learned)
     if bias is not None:
         scores += bias
     p, _ = masked_softmax_forward(scores, causal, window)
     y = np.empty_like(v)                                                          # as v lies in memory
     np.matmul(p, v, out=y)                                                        # (B, H, T, D)
-    more, cache_value = encoding.value[0](p, table, own)
+    more, cache_value = encoding.value[0](p, table, learned)
     if more is not None:
         y += more
     return y, (q, k, v, p, encoding, cache_score, cache_value)
@@ -464,13 +464,13 @@ def merge_heads(x):
     B, H, T, D = x.shape
     return x.swapaxes(1, 2).reshape(B, T, H * D)                                  # (B, T, C)
 
-def attention_forward(h, p, config, encoding, at, own, window=0):
+def attention_forward(h, p, config, encoding, at, learned, window=0):
     """out = W_proj attend(W_q h_q, W_k h_k, W_v h_v), the h's by the override door. h (B, T, C). Paper, equation 2."""
-    parts, cache_override = encoding.override[0](h, at.rows, own)                 # (B, T, C) each, for W_q, W_k, W_v
+    parts, cache_override = encoding.override[0](h, at.rows, learned)             # (B, T, C) each, for W_q, W_k, W_v
     (q, cache_q), (k, cache_k), (v, cache_v) = map(linear_forward, parts, np.split(p["qkv.weight"], 3))
     q, k, v = (split_heads(x, config.n_heads) for x in (q, k, v))                 # (B, H, T, D) each
-    q, k, cache_rotate = encoding.rotate[0](q, k, at.rows, own)
-    y, cache_attend = attend_forward(q, k, v, h, encoding, at.pairs, own, config.causal, window)
+    q, k, cache_rotate = encoding.rotate[0](q, k, at.rows, learned)
+    y, cache_attend = attend_forward(q, k, v, h, encoding, at.pairs, learned, config.causal, window)
     out, cache_proj = linear_forward(merge_heads(y), p["proj.weight"])            # (B, T, C)
     caches = (cache_override, (cache_q, cache_k, cache_v), cache_rotate, cache_attend, cache_proj)
     return out, (encoding, config.n_heads, caches)
@@ -490,11 +490,11 @@ def attention_backward(dout, cache):
 
 # ---- the block -------------------------------------------------------------------------------------------------------
 
-def block_forward(x, p, config, encoding, at, own, window, masks):
+def block_forward(x, p, config, encoding, at, learned, window, masks):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x))). x (B, T, C)."""
     norm_forward, mlp_forward = NORMS[config.norm][0], MLPS[config.mlp][0]
     h, cache_norm1 = norm_forward(x, config.norm_eps, **under("norm1.", p))
-    a, cache_attn = attention_forward(h, under("attn.", p), config, encoding, at, own, window)
+    a, cache_attn = attention_forward(h, under("attn.", p), config, encoding, at, learned, window)
     a, mask1 = dropout_forward(a, next(masks))
     x = x + a
     h, cache_norm2 = norm_forward(x, config.norm_eps, **under("norm2.", p))
@@ -571,19 +571,19 @@ def parameter_shapes(config):
     mlp = {"up.weight": (config.d_mlp, C), "down.weight": (C, config.d_mlp)}
     if config.mlp == "swiglu":
         mlp = {"gate.weight": (config.d_mlp, C), **mlp}
-    own = over("encoding.", doors_of(config.encoding).shapes(config))
+    learned = over("encoding.", doors_of(config.encoding).shapes(config))
     shapes = {"embedding.weight": (V, C)}
     for i in range(config.n_layers):
-        here = attn | own if config.block(i)[0].each_block else attn
+        here = attn | learned if config.block(i)[0].each_block else attn
         block = over("norm1.", norm) | over("attn.", here) | over("norm2.", norm) | over("mlp.", mlp)
         shapes |= over(f"blocks.{i}.", block)
     shapes |= over("norm.", norm)
     if not config.tied:
         shapes["head.weight"] = (V, C)
-    return shapes if config.encoding.each_block else shapes | own
+    return shapes if config.encoding.each_block else shapes | learned
 
 def count_parameters(config):
-    """(all parameters, those without input embedding and the encoding's own). A tied matrix counts once."""
+    """(all parameters, those without input embedding and the encoding's learned). A tied matrix counts once."""
     sizes = {name: math.prod(shape) for name, shape in parameter_shapes(config).items()}
     inputs = sum(size for name, size in sizes.items() if name == "embedding.weight" or "encoding." in name)
     return sum(sizes.values()), sum(sizes.values()) - inputs
@@ -629,8 +629,8 @@ def forward(params, tokens, config, positions=None, masks=None):
     cache_blocks = []
     for i, (settings, window) in enumerate(blocks):
         p = under(f"blocks.{i}.", params)
-        own = under("attn.encoding.", p) if settings.each_block else shared
-        x, cache = block_forward(x, p, config, doors_of(settings), at[settings], own, window, masks)
+        learned = under("attn.encoding.", p) if settings.each_block else shared
+        x, cache = block_forward(x, p, config, doors_of(settings), at[settings], learned, window, masks)
         cache_blocks.append(cache)
     h, cache_norm = NORMS[config.norm][0](x, config.norm_eps, **under("norm.", params))
     logits, cache_head = linear_forward(h, params[output_name(config)])           # (B, T, V)

@@ -12,7 +12,7 @@ from config import InputError
 from eval import held_out, usable
 from lab import pictures
 from model_torch import unseen
-from past import laying
+from past import scaling
 from past.reading import Reader, ReadingAttention, load
 from runs import CommandLine, at_least, listed, pick_device, picture
 
@@ -50,12 +50,12 @@ def main(argv=None):
     parser.add_argument("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
     parser.add_argument("--data", metavar="DIR|PATH",
                         help="read this instead: a prepared folder, or text as data.py reads it")
-    parser.add_argument("--dtype", choices=laying.PRECISIONS, default="fp32", help="as in eval.py (default: fp32)")
+    parser.add_argument("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in eval.py (default: fp32)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    laying.add_scaling_flags(parser)
+    scaling.add_scaling_flags(parser)
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        scaling = laying.scaling_of(args)
+        asked = scaling.scaling_of(args)
         model, record = load_watched(args.run, pick_device(args.device), args.dtype)
         context, weights = model.config.context, {}
         lengths = sorted(args.lengths or [n for n in (context, 4 * context) if n <= model.longest])
@@ -65,7 +65,7 @@ def main(argv=None):
         [document] = usable(documents, lengths[-1], 1)
         tokens = torch.from_numpy(document.astype("int64")).to(model.embedding.weight.device)
         for length in lengths:
-            model.lay(length, **scaling)
+            model.scale_to(length, **asked)
             weights[length] = weights_of(model, tokens[None, :length])[:, 0].float().cpu().numpy()     # (n, H, T, T)
         pictures.attention(args.out, weights, f"{args.run}, {source}")
         print(f"picture: {args.out}")

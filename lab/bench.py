@@ -36,7 +36,7 @@ import data
 import train
 from config import ENCODINGS, PRESETS, EncodingConfig, InputError
 from model_numpy import parameter_shapes
-from past.laying import SINKS
+from past.scaling import SINKS
 from runs import CommandLine, at_least, listed, new_file, pick_device, write_rows
 
 # torch is imported where it is used: a row by NumPy is measured without it.

@@ -124,7 +124,7 @@ def passkey(documents, length, settings):
 class Measure(NamedTuple):
     """A protocol or a probe, and what is printed of it."""
 
-    arms: Callable                       # to lists of windows: a protocol's one, or a probe's two
+    conditions: Callable                       # to lists of windows: a protocol's one, or a probe's two
     about: str                           # what it can show and what it cannot, for --help
     flags: tuple = ()                    # of eval.py, that it reads
     stream: bool = False                 # whether windows are read by a stream of constant memory
@@ -154,7 +154,7 @@ PROTOCOLS = {
     "streaming": Measure(
         nonoverlap,
         "nonoverlap's windows, read token by token with a cache that keeps the first tokens and the last (--sinks, "
-        "--window) and lays them at positions 0, 1, 2, ... anew for each. It shows what reading on in constant memory "
+        "--window) and puts them at positions 0, 1, 2, ... anew for each. It shows what reading on in constant memory "
         "costs; nothing further back than the window can be used, whatever the length.",
         flags=("sinks", "window"), stream=True, whole=True),
 }
@@ -207,9 +207,9 @@ def intervals(differences, targets, seed=0):
     low, high = np.percentile(np.concatenate(means), (2.5, 97.5), axis=0)
     return np.stack((differences @ targets / targets.sum(), low, high), axis=-1).tolist()
 
-def summary(arms, losses):
+def summary(conditions, losses):
     """What a row says of the losses of a measure's one or two lists of windows; loss None if any is not finite."""
-    (first, targets), *rest = (by_unit(windows, found) for windows, found in zip(arms, losses, strict=True))
+    (first, targets), *rest = (by_unit(windows, found) for windows, found in zip(conditions, losses, strict=True))
     row = {"loss": None, "perplexity": None, "n_targets": int(targets.sum())}
     if not all(np.isfinite(units).all() for units, _ in ((first, targets), *rest)):
         return row

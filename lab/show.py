@@ -48,7 +48,7 @@ def spread(value):
     return "{:+.3f} ({:+.3f} {:+.3f})".format(*value)
 
 def print_table(rows, title, cell):
-    """One line a run and way, one column a length: cell(row), "" to leave it empty; * marks the trained length."""
+    """One line a run and scaling, one column a length: cell(row), "" to leave it empty; * marks the trained length."""
     main, columns, table = rows[0]["protocol"], {}, {}
     for row in rows:
         column = row["protocol"], row["length"]
@@ -62,14 +62,14 @@ def print_table(rows, title, cell):
         return
     widths = {column: 2 + max(len(head) + 1, *(len(cells.get(column, "")) for cells in table.values()))
               for column, head in columns.items()}
-    runs, ways = (max(len(line[i]) for line in table) for i in (0, 2))
-    ways, pes = max(ways, 9) + 2 if ways else 0, 10 if any(pe for _, pe, _ in table) else 0
+    runs, hows = (max(len(line[i]) for line in table) for i in (0, 2))
+    hows, pes = max(hows, 9) + 2 if hows else 0, 10 if any(pe for _, pe, _ in table) else 0
     heads = "".join(f"{head + ' ':>{widths[column]}}" for column, head in columns.items())
     print(f"\n{title}")
-    print(f"{'run':{runs}}  {'pe' if pes else '':{pes}}{'positions' if ways else '':{ways}}{heads}".rstrip())
+    print(f"{'run':{runs}}  {'pe' if pes else '':{pes}}{'positions' if hows else '':{hows}}{heads}".rstrip())
     for (run, pe, how), cells in table.items():
         line = "".join(f"{cells.get(column, ''):>{width}}" for column, width in widths.items())
-        print(f"{run:{runs}}  {pe:{pes}}{how:{ways}}{line}".rstrip())
+        print(f"{run:{runs}}  {pe:{pes}}{how:{hows}}{line}".rstrip())
 
 def print_rows(rows):
     """All that is said of the rows of one measure."""
@@ -98,7 +98,7 @@ def print_rows(rows):
         print_positions([row for row in scored if "by_position" in row])
 
 def print_positions(rows):
-    """The loss between doubling positions of the longest window, one line a run and way."""
+    """The loss between doubling positions of the longest window, one line a run and scaling."""
     rows = list({line_of(row): row for row in sorted(rows, key=lambda row: row["length"])}.values())  # the longest
     longest = rows[-1]
     block, ends = longest["block"], [longest["block"]]

@@ -19,7 +19,7 @@ from config import InputError
 from eval import BATCH_TOKENS
 from fast import at_least_fp32
 from generate import generate
-from past import laying
+from past import scaling
 from past.cache import Cache
 from past.reading import load
 from runs import CommandLine, at_least, listed, named_runs, new_file, pick_device, write_rows
@@ -160,7 +160,7 @@ def main(argv=None):
     parser.add_argument("--limit", type=at_least(1), metavar="N", help="the first N examples of each task only")
     parser.add_argument("--shots", type=at_least(0), metavar="N", help="examples in the prompt (default: the task's)")
     parser.add_argument("--task-path", metavar="DIR", help="a folder of tasks in lm_eval's own YAML format")
-    parser.add_argument("--dtype", choices=laying.PRECISIONS, default="fp32", help="as in eval.py (default: fp32)")
+    parser.add_argument("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in eval.py (default: fp32)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():

@@ -22,7 +22,7 @@ from expe import distances
 from model_numpy import check_positions
 from model_torch import GPT, Attention, as_tensor, project
 from past.cache import Cache
-from past.laying import dual_chunk_positions, lay
+from past.scaling import dual_chunk_positions, scaled
 from runs import load_model
 
 BLOCK, PAIRS = 256, 2**21                # queries, and queries times keys, read at a time where scores need a bias
@@ -49,53 +49,53 @@ class At(NamedTuple):
         return self.new.table
 
 class ReadingAttention(Attention):
-    """Attention over all keys that a cache holds; where keys are free of position, they are laid at each step."""
+    """Attention over all keys that a cache holds; where keys are free of position, they get one at each step."""
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.places = {}                                 # by part, the last that `place` worked out
+        self.parts = {}                                 # by part, the last that position_part worked out
 
     def forward(self, h, at):
-        if at.keys is None and not at.further:           # all are laid once, here
+        if at.keys is None and not at.further:           # all get theirs once, here
             q, k, v = self.heads(project(self.encoding.override(h, at.rows), self.qkv.weight))
             q, k = self.encoding.rotate(q, k, at.rows)
         else:
             nowhere = None if at.rows is None else torch.zeros_like(at.rows)
             content, k, v = self.heads(project(self.encoding.override(h, nowhere), self.qkv.weight))
-            q = self.laid(0, content, at.new)
-            k = self.laid(1, k, at.new) if at.keys is None else k
+            q = self.positioned(0, content, at.new)
+            k = self.positioned(1, k, at.new) if at.keys is None else k
         if at.cache is not None:
             k, v = at.cache.extend(self, k, v)                                         # (B, H, S, D)
         if at.keys is not None:
-            k = self.laid(1, k, at.keys)
+            k = self.positioned(1, k, at.keys)
         bias = self.encoding.score(q, k, h, at.pairs)
         for rows, where in at.further:                                                 # dual chunk attention
-            moved = (self.laid(0, content, rows) - q) @ k.mT / math.sqrt(q.shape[-1]) * where          # (B, H, T, S)
-            bias = moved if bias is None else bias + moved
+            moved = (self.positioned(0, content, rows) - q) @ k.mT / math.sqrt(q.shape[-1])            # (B, H, T, S)
+            bias = moved * where if bias is None else bias + moved * where
         y = self.attend(q, k, v, bias, at.pairs)                                       # (B, H, T, D)
         return self.proj(y.transpose(1, 2).flatten(2))                                 # (B, T, C)
 
-    def laid(self, part, content, rows):
-        """Queries (part 0) or keys (1) free of position, (B, H, T, D), laid at the positions of rows."""
+    def positioned(self, part, content, rows):
+        """Queries (part 0) or keys (1) free of position, (B, H, T, D), at the positions of rows."""
         if rows.table is None:
             return content
-        x = content + self.place(part, rows)
+        x = content + self.position_part(part, rows)
         return self.encoding.rotate(x, x, rows.table)[part]
 
-    def place(self, part, rows):
+    def position_part(self, part, rows):
         """W phi(0, P), what the override adds at these rows, (..., H, T, D); kept while rows and weights stay."""
         weights = (self.qkv.weight, *self.encoding.parameters())
         versions = [None if w.is_inference() else w._version for w in weights]
-        table, before, x = self.places.get(part, (None, None, None))
+        table, before, x = self.parts.get(part, (None, None, None))
         if torch.is_grad_enabled() or table is not rows.table or versions != before or None in versions:
             w = self.qkv.weight.chunk(3)[part]
             nothing = w.new_zeros(*rows.shape, len(w))
             [x] = self.heads([F.linear(self.encoding.override(nothing, rows.table)[part], w)])
-            self.places[part] = rows.table, None if torch.is_grad_enabled() else versions, x.detach()
+            self.parts[part] = rows.table, None if torch.is_grad_enabled() else versions, x.detach()
         return x
 
 class Reader(GPT):
-    """GPT for reading: its losses and logits at any length, with a cache if one is given, its positions laid by use.
+    """GPT for reading: its losses and logits at any length, with a cache if one is given, its positions scaled by use.
 
     Raises ValueError as GPT does, and for a cache that the tokens or the encoding do not go with.
     """
@@ -104,15 +104,15 @@ class Reader(GPT):
         super().__init__(config, seed, attention, **fast.PARTS)
         self.trained, self.chunk = config, 0
 
-    def use(self, laid):
-        """Go on with other positions, past.laying.Laid: what `lay` makes of self.trained. Returns self.
+    def use(self, positions):
+        """Go on with other positions, past.scaling.Scaled: what `scaled` makes of self.trained. Returns self.
 
         Raises InputError for those of another model.
         """
-        e, mine = laid.config.encoding, self.trained.encoding
-        if type(e) is not type(mine) or replace(laid.config, encoding=mine) != self.trained:
-            raise InputError("the positions are of another model: use takes what `lay` makes of this one's config")
-        self.config, self.chunk, self._tables = *laid, (None, None)
+        e, mine = positions.config.encoding, self.trained.encoding
+        if type(e) is not type(mine) or replace(positions.config, encoding=mine) != self.trained:
+            raise InputError("the positions are of another model: use takes what `scaled` makes of this one's config")
+        self.config, self.chunk, self._tables = *positions, (None, None)
         for encoding in self.encodings():
             encoding.settings = e if type(encoding.settings) is type(e) else encoding.settings
         return self
@@ -120,8 +120,8 @@ class Reader(GPT):
     def encodings(self):
         return {self.encoding, *(block.attn.encoding for block in self.blocks)}
 
-    def lay(self, length, **how):
-        return self.use(lay(self.trained, length, **how))
+    def scale_to(self, length, **how):
+        return self.use(scaled(self.trained, length, **how))
 
     @property
     def longest(self):
@@ -197,8 +197,8 @@ class Reader(GPT):
 
     def tables(self, queries, keys, free):
         """{settings: At} of query and key positions; the last result is kept."""
-        w, laid = self.embedding.weight, (self.config, self.chunk)
-        asked = (laid, queries.shape, queries.tobytes(), keys.tobytes(), free, w.dtype, w.device)
+        w, model = self.embedding.weight, (self.config, self.chunk)
+        asked = (model, queries.shape, queries.tobytes(), keys.tobytes(), free, w.dtype, w.device)
         if self._tables[0] != asked:
             kinds = {encoding.settings for encoding in self.encodings()}
             self._tables = asked, {settings: self.at(settings, queries, keys, free) for settings in kinds}
@@ -206,20 +206,20 @@ class Reader(GPT):
 
     def at(self, settings, queries, keys, free):
         """Where tokens at `queries` are among those at `keys`, for one encoding."""
-        w, further, laid_queries, laid_keys = self.embedding.weight, (), queries, keys
+        w, further, query_positions, key_positions = self.embedding.weight, (), queries, keys
 
         def rows(n):
             return Rows(as_tensor(settings.rows(n, self.config), w), n.shape)
 
         if self.chunk:
             local = self.config.context - 1 - self.chunk                # so that all distances are trained ones
-            laid_queries, before, beyond = dual_chunk_positions(queries, self.chunk, local)
-            laid_keys = dual_chunk_positions(keys, self.chunk, local)[0]
+            query_positions, before, beyond = dual_chunk_positions(queries, self.chunk, local)
+            key_positions = dual_chunk_positions(keys, self.chunk, local)[0]
             apart = distances(queries // self.chunk, keys // self.chunk)[..., None, :, :]      # in chunks
             further = tuple((rows(n), torch.as_tensor(where, device=w.device))
                             for n, where in ((before, apart == 1), (beyond, apart > 1)) if where.any())
         pairs = as_tensor(settings.pairs(queries, keys, self.config), w)
-        return At(rows(laid_queries), rows(laid_keys) if free else None, further, pairs, None)
+        return At(rows(query_positions), rows(key_positions) if free else None, further, pairs, None)
 
     def check_cache(self, cache, tokens, positions):
         if not self.config.causal:
@@ -227,7 +227,7 @@ class Reader(GPT):
         if cache.window is not None and not cache:
             self.check_stream()
         if cache.window is not None and positions is not None:
-            raise InputError("a stream lays its own positions: leave positions out")
+            raise InputError("a stream sets its own positions: leave positions out")
         if cache and self.blocks[0].attn not in cache.blocks:
             raise InputError("the cache was filled by another model: begin a new one with Cache()")
         if cache and (found := cache[self.blocks[0].attn].shape[1]) != len(tokens):
@@ -236,7 +236,7 @@ class Reader(GPT):
 def load(run, device="cpu", dtype="fp32"):
     """(Reader in eval mode, all of config.json) of a run directory; InputError that says what is wrong with it.
 
-    dtype: one of past.laying.PRECISIONS. bf16 and fp16: the weights, and so the tables too and all that is computed.
+    dtype: one of past.scaling.PRECISIONS. bf16 and fp16: the weights, and so the tables too and all that is computed.
     int8: each row of a matrix is rounded to 255 levels from minus to plus its largest number; products stay in fp32.
     """
     model, record = load_model(run, Reader)

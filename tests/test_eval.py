@@ -30,7 +30,7 @@ def windowed(workplace, tokens):
 def loss_in_loops(run, tokens, length, longest, sinks_and_window=None, n_documents=None, **scaling):
     """Document by document and window by window, from the plain model's logits; or as streams, token by token."""
     model, record = load(run)
-    model.lay(length, **scaling)
+    model.scale_to(length, **scaling)
     if not scaling and not sinks_and_window:
         model, _ = load_model(run)
     total, count = 0.0, 0
@@ -133,7 +133,7 @@ def test_no_document_long_enough_names_the_longest_usable_length(workplace, toke
     assert exact.returncode == 0 and "1 documents" in exact.stdout
 
 
-# ---- other ways of laying positions ----------------------------------------------------------------------------------
+# ---- other positions -------------------------------------------------------------------------------------------------
 
 
 def test_scaled_rows_equal_an_independent_loop_and_take_what_each_encoding_has(workplace, tokens):

@@ -110,7 +110,7 @@ def greedy_text(run, prompt, n, **scaling):
     model, record = load(run)
     encoding = data.run_tokenizer(run, record)
     prompt = [encoding.eot_token, *encoding.encode_ordinary(prompt)]
-    model = model.lay(len(prompt) + n, **scaling) if scaling else load_model(run)[0]  # the plain GPT
+    model = model.scale_to(len(prompt) + n, **scaling) if scaling else load_model(run)[0]  # the plain GPT
     tokens = without_a_cache(model, prompt, n)
     text = tokens[1 : tokens.index(encoding.eot_token, 1)] if encoding.eot_token in tokens[1:] else tokens[1:]
     with torch.no_grad():

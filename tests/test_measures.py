@@ -26,7 +26,7 @@ def scored(windows):
 @pytest.mark.parametrize("name", PROTOCOLS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_every_target_is_scored_exactly_once_at_every_length(name, length):
-    [windows] = PROTOCOLS[name].arms(DOCUMENTS, length, SETTINGS)
+    [windows] = PROTOCOLS[name].conditions(DOCUMENTS, length, SETTINGS)
     if PROTOCOLS[name].whole:  # all targets of a multiple of the longest length
         right = [(d, i) for d, document in enumerate(DOCUMENTS) for i in range(1, (len(document) - 1) // 128 * 128 + 1)]
     else:  # the last ten
@@ -37,7 +37,7 @@ def test_every_target_is_scored_exactly_once_at_every_length(name, length):
 @pytest.mark.parametrize("name", PROTOCOLS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_window_is_a_piece_of_its_document_of_that_length(name, length):
-    [windows] = PROTOCOLS[name].arms(DOCUMENTS, length, SETTINGS)
+    [windows] = PROTOCOLS[name].conditions(DOCUMENTS, length, SETTINGS)
     for window in windows:
         first = int(window.tokens[0]) - 1000 * (window.unit + 1)
         np.testing.assert_array_equal(window.tokens, DOCUMENTS[window.unit][first:][: len(window.tokens)])
@@ -57,11 +57,11 @@ def test_a_sliding_window_scores_a_stride_at_its_end_and_same_targets_all_at_onc
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_swap_keeps_the_trained_length_and_takes_the_rest_from_another_document(length):
-    arms = measures.swap(DOCUMENTS, length, SETTINGS)
+    conditions = measures.swap(DOCUMENTS, length, SETTINGS)
     if length == 16:
-        assert arms == []
+        assert conditions == []
         return
-    for own, other in zip(*arms, strict=True):
+    for own, other in zip(*conditions, strict=True):
         far = length - 25  # of ten targets the first one keeps 16 tokens before it
         assert own.unit == other.unit and own.scored == other.scored == 10
         np.testing.assert_array_equal(own.tokens, DOCUMENTS[own.unit][-length - 1 :])
@@ -108,7 +108,7 @@ def test_passkey_tells_one_key_and_asks_for_it_or_for_another():
 )
 def test_a_probe_says_what_it_needs(probe, documents, length, message):
     with pytest.raises(InputError, match=message):
-        MEASURES[probe].arms(documents, length, SETTINGS)
+        MEASURES[probe].conditions(documents, length, SETTINGS)
 
 
 def test_losses_are_summed_by_document_and_weighted_by_targets():

@@ -24,8 +24,8 @@ from config import ENCODINGS, EncodingConfig, InputError
 from expe import expe_table, exqpe_table, rope_inv_freq, rope_table
 from model_torch import GPT
 from past.cache import Cache
-from past.laying import Laid, dual_chunk_positions, lay
 from past.reading import Reader
+from past.scaling import Scaled, dual_chunk_positions, scaled
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -35,7 +35,7 @@ def reading(pe="nope", style="gpt", variant=(), **changes):
     variant = dict(variant)
     changes |= {name: variant.pop(name) for name in ("window", "nope_every") if name in variant}
     chunk, model = variant.pop("chunk", 0), tiny(pe, style, variant=variant, make=Reader, **changes)
-    return model.use(Laid(model.config, chunk))
+    return model.use(Scaled(model.config, chunk))
 
 
 def plain_model(reader):
@@ -141,16 +141,16 @@ def test_wrong_scalings_are_named():
 # ---- the config of a model that is trained ---------------------------------------------------------------------------
 
 
-def test_positions_laid_anew():
+def test_positions_scaled_anew():
     rope, expe = tiny("rope").config, tiny("expe").config  # trained at 12
-    e = lay(rope, 48, rope_scaling="yarn").config.encoding
+    e = scaled(rope, 48, rope_scaling="yarn").config.encoding
     assert (e.rope_scaling, e.factor, e.length, e.base) == ("yarn", 4.0, 48, 10000.0)
-    assert lay(rope, 6, rope_scaling="linear").config.encoding.factor == 1.0
-    assert lay(rope, 48, rope_scaling="linear", factor=2.5).config.encoding.factor == 2.5
-    assert lay(rope, 48, rope_scaling="dual-chunk") == (rope, 9) and lay(rope, 48) == (rope, 0)
-    assert lay(expe, 48, scale="auto").config.encoding.scale == 0.25 and lay(expe, 6, scale="auto") == (expe, 0)
-    laid = lay(expe, 48, scale=0.5, rope_scaling="dual-chunk", chunk=4)
-    assert laid.config.encoding == dataclasses.replace(expe.encoding, scale=0.5) and laid.chunk == 4
+    assert scaled(rope, 6, rope_scaling="linear").config.encoding.factor == 1.0
+    assert scaled(rope, 48, rope_scaling="linear", factor=2.5).config.encoding.factor == 2.5
+    assert scaled(rope, 48, rope_scaling="dual-chunk") == (rope, 9) and scaled(rope, 48) == (rope, 0)
+    assert scaled(expe, 48, scale="auto").config.encoding.scale == 0.25 and scaled(expe, 6, scale="auto") == (expe, 0)
+    found = scaled(expe, 48, scale=0.5, rope_scaling="dual-chunk", chunk=4)
+    assert found.config.encoding == dataclasses.replace(expe.encoding, scale=0.5) and found.chunk == 4
     for trained, more, message in (
         (rope, {"scale": 0.5}, "scale is for expe and exqpe, and rope has no use for it"),
         (expe, {"rope_scaling": "yarn"}, "rope_scaling is for rope, and expe has no use for it"),
@@ -166,7 +166,7 @@ def test_positions_laid_anew():
         (tiny("rope", n_heads=8).config, {"rope_scaling": "ntk"}, "d_head must be at least 4"),
     ):
         with pytest.raises(InputError, match=message):
-            lay(trained, 48, **more)
+            scaled(trained, 48, **more)
 
 
 def test_scale_multiplies_the_papers_values():
@@ -189,19 +189,20 @@ def test_scale_multiplies_the_papers_values():
 def test_use_goes_back_and_forth_between_positions_of_one_model():
     model, tokens = reading("rope"), some_tokens(2, 30)
     trained, plain = model.config, model(tokens)
-    model.use(lay(trained, 30, rope_scaling="yarn"))
+    model.use(scaled(trained, 30, rope_scaling="yarn"))
     yarn = model(tokens)
     alone = tiny("rope", variant={"rope_scaling": "yarn", "factor": 2.5})
     torch.testing.assert_close(yarn, alone(tokens), **EXACT)
-    model.use(Laid(trained))
+    model.use(Scaled(trained))
     assert torch.equal(model(tokens), plain) and not torch.allclose(yarn, plain)
-    assert torch.equal(model.lay(30, rope_scaling="yarn")(tokens), yarn) and torch.equal(model.lay(30)(tokens), plain)
+    assert torch.equal(model.scale_to(30, rope_scaling="yarn")(tokens), yarn)
+    assert torch.equal(model.scale_to(30)(tokens), plain)
 
 
 def test_use_refuses_the_positions_of_another_model():
     for other in (tiny("t5").config, tiny("rope", n_heads=4).config):
         with pytest.raises(InputError, match="of another model"):
-            reading("rope").use(Laid(other))
+            reading("rope").use(Scaled(other))
 
 
 # ---- dual chunk attention --------------------------------------------------------------------------------------------
@@ -320,7 +321,7 @@ def test_a_cache_that_does_not_fit_is_refused_and_left_as_it_was():
         assert len(cache) == 10 and all(cache[block.attn].shape[3] == 10 for block in model.blocks)
     with pytest.raises(InputError, match="a cache needs causal attention"):
         reading(causal=False)(some_tokens(1, 2), cache=Cache())
-    with pytest.raises(InputError, match="a stream lays its own positions"):
+    with pytest.raises(InputError, match="a stream sets its own positions"):
         reading()(some_tokens(1, 2), positions=torch.arange(2), cache=Cache(1, 3))
     for pe, variant in STUCK:
         with pytest.raises(InputError, match=f"{pe} cannot stream as trained here: positions are part of"):
@@ -473,7 +474,7 @@ def stream_in_loops(model, tokens, sinks, window):
 def stream_by_doors(model, tokens, sinks, window):
     """stream_in_loops for any encoding: each step is model_numpy's attention over the inputs of what the token sees,
 
-    laid at 0, 1, 2, ..., of which the last row counts.
+    found at 0, 1, 2, ..., of which the last row counts.
     """
     c, p = model.config, {name: value.numpy() for name, value in model.state_dict().items()}
     under, inputs, logits = model_numpy.under, [[] for _ in model.blocks], []

@@ -118,7 +118,8 @@ class Settings(EncodingConfig):
 
 
 def doors(settings):
-    return model_numpy.Encoding(score=(lambda q, k, h, table, own: (table, None), lambda dbias, cache: (0, 0, 0, {})))
+    return model_numpy.Encoding(score=(lambda q, k, h, table, learned: (table, None),
+                                       lambda dbias, cache: (0, 0, 0, {})))
 
 
 def torch_class():

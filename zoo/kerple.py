@@ -20,9 +20,9 @@ class Settings(EncodingConfig):
     def pairs(self, queries, keys, model):
         return np.abs(expe.distances(queries, keys)).astype(float)[..., None, :, :]            # (..., 1, T, S)
 
-def score_forward(q, k, h, table, own):
+def score_forward(q, k, h, table, learned):
     """bias = -p ln(1 + a d), p = e^P and a = e^A. table d (..., 1, T, S); P and A (H,)."""
-    p, a = np.exp(own["p"])[:, None, None], np.exp(own["a"])[:, None, None]                    # (H, 1, 1) each
+    p, a = np.exp(learned["p"])[:, None, None], np.exp(learned["a"])[:, None, None]                    # (H, 1, 1) each
     bias = -p * np.log1p(a * table)                                                            # (..., H, T, S)
     return bias, (bias, p, a * table)
 

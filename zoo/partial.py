@@ -30,10 +30,10 @@ class Settings(Sinusoidal):                                          # --base is
     def rows(self, positions, model):
         return expe.rope_table(positions, self.width(model), self.base)[..., None, :, :]       # (..., 1, T, r)
 
-def rotate_forward(q, k, table, own):
+def rotate_forward(q, k, table, learned):
     """The first r of D dimensions turn. q and k (B, H, T, D); table (..., 1, T, r): cosines, then sines."""
     r = table.shape[-1]
-    turned_q, turned_k, cache = model_numpy.rotate_forward(q[..., :r], k[..., :r], table, own)
+    turned_q, turned_k, cache = model_numpy.rotate_forward(q[..., :r], k[..., :r], table, learned)
     return np.concatenate((turned_q, q[..., r:]), -1), np.concatenate((turned_k, k[..., r:]), -1), (r, cache)
 
 def rotate_backward(dq, dk, cache):

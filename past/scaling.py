@@ -1,7 +1,7 @@
 """Other positions for a model that is trained: scaled tables, dual chunks, and their flags, as eval and generate have.
 
-After training a model's positions can be laid differently, for texts longer than those it was trained on: ExPE's and
-ExQPE's values times a number, RoPE's frequencies scaled, or keys and queries laid anew in chunks.
+After training a model's positions can be scaled, for texts longer than those it was trained on: ExPE's and
+ExQPE's values times a number, RoPE's frequencies scaled, or keys and queries counted anew in chunks.
 """
 
 from dataclasses import replace
@@ -13,19 +13,19 @@ from config import InputError, ModelConfig, Override, RoPE, Unused
 from expe import ROPE_SCALINGS
 from runs import listed, number_or_auto, whole
 
-DUAL_CHUNK = "dual-chunk"                # what --rope-scaling takes besides RoPE's own
+DUAL_CHUNK = "dual-chunk"                # what --rope-scaling takes besides RoPE's
 METHODS = (*ROPE_SCALINGS, DUAL_CHUNK)
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 SINKS = 4                                # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
 
-class Laid(NamedTuple):
-    """How the positions of one model are laid: its config, and dual chunk attention's chunk in tokens (0: none)."""
+class Scaled(NamedTuple):
+    """A trained model's positions, scaled: its config, and dual chunk attention's chunk in tokens (0: none)."""
 
     config: ModelConfig
     chunk: int = 0
 
-def lay(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk=None):
-    """The positions of a trained model's config, Laid for sequences of `length` tokens.
+def scaled(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk=None):
+    """A trained model's positions, Scaled for sequences of `length` tokens.
 
     scale multiplies ExPE's and ExQPE's values. rope_scaling is one of expe.ROPE_SCALINGS by a factor, or dual-chunk,
     which ExPE and ExQPE have too, in chunks of `chunk` tokens (default: 3/4 of the trained length). "auto" is
@@ -39,7 +39,7 @@ def lay(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk=No
         changes |= {"rope_scaling": rope_scaling, "factor": auto if factor == "auto" else factor, "length": length}
     config = replace(trained, encoding=replace(e, **changes))
     if rope_scaling != DUAL_CHUNK:
-        return Laid(config)
+        return Scaled(config)
     chunk = max(1, 3 * trained.context // 4) if chunk is None else chunk
     if not isinstance(chunk, int) or not 1 <= chunk < trained.context:
         raise InputError(f"chunk must be from 1 to {trained.context - 1}, got {chunk}")
@@ -47,7 +47,7 @@ def lay(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk=No
         raise Unused(f"dual chunks are for expe, exqpe and rope, and {e.pe} has no use for them: leave them out")
     if isinstance(e, Override) and (e.once or e.on != "qk"):
         raise Unused("dual chunk attention moves queries against keys: it needs an override of these two, --on qk")
-    return Laid(config, chunk)
+    return Scaled(config, chunk)
 
 def dual_chunk_positions(positions, chunk, local):
     """The positions that dual chunk attention gives to the tokens at integer positions. An et al. 2024, section 3.
@@ -65,7 +65,7 @@ def dual_chunk_positions(positions, chunk, local):
 # ---- the flags -------------------------------------------------------------------------------------------------------
 
 def add_scaling_flags(parser, several=False):
-    """--scale, --rope-scaling, --factor and --chunk, lay's keywords; of the first two a list, if several."""
+    """--scale, --rope-scaling, --factor and --chunk, scaled's keywords; of the first two a list, if several."""
     group = parser.add_argument_group("past the trained length, after training")
     more, value = "", "X"
     scale, rope_scaling = {"type": number_or_auto, "default": 1.0}, {"choices": METHODS, "default": "none"}
@@ -83,7 +83,7 @@ def add_scaling_flags(parser, several=False):
     group.add_argument("--chunk", type=whole, metavar="N", help=f"{DUAL_CHUNK}'s (default: 3/4 of the trained length)")
 
 def scaling_of(args):
-    """What add_scaling_flags read, as lay's keywords; InputError for a flag that no method asked for reads."""
+    """What add_scaling_flags read, as scaled's keywords; InputError for a flag that no method asked for reads."""
     asked = {args.rope_scaling} if isinstance(args.rope_scaling, str) else {*args.rope_scaling}
     if args.factor is not None and not asked - {"none", DUAL_CHUNK}:
         raise InputError(f"--factor is for --rope-scaling {', '.join(METHODS[1:-1])}: leave it out, or ask for one")
