@@ -111,6 +111,8 @@ class EncodingConfig(Knobs):
     @classmethod
     def from_dict(cls, values):
         """Of a run's config.json; those of earlier versions hold None for what the encoding has not, and a chunk."""
+        if not isinstance(values, dict) or "pe" not in values:
+            raise InputError("EncodingConfig lacks the field 'pe'")
         return cls(**{name: value for name, value in values.items() if value is not None and name != "chunk"})
 
     def fit(self, model):
@@ -263,18 +265,23 @@ class Registry(Mapping):
 
     def __getitem__(self, name):
         if name not in self.read and name in _zoo():
-            self.read[name] = self.part(importlib.import_module(f"zoo.{name}"))
+            try:
+                self.read[name] = self.part(importlib.import_module(f"zoo.{name}"))
+            except Exception as error:                                 # whatever a file of the user's can raise
+                raise InputError(f"zoo/{name}.py cannot be used: {type(error).__name__}: {error}") from error
         return self.read[name]
 
     def __iter__(self):
-        return iter(dict.fromkeys((*self.own, *_zoo())))
+        if taken := [name for name in self.own if name in _zoo()]:
+            raise InputError(f"zoo/{taken[0]}.py has the name of an encoding that is here already: rename it")
+        return iter((*self.own, *_zoo()))
 
     def __len__(self):
-        return len(list(iter(self)))
+        return len(self.own) + len(_zoo())
 
 @functools.cache
 def _zoo():
-    return [path.stem for path in sorted((Path(__file__).parent / "zoo").glob("[a-z]*.py"))]
+    return [path.stem for path in sorted((Path(__file__).parent / "zoo").glob("[!_]*.py"))]
 
 ENCODINGS = Registry(                                                  # in the order of --pe
     {"nope": EncodingConfig, "sinusoidal": Sinusoidal, "learned": Learned, "expe": ExPE, "exqpe": ExQPE, "rope": RoPE,
@@ -310,6 +317,8 @@ class ModelConfig(Knobs):
     def check(self):
         if self.d_model % self.n_heads:
             raise InputError(f"n_heads must be a divisor of d_model, {self.d_model}, got {self.n_heads}")
+        if self.nope_every > self.n_layers:
+            raise InputError(f"nope_every must be at most n_layers, {self.n_layers}, got {self.nope_every}")
         if self.window and not self.causal:
             raise InputError("window counts the keys before a query: it needs a causal model")
         if self.d_mlp is None:
@@ -328,8 +337,9 @@ class ModelConfig(Knobs):
 
     @classmethod
     def from_dict(cls, values):
-        encoding = EncodingConfig.from_dict(values.get("encoding", {}))
-        return super().from_dict({**values, "encoding": encoding})
+        if "encoding" in values:
+            values = {**values, "encoding": EncodingConfig.from_dict(values["encoding"])}
+        return super().from_dict(values)
 
 
 # ---- the training run ------------------------------------------------------------------------------------------------

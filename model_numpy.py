@@ -236,7 +236,7 @@ def add_learned_backward(dout, cache):
 def phi_forward(h, table, learned):
     """phi(h, n): the first l of the C numbers are the table's, the others h's. The paper's equation 3."""
     phi = h.copy()                                                                # (B, T, C)
-    phi[..., : table.shape[-1]] = table
+    phi[..., : table.shape[-1]] = table                                           # equation 3
     return phi, table.shape[-1]
 
 def phi_backward(dphi, l):

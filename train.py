@@ -51,7 +51,8 @@ READERS = {int: whole, int | None: whole, float: number, float | None: number, s
 def add_flags(group, fields):
     """A flag for each field: its name with dashes, unless it has one of its own."""
     for name, f in fields.items():
-        flag, how = f.metadata["flag"] or "--" + name.replace("_", "-"), {"metavar": name.upper()}
+        flag = f.metadata["flag"] or "--" + name.replace("_", "-")
+        how = {"metavar": flag.strip("-").upper().replace("-", "_")}
         if f.type is bool:
             how = {"action": argparse.BooleanOptionalAction, "default": None}
         group.add_argument(flag, dest=name, help=f.metadata["help"], type=READERS.get(f.type), **how)
@@ -130,11 +131,14 @@ def choose_preset(args):
     return AUTO[kind] if args.preset == "auto" else args.preset, kind
 
 def run_name(preset, args, model, train):
-    """The default directory: the preset, the encoding and those of its flags that were given, the seed, the backend."""
+    """The default directory: the preset, the encoding and its flags and the model's that were given, seed, backend."""
     names = sorted(flags_of(type(model.encoding)), key=("once", "on", "learn").__contains__)   # numbers before words
     given = {name: getattr(args, name) for name in names}
     flags = [name if value is True else f"{name}{value:{'' if isinstance(value, str) else 'g'}}"
              for name, value in given.items() if value is not None]
+    for name, f in flags_of(ModelConfig).items():
+        if (value := getattr(args, name)) is not None and name not in ("context", "vocab_size", "dropout"):
+            flags.append((f.metadata["flag"] or name).strip("-") + ("" if value is True else str(value).lower()))
     backend = [train.backend] if train.backend != "torch" else []
     return Path("runs") / "-".join([preset, model.encoding.pe, *flags, f"s{train.seed}", *backend])
 
@@ -435,8 +439,8 @@ def prepare(args, model, config, record, run):
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
-    parser = command_line()
-    with parser.one_line_errors():
+    with CommandLine(prog="train.py").one_line_errors():               # a file of zoo/ may be what is wrong
+        parser = command_line()
         args = parser.parse_args(argv)
         if args.resume and args.overwrite:
             parser.error("--resume goes on with a run, --overwrite discards it: leave one out")

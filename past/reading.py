@@ -26,8 +26,8 @@ from past.scaling import dual_chunk_positions, scaled
 from runs import load_model
 
 BLOCK, PAIRS = 256, 2**21                # queries, and queries times keys, read at a time where scores need a bias
-CANNOT_STREAM = ("cannot stream as trained here: positions are part of the embeddings or the values, where they cannot "
-                 "be changed later")
+CANNOT_STREAM = ("cannot stream as trained here: positions are part of the embeddings or the values, or no sum apart "
+                 "from a key's content, and cannot be changed later")
 
 class Rows(NamedTuple):
     """An encoding's rows, or None, of positions of that shape, (T,) or (B, T)."""
@@ -128,16 +128,21 @@ class Reader(GPT):
         return self.config.encoding.longest(self.config)
 
     def streams(self):
-        """Whether a key's position can be changed later: none may be part of the embeddings or of the values."""
-        w = self.embedding.weight
-        x, far = w.new_zeros(1, 1, w.shape[1]), np.array([2**20])       # far enough to differ from 0 in any format
+        """Whether a key's position can be changed later: none may be part of the embeddings or of the values, and what
+        an override adds must be a sum apart from a key's content.
+        """
+        x, far = self.embedding.weight[None, :1], np.array([2**20])     # far enough to differ from 0 in any format
 
-        def fixed(encoding):
-            here, there = (as_tensor(encoding.settings.rows(n, self.config), w) for n in (0 * far, far))
+        def movable(encoding):
+            here, there = (as_tensor(encoding.settings.rows(n, self.config), x) for n in (0 * far, far))
+            nowhere = None if there is None else torch.zeros_like(there)
+            parts = zip(encoding.override(x, there), encoding.override(x, nowhere), encoding.override(0 * x, there),
+                        strict=True)                                    # affine: the head of this file
+            affine = all(torch.allclose(both, content + place) for both, content, place in parts)
             embedded = torch.equal(encoding.embed(x, here), encoding.embed(x, there))
-            return embedded and torch.equal(encoding.override(x, here)[2], encoding.override(x, there)[2])
+            return embedded and affine and torch.equal(encoding.override(x, here)[2], encoding.override(x, there)[2])
 
-        return self.longest == math.inf and all(map(fixed, self.encodings()))
+        return self.longest == math.inf and all(map(movable, self.encodings()))
 
     def check_stream(self):
         if not self.streams():

@@ -77,7 +77,8 @@ def test_the_encoding_and_the_window_of_each_block():
     assert blocks() == [("alibi", 0)] * 6 and blocks(window=3) == [("alibi", 3)] * 6
     assert blocks(nope_every=3) == [("alibi", 0), ("alibi", 0), ("nope", 0)] * 2
     assert blocks(nope_every=4, window=3) == [*[("alibi", 3)] * 3, ("nope", 0), *[("alibi", 3)] * 2]
-    assert blocks(nope_every=7) == [("alibi", 0)] * 6
+    with pytest.raises(InputError, match="nope_every must be at most n_layers, 6, got 7"):
+        blocks(nope_every=7)
 
 
 def test_unset_fields_take_their_defaults_where_the_context_is_known():

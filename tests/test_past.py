@@ -556,6 +556,14 @@ def test_no_array_grows_with_the_square_of_the_length(pe, variant, monkeypatch):
     assert sizes[1] <= 2 * sizes[0] and sizes[1] < 1024 * 1024 / 4
 
 
+def test_an_override_that_is_not_affine_is_refused_by_streams():
+    model = reading("expe")
+    assert model.streams()
+    model.encoding.override = lambda h, table: [h * (1 + table.sum(-1, keepdim=True))] * 2 + [h]
+    with pytest.raises(InputError, match="cannot stream as trained here"):
+        model(some_tokens(1, 2), cache=Cache(1, 3))
+
+
 def test_alibis_bias_keeps_its_digits_at_16384():
     """-slope (m - n) in fp32, where slope n, which gives the same attention, would lose three digits."""
     n, model = np.arange(16384 - 256, 16384), tiny("alibi", n_heads=2)

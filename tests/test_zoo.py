@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY
+from conftest import ROOT, TINY, refused
 from test_model import T, attend, attention_in_loops, filled, like, some_input, some_tokens, tiny
 
 import model_numpy
@@ -173,3 +173,17 @@ def test_an_encoding_put_into_the_zoo_is_held_to_the_tests_of_all(with_line):
              "test_model.py::test_no_token_sees_a_later_one[line-gpt-window]")
     done = with_line("-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests))
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name, text, message", [
+    ("broken", "def (", "zoo/broken.py cannot be used: SyntaxError"),
+    ("empty", "", "zoo/empty.py cannot be used: AttributeError: module 'zoo.empty' has no attribute 'Settings'"),
+    ("rope", LINE, "zoo/rope.py has the name of an encoding that is here already: rename it"),
+])
+def test_a_file_of_the_zoo_that_cannot_be_used_is_named(name, text, message, tmp_path):
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "zoo" / f"{name}.py").write_text(text, encoding="utf-8")
+    arguments = [sys.executable, "train.py", "--pe", "expe"]
+    assert message in refused(subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True))

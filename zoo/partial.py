@@ -19,16 +19,16 @@ class Settings(Sinusoidal):                                          # --base is
                                   "share of each head's dimensions that turn (default: 0.25)")
 
     def width(self, model):
-        return round(self.rotary_fraction * model.d_head)
+        return self.rotary_fraction * model.d_head
 
     def fit(self, model):
-        if self.width(model) % 2 or not self.width(model):
+        if self.width(model) % 2:
             raise InputError(f"rotary_fraction must leave an even width: {self.rotary_fraction} of d_head, "
-                             f"{model.d_head}, is {self.width(model)}")
+                             f"{model.d_head}, is {self.width(model):g}")
         return self
 
     def rows(self, positions, model):
-        return expe.rope_table(positions, self.width(model), self.base)[..., None, :, :]       # (..., 1, T, r)
+        return expe.rope_table(positions, int(self.width(model)), self.base)[..., None, :, :]       # (..., 1, T, r)
 
 def rotate_forward(q, k, table, learned):
     """The first r of D dimensions turn. q and k (B, H, T, D); table (..., 1, T, r): cosines, then sines."""
