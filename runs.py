@@ -41,7 +41,9 @@ class CommandLine(argparse.ArgumentParser):
             yield
         except InputError as error:
             self.error(error)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemError) as error:           # the latter: a Ctrl-C that came within rustbpe
+            if not isinstance(error.__cause__ or error, KeyboardInterrupt):
+                raise
             self.exit(130, f"{self.prog}: stopped\n")
         except MemoryError as error:
             self.error(f"not enough memory: {error or 'use smaller sizes'}")

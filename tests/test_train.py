@@ -125,7 +125,7 @@ def test_ctrl_c_keeps_the_last_step_and_says_how_to_go_on(uninterrupted, flags, 
         (["shaw"], "shaw"),
         (["alibi"], "alibi"),
         (["partial", "--rotary-fraction", "1/2"], "partial-rotary_fraction0.5"),
-        (["expe", "--nope-every", "2", "--window", "8"], "expe"),
+        (["expe", "--nope-every", "2", "--window", "8"], "expe-nope_every2-window8"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
