@@ -400,11 +400,11 @@ def masked_softmax_forward(scores, causal=True, window=0):
 
     causal: those up to its own index; with a window, the last so many of them.
     """
-    T, S = scores.shape[-2:]
-    hidden = np.zeros((T, S), scores.dtype)
-    hidden[np.triu(np.ones((T, S), bool), 1) & causal] = -np.inf                  # ahead
-    hidden[np.tril(np.ones((T, S), bool), -window) & (window > 0)] = -np.inf      # further back than the window
-    scores += hidden
+    never = np.full(scores.shape[-2:], -np.inf, scores.dtype)                     # (T, S)
+    if causal:
+        scores += np.triu(never, 1)                                               # ahead
+    if window:
+        scores += np.tril(never, -window)                                         # further back than the window
     scores -= scores.max(-1, keepdims=True)                                       # exp cannot overflow then
     np.exp(scores, out=scores)
     scores /= scores.sum(-1, keepdims=True)
