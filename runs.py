@@ -1,6 +1,6 @@
 """A run on disk, whole or not at all; and how a script says what was wrong.
 
-    runs/<name>/   config.json  model.safetensors  optimizer.pt  log.jsonl  tokenizer.tiktoken
+    runs/<name>/   config.json  model.safetensors  optimizer.safetensors  log.jsonl  tokenizer.tiktoken
 
 config.json names the size and the SHA-256 of the checkpoint's files, and replacing it is what commits a checkpoint:
 1. FILE.new is written for each file, 2. config.json is replaced, 3. each FILE.new is renamed to FILE. A run killed
@@ -20,7 +20,7 @@ from pathlib import Path
 from config import InputError, ModelConfig, TrainConfig
 
 # torch and safetensors are imported where they are used, so that --help and a wrong flag answer at once.
-CHECKPOINT = ("model.safetensors", "optimizer.pt")
+CHECKPOINT = ("model.safetensors", "optimizer.safetensors")
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def read_run(run):
     record = read_json(run / "config.json")
     try:
         _ = record["data"]["folder"], record["data"]["pattern"], record["data"]["tokenizer"]["sha256"]
-        _ = record["checkpoint"]["step"] + sum(record["checkpoint"]["files"][name]["bytes"] for name in CHECKPOINT)
+        _ = record["checkpoint"]["step"] + sum(file["bytes"] for file in record["checkpoint"]["files"].values())
         return ModelConfig.from_dict(record["model"]), TrainConfig.from_dict(record["train"]), record
     except InputError as error:
         raise InputError(f"{run / 'config.json'}: {error}") from None
@@ -183,22 +183,22 @@ def checkpoint_file(run, record, name):
         raise InputError(f"{path} has a size of {found['bytes']:,} bytes and config.json says {expected['bytes']:,}")
     raise InputError(f"{path} has the right size and the wrong SHA-256 hash: it was damaged or replaced")
 
-def read_weights(path, shapes):
+def read_tensors(path, shapes):
     """{name: float32 array} of a .safetensors file; InputError unless its names and shapes are those of `shapes`."""
     import safetensors.numpy
 
     try:
-        weights = safetensors.numpy.load_file(path)
+        tensors = safetensors.numpy.load_file(path)
     except (safetensors.SafetensorError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not a safetensors file of NumPy's types: {error}") from None
-    for name in [*shapes, *weights]:
-        if name not in weights or name not in shapes:
+    for name in [*shapes, *tensors]:
+        if name not in tensors or name not in shapes:
             what = "lacks the" if name in shapes else "has an unknown"
             raise InputError(f"{path} {what} tensor {name}: it is of another model than config.json's")
-        found, right = (weights[name].shape, str(weights[name].dtype)), (tuple(shapes[name]), "float32")
+        found, right = (tensors[name].shape, str(tensors[name].dtype)), (tuple(shapes[name]), "float32")
         if found != right:
             raise InputError(f"{path}: {name} has the shape and type {found}, and config.json makes it {right}")
-    return {name: weights[name] for name in shapes}
+    return {name: tensors[name] for name in shapes}
 
 def load_model(run, make=None):
     """(GPT on the CPU in eval mode, all of config.json) of a run directory; make(config): another class than GPT."""
@@ -213,7 +213,7 @@ def load_model(run, make=None):
     except (InputError, OSError):                       # a run in training may have replaced its checkpoint just now
         config, _, record = read_run(run)
         path = checkpoint_file(run, record, "model.safetensors")
-    model, weights = (make or GPT)(config), read_weights(path, parameter_shapes(config))
+    model, weights = (make or GPT)(config), read_tensors(path, parameter_shapes(config))
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     return model.eval(), record
 
@@ -223,12 +223,11 @@ def load_model(run, make=None):
 def save_checkpoint(run, backend, step, record, seconds=0.0):
     """Replace the run's checkpoint by this one, whole or not at all; seconds: trained so far."""
     import safetensors.numpy
-    import torch
 
     try:
-        safetensors.numpy.save_file(backend.weights(), run / "model.safetensors.new")
-        torch.save({"step": step, "optimizer": backend.optimizer_state()}, run / "optimizer.pt.new")
-    except (safetensors.SafetensorError, RuntimeError) as error:                       # how these report a full disk
+        for name, tensors in zip(CHECKPOINT, (backend.weights(), backend.moments()), strict=True):
+            safetensors.numpy.save_file(tensors, run / f"{name}.new")
+    except safetensors.SafetensorError as error:                        # how it reports a full disk
         raise InputError(f"{run}: the checkpoint of step {step} cannot be written: {error}") from None
     files = {name: fingerprint(run / f"{name}.new") for name in CHECKPOINT}
     record["checkpoint"] = {"step": step, "seconds": seconds, "files": files}
@@ -252,20 +251,14 @@ def new_run(run, backend, record, tokenizer):
 
 def load_checkpoint(run, backend, record):
     """Fill the backend from the run's checkpoint; returns its step. Cuts the log back to that step."""
-    import torch
-
-    for path in [checkpoint_file(run, record, name) for name in CHECKPOINT]:
+    if "optimizer.pt" in record["checkpoint"]["files"]:
+        raise InputError(f"{run} is of an earlier version: python -m lab.upgrade {run} makes it resumable")
+    weights, moments = (checkpoint_file(run, record, name) for name in CHECKPOINT)
+    step = record["checkpoint"]["step"]
+    shapes = {f"{moment}.{name}": shape for moment in "mv" for name, shape in backend.shapes.items()} if step else {}
+    backend.load(read_tensors(weights, backend.shapes), read_tensors(moments, shapes), step)
+    for path in (weights, moments):
         os.replace(path, str(path).removesuffix(".new"))               # a kill may have left the last renames undone
-    path = run / "optimizer.pt"
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:                          # of a dozen kinds
-        raise InputError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-    weights, step = read_weights(run / "model.safetensors", backend.shapes), record["checkpoint"]["step"]
-    try:
-        backend.load(weights, state["optimizer"])
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise InputError(f"{path} is not the optimizer's state of this run ({type(error).__name__}: {error})") from None
     path = run / "log.jsonl"
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)     # the last may be what a kill left of one

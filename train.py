@@ -214,22 +214,26 @@ class TorchBackend:
     def weights(self):
         return {name: tensor.cpu().contiguous().numpy() for name, tensor in self.model.state_dict().items()}
 
-    def optimizer_state(self):
-        return self.optimizer.state_dict()
+    def moments(self):
+        """AdamW's, as arrays: {"m.NAME": of the gradient, "v.NAME": of its square}; {} before the first step."""
+        found = {}
+        for name, parameter in self.model.named_parameters():
+            if state := self.optimizer.state[parameter]:
+                found[f"m.{name}"] = state["exp_avg"].cpu().numpy()
+                found[f"v.{name}"] = state["exp_avg_sq"].cpu().numpy()
+        return found
 
-    def load(self, weights, state):
-        """Go on from these weights, {name: array}, and that state of the optimizer; ValueError if it is another's."""
+    def load(self, weights, moments, step):
+        """Go on from these weights and moments, after so many steps."""
         import torch
 
-        self.model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        for index, moments in state["state"].items():   # a fused step with another shape would write past its memory
-            shape = parameters[index].shape
-            if moments["exp_avg"].shape != shape or moments["exp_avg_sq"].shape != shape:
-                raise ValueError(f"the moments of parameter {index} must have the shape {tuple(shape)}")
-        if state["state"] and len(state["state"]) != len(parameters):
-            raise ValueError(f"{len(state['state'])} parameters, and the model has {len(parameters)}")
-        self.optimizer.load_state_dict(state)
+        weights, moments = ({name: torch.from_numpy(x) for name, x in found.items()} for found in (weights, moments))
+        self.model.load_state_dict(weights)
+        for name, w in self.model.named_parameters():
+            if step:
+                self.optimizer.state[w] = {"step": torch.tensor(float(step), device=w.device),
+                                           "exp_avg": moments[f"m.{name}"].to(w.device),
+                                           "exp_avg_sq": moments[f"v.{name}"].to(w.device)}
 
     def step(self, batch, step):
         """One optimizer step on the batch (B, T+1); returns the loss and the gradient's norm, still on the device."""
@@ -272,21 +276,13 @@ class NumpyBackend:
     def weights(self):
         return self.params
 
-    def optimizer_state(self):
-        import torch  # for its file format alone
+    def moments(self):
+        found = model_numpy.over("m.", self.state["m"]) | model_numpy.over("v.", self.state["v"])
+        return found if self.state["step"] else {}
 
-        tensors = {key: {n: torch.from_numpy(a) for n, a in self.state[key].items()} for key in ("m", "v")}
-        return {"step": self.state["step"], **tensors}
-
-    def load(self, weights, state):
-        """Go on from these weights, {name: array}, and that state of the optimizer; ValueError if it is another's."""
-        moments = {key: {name: tensor.numpy() for name, tensor in state[key].items()} for key in ("m", "v")}
-        if not isinstance(state["step"], int) or state["step"] < 0:
-            raise ValueError(f"step must be a whole number of at least 0, got {state['step']!r}")
-        for name, w in weights.items():
-            if any(found[name].shape != w.shape or found[name].dtype != w.dtype for found in moments.values()):
-                raise ValueError(f"the moments of {name} must be {w.dtype} of {w.shape}")
-        self.params, self.state = weights, {"step": state["step"], **moments}
+    def load(self, weights, moments, step):
+        self.params, m, v = weights, model_numpy.under("m.", moments), model_numpy.under("v.", moments)
+        self.state = {"step": step, "m": m, "v": v} if step else self.state
 
     def step(self, batch, step):
         """One optimizer step on the batch (B, T+1); returns the loss and the gradient's norm."""

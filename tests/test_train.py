@@ -16,6 +16,7 @@ from conftest import ROOT, TINY, command, refused
 
 import config
 import data
+import model_numpy
 import runs
 import train
 from runs import checkpoint_file, read_run
@@ -33,8 +34,9 @@ def assert_same_run(a, b):
     """Every weight, every moment of the optimizer and every line of the log, bit for bit."""
     for name, value in weights(a).items():
         assert torch.equal(value, weights(b)[name]), name
-    states = [torch.load(run / "optimizer.pt", weights_only=True)["optimizer"] for run in (a, b)]
-    torch.testing.assert_close(*states, rtol=0, atol=0)
+    moments = [safetensors.torch.load_file(run / "optimizer.safetensors") for run in (a, b)]
+    assert moments[0].keys() == {f"{moment}.{name}" for moment in "mv" for name in weights(a)}
+    torch.testing.assert_close(*moments, rtol=0, atol=0)
     assert log(a) == log(b)
 
 
@@ -71,7 +73,7 @@ def start_and_stop(flags, folder, signal_number, lines=25):
 
 def test_a_run_leaves_what_it_promises(uninterrupted, tokens):
     run, done = uninterrupted
-    files = ["config.json", "log.jsonl", "model.safetensors", "optimizer.pt", "tokenizer.tiktoken"]
+    files = ["config.json", "log.jsonl", "model.safetensors", "optimizer.safetensors", "tokenizer.tiktoken"]
     assert sorted(os.listdir(run)) == files
     model, train, record = read_run(run)
     assert model.encoding.pe == "expe" and train.steps == 200 and record["checkpoint"]["step"] == 200
@@ -321,8 +323,8 @@ def test_a_checkpoint_killed_between_its_renames_is_found_whole(uninterrupted, t
     record = read_run(run)[2]
     (run / "model.safetensors").rename(run / "model.safetensors.new")  # config.json names it, its last rename is due
     (run / "model.safetensors").write_bytes(b"the checkpoint before")
-    (run / "optimizer.pt.new").write_bytes(b"the checkpoint after, cut short")
-    for name in ("model.safetensors", "optimizer.pt"):
+    (run / "optimizer.safetensors.new").write_bytes(b"the checkpoint after, cut short")
+    for name in ("model.safetensors", "optimizer.safetensors"):
         assert checkpoint_file(run, record, name).read_bytes() == (uninterrupted[0] / name).read_bytes()
     assert (run / "model.safetensors.new").exists()  # a reader renames nothing: the writer may be at work
     done = command("train.py", "--out", run, "--resume", cwd=tmp_path)
@@ -330,7 +332,7 @@ def test_a_checkpoint_killed_between_its_renames_is_found_whole(uninterrupted, t
     assert weights(run).keys() == weights(uninterrupted[0]).keys()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
 def test_damaged_checkpoints_are_named_with_what_is_off(uninterrupted, tmp_path, name):
     shutil.copytree(uninterrupted[0], tmp_path / "runs" / "a")
     path = tmp_path / "runs" / "a" / name
@@ -358,42 +360,27 @@ def forged(run, name, change):
     runs.write_json(run / "config.json", record)
 
 
-def optimizer_with(**entries):
-    """A change of optimizer.pt: entries of the optimizer's state replaced, or left out where None."""
+def with_tensors(**changes):
+    """A change of a safetensors file: tensors replaced or added, or left out where None."""
 
     def change(path):
-        state = torch.load(path, weights_only=True)
-        for name, value in entries.items():
-            state["optimizer"].pop(name)
-            if value is not None:
-                state["optimizer"][name] = value
-        torch.save(state, path)
+        tensors = safetensors.torch.load_file(path) | {name.replace("__", "."): x for name, x in changes.items()}
+        safetensors.torch.save_file({name: x for name, x in tensors.items() if x is not None}, path)
 
     return change
-
-
-def moment_of_another_shape(path):
-    state = torch.load(path, weights_only=True)
-    moments = state["optimizer"]["state"][0] if "state" in state["optimizer"] else state["optimizer"]["m"]
-    moments["exp_avg" if "exp_avg" in moments else "norm.weight"] = torch.zeros(3)
-    torch.save(state, path)
 
 
 @pytest.mark.parametrize(
     "backend, name, change, message",
     [
-        *((backend, *case) for backend in ("torch", "numpy") for case in (
+        (backend, *case) for backend in ("torch", "numpy") for case in (
             ("model.safetensors", lambda path: path.write_bytes(b"xx"), "is not a safetensors file"),
-            ("optimizer.pt", lambda path: path.write_bytes(b"xx"), "optimizer.pt cannot be read"),
-            ("optimizer.pt", lambda path: torch.save({"step": 2}, path), "(KeyError: 'optimizer')"),
-            ("optimizer.pt", lambda path: torch.save([1], path), "the optimizer's state of this run (TypeError"),
-            ("optimizer.pt", moment_of_another_shape, "(ValueError: the moments of "),
-        )),
-        ("numpy", "optimizer.pt", optimizer_with(m=None), "(KeyError: 'm')"),
-        ("numpy", "optimizer.pt", optimizer_with(step="3"), "step must be a whole number"),
-        ("numpy", "optimizer.pt", optimizer_with(m=[1]), "(AttributeError"),
-        ("torch", "optimizer.pt", optimizer_with(param_groups=None), "(KeyError: 'param_groups')"),
-        ("torch", "optimizer.pt", optimizer_with(state={0: {}}), "(KeyError: 'exp_avg')"),
+            ("optimizer.safetensors", lambda path: path.write_bytes(b"xx"), "is not a safetensors file"),
+            ("optimizer.safetensors", with_tensors(m__norm__weight=None), "lacks the tensor m.norm.weight"),
+            ("optimizer.safetensors", with_tensors(m__norm=torch.ones(1)), "has an unknown tensor m.norm"),
+            ("optimizer.safetensors", with_tensors(v__norm__weight=torch.ones(3)), "v.norm.weight has the shape"),
+            ("optimizer.safetensors", with_tensors(v__norm__weight=torch.ones(64, dtype=torch.int8)), "'int8')"),
+        )
     ],
 )
 def test_forged_checkpoints_are_named_and_left_alone(tokens, tmp_path, backend, name, change, message):
@@ -407,6 +394,55 @@ def test_forged_checkpoints_are_named_and_left_alone(tokens, tmp_path, backend, 
     assert before == {path.name: path.read_bytes() for path in run.iterdir()}
 
 
+@pytest.mark.parametrize("backend", ["torch", "numpy"])
+def test_a_run_of_an_earlier_version_is_upgraded_and_resumed(tokens, tmp_path, backend):
+    """Its optimizer.pt held {"step", "optimizer"}: torch's own state, matrices first, or the moments by name."""
+    flags = ["--pe", "t5", *TINY, "--data", tokens, "--steps", "4", "--eval-every", "2", "--backend", backend]
+    for name in ("a", "b"):
+        assert command("train.py", *flags, "--out", f"runs/{name}", cwd=tmp_path).returncode == 0
+    run = tmp_path / "runs" / "b"
+    moments, shapes = safetensors.torch.load_file(run / "optimizer.safetensors"), weights(run)
+    names = [name for group in (True, False) for name in model_numpy.parameter_shapes(read_run(run)[0])
+             if (shapes[name].ndim > 1) is group]  # fmt: skip
+    by_index = {i: {"step": torch.tensor(4.0), "exp_avg": moments[f"m.{name}"], "exp_avg_sq": moments[f"v.{name}"]}
+                for i, name in enumerate(names)}  # fmt: skip
+    by_name = {"step": 4, **{key: {name: moments[f"{key}.{name}"] for name in names} for key in "mv"}}
+    old = {"state": by_index, "param_groups": []} if backend == "torch" else by_name
+    (run / "optimizer.safetensors").unlink()
+    torch.save({"step": 4, "optimizer": old}, run / "optimizer.pt")
+    record = runs.read_json(run / "config.json")
+    files = record["checkpoint"]["files"]
+    files.pop("optimizer.safetensors")
+    files["optimizer.pt"] = runs.fingerprint(run / "optimizer.pt")
+    runs.write_json(run / "config.json", record)
+    assert command("eval.py", run, "--lengths", "16", "--max-docs", "1", cwd=tmp_path).returncode == 0
+    line = refused(command("train.py", "--out", "runs/b", "--resume", cwd=tmp_path))
+    assert "runs/b is of an earlier version: python -m lab.upgrade runs/b makes it resumable" in line
+    done = command("lab.upgrade", "runs/b", cwd=tmp_path)
+    assert done.returncode == 0 and "runs/b can be resumed" in done.stdout, done.stderr
+    done = command("train.py", "--out", "runs/b", "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(tmp_path / "runs" / "a", run)
+
+
+@pytest.mark.parametrize("optimizer", [
+    [1], {"state": {0: {}}}, {"state": {}},
+    {"m": {}, "v": {}}, {"m": [1], "v": []},
+], ids=str)
+def test_a_pickle_that_is_not_the_runs_is_named_and_left_alone(tokens, tmp_path, optimizer):
+    run = tmp_path / "runs" / "a"
+    flags = ["--pe", "nope", *TINY, "--data", tokens, "--steps", "1", "--out", "runs/a"]
+    assert command("train.py", *flags, cwd=tmp_path).returncode == 0
+    torch.save({"step": 1, "optimizer": optimizer}, run / "optimizer.pt")
+    record = runs.read_json(run / "config.json")
+    record["checkpoint"]["files"]["optimizer.pt"] = runs.fingerprint(run / "optimizer.pt")
+    runs.write_json(run / "config.json", record)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    line = refused(command("lab.upgrade", "runs/a", cwd=tmp_path))
+    assert "runs/a/optimizer.pt is not the optimizer's state of this run" in line
+    assert before == {path.name: path.read_bytes() for path in run.iterdir()}
+
+
 def test_config_json_is_replaced_before_the_files_it_names(tmp_path, monkeypatch):
     preset, record = config.PRESETS["mini"], {}
     backend = train.NumpyBackend(dataclasses.replace(preset.model, n_layers=1), preset.train, "cpu", False)
@@ -414,9 +450,9 @@ def test_config_json_is_replaced_before_the_files_it_names(tmp_path, monkeypatch
     order, replace = [], os.replace
     monkeypatch.setattr(os, "replace", lambda a, b: (order.append(os.path.basename(b)), replace(a, b)))
     runs.save_checkpoint(tmp_path, backend, 2, record)
-    assert order == ["config.json", "model.safetensors", "optimizer.pt"]
+    assert order == ["config.json", "model.safetensors", "optimizer.safetensors"]
     assert runs.read_json(tmp_path / "config.json")["checkpoint"]["step"] == 2
-    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors", "optimizer.pt"]
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors", "optimizer.safetensors"]
 
 
 @pytest.mark.slow
