@@ -67,14 +67,10 @@ class Knobs:
     @classmethod
     def from_dict(cls, values):
         """The inverse of dataclasses.asdict; InputError for a missing or unknown field."""
-        known = {f.name: f for f in dataclasses.fields(cls)}
-        for name in values:
-            if name not in known:
-                raise InputError(f"{cls.__name__} has no field {name!r}; it has {', '.join(known)}")
-        for name, f in known.items():
-            if name not in values and f.default is MISSING and f.default_factory is MISSING:
-                raise InputError(f"{cls.__name__} lacks the field {name!r}")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except TypeError as error:                                     # Python's own words name the field
+            raise InputError(str(error).replace(".__init__()", "")) from None
 
 
 # ---- the encodings: what each lets you set, and its table ------------------------------------------------------------
@@ -111,8 +107,8 @@ class EncodingConfig(Knobs):
     @classmethod
     def from_dict(cls, values):
         """Of a run's config.json; those of earlier versions hold None for what the encoding has not, and a chunk."""
-        if not isinstance(values, dict) or "pe" not in values:
-            raise InputError("EncodingConfig lacks the field 'pe'")
+        if not isinstance(values, dict) or not isinstance(values.get("pe"), str):
+            raise InputError("EncodingConfig lacks the field 'pe', a name")
         return cls(**{name: value for name, value in values.items() if value is not None and name != "chunk"})
 
     def fit(self, model):
@@ -216,8 +212,6 @@ class RoPE(Sinusoidal):
     def fit(self, model):
         try:
             self.rows([0], model)
-        except InputError:
-            raise
         except ValueError as error:                                    # a width that cannot be turned by pairs
             raise InputError(error) from None
         return self
@@ -337,7 +331,7 @@ class ModelConfig(Knobs):
 
     @classmethod
     def from_dict(cls, values):
-        if "encoding" in values:
+        if isinstance(values, dict) and "encoding" in values:
             values = {**values, "encoding": EncodingConfig.from_dict(values["encoding"])}
         return super().from_dict(values)
 

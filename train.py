@@ -29,7 +29,7 @@ import data
 import model_numpy
 import runs
 from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, TrainConfig
-from runs import CommandLine, number, pick_device, whole
+from runs import CommandLine, at_least, number, pick_device, whole
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 
@@ -71,7 +71,7 @@ def command_line():
     run.add_argument("--overwrite", action="store_true", help="replace the run directory if it exists")
     run.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     run.add_argument("--compile", action="store_true", help="torch.compile the blocks; needs a C++ compiler")
-    run.add_argument("--tokens", type=whole, metavar="TOKENS", help="training tokens, instead of --steps")
+    run.add_argument("--tokens", type=at_least(1), metavar="TOKENS", help="training tokens, instead of --steps")
     encoding = parser.add_argument_group("the encoding")
     encoding.add_argument("--pe", choices=tuple(ENCODINGS), help="positional encoding (default: the preset's, expe)")
     add_flags(encoding, flags_of(*ENCODINGS.values()))
@@ -104,8 +104,6 @@ def configure(args, model, train):
     if "tokens" in given:
         if "steps" in given:
             raise InputError("--tokens and --steps say the same thing: leave one out")
-        if given["tokens"] < 1:
-            raise InputError(f"tokens must be at least 1, got {given['tokens']}")
         changes["steps"] = math.ceil(given["tokens"] / (model.context * changes.get("batch_size", train.batch_size)))
     return model, dataclasses.replace(train, **changes)
 
@@ -119,13 +117,13 @@ def run_device(args, backend):
 
 def choose_preset(args):
     """(name, device kind) of the preset; flags that no preset in question can have are told before torch is loaded."""
-    errors = []
-    for name in AUTO.values() if args.preset == "auto" else [args.preset]:
+    names, errors = list(AUTO.values()) if args.preset == "auto" else [args.preset], []
+    for name in names:
         try:
             configure(args, *PRESETS[name])
         except InputError as error:
             errors.append(error)
-    if len(errors) == (2 if args.preset == "auto" else 1):
+    if len(errors) == len(names):
         raise errors[0]
     kind = "GPU" if str(run_device(args, args.backend)).startswith("cuda") else "CPU"
     return AUTO[kind] if args.preset == "auto" else args.preset, kind
@@ -188,9 +186,8 @@ def new_optimizer(model, config):
     """torch's AdamW, with decay on matrices only (table 5)."""
     import torch
 
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [{"params": [w for w in model.parameters() if w.ndim >= 2], "weight_decay": config.weight_decay},
+              {"params": [w for w in model.parameters() if w.ndim < 2], "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
 
 class TorchBackend:

@@ -92,9 +92,9 @@ def test_configs_survive_json():
     for model, train in PRESETS.values():
         assert ModelConfig.from_dict(dataclasses.asdict(model)) == model
         assert TrainConfig.from_dict(dataclasses.asdict(train)) == train
-    with pytest.raises(InputError, match="ModelConfig has no field 'colour'"):
+    with pytest.raises(InputError, match="unexpected keyword argument 'colour'"):
         ModelConfig.from_dict(dataclasses.asdict(SMALL) | {"colour": 1})
-    with pytest.raises(InputError, match="TrainConfig lacks the field 'lr'"):
+    with pytest.raises(InputError, match="missing .* argument.* 'lr'"):
         TrainConfig.from_dict({"steps": 1, "batch_size": 1, "end_lr": 0})
 
 
