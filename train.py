@@ -34,6 +34,7 @@ from runs import CommandLine, at_least, number, pick_device, whole
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 
 AUTO = {"CPU": "mini", "GPU": "paper-35m"}  # the preset of --preset auto
+OF_DATA = ("min_doc_tokens", "max_tokens")  # settings that a run has from its folder of tokens
 READ_EVERY = 10  # steps between looks at the losses: a look makes a GPU wait
 
 
@@ -80,16 +81,14 @@ def command_line():
     return parser
 
 def configure(args, model, train):
-    """The configs with the flags that were given; `model` and `train` are a preset's, or the run's to resume."""
+    """A preset's configs, `model` and `train`, with the flags that were given."""
     given = {name: value for name, value in vars(args).items() if value is not None}
 
     def those_of(fields):
         return {name: given[name] for name in fields if name in given}
 
     pe = given.get("pe", model.encoding.pe)
-    settings = {f.name: getattr(model.encoding, f.name) for f in dataclasses.fields(model.encoding) if f.name != "pe"}
-    if not args.resume or pe != model.encoding.pe:                      # of a preset's encoding, l alone is taken over
-        settings = {name: value for name, value in settings.items() if name == "l" and name in flags_of(ENCODINGS[pe])}
+    settings = {"l": model.encoding.l} if "l" in flags_of(ENCODINGS[pe]) else {}
     encoding = EncodingConfig(pe, **settings | those_of(flags_of(*ENCODINGS.values())))
     changes = those_of(flags_of(ModelConfig))
     if changes.get("d_model", model.d_model) != model.d_model:
@@ -104,8 +103,11 @@ def configure(args, model, train):
     if "tokens" in given:
         if "steps" in given:
             raise InputError("--tokens and --steps say the same thing: leave one out")
-        changes["steps"] = math.ceil(given["tokens"] / (model.context * changes.get("batch_size", train.batch_size)))
+        changes["steps"] = steps_for(given["tokens"], model, changes.get("batch_size", train.batch_size))
     return model, dataclasses.replace(train, **changes)
+
+def steps_for(tokens, model, batch_size):
+    return math.ceil(tokens / (model.context * batch_size))
 
 def run_device(args, backend):
     """Where the run computes; InputError for a device that is not here, or that the backend cannot use."""
@@ -141,20 +143,22 @@ def run_name(preset, args, model, train):
     return Path("runs") / "-".join([preset, model.encoding.pe, *flags, f"s{train.seed}", *backend])
 
 def stored_run(run, args):
-    """The configs and the record of the run to resume; InputError if a flag contradicts them."""
+    """The configs and the record of the run to resume; InputError if a flag, or a preset that is named, contradicts."""
     model, train, record = runs.read_run(run)
-
-    def refuse_change(name, before, after):
-        if before != after:
-            raise InputError(f"{name} is {'not set' if before is None else before} in {run} and {after} by these "
-                             "flags: resume with the run's own flags, or train under another --out")
-
-    for name in ("pe", *flags_of(*ENCODINGS.values())):                 # before they are merged with the run's
+    stored, asked = {**vars(model.encoding), **vars(model), **vars(train)}, {}
+    for name in ("pe", *flags_of(*ENCODINGS.values(), ModelConfig, TrainConfig)):
         if (given := getattr(args, name)) is not None:
-            refuse_change(name, getattr(model.encoding, name, None), given)
-    for stored, new in zip((model, train), configure(args, model, train), strict=True):
-        for f in dataclasses.fields(stored):
-            refuse_change(f.name, getattr(stored, f.name), getattr(new, f.name))
+            asked[name] = given
+    if args.tokens is not None:
+        asked["steps"] = steps_for(args.tokens, model, train.batch_size)
+    if args.preset != "auto":
+        new, new_train = configure(args, *PRESETS[args.preset])
+        preset = {**vars(new.encoding), **vars(new), **vars(new_train)}
+        asked |= {name: value for name, value in preset.items() if name not in (*asked, *OF_DATA)}
+    for name, value in asked.items():
+        if value is not None and value != stored.get(name):
+            raise InputError(f"{name} is {stored.get(name, 'not set')} in {run} and {value} by these flags: resume "
+                             "with the run's own flags, or train under another --out")
     return model, train, record
 
 def provenance(argv, device):
@@ -421,7 +425,7 @@ def prepare(args, model, config, record, run):
     """(folder of tokens, config, meta.json) of the run: prepared now if it has to be; to resume, as it was."""
     folder = data.ensure(config.data, model.vocab_size, config.min_doc_tokens, config.max_tokens)
     meta = data.read_meta(folder)
-    of_data = {name: meta[name] for name in ("min_doc_tokens", "max_tokens")}
+    of_data = {name: meta[name] for name in OF_DATA}
     for name, value in of_data.items():
         if getattr(args, name) not in (None, value):
             raise InputError(f"{folder} was made with {name} {value:,}, not {getattr(args, name):,}: leave the flag "
