@@ -51,23 +51,21 @@ SPLIT_PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+|
 # ---- sources: a name or a path to a stream of texts ------------------------------------------------------------------
 
 HUB = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceFW/fineweb-edu"}
-TEXT_SUFFIXES = (".txt", ".md", ".py", ".rst")
-SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
-OTHER_DATA = "choose other data with --data PATH (a file or folder of text) or --data stdlib"
+PACKED = {".gz": gzip.open, ".xz": lzma.open}
 
 def documents(source, max_doc_chars=MAX_DOC_CHARS, skipped=None):
     """The texts of a source, one by one, none longer than max_doc_chars.
 
-    source: "stdlib", a name in HUB, or the path of a file or folder of TEXT_SUFFIXES (each file a document), .jsonl
-    (a field "text") or .parquet (a column "text"). Text that is not UTF-8 is left out: its path goes to `skipped`.
+    source: "stdlib", a name in HUB, or the path of a file or folder of text (each file a document),
+    .jsonl (a field "text") or .parquet (a column "text"); text and .jsonl may be packed as .gz or .xz.
+    Text that is not UTF-8 is left out: its path goes to the list `skipped`.
     """
     for path in _files(source):
+        read = _read_rows if source in HUB else READERS[_kind(path)]
         try:
-            for file in _open_texts(path):
+            for file in read(path):
                 yield from _cut(file, max_doc_chars)
         except UnicodeDecodeError:
-            if _kind(path) not in TEXT_SUFFIXES:
-                raise InputError(f"{path} is not UTF-8 throughout") from None
             if skipped is not None:
                 skipped.append(str(path))
         except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
@@ -85,65 +83,66 @@ def _files(source):
     if not path.exists():
         raise InputError(f"{source}: no such file or folder; data is stdlib, {', '.join(HUB)} or a path")
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    readable = [p for p in files if _kind(p) in SUFFIXES and p.is_file()]
+    readable = [p for p in files if _kind(p) in READERS and p.is_file()]
     found = [p for p in readable if not any(part.startswith(".") for part in p.relative_to(path).parts)]
     if not found:
         what = "holds no file that ends in" if path.is_dir() else "must end in"
-        raise InputError(f"{source} {what} {' '.join(SUFFIXES)} (or those with .gz, .xz)")
+        raise InputError(f"{source} {what} {' '.join(READERS)} (or those with .gz, .xz)")
     return found
 
 def _kind(path):
     """The suffix that says what a file holds: ".jsonl" of books.jsonl.xz."""
-    return (Path(path.stem) if path.suffix in (".gz", ".xz") else path).suffix.lower()
+    return (Path(path.stem) if path.suffix in PACKED else path).suffix.lower()
 
-def _open_texts(path):
-    """The texts of one file, or of a data set of the hub, each as an open text file."""
-    if path in HUB.values() or path.suffix.lower() == ".parquet":
-        for row in _rows(path):
-            if not isinstance(row.get("text"), str):
-                raise InputError(f'{path} has no column "text" that holds strings; it has {", ".join(row)}')
-            yield io.StringIO(row["text"])
-        return
-    if _kind(path) == ".parquet":
-        raise InputError(f"{path} is packed, and parquet is read from its end: unpack it first")
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    with opener(path, "rt", encoding="utf-8") as file:
-        if _kind(path) in TEXT_SUFFIXES:
-            yield file
-            return
+def _read_text(path):
+    """The whole file as one text. (Readers give open files, for a text may be larger than the memory.)"""
+    with PACKED.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
+        yield file
+
+def _read_jsonl(path):
+    """The field "text" of each line that is not blank."""
+    with PACKED.get(path.suffix, open)(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
                 text = "" + json.loads(line)["text"]        # a TypeError unless it is a string
             except (ValueError, KeyError, TypeError, RecursionError):
-                raise InputError(f'{path} line {number} is not a JSON object with a field "text" of text') from None
+                raise InputError(f'{path} line {number} is not a JSON object with a field "text" in UTF-8') from None
             yield io.StringIO(text)
 
-def _rows(what):
-    """The rows of a data set of the hub, or of a parquet file."""
-    hub, file = {"path": what, "name": "sample-10BT"}, {"path": "parquet", "data_files": [str(what)]}
+def _read_rows(what):
+    """The column "text" of a .parquet file, or of a data set of the hub by its name."""
+    where = {"path": what, "name": "sample-10BT"}
+    if isinstance(what, Path):
+        where = {"path": "parquet", "data_files": [str(what)]}
+        if what.suffix in PACKED:
+            raise InputError(f"{what} is packed, and parquet is read from its end: unpack it first")
+    other = "choose other data with --data PATH (a file or folder of text) or --data stdlib"
     try:
         import datasets
-    except ImportError:
-        raise InputError(f"{what} is read by the datasets library: pip install datasets, or {OTHER_DATA}") from None
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)   # its retries; what comes of them is told below
-    try:
-        yield from datasets.load_dataset(**(hub if what in HUB.values() else file), split="train", streaming=True)
+
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)    # its retries; what comes of them is told below
+        for row in datasets.load_dataset(**where, split="train", streaming=True):
+            if not isinstance(row.get("text"), str):
+                raise TypeError(f'no column "text" that holds strings; it has {", ".join(row)}')
+            yield io.StringIO(row["text"])
+    except ModuleNotFoundError:
+        raise InputError(f"{what} is read by the datasets library: pip install datasets, or {other}") from None
     except Exception as error:      # the hub's, the network's and Arrow's own kinds have no common ancestor
-        raise InputError(f"{what} cannot be read ({type(error).__name__}: {str(error)[:200]}); {OTHER_DATA}") from None
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise InputError(f"{what} cannot be read ({reason}); {other}") from None
+
+READERS = dict.fromkeys((".txt", ".md", ".py", ".rst"), _read_text)
+READERS |= {".jsonl": _read_jsonl, ".parquet": _read_rows}
 
 def _cut(file, limit):
     """The text of an open file, in pieces of at most limit characters, cut at a line's end where there is one."""
-    piece = ""
-    while more := file.read(limit - len(piece)):
-        piece += more
-        if len(piece) == limit:
-            end = piece.rfind("\n") + 1 or limit
-            yield piece[:end]
-            piece = piece[end:]
-    if piece:
-        yield piece
+    rest = ""
+    while piece := rest + file.read(limit - len(rest)):
+        end = limit if len(piece) < limit else piece.rfind("\n") + 1 or limit
+        yield piece[:end]
+        rest = piece[end:]
 
 def _unique(texts, min_bytes, dropped):
     """(split, text) of each text not seen before. The split depends on the text alone, not on the order."""
@@ -432,7 +431,7 @@ def main():
     parser = CommandLine(description="Turn text into tokens on disk, or show what a prepared folder holds.",
                          epilog="example: python data.py fineweb --vocab 32000 --min-doc-tokens 4000 --max-tokens 7e8")
     mini, number, add = PRESETS["mini"], {"type": whole, "metavar": "N"}, parser.add_argument
-    add("source", nargs="?", help=f"stdlib, {', '.join(HUB)}, or a file or folder of {' '.join(SUFFIXES)} (.gz, .xz)")
+    add("source", nargs="?", help=f"stdlib, {', '.join(HUB)}, or a file or folder of {' '.join(READERS)} (.gz, .xz)")
     add("--show", metavar="DIR", help="print a prepared folder's counts, median document length and a sample")
     add("--vocab", **number, help=f"entries of the tokenizer to train (default: {mini.model.vocab_size})")
     add("--tokenizer", metavar="FILE", help="use a ready tokenizer, a .tiktoken file")
