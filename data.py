@@ -23,7 +23,6 @@ import os
 import shutil
 import sys
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +36,7 @@ from runs import CommandLine, fingerprint, read_json, whole, write_json
 SPLITS = ("train", "val", "test")
 HELD_OUT = 1 / 14                   # share of the documents in val, and in test: the 50M of 700M tokens of the paper
 MAX_DOC_CHARS = 2**20               # longer texts are cut, so that no document needs much memory
-TOKENIZER_BYTES = 2**30             # the tokenizer is trained on at most so much of a source
+TOKENIZER_CHARS = 2**28             # the tokenizer is trained on at most so much of a source, held in memory
 ENCODE_CHARS = 2**22                # text that is encoded at a time
 EOT = "<|endoftext|>"
 progress = functools.partial(tqdm, unit=" documents", disable=None, leave=False)      # None: only on a terminal
@@ -207,7 +206,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
 
     A tokenizer of `vocab` entries is trained on the training documents, or `tokenizer` is a .tiktoken file. Documents
     of fewer than min_doc_tokens tokens are dropped. Reading ends once max_tokens are written (0: never). Memory stays
-    bounded: texts flow through, and only a hash of each is kept. InputError if no usable document is found.
+    bounded: past TOKENIZER_CHARS only a hash of each text is kept. InputError if train or val gets no document.
     """
     if tokenizer:
         if Path(tokenizer).suffix != ".tiktoken":
@@ -221,57 +220,47 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
             raise InputError(f"{name} must be at least {least}, got {value}")
     out = Path(out) if out else folder_of(source, vocab)
     dropped, skipped = {"short": 0, "duplicate": 0}, []
-    texts = _unique(documents(source, max_doc_chars, skipped), min_doc_tokens, dropped)
+    texts = progress(documents(source, max_doc_chars, skipped), "reading")
+    texts = _unique(texts, min_doc_tokens, dropped)
 
-    with _scratch_folder(out, overwrite) as scratch, open(scratch / "spool.jsonl", "w+") as spool:
+    with _scratch_folder(out, overwrite) as scratch:
         path = scratch / "tokenizer.tiktoken"
         if tokenizer:
             shutil.copyfile(tokenizer, path)
         else:
-            save_tokenizer(train_tokenizer(_spooled(texts, spool), vocab), path)
-            spool.seek(0)
-            texts = itertools.chain(map(json.loads, spool), texts)
+            first = _take(texts, TOKENIZER_CHARS)
+            save_tokenizer(train_tokenizer((text for split, text in first if split == "train"), vocab), path)
+            texts = itertools.chain(first, texts)           # each is read once, as a stream has to be
         encoding = load_tokenizer(path)
         splits = _write_tokens(texts, encoding, scratch, min_doc_tokens, max_tokens, dropped)
-        (scratch / "spool.jsonl").unlink()
         dropped["not_utf8"] = len(skipped)
-        if not (count := sum(split["documents"] for split in splits.values())):
-            raise InputError(f"{source} has no usable document: {dropped['short']:,} are shorter than "
-                             f"{min_doc_tokens:,} tokens (--min-doc-tokens), {len(skipped):,} are not UTF-8")
+        count = sum(split["documents"] for split in splits.values())
         for name in ("train", "val"):
             if splits[name]["tokens"] == 0:
-                raise InputError(f"{source} has {count} usable documents, and none fell to {name}: cut them smaller "
-                                 "with --max-doc-chars 20000, lower --min-doc-tokens, or give more documents")
+                raise InputError(
+                    f"{source} has {count} usable documents, and none fell to {name}: cut them smaller with "
+                    "--max-doc-chars 20000, lower --min-doc-tokens, or give more documents (left out: "
+                    f"{dropped['short']:,} shorter than {min_doc_tokens:,} tokens, {len(skipped):,} not UTF-8)")
         write_json(scratch / "meta.json", {
-            "source": full_name(source), "vocab": vocab, "eot": encoding.eot_token, "pattern": SPLIT_PATTERN, **limits,
+            "source": full_name(source), "vocab": vocab, "eot": encoding.eot_token, "pattern": SPLIT_PATTERN,
+            "min_doc_tokens": min_doc_tokens, "max_tokens": max_tokens, "max_doc_chars": max_doc_chars,
             "python": sys.version.split()[0], "dropped": dropped, "splits": splits, "tokenizer": fingerprint(path),
         })
     return out
 
-def _spooled(texts, spool):
-    """The training texts of the first TOKENIZER_BYTES, while all is spooled: a stream is read once."""
-    size, bar = 0, progress(desc="reading")
-    while size < TOKENIZER_BYTES and (pair := next(texts, None)):
-        size += spool.write(json.dumps(pair) + "\n")
-        bar.update()
-        if pair[0] == "train":
-            yield pair[1]
-
 def _write_tokens(texts, encoding, folder, min_doc_tokens, max_tokens, dropped):
     """Encode (split, text) pairs on all cores into .bin files; returns {split: documents, tokens, bytes, sha256}."""
     counts = {name: {"documents": 0, "tokens": 0} for name in SPLITS}
-    eot = np.uint16(encoding.eot_token).tobytes()
-    encode = functools.partial(encoding.encode_to_numpy, disallowed_special=())
     texts = iter(progress(texts, "encoding"))
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(os.cpu_count()) as pool:    # tiktoken frees the GIL
+    with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context(open(folder / f"{name}.bin", "wb")) for name in SPLITS}
         while pairs := _take(texts, ENCODE_CHARS):
-            names, batch = zip(*pairs, strict=True)
-            for name, tokens in zip(names, pool.map(encode, batch), strict=True):
+            encoded = encoding.encode_ordinary_batch([text for _, text in pairs], num_threads=os.cpu_count())
+            for (name, _), tokens in zip(pairs, encoded, strict=True):
                 if len(tokens) < min_doc_tokens:
                     dropped["short"] += 1
                     continue
-                files[name].write(eot + tokens.astype(np.uint16).tobytes())
+                files[name].write(np.array([encoding.eot_token, *tokens], np.uint16))
                 counts[name]["documents"] += 1
                 counts[name]["tokens"] += len(tokens) + 1
             if max_tokens and sum(count["tokens"] for count in counts.values()) >= max_tokens:

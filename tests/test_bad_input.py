@@ -50,7 +50,8 @@ WRONG = [
     ("train.py --data empty.txt", "the training text has only enough pairs for a vocabulary of 257"),
     ("train.py --data short.txt --vocab 257", "short.txt has 1 usable documents, and none fell to val: cut them"
      " smaller"),
-    ("data.py short.txt --vocab 257 --min-doc-tokens 5000", "no usable document: 1 are shorter than 5,000 tokens"),
+    ("data.py short.txt --vocab 257 --min-doc-tokens 5000", "left out: 1 shorter than 5,000 tokens, 0 not UTF-8"),
+    ("data.py short.txt --vocab 257 --min-doc-tokens 5000", "short.txt has 0 usable documents, and none fell to train"),
     ("data.py", "give a source to prepare"),
     ("data.py stdlib --show x", "give a source to prepare"),
     ("data.py --show nowhere", "nowhere is not a folder of tokens (no meta.json)"),

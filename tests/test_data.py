@@ -184,7 +184,7 @@ def test_a_ready_tokenizer_is_used_as_it_is(books, tokens, tmp_path):
 
 def test_the_tokenizer_is_trained_on_a_bounded_part_and_nothing_is_lost(books, tokens, tmp_path, monkeypatch):
     seen, train = [], data.train_tokenizer
-    monkeypatch.setattr(data, "TOKENIZER_BYTES", 100_000)
+    monkeypatch.setattr(data, "TOKENIZER_CHARS", 100_000)
     monkeypatch.setattr(
         data, "train_tokenizer", lambda texts, vocab: train((seen.append(t) or t for t in texts), vocab)
     )
@@ -211,7 +211,7 @@ def test_max_tokens_ends_a_stream(books, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "ENCODE_CHARS", 1000)
     folder = data.prepare(str(books), tmp_path / "out", 300, max_tokens=90_000)
     found = sum(split["tokens"] for split in data.read_meta(folder)["splits"].values())
-    assert 90_000 <= found < 90_000 + 5_000 and not (folder / "spool.jsonl").exists()
+    assert 90_000 <= found < 90_000 + 5_000
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak of its memory from /proc")
@@ -223,7 +223,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
         for i in range(230):  # 26 MB, no piece like another
             file.write(f"{i} {line}")
     program = (
-        "import sys, data; data.TOKENIZER_BYTES, data.ENCODE_CHARS = 2**20, 2**20\n"
+        "import sys, data; data.TOKENIZER_CHARS, data.ENCODE_CHARS = 2**20, 2**20\n"
         "data.prepare(sys.argv[1], sys.argv[2], 300, max_doc_chars=2**17)\n"
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
@@ -254,7 +254,7 @@ def launch(*arguments, cwd):
 def launch_and_hold(*arguments, cwd):
     """The same, stopped at work on a folder in data/."""
     process, deadline = launch(*arguments, cwd=cwd), time.monotonic() + 60
-    while not list(cwd.glob("data/.*.partial/spool.jsonl")) and time.monotonic() < deadline:
+    while not list(cwd.glob("data/.*.partial")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGSTOP)
     return process
