@@ -31,7 +31,7 @@ import tiktoken
 from tqdm import tqdm
 
 from config import PRESETS, InputError
-from runs import CommandLine, fingerprint, read_json, whole, write_json
+from runs import CommandLine, at_least, fingerprint, read_json, whole, write_json
 
 SPLITS = ("train", "val", "test")
 HELD_OUT = 1 / 14                   # share of the documents in val, and in test: the 50M of 700M tokens of the paper
@@ -214,10 +214,6 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
         vocab = load_tokenizer(tokenizer).n_vocab
     if not 257 <= vocab <= 2**16:
         raise InputError(f"vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {vocab}")
-    limits = {"min_doc_tokens": min_doc_tokens, "max_tokens": max_tokens, "max_doc_chars": max_doc_chars}
-    for name, value in limits.items():
-        if value < (least := 0 if name == "max_tokens" else 1):
-            raise InputError(f"{name} must be at least {least}, got {value}")
     out = Path(out) if out else folder_of(source, vocab)
     dropped, skipped = {"short": 0, "duplicate": 0}, []
     texts = progress(documents(source, max_doc_chars, skipped), "reading")
@@ -413,25 +409,23 @@ def show(folder):
 def main():
     parser = CommandLine(description="Turn text into tokens on disk, or show what a prepared folder holds.",
                          epilog="example: python data.py fineweb --vocab 32000 --min-doc-tokens 4000 --max-tokens 7e8")
-    mini, number, add = PRESETS["mini"], {"type": whole, "metavar": "N"}, parser.add_argument
-    add("source", nargs="?", help=f"stdlib, {', '.join(HUB)}, or a file or folder of {' '.join(READERS)} (.gz, .xz)")
-    add("--show", metavar="DIR", help="print a prepared folder's counts, median document length and a sample")
-    add("--vocab", **number, help=f"entries of the tokenizer to train (default: {mini.model.vocab_size})")
-    add("--tokenizer", metavar="FILE", help="use a ready tokenizer, a .tiktoken file")
-    add("--min-doc-tokens", **number, default=mini.train.min_doc_tokens, help="drop shorter (default: %(default)s)")
-    add("--max-doc-chars", **number, default=MAX_DOC_CHARS, help="cut longer at a line's end (default: %(default)s)")
-    add("--max-tokens", **number, default=0, help="stop after so many tokens (default: 0, no end)")
+    mini, size, add = PRESETS["mini"], {"type": at_least(1), "metavar": "N"}, parser.add_argument
+    either = parser.add_mutually_exclusive_group(required=True).add_argument
+    either("source", nargs="?", help=f"stdlib, {', '.join(HUB)}, or a file or folder of {' '.join(READERS)} (.gz, .xz)")
+    either("--show", metavar="DIR", help="print a prepared folder's counts, median document length and a sample")
+    either = parser.add_mutually_exclusive_group().add_argument
+    either("--vocab", type=whole, metavar="N", default=mini.model.vocab_size,
+           help="entries of the tokenizer to train (default: %(default)s)")
+    either("--tokenizer", metavar="FILE", help="use a ready tokenizer, a .tiktoken file")
+    add("--min-doc-tokens", **size, default=mini.train.min_doc_tokens, help="drop shorter (default: %(default)s)")
+    add("--max-doc-chars", **size, default=MAX_DOC_CHARS, help="cut longer at a line's end (default: %(default)s)")
+    add("--max-tokens", type=at_least(0), metavar="N", default=0, help="stop after so many (default: 0, no end)")
     add("--out", metavar="DIR", help="the folder to write (default: data/<name>-v<vocab>)")
     add("--overwrite", action="store_true", help="replace the folder if it exists")
     with parser.one_line_errors():
-        args = parser.parse_args()
-        folder = args.__dict__.pop("show")
-        if (args.source is None) == (folder is None):
-            parser.error("give a source to prepare, as in python data.py stdlib, or a folder to show, by --show DIR")
-        if args.vocab is not None and args.tokenizer:
-            parser.error("--vocab is for training a tokenizer, and --tokenizer brings its own: leave one out")
-        args.vocab = mini.model.vocab_size if args.vocab is None else args.vocab
-        show(prepare(**vars(args)) if folder is None else folder)
+        args = vars(parser.parse_args())
+        folder = args.pop("show")
+        show(prepare(**args) if folder is None else folder)
 
 if __name__ == "__main__":
     main()
