@@ -261,7 +261,7 @@ class GPT(nn.Module):
     for `learned`. Raises ValueError for a wrong shape or dtype, a token outside the vocabulary, and a position without
     a row. Its first weights are model_numpy.init_params of the seed.
 
-    attention, dropout and cross_entropy are the parts of which fast.py and past/ have others; how: what `hidden` takes
+    attention, dropout and cross_entropy are the parts of which fast.py and past/ have others; how: what `tables` takes
     besides, there.
     """
 
@@ -297,11 +297,11 @@ class GPT(nn.Module):
         self.check(targets, "targets", tuple(tokens.shape))
         return self.cross_entropy(self.hidden(tokens, positions, **how), self.output_weight, targets, reduction="none")
 
-    def hidden(self, tokens, positions=None):
+    def hidden(self, tokens, positions=None, **how):
         """The final norm's output (B, T, C): what the output layer reads."""
         self.check(tokens, "tokens")
         positions = positions.cpu() if torch.is_tensor(positions) else positions
-        at = self.tables(model_numpy.check_positions(positions, *tokens.shape))        # (T,) or (B, T)
+        at = self.tables(model_numpy.check_positions(positions, *tokens.shape), **how)
         x = self.embedding(tokens.long())                                              # (B, T, C)
         x = self.dropout(self.encoding.embed(x, at[self.encoding.settings].rows))
         for block in self.blocks:

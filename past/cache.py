@@ -19,11 +19,11 @@ class Cache:
         if not isinstance(sinks, int) or sinks < 0 or not (streams or (window is None and sinks == 0)):
             raise InputError(f"a stream needs sinks of at least 0 and a window of at least 1, got {sinks} and {window}")
         self.sinks, self.window = sinks, window
-        self.positions = None                                                          # of the keys, (S,) or (B, S)
+        self.positions = np.zeros(0, np.uint8)   # of the keys, (S,) or (B, S), in the type of those that come
         self.blocks = {}                 # by attention: (room (2, B, H, ..., D), begin, end), begin:end being k and v
 
     def __len__(self):
-        return 0 if self.positions is None else self.positions.shape[-1]
+        return self.positions.shape[-1]
 
     def __getitem__(self, attention):
         """The keys and values of a block's attention, (2, B, H, S, D)."""
@@ -38,8 +38,6 @@ class Cache:
         """The positions of all keys that a pass over new tokens at n, (T,) or (B, T), sees: (S,) or (B, S)."""
         if self.window is not None:
             return np.arange(min(len(self), self.sinks + self.window) + n.shape[-1])
-        if not self:
-            return n
         shape = np.broadcast_shapes(self.positions.shape[:-1], n.shape[:-1])
         return np.concatenate([np.broadcast_to(x, (*shape, x.shape[-1])) for x in (self.positions, n)], axis=-1)
 

@@ -8,8 +8,8 @@ streams and dual chunks need: nothing in the model knows of them.
 B batch, T new tokens, S keys (S > T with a cache), H heads, D width of a head, C = H*D model width.
 """
 
+import itertools
 import math
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,31 +29,22 @@ BLOCK, PAIRS = 256, 2**21                # queries, and queries times keys, read
 CANNOT_STREAM = ("cannot stream as trained here: positions are part of the embeddings or the values, or no sum apart "
                  "from a key's content, and cannot be changed later")
 
-class Rows(NamedTuple):
-    """An encoding's rows, or None, of positions of that shape, (T,) or (B, T)."""
-
-    table: Any
-    shape: tuple
-
 class At(NamedTuple):
     """Where the tokens of one pass are, as an encoding sees it: model_numpy.Tables, and what reading on needs."""
 
-    new: Rows                            # of the T new tokens
-    keys: Rows | None                    # of all S keys, if they are kept free of position
-    further: tuple                       # of dual chunks: (Rows for the queries, (..., 1, T, S) where they hold)
+    rows: Any                            # of the T new tokens, or None
     pairs: Any                           # of the new tokens and all S keys, or None
+    keys: Any                            # rows of all S keys, if they are kept free of position
+    further: tuple                       # of dual chunks: (rows for the queries, (..., 1, T, S) where they hold)
+    batch: tuple                         # of the positions: (), or (B,) if each sequence has its own
     cache: Cache | None
-
-    @property
-    def rows(self):
-        return self.new.table
 
 class ReadingAttention(Attention):
     """Attention over all keys that a cache holds; where keys are free of position, they get one at each step."""
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.parts = {}                                 # by part, the last that position_part worked out
+        self.places = {}                                # by part, the last that `place` worked out
 
     def forward(self, h, at):
         if at.keys is None and not at.further:           # all get theirs once, here
@@ -62,40 +53,41 @@ class ReadingAttention(Attention):
         else:
             nowhere = None if at.rows is None else torch.zeros_like(at.rows)
             content, k, v = self.heads(project(self.encoding.override(h, nowhere), self.qkv.weight))
-            q = self.positioned(0, content, at.new)
-            k = self.positioned(1, k, at.new) if at.keys is None else k
+            q = self.positioned(0, content, at.rows, at.batch)
+            k = self.positioned(1, k, at.rows, at.batch) if at.keys is None else k
         if at.cache is not None:
             k, v = at.cache.extend(self, k, v)                                         # (B, H, S, D)
         if at.keys is not None:
-            k = self.positioned(1, k, at.keys)
+            k = self.positioned(1, k, at.keys, at.batch)
         bias = self.encoding.score(q, k, h, at.pairs)
         for rows, where in at.further:                                                 # dual chunk attention
-            moved = (self.positioned(0, content, rows) - q) @ k.mT / math.sqrt(q.shape[-1])            # (B, H, T, S)
+            moved = self.positioned(0, content, rows, at.batch) - q
+            moved = moved @ k.mT / math.sqrt(q.shape[-1])                              # (B, H, T, S)
             bias = moved * where if bias is None else bias + moved * where
         y = self.attend(q, k, v, bias, at.pairs)                                       # (B, H, T, D)
         return self.proj(y.transpose(1, 2).flatten(2))                                 # (B, T, C)
 
-    def positioned(self, part, content, rows):
+    def positioned(self, part, content, rows, batch):
         """Queries (part 0) or keys (1) free of position, (B, H, T, D), at the positions of rows."""
-        if rows.table is None:
+        if rows is None:
             return content
-        x = content + self.position_part(part, rows)
-        return self.encoding.rotate(x, x, rows.table)[part]
+        x = content + self.place(part, rows, (*batch, content.shape[2]))
+        return self.encoding.rotate(x, x, rows)[part]
 
-    def position_part(self, part, rows):
+    def place(self, part, rows, shape):
         """W phi(0, P), what the override adds at these rows, (..., H, T, D); kept while rows and weights stay."""
         weights = (self.qkv.weight, *self.encoding.parameters())
         versions = [None if w.is_inference() else w._version for w in weights]
-        table, before, x = self.parts.get(part, (None, None, None))
-        if torch.is_grad_enabled() or table is not rows.table or versions != before or None in versions:
+        table, before, x = self.places.get(part, (None, None, None))
+        if torch.is_grad_enabled() or table is not rows or versions != before or None in versions:
             w = self.qkv.weight.chunk(3)[part]
-            nothing = w.new_zeros(*rows.shape, len(w))
-            [x] = self.heads([F.linear(self.encoding.override(nothing, rows.table)[part], w)])
-            self.parts[part] = rows.table, None if torch.is_grad_enabled() else versions, x.detach()
+            nothing = w.new_zeros(*shape, len(w))                                      # (..., T, C)
+            [x] = self.heads([F.linear(self.encoding.override(nothing, rows)[part], w)])
+            self.places[part] = rows, None if torch.is_grad_enabled() else versions, x.detach()
         return x
 
 class Reader(GPT):
-    """GPT for reading: its losses and logits at any length, with a cache if one is given, its positions scaled by use.
+    """GPT for reading: its losses and logits at any length, with a cache if one is given, and at other positions.
 
     Raises ValueError as GPT does, and for a cache that the tokens or the encoding do not go with.
     """
@@ -104,24 +96,16 @@ class Reader(GPT):
         super().__init__(config, seed, attention, **fast.PARTS)
         self.trained, self.chunk = config, 0
 
-    def use(self, positions):
-        """Go on with other positions, past.scaling.Scaled: what `scaled` makes of self.trained. Returns self.
-
-        Raises InputError for those of another model.
-        """
-        e, mine = positions.config.encoding, self.trained.encoding
-        if type(e) is not type(mine) or replace(positions.config, encoding=mine) != self.trained:
-            raise InputError("the positions are of another model: use takes what `scaled` makes of this one's config")
-        self.config, self.chunk, self._tables = *positions, (None, None)
-        for encoding in self.encodings():
-            encoding.settings = e if type(encoding.settings) is type(e) else encoding.settings
-        return self
-
     def encodings(self):
         return {self.encoding, *(block.attn.encoding for block in self.blocks)}
 
     def scale_to(self, length, **how):
-        return self.use(scaled(self.trained, length, **how))
+        """Go on with the positions that past.scaling.scaled makes of the trained ones. Returns self."""
+        self.config, self.chunk = scaled(self.trained, length, **how)
+        e = self.config.encoding
+        for encoding in self.encodings():
+            encoding.settings = e if type(encoding.settings) is type(e) else encoding.settings
+        return self
 
     @property
     def longest(self):
@@ -134,13 +118,13 @@ class Reader(GPT):
         x, far = self.embedding.weight[None, :1], np.array([2**20])     # far enough to differ from 0 in any format
 
         def movable(encoding):
-            here, there = (as_tensor(encoding.settings.rows(n, self.config), x) for n in (0 * far, far))
+            there = as_tensor(encoding.settings.rows(far, self.config), x)
             nowhere = None if there is None else torch.zeros_like(there)
-            parts = zip(encoding.override(x, there), encoding.override(x, nowhere), encoding.override(0 * x, there),
-                        strict=True)                                    # affine: the head of this file
-            affine = all(torch.allclose(both, content + place) for both, content, place in parts)
-            embedded = torch.equal(encoding.embed(x, here), encoding.embed(x, there))
-            return embedded and affine and torch.equal(encoding.override(x, here)[2], encoding.override(x, there)[2])
+            whole, content, place = (encoding.override(h, table)
+                                     for h, table in ((x, there), (x, nowhere), (0 * x, there)))
+            affine = all(map(torch.allclose, whole, map(torch.add, content, place)))    # the head of this file
+            embedded = torch.equal(encoding.embed(x, nowhere), encoding.embed(x, there))
+            return affine and embedded and torch.equal(whole[2], content[2])
 
         return self.longest == math.inf and all(map(movable, self.encodings()))
 
@@ -152,33 +136,30 @@ class Reader(GPT):
         self.check(tokens, "tokens")
         if cache is not None:
             self.check_cache(cache, tokens, positions)
+        T, read = tokens.shape[1], super().hidden
         if positions is None and cache:
-            n = np.arange(tokens.shape[1]) + cache.positions[..., -1:] + 1
-        else:
-            positions = positions.cpu() if torch.is_tensor(positions) else positions
-            n = check_positions(positions, *tokens.shape)                              # (T,) or (B, T)
-        sizes = self.pieces(tokens.shape[1], cache)
-        if len(sizes) == 1:
-            return self.read(tokens, n, cache)
-        ends, cache = np.cumsum(sizes), Cache() if cache is None else cache
-        parts = [self.read(tokens[:, end - size : end], n[..., end - size : end], cache)
-                 for size, end in zip(sizes, ends, strict=True)]
-        return torch.cat(parts, dim=1)
+            positions = np.arange(T) + cache.positions[..., -1:] + 1
+        n = check_positions(positions.cpu() if torch.is_tensor(positions) else positions, *tokens.shape)
+        begins = self.begins(T, cache)
+        if len(begins) > 1 and cache is None:
+            cache = Cache()
+        parts = [read(tokens[:, i:j], n[..., i:j], cache=cache) for i, j in itertools.pairwise([*begins, T])]
+        return torch.cat(parts, dim=1)                                                 # (B, T, C)
 
-    def pieces(self, T, cache):
-        """How many of T tokens to read at a time, one after the other: all, or as many as memory and a stream allow.
+    def begins(self, T, cache):
+        """Where the pieces begin in which T tokens are read, one after the other, as memory and a stream allow.
 
         A kernel that is told `causal` alone never holds the scores. Where it must be given a bias or a mask, that is an
         (H, T, S) array: BLOCK queries at a time, and fewer for many keys, keep it small. (Where gradients are kept, all
         are read at once.)
         """
-        first, learning = T, torch.is_grad_enabled() and cache is None
+        kept, first, learning = len(cache or ()), T, torch.is_grad_enabled() and cache is None
         if cache is not None and cache.window is not None:
-            first = min(T, max(1, cache.sinks + cache.window + 1 - len(cache)))
+            first = min(T, max(1, cache.sinks + cache.window + 1 - kept))              # then one at a time
         size = first
-        if self.config.causal and not learning and (cache or self.masked()):
-            size = max(1, min(BLOCK, PAIRS // (T + len(cache or ()))))
-        return [size] * (first // size) + [first % size] * (first % size > 0) + [1] * (T - first)
+        if self.config.causal and not learning and (kept or self.masked()):
+            size = max(1, min(BLOCK, PAIRS // (T + kept)))
+        return [*range(0, first, size), *range(first, T)]
 
     def masked(self):
         """Whether any block needs a bias or a mask besides the causal one."""
@@ -187,52 +168,44 @@ class Reader(GPT):
             block.attn.window or block.attn.encoding.value
             or block.attn.encoding.settings.pairs(one, one, self.config) is not None for block in self.blocks)
 
-    def read(self, tokens, n, cache):
-        """hidden for one piece of the tokens, at positions n."""
-        keys = n if cache is None else cache.positions_with(n)
-        free = cache is not None and cache.window is not None
-        at = {settings: made._replace(cache=cache)
-              for settings, made in self.tables(keys[..., -n.shape[-1] :], keys, free).items()}
+    def tables(self, n, cache=None):
+        """{settings: At} of new tokens at positions n, which the cache is told of; the last result is kept."""
+        keys, free = n, cache is not None and cache.window is not None
         if cache is not None:
-            cache.positions = keys
-        x = self.dropout(self.encoding.embed(self.embedding(tokens.long()), at[self.encoding.settings].rows))
-        for block in self.blocks:
-            x = block(x, at[block.attn.encoding.settings])
-        return self.norm(x)
-
-    def tables(self, queries, keys, free):
-        """{settings: At} of query and key positions; the last result is kept."""
-        w, model = self.embedding.weight, (self.config, self.chunk)
-        asked = (model, queries.shape, queries.tobytes(), keys.tobytes(), free, w.dtype, w.device)
+            keys = cache.positions_with(n)
+        queries, w = keys[..., -n.shape[-1] :], self.embedding.weight
+        asked = (self.config, self.chunk, n.shape, queries.tobytes(), keys.tobytes(), free, w.dtype, w.device)
         if self._tables[0] != asked:
             kinds = {encoding.settings for encoding in self.encodings()}
             self._tables = asked, {settings: self.at(settings, queries, keys, free) for settings in kinds}
-        return self._tables[1]
+        if cache is not None:
+            cache.positions = keys
+        return {settings: at._replace(cache=cache) for settings, at in self._tables[1].items()}
 
     def at(self, settings, queries, keys, free):
         """Where tokens at `queries` are among those at `keys`, for one encoding."""
-        w, further, query_positions, key_positions = self.embedding.weight, (), queries, keys
+        w, further = self.embedding.weight, ()
+        pairs = as_tensor(settings.pairs(queries, keys, self.config), w)
 
         def rows(n):
-            return Rows(as_tensor(settings.rows(n, self.config), w), n.shape)
+            return as_tensor(settings.rows(n, self.config), w)
 
         if self.chunk:
             local = self.config.context - 1 - self.chunk                # so that all distances are trained ones
-            query_positions, before, beyond = dual_chunk_positions(queries, self.chunk, local)
-            key_positions = dual_chunk_positions(keys, self.chunk, local)[0]
             apart = distances(queries // self.chunk, keys // self.chunk)[..., None, :, :]      # in chunks
+            queries, before, beyond = dual_chunk_positions(queries, self.chunk, local)
+            keys, _, _ = dual_chunk_positions(keys, self.chunk, local)
             further = tuple((rows(n), torch.as_tensor(where, device=w.device))
                             for n, where in ((before, apart == 1), (beyond, apart > 1)) if where.any())
-        pairs = as_tensor(settings.pairs(queries, keys, self.config), w)
-        return At(rows(query_positions), rows(key_positions) if free else None, further, pairs, None)
+        return At(rows(queries), pairs, rows(keys) if free else None, further, queries.shape[:-1], None)
 
     def check_cache(self, cache, tokens, positions):
         if not self.config.causal:
             raise InputError("a cache needs causal attention: without it, what was read depends on what follows")
-        if cache.window is not None and not cache:
-            self.check_stream()
         if cache.window is not None and positions is not None:
             raise InputError("a stream sets its own positions: leave positions out")
+        if cache.window is not None and not cache:
+            self.check_stream()
         if cache and self.blocks[0].attn not in cache.blocks:
             raise InputError("the cache was filled by another model: begin a new one with Cache()")
         if cache and (found := cache[self.blocks[0].attn].shape[1]) != len(tokens):

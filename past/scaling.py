@@ -5,11 +5,10 @@ ExQPE's values times a number, RoPE's frequencies scaled, or keys and queries co
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
-from config import InputError, ModelConfig, Override, RoPE, Unused
+from config import InputError, Override, RoPE, Unused
 from expe import ROPE_SCALINGS
 from runs import listed, number_or_auto, whole
 
@@ -18,14 +17,8 @@ METHODS = (*ROPE_SCALINGS, DUAL_CHUNK)
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 SINKS = 4                                # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
 
-class Scaled(NamedTuple):
-    """A trained model's positions, scaled: its config, and dual chunk attention's chunk in tokens (0: none)."""
-
-    config: ModelConfig
-    chunk: int = 0
-
 def scaled(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk=None):
-    """A trained model's positions, Scaled for sequences of `length` tokens.
+    """A trained model's positions for sequences of `length` tokens: (its config, dual chunks' size in tokens or 0).
 
     scale multiplies ExPE's and ExQPE's values. rope_scaling is one of expe.ROPE_SCALINGS by a factor, or dual-chunk,
     which ExPE and ExQPE have too, in chunks of `chunk` tokens (default: 3/4 of the trained length). "auto" is
@@ -39,7 +32,7 @@ def scaled(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk
         changes |= {"rope_scaling": rope_scaling, "factor": auto if factor == "auto" else factor, "length": length}
     config = replace(trained, encoding=replace(e, **changes))
     if rope_scaling != DUAL_CHUNK:
-        return Scaled(config)
+        return config, 0
     chunk = max(1, 3 * trained.context // 4) if chunk is None else chunk
     if not isinstance(chunk, int) or not 1 <= chunk < trained.context:
         raise InputError(f"chunk must be from 1 to {trained.context - 1}, got {chunk}")
@@ -47,7 +40,7 @@ def scaled(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk
         raise Unused(f"dual chunks are for expe, exqpe and rope, and {e.pe} has no use for them: leave them out")
     if isinstance(e, Override) and (e.once or e.on != "qk"):
         raise Unused("dual chunk attention moves queries against keys: it needs an override of these two, --on qk")
-    return Scaled(config, chunk)
+    return config, chunk
 
 def dual_chunk_positions(positions, chunk, local):
     """The positions that dual chunk attention gives to the tokens at integer positions. An et al. 2024, section 3.

@@ -25,7 +25,7 @@ from expe import expe_table, exqpe_table, rope_inv_freq, rope_table
 from model_torch import GPT
 from past.cache import Cache
 from past.reading import Reader
-from past.scaling import Scaled, dual_chunk_positions, scaled
+from past.scaling import dual_chunk_positions, scaled
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -35,7 +35,7 @@ def reading(pe="nope", style="gpt", variant=(), **changes):
     variant = dict(variant)
     changes |= {name: variant.pop(name) for name in ("window", "nope_every") if name in variant}
     chunk, model = variant.pop("chunk", 0), tiny(pe, style, variant=variant, make=Reader, **changes)
-    return model.use(Scaled(model.config, chunk))
+    return model.scale_to(T, rope_scaling="dual-chunk", chunk=chunk) if chunk else model
 
 
 def plain_model(reader):
@@ -143,14 +143,14 @@ def test_wrong_scalings_are_named():
 
 def test_positions_scaled_anew():
     rope, expe = tiny("rope").config, tiny("expe").config  # trained at 12
-    e = scaled(rope, 48, rope_scaling="yarn").config.encoding
+    e = scaled(rope, 48, rope_scaling="yarn")[0].encoding
     assert (e.rope_scaling, e.factor, e.length, e.base) == ("yarn", 4.0, 48, 10000.0)
-    assert scaled(rope, 6, rope_scaling="linear").config.encoding.factor == 1.0
-    assert scaled(rope, 48, rope_scaling="linear", factor=2.5).config.encoding.factor == 2.5
+    assert scaled(rope, 6, rope_scaling="linear")[0].encoding.factor == 1.0
+    assert scaled(rope, 48, rope_scaling="linear", factor=2.5)[0].encoding.factor == 2.5
     assert scaled(rope, 48, rope_scaling="dual-chunk") == (rope, 9) and scaled(rope, 48) == (rope, 0)
-    assert scaled(expe, 48, scale="auto").config.encoding.scale == 0.25 and scaled(expe, 6, scale="auto") == (expe, 0)
-    found = scaled(expe, 48, scale=0.5, rope_scaling="dual-chunk", chunk=4)
-    assert found.config.encoding == dataclasses.replace(expe.encoding, scale=0.5) and found.chunk == 4
+    assert scaled(expe, 48, scale="auto")[0].encoding.scale == 0.25 and scaled(expe, 6, scale="auto") == (expe, 0)
+    found, chunk = scaled(expe, 48, scale=0.5, rope_scaling="dual-chunk", chunk=4)
+    assert found.encoding == dataclasses.replace(expe.encoding, scale=0.5) and chunk == 4
     for trained, more, message in (
         (rope, {"scale": 0.5}, "scale is for expe and exqpe, and rope has no use for it"),
         (expe, {"rope_scaling": "yarn"}, "rope_scaling is for rope, and expe has no use for it"),
@@ -186,23 +186,15 @@ def test_scale_multiplies_the_papers_values():
     assert not torch.allclose(halved(tokens), plain(tokens))
 
 
-def test_use_goes_back_and_forth_between_positions_of_one_model():
+def test_a_reader_goes_back_and_forth_between_positions_of_its_model():
     model, tokens = reading("rope"), some_tokens(2, 30)
     trained, plain = model.config, model(tokens)
-    model.use(scaled(trained, 30, rope_scaling="yarn"))
-    yarn = model(tokens)
+    yarn = model.scale_to(30, rope_scaling="yarn")(tokens)
     alone = tiny("rope", variant={"rope_scaling": "yarn", "factor": 2.5})
     torch.testing.assert_close(yarn, alone(tokens), **EXACT)
-    model.use(Scaled(trained))
-    assert torch.equal(model(tokens), plain) and not torch.allclose(yarn, plain)
+    assert not torch.allclose(yarn, plain)
+    assert torch.equal(model.scale_to(30)(tokens), plain) and model.config == model.trained == trained
     assert torch.equal(model.scale_to(30, rope_scaling="yarn")(tokens), yarn)
-    assert torch.equal(model.scale_to(30)(tokens), plain)
-
-
-def test_use_refuses_the_positions_of_another_model():
-    for other in (tiny("t5").config, tiny("rope", n_heads=4).config):
-        with pytest.raises(InputError, match="of another model"):
-            reading("rope").use(Scaled(other))
 
 
 # ---- dual chunk attention --------------------------------------------------------------------------------------------
@@ -248,7 +240,7 @@ def test_dual_chunk_attention_follows_its_definition(pe, chunk):
         row = expe_table(n, 5, 0, 1 / 48) if pe == "expe" else exqpe_table(n, 5, 0, 1 / 48, 1 / 16)
         return w @ np.concatenate((row, x[5:]))
 
-    ours = model.blocks[0].attn(h, model.tables(n, n, False)[model.config.encoding])[0]
+    ours = model.blocks[0].attn(h, model.tables(n)[model.config.encoding])[0]
     np.testing.assert_allclose(ours, dual_chunk_in_loops(h[0].numpy(), model, lay), rtol=1e-10, atol=1e-12)
 
 
