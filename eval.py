@@ -11,7 +11,6 @@ of each target; here are the two brought together, a row a run and length.
 
 import functools
 import itertools
-import sys
 import textwrap
 from pathlib import Path
 
@@ -21,10 +20,7 @@ from past import scaling
 from runs import CommandLine, at_least, listed, named_runs, new_file, pick_device, picture, read_run, write_rows
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
-
 MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length, when no --lengths are given
-BATCH_TOKENS = 2**13  # tokens in one forward pass: bounds the memory, whatever the length
-STREAM_TOKENS = 2**14  # tokens that all the streams side by side keep
 
 
 # ---- the held-out text -----------------------------------------------------------------------------------------------
@@ -32,33 +28,25 @@ STREAM_TOKENS = 2**14  # tokens that all the streams side by side keep
 def held_out(run, record, split, source):
     """(name, documents) a run is scored on; each document is an array of <|endoftext|> and its own tokens.
 
-    source None: the split of the run's own data. A prepared folder: its split, if its tokenizer is the run's.
-    Other text: all of its documents, encoded with the run's tokenizer.
+    source None, or the text the run was trained on: the split of its own data. Another prepared folder: its split, if
+    its tokenizer is the run's. Other text: all of its documents, encoded with the run's tokenizer.
     """
-    import data
-
-    folder = Path(source or record["data"]["folder"])
-    if source is not None and data.full_name(source) == record["data"]["source"]:
-        folder = Path(record["data"]["folder"])  # the text the run was trained on: its held-out part alone is scored
-        source = None
-    if source is None and not (folder / "meta.json").exists():
-        raise InputError(f"{folder}, the data this run was trained on, is not here: score other text with --data PATH")
-    if not (folder / "meta.json").exists():
-        return source, encoded_documents(run, record, source)
-    meta = data.read_meta(folder)
-    if meta["tokenizer"]["sha256"] != record["data"]["tokenizer"]["sha256"]:
-        raise InputError(f"{folder} was made with another tokenizer than the run's: give --data the text itself")
-    return f"{split} of {folder}", data.split_documents(data.open_split(folder, split), meta["eot"])
-
-def encoded_documents(run, record, source):
-    """The documents of a text source, encoded with the run's tokenizer; uint16 arrays, <|endoftext|> first."""
     import numpy as np
 
     import data
 
+    trained_on = source is None or data.full_name(source) == record["data"]["source"]
+    folder = Path(record["data"]["folder"] if trained_on else source)
+    if (folder / "meta.json").exists():
+        meta = data.read_meta(folder)
+        if meta["tokenizer"]["sha256"] != record["data"]["tokenizer"]["sha256"]:
+            raise InputError(f"{folder} was made with another tokenizer than the run's: give --data the text itself")
+        return f"{split} of {folder}", data.split_documents(data.open_split(folder, split), meta["eot"])
+    if trained_on:
+        raise InputError(f"{folder}, the data this run was trained on, is not here: score other text with --data PATH")
     encoding = data.run_tokenizer(run, record)
-    for text in data.documents(source):
-        yield np.array([encoding.eot_token, *encoding.encode_ordinary(text)], dtype=np.uint16)
+    return source, (np.array([encoding.eot_token, *encoding.encode_ordinary(text)], dtype=np.uint16)
+                    for text in data.documents(source))
 
 def usable(documents, longest, limit):
     """Those of at least `longest` targets, the first `limit` of them; InputError if there is none."""
@@ -77,35 +65,8 @@ def usable(documents, longest, limit):
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
-def read(model, windows, bar, stream=None):
-    """The losses in nats of the scored targets of each window, a list of float32 arrays.
-
-    stream: the (sinks, window) of a cache that reads on token by token. Windows of one length are read side by side.
-    """
-    import numpy as np
-    import torch
-
-    from past.cache import Cache
-
-    device, losses, by_length = model.embedding.weight.device, [None] * len(windows), {}
-    for i, window in enumerate(windows):
-        by_length.setdefault(len(window.tokens) - 1, []).append(i)
-    for length, indices in by_length.items():
-        at_once = max(1, STREAM_TOKENS // (sum(stream) + 1) if stream else BATCH_TOKENS // length)
-        step = 64 if stream else length
-        for batch in (indices[i : i + at_once] for i in range(0, len(indices), at_once)):
-            tokens = np.stack([windows[i].tokens for i in batch]).astype(np.int64)     # (windows, length + 1)
-            tokens, cache, parts = torch.from_numpy(tokens).to(device), Cache(*stream) if stream else None, []
-            for j in range(0, length, step):
-                x = tokens[:, j : j + step + 1]
-                parts.append(model.token_losses(x[:, :-1], x[:, 1:], cache=cache).float().cpu())
-                bar.update(parts[-1].numel())
-            for i, found in zip(batch, torch.cat(parts, dim=1).numpy(), strict=True):  # (length,)
-                losses[i] = found[len(found) - windows[i].scored :]
-    return losses
-
 def plan(configs, asked):
-    """{run: [(scale, rope_scaling)]}: of the values asked for, each run takes those that its encoding has a use for.
+    """{run: [scaled's keywords]}: of the values asked for, each run takes those that its encoding has a use for.
 
     Raises InputError for a value that none of the runs has a use for, or that is wrong for one of them.
     """
@@ -123,22 +84,23 @@ def plan(configs, asked):
                 raise InputError(f"{run}: {error}") from None
         if len(errors) == len(configs):
             raise InputError(errors[0])
-    return {run: list(itertools.product(values["scale"] or [1.0], values["rope_scaling"] or ["none"]))
+    return {run: [asked | {"scale": scale, "rope_scaling": rope_scaling}
+                  for scale in values["scale"] or [1.0] for rope_scaling in values["rope_scaling"] or ["none"]]
             for run, values in found.items()}
 
-def name_of(scale, rope_scaling, factor, dtype="fp32"):
+def name_of(how, dtype):
     """How positions are scaled and numbers rounded, in a word or two; "" as they were trained, in fp32."""
-    parts = [f"scale {scale}"] if scale != 1 else []
-    if rope_scaling != "none":
-        parts.append(rope_scaling if rope_scaling == scaling.DUAL_CHUNK else f"{rope_scaling} {factor}")
+    scale, method = how["scale"], how["rope_scaling"]
+    parts = [f"scale {scale}"] * (scale != 1)
+    if method != "none":
+        parts.append(method if method == scaling.DUAL_CHUNK else f"{method} {how['factor']}")
     return ", ".join(parts + [dtype] * (dtype != "fp32"))
 
 def measured(run, record, context, args):
     """(source, documents, jobs) of a run: each job is (protocol or probe, length, lists of windows)."""
     import data
 
-    name = args.probe or args.protocol
-    measure = measures.MEASURES[name]
+    measure = measures.MEASURES[args.measure]
     lengths = args.lengths or [context * multiple for multiple in MULTIPLES]
     longest = max(lengths)
     if measure.whole and (odd := [str(length) for length in lengths if longest % length]):
@@ -152,12 +114,13 @@ def measured(run, record, context, args):
             raise InputError(f"--{flag} must be from 1 to {min(lengths)}, the shortest length, got {value}")
     source, documents = held_out(run, record, args.split, args.data)
     documents = usable(documents, longest, args.max_docs)
-    jobs = [(name, length) for length in lengths]
+    jobs = [(args.measure, length) for length in lengths]
     if measure.beside and longest > context:
         jobs.append((measure.beside, context))
     jobs = [(job, length, measures.MEASURES[job].conditions(documents, length, settings)) for job, length in jobs]
     if not any(conditions for *_, conditions in jobs):
-        raise InputError(f"{name} has nothing to ask at {longest} tokens, of which the trained length is {context}")
+        raise InputError(f"{args.measure} has nothing to ask at {longest} tokens, of which the trained length is "
+                         f"{context}")
     return source, documents, jobs
 
 def evaluate(run, scalings, args):
@@ -168,25 +131,21 @@ def evaluate(run, scalings, args):
 
     trained, _, record = read_run(run)
     source, documents, jobs = measured(run, record, trained.context, args)
-    device, asked, rows = pick_device(args.device), scaling.scaling_of(args), []
-    streamed = measures.MEASURES[args.probe or args.protocol].stream
-    stream = scaling.stream_sizes(args, trained.context) if streamed else None
+    device, rows = pick_device(args.device), []
+    stream = scaling.stream_sizes(args, trained.context) if measures.MEASURES[args.measure].stream else None
     n_tokens = sum(len(window.tokens) - 1 for *_, conditions in jobs for windows in conditions for window in windows)
     n_tokens *= len(scalings) * len(args.dtype)
-    if not sys.stderr.isatty():
-        print(f"scoring {run} by {n_tokens:,} tokens ...", flush=True)
-    with tqdm(total=n_tokens, desc=str(run), unit="tok", unit_scale=True, leave=False,
-              disable=not sys.stderr.isatty()) as bar:
-        for dtype, (scale, rope_scaling) in itertools.product(args.dtype, scalings):
+    with tqdm(total=n_tokens, desc=str(run), unit="tok", unit_scale=True, leave=False, disable=None) as bar:
+        if bar.disable:                                                # stderr is no terminal
+            print(f"scoring {run} by {n_tokens:,} tokens ...", flush=True)
+        for dtype, how in itertools.product(args.dtype, scalings):
             model, _ = load(run, device, dtype)
             for job, length, conditions in jobs:
                 span = min(length, sum(stream) + 1) if stream else length              # no position is beyond that
-                model.scale_to(span, **asked | {"scale": scale, "rope_scaling": rope_scaling})
-                e = model.config.encoding
+                e = model.scale_to(span, **how).config.encoding
                 row = {
-                    "run": str(run), "pe": e.pe, "protocol": job,
-                    "how": name_of(scale, rope_scaling, asked["factor"], dtype),
-                    "scale": getattr(e, "scale", 1.0), "rope_scaling": rope_scaling,
+                    "run": str(run), "pe": e.pe, "protocol": job, "how": name_of(how, dtype),
+                    "scale": getattr(e, "scale", 1.0), "rope_scaling": how["rope_scaling"],
                     "factor": getattr(e, "factor", None), "chunk": model.chunk, "dtype": dtype, "length": length,
                     "loss": None, "perplexity": None, "n_targets": 0, "trained_length": trained.context,
                     "step": record["checkpoint"]["step"], "seed": record["train"]["seed"],
@@ -194,7 +153,7 @@ def evaluate(run, scalings, args):
                     "split": args.split, "data": source, "n_documents": len(documents), "max_docs": args.max_docs,
                 }
                 if conditions and span <= model.longest and (not stream or model.streams()):
-                    losses = [read(model, windows, bar, stream) for windows in conditions]
+                    losses = [model.window_losses(windows, bar, stream) for windows in conditions]
                     row |= measures.summary(conditions, losses)
                     row["targets_sha256"] = measures.fingerprint(conditions[0])
                     if args.per_position:
@@ -223,11 +182,12 @@ def command_line():
                         help="score this instead: a prepared folder, or text as data.py reads it")
     parser.add_argument("--max-docs", type=at_least(1), metavar="N", help="score the first N usable documents only")
     what = parser.add_argument_group("what is measured").add_mutually_exclusive_group()
-    what.add_argument("--protocol", choices=tuple(measures.PROTOCOLS), default="nonoverlap",
+    what.add_argument("--protocol", dest="measure", choices=tuple(measures.PROTOCOLS), default="nonoverlap",
                       help="how tokens are scored (default: nonoverlap)")
-    what.add_argument("--probe", choices=tuple(measures.PROBES), help="whether and how the far context is used")
+    what.add_argument("--probe", dest="measure", choices=tuple(measures.PROBES),
+                      help="whether and how the far context is used")
     how = parser.add_argument_group("of some protocols and probes")
-    how.add_argument("--per-position", action="store_true",
+    how.add_argument("--per-position", action="store_true", default=None,
                      help="the loss by position in the window too, smoothed over eighths of the trained length: where "
                           "does an encoding break? (nonoverlap and streaming; --plot draws it)")
     how.add_argument("--targets", type=at_least(1), metavar="N",
@@ -246,21 +206,20 @@ def command_line():
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw loss against length: .png, .svg or .pdf")
     return parser
 
-def check(parser, args):
+def check(args):
     """InputError for a flag that what is measured has no use for."""
-    measure = measures.MEASURES[args.probe or args.protocol]
-    what = f"--probe {args.probe}" if args.probe else f"--protocol {args.protocol}"
-    reads = {*measure.flags, *["per_position"] * measure.whole}
+    measure, kind = measures.MEASURES[args.measure], "probe" if args.measure in measures.PROBES else "protocol"
     for name in ("targets", "stride", "sinks", "window", "per_position"):
-        if name not in reads and getattr(args, name) != parser.get_default(name):
-            raise InputError(f"--{name.replace('_', '-')} has no use with {what}: leave it out")
+        if name not in measure.flags and getattr(args, name) is not None:
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag} has no use with --{kind} {args.measure}: leave it out")
 
 def score(args):
     """The rows of the runs that are named, as --json writes them."""
     configs = {str(run): read_run(run) for run in named_runs(args.runs)}
     scalings = plan({run: model for run, (model, _, _) in configs.items()}, scaling.scaling_of(args))
     rows = [row for run in configs for row in evaluate(run, scalings[run], args)]
-    if all(row["loss"] is None for row in rows) and args.protocol == "streaming" and not args.probe:
+    if all(row["loss"] is None for row in rows) and args.measure == "streaming":
         from past.reading import CANNOT_STREAM
 
         raise InputError(f"{' and '.join(sorted({row['pe'] for row in rows}))} {CANNOT_STREAM}")
@@ -275,7 +234,7 @@ def main(argv=None):
         args = parser.parse_args(argv)
         if args.lengths:
             args.lengths.sort()
-        check(parser, args)
+        check(args)
         rows = score(args)
         from lab import show
 

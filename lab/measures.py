@@ -138,7 +138,7 @@ PROTOCOLS = {
         "the summed negative log-likelihoods are divided by the counted targets. It shows what a window of that length "
         "costs a token on average; since a longer window also starves fewer tokens of context, it cannot tell that "
         "gain from a loss further on.",
-        whole=True),
+        flags=("per_position",), whole=True),
     "same-targets": Measure(
         same_targets,
         "the last --targets tokens of each document, with 1x, 2x, ... the trained length of context ending at the same "
@@ -156,7 +156,7 @@ PROTOCOLS = {
         "nonoverlap's windows, read token by token with a cache that keeps the first tokens and the last (--sinks, "
         "--window) and puts them at positions 0, 1, 2, ... anew for each. It shows what reading on in constant memory "
         "costs; nothing further back than the window can be used, whatever the length.",
-        flags=("sinks", "window"), stream=True, whole=True),
+        flags=("sinks", "window", "per_position"), stream=True, whole=True),
 }
 PROBES = {
     "swap": Measure(

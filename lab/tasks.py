@@ -16,12 +16,11 @@ from tqdm import tqdm
 
 import data
 from config import InputError
-from eval import BATCH_TOKENS
 from fast import at_least_fp32
 from generate import generate
 from past import scaling
 from past.cache import Cache
-from past.reading import load
+from past.reading import BATCH_TOKENS, load
 from runs import CommandLine, at_least, listed, named_runs, new_file, pick_device, write_rows
 
 PROG, VERSION = "python -m lab.tasks", "0.4.13"

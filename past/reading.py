@@ -26,6 +26,8 @@ from past.scaling import dual_chunk_positions, scaled
 from runs import load_model
 
 BLOCK, PAIRS = 256, 2**21                # queries, and queries times keys, read at a time where scores need a bias
+BATCH_TOKENS = 2**13                     # in one forward pass of window_losses: bounds the memory, whatever the length
+STREAM_TOKENS = 2**14                    # that all the streams side by side keep
 CANNOT_STREAM = ("cannot stream as trained here: positions are part of the embeddings or the values, or no sum apart "
                  "from a key's content, and cannot be changed later")
 
@@ -131,6 +133,29 @@ class Reader(GPT):
     def check_stream(self):
         if not self.streams():
             raise InputError(f"{self.config.encoding.pe} {CANNOT_STREAM}")
+
+    def window_losses(self, windows, bar, stream=None):
+        """The losses in nats of the scored targets of each of lab.measures' windows, a list of float32 arrays.
+
+        stream: the (sinks, window) of a cache that reads on token by token. Windows of one length are read side by
+        side; the bar is told of each target.
+        """
+        losses, by_length = [None] * len(windows), {}
+        for i, window in enumerate(windows):
+            by_length.setdefault(len(window.tokens) - 1, []).append(i)
+        for length, indices in by_length.items():
+            at_once = max(1, STREAM_TOKENS // (sum(stream) + 1) if stream else BATCH_TOKENS // length)
+            step = 64 if stream else length
+            for batch in (indices[i : i + at_once] for i in range(0, len(indices), at_once)):
+                tokens = np.stack([windows[i].tokens for i in batch]).astype(np.int64) # (windows, length + 1)
+                tokens, cache = torch.from_numpy(tokens).to(self.embedding.weight.device), stream and Cache(*stream)
+                parts = []
+                for x in (tokens[:, j : j + step + 1] for j in range(0, length, step)):
+                    parts.append(self.token_losses(x[:, :-1], x[:, 1:], cache=cache).float().cpu())
+                    bar.update(parts[-1].numel())
+                for i, found in zip(batch, torch.cat(parts, dim=1).numpy(), strict=True):              # (length,)
+                    losses[i] = found[length - windows[i].scored :]
+        return losses
 
     def hidden(self, tokens, positions=None, cache=None):
         self.check(tokens, "tokens")

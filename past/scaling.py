@@ -10,7 +10,7 @@ import numpy as np
 
 from config import InputError, Override, RoPE, Unused
 from expe import ROPE_SCALINGS
-from runs import listed, number_or_auto, whole
+from runs import at_least, listed, number_or_auto, whole
 
 DUAL_CHUNK = "dual-chunk"                # what --rope-scaling takes besides RoPE's
 METHODS = (*ROPE_SCALINGS, DUAL_CHUNK)
@@ -59,15 +59,15 @@ def dual_chunk_positions(positions, chunk, local):
 
 def add_scaling_flags(parser, several=False):
     """--scale, --rope-scaling, --factor and --chunk, scaled's keywords; of the first two a list, if several."""
-    group = parser.add_argument_group("past the trained length, after training")
-    more, value = "", "X"
+    group, more = parser.add_argument_group("past the trained length, after training"), ""
     scale, rope_scaling = {"type": number_or_auto, "default": 1.0}, {"choices": METHODS, "default": "none"}
     if several:
-        more, value = ", or several, each a row", "X,X,..."
+        more = ", or several, each a row"
         scale = {"type": listed(number_or_auto), "default": [1.0]}
         rope_scaling = {"type": listed(str, *METHODS), "default": ["none"]}
-    group.add_argument("--scale", metavar=value, **scale, help="multiply ExPE's and ExQPE's values by a number; auto: "
-                       f"trained length / length, 1 within it{more}")
+    group.add_argument("--scale", metavar="X" + ",X,..." * several, **scale,
+                       help="multiply ExPE's and ExQPE's values by a number; auto: trained length / length, 1 within "
+                       f"it{more}")
     group.add_argument("--rope-scaling", metavar="METHOD" + ",METHOD,..." * several, **rope_scaling,
                        help=f"RoPE's {', '.join(METHODS)}; {DUAL_CHUNK} for ExPE and ExQPE too{more} (default: none)")
     group.add_argument("--factor", type=number_or_auto, metavar="X", help="by which linear, ntk, dynamic or yarn "
@@ -87,17 +87,15 @@ def scaling_of(args):
 
 def add_stream_flags(group):
     """--sinks and --window, which stream_sizes reads."""
-    group.add_argument("--sinks", type=whole, metavar="N", help=f"first tokens that a stream keeps (default: {SINKS})")
-    group.add_argument("--window", type=whole, metavar="N", help="last tokens that a stream keeps (default: what makes "
-                       "a full stream as long as the trained length)")
+    group.add_argument("--sinks", type=at_least(0), metavar="N",
+                       help=f"first tokens that a stream keeps (default: {SINKS})")
+    group.add_argument("--window", type=at_least(1), metavar="N",
+                       help="last tokens that a stream keeps (default: what makes a full stream as long as the trained "
+                       "length)")
 
 def stream_sizes(args, context):
-    """(sinks, window) of a stream; InputError unless they are at least 0 and 1."""
+    """(sinks, window) of a stream; InputError if its sinks leave no window within the trained length."""
     sinks = SINKS if args.sinks is None else args.sinks
     if args.window is None and sinks > context - 2:
         raise InputError(f"--sinks {sinks} leave no window within the trained length, {context}: give --window too")
-    window = context - sinks - 1 if args.window is None else args.window
-    for name, value, least in (("sinks", sinks, 0), ("window", window, 1)):
-        if value < least:
-            raise InputError(f"--{name} must be at least {least}, got {value}")
-    return sinks, window
+    return sinks, args.window or context - sinks - 1

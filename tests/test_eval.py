@@ -402,7 +402,7 @@ def test_what_attention_cannot_draw_is_named_in_one_line(workplace, line, messag
         ("runs/rope --rope-scaling yarn --chunk 4", "--chunk is for --rope-scaling dual-chunk"),
         ("runs/learned --protocol streaming", "learned cannot stream as trained here"),
         ("runs/rope --sinks 4", "--sinks has no use with --protocol nonoverlap: leave it out"),
-        ("runs/rope --protocol streaming --window 0", "--window must be at least 1, got 0"),
+        ("runs/rope --protocol streaming --window 0", "--window: must be at least 1, got 0"),
         ("runs/rope --protocol same-targets --targets 17", "--targets must be from 1 to 16, the shortest length, got"),
         ("runs/rope --protocol sliding --stride 0", "--stride: must be at least 1, got 0"),
         ("runs/rope --targets 4", "--targets has no use with --protocol nonoverlap"),
