@@ -81,14 +81,13 @@ def write(steps, prompts, n_tokens, encoding, stop):
     """
     decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in prompts]
     outs = [sys.stdout] if len(prompts) == 1 else [io.StringIO() for _ in prompts]
-    left = [n_tokens for _ in prompts]
+    left, drawn = [n_tokens for _ in prompts], 0
 
     def show(b, tokens):
         print(decoders[b].decode(encoding.decode_bytes(tokens)), end="", file=outs[b], flush=True)
 
     for b, prompt in enumerate(prompts):
         show(b, prompt[1:])  # without the <|endoftext|> that it begins with
-    drawn = 0
     with contextlib.suppress(KeyboardInterrupt):                         # how a stream ends
         for t, step in enumerate(steps, start=min(map(len, prompts))):
             for b, token in enumerate(step):
@@ -151,17 +150,18 @@ def main(argv=None):
         model, record = load(args.run, pick_device(args.device))
         encoding = run_tokenizer(args.run, record)
         prompts = [[encoding.eot_token, *encoding.encode_ordinary(text)] for text in args.prompt or [""]]
-        given, most = max(map(len, prompts)), model.longest
+        given = max(map(len, prompts))
         if args.stream:
             model.check_stream()
             cache, n_tokens = Cache(*scaling.stream_sizes(args, model.config.context)), args.tokens or math.inf
             longest = cache.sinks + cache.window + 1
         else:
-            cache, n_tokens = Cache(), args.tokens or max(1, min(TOKENS, most - given + 1))
-            longest = given + n_tokens - 1                               # the last token is drawn, and not read
-        if longest > most:
-            parser.error(f"{model.config.encoding.pe} has positions for {most} tokens: <|endoftext|> and prompt are "
-                         f"{given}, so that --tokens can be at most {max(0, most - given + 1)}")
+            room = max(0, model.longest - given + 1)                     # the last token is drawn, and not read
+            cache, n_tokens = Cache(), args.tokens or max(1, min(TOKENS, room))
+            longest = given + n_tokens - 1
+            if n_tokens > room:
+                raise InputError(f"{model.config.encoding.pe} has positions for {model.longest} tokens: <|endoftext|> "
+                                 f"and prompt are {given}, so that --tokens can be at most {room}")
         model.scale_to(longest, **asked)
 
         start = time.perf_counter()

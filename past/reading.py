@@ -39,14 +39,11 @@ class At(NamedTuple):
     keys: Any                            # rows of all S keys, if they are kept free of position
     further: tuple                       # of dual chunks: (rows for the queries, (..., 1, T, S) where they hold)
     batch: tuple                         # of the positions: (), or (B,) if each sequence has its own
+    places: dict                         # what `positioned` has worked out: as long as these tables, it is kept
     cache: Cache | None
 
 class ReadingAttention(Attention):
     """Attention over all keys that a cache holds; where keys are free of position, they get one at each step."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.places = {}                                # by part, the last that `place` worked out
 
     def forward(self, h, at):
         if at.keys is None and not at.further:           # all get theirs once, here
@@ -55,38 +52,32 @@ class ReadingAttention(Attention):
         else:
             nowhere = None if at.rows is None else torch.zeros_like(at.rows)
             content, k, v = self.heads(project(self.encoding.override(h, nowhere), self.qkv.weight))
-            q = self.positioned(0, content, at.rows, at.batch)
-            k = self.positioned(1, k, at.rows, at.batch) if at.keys is None else k
+            q = self.positioned(0, content, at.rows, at)
+            k = self.positioned(1, k, at.rows, at) if at.keys is None else k
         if at.cache is not None:
             k, v = at.cache.extend(self, k, v)                                         # (B, H, S, D)
         if at.keys is not None:
-            k = self.positioned(1, k, at.keys, at.batch)
+            k = self.positioned(1, k, at.keys, at)
         bias = self.encoding.score(q, k, h, at.pairs)
         for rows, where in at.further:                                                 # dual chunk attention
-            moved = self.positioned(0, content, rows, at.batch) - q
+            moved = self.positioned(0, content, rows, at) - q
             moved = moved @ k.mT / math.sqrt(q.shape[-1])                              # (B, H, T, S)
             bias = moved * where if bias is None else bias + moved * where
         y = self.attend(q, k, v, bias, at.pairs)                                       # (B, H, T, D)
         return self.proj(y.transpose(1, 2).flatten(2))                                 # (B, T, C)
 
-    def positioned(self, part, content, rows, batch):
+    def positioned(self, part, content, rows, at):
         """Queries (part 0) or keys (1) free of position, (B, H, T, D), at the positions of rows."""
         if rows is None:
             return content
-        x = content + self.place(part, rows, (*batch, content.shape[2]))
-        return self.encoding.rotate(x, x, rows)[part]
-
-    def place(self, part, rows, shape):
-        """W phi(0, P), what the override adds at these rows, (..., H, T, D); kept while rows and weights stay."""
-        weights = (self.qkv.weight, *self.encoding.parameters())
-        versions = [None if w.is_inference() else w._version for w in weights]
-        table, before, x = self.places.get(part, (None, None, None))
-        if torch.is_grad_enabled() or table is not rows or versions != before or None in versions:
+        place = None if torch.is_grad_enabled() else at.places.get((self, part, rows))
+        if place is None:
             w = self.qkv.weight.chunk(3)[part]
-            nothing = w.new_zeros(*shape, len(w))                                      # (..., T, C)
-            [x] = self.heads([F.linear(self.encoding.override(nothing, rows)[part], w)])
-            self.places[part] = rows, None if torch.is_grad_enabled() else versions, x.detach()
-        return x
+            nothing = w.new_zeros(*at.batch, content.shape[2], len(w))                 # (..., T, C)
+            [place] = self.heads([F.linear(self.encoding.override(nothing, rows)[part], w)])
+            at.places[self, part, rows] = place.detach()                               # W phi(0, P), (..., H, T, D)
+        x = content + place
+        return self.encoding.rotate(x, x, rows)[part]
 
 class Reader(GPT):
     """GPT for reading: its losses and logits at any length, with a cache if one is given, and at other positions.
@@ -117,18 +108,18 @@ class Reader(GPT):
         """Whether a key's position can be changed later: none may be part of the embeddings or of the values, and what
         an override adds must be a sum apart from a key's content.
         """
+        if self.longest < math.inf:
+            return False
         x, far = self.embedding.weight[None, :1], np.array([2**20])     # far enough to differ from 0 in any format
-
-        def movable(encoding):
+        for encoding in self.encodings():
             there = as_tensor(encoding.settings.rows(far, self.config), x)
             nowhere = None if there is None else torch.zeros_like(there)
-            whole, content, place = (encoding.override(h, table)
-                                     for h, table in ((x, there), (x, nowhere), (0 * x, there)))
-            affine = all(map(torch.allclose, whole, map(torch.add, content, place)))    # the head of this file
-            embedded = torch.equal(encoding.embed(x, nowhere), encoding.embed(x, there))
-            return affine and embedded and torch.equal(whole[2], content[2])
-
-        return self.longest == math.inf and all(map(movable, self.encodings()))
+            whole, content = encoding.override(x, there), encoding.override(x, nowhere)
+            summed = map(torch.add, content, encoding.override(0 * x, there))          # affine: the head of this file
+            embedded = not torch.equal(encoding.embed(x, there), encoding.embed(x, nowhere))
+            if embedded or not torch.equal(whole[2], content[2]) or not all(map(torch.allclose, whole, summed)):
+                return False
+        return True
 
     def check_stream(self):
         if not self.streams():
@@ -137,24 +128,22 @@ class Reader(GPT):
     def window_losses(self, windows, bar, stream=None):
         """The losses in nats of the scored targets of each of lab.measures' windows, a list of float32 arrays.
 
-        stream: the (sinks, window) of a cache that reads on token by token. Windows of one length are read side by
-        side; the bar is told of each target.
+        stream: the (sinks, window) of a cache that reads on token by token. Windows of one length that follow each
+        other are read side by side; the bar is told of each target.
         """
-        losses, by_length = [None] * len(windows), {}
-        for i, window in enumerate(windows):
-            by_length.setdefault(len(window.tokens) - 1, []).append(i)
-        for length, indices in by_length.items():
+        losses, device = [], self.embedding.weight.device
+        for length, same in itertools.groupby(windows, lambda window: len(window.tokens) - 1):
+            same, step = list(same), 64 if stream else length
             at_once = max(1, STREAM_TOKENS // (sum(stream) + 1) if stream else BATCH_TOKENS // length)
-            step = 64 if stream else length
-            for batch in (indices[i : i + at_once] for i in range(0, len(indices), at_once)):
-                tokens = np.stack([windows[i].tokens for i in batch]).astype(np.int64) # (windows, length + 1)
-                tokens, cache = torch.from_numpy(tokens).to(self.embedding.weight.device), stream and Cache(*stream)
-                parts = []
-                for x in (tokens[:, j : j + step + 1] for j in range(0, length, step)):
+            for batch in (same[i : i + at_once] for i in range(0, len(same), at_once)):
+                tokens = np.stack([window.tokens for window in batch]).astype(np.int64)
+                tokens, cache, parts = torch.from_numpy(tokens).to(device), Cache(*stream) if stream else None, []
+                for j in range(0, length, step):
+                    x = tokens[:, j : j + step + 1]                                    # one token more than is read
                     parts.append(self.token_losses(x[:, :-1], x[:, 1:], cache=cache).float().cpu())
                     bar.update(parts[-1].numel())
-                for i, found in zip(batch, torch.cat(parts, dim=1).numpy(), strict=True):              # (length,)
-                    losses[i] = found[length - windows[i].scored :]
+                found = torch.cat(parts, dim=1).numpy()                                # (windows, length)
+                losses += [row[length - window.scored :] for row, window in zip(found, batch, strict=True)]
         return losses
 
     def hidden(self, tokens, positions=None, cache=None):
@@ -194,13 +183,17 @@ class Reader(GPT):
             or block.attn.encoding.settings.pairs(one, one, self.config) is not None for block in self.blocks)
 
     def tables(self, n, cache=None):
-        """{settings: At} of new tokens at positions n, which the cache is told of; the last result is kept."""
+        """{settings: At} of new tokens at positions n, which the cache is told of.
+
+        The last result is kept, as long as the weights stay: it holds products of theirs.
+        """
         keys, free = n, cache is not None and cache.window is not None
         if cache is not None:
             keys = cache.positions_with(n)
         queries, w = keys[..., -n.shape[-1] :], self.embedding.weight
-        asked = (self.config, self.chunk, n.shape, queries.tobytes(), keys.tobytes(), free, w.dtype, w.device)
-        if self._tables[0] != asked:
+        versions = [None if w.is_inference() else w._version for w in self.parameters()]
+        asked = (self.config, self.chunk, n.shape, queries.tobytes(), keys.tobytes(), free, w.dtype, w.device, versions)
+        if self._tables[0] != asked or None in versions:
             kinds = {encoding.settings for encoding in self.encodings()}
             self._tables = asked, {settings: self.at(settings, queries, keys, free) for settings in kinds}
         if cache is not None:
@@ -222,7 +215,7 @@ class Reader(GPT):
             keys, _, _ = dual_chunk_positions(keys, self.chunk, local)
             further = tuple((rows(n), torch.as_tensor(where, device=w.device))
                             for n, where in ((before, apart == 1), (beyond, apart > 1)) if where.any())
-        return At(rows(queries), pairs, rows(keys) if free else None, further, queries.shape[:-1], None)
+        return At(rows(queries), pairs, rows(keys) if free else None, further, queries.shape[:-1], {}, None)
 
     def check_cache(self, cache, tokens, positions):
         if not self.config.causal:
