@@ -12,7 +12,6 @@ of each target; here are the two brought together, a row a run and length.
 import functools
 import itertools
 import textwrap
-from pathlib import Path
 
 from config import InputError, Unused
 from lab import measures
@@ -23,58 +22,18 @@ from runs import CommandLine, at_least, listed, named_runs, new_file, pick_devic
 MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length, when no --lengths are given
 
 
-# ---- the held-out text -----------------------------------------------------------------------------------------------
-
-def held_out(run, record, split, source):
-    """(name, documents) a run is scored on; each document is an array of <|endoftext|> and its own tokens.
-
-    source None, or the text the run was trained on: the split of its own data. Another prepared folder: its split, if
-    its tokenizer is the run's. Other text: all of its documents, encoded with the run's tokenizer.
-    """
-    import numpy as np
-
-    import data
-
-    trained_on = source is None or data.full_name(source) == record["data"]["source"]
-    folder = Path(record["data"]["folder"] if trained_on else source)
-    if (folder / "meta.json").exists():
-        meta = data.read_meta(folder)
-        if meta["tokenizer"]["sha256"] != record["data"]["tokenizer"]["sha256"]:
-            raise InputError(f"{folder} was made with another tokenizer than the run's: give --data the text itself")
-        return f"{split} of {folder}", data.split_documents(data.open_split(folder, split), meta["eot"])
-    if trained_on:
-        raise InputError(f"{folder}, the data this run was trained on, is not here: score other text with --data PATH")
-    encoding = data.run_tokenizer(run, record)
-    return source, (np.array([encoding.eot_token, *encoding.encode_ordinary(text)], dtype=np.uint16)
-                    for text in data.documents(source))
-
-def usable(documents, longest, limit):
-    """Those of at least `longest` targets, the first `limit` of them; InputError if there is none."""
-    found, most = [], 0
-    for document in documents:
-        most = max(most, len(document) - 1)
-        if len(document) > longest:
-            found.append(document)
-        if len(found) == limit:
-            break
-    if not found:
-        raise InputError(f"no held-out document has {longest:,} tokens, the longest length: the longest usable one is "
-                         f"{most:,}")
-    return found
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
+# ---- one run ---------------------------------------------------------------------------------------------------------
 
 def plan(configs, asked):
     """{run: [scaled's keywords]}: of the values asked for, each run takes those that its encoding has a use for.
 
-    Raises InputError for a value that none of the runs has a use for, or that is wrong for one of them.
+    configs: {run: what read_run gives}. Raises InputError for a value that none of the runs has a use for, or that is wrong for one of them.
     """
     plain = asked | {"scale": 1.0, "rope_scaling": "none"}
     found = {run: {"scale": [], "rope_scaling": []} for run in configs}
     for name, value in [(key, value) for key in ("scale", "rope_scaling") for value in asked[key]]:
         errors = []
-        for run, model in configs.items():
+        for run, (model, _, _) in configs.items():
             try:
                 scaling.scaled(model, model.context, **plain | {name: value})
                 found[run][name].append(value)
@@ -112,8 +71,8 @@ def measured(run, record, context, args):
     for flag in ("targets", "stride"):
         if flag in measure.flags and not 1 <= (value := getattr(settings, flag)) <= min(lengths):
             raise InputError(f"--{flag} must be from 1 to {min(lengths)}, the shortest length, got {value}")
-    source, documents = held_out(run, record, args.split, args.data)
-    documents = usable(documents, longest, args.max_docs)
+    source, documents = measures.held_out(run, record, args.split, args.data)
+    documents = measures.usable(documents, longest, args.max_docs)
     jobs = [(args.measure, length) for length in lengths]
     if measure.beside and longest > context:
         jobs.append((measure.beside, context))
@@ -217,7 +176,7 @@ def check(args):
 def score(args):
     """The rows of the runs that are named, as --json writes them."""
     configs = {str(run): read_run(run) for run in named_runs(args.runs)}
-    scalings = plan({run: model for run, (model, _, _) in configs.items()}, scaling.scaling_of(args))
+    scalings = plan(configs, scaling.scaling_of(args))
     rows = [row for run in configs for row in evaluate(run, scalings[run], args)]
     if all(row["loss"] is None for row in rows) and args.measure == "streaming":
         from past.reading import CANNOT_STREAM

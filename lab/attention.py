@@ -9,8 +9,8 @@ import math
 import torch
 
 from config import InputError
-from eval import held_out, usable
 from lab import pictures
+from lab.measures import held_out, usable
 from model_torch import unseen
 from past import scaling
 from past.reading import Reader, ReadingAttention, load

@@ -10,6 +10,7 @@ documents (Efron and Tibshirani 1993, chapter 13), paired: what two losses of on
 import hashlib
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,44 @@ class Settings(NamedTuple):
     targets: int                         # of same-targets, sliding and swap
     stride: int                          # of sliding
     encode: Callable                     # str to a list of tokens
+
+
+# ---- the held-out text -----------------------------------------------------------------------------------------------
+
+def held_out(run, record, split, source):
+    """(name, documents) a run is scored on; each document is an array of <|endoftext|> and its own tokens.
+
+    source None, or the text the run was trained on: the split of its own data. Another prepared folder: its split, if
+    its tokenizer is the run's. Other text: all of its documents, encoded with the run's tokenizer.
+    """
+    import data
+
+    trained_on = source is None or data.full_name(source) == record["data"]["source"]
+    folder = Path(record["data"]["folder"] if trained_on else source)
+    if (folder / "meta.json").exists():
+        meta = data.read_meta(folder)
+        if meta["tokenizer"]["sha256"] != record["data"]["tokenizer"]["sha256"]:
+            raise InputError(f"{folder} was made with another tokenizer than the run's: give --data the text itself")
+        return f"{split} of {folder}", data.split_documents(data.open_split(folder, split), meta["eot"])
+    if trained_on:
+        raise InputError(f"{folder}, the data this run was trained on, is not here: score other text with --data PATH")
+    encoding = data.run_tokenizer(run, record)
+    return source, (np.array([encoding.eot_token, *encoding.encode_ordinary(text)], dtype=np.uint16)
+                    for text in data.documents(source))
+
+def usable(documents, longest, limit):
+    """Those of at least `longest` targets, the first `limit` of them; InputError if there is none."""
+    found, most = [], 0
+    for document in documents:
+        most = max(most, len(document) - 1)
+        if len(document) > longest:
+            found.append(document)
+        if len(found) == limit:
+            break
+    if not found:
+        raise InputError(f"no held-out document has {longest:,} tokens, the longest length: the longest usable one is "
+                         f"{most:,}")
+    return found
 
 
 # ---- protocols: (documents, length, settings) to one list of windows, in a list --------------------------------------
