@@ -27,7 +27,8 @@ MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length, when no --lengths are giv
 def plan(configs, asked):
     """{run: [scaled's keywords]}: of the values asked for, each run takes those that its encoding has a use for.
 
-    configs: {run: what read_run gives}. Raises InputError for a value that none of the runs has a use for, or that is wrong for one of them.
+    configs: {run: what read_run gives}. Raises InputError for a value that none of the runs has a use for, or that is
+    wrong for one of them.
     """
     plain = asked | {"scale": 1.0, "rope_scaling": "none"}
     found = {run: {"scale": [], "rope_scaling": []} for run in configs}

@@ -19,7 +19,7 @@ class Cache:
         if not isinstance(sinks, int) or sinks < 0 or not (streams or (window is None and sinks == 0)):
             raise InputError(f"a stream needs sinks of at least 0 and a window of at least 1, got {sinks} and {window}")
         self.sinks, self.window = sinks, window
-        self.positions = np.zeros(0, np.uint8)   # of the keys, (S,) or (B, S), in the type of those that come
+        self.positions = np.zeros(0, np.uint8)                                         # of the keys, (S,) or (B, S)
         self.blocks = {}                 # by attention: (room (2, B, H, ..., D), begin, end), begin:end being k and v
 
     def __len__(self):
