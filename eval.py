@@ -96,7 +96,7 @@ def evaluate(run, scalings, args):
     n_tokens = sum(len(window.tokens) - 1 for *_, conditions in jobs for windows in conditions for window in windows)
     n_tokens *= len(scalings) * len(args.dtype)
     with tqdm(total=n_tokens, desc=str(run), unit="tok", unit_scale=True, leave=False, disable=None) as bar:
-        if bar.disable:                                                # stderr is no terminal
+        if bar.disable:                                         # stderr is no terminal
             print(f"scoring {run} by {n_tokens:,} tokens ...", flush=True)
         for dtype, how in itertools.product(args.dtype, scalings):
             model, _ = load(run, device, dtype)

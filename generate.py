@@ -42,7 +42,7 @@ def distribution(logits, temperature=1.0, top_k=None, top_p=1.0):
     if top_k is not None:
         p[:, top_k:] = 0
         p /= p.sum(-1, keepdim=True)
-    p[p.cumsum(-1) - p >= top_p] = 0                                     # what lies before it is enough
+    p[p.cumsum(-1) - p >= top_p] = 0                    # what lies before it is enough
     p /= p.sum(-1, keepdim=True)
     return torch.zeros_like(p).scatter(-1, order, p)
 
@@ -88,7 +88,7 @@ def write(steps, prompts, n_tokens, encoding, stop):
 
     for b, prompt in enumerate(prompts):
         show(b, prompt[1:])  # without the <|endoftext|> that it begins with
-    with contextlib.suppress(KeyboardInterrupt):                         # how a stream ends
+    with contextlib.suppress(KeyboardInterrupt):                # how a stream ends
         for t, step in enumerate(steps, start=min(map(len, prompts))):
             for b, token in enumerate(step):
                 if t < len(prompts[b]) or not left[b]:

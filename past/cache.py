@@ -19,7 +19,7 @@ class Cache:
         if not isinstance(sinks, int) or sinks < 0 or not (streams or (window is None and sinks == 0)):
             raise InputError(f"a stream needs sinks of at least 0 and a window of at least 1, got {sinks} and {window}")
         self.sinks, self.window = sinks, window
-        self.positions = np.zeros(0, np.uint8)                                         # of the keys, (S,) or (B, S)
+        self.positions = np.zeros(0, np.uint8)   # of keys, (S,) or (B, S); any type fits
         self.blocks = {}                 # by attention: (room (2, B, H, ..., D), begin, end), begin:end being k and v
 
     def __len__(self):
@@ -47,7 +47,7 @@ class Cache:
         room, begin, end = self.blocks.get(attention, (k.new_empty(2, *k.shape[:2], 0, k.shape[3]), 0, 0))
         if self.window is not None and (lost := end - begin - self.sinks - self.window) > 0:
             room[..., begin + lost : begin + lost + self.sinks, :] = room[..., begin : begin + self.sinks, :].clone()
-            begin += lost                                                              # the sinks follow the window
+            begin += lost                               # the sinks follow the window
         if end + n > room.shape[3]:                                                    # now and then, leaving some free
             old, size = room[..., begin:end, :], end - begin + n
             room = k.new_empty(2, *k.shape[:2], size + max(64, size // 4), k.shape[3])

@@ -36,10 +36,10 @@ class At(NamedTuple):
 
     rows: Any                            # of the T new tokens, or None
     pairs: Any                           # of the new tokens and all S keys, or None
-    keys: Any                            # rows of all S keys, if they are kept free of position
+    keys: Any                            # rows of all S keys, if kept free of position
     further: tuple                       # of dual chunks: (rows for the queries, (..., 1, T, S) where they hold)
-    batch: tuple                         # of the positions: (), or (B,) if each sequence has its own
-    places: dict                         # what `positioned` has worked out: as long as these tables, it is kept
+    batch: tuple                         # of the positions: () or (B,)
+    places: dict                         # what `positioned` works out, kept with these
     cache: Cache | None
 
 class ReadingAttention(Attention):
@@ -55,16 +55,16 @@ class ReadingAttention(Attention):
             q = self.positioned(0, content, at.rows, at)
             k = self.positioned(1, k, at.rows, at) if at.keys is None else k
         if at.cache is not None:
-            k, v = at.cache.extend(self, k, v)                                         # (B, H, S, D)
+            k, v = at.cache.extend(self, k, v)                          # (B, H, S, D)
         if at.keys is not None:
             k = self.positioned(1, k, at.keys, at)
         bias = self.encoding.score(q, k, h, at.pairs)
-        for rows, where in at.further:                                                 # dual chunk attention
+        for rows, where in at.further:                          # dual chunk attention
             moved = self.positioned(0, content, rows, at) - q
-            moved = moved @ k.mT / math.sqrt(q.shape[-1])                              # (B, H, T, S)
+            moved = moved @ k.mT / math.sqrt(q.shape[-1])               # (B, H, T, S)
             bias = moved * where if bias is None else bias + moved * where
-        y = self.attend(q, k, v, bias, at.pairs)                                       # (B, H, T, D)
-        return self.proj(y.transpose(1, 2).flatten(2))                                 # (B, T, C)
+        y = self.attend(q, k, v, bias, at.pairs)                        # (B, H, T, D)
+        return self.proj(y.transpose(1, 2).flatten(2))                  # (B, T, C)
 
     def positioned(self, part, content, rows, at):
         """Queries (part 0) or keys (1) free of position, (B, H, T, D), at the positions of rows."""
@@ -73,7 +73,7 @@ class ReadingAttention(Attention):
         place = None if torch.is_grad_enabled() else at.places.get((self, part, rows))
         if place is None:
             w = self.qkv.weight.chunk(3)[part]
-            nothing = w.new_zeros(*at.batch, content.shape[2], len(w))                 # (..., T, C)
+            nothing = w.new_zeros(*at.batch, content.shape[2], len(w))  # (..., T, C)
             [place] = self.heads([F.linear(self.encoding.override(nothing, rows)[part], w)])
             at.places[self, part, rows] = place.detach()                               # W phi(0, P), (..., H, T, D)
         x = content + place
@@ -139,10 +139,10 @@ class Reader(GPT):
                 tokens = np.stack([window.tokens for window in batch]).astype(np.int64)
                 tokens, cache, parts = torch.from_numpy(tokens).to(device), Cache(*stream) if stream else None, []
                 for j in range(0, length, step):
-                    x = tokens[:, j : j + step + 1]                                    # one token more than is read
+                    x = tokens[:, j : j + step + 1]     # one token more than is read
                     parts.append(self.token_losses(x[:, :-1], x[:, 1:], cache=cache).float().cpu())
                     bar.update(parts[-1].numel())
-                found = torch.cat(parts, dim=1).numpy()                                # (windows, length)
+                found = torch.cat(parts, dim=1).numpy()         # (windows, length)
                 losses += [row[length - window.scored :] for row, window in zip(found, batch, strict=True)]
         return losses
 
@@ -158,7 +158,7 @@ class Reader(GPT):
         if len(begins) > 1 and cache is None:
             cache = Cache()
         parts = [read(tokens[:, i:j], n[..., i:j], cache=cache) for i, j in itertools.pairwise([*begins, T])]
-        return torch.cat(parts, dim=1)                                                 # (B, T, C)
+        return torch.cat(parts, dim=1)                                  # (B, T, C)
 
     def begins(self, T, cache):
         """Where the pieces begin in which T tokens are read, one after the other, as memory and a stream allow.
@@ -185,7 +185,7 @@ class Reader(GPT):
     def tables(self, n, cache=None):
         """{settings: At} of new tokens at positions n, which the cache is told of.
 
-        The last result is kept, as long as the weights stay: it holds products of theirs.
+        The last result is kept while the weights stay: it holds products of theirs.
         """
         keys, free = n, cache is not None and cache.window is not None
         if cache is not None:

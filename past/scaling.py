@@ -94,7 +94,7 @@ def add_stream_flags(group):
                        "length)")
 
 def stream_sizes(args, context):
-    """(sinks, window) of a stream; InputError if its sinks leave no window within the trained length."""
+    """(sinks, window) of a stream; InputError if the sinks leave no window."""
     sinks = SINKS if args.sinks is None else args.sinks
     if args.window is None and sinks > context - 2:
         raise InputError(f"--sinks {sinks} leave no window within the trained length, {context}: give --window too")
