@@ -183,15 +183,13 @@ class Reader(GPT):
             or block.attn.encoding.settings.pairs(one, one, self.config) is not None for block in self.blocks)
 
     def tables(self, n, cache=None):
-        """{settings: At} of new tokens at positions n, which the cache is told of.
-
-        The last result is kept while the weights stay: it holds products of theirs.
-        """
+        """{settings: At} of new tokens at positions n, which the cache is told of; the last result is kept."""
         keys, free = n, cache is not None and cache.window is not None
         if cache is not None:
             keys = cache.positions_with(n)
         queries, w = keys[..., -n.shape[-1] :], self.embedding.weight
-        versions = [None if w.is_inference() else w._version for w in self.parameters()]
+        held = self.parameters() if free or self.chunk else ()          # those that `positioned` keeps products of
+        versions = [None if w.is_inference() else w._version for w in held]
         asked = (self.config, self.chunk, n.shape, queries.tobytes(), keys.tobytes(), free, w.dtype, w.device, versions)
         if self._tables[0] != asked or None in versions:
             kinds = {encoding.settings for encoding in self.encodings()}
