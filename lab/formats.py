@@ -69,14 +69,14 @@ def distinct_positions(encoding, dtype, length):
 
 def draw(path, length=512):
     """One picture of all TABLES over the positions 0 .. length-1: each a heat map, three of its columns above it."""
-    from lab.pictures import COLOURS, plt
-    figure, axes = plt.subplots(2, len(TABLES), figsize=(15, 8), height_ratios=(1, 2), sharex="col",
-                                layout="constrained")
+    from lab.pictures import COLOURS, Figure
+    figure = Figure(figsize=(15, 8), layout="constrained")
+    axes = figure.subplots(2, len(TABLES), height_ratios=(1, 2), sharex="col")
     for (curves, image), name in zip(axes.T, TABLES, strict=True):
         table = TABLES[name](np.arange(length))                                   # (length, columns)
         columns = table.shape[1]
-        for column, colour in zip((0, columns // 2, columns - 1), (COLOURS[i] for i in (0, 4, 2)), strict=True):
-            curves.plot(table[:, column], color=colour, linewidth=1.2, label=f"column {column}")
+        for column, colour in ((0, 0), (columns // 2, 4), (columns - 1, 2)):
+            curves.plot(table[:, column], color=COLOURS[colour], linewidth=1.2, label=f"column {column}")
         curves.set_title(TITLES[name], fontsize=10)
         curves.legend(fontsize=7, loc="upper left", framealpha=0.9)
         mesh = image.imshow(table.T, aspect="auto", origin="lower", interpolation="nearest", cmap="viridis")
@@ -85,7 +85,6 @@ def draw(path, length=512):
     axes[0, 0].set_ylabel("value")
     axes[1, 0].set_ylabel("column")
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.formats", description="Draw the tables of the encodings side by side, and "

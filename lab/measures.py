@@ -8,6 +8,7 @@ documents (Efron and Tibshirani 1993, chapter 13), paired: what two losses of on
 """
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -117,8 +118,8 @@ def swap(documents, length, settings):
 def repeat(documents, length, settings):
     """A segment of random tokens at both ends of a window; and with another one at its beginning.
 
-    The segments are a quarter of the trained length, drawn from the tokens of the documents; between the copies is the
-    documents' own text. All of the second copy is scored but its first token, which nothing tells.
+    The segments are a quarter of the trained length, drawn from the tokens of the documents. All of the second copy is
+    scored but its first token, which nothing tells.
     Raises InputError for a length in which two segments do not fit.
     """
     size = settings.context // 4
@@ -126,39 +127,33 @@ def repeat(documents, length, settings):
         raise InputError(f"the probe repeat needs windows of {max(4, 2 * size)} tokens or more, got {length}")
     rng = np.random.default_rng(0)
     pool = np.concatenate([document[1:] for document in documents])
-
-    def trial(i, first, second):
-        between = documents[i % len(documents)][1 : length + 2 - 2 * size]
-        return Window(np.concatenate((first, between, second)), size - 1, i)
-
     segments = [rng.choice(pool, (2, size)) for _ in range(TRIALS)]
-    return [[trial(i, a, a) for i, (a, _) in enumerate(segments)],
-            [trial(i, b, a) for i, (a, b) in enumerate(segments)]]
+    return around(documents, length, [(a, b, a, size - 1) for a, b in segments])
 
 def passkey(documents, length, settings):
     """A five-digit key in the first sentence of a window, asked for in its last; and with another key in the first.
 
     The other key has as many tokens, so that nothing else moves. Raises InputError for a length without room for both.
     """
-    rng = np.random.default_rng(0)
-    says, dot, asks = (settings.encode(text) for text in ("The pass key is", ". Remember it.\n", "\nThe pass key is"))
+    encode, rng, trials = settings.encode, np.random.default_rng(0), []
+    keys = (encode(f" {key}") for key in iter(lambda: rng.integers(10_000, 100_000), None))
+    for key in itertools.islice(keys, TRIALS):
+        other = next(other for other in keys if other != key and len(other) == len(key))
+        told, changed = ([*encode("The pass key is"), *x, *encode(". Remember it.\n")] for x in (key, other))
+        end = [*encode("\nThe pass key is"), *key]
+        if length < (least := len(told) + len(end) - 1):
+            raise InputError(f"the probe passkey needs windows of {least} tokens or more, got {length}")
+        trials.append((told, changed, end, len(key)))
+    return around(documents, length, trials)
 
-    def trial(i, told, asked):
-        before, after = (*says, *settings.encode(f" {told}"), *dot), (*asks, *(key := settings.encode(f" {asked}")))
-        if (room := length + 1 - len(before) - len(after)) < 0:
-            raise InputError(f"the probe passkey needs windows of {length - room} tokens or more, got {length}")
-        between = documents[i % len(documents)][1 : room + 1]
-        return Window(np.array([*before, *between, *after]), len(key), i)
-
-    def key_like(key=None):
-        """A random key; with as many tokens as that one, and another, if one is given."""
-        while True:
-            drawn = int(rng.integers(10_000, 100_000))
-            if key is None or (drawn != key and len(settings.encode(f" {drawn}")) == len(settings.encode(f" {key}"))):
-                return drawn
-
-    keys = [(key, key_like(key)) for key in (key_like() for _ in range(TRIALS))]
-    return [[trial(i, a, a) for i, (a, _) in enumerate(keys)], [trial(i, b, a) for i, (a, b) in enumerate(keys)]]
+def around(documents, length, trials):
+    """Both lists of windows, of trials (beginning, another one, end, scored): between lies a document's own text."""
+    conditions = [], []
+    for i, (*beginnings, end, scored) in enumerate(trials):
+        for windows, beginning in zip(conditions, beginnings, strict=True):
+            between = documents[i % len(documents)][1 : length + 2 - len(beginning) - len(end)]
+            windows.append(Window(np.concatenate((beginning, between, end)), scored, i))
+    return conditions
 
 class Measure(NamedTuple):
     """A protocol or a probe, and what is printed of it."""
@@ -219,12 +214,10 @@ MEASURES = PROTOCOLS | PROBES
 
 def by_unit(windows, losses):
     """(mean loss, number of targets) of documents or trials, (units,) each, from windows' losses, (scored,) each."""
-    n = 1 + max(window.unit for window in windows)
-    total, count = np.zeros(n), np.zeros(n, dtype=int)
+    units = [window.unit for window in windows]
     with np.errstate(invalid="ignore"):                                # a sum that is not finite is told by summary
-        for window, found in zip(windows, losses, strict=True):
-            total[window.unit] += found.sum(dtype=np.float64)
-            count[window.unit] += len(found)
+        total = np.bincount(units, [found.sum(dtype=np.float64) for found in losses])
+    count = np.bincount(np.repeat(units, [window.scored for window in windows]))
     return total / count, count
 
 def by_position(losses, block):
@@ -248,23 +241,21 @@ def intervals(differences, targets, seed=0):
 
 def summary(conditions, losses):
     """What a row says of the losses of a measure's one or two lists of windows; loss None if any is not finite."""
-    (first, targets), *rest = (by_unit(windows, found) for windows, found in zip(conditions, losses, strict=True))
+    units, (targets, *_) = zip(*map(by_unit, conditions, losses), strict=True)
     row = {"loss": None, "perplexity": None, "n_targets": int(targets.sum())}
-    if not all(np.isfinite(units).all() for units, _ in ((first, targets), *rest)):
+    if not np.isfinite(units).all():
         return row
-    loss = float(first @ targets / targets.sum())
+    loss, *without = (float(means @ targets / targets.sum()) for means in units)
+    rounded = [[round(x, 6) for x in means.tolist()] for means in units]
     row |= {"loss": loss, "perplexity": math.exp(min(loss, 700))}
-    row |= {"unit_losses": [round(float(x), 6) for x in first], "unit_targets": targets.tolist()}
-    for without, _ in rest:
-        row["without"] = float(without @ targets / targets.sum())
-        row["gain"] = intervals([without - first], targets)[0]
-        row["won"] = float(np.mean(without > first))
-        row["unit_losses_without"] = [round(float(x), 6) for x in without]
+    row |= {"unit_losses": rounded[0], "unit_targets": targets.tolist()}
+    if without:
+        gains = units[1] - units[0]
+        row |= {"without": without[0], "gain": intervals([gains], targets)[0], "won": float(np.mean(gains > 0))}
+        row |= {"unit_losses_without": rounded[1]}
     return row
 
 def fingerprint(windows):
     """SHA-256 of the scored targets, document by document: two rows that share it scored the same ones."""
-    digest = hashlib.sha256()
-    for window in windows:
-        digest.update(np.ascontiguousarray(window.tokens[-window.scored :], dtype=np.uint16))
-    return digest.hexdigest()
+    targets = np.concatenate([window.tokens[-window.scored :] for window in windows])
+    return hashlib.sha256(targets.astype(np.uint16)).hexdigest()

@@ -4,13 +4,10 @@ import math
 import textwrap
 from pathlib import Path
 
-import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 
 from config import InputError
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  (after the backend is chosen, since there may be no screen)
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe, Ito: colour-blind-safe
 STYLES = ("-", "--", ":")
@@ -28,7 +25,8 @@ def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=Fa
     lines = {label: line for label, line in lines.items() if len(line[0])}
     if not lines:
         raise InputError("there is nothing to draw: no run has a loss at these lengths")
-    figure, axis = plt.subplots(figsize=(8, 4.8), layout="constrained")
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    axis = figure.subplots()
     ends, dots = [], {"marker": "o", "markersize": 4}
     for i, (label, (x, y, low, high)) in enumerate(lines.items()):
         colour = COLOURS[i % len(COLOURS)]
@@ -54,7 +52,6 @@ def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=Fa
     axis.set_title("\n".join(textwrap.wrap(title, 75, break_on_hyphens=False)), fontsize=11)
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=100)
-    plt.close(figure)
 
 def name_ends(axis, ends):
     """Write the label of each curve, (y, x, label, colour) of its last point, beside it, none over another."""
@@ -116,7 +113,8 @@ def losses(rows, path):
 def bars(path, groups, title, ylabel):
     """Bars of {group: {label: (height, error)}}, each with its number on it."""
     labels = list(dict.fromkeys(label for group in groups.values() for label in group))
-    figure, axis = plt.subplots(figsize=(9, 4.8), layout="constrained")
+    figure = Figure(figsize=(9, 4.8), layout="constrained")
+    axis = figure.subplots()
     width = 0.8 / len(labels)
     for i, label in enumerate(labels):
         heights, errors = zip(*(group.get(label, (math.nan, 0)) for group in groups.values()), strict=True)
@@ -131,7 +129,6 @@ def bars(path, groups, title, ylabel):
     axis.legend(frameon=False, ncols=len(labels), loc="upper left")
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=100)
-    plt.close(figure)
 
 def attention(path, weights, title):
     """Maps of {length: one (H, T, T) array a block}: a row a block, a column a head, the lengths side by side.
@@ -141,7 +138,7 @@ def attention(path, weights, title):
     """
     blocks, heads = (len(next(iter(weights.values()))), len(next(iter(weights.values()))[0]))
     size = max(0.45, min(1.1, 14 / (heads * len(weights))))
-    figure = plt.figure(figsize=(size * heads * len(weights) + 1, size * blocks + 1.1), layout="constrained")
+    figure = Figure(figsize=(size * heads * len(weights) + 1, size * blocks + 1.1), layout="constrained")
     for part, (length, maps) in zip(np.atleast_1d(figure.subfigures(1, len(weights))), weights.items(), strict=True):
         part.suptitle(f"{length:,} tokens", fontsize=10)
         axes = part.subplots(blocks, heads, squeeze=False)
@@ -156,7 +153,6 @@ def attention(path, weights, title):
                 axis.set_ylabel(f"block {block}", fontsize=8)
     figure.suptitle(f"{title}: keys to the right, queries downwards, bright = a query's largest weight", fontsize=10)
     figure.savefig(path, dpi=90)
-    plt.close(figure)
 
 def pooled(x):
     """(T, T) as at most PIXELS a side, each the maximum of its square."""
