@@ -16,39 +16,39 @@ PIXELS = 96  # of an attention map's side
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
 
-def curves(path, lines, title, xlabel, ylabel, trained=None, ticks=None, zero=False, marked=True):
-    """Curves of {label: (x, y, low, high)}, each named at its end; x on a log axis; low and high may be None.
+def curves(path, lines, title, trained, what="loss", positions=False):
+    """Curves of {label: (x, y, errors)}, each named at its end; x on a log axis; errors: None, or axis.errorbar's.
 
-    trained: where a dotted line marks the trained length. ticks: of the x axis, powers of two unless they are given.
-    Raises InputError if there is no point to draw.
+    trained: the lengths where dotted lines mark the trained one. positions: whether x is the position in one window,
+    and not its length. Raises InputError if there is no point to draw.
     """
     lines = {label: line for label, line in lines.items() if len(line[0])}
     if not lines:
         raise InputError("there is nothing to draw: no run has a loss at these lengths")
     figure = Figure(figsize=(8, 4.8), layout="constrained")
-    axis = figure.subplots()
-    ends, dots = [], {"marker": "o", "markersize": 4}
-    for i, (label, (x, y, low, high)) in enumerate(lines.items()):
-        colour = COLOURS[i % len(COLOURS)]
-        style = {"color": colour, "linestyle": STYLES[i // len(COLOURS) % len(STYLES)]}
-        if low is None:
-            axis.plot(x, y, **style, **(dots if marked else {}))
+    axis, ends, ticks, marker = figure.subplots(), [], set(trained), "" if positions else "o"
+    for i, (label, (x, y, errors)) in enumerate(lines.items()):
+        colour, linestyle = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
+        style = {"color": colour, "linestyle": linestyle, "marker": marker, "markersize": 4}
+        if errors is None:
+            axis.plot(x, y, **style)
         else:
-            axis.errorbar(x, y, (np.subtract(y, low), np.subtract(high, y)), elinewidth=1, capsize=2, **dots, **style)
+            axis.errorbar(x, y, errors, elinewidth=1, capsize=2, **style)
         ends.append((y[-1], x[-1], label, colour))
+        ticks.update(x)
     name_ends(axis, sorted(ends))
+    if positions:
+        ticks = {2**i for i in range(3, 1 + math.ceil(math.log2(max(ticks))))}
     axis.set_xscale("log", base=2)
-    furthest = max(max(x) for x, *_ in lines.values())
-    ticks = ticks or [2**i for i in range(3, 1 + math.ceil(math.log2(furthest)))]
-    axis.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
+    axis.set_xticks(sorted(ticks), [f"{tick:,.0f}" for tick in sorted(ticks)])
     axis.minorticks_off()
-    if zero:
+    if what == "gain":
         axis.axhline(0, color="grey", linewidth=1)
-    if trained:
-        axis.axvline(trained, color="grey", linestyle=":", linewidth=1)
-        axis.annotate("trained length", (trained, 1), (4, -4), xycoords=("data", "axes fraction"),
+    for length in trained:
+        axis.axvline(length, color="grey", linestyle=":", linewidth=1)
+        axis.annotate("trained length", (length, 1), (4, -4), xycoords=("data", "axes fraction"),
                       textcoords="offset points", color="grey", va="top", fontsize=9)
-    axis.set(xlabel=xlabel, ylabel=ylabel)
+    axis.set(xlabel="position" if positions else "tokens in the window", ylabel=f"{what}, nats a token")
     axis.set_title("\n".join(textwrap.wrap(title, 75, break_on_hyphens=False)), fontsize=11)
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=100)
@@ -74,83 +74,90 @@ def apart(heights, space):
     level = [total / count for total, count in pools for _ in range(count)]
     return [height + i * space for i, height in enumerate(level)]
 
-def by_position(losses, block):
-    """(positions, losses, None, None): means over stretches of `block` positions, further out of ever longer ones."""
-    ends = [1]
+def mean_and_sd(values):
+    """Over seeds; (nan, 0) of none."""
+    return np.mean(values) if values else math.nan, np.std(values, ddof=1) if len(values) > 1 else 0
+
+def by_length(cells):
+    """(lengths, losses, their standard deviations or None), of the rows of each length, one a seed."""
+    found = [mean_and_sd([row["loss"] for row in rows]) for rows in cells]
+    means, errors = np.reshape(found, (-1, 2)).T
+    return [rows[0]["length"] for rows in cells], means, errors if errors.any() else None
+
+def by_position(rows):
+    """(positions, losses, None), of one row a seed: means over ever longer stretches of positions."""
+    losses, block, ends = np.mean([row["by_position"] for row in rows], axis=0), rows[0]["block"], [1]
     while ends[-1] < len(losses):
         ends.append(min(len(losses), max(ends[-1] + 1, round(1.15 * ends[-1]))))
     parts = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-    return [block * (p.start + p.stop) / 2 for p in parts], [float(np.mean(losses[p])) for p in parts], None, None
+    return [block * (p.start + p.stop) / 2 for p in parts], [float(np.mean(losses[p])) for p in parts], None
 
 def losses(rows, path):
     """What eval.py's rows say, a curve a run and its positions: the loss, a probe's gain, or the loss by position."""
-    rows = [row for row in rows if row["loss"] is not None and row["protocol"] == rows[0]["protocol"]]
-    protocol, lines = rows[0]["protocol"] if rows else "", {}
+    protocol, lines = rows[0]["protocol"], {}
+    rows = [row for row in rows if row["loss"] is not None and row["protocol"] == protocol]
     pes = [pe for _, pe in {(row["run"], row["pe"]) for row in rows}]
     for row in rows:
         name = row["pe"] if pes.count(row["pe"]) == 1 else Path(row["run"]).name
         lines.setdefault(f"{name} {row['how']}".strip(), []).append(row)
-    contexts = {row["trained_length"] for row in rows}
-    trained = contexts.pop() if len(contexts) == 1 else None
+    trained = {row["trained_length"] for row in rows}
     if any("by_position" in row for row in rows):
-        longest = {label: max(line, key=lambda row: row["length"]) for label, line in lines.items()}
-        drawn = {label: by_position(row["by_position"], row["block"]) for label, row in longest.items()}
-        return curves(path, drawn, f"Loss by position in a window ({protocol})", "position", "loss, nats a token",
-                      trained=trained, marked=False)
-    ticks, drawn = sorted({row["length"] for row in rows} | ({trained} - {None})), {}
-    probe = any("gain" in row for row in rows)
-    for label, line in lines.items():
-        y = np.array([row["gain"] for row in line]).T if probe else ([row["loss"] for row in line], None, None)
-        drawn[label] = [row["length"] for row in line], *y
-    title = (f"What the far context is worth: probe {protocol}, with 95% intervals" if probe else
-             f"Loss past the trained length, on the same targets ({protocol})")
-    what = f"{'gain' if probe else 'loss'}, nats a token"
-    curves(path, drawn, title, "tokens in the window", what, trained, ticks, zero=probe)
+        drawn = {label: by_position(line[-1:]) for label, line in lines.items()}       # the last is the longest
+        curves(path, drawn, f"Loss by position in a window ({protocol})", trained, positions=True)
+    elif any("gain" in row for row in rows):
+        drawn = {label: gains(line) for label, line in lines.items()}
+        title = f"What the far context is worth: probe {protocol}, with 95% intervals"
+        curves(path, drawn, title, trained, "gain")
+    else:
+        drawn = {label: by_length([[row] for row in line]) for label, line in lines.items()}
+        curves(path, drawn, f"Loss past the trained length, on the same targets ({protocol})", trained)
+
+def gains(line):
+    """(lengths, gains, how far their intervals go below and above), of a probe's rows."""
+    mean, low, high = np.transpose([row["gain"] for row in line])
+    return [row["length"] for row in line], mean, (mean - low, high - mean)
 
 
 # ---- bars and maps ---------------------------------------------------------------------------------------------------
 
-def bars(path, groups, title, ylabel):
-    """Bars of {group: {label: (height, error)}}, each with its number on it."""
-    labels = list(dict.fromkeys(label for group in groups.values() for label in group))
+def bars(path, names, losses, title):
+    """A group of bars for each name, of {label: [its losses, one a seed]}, each with its number on it."""
     figure = Figure(figsize=(9, 4.8), layout="constrained")
-    axis = figure.subplots()
-    width = 0.8 / len(labels)
-    for i, label in enumerate(labels):
-        heights, errors = zip(*(group.get(label, (math.nan, 0)) for group in groups.values()), strict=True)
-        x = np.arange(len(groups)) + (i - (len(labels) - 1) / 2) * width
-        drawn = axis.bar(x, heights, width * 0.92, yerr=errors, color=COLOURS[i], ecolor="grey", label=label)
+    axis, width, x = figure.subplots(), 0.8 / len(losses), np.arange(len(names))
+    heights = np.array([[mean_and_sd(values) for values in groups] for groups in losses.values()])
+    for i, (label, pairs) in enumerate(zip(losses, heights, strict=True)):
+        begin, (y, errors) = x + (i - (len(losses) - 1) / 2) * width, pairs.T
+        drawn = axis.bar(begin, y, width * 0.92, yerr=errors, color=COLOURS[i], ecolor="grey", label=label)
         axis.bar_label(drawn, fmt="%.2f", fontsize=8, padding=2)
-    axis.set_xticks(np.arange(len(groups)), groups)
-    low = min(height for group in groups.values() for height, _ in group.values())
-    bottom = max(0, math.floor(low - 0.5))
+    axis.set_xticks(x, names)
+    bottom = max(0, math.floor(np.nanmin(heights[..., 0]) - 0.5))
     axis.set_ylim(bottom=bottom)
-    axis.set(title=title, ylabel=f"{ylabel} (the axis starts at {bottom})")
-    axis.legend(frameon=False, ncols=len(labels), loc="upper left")
+    axis.set(title=title, ylabel=f"loss, nats a token (the axis starts at {bottom})")
+    axis.legend(frameon=False, ncols=len(losses), loc="upper left")
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=100)
 
 def attention(path, weights, title):
-    """Maps of {length: one (H, T, T) array a block}: a row a block, a column a head, the lengths side by side.
+    """Maps of {length: (blocks, H, T, T)}: a row a block, a column a head, the lengths side by side.
 
     Each query's weights are drawn over its largest one, so that a pattern shows at any length; long windows are pooled
     to PIXELS a side by their maximum.
     """
-    blocks, heads = (len(next(iter(weights.values()))), len(next(iter(weights.values()))[0]))
+    blocks, heads = next(iter(weights.values())).shape[:2]
     size = max(0.45, min(1.1, 14 / (heads * len(weights))))
     figure = Figure(figsize=(size * heads * len(weights) + 1, size * blocks + 1.1), layout="constrained")
-    for part, (length, maps) in zip(np.atleast_1d(figure.subfigures(1, len(weights))), weights.items(), strict=True):
+    parts = figure.subfigures(1, len(weights), squeeze=False)[0]
+    for part, (length, maps) in zip(parts, weights.items(), strict=True):
         part.suptitle(f"{length:,} tokens", fontsize=10)
         axes = part.subplots(blocks, heads, squeeze=False)
-        for block, head in np.ndindex(blocks, heads):
-            axis, found = axes[block, head], maps[block][head]
-            x = pooled(found / found.max(-1, keepdims=True))
+        for at, axis in np.ndenumerate(axes):
+            x = pooled(maps[at] / maps[at].max(-1, keepdims=True))
             axis.imshow(x, cmap="cividis", vmin=0, vmax=1, extent=(0, length, length, 0), interpolation="nearest")
             axis.set(xticks=[], yticks=[])
-            if block == 0:
-                axis.set_title(f"head {head}", fontsize=8)
-            if head == 0:
-                axis.set_ylabel(f"block {block}", fontsize=8)
+        for head, axis in enumerate(axes[0]):
+            axis.set_title(f"head {head}", fontsize=8)
+        for block, axis in enumerate(axes[:, 0]):
+            axis.set_ylabel(f"block {block}", fontsize=8)
     figure.suptitle(f"{title}: keys to the right, queries downwards, bright = a query's largest weight", fontsize=10)
     figure.savefig(path, dpi=90)
 

@@ -3,15 +3,15 @@
 import functools
 import itertools
 import re
-import statistics
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from config import InputError
+from eval import MULTIPLES
 from lab import pictures
-from lab.grids import EVALUATIONS, GRIDS, LOSSES, PROBES, VARIANTS
+from lab.grids import EVALUATIONS, GRIDS, LOSSES, VARIANTS
 from lab.measures import intervals
 from runs import read_json, write_whole
 
@@ -23,7 +23,7 @@ HEAD = ("# Results\n\nMade by `python -m lab.reproduce report` from the files un
         "scores the same last tokens of each document with more and more context. 95% intervals (in brackets) are a "
         "paired bootstrap over documents of the mean over seeds. docs/evidence.md says what each protocol can and "
         "cannot show.\n")
-NAT = "loss, nats a token"
+TIMES = [f"{multiple}x" for multiple in MULTIPLES]
 
 
 # ---- the files, and what they say together ---------------------------------------------------------------------------
@@ -33,73 +33,72 @@ class Line(NamedTuple):
 
     variant: str
     how: str
-    family: str                          # of LOSSES or PROBES
     context: int
-    rows: dict                           # (protocol, multiple of the trained length): its rows, one a seed
+    rows: dict                           # (protocol or probe, multiple of the trained length): its rows, one a seed
 
     @property
     def label(self):
         return f"{self.variant} {self.how}".strip()
 
-    def values(self, multiple, protocol=None):
-        """One loss a seed, by the line's own protocol unless another is named; [] where there is none."""
-        found = [row["loss"] for row in self.rows.get((protocol or self.family, multiple), [])]
+    def losses(self, protocol, multiple):
+        """One a seed; [] where there is none."""
+        found = [row["loss"] for row in self.rows.get((protocol, multiple), [])]
         return [] if None in found else found
 
+    def cells(self, protocol):
+        """The rows of each length that has a loss."""
+        return [self.rows[protocol, multiple] for multiple in MULTIPLES if self.losses(protocol, multiple)]
+
+    def rises(self, end):
+        """From 1x to that multiple by the paper's protocol, one a seed; [] where there is none."""
+        return [b - a for a, b in zip(self.losses("nonoverlap", 1), self.losses("nonoverlap", end), strict=False)]
+
 def collect(folder):
-    """({(variant, seed): run.json}, {(variant, evaluation): {seed: rows}}) of results/<preset>/."""
-    runs, evaluations = {}, {}
+    """{(variant, what): {seed: what its file says}} of results/<preset>/; what: one of EVALUATIONS, or "run"."""
+    files = {}
     for path in sorted(folder.glob("*.json")):
         found = re.fullmatch(r"(.+)-s([0-9]+)\.(.+)\.json", path.name)
         if found is None or found[1] not in VARIANTS or found[3] not in (*EVALUATIONS, "run"):
             continue
-        variant, seed, what = found[1], int(found[2]), found[3]
+        variant, seed, what = found.groups()
         try:
-            content = read_json(path)
-            _ = (content["seconds"], content["provenance"]["git"]) if what == "run" else content[0]["weights"]
+            said = read_json(path)
+            _ = (said["seconds"], said["provenance"]["git"]) if what == "run" else said[0]["weights"]
         except (InputError, LookupError, TypeError):
             raise InputError(f"{path} was cut short or edited: delete it, and run its grid again") from None
-        if what == "run":
-            runs[variant, seed] = content
-        else:
-            evaluations.setdefault((variant, what), {})[seed] = content
-    return runs, evaluations
+        files.setdefault((variant, what), {})[int(seed)] = said
+    return files
 
-def finished(grid, runs, evaluations):
+def finished(grid, files):
     """The seeds for which a grid has all its runs and evaluations."""
-    wanted = [evaluations.get((variant, name), {}) for variant, names in grid.evaluations.items() for name in names]
-    seeds = set.intersection(*map(set, wanted))
-    return sorted(seed for seed in seeds if all((variant, seed) in runs for variant in grid.evaluations))
+    wanted = [(variant, what) for variant, names in grid.evaluations.items() for what in ("run", *names)]
+    return sorted(set.intersection(*(set(files.get(at, {})) for at in wanted)))
 
-def check_alike(folder, grid, evaluations, seeds):
+def check_alike(folder, grid, files, seeds):
     """InputError if a file of a grid has other rows than another seed's, or rows that scored other targets."""
     scored = {}
     for variant, names in grid.evaluations.items():
         for name, seed in itertools.product(names, seeds):
-            file, rows = folder / f"{variant}-s{seed}.{name}.json", evaluations[variant, name][seed]
+            file, rows = folder / f"{variant}-s{seed}.{name}.json", files[variant, name][seed]
             for row in (row for row in rows if row["loss"] is not None):
                 what = row["targets_sha256"], row["n_documents"], len(row["unit_losses"])
                 other, right = scored.setdefault((row["protocol"], row["length"]), (file, what))
                 if what != right:
                     raise InputError(f"{file} was scored on other documents than {other}: delete the one that is "
                                      "wrong, and run its grid again, with one --max-docs or none")
-            kinds, others = ([(row["how"], row["protocol"], row["length"]) for row in some]
-                             for some in (rows, evaluations[variant, name][seeds[0]]))
-            if kinds != others:
+            kinds = [(row["how"], row["protocol"], row["length"]) for row in rows]
+            if kinds != scored.setdefault((variant, name), kinds):
                 raise InputError(f"{file} has other rows than seed {seeds[0]}: delete it, and run its grid again")
 
-def lines_of(grid, evaluations, family, seeds):
-    """The Lines of a grid by one of LOSSES or PROBES, from whichever of its evaluations measured them."""
-    lines, protocols = [], (family, "sliding") if family == "same-targets" else (family,)
+def lines_of(grid, files, seeds):
+    """The Lines of a grid, from all of its evaluations."""
+    lines = {}
     for variant, names in grid.evaluations.items():
-        found = {}
-        for name, seed in itertools.product(names, seeds):
-            for row in (row for row in evaluations[variant, name][seed] if row["protocol"] in protocols):
-                at = row["protocol"], row["length"] // row["trained_length"]
-                found.setdefault(row["how"], {}).setdefault(at, []).append(row)
-        for how, rows in found.items():
-            lines.append(Line(variant, how, family, next(iter(rows.values()))[0]["trained_length"], rows))
-    return lines
+        for row in itertools.chain(*(files[variant, name][seed] for name in names for seed in seeds)):
+            context = row["trained_length"]
+            line = lines.setdefault((variant, row["how"]), Line(variant, row["how"], context, {}))
+            line.rows.setdefault((row["protocol"], row["length"] // context), []).append(row)
+    return list(lines.values())
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -108,14 +107,11 @@ def table(heads, rows):
     """Markdown."""
     return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *rows))
 
-def times(multiple):
-    return f"{multiple:g}x"
-
 def mean_sd(values, form=".3f"):
     if not values:
         return "-"
-    spread = f" ± {statistics.stdev(values):{form.removeprefix('+')}}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):{form}}{spread}"
+    mean, sd = pictures.mean_and_sd(values)
+    return f"{mean:{form}}" + f" ± {sd:.3f}" * (len(values) > 1)
 
 def paired(rows, others, key="unit_losses", other_key="unit_losses"):
     """A difference between two rows of each seed, averaged over seeds, with its bootstrap interval over documents."""
@@ -126,115 +122,96 @@ def paired(rows, others, key="unit_losses", other_key="unit_losses"):
 
 def losses_table(grid, preset, lines):
     """Ours by the paper's protocol beside the paper's numbers; what is comparable in another model is the rise."""
-    multiples = sorted({multiple for line in lines for _, multiple in line.rows})
-    last = max((len(numbers) for numbers in grid.paper.values()), default=len(multiples))
-    end = multiples[min(last, len(multiples)) - 1]
-    heads = ["run", "positions", *map(times, multiples), f"rise to {times(end)}"]
+    end = MULTIPLES[max(map(len, grid.paper.values()), default=len(MULTIPLES)) - 1]
+    heads = ["run", "positions", *TIMES, f"rise to {end}x"]
     if grid.paper:
-        heads += [f"paper, 1x to {times(end)}", "paper's rise", "our rise - paper's"]
+        heads += [f"paper, 1x to {end}x", "paper's rise", "our rise - paper's"]
         heads += ["our losses - paper's"] if preset in grid.of else []
     rows = []
     for line in lines:
-        losses = [line.values(multiple) for multiple in multiples]
-        rises = [b - a for a, b in zip(losses[0], line.values(end), strict=False)]
+        losses, rises = [line.losses("nonoverlap", multiple) for multiple in MULTIPLES], line.rises(end)
         cells = [line.variant, line.how, *map(mean_sd, losses), mean_sd(rises, "+.3f")]
         if paper := grid.paper.get((line.variant, line.how)):
             rise = paper[-1] - paper[0]
             cells += [" ".join(f"{loss:.2f}" for loss in paper), f"{rise:+.2f}"]
-            cells.append(f"{statistics.mean(rises) - rise:+.2f}" if rises else "-")
+            cells.append(f"{np.mean(rises) - rise:+.2f}" if rises else "-")
             if preset in grid.of:
                 both = [(ours, theirs) for ours, theirs in zip(losses, paper, strict=False) if ours]
-                cells.append(" ".join(f"{statistics.mean(ours) - theirs:+.2f}" for ours, theirs in both))
+                cells.append(" ".join(f"{np.mean(ours) - theirs:+.2f}" for ours, theirs in both))
         rows.append(cells + [""] * (len(heads) - len(cells)))
     return table(heads, rows)
 
 def same_targets_table(lines):
-    multiples = sorted({multiple for line in lines for protocol, multiple in line.rows if protocol == "same-targets"})
-    end = multiples[-1]
+    end = MULTIPLES[-1]
     sliding = {line.variant: line.rows["sliding", 1] for line in reversed(lines)}      # positions as they were trained
     expe = {line.label: line.rows for line in lines}.get("expe", {})
-    heads = ["run", "positions", *map(times, multiples), "sliding 1x", f"{times(end)} - 1x", f"{times(end)} - sliding",
-             "1x - expe's", f"{times(end)} - expe's"]
+    heads = ["run", "positions", *TIMES, "sliding 1x", f"{end}x - 1x", f"{end}x - sliding", "1x - expe's",
+             f"{end}x - expe's"]
     rows = []
     for line in lines:
         first, last = (line.rows["same-targets", multiple] for multiple in (1, end))
-        cells = [line.variant, line.how, *(mean_sd(line.values(multiple)) for multiple in multiples)]
-        cells += [mean_sd(line.values(1, "sliding")), paired(last, first), paired(last, sliding[line.variant])]
+        cells = [line.variant, line.how, *(mean_sd(line.losses("same-targets", multiple)) for multiple in MULTIPLES)]
+        cells += [mean_sd(line.losses("sliding", 1)), paired(last, first), paired(last, sliding[line.variant])]
         for multiple, mine in ((1, first), (end, last)):
             cells.append("" if line.rows is expe else paired(mine, expe.get(("same-targets", multiple))))
         rows.append(cells)
     return table(heads, rows)
 
-def probes_table(grid, evaluations, seeds):
-    """The gains of both probes; "" if no variant has any."""
+def probes_table(lines):
+    """The gains of both probes; "" if no line has any."""
     asked = [("swap", 2), ("swap", 4), ("swap", 16), ("repeat", 1), ("repeat", 4), ("repeat", 16)]
-    lines = [line for probe in PROBES for line in lines_of(grid, evaluations, probe, seeds)]
     rows = []
-    for variant in grid.evaluations:
-        found = {at: rows for line in lines if line.variant == variant for at, rows in line.rows.items()}
-        gains = [paired(found.get(at), found.get(at), "unit_losses_without", "unit_losses") for at in asked]
+    for line in lines:
+        gains = [paired(*[line.rows.get(at)] * 2, "unit_losses_without", "unit_losses") for at in asked]
         if set(gains) != {"-"}:
-            rows.append([variant, *gains])
-    return table(["run", *(f"{probe} {times(multiple)}" for probe, multiple in asked)], rows) if rows else ""
+            rows.append([line.variant, *gains])
+    return table(["run", *(f"{probe} {multiple}x" for probe, multiple in asked)], rows) if rows else ""
 
 def which_of_two(lines):
     """Which of the paper's two losses of ExPE at 4x ours is nearer to, by its rise from 1x."""
-    expe = {line.label: line for line in lines}["expe"]
-    if not expe.values(4):
+    rises = {line.label: line for line in lines}["expe"].rises(4)
+    if not rises:
         return ""
-    rises = [b - a for a, b in zip(expe.values(1), expe.values(4), strict=True)]
-    rise, seeds = statistics.mean(rises), " ".join(f"{value:+.3f}" for value in rises)
     two = {"table 2": GRIDS["table2"].paper["expe", ""], "table 7": GRIDS["ablations"].paper["expe", ""]}
     papers = {f"{losses[2]:.2f} of {name}": losses[2] - losses[0] for name, losses in two.items()}
-    nearer = min(papers, key=lambda name: abs(papers[name] - rise))
-    said = " and ".join(f"{name} ({paper:+.2f} from 1x)" for name, paper in papers.items())
-    return (f"At 4x the paper has two losses of ExPE, {said}. Ours rises by {rise:+.3f} (by seed: {seeds}): nearer to "
-            f"{nearer}.\n")
+    nearer = min(papers, key=lambda name: abs(papers[name] - np.mean(rises)))
+    said = " and ".join(f"{name} ({rise:+.2f} from 1x)" for name, rise in papers.items())
+    seeds = " ".join(f"{rise:+.3f}" for rise in rises)
+    return (f"At 4x the paper has two losses of ExPE, {said}. Ours rises by {np.mean(rises):+.3f} (by seed: {seeds}): "
+            f"nearer to {nearer}.\n")
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
 
-def mean_and_sd(values):
-    return np.mean(values), np.std(values, ddof=1) if len(values) > 1 else 0
-
-def draw_losses(path, lines, title):
+def draw_losses(path, lines, protocol, title):
     """Loss by length, its standard deviation over seeds as bars."""
-    drawn = {}
-    for line in lines:
-        found = {m: values for p, m in line.rows if p == line.family and (values := line.values(m))}
-        mean, sd = np.array([mean_and_sd(values) for values in found.values()]).reshape(-1, 2).T
-        drawn[line.label] = [m * line.context for m in found], mean, mean - sd, mean + sd
-    ticks = sorted({x for xs, *_ in drawn.values() for x in xs})
-    pictures.curves(path, drawn, title, "tokens in the window", NAT, trained=lines[0].context, ticks=ticks)
+    drawn = {line.label: pictures.by_length(line.cells(protocol)) for line in lines}
+    pictures.curves(path, drawn, title, {lines[0].context})
 
-def draw_positions(path, lines, title):
+def draw_positions(path, lines, protocol, title):
     """Loss by position in the longest window that each line has a loss for."""
-    drawn = {}
-    for line in lines:
-        _, rows = max((m, rows) for (_, m), rows in line.rows.items() if rows[0]["loss"] is not None)
-        mean = np.mean([row["by_position"] for row in rows], axis=0)
-        drawn[line.label] = pictures.by_position(mean, rows[0]["block"])
-    pictures.curves(path, drawn, title, "position", NAT, trained=lines[0].context, marked=False)
+    drawn = {line.label: pictures.by_position(line.cells(protocol)[-1]) for line in lines}
+    pictures.curves(path, drawn, title, {lines[0].context}, positions=True)
 
-def draw_bars(path, lines, title):
+def draw_bars(path, lines, protocol, title):
     """Bars of the losses at a few lengths."""
-    groups = {line.label.replace("expe-", ""): {times(m): mean_and_sd(values) for m in (1, 2, 4, 16)
-                                                if (values := line.values(m))} for line in lines}
-    pictures.bars(path, groups, title, NAT)
+    losses = {f"{m}x": [line.losses(protocol, m) for line in lines] for m in (1, 2, 4, 16)}
+    pictures.bars(path, [line.label.replace("expe-", "") for line in lines], losses, title)
 
 def draw(name, preset, lines):
     """The pictures of a grid, in pictures/; returns their Markdown."""
     Path("pictures").mkdir(exist_ok=True)
-    title = GRIDS[name].title
-    jobs = [(family, draw_losses, f"{title} ({preset}, {family})") for family in LOSSES if lines[family]]
+    title, images = GRIDS[name].title, []
+    jobs = [(protocol, draw_losses, protocol, title) for protocol in LOSSES if lines[protocol]]
     if name == "ablations":
-        jobs.append(("bars", draw_bars, f"{title} ({preset}, nonoverlap)"))
+        jobs.append(("bars", draw_bars, "nonoverlap", title))
     if name == "table2":
-        jobs.append(("positions", draw_positions, f"Loss by position ({preset}, nonoverlap)"))
-    paths = [Path("pictures") / f"{preset}-{name}-{kind}.png" for kind, *_ in jobs]
-    for path, (kind, job, words) in zip(paths, jobs, strict=True):
-        job(path, lines[kind if kind in LOSSES else "nonoverlap"], words)
-    return "\n".join(f"![{title}]({path})" for path in paths)
+        jobs.append(("positions", draw_positions, "nonoverlap", "Loss by position"))
+    for kind, job, protocol, words in jobs:
+        path = Path("pictures") / f"{preset}-{name}-{kind}.png"
+        job(path, lines[protocol], protocol, f"{words} ({preset}, {protocol})")
+        images.append(f"![{title}]({path})\n")
+    return "".join(images)
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -253,20 +230,21 @@ def report():
 
 def preset_report(folder):
     """The sections of one preset, whose files are in that folder; nothing is drawn before all of them are checked."""
-    preset, ready = folder.name, {}      # ready: the seeds of each grid that has any
-    runs, evaluations = collect(folder)
+    preset, ready, files = folder.name, {}, collect(folder)            # ready: the seeds of each grid that has any
+    runs = {f"{variant}-s{seed}": run for (variant, what), found in files.items() if what == "run"
+            for seed, run in found.items()}
     if not runs:
         return []
     for name, grid in GRIDS.items():
-        seeds = finished(grid, runs, evaluations)
+        seeds = finished(grid, files)
         if not seeds or (name == "large" and not preset.startswith("llama")):
             continue
-        if left := sorted({seed for variant, seed in runs if variant in grid.evaluations} - set(seeds)):
+        if left := sorted(set().union(*(files[variant, "run"] for variant in grid.evaluations)) - set(seeds)):
             print(f"{name} of {preset} has not all of seed {' and '.join(map(str, left))}, which is left out")
-        check_alike(folder, grid, evaluations, seeds)
+        check_alike(folder, grid, files, seeds)
         ready[name] = seeds
-    sections = [section(name, preset, runs, evaluations, seeds) for name, seeds in ready.items()]
-    return [what_was_run(preset, runs), *itertools.chain(*sections), *commands(preset, runs, evaluations)]
+    sections = [section(name, preset, files, seeds) for name, seeds in ready.items()]
+    return [what_was_run(preset, runs), *itertools.chain(*sections), *commands(preset, runs, files)]
 
 def what_was_run(preset, runs):
     """One sentence on all runs of a preset."""
@@ -283,28 +261,30 @@ def what_was_run(preset, runs):
             f"(threads: {said('provenance', 'threads')}), Python {said('provenance', 'versions', 'python')}, torch "
             f"{said('provenance', 'versions', 'torch')}, {said('provenance', 'machine').split('-')[0]}.\n")
 
-def section(name, preset, runs, evaluations, seeds):
+def section(name, preset, files, seeds):
     """The pictures and tables of one grid, and the command that makes it."""
     grid = GRIDS[name]
-    lines = {family: lines_of(grid, evaluations, family, seeds) for family in LOSSES}
-    parts = [f"\n### {grid.title}\n", draw(name, preset, lines) + "\n"]
-    if lines["nonoverlap"]:
-        parts.append(f"By the paper's protocol (nonoverlap):\n\n{losses_table(grid, preset, lines['nonoverlap'])}")
+    lines = lines_of(grid, files, seeds)
+    by = {protocol: [line for line in lines if (protocol, 1) in line.rows] for protocol in LOSSES}
+    parts = [f"\n### {grid.title}\n", draw(name, preset, by)]
+    if by["nonoverlap"]:
+        parts.append(f"By the paper's protocol (nonoverlap):\n\n{losses_table(grid, preset, by['nonoverlap'])}")
     if name == "table2":
-        parts.append(which_of_two(lines["nonoverlap"]))
-    parts.append(f"The same targets with more and more context:\n\n{same_targets_table(lines['same-targets'])}")
-    if probes := probes_table(grid, evaluations, seeds):
+        parts.append(which_of_two(lines))
+    parts.append(f"The same targets with more and more context:\n\n{same_targets_table(by['same-targets'])}")
+    if probes := probes_table(lines):
         parts.append(f"Probes: the gain from what is far back, at windows of so many times 1x:\n\n{probes}")
-    flags = {runs[variant, seed].get("train_flags", "") for variant in grid.evaluations for seed in seeds}
+    flags = {files[variant, "run"][seed].get("train_flags", "") for variant in grid.evaluations for seed in seeds}
     command = f"python -m lab.reproduce {name} --preset {preset} --seeds {','.join(map(str, seeds))}"
     parts.append("`" + "` or `".join(f"{command} -- {more}" if more else command for more in sorted(flags)) + "`\n")
     return parts
 
-def commands(preset, runs, evaluations):
+def commands(preset, runs, files):
     """What made every file of a preset."""
-    rows = [[f"{variant}-s{seed}", f"`{run['command']}`", f"{run['seconds'] or 0:,.0f}", f"{run['parameters']:,}",
-             (run["provenance"]["git"] or "-")[:10]] for (variant, seed), run in runs.items()]
-    flags = [[name, f"`{flags}`"] for name, flags in EVALUATIONS.items() if any(e == name for _, e in evaluations)]
+    rows = [[name, f"`{run['command']}`", f"{run['seconds'] or 0:,.0f}", f"{run['parameters']:,}",
+             (run["provenance"]["git"] or "-")[:10]] for name, run in runs.items()]
+    used = {what for _, what in files}
+    flags = [[name, f"`{flags}`"] for name, flags in EVALUATIONS.items() if name in used]
     evaluate = f"python eval.py runs/{preset}/RUN FLAGS --json FILE"
     return [f"\n### The commands ({preset})\n\n" + table(["run", "command", "s", "parameters", "commit"], rows),
             f"Each results/{preset}/RUN.NAME.json is what `{evaluate}` writes:\n\n" + table(["NAME", "FLAGS"], flags)]
