@@ -4,6 +4,7 @@ import numpy as np
 
 from lab import measures
 
+INTERVAL = "{0[0]:+.3f} ({0[1]:+.3f} {0[2]:+.3f})"
 
 def line_of(row):
     """What makes a line of a table or a curve of a picture: the run, and how its positions are scaled."""
@@ -43,17 +44,14 @@ def pairs_of(group):
             if (other := found.get((later, protocol, length))) is not None:
                 yield row, other, row["minus"], later
 
-def spread(value):
-    """A difference with its interval, in words of a table."""
-    return "{:+.3f} ({:+.3f} {:+.3f})".format(*value)
-
-def print_table(rows, title, cell):
-    """One line a run and scaling, one column a length: cell(row), "" to leave it empty; * marks the trained length."""
+def print_table(rows, title, key, form="{:.3f}"):
+    """One line a run and scaling, one column a length, of what rows have at a key; * marks the trained length."""
     main, heads, table = rows[0]["protocol"], {}, {}
     for row in rows:
         cells = table.setdefault((row["run"], row["pe"], row["how"]), {})
-        if not (text := "-" if row["loss"] is None else cell(row)):
+        if row["loss"] is not None and key not in row:
             continue
+        text = "-" if row["loss"] is None else form.format(row[key])
         beside, length = row["protocol"] != main, row["length"]
         heads[beside, length] = f"{row['protocol']} {length:,} " if beside else f"{length:,} "
         trained = length == row["trained_length"] and not beside and text != "-"
@@ -76,32 +74,30 @@ def print_rows(rows):
     for name, n_documents, n_targets, n_units in sorted(lines):
         trials = f" in {n_units} trials" * (n_units != n_documents)
         print(f"{name}: {n_documents:,} documents, {n_targets:,} targets{trials} at every length")
-    print_table(rows, "loss, nats a token (* trained length)", lambda row: format(row["loss"], ".3f"))
+    print_table(rows, "loss, nats a token (* trained length)", "loss")
     if any("gain" in row for row in rows):
-        print_table(rows, "loss without it", lambda row: format(row["without"], ".3f"))
-        print_table(rows, "gain, with its 95% interval", lambda row: spread(row["gain"]))
-        print_table(rows, "share of documents or trials with a gain", lambda row: f"{row['won']:.0%}")
-        return
-    if rows[0]["protocol"] == "same-targets":
+        print_table(rows, "loss without it", "without")
+        print_table(rows, "gain, with its 95% interval", "gain", INTERVAL)
+        print_table(rows, "share of documents or trials with a gain", "won", "{:.0%}")
+    elif rows[0]["protocol"] == "same-targets":
         for key, title in (("over_1x", "the trained length"), ("over_sliding", "a sliding window of it")):
-            print_table(rows, f"difference from {title}, with its 95% interval",
-                        lambda row, key=key: spread(row[key]) if key in row else "")
+            print_table(rows, f"difference from {title}, with its 95% interval", key, INTERVAL)
         pairs = [{**row, "run": f"{line_of(row)} - {other}", "how": "", "pe": "", "pair": value}
                  for row in scored for other, value in row["minus"].items()]
         if pairs:
-            print_table(pairs, "difference of two runs, with its 95% interval", lambda row: spread(row["pair"]))
+            print_table(pairs, "difference of two runs, with its 95% interval", "pair", INTERVAL)
     else:
-        print_table(rows, "perplexity (* trained length)", lambda row: format(row["perplexity"], ".1f"))
-    if any("by_position" in row for row in scored):
-        print_positions([row for row in scored if "by_position" in row])
+        print_table(rows, "perplexity (* trained length)", "perplexity", "{:.1f}")
+    if scored and "by_position" in scored[0]:
+        print_positions(scored)
 
 def print_positions(rows):
     """The loss between doubling positions of the longest window, one line a run and scaling."""
     parts = []
     for row in {line_of(row): row for row in rows}.values():           # the last of a line is the longest
-        begin, end = 0, row["block"]
+        begin, end = 0, min(row["block"], row["length"])
         while begin < row["length"]:
             inside = row["by_position"][begin // row["block"] : -(-end // row["block"])]
             parts.append({**row, "protocol": "", "length": end, "loss": sum(inside) / len(inside)})
             begin, end = end, min(2 * end, row["length"])
-    print_table(parts, "loss at positions up to n and beyond the column before", lambda row: format(row["loss"], ".3f"))
+    print_table(parts, "loss at positions up to n and beyond the column before", "loss")
