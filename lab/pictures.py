@@ -74,15 +74,12 @@ def apart(heights, space):
     level = [total / count for total, count in pools for _ in range(count)]
     return [height + i * space for i, height in enumerate(level)]
 
-def mean_and_sd(values):
-    """Over seeds; (nan, 0) of none."""
-    return np.mean(values) if values else math.nan, np.std(values, ddof=1) if len(values) > 1 else 0
-
-def by_length(cells):
-    """(lengths, losses, their standard deviations or None), of the rows of each length, one a seed."""
-    found = [mean_and_sd([row["loss"] for row in rows]) for rows in cells]
-    means, errors = np.reshape(found, (-1, 2)).T
-    return [rows[0]["length"] for rows in cells], means, errors if errors.any() else None
+def by_length(lengths, losses):
+    """(lengths, means, standard deviations or None) of losses (lengths, seeds), where they are not nan."""
+    losses = np.array(losses)
+    there = ~np.isnan(losses).any(axis=1)
+    errors = losses[there].std(axis=1, ddof=1) if losses.shape[1] > 1 else None
+    return np.array(lengths)[there].tolist(), losses[there].mean(axis=1), errors
 
 def by_position(rows):
     """(positions, losses, None), of one row a seed: means over ever longer stretches of positions."""
@@ -109,7 +106,8 @@ def losses(rows, path):
         title = f"What the far context is worth: probe {protocol}, with 95% intervals"
         curves(path, drawn, title, trained, "gain")
     else:
-        drawn = {label: by_length([[row] for row in line]) for label, line in lines.items()}
+        drawn = {label: by_length([row["length"] for row in line], [[row["loss"]] for row in line])
+                 for label, line in lines.items()}
         curves(path, drawn, f"Loss past the trained length, on the same targets ({protocol})", trained)
 
 def gains(line):
@@ -120,20 +118,20 @@ def gains(line):
 
 # ---- bars and maps ---------------------------------------------------------------------------------------------------
 
-def bars(path, names, losses, title):
-    """A group of bars for each name, of {label: [its losses, one a seed]}, each with its number on it."""
+def bars(path, names, labels, losses, title):
+    """A group of bars for each name, each of them with its number on it, of losses (labels, names, seeds)."""
     figure = Figure(figsize=(9, 4.8), layout="constrained")
-    axis, width, x = figure.subplots(), 0.8 / len(losses), np.arange(len(names))
-    heights = np.array([[mean_and_sd(values) for values in groups] for groups in losses.values()])
-    for i, (label, pairs) in enumerate(zip(losses, heights, strict=True)):
-        begin, (y, errors) = x + (i - (len(losses) - 1) / 2) * width, pairs.T
-        drawn = axis.bar(begin, y, width * 0.92, yerr=errors, color=COLOURS[i], ecolor="grey", label=label)
+    axis, width, x, heights = figure.subplots(), 0.8 / len(labels), np.arange(len(names)), losses.mean(axis=2)
+    errors = losses.std(axis=2, ddof=1) if losses.shape[2] > 1 else np.zeros_like(heights)
+    for i, label in enumerate(labels):
+        begin, style = x + (i - (len(labels) - 1) / 2) * width, {"color": COLOURS[i], "ecolor": "grey"}
+        drawn = axis.bar(begin, heights[i], width * 0.92, yerr=errors[i], label=label, **style)
         axis.bar_label(drawn, fmt="%.2f", fontsize=8, padding=2)
     axis.set_xticks(x, names)
-    bottom = max(0, math.floor(np.nanmin(heights[..., 0]) - 0.5))
+    bottom = max(0, math.floor(np.nanmin(heights) - 0.5))
     axis.set_ylim(bottom=bottom)
     axis.set(title=title, ylabel=f"loss, nats a token (the axis starts at {bottom})")
-    axis.legend(frameon=False, ncols=len(losses), loc="upper left")
+    axis.legend(frameon=False, ncols=len(labels), loc="upper left")
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=100)
 

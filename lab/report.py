@@ -1,6 +1,5 @@
 """RESULTS.md and its pictures, from the files under results/ alone."""
 
-import functools
 import itertools
 import re
 from pathlib import Path
@@ -16,7 +15,6 @@ from lab.measures import intervals
 from runs import read_json, write_whole
 
 NOTES = "\n## Notes\n"
-EMPTY_NOTES = "\nWrite here: what stands below this heading is kept when the rest is made anew.\n"
 HEAD = ("# Results\n\nMade by `python -m lab.reproduce report` from the files under results/, one a run and "
         "evaluation; only the notes at the end are written by hand. Losses are in nats a token, as the mean over seeds "
         "± their standard deviation. 1x is the trained length. `nonoverlap` is the paper's protocol; `same-targets` "
@@ -40,18 +38,9 @@ class Line(NamedTuple):
     def label(self):
         return f"{self.variant} {self.how}".strip()
 
-    def losses(self, protocol, multiple):
-        """One a seed; [] where there is none."""
-        found = [row["loss"] for row in self.rows.get((protocol, multiple), [])]
-        return [] if None in found else found
-
-    def cells(self, protocol):
-        """The rows of each length that has a loss."""
-        return [self.rows[protocol, multiple] for multiple in MULTIPLES if self.losses(protocol, multiple)]
-
-    def rises(self, end):
-        """From 1x to that multiple by the paper's protocol, one a seed; [] where there is none."""
-        return [b - a for a, b in zip(self.losses("nonoverlap", 1), self.losses("nonoverlap", end), strict=False)]
+    def losses(self, protocol):
+        """(multiples, seeds), nan where there is none."""
+        return np.array([[row["loss"] for row in self.rows[protocol, m]] for m in MULTIPLES], dtype=np.float64)
 
 def collect(folder):
     """{(variant, what): {seed: what its file says}} of results/<preset>/; what: one of EVALUATIONS, or "run"."""
@@ -108,10 +97,10 @@ def table(heads, rows):
     return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *rows))
 
 def mean_sd(values, form=".3f"):
-    if not values:
+    values = np.array(values, dtype=np.float64)
+    if np.isnan(values).any():
         return "-"
-    mean, sd = pictures.mean_and_sd(values)
-    return f"{mean:{form}}" + f" ± {sd:.3f}" * (len(values) > 1)
+    return f"{values.mean():{form}}" + (f" ± {values.std(ddof=1):.3f}" if len(values) > 1 else "")
 
 def paired(rows, others, key="unit_losses", other_key="unit_losses"):
     """A difference between two rows of each seed, averaged over seeds, with its bootstrap interval over documents."""
@@ -129,31 +118,30 @@ def losses_table(grid, preset, lines):
         heads += ["our losses - paper's"] if preset in grid.of else []
     rows = []
     for line in lines:
-        losses, rises = [line.losses("nonoverlap", multiple) for multiple in MULTIPLES], line.rises(end)
+        losses = line.losses("nonoverlap")
+        rises = losses[MULTIPLES.index(end)] - losses[0]
         cells = [line.variant, line.how, *map(mean_sd, losses), mean_sd(rises, "+.3f")]
         if paper := grid.paper.get((line.variant, line.how)):
-            rise = paper[-1] - paper[0]
-            cells += [" ".join(f"{loss:.2f}" for loss in paper), f"{rise:+.2f}"]
-            cells.append(f"{np.mean(rises) - rise:+.2f}" if rises else "-")
-            if preset in grid.of:
-                both = [(ours, theirs) for ours, theirs in zip(losses, paper, strict=False) if ours]
-                cells.append(" ".join(f"{np.mean(ours) - theirs:+.2f}" for ours, theirs in both))
+            rise, over = paper[-1] - paper[0], losses[: len(paper)].mean(1) - paper
+            cells += [" ".join(f"{loss:.2f}" for loss in paper), f"{rise:+.2f}", mean_sd([rises.mean() - rise], "+.2f")]
+            cells += [" ".join(mean_sd([value], "+.2f") for value in over)] if preset in grid.of else []
         rows.append(cells + [""] * (len(heads) - len(cells)))
     return table(heads, rows)
 
 def same_targets_table(lines):
     end = MULTIPLES[-1]
     sliding = {line.variant: line.rows["sliding", 1] for line in reversed(lines)}      # positions as they were trained
-    expe = {line.label: line.rows for line in lines}.get("expe", {})
+    expe = {line.label: line for line in lines}["expe"]
     heads = ["run", "positions", *TIMES, "sliding 1x", f"{end}x - 1x", f"{end}x - sliding", "1x - expe's",
              f"{end}x - expe's"]
     rows = []
     for line in lines:
         first, last = (line.rows["same-targets", multiple] for multiple in (1, end))
-        cells = [line.variant, line.how, *(mean_sd(line.losses("same-targets", multiple)) for multiple in MULTIPLES)]
-        cells += [mean_sd(line.losses("sliding", 1)), paired(last, first), paired(last, sliding[line.variant])]
+        cells = [line.variant, line.how, *map(mean_sd, line.losses("same-targets"))]
+        cells += [mean_sd([row["loss"] for row in line.rows["sliding", 1]])]
+        cells += [paired(last, first), paired(last, sliding[line.variant])]
         for multiple, mine in ((1, first), (end, last)):
-            cells.append("" if line.rows is expe else paired(mine, expe.get(("same-targets", multiple))))
+            cells.append("" if line is expe else paired(mine, expe.rows["same-targets", multiple]))
         rows.append(cells)
     return table(heads, rows)
 
@@ -169,15 +157,16 @@ def probes_table(lines):
 
 def which_of_two(lines):
     """Which of the paper's two losses of ExPE at 4x ours is nearer to, by its rise from 1x."""
-    rises = {line.label: line for line in lines}["expe"].rises(4)
-    if not rises:
+    losses = {line.label: line for line in lines}["expe"].losses("nonoverlap")
+    rises = losses[MULTIPLES.index(4)] - losses[0]
+    if np.isnan(rises).any():
         return ""
     two = {"table 2": GRIDS["table2"].paper["expe", ""], "table 7": GRIDS["ablations"].paper["expe", ""]}
     papers = {f"{losses[2]:.2f} of {name}": losses[2] - losses[0] for name, losses in two.items()}
-    nearer = min(papers, key=lambda name: abs(papers[name] - np.mean(rises)))
+    nearer = min(papers, key=lambda name: abs(papers[name] - rises.mean()))
     said = " and ".join(f"{name} ({rise:+.2f} from 1x)" for name, rise in papers.items())
     seeds = " ".join(f"{rise:+.3f}" for rise in rises)
-    return (f"At 4x the paper has two losses of ExPE, {said}. Ours rises by {np.mean(rises):+.3f} (by seed: {seeds}): "
+    return (f"At 4x the paper has two losses of ExPE, {said}. Ours rises by {rises.mean():+.3f} (by seed: {seeds}): "
             f"nearer to {nearer}.\n")
 
 
@@ -185,18 +174,24 @@ def which_of_two(lines):
 
 def draw_losses(path, lines, protocol, title):
     """Loss by length, its standard deviation over seeds as bars."""
-    drawn = {line.label: pictures.by_length(line.cells(protocol)) for line in lines}
+    lengths = [multiple * lines[0].context for multiple in MULTIPLES]
+    drawn = {line.label: pictures.by_length(lengths, line.losses(protocol)) for line in lines}
     pictures.curves(path, drawn, title, {lines[0].context})
 
 def draw_positions(path, lines, protocol, title):
     """Loss by position in the longest window that each line has a loss for."""
-    drawn = {line.label: pictures.by_position(line.cells(protocol)[-1]) for line in lines}
+    drawn = {}
+    for line in lines:
+        rows = [line.rows[protocol, multiple] for multiple in MULTIPLES]
+        drawn[line.label] = pictures.by_position([some for some in rows if some[0]["loss"] is not None][-1])
     pictures.curves(path, drawn, title, {lines[0].context}, positions=True)
 
 def draw_bars(path, lines, protocol, title):
     """Bars of the losses at a few lengths."""
-    losses = {f"{m}x": [line.losses(protocol, m) for line in lines] for m in (1, 2, 4, 16)}
-    pictures.bars(path, [line.label.replace("expe-", "") for line in lines], losses, title)
+    few = [MULTIPLES.index(multiple) for multiple in (1, 2, 4, 16)]
+    losses = np.stack([line.losses(protocol)[few] for line in lines], axis=1)          # (few, lines, seeds)
+    names = [line.label.replace("expe-", "") for line in lines]
+    pictures.bars(path, names, [TIMES[i] for i in few], losses, title)
 
 def draw(name, preset, lines):
     """The pictures of a grid, in pictures/; returns their Markdown."""
@@ -221,18 +216,19 @@ def report():
     presets = sorted(path for path in Path("results").glob("*") if path.is_dir())
     if not presets:
         raise InputError("there is nothing under results/ to report: run a grid first, such as table2 --preset mini")
-    before = Path("RESULTS.md").read_text(encoding="utf-8") if Path("RESULTS.md").exists() else NOTES + EMPTY_NOTES
-    if NOTES not in before:
-        raise InputError(f"RESULTS.md has no line {NOTES.strip()!r}: write it above what is to be kept")
+    notes = "\nWrite here: what stands below this heading is kept when the rest is made anew.\n"
+    if Path("RESULTS.md").exists():
+        _, found, notes = Path("RESULTS.md").read_text(encoding="utf-8").partition(NOTES)
+        if not found:
+            raise InputError(f"RESULTS.md has no line {NOTES.strip()!r}: write it above what is to be kept")
     parts = [HEAD, *itertools.chain(*map(preset_report, presets))]
-    write_whole("RESULTS.md", "\n".join(parts) + before[before.index(NOTES) :])
+    write_whole("RESULTS.md", "\n".join(parts) + NOTES + notes)
     print("RESULTS.md is written")
 
 def preset_report(folder):
     """The sections of one preset, whose files are in that folder; nothing is drawn before all of them are checked."""
     preset, ready, files = folder.name, {}, collect(folder)            # ready: the seeds of each grid that has any
-    runs = {f"{variant}-s{seed}": run for (variant, what), found in files.items() if what == "run"
-            for seed, run in found.items()}
+    runs = [run for (_, what), found in files.items() if what == "run" for run in found.values()]
     if not runs:
         return []
     for name, grid in GRIDS.items():
@@ -248,18 +244,17 @@ def preset_report(folder):
 
 def what_was_run(preset, runs):
     """One sentence on all runs of a preset."""
-    def said(*keys):
-        """What the runs' files have there, each value once."""
-        values = [functools.reduce(lambda part, key: part[key], keys, run) for run in runs.values()]
-        return " or ".join(dict.fromkeys(f"{value:,}" if isinstance(value, int) else str(value) for value in values))
+    def said(form):
+        """That of the runs' files, each value once."""
+        return " or ".join(dict.fromkeys(form.format_map(run) for run in runs))
 
-    seconds = [run["seconds"] for run in runs.values() if run["seconds"]]
-    return (f"\n## {preset}\n\n{len(runs)} runs of {said('tokens')} tokens in {said('dtype')}, trained at "
-            f"{said('trained_length')} tokens on {said('data', 'source')} (vocabulary {said('data', 'vocab')}, "
-            f"{said('data', 'splits', 'train', 'tokens')} training tokens); {sum(seconds) / 3600:.1f} hours of "
-            f"training in all, {min(seconds):,.0f} to {max(seconds):,.0f} s a run, on {said('provenance', 'device')} "
-            f"(threads: {said('provenance', 'threads')}), Python {said('provenance', 'versions', 'python')}, torch "
-            f"{said('provenance', 'versions', 'torch')}, {said('provenance', 'machine').split('-')[0]}.\n")
+    seconds = [run["seconds"] for run in runs if run["seconds"]]
+    return (f"\n## {preset}\n\n{len(runs)} runs of {said('{tokens:,}')} tokens in {said('{dtype}')}, trained at "
+            f"{said('{trained_length:,}')} tokens on {said('{data[source]}')} (vocabulary {said('{data[vocab]:,}')}, "
+            f"{said('{data[splits][train][tokens]:,}')} training tokens); {sum(seconds) / 3600:.1f} hours of "
+            f"training in all, {min(seconds):,.0f} to {max(seconds):,.0f} s a run, on {said('{provenance[device]}')} "
+            f"(threads: {said('{provenance[threads]}')}), Python {said('{provenance[versions][python]}')}, torch "
+            f"{said('{provenance[versions][torch]}')}, {said('{provenance[machine]}').split('-')[0]}.\n")
 
 def section(name, preset, files, seeds):
     """The pictures and tables of one grid, and the command that makes it."""
@@ -281,8 +276,8 @@ def section(name, preset, files, seeds):
 
 def commands(preset, runs, files):
     """What made every file of a preset."""
-    rows = [[name, f"`{run['command']}`", f"{run['seconds'] or 0:,.0f}", f"{run['parameters']:,}",
-             (run["provenance"]["git"] or "-")[:10]] for name, run in runs.items()]
+    rows = [[f"{run['variant']}-s{run['seed']}", f"`{run['command']}`", f"{run['seconds'] or 0:,.0f}",
+             f"{run['parameters']:,}", (run["provenance"]["git"] or "-")[:10]] for run in runs]
     used = {what for _, what in files}
     flags = [[name, f"`{flags}`"] for name, flags in EVALUATIONS.items() if name in used]
     evaluate = f"python eval.py runs/{preset}/RUN FLAGS --json FILE"
