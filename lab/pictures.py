@@ -5,6 +5,7 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
+from matplotlib import cycler
 from matplotlib.figure import Figure
 
 from config import InputError
@@ -26,15 +27,15 @@ def curves(path, lines, title, trained, what="loss", positions=False):
     if not lines:
         raise InputError("there is nothing to draw: no run has a loss at these lengths")
     figure = Figure(figsize=(8, 4.8), layout="constrained")
-    axis, ends, ticks, marker = figure.subplots(), [], set(trained), "" if positions else "o"
-    for i, (label, (x, y, errors)) in enumerate(lines.items()):
-        colour, linestyle = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
-        style = {"color": colour, "linestyle": linestyle, "marker": marker, "markersize": 4}
+    axis, ends, ticks = figure.subplots(), [], set(trained)
+    axis.set_prop_cycle(cycler(linestyle=STYLES) * cycler(color=COLOURS))
+    marks = {"marker": "" if positions else "o", "markersize": 4}
+    for label, (x, y, errors) in lines.items():
         if errors is None:
-            axis.plot(x, y, **style)
+            [line] = axis.plot(x, y, **marks)
         else:
-            axis.errorbar(x, y, errors, elinewidth=1, capsize=2, **style)
-        ends.append((y[-1], x[-1], label, colour))
+            line, *_ = axis.errorbar(x, y, errors, elinewidth=1, capsize=2, **marks)
+        ends.append((y[-1], x[-1], label, line.get_color()))
         ticks.update(x)
     name_ends(axis, sorted(ends))
     if positions:
@@ -74,12 +75,17 @@ def apart(heights, space):
     level = [total / count for total, count in pools for _ in range(count)]
     return [height + i * space for i, height in enumerate(level)]
 
+def over_seeds(losses):
+    """(means, standard deviations) of losses (..., seeds); of None nan."""
+    losses = np.array(losses, dtype=np.float64)
+    means = losses.mean(axis=-1)
+    return means, losses.std(axis=-1, ddof=1) if losses.shape[-1] > 1 else np.zeros_like(means)
+
 def by_length(lengths, losses):
     """(lengths, means, standard deviations or None) of losses (lengths, seeds), where they are not nan."""
-    losses = np.array(losses)
-    there = ~np.isnan(losses).any(axis=1)
-    errors = losses[there].std(axis=1, ddof=1) if losses.shape[1] > 1 else None
-    return np.array(lengths)[there].tolist(), losses[there].mean(axis=1), errors
+    means, errors = over_seeds(losses)
+    there = ~np.isnan(means)
+    return np.array(lengths)[there].tolist(), means[there], errors[there] if errors.any() else None
 
 def by_position(rows):
     """(positions, losses, None), of one row a seed: means over ever longer stretches of positions."""
@@ -121,11 +127,11 @@ def gains(line):
 def bars(path, names, labels, losses, title):
     """A group of bars for each name, each of them with its number on it, of losses (labels, names, seeds)."""
     figure = Figure(figsize=(9, 4.8), layout="constrained")
-    axis, width, x, heights = figure.subplots(), 0.8 / len(labels), np.arange(len(names)), losses.mean(axis=2)
-    errors = losses.std(axis=2, ddof=1) if losses.shape[2] > 1 else np.zeros_like(heights)
+    axis, width, x = figure.subplots(), 0.8 / len(labels), np.arange(len(names))
+    heights, errors = over_seeds(losses)
     for i, label in enumerate(labels):
-        begin, style = x + (i - (len(labels) - 1) / 2) * width, {"color": COLOURS[i], "ecolor": "grey"}
-        drawn = axis.bar(begin, heights[i], width * 0.92, yerr=errors[i], label=label, **style)
+        begin = x + (i - (len(labels) - 1) / 2) * width
+        drawn = axis.bar(begin, heights[i], width * 0.92, yerr=errors[i], color=COLOURS[i], ecolor="grey", label=label)
         axis.bar_label(drawn, fmt="%.2f", fontsize=8, padding=2)
     axis.set_xticks(x, names)
     bottom = max(0, math.floor(np.nanmin(heights) - 0.5))

@@ -40,7 +40,8 @@ class Line(NamedTuple):
 
     def losses(self, protocol):
         """(multiples, seeds), nan where there is none."""
-        return np.array([[row["loss"] for row in self.rows[protocol, m]] for m in MULTIPLES], dtype=np.float64)
+        found = [[row["loss"] for row in self.rows[protocol, multiple]] for multiple in MULTIPLES]
+        return np.array(found, dtype=np.float64)
 
 def collect(folder):
     """{(variant, what): {seed: what its file says}} of results/<preset>/; what: one of EVALUATIONS, or "run"."""
@@ -97,10 +98,8 @@ def table(heads, rows):
     return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *rows))
 
 def mean_sd(values, form=".3f"):
-    values = np.array(values, dtype=np.float64)
-    if np.isnan(values).any():
-        return "-"
-    return f"{values.mean():{form}}" + (f" ± {values.std(ddof=1):.3f}" if len(values) > 1 else "")
+    mean, sd = pictures.over_seeds(values)
+    return "-" if np.isnan(mean) else f"{mean:{form}}" + f" ± {sd:.3f}" * (len(values) > 1)
 
 def paired(rows, others, key="unit_losses", other_key="unit_losses"):
     """A difference between two rows of each seed, averaged over seeds, with its bootstrap interval over documents."""
@@ -138,7 +137,7 @@ def same_targets_table(lines):
     for line in lines:
         first, last = (line.rows["same-targets", multiple] for multiple in (1, end))
         cells = [line.variant, line.how, *map(mean_sd, line.losses("same-targets"))]
-        cells += [mean_sd([row["loss"] for row in line.rows["sliding", 1]])]
+        cells.append(mean_sd([row["loss"] for row in line.rows["sliding", 1]]))
         cells += [paired(last, first), paired(last, sliding[line.variant])]
         for multiple, mine in ((1, first), (end, last)):
             cells.append("" if line is expe else paired(mine, expe.rows["same-targets", multiple]))
