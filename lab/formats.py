@@ -22,12 +22,10 @@ TABLES = {
     "exqpe": lambda positions: expe.exqpe_table(positions, 24),
     "rope": lambda positions: expe.rope_table(positions, 32),
 }
-TITLES = {
-    "sinusoidal": "sinusoidal: added to the embedding\n(384 columns)",
-    "expe": "ExPE: overrides l = 24 dimensions\nbefore $W_q$ and $W_k$",
-    "exqpe": "ExQPE: one of l = 24 dimensions\ngrows at each position",
-    "rope": "RoPE: cosines (columns 0-15), sines (16-31)\nof the angles that turn q and k",
-}
+TITLES = ("sinusoidal: added to the embedding\n(384 columns)",
+          "ExPE: overrides l = 24 dimensions\nbefore $W_q$ and $W_k$",
+          "ExQPE: one of l = 24 dimensions\ngrows at each position",
+          "RoPE: cosines (columns 0-15), sines (16-31)\nof the angles that turn q and k")
 
 def bits(dtype):
     """(bits of the exponent, bits of the fraction)"""
@@ -72,12 +70,12 @@ def draw(path, length=512):
     from lab.pictures import COLOURS, Figure
     figure = Figure(figsize=(15, 8), layout="constrained")
     axes = figure.subplots(2, len(TABLES), height_ratios=(1, 2), sharex="col")
-    for (curves, image), name in zip(axes.T, TABLES, strict=True):
-        table = TABLES[name](np.arange(length))                                   # (length, columns)
+    for (curves, image), make, title in zip(axes.T, TABLES.values(), TITLES, strict=True):
+        table = make(np.arange(length))                                           # (length, columns)
         columns = table.shape[1]
         for column, colour in ((0, 0), (columns // 2, 4), (columns - 1, 2)):
             curves.plot(table[:, column], color=COLOURS[colour], linewidth=1.2, label=f"column {column}")
-        curves.set_title(TITLES[name], fontsize=10)
+        curves.set_title(title, fontsize=10)
         curves.legend(fontsize=7, loc="upper left", framealpha=0.9)
         mesh = image.imshow(table.T, aspect="auto", origin="lower", interpolation="nearest", cmap="viridis")
         image.set_xlabel("position n")
