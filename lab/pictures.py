@@ -76,7 +76,7 @@ def apart(heights, space):
     return [height + i * space for i, height in enumerate(level)]
 
 def over_seeds(losses):
-    """(means, standard deviations) of losses (..., seeds); of None nan."""
+    """(means, standard deviations) of losses (..., seeds), where None counts as nan."""
     losses = np.array(losses, dtype=np.float64)
     means = losses.mean(axis=-1)
     return means, losses.std(axis=-1, ddof=1) if losses.shape[-1] > 1 else np.zeros_like(means)
