@@ -1,7 +1,8 @@
 """Speed and memory of every encoding and backend, side by side in one run.
 
     python -m lab.bench                                      mini: training, evaluation, generation, data
-    python -m lab.bench --preset paper-35m --parts train --pe nope,expe,rope
+    python -m lab.bench --preset paper-35m --parts train --pe expe,exqpe,rope
+    python -m lab.bench --preset paper-35m --dtype bf16 --compile --batch-size 64        on a GPU
 
 Every row is measured in a process of its own, which keeps its memory apart, beside one that does the same with NoPE,
 the floor: A B A B, so that a machine that is slow for a minute is slow for both, and their ratio is the median of those
@@ -27,19 +28,20 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from timeit import timeit
 
 import numpy as np
 from tqdm import tqdm
 
 import data
 import train
-from config import ENCODINGS, PRESETS, EncodingConfig, InputError
+from config import ENCODINGS, PRESETS, InputError
+from eval import MULTIPLES
 from model_numpy import parameter_shapes
 from past.scaling import SINKS
 from runs import CommandLine, at_least, listed, new_file, pick_device, write_rows
 
-# torch is imported where it is used: a row by NumPy is measured without it.
+# torch is imported where it is used, so that --help and a wrong flag answer at once.
 
 PLAIN = ("plain", "plain+malloc")        # backends of this file alone: the plain GPT; and with our memory settings
 BACKENDS = (*train.BACKENDS, *PLAIN)
@@ -53,32 +55,7 @@ REST = 0.1                               # seconds for the threads of the proces
 TEXTS = 256                              # documents that are encoded
 
 
-# ---- processes -------------------------------------------------------------------------------------------------------
-
-@functools.cache                         # within a process that Process started: what answers there
-def made(kind, *arguments):
-    return kind(*arguments)
-
-def answer(kind, arguments, method, *asked):
-    return getattr(made(kind, *arguments), method)(*asked)
-
-class Process:
-    """kind(*arguments), made in a process that holds nothing else; `error` has a {} for what went wrong there."""
-
-    def __init__(self, error, kind, *arguments):
-        self.error, self.made = error, (kind, arguments)
-        no_ctrl_c = signal.signal, (signal.SIGINT, signal.SIG_IGN)     # which is for the process that asks
-        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), *no_ctrl_c)
-
-    def ask(self, method, *arguments):
-        """What the object answers there; InputError with the reason if it cannot."""
-        try:
-            return self.pool.submit(answer, *self.made, method, *arguments).result()
-        except (InputError, MemoryError, RuntimeError) as error:       # RuntimeError: how torch runs out of memory
-            raise InputError(self.error.format(str(error).partition("\n")[0] or "out of memory")) from None
-
-    def end(self):
-        self.pool.shutdown()
+# ---- what is timed ---------------------------------------------------------------------------------------------------
 
 def peak_bytes():
     """The most memory that this process has had.
@@ -88,9 +65,6 @@ def peak_bytes():
     with contextlib.suppress(FileNotFoundError):
         return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-# ---- what is timed ---------------------------------------------------------------------------------------------------
 
 def matmul_flops(config, batch):
     """Floating-point operations of one training step's matrix products, a causal attention doing half of its square.
@@ -139,15 +113,15 @@ def plain_gpt(config):
 
     return Plain()
 
+@functools.cache                         # one a process, which is made when the first question comes
 class Work:
     """What is measured of one encoding by one backend, in that process."""
 
     def __init__(self, preset, pe, backend, batch, dtype, device, compiled):
         from fast import keep_freed_memory
-        model, config = PRESETS[preset]
-        settings = {"l": model.encoding.l} if "l" in ENCODINGS[pe].__dataclass_fields__ else {}
-        self.model = replace(model, encoding=EncodingConfig(pe, **settings))
-        self.config = replace(config, batch_size=batch, micro_batch=batch, dtype=dtype)
+        flags = train.command_line().parse_args(["--pe", pe, "--dtype", dtype])
+        self.model, config = train.configure(flags, *PRESETS[preset])
+        self.config = replace(config, batch_size=batch, micro_batch=batch)
         self.rng, self.steps = np.random.default_rng(0), itertools.count()
         self.wait, self.memory = lambda: None, peak_bytes
         self.square = np.ones((GEMM["cpu"], GEMM["cpu"]), np.float32)
@@ -217,6 +191,7 @@ class Work:
     def profile(self):
         """{operation of torch's: share of a step's time, the largest first}"""
         import torch
+        self.step()                      # the first is slower than the rest
         with torch.profiler.profile() as profiler:
             self.step()
         kind = "self_cpu_time_total" if self.backend.device.type == "cpu" else "self_device_time_total"
@@ -226,95 +201,113 @@ class Work:
 
 # ---- rows, in turn ---------------------------------------------------------------------------------------------------
 
-class Row(Process):
-    """One encoding by one backend, and `floor`, the row beside which it is measured: NoPE's own beside itself."""
+def answer(arguments, method, *asked):
+    return getattr(Work(*arguments), method)(*asked)
+
+class Row:
+    """One encoding by one backend, whose Work is done in a process that holds nothing else.
+
+    floor: the row beside which it is measured; NoPE's own has none, and stands beside itself.
+    """
 
     def __init__(self, pe, backend, args, floor=None):
-        self.floor, self.repeats, self.config = floor or self, args.repeats, PRESETS[args.preset].model
+        self.floor, self.repeats, self.model = floor or self, args.repeats, PRESETS[args.preset].model
         self.names = {"preset": args.preset, "pe": pe, "backend": backend, "batch": args.batch_size,
                       "dtype": args.dtype, "device": args.device}
-        error = f"{args.preset}, {pe} by {backend}, {args.batch_size} sequences: {{}}; use a smaller --batch-size"
-        super().__init__(error, Work, *self.names.values(), args.compile)
+        self.work = *self.names.values(), args.compile
+        no_ctrl_c = signal.signal, (signal.SIGINT, signal.SIG_IGN)     # which is for the process that asks
+        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), *no_ctrl_c)
+
+    def ask(self, method, *arguments):
+        """What the Work answers in its process; InputError with the reason if it cannot."""
+        try:
+            return self.pool.submit(answer, self.work, method, *arguments).result()
+        except (InputError, MemoryError, RuntimeError) as error:       # RuntimeError: how torch runs out of memory
+            preset, pe, backend, batch, *_ = self.work
+            reason = str(error).partition("\n")[0] or "out of memory"
+            raise InputError(f"{preset}, {pe} by {backend}, {batch} sequences: {reason}; use a smaller --batch-size"
+                             ) from None
 
     def in_turn(self, *request):
-        """([what this row answers, ...], [what NoPE does, ...]), asked by turns; the first answers are thrown away."""
+        """(medians of the answers, medians of their ratios to NoPE's), both asked by turns; None if it cannot answer.
+
+        The first answers are thrown away.
+        """
         answers = {self.floor: [], self: []}                           # one list, if the row is NoPE's own
         for _ in range(self.repeats + 1):
-            for each in answers:
+            for each, found in answers.items():
                 time.sleep(REST)
-                answers[each].append(each.ask(*request))
-        return answers[self][1:], answers[self.floor][1:]
+                found.append(each.ask(*request))
+        if answers[self][0] is None:
+            return None
+        mine, nope = (np.array(answers[each][1:]) for each in (self, self.floor))      # (repeats, numbers in an answer)
+        return np.median(mine, axis=0), np.median(mine / nope, axis=0)
 
     def train(self):
         self.ask("step")                 # besides the one that in_turn throws away: compilation may take two
-        mine, nope = self.in_turn("step_and_product")
-        batch, seconds = self.names["batch"], median(step for step, _ in mine)
-        return {"step_s": seconds, "tokens_per_s": batch * self.config.context / seconds,
-                "flops_per_s": matmul_flops(self.config, batch) / seconds,
-                "gemm_flops_per_s": median(rate for _, rate in mine),
-                "over_nope": median(a / b for (a, _), (b, _) in zip(mine, nope, strict=True)),
-                "peak_bytes": self.ask("memory")}
+        (seconds, rate), (over_nope, _) = self.in_turn("step_and_product")
+        batch = self.names["batch"]
+        return {"step_s": seconds, "tokens_per_s": batch * self.model.context / seconds,
+                "flops_per_s": matmul_flops(self.model, batch) / seconds,
+                "gemm_flops_per_s": rate, "over_nope": over_nope, "peak_bytes": self.ask("memory")}
 
     def evaluate(self):
-        found = {"evaluate_tokens_per_s": {}, "evaluate_over_nope": {}}
-        for length in (k * self.config.context for k in (1, 2, 4, 8, 16)):
-            mine, nope = self.in_turn("evaluate", length)
-            if mine[0] is not None:
-                found["evaluate_tokens_per_s"][length] = 1 / median(mine)
-                found["evaluate_over_nope"][length] = median(a / b for a, b in zip(mine, nope, strict=True))
-        return found
+        rates, ratios = {}, {}
+        for length in (k * self.model.context for k in MULTIPLES):
+            if found := self.in_turn("evaluate", length):
+                rates[length], ratios[length] = 1 / found[0], found[1]
+        return {"evaluate_tokens_per_s": rates, "evaluate_over_nope": ratios}
 
     def generate(self):
-        found = {}
+        rows = {}
         for name, streaming in (("cached", False), ("streaming", True)):
-            mine, _ = self.in_turn("generate", streaming)
-            if mine[0] is not None:
-                first, each, size = (median(numbers) for numbers in zip(*mine, strict=True))
-                found |= {f"{name}_first_token_s": first, f"{name}_tokens_per_s": 1 / each, "cache_bytes_a_token": size}
-        return found
+            if found := self.in_turn("generate", streaming):
+                first, each, size = found[0]
+                rows |= {f"{name}_first_token_s": first, f"{name}_tokens_per_s": 1 / each, "cache_bytes_a_token": size}
+        return rows
 
     def profile(self):
-        self.ask("step")
         return {"profile": self.ask("profile")}
 
 def measure(args):
     """All rows: NoPE by torch, then each of the others beside it. Only torch evaluates and generates."""
-    jobs = [(pe, "torch") for pe in args.pe if pe != FLOOR and "torch" in args.backends]
-    for backend in (b for b in args.backends if b != "torch" and "train" in args.parts):
-        jobs += [(pe, backend) for pe in ((FLOOR,) if backend in PLAIN else args.pe)]
     floor, rows = None, []
-    for pe, backend in tqdm([(FLOOR, "torch"), *jobs], desc=args.preset, leave=False, disable=not sys.stderr.isatty()):
+    jobs = [(pe, backend) for backend in args.backends for pe in ((FLOOR,) if backend in PLAIN else args.pe)]
+    jobs = dict.fromkeys([(FLOOR, "torch"), *jobs])                    # each once
+    for pe, backend in tqdm(jobs, desc=args.preset, leave=False, disable=None):
         row = Row(pe, backend, args, floor)
-        floor, found = floor or row, row.names | {"context": row.config.context}
+        floor, found = floor or row, {}
         for part in args.parts:
             if part == "train" or (part != "data" and backend == "torch"):
                 found |= getattr(row, part)()
-        rows.append(found)
+        if found:
+            rows.append(row.names | {"context": row.model.context} | found)
         if row is not floor:
-            row.end()
-    floor.end()
+            row.pool.shutdown()
+    floor.pool.shutdown()
     return rows
 
 def measure_data(vocab, repeats):
     """{"part": "data", ...}: characters a second of data.py, from a .jsonl file to token files, and of tiktoken."""
-    texts, rates = list(itertools.islice(data.documents("stdlib"), TEXTS)), []
-    size = sum(map(len, texts))
+    texts = list(itertools.islice(data.documents("stdlib"), TEXTS))
     with tempfile.TemporaryDirectory() as folder:
         source, tokenizer = Path(folder) / "text.jsonl", Path(folder) / "t.tiktoken"
         source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
         data.save_tokenizer(data.train_tokenizer(iter(texts), vocab), tokenizer)
         encoding = data.load_tokenizer(tokenizer)
-        for i in range(repeats + 1):
-            begin = time.perf_counter()
+
+        def prepare():
             with contextlib.redirect_stdout(io.StringIO()):
-                data.prepare(str(source), Path(folder) / str(i), tokenizer=str(tokenizer))
-            between = time.perf_counter()
+                data.prepare(str(source), Path(folder) / "tokens", tokenizer=str(tokenizer), overwrite=True)
+
+        def encode():
             for text in texts:
                 encoding.encode_ordinary(text)
-            rates.append((size / (between - begin) / os.cpu_count(), size / (time.perf_counter() - between)))
-    del rates[0]                         # the first is slower than the rest
-    return {"part": "data", "vocab": vocab, "chars_per_s_a_core": median(ours for ours, _ in rates),
-            "tiktoken_chars_per_s": median(raw for _, raw in rates), "over_tiktoken": median(a / b for a, b in rates)}
+
+        seconds = [(timeit(prepare, number=1) * os.cpu_count(), timeit(encode, number=1)) for _ in range(repeats + 1)]
+    ours, raw = sum(map(len, texts)) / np.transpose(seconds[1:])       # the first are slower than the rest
+    return {"part": "data", "vocab": vocab, "chars_per_s_a_core": np.median(ours),
+            "tiktoken_chars_per_s": np.median(raw), "over_tiktoken": np.median(ours / raw)}
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------
@@ -355,43 +348,30 @@ def print_profiles(rows):
             print(f"{share:6.1%}  {name}")
 
 def print_data(rows):
-    for r in rows:
-        print(f"\ndata, million characters a second and core: {r['chars_per_s_a_core'] / 1e6:.2f} by data.py, from "
-              f".jsonl to files of tokens; {r['tiktoken_chars_per_s'] / 1e6:.2f} by tiktoken alone "
-              f"({r['over_tiktoken']:.2f}x); vocabulary {r['vocab']:,}")
+    [r] = rows
+    print(f"\ndata, million characters a second and core: {r['chars_per_s_a_core'] / 1e6:.2f} by data.py, from "
+          f".jsonl to files of tokens; {r['tiktoken_chars_per_s'] / 1e6:.2f} by tiktoken alone "
+          f"({r['over_tiktoken']:.2f}x); vocabulary {r['vocab']:,}")
 
-def print_rows(rows):
-    """One table a part that was measured, which is told by what a row has then."""
-    for key, show in (("step_s", print_training), ("evaluate_over_nope", print_evaluation),
-                      ("cached_tokens_per_s", print_generation), ("profile", print_profiles),
-                      ("over_tiktoken", print_data)):
-        if found := [row for row in rows if key in row]:
-            show(found)
+PRINTED = {"step_s": print_training, "evaluate_over_nope": print_evaluation, "cached_tokens_per_s": print_generation,
+           "profile": print_profiles, "over_tiktoken": print_data}     # by what a row has that was measured so
 
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
-def complete(args):
-    """Fill in what depends on the machine and on other flags; InputError for what does not go together."""
-    args.device, model = str(pick_device(args.device)), PRESETS[args.preset].model
-    unlike = () if (model.norm, model.mlp, model.tied) == ("layernorm", "gelu", False) else PLAIN
-    if args.backends is None:
-        names = BACKENDS if args.device == "cpu" else ("torch", "plain")
-        args.backends = [name for name in names if name not in unlike]
-    if wrong := [name for name in args.backends if name in unlike]:
-        raise InputError(f"{wrong[0]} has layernorm and gelu, and {args.preset} has not: leave it out of --backends")
-    if "numpy" in args.backends and (args.device != "cpu" or args.dtype != "fp32" or args.compile):
-        raise InputError("numpy computes in fp32 on the CPU, uncompiled: leave it out of --backends")
-    args.batch_size = args.batch_size or BATCH[args.preset]
+def backends_of(args):
+    """The backends that are asked for, or else all that can do it; InputError for one that cannot."""
+    model, cannot = PRESETS[args.preset].model, {}
+    if (model.norm, model.mlp, model.tied) != ("layernorm", "gelu", False):
+        cannot = dict.fromkeys(PLAIN, f"has layernorm and gelu, and {args.preset} has not")
+    if args.device != "cpu" or args.dtype != "fp32" or args.compile:
+        cannot["numpy"] = "computes in fp32 on the CPU, uncompiled"
+    if wrong := [name for name in args.backends or () if name in cannot]:
+        raise InputError(f"{wrong[0]} {cannot[wrong[0]]}: leave it out of --backends")
+    return args.backends or [name for name in BACKENDS if name not in cannot]
 
 def main(argv=None):
-    parser = CommandLine(
-        prog="python -m lab.bench",
-        description="Measure the speed and memory of the encodings, side by side: training by each backend, "
-                    "evaluation, generation, and data.py.",
-        epilog="examples:\n  python -m lab.bench\n"
-               "  python -m lab.bench --preset paper-35m --parts train --pe expe,exqpe,rope\n"
-               "  python -m lab.bench --preset paper-35m --dtype bf16 --compile --batch-size 64     on a GPU")
+    parser = CommandLine(prog="python -m lab.bench", description=__doc__)
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model's shape (default: mini)")
     parser.add_argument("--parts", type=listed(str, *PARTS), default=list(PARTS[:-1]), metavar="NAME,...",
                         help=f"of {', '.join(PARTS)} (default: all but the last)")
@@ -400,7 +380,7 @@ def main(argv=None):
                              "(default: all)")
     parser.add_argument("--backends", type=listed(str, *BACKENDS), metavar="NAME,...",
                         help=f"of {', '.join(BACKENDS)}: plain is the GPT that comes to mind first, plain+malloc the "
-                             "same with our memory settings (default: all on a CPU, torch and plain on a GPU)")
+                             "same with our memory settings (default: all that can do what is asked)")
     batches = ", ".join(f"{n} for {preset}" for preset, n in BATCH.items())
     parser.add_argument("--batch-size", type=at_least(1), metavar="N",
                         help=f"sequences in a training step (default: {batches})")
@@ -410,18 +390,17 @@ def main(argv=None):
     parser.add_argument("--compile", action="store_true", help="torch.compile the blocks that train, as in train.py")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto, a GPU if any)")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
-    rows = []
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        complete(args)
-        if set(args.parts) != {"data"}:
-            print(f"{platform.machine()}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}",
-                  flush=True)
-            rows += measure(args)
-            print_rows(rows)
+        args.device = str(pick_device(args.device))
+        args.backends, args.batch_size = backends_of(args), args.batch_size or BATCH[args.preset]
+        print(f"{platform.machine()}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}", flush=True)
+        rows = measure(args)
         if "data" in args.parts:
             rows.append(measure_data(PRESETS[args.preset].model.vocab_size, args.repeats))
-            print_rows(rows[-1:])
+        for key, show in PRINTED.items():
+            if found := [row for row in rows if key in row]:
+                show(found)
         if args.json:
             write_rows(args.json, rows)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from argparse import Namespace
 from dataclasses import replace
 
 import numpy as np
@@ -80,32 +81,29 @@ def test_the_plain_gpt_is_left_out_beside_presets_of_another_shape(tmp_path):
     assert "plain has layernorm and gelu, and llama-135m has not: leave it out of --backends" in line
 
 
-class Fat:
-    def peak(self):
-        return bench.peak_bytes()
-
-    def fail(self, reason):
-        raise RuntimeError(reason)
-
-    def die(self):
-        os._exit(1)
+@pytest.fixture
+def row():
+    asked = Namespace(preset="mini", batch_size=2, dtype="fp32", device="cpu", compile=False, repeats=1)
+    row = bench.Row("nope", "torch", asked)
+    yield row
+    row.pool.shutdown()
 
 
-def test_a_process_does_not_inherit_its_parents_peak():
+def fail(reason):
+    raise RuntimeError(reason)
+
+
+def test_a_process_does_not_inherit_its_parents_peak(row):
     ballast = np.ones(2**27)                                            # 1 GB
     del ballast
-    process = bench.Process("fat: {}; use less", Fat)
-    assert process.ask("peak") < 8e8 < 2**30 < bench.peak_bytes()
-    process.end()
+    assert row.ask("memory") < 8e8 < 2**30 < bench.peak_bytes()
 
 
-@pytest.mark.parametrize("request_, reason", [(("fail", "no memory\nat all"), "fat: no memory; use less"),
-                                              (("die",), "fat: A process in the process pool was terminated abruptly")])
-def test_what_fails_in_a_process_is_told_in_one_line(request_, reason):
-    process = bench.Process("fat: {}; use less", Fat)
-    with pytest.raises(InputError, match=reason):
-        process.ask(*request_)
-    process.end()
+@pytest.mark.parametrize("job, reason", [((fail, "no memory\nat all"), "no memory; use a smaller --batch-size"),
+                                         ((os._exit, 1), "A process in the process pool was terminated abruptly")])
+def test_what_fails_in_a_process_is_told_in_one_line(row, job, reason):
+    with pytest.raises(InputError, match=f"^mini, nope by torch, 2 sequences: {reason}"):
+        row.ask("seconds", *job)
 
 
 @pytest.mark.slow
