@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS, PAGE = ROOT / "tests" / "test_errata.py", ROOT / "docs" / "errata.md"
-KEYS = ("source", "says", "in fact")
+FACTS = re.compile("source: (.+?)\nsays: (.+?)\nin fact: (.+?)(?:\n\n.*)?", re.DOTALL)         # free text follows
 HEAD = """# What the sources have wrong
 
 This page tells you where the ExPE paper, and what is written about its rivals, is wrong, and what is right.
@@ -24,11 +24,10 @@ def page():
     rows = []
     for node in ast.parse(TESTS.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_errata_"):
-            facts = (ast.get_docstring(node) or "").split("\n\n")[0]  # free text follows
-            _, *parts = re.split(rf"^({'|'.join(KEYS)}): ", facts, flags=re.MULTILINE)
-            if tuple(parts[::2]) != KEYS:
-                raise ValueError(f"{node.name}: the docstring must begin with the lines {': ..., '.join(KEYS)}: ...")
-            rows.append("| " + " | ".join(" ".join(part.split()) for part in parts[1::2]) + " |\n")
+            found = FACTS.fullmatch(ast.get_docstring(node) or "")
+            if found is None:
+                raise ValueError(f"{node.name}: the docstring must begin with the lines source: ..., says: ..., in fact: ...")
+            rows.append("| " + " | ".join(" ".join(part.split()) for part in found.groups()) + " |\n")
     return HEAD + "".join(rows)
 
 if __name__ == "__main__":

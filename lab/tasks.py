@@ -12,6 +12,7 @@ import os
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import data
@@ -30,7 +31,7 @@ try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
     from lm_eval.tasks import TaskManager
-    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_table
 except ImportError as error:
     CommandLine(prog=PROG).error(f"this needs lm_eval ({error}): pip install lm_eval=={VERSION}")
 
@@ -57,7 +58,10 @@ class Run(TemplateLM):
 
     @torch.no_grad()
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
-        """[(summed log-likelihood of the continuation, whether it is the likeliest at every token)]."""
+        """[(summed log-likelihood of the continuation, whether it is the likeliest at every token)].
+
+        Texts are read side by side: what follows a shorter one in its row does not change its scores.
+        """
         texts = [(context + continuation)[-max(self.context, len(continuation)) - 1 :]
                  for _, context, continuation in requests]
         if (longest := max(map(len, texts), default=0) - 1) > self.model.longest:
@@ -67,10 +71,8 @@ class Run(TemplateLM):
         while order:
             batch = order[: max(1, BATCH_TOKENS // len(texts[order[0]]))]
             order = order[len(batch) :]
-            tokens = torch.zeros(len(batch), len(texts[batch[0]]) - 1, dtype=torch.long)
-            for row, i in zip(tokens, batch, strict=True):             # what follows a text does not change its scores
-                row[: len(texts[i]) - 1] = torch.tensor(texts[i][:-1])
-            hidden = self.model.hidden(tokens.to(self.model.embedding.weight.device))              # (B, T, C)
+            tokens = [torch.tensor(texts[i][:-1], device=self.model.embedding.weight.device) for i in batch]
+            hidden = self.model.hidden(pad_sequence(tokens, batch_first=True))                     # (B, T, C)
             for i, h in zip(batch, hidden, strict=True):
                 targets, end = torch.tensor(requests[i][2], device=h.device), len(texts[i]) - 1    # (n,)
                 logits = F.linear(h[end - len(targets) : end], self.model.output_weight)           # (n, V)
@@ -97,62 +99,42 @@ class Run(TemplateLM):
         """
         texts = []
         for context, kwargs in tqdm([request.args for request in requests], desc="texts", disable=disable_tqdm):
-            kwargs, drawn = normalize_gen_kwargs(dict(kwargs)), []
-            most, stop = kwargs["max_gen_toks"], [s for s in kwargs["until"] or [] if s]
-            temperature = kwargs["temperature"] if kwargs["do_sample"] else 0
+            kwargs, drawn = normalize_gen_kwargs(kwargs), []
+            most, stop = kwargs["max_gen_toks"], [data.EOT, *filter(None, kwargs["until"])]
             room = max(self.context // 2, self.context - most)
             prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]          # as loglikelihood's empty context
-            steps = generate(self.model, [prompt], Cache(), temperature=temperature)
+            steps = generate(self.model, [prompt], Cache(), temperature=kwargs.get("temperature", 0))
             for (token,) in itertools.islice(steps, most):
-                if token == self.eot_token_id:
-                    break
                 drawn.append(token)
                 if any(s in self.encoding.decode(drawn) for s in stop):
                     break
             texts.append(postprocess_generated_text(self.encoding.decode(drawn), stop, None))
         return texts
 
-def score(args):
-    """One row a run, task and metric: {"run", "pe", "task", "metric", "value", "stderr", "n"}."""
-    for library in ("lm_eval", "huggingface_hub", "datasets"):
-        logging.getLogger(library).setLevel(logging.CRITICAL)
-    if args.task_path is not None and not os.path.isdir(args.task_path):
-        raise InputError(f"--task-path {args.task_path} is not a folder")
-    runs, manager, rows = named_runs(args.runs), TaskManager(include_path=args.task_path), []
-    if unknown := [name for name in args.tasks if name not in manager.all_tasks]:
-        raise InputError(f"lm_eval has no task {unknown[0]}: lm-eval ls tasks lists its own; yours come by --task-path")
-    for run in runs:
-        model = Run(run, pick_device(args.device), args.dtype)
-        names = {"run": str(run), "pe": model.model.config.encoding.pe}
-        try:
-            found = simple_evaluate(model, tasks=list(args.tasks), num_fewshot=args.shots, limit=args.limit,
-                                    task_manager=manager, log_samples=False)
-        except (OSError, DatasetsError) as error:                      # of a dozen kinds, by the library that fetches
-            raise InputError(f"the data of {', '.join(args.tasks)} cannot be had here ({type(error).__name__}): "
-                             "lm_eval's own tasks need the hub once; local ones, by --task-path, must name files that "
-                             "exist") from None
-        for task, values in found["results"].items():
-            n = found["n-samples"].get(task, {}).get("effective")
-            for key, value in values.items():                          # such as "acc,none", "acc_stderr,none", "alias"
-                metric, _, how = key.partition(",")
-                if isinstance(value, int | float) and how and not metric.endswith("_stderr"):
-                    error = values.get(f"{metric}_stderr,{how}")
-                    rows.append(names | {"task": task, "metric": metric, "value": value,
-                                         "stderr": error if isinstance(error, float) else None, "n": n})
+def score(run, args, manager):
+    """Print lm_eval's table of a run; returns {"run", "pe", "task", "metric", "value", "stderr", "n"} of each line."""
+    model = Run(run, pick_device(args.device), args.dtype)
+    try:
+        found = simple_evaluate(model, tasks=list(args.tasks), num_fewshot=args.shots, limit=args.limit,
+                                task_manager=manager, log_samples=False)
+    except (OSError, DatasetsError) as error:                          # of a dozen kinds, by the library that fetches
+        raise InputError(f"the data of {', '.join(args.tasks)} cannot be had here ({type(error).__name__}): lm_eval's "
+                         "own tasks need the hub once; local ones, by --task-path, must name files that exist"
+                         ) from None
+    names, rows = {"run": str(run), "pe": model.model.config.encoding.pe}, []
+    print(f"\n{' '.join(names.values())}\n{make_table(found)}")
+    for task, values in found["results"].items():
+        n = found["n-samples"].get(task, {}).get("effective")
+        for key, value in values.items():                              # such as "acc,none", "acc_stderr,none", "alias"
+            metric, _, how = key.partition(",")
+            if isinstance(value, int | float) and how and not metric.endswith("_stderr"):
+                error = values.get(f"{metric}_stderr,{how}")
+                rows.append(names | {"task": task, "metric": metric, "value": value,
+                                     "stderr": error if isinstance(error, float) else None, "n": n})
     return rows
 
-def print_rows(rows):
-    """One line a run, task and metric."""
-    runs, tasks = (max(map(len, (row[key] for row in rows)), default=4) for key in ("run", "task"))
-    print(f"\n{'run':{runs}}  {'pe':10}  {'task':{tasks}}  {'metric':10}{'value':>8}  {'stderr':>7}  {'examples':>8}")
-    for row in rows:
-        error = "-" if row["stderr"] is None else format(row["stderr"], ".4f")
-        n = "-" if row["n"] is None else format(row["n"], ",")
-        print(f"{row['run']:{runs}}  {row['pe']:10}  {row['task']:{tasks}}  {row['metric']:10}{row['value']:8.4f}  "
-              f"{error:>7}  {n:>8}")
-
 def main(argv=None):
-    parser = CommandLine(prog=PROG, description="Score runs by lm_eval's benchmarks.")
+    parser = CommandLine(prog=PROG, description=__doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
     parser.add_argument("--tasks", type=listed(str), required=True, metavar="NAME,...",
                         help="such as hellaswag,arc_easy,arc_challenge,mmlu")
@@ -164,8 +146,15 @@ def main(argv=None):
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        rows = score(args)
-        print_rows(rows)
+        for library in ("lm_eval", "huggingface_hub", "datasets"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)
+        if args.task_path is not None and not os.path.isdir(args.task_path):
+            raise InputError(f"--task-path {args.task_path} is not a folder")
+        runs, manager = named_runs(args.runs), TaskManager(include_path=args.task_path)
+        if unknown := [name for name in args.tasks if name not in manager.all_tasks]:
+            raise InputError(f"lm_eval has no task {unknown[0]}: lm-eval ls tasks lists its own; yours come by "
+                             "--task-path")
+        rows = [row for run in runs for row in score(run, args, manager)]
         if args.json:
             write_rows(args.json, rows)
 
