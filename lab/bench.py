@@ -43,7 +43,7 @@ from runs import CommandLine, at_least, listed, new_file, pick_device, write_row
 
 # torch is imported where it is used, so that --help and a wrong flag answer at once.
 
-PLAIN = ("plain", "plain+malloc")        # backends of this file alone: the plain GPT; and with our memory settings
+PLAIN = ("plain", "plain+malloc")        # GPT without the parts of fast.py; and with its memory settings
 BACKENDS = (*train.BACKENDS, *PLAIN)
 FLOOR = "nope"
 PARTS = ("train", "evaluate", "generate", "data", "profile")
@@ -78,47 +78,13 @@ def matmul_flops(config, batch):
     attention = config.n_layers * 2 * config.d_model * config.context / 2
     return 6 * (weights + attention) * batch * config.context
 
-def plain_gpt(config):
-    """The GPT that comes to mind first, of the same shape: nn.Linear, causal SDPA, all logits, F.cross_entropy."""
-    import torch.nn.functional as F
-    from torch import nn
-
-    C = config.d_model
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm1, self.norm2, self.dropout = nn.LayerNorm(C), nn.LayerNorm(C), nn.Dropout(config.dropout)
-            self.qkv, self.proj = nn.Linear(C, 3 * C, bias=False), nn.Linear(C, C, bias=False)
-            self.up, self.down = nn.Linear(C, config.d_mlp, bias=False), nn.Linear(config.d_mlp, C, bias=False)
-
-        def forward(self, x):
-            heads = self.qkv(self.norm1(x)).unflatten(-1, (3, config.n_heads, -1))            # (B, T, 3, H, D)
-            y = F.scaled_dot_product_attention(*heads.permute(2, 0, 3, 1, 4), is_causal=True)  # (B, H, T, D)
-            x = x + self.dropout(self.proj(y.transpose(1, 2).flatten(2)))
-            return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh")))
-
-    class Plain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.position = nn.Embedding(config.vocab_size, C), nn.Embedding(config.context, C)
-            self.dropout, self.norm = nn.Dropout(config.dropout), nn.LayerNorm(C)
-            self.blocks = nn.Sequential(*(Block() for _ in range(config.n_layers)))
-            self.head = nn.Linear(C, config.vocab_size, bias=False)
-
-        def forward(self, tokens, targets):
-            x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]
-            logits = self.head(self.norm(self.blocks(self.dropout(x))))
-            return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-
-    return Plain()
-
 @functools.cache                         # one a process, which is made when the first question comes
 class Work:
     """What is measured of one encoding by one backend, in that process."""
 
     def __init__(self, preset, pe, backend, batch, dtype, device, compiled):
         from fast import keep_freed_memory
+        from model_torch import GPT, cross_entropy
         flags = train.command_line().parse_args(["--pe", pe, "--dtype", dtype])
         self.model, config = train.configure(flags, *PRESETS[preset])
         self.config = replace(config, batch_size=batch, micro_batch=batch)
@@ -135,9 +101,11 @@ class Work:
                 self.memory = torch.cuda.max_memory_allocated
         if backend != "plain":
             keep_freed_memory()                                        # as train.py does
-        plain = [plain_gpt(self.model)] if backend in PLAIN else []
+        plain = [GPT(self.model)] if backend in PLAIN else []
         kind = train.TorchBackend if plain else train.BACKENDS[backend]
         self.backend = kind(self.model, self.config, device, compiled, *plain)
+        if plain:
+            self.backend.model.cross_entropy = cross_entropy           # in whose place --compile puts fast.py's
 
     @functools.cached_property
     def reader(self):
@@ -359,17 +327,6 @@ PRINTED = {"step_s": print_training, "evaluate_over_nope": print_evaluation, "ca
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
-def backends_of(args):
-    """The backends that are asked for, or else all that can do it; InputError for one that cannot."""
-    model, cannot = PRESETS[args.preset].model, {}
-    if (model.norm, model.mlp, model.tied) != ("layernorm", "gelu", False):
-        cannot = dict.fromkeys(PLAIN, f"has layernorm and gelu, and {args.preset} has not")
-    if args.device != "cpu" or args.dtype != "fp32" or args.compile:
-        cannot["numpy"] = "computes in fp32 on the CPU, uncompiled"
-    if wrong := [name for name in args.backends or () if name in cannot]:
-        raise InputError(f"{wrong[0]} {cannot[wrong[0]]}: leave it out of --backends")
-    return args.backends or [name for name in BACKENDS if name not in cannot]
-
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.bench", description=__doc__)
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model's shape (default: mini)")
@@ -379,8 +336,8 @@ def main(argv=None):
                         help=f"of {', '.join(ENCODINGS)}; {FLOOR}, which all are held against, is always there "
                              "(default: all)")
     parser.add_argument("--backends", type=listed(str, *BACKENDS), metavar="NAME,...",
-                        help=f"of {', '.join(BACKENDS)}: plain is the GPT that comes to mind first, plain+malloc the "
-                             "same with our memory settings (default: all that can do what is asked)")
+                        help=f"of {', '.join(BACKENDS)}: plain is torch without the parts of fast.py, plain+malloc "
+                             "with its memory setting alone (default: all, numpy only where it can)")
     batches = ", ".join(f"{n} for {preset}" for preset, n in BATCH.items())
     parser.add_argument("--batch-size", type=at_least(1), metavar="N",
                         help=f"sequences in a training step (default: {batches})")
@@ -392,8 +349,11 @@ def main(argv=None):
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        args.device = str(pick_device(args.device))
-        args.backends, args.batch_size = backends_of(args), args.batch_size or BATCH[args.preset]
+        args.device, args.batch_size = str(pick_device(args.device)), args.batch_size or BATCH[args.preset]
+        by_numpy = args.device == "cpu" and args.dtype == "fp32" and not args.compile
+        if "numpy" in (args.backends or ()) and not by_numpy:
+            raise InputError("numpy computes in fp32 on the CPU, uncompiled: leave it out of --backends")
+        args.backends = args.backends or [name for name in BACKENDS if name != "numpy" or by_numpy]
         print(f"{platform.machine()}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}", flush=True)
         rows = measure(args)
         if "data" in args.parts:

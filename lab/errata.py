@@ -26,7 +26,7 @@ def page():
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_errata_"):
             found = FACTS.fullmatch(ast.get_docstring(node) or "")
             if found is None:
-                raise ValueError(f"{node.name}: the docstring must begin with the lines source: ..., says: ..., in fact: ...")
+                raise ValueError(f"{node.name}: the docstring must begin with source: ..., says: ... and in fact: ...")
             rows.append("| " + " | ".join(" ".join(part.split()) for part in found.groups()) + " |\n")
     return HEAD + "".join(rows)
 

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import command, process, refused
+from conftest import process
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import model_torch
 from config import PRESETS, EncodingConfig, InputError
 from lab import bench
 from model_torch import GPT
@@ -19,8 +21,41 @@ from model_torch import GPT
 MINI = PRESETS["mini"].model
 
 
-def test_the_plain_gpt_is_ours_with_learned_positions():
-    ours, plain = GPT(replace(MINI, encoding=EncodingConfig("learned"))), bench.plain_gpt(MINI)
+def plain_gpt(config):
+    """The GPT that comes to mind first, of the same shape: nn.Linear, causal SDPA, all logits, F.cross_entropy."""
+    C = config.d_model
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm1, self.norm2, self.dropout = nn.LayerNorm(C), nn.LayerNorm(C), nn.Dropout(config.dropout)
+            self.qkv, self.proj = nn.Linear(C, 3 * C, bias=False), nn.Linear(C, C, bias=False)
+            self.up, self.down = nn.Linear(C, config.d_mlp, bias=False), nn.Linear(config.d_mlp, C, bias=False)
+
+        def forward(self, x):
+            heads = self.qkv(self.norm1(x)).unflatten(-1, (3, config.n_heads, -1))            # (B, T, 3, H, D)
+            y = F.scaled_dot_product_attention(*heads.permute(2, 0, 3, 1, 4), is_causal=True)  # (B, H, T, D)
+            x = x + self.dropout(self.proj(y.transpose(1, 2).flatten(2)))
+            return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh")))
+
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.position = nn.Embedding(config.vocab_size, C), nn.Embedding(config.context, C)
+            self.dropout, self.norm = nn.Dropout(config.dropout), nn.LayerNorm(C)
+            self.blocks = nn.Sequential(*(Block() for _ in range(config.n_layers)))
+            self.head = nn.Linear(C, config.vocab_size, bias=False)
+
+        def forward(self, tokens, targets):
+            x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]
+            logits = self.head(self.norm(self.blocks(self.dropout(x))))
+            return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+    return Plain()
+
+
+def test_the_gpt_that_comes_to_mind_first_is_ours_with_learned_positions():
+    ours, plain = GPT(replace(MINI, encoding=EncodingConfig("learned"))), plain_gpt(MINI)
     names = {"position.weight": "encoding.weight"}
     for part in ("qkv", "proj"):
         names |= {f"blocks.{i}.{part}.weight": f"blocks.{i}.attn.{part}.weight" for i in range(4)}
@@ -75,10 +110,10 @@ def test_rows_stand_beside_nope(tmp_path):
     assert text["part"] == "data" and text["over_tiktoken"] > 0
 
 
-def test_the_plain_gpt_is_left_out_beside_presets_of_another_shape(tmp_path):
-    flags = ["--preset", "llama-135m", "--parts", "train"]
-    line = refused(command("lab.bench", *flags, "--backends", "torch,plain", cwd=tmp_path))
-    assert "plain has layernorm and gelu, and llama-135m has not: leave it out of --backends" in line
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_plain_backend_has_none_of_the_parts_of_fast_py(compiled):
+    model = bench.Work("mini", "nope", "plain", 2, "fp32", "cpu", compiled).backend.model
+    assert type(model.dropout) is nn.Dropout and model.cross_entropy is model_torch.cross_entropy
 
 
 @pytest.fixture
