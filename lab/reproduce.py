@@ -32,6 +32,7 @@ from runs import CommandLine, at_least, listed, pick_device, read_json, read_run
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 
+WINDOWS = 150  # that an evaluation reads at each length: about the mean, for the estimate alone
 OWN = {"--preset", "--seed", "--out", "--resume", "--overwrite", "--device", "--help", "-h"} | {
     flag for flags in VARIANTS.values() for flag in flags.split() if flag.startswith("-")}
 
@@ -76,10 +77,9 @@ def jobs_of_run(variant, seed, evaluations, args):
     documents = ["--max-docs", str(args.max_docs)] if args.max_docs else []
     for what in evaluations:
         flags, file = EVALUATIONS[what], results / f"{name}.{what}.json"
-        windows = 32 if "same-targets" in flags or "swap" in flags else 64 if "repeat" in flags else 320
-        tokens = (1 + flags.count(",")) * windows * sum(evaluation.MULTIPLES) * model.context
+        tokens = (1 + flags.count(",")) * WINDOWS * sum(evaluation.MULTIPLES) * model.context
         command = ["python", "eval.py", str(run), *shlex.split(flags), *documents, *device, "--json", str(file)]
-        jobs.append(Job(variant, seed, run, what, file, command, tokens / 3, args))    # to read one costs a third
+        jobs.append(Job(variant, seed, run, what, file, command, tokens / 3, args))    # a third: no backward pass
     return jobs
 
 def configs_of(command, args):
@@ -121,8 +121,7 @@ def do(job):
     model, config, record = read_run(job.run)
     write_json(job.file, {
         "variant": job.variant, "seed": job.seed, "train_flags": shlex.join(job.args.train_flags),
-        "command": shlex.join(job.command),
-        "parameters": count_parameters(model)[0], "tokens": config.steps * config.batch_size * model.context,
+        "command": shlex.join(job.command), "parameters": count_parameters(model)[0], "tokens": job.work,
         "seconds": record["checkpoint"].get("seconds"), "trained_length": model.context, "dtype": config.dtype,
         "provenance": record["provenance"],
         "data": {name: record["data"][name] for name in ("source", "vocab", "splits")},
