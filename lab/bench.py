@@ -16,7 +16,6 @@ import importlib.metadata
 import io
 import itertools
 import json
-import math
 import multiprocessing
 import os
 import platform
@@ -73,7 +72,7 @@ def matmul_flops(config, batch):
     Two a weight and token forward, four backward (for the input and for the weight); likewise the two products of
     attention, of T/2 keys on average.
     """
-    weights = sum(math.prod(shape) for name, shape in parameter_shapes(config).items()
+    weights = sum(np.prod(shape) for name, shape in parameter_shapes(config).items()
                   if len(shape) == 2 and (config.tied or name != "embedding.weight"))  # tied: the output layer's too
     attention = config.n_layers * 2 * config.d_model * config.context / 2
     return 6 * (weights + attention) * batch * config.context

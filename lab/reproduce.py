@@ -12,7 +12,6 @@ resume from their checkpoint, and an evaluation is done again only if its run's 
 import argparse
 import contextlib
 import io
-import itertools
 import shlex
 import statistics
 import sys
@@ -58,8 +57,8 @@ def jobs_of(args):
     wanted = {}                          # the evaluations of each variant, without repeats
     for variant, names in (item for name in args.grids for item in GRIDS[name].evaluations.items()):
         wanted.setdefault(variant, {}).update(dict.fromkeys(names))
-    jobs = [jobs_of_run(variant, seed, names, args) for seed in args.seeds for variant, names in wanted.items()]
-    return list(itertools.chain(*jobs))
+    return [job for seed in args.seeds for variant, names in wanted.items()
+            for job in jobs_of_run(variant, seed, names, args)]
 
 def jobs_of_run(variant, seed, evaluations, args):
     """A run's training and its evaluations; InputError if it is there, and not by these flags."""
