@@ -43,7 +43,7 @@ from runs import CommandLine, at_least, listed, new_file, pick_device, write_row
 
 # torch is imported where it is used, so that --help and a wrong flag answer at once.
 
-PLAIN = ("plain", "plain+malloc")        # GPT without the parts of fast.py; and with its memory settings
+PLAIN = ("plain", "plain+malloc")        # without fast.py; with its memory setting alone
 BACKENDS = (*train.BACKENDS, *PLAIN)
 FLOOR = "nope"
 PARTS = ("train", "evaluate", "generate", "data", "profile")
@@ -73,11 +73,11 @@ def matmul_flops(config, batch):
     attention, of T/2 keys on average.
     """
     weights = sum(np.prod(shape) for name, shape in parameter_shapes(config).items()
-                  if len(shape) == 2 and (config.tied or name != "embedding.weight"))  # tied: the output layer's too
+                  if len(shape) == 2 and (config.tied or name != "embedding.weight"))
     attention = config.n_layers * 2 * config.d_model * config.context / 2
     return 6 * (weights + attention) * batch * config.context
 
-@functools.cache                         # one a process, which is made when the first question comes
+@functools.cache                         # one a process, made by its first question
 class Work:
     """What is measured of one encoding by one backend, in that process."""
 
@@ -104,7 +104,7 @@ class Work:
         kind = train.TorchBackend if plain else train.BACKENDS[backend]
         self.backend = kind(self.model, self.config, device, compiled, *plain)
         if plain:
-            self.backend.model.cross_entropy = cross_entropy           # in whose place --compile puts fast.py's
+            self.backend.model.cross_entropy = cross_entropy   # which --compile replaced
 
     @functools.cached_property
     def reader(self):
@@ -172,9 +172,9 @@ def answer(arguments, method, *asked):
     return getattr(Work(*arguments), method)(*asked)
 
 class Row:
-    """One encoding by one backend, whose Work is done in a process that holds nothing else.
+    """One encoding by one backend, whose Work is done in a process of its own.
 
-    floor: the row beside which it is measured; NoPE's own has none, and stands beside itself.
+    floor: the row that it is measured beside; NoPE's own has none: it is its own floor.
     """
 
     def __init__(self, pe, backend, args, floor=None):
@@ -182,23 +182,23 @@ class Row:
         self.names = {"preset": args.preset, "pe": pe, "backend": backend, "batch": args.batch_size,
                       "dtype": args.dtype, "device": args.device}
         self.work = *self.names.values(), args.compile
-        no_ctrl_c = signal.signal, (signal.SIGINT, signal.SIG_IGN)     # which is for the process that asks
+        no_ctrl_c = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # it is the asker's
         self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), *no_ctrl_c)
 
     def ask(self, method, *arguments):
-        """What the Work answers in its process; InputError with the reason if it cannot."""
+        """What the Work answers in its process; InputError that says why it cannot."""
         try:
             return self.pool.submit(answer, self.work, method, *arguments).result()
-        except (InputError, MemoryError, RuntimeError) as error:       # RuntimeError: how torch runs out of memory
+        except (InputError, MemoryError, RuntimeError) as error:   # torch out of memory
             preset, pe, backend, batch, *_ = self.work
             reason = str(error).partition("\n")[0] or "out of memory"
             raise InputError(f"{preset}, {pe} by {backend}, {batch} sequences: {reason}; use a smaller --batch-size"
                              ) from None
 
     def in_turn(self, *request):
-        """(medians of the answers, medians of their ratios to NoPE's), both asked by turns; None if it cannot answer.
+        """(medians of the answers, medians of their ratios to NoPE's); None if it cannot answer.
 
-        The first answers are thrown away.
+        Both are asked by turns, and their first answers are thrown away.
         """
         answers = {self.floor: [], self: []}                           # one list, if the row is NoPE's own
         for _ in range(self.repeats + 1):
@@ -207,7 +207,7 @@ class Row:
                 found.append(each.ask(*request))
         if answers[self][0] is None:
             return None
-        mine, nope = (np.array(answers[each][1:]) for each in (self, self.floor))      # (repeats, numbers in an answer)
+        mine, nope = (np.array(answers[each][1:]) for each in (self, self.floor))
         return np.median(mine, axis=0), np.median(mine / nope, axis=0)
 
     def train(self):
@@ -272,7 +272,7 @@ def measure_data(vocab, repeats):
                 encoding.encode_ordinary(text)
 
         seconds = [(timeit(prepare, number=1) * os.cpu_count(), timeit(encode, number=1)) for _ in range(repeats + 1)]
-    ours, raw = sum(map(len, texts)) / np.transpose(seconds[1:])       # the first are slower than the rest
+    ours, raw = sum(map(len, texts)) / np.transpose(seconds[1:])   # the first are slower
     return {"part": "data", "vocab": vocab, "chars_per_s_a_core": np.median(ours),
             "tiktoken_chars_per_s": np.median(raw), "over_tiktoken": np.median(ours / raw)}
 
@@ -320,8 +320,9 @@ def print_data(rows):
           f".jsonl to files of tokens; {r['tiktoken_chars_per_s'] / 1e6:.2f} by tiktoken alone "
           f"({r['over_tiktoken']:.2f}x); vocabulary {r['vocab']:,}")
 
+# Of a key that some rows have: what prints them.
 PRINTED = {"step_s": print_training, "evaluate_over_nope": print_evaluation, "cached_tokens_per_s": print_generation,
-           "profile": print_profiles, "over_tiktoken": print_data}     # by what a row has that was measured so
+           "profile": print_profiles, "over_tiktoken": print_data}
 
 
 # ---- as a script -----------------------------------------------------------------------------------------------------

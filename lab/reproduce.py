@@ -31,7 +31,7 @@ from runs import CommandLine, at_least, listed, pick_device, read_json, read_run
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 
-WINDOWS = 150  # that an evaluation reads at each length: about the mean, for the estimate alone
+WINDOWS = 150  # read at each length by an evaluation, about: for the estimate alone
 OWN = {"--preset", "--seed", "--out", "--resume", "--overwrite", "--device", "--help", "-h"} | {
     flag for flags in VARIANTS.values() for flag in flags.split() if flag.startswith("-")}
 
@@ -46,8 +46,8 @@ class Job(NamedTuple):
     run: Path
     evaluation: str | None               # None: train it
     file: Path                           # what it leaves under results/
-    command: list                        # the words of the command line that does the same
-    work: float                          # about how long it takes, in tokens of training
+    command: list                        # the words of its command line
+    work: float                          # about its time, in tokens of training
     args: argparse.Namespace             # the flags of all of them
 
 def jobs_of(args):
@@ -68,7 +68,8 @@ def jobs_of_run(variant, seed, evaluations, args):
     command += ["--seed", str(seed), "--out", str(run), *device, *args.train_flags]
     model, config = configs_of(command, args)
     if (run / "config.json").exists():
-        train.stored_run(run, train.command_line().parse_args([*command[2:], "--resume"]))
+        given = train.command_line().parse_args([*command[2:], "--resume"])
+        train.stored_run(run, given)
     elif run.exists():
         raise InputError(f"{run} holds no config.json, so it is not a run directory: move it away")
     tokens = config.steps * config.batch_size * model.context
@@ -78,7 +79,8 @@ def jobs_of_run(variant, seed, evaluations, args):
         flags, file = EVALUATIONS[what], results / f"{name}.{what}.json"
         tokens = (1 + flags.count(",")) * WINDOWS * sum(evaluation.MULTIPLES) * model.context
         command = ["python", "eval.py", str(run), *shlex.split(flags), *documents, *device, "--json", str(file)]
-        jobs.append(Job(variant, seed, run, what, file, command, tokens / 3, args))    # a third: no backward pass
+        work = tokens / 3                                              # no backward pass
+        jobs.append(Job(variant, seed, run, what, file, command, work, args))
     return jobs
 
 def configs_of(command, args):
@@ -154,7 +156,7 @@ def show_plan(jobs):
           f"{len(left) - trainings} evaluations, about {train.clock(sum(job.work for job in left) / rate)} by {source}")
 
 def run_grid(jobs):
-    """Do all that is left, under one bar for the whole grid, or a line for each job where there is no terminal."""
+    """Do all that is left, under one bar; without a terminal, a line for each job."""
     left = [job for job in jobs if not done(job)]
     print(f"{len(jobs) - len(left)} of {len(jobs)} jobs are done", flush=True)
     bar_format = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"

@@ -58,9 +58,9 @@ class Run(TemplateLM):
 
     @torch.no_grad()
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
-        """[(summed log-likelihood of the continuation, whether it is the likeliest at every token)].
+        """[(summed log-likelihood of the continuation, whether greedy decoding gives it)].
 
-        Texts are read side by side: what follows a shorter one in its row does not change its scores.
+        Texts are read side by side: what pads a shorter one does not change its scores.
         """
         texts = [(context + continuation)[-max(self.context, len(continuation)) - 1 :]
                  for _, context, continuation in requests]
@@ -68,15 +68,16 @@ class Run(TemplateLM):
             raise InputError(f"{self.run} has positions for {self.context} tokens, and this task needs {longest}")
         order, found = sorted(range(len(texts)), key=lambda i: -len(texts[i])), {}
         bar = tqdm(total=len(order), desc="log-likelihoods", disable=disable_tqdm)
+        device = self.model.output_weight.device
         while order:
             batch = order[: max(1, BATCH_TOKENS // len(texts[order[0]]))]
             order = order[len(batch) :]
-            tokens = [torch.tensor(texts[i][:-1], device=self.model.embedding.weight.device) for i in batch]
-            hidden = self.model.hidden(pad_sequence(tokens, batch_first=True))                     # (B, T, C)
+            tokens = [torch.tensor(texts[i][:-1], device=device) for i in batch]
+            hidden = self.model.hidden(pad_sequence(tokens, batch_first=True))         # (B, T, C)
             for i, h in zip(batch, hidden, strict=True):
-                targets, end = torch.tensor(requests[i][2], device=h.device), len(texts[i]) - 1    # (n,)
-                logits = F.linear(h[end - len(targets) : end], self.model.output_weight)           # (n, V)
-                logs = at_least_fp32(logits).log_softmax(-1)
+                targets, end = torch.tensor(requests[i][2], device=device), len(texts[i]) - 1
+                logits = F.linear(h[end - len(targets) : end], self.model.output_weight)
+                logs = at_least_fp32(logits).log_softmax(-1)                           # (n, V)
                 total = logs.gather(-1, targets[:, None]).double().sum().item()
                 found[i] = total, bool((logs.argmax(-1) == targets).all())
             bar.update(len(batch))
@@ -100,11 +101,11 @@ class Run(TemplateLM):
         texts = []
         for context, kwargs in tqdm([request.args for request in requests], desc="texts", disable=disable_tqdm):
             kwargs, drawn = normalize_gen_kwargs(kwargs), []
-            most, stop = kwargs["max_gen_toks"], [data.EOT, *filter(None, kwargs["until"])]
-            room = max(self.context // 2, self.context - most)
+            stop = [data.EOT, *filter(None, kwargs["until"])]
+            room = max(self.context // 2, self.context - kwargs["max_gen_toks"])
             prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]          # as loglikelihood's empty context
             steps = generate(self.model, [prompt], Cache(), temperature=kwargs.get("temperature", 0))
-            for (token,) in itertools.islice(steps, most):
+            for (token,) in itertools.islice(steps, kwargs["max_gen_toks"]):
                 drawn.append(token)
                 if any(s in self.encoding.decode(drawn) for s in stop):
                     break
@@ -112,12 +113,12 @@ class Run(TemplateLM):
         return texts
 
 def score(run, args, manager):
-    """Print lm_eval's table of a run; returns {"run", "pe", "task", "metric", "value", "stderr", "n"} of each line."""
+    """Print lm_eval's table of a run; returns a dict for each task and metric."""
     model = Run(run, pick_device(args.device), args.dtype)
     try:
         found = simple_evaluate(model, tasks=list(args.tasks), num_fewshot=args.shots, limit=args.limit,
                                 task_manager=manager, log_samples=False)
-    except (OSError, DatasetsError) as error:                          # of a dozen kinds, by the library that fetches
+    except (OSError, DatasetsError) as error:              # by whichever library fetches
         raise InputError(f"the data of {', '.join(args.tasks)} cannot be had here ({type(error).__name__}): lm_eval's "
                          "own tasks need the hub once; local ones, by --task-path, must name files that exist"
                          ) from None
@@ -125,7 +126,7 @@ def score(run, args, manager):
     print(f"\n{' '.join(names.values())}\n{make_table(found)}")
     for task, values in found["results"].items():
         n = found["n-samples"].get(task, {}).get("effective")
-        for key, value in values.items():                              # such as "acc,none", "acc_stderr,none", "alias"
+        for key, value in values.items():              # "acc,none", "acc_stderr,none", "alias"
             metric, _, how = key.partition(",")
             if isinstance(value, int | float) and how and not metric.endswith("_stderr"):
                 error = values.get(f"{metric}_stderr,{how}")
