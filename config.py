@@ -290,7 +290,7 @@ ENCODINGS = Registry(                                                  # in the 
 class ModelConfig(Knobs):
     """The shape of the GPT."""
 
-    n_layers: int = knob(MISSING, SIZE, "blocks", "--layers")
+    n_layers: int = knob(MISSING, whole(1, 10_000), "blocks", "--layers")
     d_model: int = knob(MISSING, SIZE, "width of the residual stream", "--width")
     n_heads: int = knob(MISSING, SIZE, "attention heads of a block", "--heads")
     context: int = knob(MISSING, SIZE, "trained length, in tokens")
@@ -343,7 +343,7 @@ class TrainConfig(Knobs):
     """One training run: its data, its steps and its optimizer. A batch is counted in sequences of `context` tokens."""
 
     steps: int = knob(MISSING, SIZE, "optimizer steps")
-    batch_size: int = knob(MISSING, SIZE, "sequences that one optimizer step sees")
+    batch_size: int = knob(MISSING, whole(1, 2**20), "sequences that one optimizer step sees")
     lr: float = knob(MISSING, POSITIVE, "peak learning rate")
     end_lr: float = knob(MISSING, number("a finite number of at least 0", lambda x: x >= 0),
                          "learning rate of the last step")

@@ -10,7 +10,6 @@ streamed once, cut if huge, split by a hash of their text, encoded with a byte-l
 
 import base64
 import contextlib
-import fcntl
 import functools
 import gzip
 import hashlib
@@ -31,14 +30,18 @@ import tiktoken
 from tqdm import tqdm
 
 from config import PRESETS, InputError
-from runs import CommandLine, at_least, fingerprint, read_json, whole, write_json
+from runs import FILE, CommandLine, at_least, fingerprint, new_folder, open_file, read_json, whole, write_json
 
 SPLITS = ("train", "val", "test")
 HELD_OUT = 1 / 14                   # share of the documents in val, and in test: the 50M of 700M tokens of the paper
 MAX_DOC_CHARS = 2**20               # longer texts are cut, so that no document needs much memory
 TOKENIZER_CHARS = 2**28             # the tokenizer is trained on at most so much of a source, held in memory
 ENCODE_CHARS = 2**22                # text that is encoded at a time
+LINE_BYTES = 2**26                  # of .jsonl, at most
 EOT = "<|endoftext|>"
+META = {"source": str, "pattern": str, "vocab": int, "eot": int, "min_doc_tokens": int, "max_tokens": int,
+        "tokenizer": FILE, "splits": {name: {"documents": int, "tokens": int, **FILE} for name in SPLITS},
+        "dropped": {"short": int, "duplicate": int, "not_utf8": int}}
 progress = functools.partial(tqdm, unit=" documents", disable=None, leave=False)      # None: only on a terminal
 
 # How text falls into pieces before BPE, after cl100k_base (tiktoken): words with the blank before them, up to three
@@ -79,7 +82,7 @@ def _files(source):
         differs = {"site-packages", "dist-packages", "test", "tests", "idle_test"}         # from machine to machine
         return sorted(p for p in root.rglob("*.py") if not differs & set(p.relative_to(root).parts))
     path = Path(source)
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):
         raise InputError(f"{source}: no such file or folder; data is stdlib, {', '.join(HUB)} or a path")
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     readable = [p for p in files if _kind(p) in READERS and p.is_file()]
@@ -101,7 +104,9 @@ def _read_text(path):
 def _read_jsonl(path):
     """The field "text" of each line that is not blank."""
     with PACKED.get(path.suffix, open)(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), 1):
+            if len(line) > LINE_BYTES:
+                raise InputError(f"{path} line {number} is longer than {LINE_BYTES:,} bytes: cut its text in several")
             if not line.strip():
                 continue
             try:
@@ -180,14 +185,14 @@ def load_tokenizer(path, pattern=SPLIT_PATTERN):
     """A tiktoken.Encoding from a .tiktoken file; <|endoftext|> is its last rank + 1. InputError for another format."""
     ranks = {}          # not by tiktoken's own loader: it caches by path, and would return what a file held before
     try:
-        for line in Path(path).read_bytes().splitlines():
-            token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        with open_file(path) as file:
+            for token, rank in map(bytes.split, file.read().splitlines()):
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
     except ValueError:
         raise InputError(f'{path} line {len(ranks) + 1} is not "base64 rank", tiktoken\'s text format') from None
-    if len(set(ranks.values())) < len(ranks) or any(bytes([b]) not in ranks for b in range(256)):
-        raise InputError(f"{path} is not a byte-level BPE: each of the 256 bytes needs a rank, and none stands twice")
-    special = {EOT: max(ranks.values()) + 1}
+    if sorted(ranks.values()) != list(range(len(ranks))) or any(bytes([b]) not in ranks for b in range(256)):
+        raise InputError(f"{path} is not a byte-level BPE: its ranks must be 0, 1, 2, ..., the 256 bytes among them")
+    special = {EOT: len(ranks)}
     return tiktoken.Encoding(Path(path).stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
 def run_tokenizer(run, record):
@@ -219,7 +224,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     texts = progress(documents(source, max_doc_chars, skipped), "reading")
     texts = _unique(texts, min_doc_tokens, dropped)
 
-    with _scratch_folder(out, overwrite) as scratch:
+    with new_folder(out, "meta.json", overwrite, f"use it with --data {out}", wait=True) as scratch:
         path = scratch / "tokenizer.tiktoken"
         if tokenizer:
             shutil.copyfile(tokenizer, path)
@@ -271,40 +276,6 @@ def _take(texts, size):
         size -= len(pair[1])
     return pairs
 
-@contextlib.contextmanager
-def _scratch_folder(out, overwrite):
-    """A folder beside `out`, for one process at a time; it becomes `out` if the block ends well, and is gone if not."""
-    scratch, lock = out.parent / f".{out.name}.partial", out.parent / f".{out.name}.lock"
-    made = not out.parent.exists()
-    with _hold(lock, out):
-        try:
-            if out.exists() and not overwrite:
-                raise InputError(f"{out} exists: use it with --data {out}, choose another --out, or add --overwrite")
-            if out.exists() and not (out / "meta.json").exists():
-                raise InputError(f"{out} exists and is no folder of tokens, so it is not overwritten")
-            shutil.rmtree(scratch, ignore_errors=True)      # of a start that was killed outright
-            scratch.mkdir()
-            yield scratch
-            shutil.rmtree(out, ignore_errors=True)          # that is here only with --overwrite
-            scratch.rename(out)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-            lock.unlink()
-            if made and not os.listdir(out.parent):         # nothing came of it
-                out.parent.rmdir()
-
-def _hold(path, out, told=False):
-    """The open lock file, held by this process alone; where another one makes `out` just now, once that has ended."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = open(path, "w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if not told:
-            print(f"{out} is being made by another process: waiting for it", flush=True)
-        fcntl.flock(file, fcntl.LOCK_EX)
-    return file if os.fstat(file.fileno()).st_nlink else _hold(path, out, True)      # no link: removed by the other
-
 def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
     """The folder of a source's tokens: the source itself if it is one, found under data/, or prepared now.
 
@@ -329,7 +300,7 @@ def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
 
 def full_name(source):
     """A source's name if it has one, else its absolute path."""
-    return source if source == "stdlib" or source in HUB else str(Path(source).resolve())
+    return source if source == "stdlib" or source in HUB else os.path.realpath(source)
 
 def folder_of(source, vocab):
     """data/<name>-v<vocab>: where a source's tokens lie unless --out says otherwise."""
@@ -343,15 +314,7 @@ def read_meta(folder):
     path = Path(folder) / "meta.json"
     if not path.exists():
         raise InputError(f"{folder} is not a folder of tokens (no meta.json): make one with python data.py SOURCE")
-    meta = read_json(path)
-    try:
-        files = [meta["tokenizer"], *(meta["splits"][name] for name in SPLITS)]
-        numbers = [meta["vocab"], meta["eot"], meta["min_doc_tokens"], *(file["bytes"] for file in files)]
-        sum([*numbers, *meta["dropped"].values()])                                      # TypeError unless all are
-        "".join([meta["source"], meta["pattern"], *(file["sha256"] for file in files)])                # strings as well
-    except (KeyError, TypeError, AttributeError):
-        raise InputError(f"{path} is not as data.py writes it: prepare the folder again") from None
-    return meta
+    return read_json(path, META)
 
 def open_split(folder, split):
     """The tokens of one split, uint16 (n,), mapped from disk. InputError if the file is not what meta.json says."""

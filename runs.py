@@ -4,18 +4,23 @@
 
 config.json names the size and the SHA-256 of the checkpoint's files, and replacing it is what commits a checkpoint:
 1. FILE.new is written for each file, 2. config.json is replaced, 3. each FILE.new is renamed to FILE. A run killed
-before 2 keeps its old checkpoint whole; killed after 2, the files that config.json names are still .new.
+before 2 keeps its old checkpoint whole; killed after 2, the files that config.json names are still .new. Each of the
+three is on the disk before the next begins, so that a power cut is no worse than a kill.
 """
 
 import argparse
 import contextlib
+import fcntl
 import hashlib
 import json
 import math
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
+
+import numpy as np
 
 from config import InputError, ModelConfig, TrainConfig
 
@@ -25,6 +30,37 @@ CHECKPOINT = ("model.safetensors", "optimizer.safetensors")
 
 # ---- the command line ------------------------------------------------------------------------------------------------
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")             # C0 and C1, but newline and tab
+
+class Output:
+    """Standard output for what others wrote: on a terminal without control characters, and never the end of the work.
+
+    Once the reader has gone, as in `| head -1`, nothing more is written.
+    """
+
+    def __init__(self, stream):
+        self.stream = stream
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(errors="replace")                    # it may lack a character of the text
+
+    def write(self, text):
+        try:
+            return self.stream.write(CONTROL.sub("", text) if self.stream.isatty() else text)
+        except BrokenPipeError:
+            self.discard()
+
+    def flush(self):
+        try:
+            self.stream.flush()
+        except BrokenPipeError:
+            self.discard()
+
+    def discard(self):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
 class CommandLine(argparse.ArgumentParser):
     """An ArgumentParser that reports every wrong input as one line on stderr, with exit status 2."""
 
@@ -32,23 +68,28 @@ class CommandLine(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **kwargs)
 
     def error(self, message):
-        self.exit(2, f"{self.prog}: error: {' '.join(str(message).split())}\n")
+        self.exit(2, f"{self.prog}: error: {CONTROL.sub('', ' '.join(str(message).split()))}\n")
 
     @contextlib.contextmanager
     def one_line_errors(self):
         """Everything that the user or the machine can get wrong ends in error(); a bug keeps its traceback."""
+        for name in ("stdin", "stdout", "stderr"):
+            if getattr(sys, name) is None:                          # closed, and no file may take its number
+                setattr(sys, name, open(os.devnull, "r+"))
         try:
-            yield
+            with contextlib.redirect_stdout(Output(sys.stdout)):
+                yield
+                sys.stdout.flush()
         except InputError as error:
             self.error(error)
         except (KeyboardInterrupt, SystemError) as error:           # the latter: a Ctrl-C that came within rustbpe
             if not isinstance(error.__cause__ or error, KeyboardInterrupt):
                 raise
             self.exit(130, f"{self.prog}: stopped\n")
-        except MemoryError as error:
-            self.error(f"not enough memory: {error or 'use smaller sizes'}")
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)            # the reader of our output has gone (| head)
+        except (MemoryError, RuntimeError) as error:                # the latter: torch's
+            if isinstance(error, RuntimeError) and "memory" not in str(error):
+                raise
+            self.error(f"not enough memory: {str(error).partition(chr(10))[0] or 'use smaller sizes'}")
         except OSError as error:
             self.error(f"{error.filename}: {error.strerror}" if error.filename else error)
 
@@ -118,11 +159,39 @@ def pick_device(name="auto"):
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
+FILE = {"bytes": int, "sha256": str}                                # the shape of what `fingerprint` returns
+RUN = {"model": dict, "train": dict, "provenance": dict, "checkpoint": {"step": int, "files": {CHECKPOINT[0]: FILE}},
+       "data": {"folder": str, "source": str, "pattern": str, "tokenizer": FILE, "splits": dict}}
+
+@contextlib.contextmanager
+def naming(path):
+    """Let an OSError of the block name this file: writing to one that is open knows no name."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+def open_file(path):
+    """A file to read bytes from; InputError for a folder, a pipe or a device, of which some would never end."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise InputError(f"{path} is no regular file")
+    return open(path, "rb")
+
+def sync(path):
+    """Wait until a file, or the names in a folder, are on the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
 def write_whole(path, text):
-    """Write a file so that no reader ever sees half of it, and a kill leaves the old one."""
+    """Write a file so that no reader ever sees half of it, and a kill or a power cut leaves the old one or this."""
     scratch = Path(f"{path}.new")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)
+    with naming(path):
+        scratch.write_text(text, encoding="utf-8")
+        sync(scratch)
+        os.replace(scratch, path)
+        sync(scratch.parent)
 
 def write_json(path, value):
     write_whole(path, json.dumps(value, indent=1) + "\n")
@@ -130,20 +199,115 @@ def write_json(path, value):
 def write_rows(path, rows):
     write_whole(path, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
 
-def read_json(path):
-    """The value of a JSON file; InputError that names the file if it is missing or is not JSON."""
+def read_json(path, shape=object):
+    """The value of a JSON file; InputError that names the file if it is missing, is not JSON, or not of the shape.
+
+    A shape is a type, or {name: shape} for an object that has these fields at least.
+    """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        with open_file(path) as file:
+            value = json.loads(file.read().decode("utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} is missing") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"{path} is not valid JSON: it was cut short or edited") from None
+    check_shape(value, shape, path)
+    return value
+
+def check_shape(value, shape, name):
+    kind = dict if isinstance(shape, dict) else shape
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise InputError(f"{name} must be of type {kind.__name__}, got {str(value)[:40]}: it was edited")
+    for key, part in shape.items() if isinstance(shape, dict) else ():
+        if key not in value:
+            raise InputError(f"{name} lacks {key!r}: it was cut short or edited")
+        check_shape(value[key], part, f"{name}: {key}")
 
 def fingerprint(path):
     """{"bytes": ..., "sha256": ...} of a file."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
+@contextlib.contextmanager
+def held(folder, wait=False, name=None):
+    """Hold a folder for this process alone; where another has it, wait for its end, or InputError that names both.
+
+    Yields the folder's descriptor. Whatever ends the process, the kernel lets go of what it held.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            said = f"{name or folder} is in use by {holder(descriptor)}"
+            if not wait:
+                raise InputError(f"{said}: wait for its end, or choose another folder") from None
+            print(f"{said}: waiting for it", flush=True)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+def holder(descriptor):
+    """Who holds it, as far as the system tells."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, *_, pid, place, _, _ = line.split()
+            if kind == "FLOCK" and place.endswith(f":{os.fstat(descriptor).st_ino}"):
+                return f"process {pid}"
+    return "another process"
+
+def check_new(folder, mark, overwrite, advice):
+    """InputError unless a folder may be written: a new one, or by --overwrite one that holds the file `mark`."""
+    if not os.path.lexists(folder):
+        return
+    if not overwrite:
+        raise InputError(f"{folder} exists: {advice}, replace it by --overwrite, or choose another --out")
+    if not (Path(folder) / mark).exists():
+        raise InputError(f"{folder} exists and holds no {mark}, so it is not overwritten: choose another --out")
+    if Path(os.path.realpath(folder)) in (here := Path.cwd(), *here.parents):
+        raise InputError(f"{folder} is or holds the folder you are in, so it is not overwritten: leave it first")
+
+@contextlib.contextmanager
+def new_folder(folder, mark, overwrite=False, advice="use it", wait=False):
+    """A scratch folder, for one process at a time, which becomes `folder` if the block ends well and else is gone.
+
+    The rest is check_new's. What stood there before is put aside, and goes last.
+    """
+    whole = Path(os.path.realpath(folder))
+    scratch, old = (whole.with_name(f".{whole.name}.{what}") for what in ("partial", "old"))
+    made = not whole.parent.exists()
+
+    def restore():
+        if old.exists() and not whole.exists():                     # of the two renames below only one was done
+            os.rename(old, whole)
+
+    with contextlib.ExitStack() as stack:
+        while True:                                                 # until it is not one that another has just renamed
+            scratch.mkdir(parents=True, exist_ok=True)
+            mine = os.fstat(stack.enter_context(held(scratch, wait, folder)))
+            if scratch.exists() and os.path.samestat(mine, os.stat(scratch)):
+                break
+        try:
+            restore()
+            check_new(folder, mark, overwrite, advice)
+            for path in scratch.iterdir():                          # of a process that was killed
+                path.unlink()
+            with naming(folder):
+                yield scratch
+            for path in (*scratch.iterdir(), scratch):
+                sync(path)
+            if whole.exists():
+                os.rename(whole, old)
+            os.rename(scratch, whole)
+            sync(whole.parent)
+        finally:
+            restore()
+            for path in (scratch, old):
+                shutil.rmtree(path, ignore_errors=True)
+            if made:
+                with contextlib.suppress(OSError):                  # there is something in it
+                    whole.parent.rmdir()
 
 # ---- reading a run ---------------------------------------------------------------------------------------------------
 
@@ -160,15 +324,11 @@ def read_run(run):
         raise InputError(f"{run}: no such run directory; train one with: python train.py --out {run}")
     if not (run / "config.json").exists():
         raise InputError(f"{run} holds no config.json, so it is not a run directory of train.py")
-    record = read_json(run / "config.json")
+    record = read_json(run / "config.json", RUN)
     try:
-        _ = record["data"]["folder"], record["data"]["pattern"], record["data"]["tokenizer"]["sha256"]
-        _ = record["checkpoint"]["step"] + sum(file["bytes"] for file in record["checkpoint"]["files"].values())
         return ModelConfig.from_dict(record["model"]), TrainConfig.from_dict(record["train"]), record
     except InputError as error:
         raise InputError(f"{run / 'config.json'}: {error}") from None
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{run / 'config.json'} lacks {error}: it was cut short or edited") from None
 
 def checkpoint_file(run, record, name):
     """The path of a checkpoint's file, FILE or still FILE.new, whose size and hash are config.json's, or InputError."""
@@ -198,6 +358,8 @@ def read_tensors(path, shapes):
         found, right = (tensors[name].shape, str(tensors[name].dtype)), (tuple(shapes[name]), "float32")
         if found != right:
             raise InputError(f"{path}: {name} has the shape and type {found}, and config.json makes it {right}")
+        if not np.isfinite(tensors[name]).all():
+            raise InputError(f"{path}: {name} has numbers that are not finite")
     return {name: tensors[name] for name in shapes}
 
 def load_model(run, make=None):
@@ -213,7 +375,8 @@ def load_model(run, make=None):
     except (InputError, OSError):                       # a run in training may have replaced its checkpoint just now
         config, _, record = read_run(run)
         path = checkpoint_file(run, record, "model.safetensors")
-    model, weights = (make or GPT)(config), read_tensors(path, parameter_shapes(config))
+    weights = read_tensors(path, parameter_shapes(config))             # before memory is taken for the model
+    model = (make or GPT)(config)
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     return model.eval(), record
 
@@ -224,30 +387,19 @@ def save_checkpoint(run, backend, step, record, seconds=0.0):
     """Replace the run's checkpoint by this one, whole or not at all; seconds: trained so far."""
     import safetensors.numpy
 
-    try:
-        for name, tensors in zip(CHECKPOINT, (backend.weights(), backend.moments()), strict=True):
+    for name, tensors in zip(CHECKPOINT, (backend.weights(), backend.moments()), strict=True):
+        try:
             safetensors.numpy.save_file(tensors, run / f"{name}.new")
-    except safetensors.SafetensorError as error:                        # how it reports a full disk
-        raise InputError(f"{run}: the checkpoint of step {step} cannot be written: {error}") from None
+        except safetensors.SafetensorError as error:                    # how it reports a full disk
+            raise InputError(f"{run / name}, the checkpoint of step {step}, cannot be written: {error}") from None
+    for name in (*(f"{name}.new" for name in CHECKPOINT), "log.jsonl", "."):
+        sync(run / name)
     files = {name: fingerprint(run / f"{name}.new") for name in CHECKPOINT}
     record["checkpoint"] = {"step": step, "seconds": seconds, "files": files}
     write_json(run / "config.json", record)
     for name in CHECKPOINT:
         os.replace(run / f"{name}.new", run / name)
-
-def new_run(run, backend, record, tokenizer):
-    """Make the run directory with the checkpoint of step 0, whole or not at all; one that is there is replaced."""
-    scratch = run.parent / f".{run.name}.partial"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
-        shutil.copyfile(tokenizer, scratch / "tokenizer.tiktoken")
-        (scratch / "log.jsonl").write_text("", encoding="utf-8")
-        save_checkpoint(scratch, backend, 0, record)
-        shutil.rmtree(run, ignore_errors=True)
-        os.rename(scratch, run)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    sync(run)
 
 def load_checkpoint(run, backend, record):
     """Fill the backend from the run's checkpoint; returns its step. Cuts the log back to that step."""
@@ -257,13 +409,21 @@ def load_checkpoint(run, backend, record):
     step = record["checkpoint"]["step"]
     shapes = {f"{moment}.{name}": shape for moment in "mv" for name, shape in backend.shapes.items()} if step else {}
     backend.load(read_tensors(weights, backend.shapes), read_tensors(moments, shapes), step)
+    log = log_up_to(run / "log.jsonl", step)
     for path in (weights, moments):
         os.replace(path, str(path).removesuffix(".new"))               # a kill may have left the last renames undone
-    path = run / "log.jsonl"
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)     # the last may be what a kill left of one
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path} holds a line that train.py did not write: mend or remove it") from None
-    write_whole(path, "".join(kept))
+    write_whole(run / "log.jsonl", log)
     return step
+
+def log_up_to(path, step):
+    """The text of a log's lines up to that step; InputError if the loss of any is not among them."""
+    try:
+        with open_file(path) as file:
+            lines = file.read().decode("utf-8").splitlines(keepends=True)
+        read = [json.loads(line) for line in lines if line.endswith("\n")]     # the last may be what a kill left of one
+        losses = [line["step"] for line in read if line["step"] <= step and "loss" in line]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{path} holds a line that train.py did not write: mend or remove it") from None
+    if len(losses) != step or any(i != found for i, found in enumerate(losses, 1)):
+        raise InputError(f"{path} has not the loss of each of the {step} steps: it was cut short, or is another run's")
+    return "".join(line for line, of in zip(lines, read, strict=False) if of["step"] <= step)

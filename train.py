@@ -12,10 +12,13 @@ import argparse
 import contextlib
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import math
+import os
 import platform
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -314,10 +317,12 @@ BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 class Log:
     """log.jsonl and the progress bar of a run. Losses may still be on their way: they are read READ_EVERY steps."""
 
-    def __init__(self, run, config, record, tokens_a_step, first):
-        self.config, self.record, self.tokens_a_step, self.first = config, record, tokens_a_step, first
+    def __init__(self, run, config, record, first, context):
+        self.config, self.record, self.first = config, record, first
+        tokens_a_step = self.tokens_a_step = config.batch_size * context
         self.started = time.perf_counter()
-        self.file, self.unread = open(run / "log.jsonl", "a", encoding="utf-8"), []
+        self.path, self.unread = run / "log.jsonl", []
+        self.file = open(self.path, "a", encoding="utf-8", buffering=1)
         self.bar = tqdm(total=config.steps * tokens_a_step, initial=first * tokens_a_step, unit="tok", unit_scale=True,
                         disable=not sys.stderr.isatty(), dynamic_ncols=True)
 
@@ -349,7 +354,8 @@ class Log:
             if not math.isfinite(value):
                 sys.exit(f"train.py: stopped: the {name} is {value:g} at step {step}; the checkpoint of step "
                          f"{self.record['checkpoint']['step']} stays; try a lower --lr than {self.config.lr:g}")
-        self.file.write(json.dumps({"step": step, **line}) + "\n")
+        with runs.naming(self.path):
+            self.file.write(json.dumps({"step": step, **line}) + "\n")
 
     def seconds(self):
         return time.perf_counter() - self.started
@@ -365,7 +371,7 @@ def stopping():
 
     def take(which, frame):
         if came:
-            sys.exit(128 + which)
+            raise KeyboardInterrupt
         came.append(which)
 
     before = {which: signal.signal(which, take) for which in (signal.SIGINT, signal.SIGTERM)}
@@ -375,47 +381,74 @@ def stopping():
         for which, handler in before.items():
             signal.signal(which, handler)
 
-def train_run(run, model_config, config, folder, device, compiled, record, resume):
+@contextlib.contextmanager
+def begun(run, backend, record, steps, tokenizer, resume, overwrite):
+    """(steps done, what those from there on return) of a run, new or resumed, which is this process's own meanwhile.
+
+    A new one's folder appears once the first step is done: a size that this machine refuses leaves nothing behind.
+    """
+    first, losses = 0, steps(0)
+    if not resume:
+        with runs.new_folder(run, "config.json", overwrite) as scratch:
+            shutil.copyfile(tokenizer, scratch / "tokenizer.tiktoken")
+            (scratch / "log.jsonl").touch()
+            runs.save_checkpoint(scratch, backend, 0, record)
+            losses = itertools.chain([next(losses)], losses)
+    with runs.held(run):
+        if resume:
+            first = runs.load_checkpoint(run, backend, record)
+            losses = steps(first)
+        yield first, losses
+
+def train_run(run, model_config, config, folder, device, record, args):
     """Train until config.steps or a signal. Returns True when the run is complete."""
     from fast import keep_freed_memory
 
     keep_freed_memory()
-    context = model_config.context
+    context, total, outside = model_config.context, *check_size(model_config)
     train_tokens, val_tokens = data.open_split(folder, "train"), data.open_split(folder, "val")
     data.windows(train_tokens, context)                 # text that is too short is named before anything is written
     n_val = min(config.eval_windows, data.windows(val_tokens, context))
     val = data.batch(val_tokens, context, n_val, 0, 0)                                 # (N, T+1), the same for all runs
     val_parts = np.split(val, range(config.micro_batch, n_val, config.micro_batch))
+    backend = BACKENDS[config.backend](model_config, config, device, args.compile)
 
-    backend = BACKENDS[config.backend](model_config, config, device, compiled)
-    first = runs.load_checkpoint(run, backend, record) if resume else 0
-    if not resume:
-        runs.new_run(run, backend, record, folder / "tokenizer.tiktoken")
-    if first >= config.steps:
-        print(f"{run} is complete: {first:,} of {config.steps:,} steps")
-        return True
-    total, outside = model_numpy.count_parameters(model_config)
-    print(f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters ({outside / 1e6:.2f}M without the input "
-          f"embedding), steps {first:,} to {config.steps:,} of {config.batch_size} x {context} tokens, "
-          f"by {config.backend} on {device}", flush=True)
+    def steps(first):
+        for step in range(first, config.steps):
+            yield backend.step(data.batch(train_tokens, context, config.batch_size, config.seed, step), step)
 
-    log, earlier = Log(run, config, record, config.batch_size * context, first), record["checkpoint"].get("seconds", 0)
-    with stopping() as signals, contextlib.closing(log):
-        for step in range(first + 1, config.steps + 1):
-            batch = data.batch(train_tokens, context, config.batch_size, config.seed, step - 1)
-            log.step(step, *backend.step(batch, step - 1))
-            last = step == config.steps or bool(signals)
-            if step % config.eval_every == 0 or step == config.steps:
-                log.validation(step, sum(map(backend.summed_loss, val_parts)) / val[:, 1:].size)
-            if step % config.checkpoint_every == 0 or last:
-                log.read()
-                log.file.flush()
-                runs.save_checkpoint(run, backend, step, record, earlier + log.seconds())
-            if last:
-                break
-    if step == config.steps:
-        print(f"trained {(step - first) * log.tokens_a_step:,} tokens in {clock(log.seconds())}")
-    return step == config.steps
+    tokenizer = folder / "tokenizer.tiktoken"
+    with begun(run, backend, record, steps, tokenizer, args.resume, args.overwrite) as (first, losses):
+        if first >= config.steps:
+            print(f"{run} is complete: {first:,} of {config.steps:,} steps")
+            return True
+        print(f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters ({outside / 1e6:.2f}M without the "
+              f"input embedding), steps {first:,} to {config.steps:,} of {config.batch_size} x {context} tokens, "
+              f"by {config.backend} on {device}", flush=True)
+        log, earlier = Log(run, config, record, first, context), record["checkpoint"].get("seconds", 0)
+        with stopping() as signals, contextlib.closing(log):
+            for step, (loss, norm) in enumerate(losses, first + 1):
+                log.step(step, loss, norm)
+                complete = step == config.steps
+                if step % config.eval_every == 0 or complete:
+                    log.validation(step, sum(map(backend.summed_loss, val_parts)) / val[:, 1:].size)
+                if step % config.checkpoint_every == 0 or complete or signals:
+                    log.read()
+                    runs.save_checkpoint(run, backend, step, record, earlier + log.seconds())
+                if signals:
+                    break
+        if complete:
+            print(f"trained {(step - first) * log.tokens_a_step:,} tokens in {clock(log.seconds())}")
+        return complete
+
+def check_size(model):
+    """count_parameters; InputError if weights, gradients and moments cannot be in this machine's memory."""
+    total, outside = model_numpy.count_parameters(model)
+    need, memory = 4 * 4 * total, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need > memory:
+        raise InputError(f"{total:,} parameters need {need / 1e9:,.0f} GB of memory to be trained, and this machine "
+                         f"has {memory / 1e9:,.0f}: give a smaller --width, --layers or --vocab")
+    return total, outside
 
 def clock(seconds):
     minutes, seconds = divmod(round(seconds), 60)
@@ -448,19 +481,16 @@ def main(argv=None):
         run = Path(args.out) if args.out else run_name(preset, args, model, config)
         if args.resume:
             model, config, record = stored_run(run, args)
-        elif args.overwrite and run.exists() and not (run / "config.json").exists():
-            raise InputError(f"{run} exists and is no run directory, so it is not overwritten: choose another --out")
-        elif run.exists() and not args.overwrite:
-            raise InputError(f"{run} exists: go on with it by --resume, replace it by --overwrite, or choose another "
-                             "--out")
-        elif args.preset == "auto":
-            print(f"--preset auto: {preset}, for a {kind}", flush=True)
+        else:
+            runs.check_new(run, "config.json", args.overwrite, "go on with it by --resume")
+            if args.preset == "auto":
+                print(f"--preset auto: {preset}, for a {kind}", flush=True)
         device = run_device(args, config.backend)
         folder, config, meta = prepare(args, model, config, record, run)
         if record is None:
             record = {"model": dataclasses.asdict(model), "train": dataclasses.asdict(config),
                       "data": {"folder": str(folder), **meta}, "provenance": provenance(argv, device)}
-        if not train_run(run, model, config, folder, device, args.compile, record, args.resume):
+        if not train_run(run, model, config, folder, device, record, args):
             print(f"stopped; go on with: python train.py --out {run} --resume", file=sys.stderr)
             sys.exit(130)
         print(f"next: python eval.py {run}")

@@ -123,7 +123,7 @@ def test_configs_of_earlier_runs_are_read(pe):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(n_layers=0), "n_layers must be a whole number of at least 1, got 0"),
+        (dict(n_layers=0), "n_layers must be a whole number from 1 to 10,000, got 0"),
         (dict(d_model=8.0), "d_model must be a whole number of at least 1, got 8.0"),
         (dict(n_heads=3), "n_heads must be a divisor of d_model, 8, got 3"),
         (dict(context=-1), "context must be a whole number of at least 1, got -1"),

@@ -202,7 +202,7 @@ def test_overwrite_replaces_a_folder_of_tokens_and_nothing_else(books, tmp_path)
     assert data.read_meta(first)["vocab"] == 290
     for folder in (books, tmp_path):
         before = sorted(os.listdir(folder))
-        with pytest.raises(InputError, match="is no folder of tokens, so it is not overwritten"):
+        with pytest.raises(InputError, match="holds no meta.json, so it is not overwritten"):
             data.prepare(str(books), folder, 300, overwrite=True)
         assert sorted(os.listdir(folder)) == before
 
@@ -264,7 +264,7 @@ def test_a_killed_run_leaves_no_folder_and_the_next_one_tidies_up(tmp_path):
     process = launch_and_hold(ROOT / "data.py", "stdlib", "--vocab", "2000", cwd=tmp_path)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert sorted(os.listdir(tmp_path / "data")) == [".stdlib-v2000.lock", ".stdlib-v2000.partial"]
+    assert sorted(os.listdir(tmp_path / "data")) == [".stdlib-v2000.partial"]
     (tmp_path / "a.txt").write_text("too short")
     command("data.py", "a.txt", "--out", "data/stdlib-v2000", cwd=tmp_path)
     assert list((tmp_path / "data").iterdir()) == []
@@ -273,22 +273,26 @@ def test_a_killed_run_leaves_no_folder_and_the_next_one_tidies_up(tmp_path):
 def test_a_folder_made_after_a_killed_run_holds_nothing_of_it(books, tokens, tmp_path):
     (tmp_path / ".out.partial").mkdir()
     (tmp_path / ".out.partial" / "left.bin").write_bytes(b"half")
-    (tmp_path / ".out.lock").write_text("")
     folder = data.prepare(str(books), tmp_path / "out", 300, min_doc_tokens=256)
     assert os.listdir(tmp_path) == ["out"] and sorted(os.listdir(folder)) == sorted(os.listdir(tokens))
 
 
 SMALL = (ROOT / "data.py", "stdlib", "--vocab", "300", "--max-tokens", "100_000")
-WAITING = "data/stdlib-v300 is being made by another process: waiting for it\n"
+
+
+def waiting(process):
+    """What is said where another process has the folder. (Linux tells which.)"""
+    who = rf"process {process.pid}" if sys.platform.startswith("linux") else "another process"
+    return f"data/stdlib-v300 is in use by {who}: waiting for it\n"
 
 
 def test_two_processes_that_prepare_one_folder_at_once_make_it_once(tmp_path):
     first = launch_and_hold(*SMALL, cwd=tmp_path)
     second = launch(*SMALL, cwd=tmp_path)
     third = launch("-c", "import data; data.ensure('stdlib', 300)", cwd=tmp_path)
-    assert second.stdout.readline() == WAITING
+    assert second.stdout.readline() == waiting(first)
     assert third.stdout.readline().startswith("preparing data/stdlib-v300 from stdlib")
-    assert third.stdout.readline() == WAITING
+    assert third.stdout.readline() == waiting(first)
     first.send_signal(signal.SIGCONT)
     assert "the first 200 tokens" in first.communicate()[0] and first.returncode == 0
     assert third.communicate()[0] == "" and third.returncode == 0
@@ -300,7 +304,7 @@ def test_two_processes_that_prepare_one_folder_at_once_make_it_once(tmp_path):
 def test_a_process_that_waited_for_one_that_failed_makes_the_folder_itself(tmp_path):
     first = launch_and_hold(*SMALL, cwd=tmp_path)
     second = launch(*SMALL, cwd=tmp_path)
-    assert second.stdout.readline() == WAITING
+    assert second.stdout.readline() == waiting(first)
     first.send_signal(signal.SIGKILL)                       # (a Ctrl-C within the tokenizer's training may be lost)
     first.communicate()
     assert "the first 200 tokens" in second.communicate()[0] and second.returncode == 0

@@ -216,7 +216,7 @@ def test_overwrite_replaces_runs_and_nothing_else(tokens, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.txt").write_text("years of work")
     line = refused(command("train.py", *TINY, "--data", tokens, "--out", "precious", "--overwrite", cwd=tmp_path))
-    assert "precious exists and is no run directory, so it is not overwritten" in line
+    assert "precious exists and holds no config.json, so it is not overwritten" in line
     assert (tmp_path / "precious" / "thesis.txt").exists()
 
 
@@ -284,7 +284,7 @@ def test_flags_of_the_models_shape_reach_the_model(tokens, tmp_path):
 
 
 @pytest.mark.parametrize("line, message", [
-    ("--layers 0", "n_layers must be a whole number of at least 1, got 0"),
+    ("--layers 0", "n_layers must be a whole number from 1 to 10,000, got 0"),
     ("--width 0", "d_model must be a whole number of at least 1, got 0"),
     ("--width 33", "n_heads must be a divisor of d_model, 33, got 4"),
     ("--heads 3", "n_heads must be a divisor of d_model, 128, got 3"),
@@ -443,16 +443,31 @@ def test_a_pickle_that_is_not_the_runs_is_named_and_left_alone(tokens, tmp_path,
     assert before == {path.name: path.read_bytes() for path in run.iterdir()}
 
 
-def test_config_json_is_replaced_before_the_files_it_names(tmp_path, monkeypatch):
+def test_config_json_is_replaced_before_the_files_it_names_and_each_is_on_the_disk(tmp_path, monkeypatch):
     preset, record = config.PRESETS["mini"], {}
     backend = train.NumpyBackend(dataclasses.replace(preset.model, n_layers=1), preset.train, "cpu", False)
-    runs.save_checkpoint(tmp_path, backend, 1, record)
-    order, replace = [], os.replace
-    monkeypatch.setattr(os, "replace", lambda a, b: (order.append(os.path.basename(b)), replace(a, b)))
-    runs.save_checkpoint(tmp_path, backend, 2, record)
-    assert order == ["config.json", "model.safetensors", "optimizer.safetensors"]
-    assert runs.read_json(tmp_path / "config.json")["checkpoint"]["step"] == 2
-    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors", "optimizer.safetensors"]
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "log.jsonl").touch()
+    runs.save_checkpoint(run, backend, 1, record)
+    order, replace, fsync = [], os.replace, os.fsync
+
+    def recorded_fsync(descriptor):
+        order.append(("on disk", next(path.name for path in (run, *run.iterdir())
+                                      if os.path.samestat(path.stat(), os.fstat(descriptor)))))  # fmt: skip
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append(("renamed", os.path.basename(b))), replace(a, b)))
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    runs.save_checkpoint(run, backend, 2, record)
+    assert order == [
+        ("on disk", "model.safetensors.new"), ("on disk", "optimizer.safetensors.new"), ("on disk", "log.jsonl"),
+        ("on disk", "run"),
+        ("on disk", "config.json.new"), ("renamed", "config.json"), ("on disk", "run"),
+        ("renamed", "model.safetensors"), ("renamed", "optimizer.safetensors"), ("on disk", "run"),
+    ]  # fmt: skip
+    assert runs.read_json(run / "config.json")["checkpoint"]["step"] == 2
+    assert sorted(os.listdir(run)) == ["config.json", "log.jsonl", "model.safetensors", "optimizer.safetensors"]
 
 
 @pytest.mark.slow
