@@ -13,10 +13,11 @@ import functools
 import itertools
 import textwrap
 
+import runs
 from config import InputError, Unused
 from lab import measures
 from past import scaling
-from runs import CommandLine, at_least, listed, named_runs, new_file, pick_device, picture, read_run, write_rows
+from runs import CommandLine, at_least, listed, new_file, picture
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length, when no --lengths are given
@@ -89,13 +90,14 @@ def evaluate(run, scalings, args):
 
     from past.reading import load
 
-    trained, _, record = read_run(run)
+    trained, _, record = runs.read_run(run)
     source, documents, jobs = measured(run, record, trained.context, args)
-    device, rows = pick_device(args.device), []
+    device, rows = runs.pick_device(args.device), []
     stream = scaling.stream_sizes(args, trained.context) if measures.MEASURES[args.measure].stream else None
     n_tokens = sum(len(window.tokens) - 1 for *_, conditions in jobs for windows in conditions for window in windows)
     n_tokens *= len(scalings) * len(args.dtype)
-    with tqdm(total=n_tokens, desc=str(run), unit="tok", unit_scale=True, leave=False, disable=None) as bar:
+    name = runs.CONTROL.sub("", str(run))
+    with tqdm(total=n_tokens, desc=name, unit="tok", unit_scale=True, leave=False, disable=None) as bar:
         if bar.disable:                                         # stderr is no terminal
             print(f"scoring {run} by {n_tokens:,} tokens ...", flush=True)
         for dtype, how in itertools.product(args.dtype, scalings):
@@ -176,7 +178,7 @@ def check(args):
 
 def score(args):
     """The rows of the runs that are named, as --json writes them."""
-    configs = {str(run): read_run(run) for run in named_runs(args.runs)}
+    configs = {str(run): runs.read_run(run) for run in runs.named_runs(args.runs)}
     scalings = plan(configs, scaling.scaling_of(args))
     rows = [row for run in configs for row in evaluate(run, scalings[run], args)]
     if all(row["loss"] is None for row in rows) and args.measure == "streaming":
@@ -199,14 +201,15 @@ def main(argv=None):
         from lab import show
 
         show.compare(rows)
+        if args.json:
+            runs.write_rows(args.json, rows)
         show.print_rows(rows)
         if args.plot:
             from lab import pictures
 
-            pictures.losses(rows, args.plot)
+            with runs.naming(args.plot):
+                pictures.losses(rows, args.plot)
             print(f"\npicture: {args.plot}")
-        if args.json:
-            write_rows(args.json, rows)
 
 if __name__ == "__main__":
     main()

@@ -15,11 +15,10 @@ import itertools
 import math
 import sys
 import time
-from pathlib import Path
 
 from config import InputError
 from past import scaling
-from runs import CommandLine, at_least, number, pick_device
+from runs import CommandLine, at_least, number, open_file, pick_device
 
 # torch and what imports it are imported in the functions that use them, so that --help and a wrong flag answer at once.
 TOKENS = 200  # of a text that does not stream
@@ -97,7 +96,7 @@ def write(steps, prompts, n_tokens, encoding, stop):
                 drawn += 1
                 left[b] = 0 if ended else left[b] - 1
                 show(b, [] if ended else [token])
-            if not any(left):
+            if not any(left) or getattr(sys.stdout, "gone", False):
                 break
     for b, out in enumerate(outs):
         print(end="\n" if out is sys.stdout else f"--- {b + 1} ---\n{out.getvalue()}\n", flush=True)
@@ -125,7 +124,7 @@ def read_flags(parser, argv):
         raise InputError(f"--top-p must be above 0 and at most 1, got {args.top_p}")
     if args.temperature == 0 and (args.top_k is not None or args.top_p < 1):
         raise InputError("--temperature 0 takes the likeliest token: leave out --top-k and --top-p")
-    if args.stream and args.tokens is None and len(args.prompt) + bool(args.prompt_file) > 1:
+    if args.stream and args.tokens is None and len(args.prompt) + (args.prompt_file is not None) > 1:
         raise InputError("several texts are shown when they are finished, and a stream has no end: add --tokens")
     if not args.stream and (args.sinks is not None or args.window is not None):
         raise InputError("--sinks and --window say what a stream keeps: add --stream, or leave them out")
@@ -137,11 +136,10 @@ def main(argv=None):
     with parser.one_line_errors():
         args = read_flags(parser, argv)
         asked = scaling.scaling_of(args)
-        with contextlib.suppress(AttributeError):
-            sys.stdout.reconfigure(errors="replace")                     # a terminal may lack a character of the text
-        if args.prompt_file:
+        if args.prompt_file is not None:
             try:
-                args.prompt.append(Path(args.prompt_file).read_text(encoding="utf-8"))
+                with open_file(args.prompt_file) as file:
+                    args.prompt.append(io.TextIOWrapper(file, encoding="utf-8").read())
             except UnicodeDecodeError:
                 parser.error(f"{args.prompt_file} is not UTF-8 text")
         from data import run_tokenizer

@@ -35,11 +35,11 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")             # C0 and C1, 
 class Output:
     """Standard output for what others wrote: on a terminal without control characters, and never the end of the work.
 
-    Once the reader has gone, as in `| head -1`, nothing more is written.
+    Once the reader has `gone`, as in `| head -1`, nothing more is written.
     """
 
     def __init__(self, stream):
-        self.stream = stream
+        self.stream, self.gone = stream, False
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="replace")                    # it may lack a character of the text
 
@@ -56,6 +56,7 @@ class Output:
             self.discard()
 
     def discard(self):
+        self.gone = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
     def __getattr__(self, name):

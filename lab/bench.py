@@ -358,11 +358,11 @@ def main(argv=None):
         rows = measure(args)
         if "data" in args.parts:
             rows.append(measure_data(PRESETS[args.preset].model.vocab_size, args.repeats))
+        if args.json:
+            write_rows(args.json, rows)
         for key, show in PRINTED.items():
             if found := [row for row in rows if key in row]:
                 show(found)
-        if args.json:
-            write_rows(args.json, rows)
 
 if __name__ == "__main__":
     main()

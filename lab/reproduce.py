@@ -27,7 +27,7 @@ import train
 from config import PRESETS, InputError
 from lab.grids import ALL, EVALUATIONS, GRIDS, VARIANTS
 from model_numpy import count_parameters
-from runs import CommandLine, at_least, listed, pick_device, read_json, read_run, write_json
+from runs import CONTROL, CommandLine, at_least, held, listed, pick_device, read_json, read_run, write_json
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 
@@ -165,8 +165,7 @@ def run_grid(jobs):
             what = f"job {i + 1} of {len(left)}: {job.run} {job.evaluation or 'training'}"
             if bar.disable:
                 print(what, flush=True)
-            bar.set_description(what)
-            job.file.parent.mkdir(parents=True, exist_ok=True)
+            bar.set_description(CONTROL.sub("", what))
             do(job)
             bar.update(job.work)
 
@@ -200,7 +199,10 @@ def main(argv=None):
         jobs = jobs_of(args)
         if args.dry_run:
             return show_plan(jobs)
-        run_grid(jobs)
+        results = jobs[0].file.parent
+        results.mkdir(parents=True, exist_ok=True)
+        with held(results):
+            run_grid(jobs)
         report()
 
 if __name__ == "__main__":
