@@ -44,20 +44,21 @@ class Output:
             stream.reconfigure(errors="replace")                    # it may lack a character of the text
 
     def write(self, text):
-        try:
+        with self.guarded():
             return self.stream.write(CONTROL.sub("", text) if self.stream.isatty() else text)
-        except BrokenPipeError:
-            self.discard()
 
     def flush(self):
-        try:
+        with self.guarded():
             self.stream.flush()
-        except BrokenPipeError:
-            self.discard()
 
-    def discard(self):
-        self.gone = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+    @contextlib.contextmanager
+    def guarded(self):
+        try:
+            with naming("standard output"):
+                yield
+        except BrokenPipeError:
+            self.gone = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
     def __getattr__(self, name):
         return getattr(self.stream, name)

@@ -405,7 +405,7 @@ def train_run(run, model_config, config, folder, device, record, args):
     from fast import keep_freed_memory
 
     keep_freed_memory()
-    context, total, outside = model_config.context, *check_size(model_config)
+    context, total, outside = model_config.context, *check_size(model_config, config)
     train_tokens, val_tokens = data.open_split(folder, "train"), data.open_split(folder, "val")
     data.windows(train_tokens, context)                 # text that is too short is named before anything is written
     n_val = min(config.eval_windows, data.windows(val_tokens, context))
@@ -441,13 +441,15 @@ def train_run(run, model_config, config, folder, device, record, args):
             print(f"trained {(step - first) * log.tokens_a_step:,} tokens in {clock(log.seconds())}")
         return complete
 
-def check_size(model):
-    """count_parameters; InputError if weights, gradients and moments cannot be in this machine's memory."""
+def check_size(model, config):
+    """count_parameters; InputError for what a step needs at least, if this machine has less memory."""
     total, outside = model_numpy.count_parameters(model)
-    need, memory = 4 * 4 * total, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    activations = config.micro_batch * model.context * model.n_layers * 8 * model.d_model      # and more, by the MLP
+    need, memory = 4 * (4 * total + activations), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if need > memory:
-        raise InputError(f"{total:,} parameters need {need / 1e9:,.0f} GB of memory to be trained, and this machine "
-                         f"has {memory / 1e9:,.0f}: give a smaller --width, --layers or --vocab")
+        raise InputError(f"{total:,} parameters and {config.micro_batch:,} sequences at once need {need / 1e9:,.0f} GB "
+                         f"of memory or more, and this machine has {memory / 1e9:,.0f}: give a smaller --width, "
+                         "--layers, --vocab or --micro-batch")
     return total, outside
 
 def clock(seconds):
