@@ -27,8 +27,8 @@ class Unused(InputError):
 # ---- knobs and their rules -------------------------------------------------------------------------------------------
 # A rule is (its words, a function that says whether a value keeps it).
 
-def whole(low, high=math.inf):
-    words = f"a whole number of at least {low:,}" if high == math.inf else f"a whole number from {low:,} to {high:,}"
+def whole(low, high=2**53):
+    words = f"a whole number of at least {low:,}" if high == 2**53 else f"a whole number from {low:,} to {high:,}"
     return words, lambda x: isinstance(x, int) and not isinstance(x, bool) and low <= x <= high
 
 def number(words="a finite number", holds=lambda x: True):

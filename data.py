@@ -39,6 +39,7 @@ TOKENIZER_CHARS = 2**28             # the tokenizer is trained on at most so muc
 ENCODE_CHARS = 2**22                # text that is encoded at a time
 LINE_BYTES = 2**26                  # of .jsonl, at most
 EOT = "<|endoftext|>"
+FILES = ("meta.json", *(f"{name}.bin" for name in SPLITS), "tokenizer.tiktoken")
 META = {"source": str, "pattern": str, "vocab": int, "eot": int, "min_doc_tokens": int, "max_tokens": int,
         "tokenizer": FILE, "splits": {name: {"documents": int, "tokens": int, **FILE} for name in SPLITS},
         "dropped": {"short": int, "duplicate": int, "not_utf8": int}}
@@ -126,7 +127,8 @@ def _read_rows(what):
     try:
         import datasets
 
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)    # its retries; what comes of them is told below
+        for library in ("datasets", "huggingface_hub"):                 # what comes of their retries is told below
+            logging.getLogger(library).setLevel(logging.CRITICAL)
         for row in datasets.load_dataset(**where, split="train", streaming=True):
             if not isinstance(row.get("text"), str):
                 raise TypeError(f'no column "text" that holds strings; it has {", ".join(row)}')
@@ -184,22 +186,26 @@ def save_tokenizer(ranks, path):
 def load_tokenizer(path, pattern=SPLIT_PATTERN):
     """A tiktoken.Encoding from a .tiktoken file; <|endoftext|> is its last rank + 1. InputError for another format."""
     ranks = {}          # not by tiktoken's own loader: it caches by path, and would return what a file held before
+    with open_file(path) as file:
+        lines = file.read().splitlines()
     try:
-        with open_file(path) as file:
-            for token, rank in map(bytes.split, file.read().splitlines()):
-                ranks[base64.b64decode(token, validate=True)] = int(rank)
+        for token, rank in map(bytes.split, lines):
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
     except ValueError:
         raise InputError(f'{path} line {len(ranks) + 1} is not "base64 rank", tiktoken\'s text format') from None
-    if sorted(ranks.values()) != list(range(len(ranks))) or any(bytes([b]) not in ranks for b in range(256)):
+    if sorted(ranks.values()) != list(range(len(lines))) or any(bytes([b]) not in ranks for b in range(256)):
         raise InputError(f"{path} is not a byte-level BPE: its ranks must be 0, 1, 2, ..., the 256 bytes among them")
     special = {EOT: len(ranks)}
-    return tiktoken.Encoding(Path(path).stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    try:
+        return tiktoken.Encoding(Path(path).stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    except ValueError as error:
+        raise InputError(f"{path}: its pattern is no regular expression: {error}") from None
 
 def run_tokenizer(run, record):
     """The tokenizer in a run directory, whose config.json is `record`; InputError if it is not the run's own file."""
     path = Path(run) / "tokenizer.tiktoken"
     if fingerprint(path) != record["data"]["tokenizer"]:
-        raise InputError(f"{path} has not the size and hash that config.json says: it was damaged or replaced")
+        raise InputError(f"{path} has not the size and hash that were recorded: it was damaged or replaced")
     return load_tokenizer(path, record["data"]["pattern"])
 
 
@@ -224,7 +230,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     texts = progress(documents(source, max_doc_chars, skipped), "reading")
     texts = _unique(texts, min_doc_tokens, dropped)
 
-    with new_folder(out, "meta.json", overwrite, f"use it with --data {out}", wait=True) as scratch:
+    with new_folder(out, FILES, overwrite, f"use it with --data {out}", wait=True) as scratch:
         path = scratch / "tokenizer.tiktoken"
         if tokenizer:
             shutil.copyfile(tokenizer, path)
@@ -314,7 +320,10 @@ def read_meta(folder):
     path = Path(folder) / "meta.json"
     if not path.exists():
         raise InputError(f"{folder} is not a folder of tokens (no meta.json): make one with python data.py SOURCE")
-    return read_json(path, META)
+    meta = read_json(path, META)
+    if meta["eot"] != meta["vocab"] - 1:
+        raise InputError(f"{path}: eot must be the last entry of the vocabulary, {meta['vocab'] - 1}: it was edited")
+    return meta
 
 def open_split(folder, split):
     """The tokens of one split, uint16 (n,), mapped from disk. InputError if the file is not what meta.json says."""
@@ -365,7 +374,7 @@ def show(folder):
         tokens = open_split(folder, split)
         lengths = [len(document) - 1 for document in split_documents(tokens, meta["eot"])]
         print(f"{split:6}{len(lengths):11,}{len(tokens):15,}{int(np.median(lengths or [0])):16,}")
-    encoding = load_tokenizer(folder / "tokenizer.tiktoken", meta["pattern"])
+    encoding = run_tokenizer(folder, {"data": meta})
     sample = split_documents(open_split(folder, "val"), meta["eot"])[0][1:201]
     print(f"\nthe first {len(sample)} tokens of the first val document, decoded:\n\n{encoding.decode(sample.tolist())}")
 

@@ -18,7 +18,7 @@ import time
 
 from config import InputError
 from past import scaling
-from runs import CommandLine, at_least, number, open_file, pick_device
+from runs import CommandLine, at_least, number, pick_device, read_text
 
 # torch and what imports it are imported in the functions that use them, so that --help and a wrong flag answer at once.
 TOKENS = 200  # of a text that does not stream
@@ -96,7 +96,7 @@ def write(steps, prompts, n_tokens, encoding, stop):
                 drawn += 1
                 left[b] = 0 if ended else left[b] - 1
                 show(b, [] if ended else [token])
-            if not any(left) or getattr(sys.stdout, "gone", False):
+            if not any(left) or getattr(sys.stdout, "gone", None):
                 break
     for b, out in enumerate(outs):
         print(end="\n" if out is sys.stdout else f"--- {b + 1} ---\n{out.getvalue()}\n", flush=True)
@@ -137,11 +137,7 @@ def main(argv=None):
         args = read_flags(parser, argv)
         asked = scaling.scaling_of(args)
         if args.prompt_file is not None:
-            try:
-                with open_file(args.prompt_file) as file:
-                    args.prompt.append(io.TextIOWrapper(file, encoding="utf-8").read())
-            except UnicodeDecodeError:
-                parser.error(f"{args.prompt_file} is not UTF-8 text")
+            args.prompt.append(read_text(args.prompt_file))
         from data import run_tokenizer
         from past.cache import Cache
         from past.reading import load

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import math
 import os
@@ -26,6 +27,7 @@ from config import InputError, ModelConfig, TrainConfig
 
 # torch and safetensors are imported where they are used, so that --help and a wrong flag answer at once.
 CHECKPOINT = ("model.safetensors", "optimizer.safetensors")
+FILES = ("config.json", *CHECKPOINT, "log.jsonl", "tokenizer.tiktoken", "optimizer.pt")    # the last: earlier versions
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------
@@ -35,11 +37,11 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")             # C0 and C1, 
 class Output:
     """Standard output for what others wrote: on a terminal without control characters, and never the end of the work.
 
-    Once the reader has `gone`, as in `| head -1`, nothing more is written.
+    After the first error, which is kept in `gone`, nothing more is written: | head -1 has read enough, a disk is full.
     """
 
     def __init__(self, stream):
-        self.stream, self.gone = stream, False
+        self.stream, self.gone = stream, None
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="replace")                    # it may lack a character of the text
 
@@ -56,8 +58,8 @@ class Output:
         try:
             with naming("standard output"):
                 yield
-        except BrokenPipeError:
-            self.gone = True
+        except OSError as error:
+            self.gone = error
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
     def __getattr__(self, name):
@@ -72,6 +74,12 @@ class CommandLine(argparse.ArgumentParser):
     def error(self, message):
         self.exit(2, f"{self.prog}: error: {CONTROL.sub('', ' '.join(str(message).split()))}\n")
 
+    def parse_args(self, args=None, namespace=None):
+        for word in sys.argv[1:] if args is None else args:
+            if word.startswith("--") and word.endswith("=--"):      # argparse would make a list of it
+                self.error(f"{word} has no value")
+        return super().parse_args(args, namespace)
+
     @contextlib.contextmanager
     def one_line_errors(self):
         """Everything that the user or the machine can get wrong ends in error(); a bug keeps its traceback."""
@@ -79,9 +87,11 @@ class CommandLine(argparse.ArgumentParser):
             if getattr(sys, name) is None:                          # closed, and no file may take its number
                 setattr(sys, name, open(os.devnull, "r+"))
         try:
-            with contextlib.redirect_stdout(Output(sys.stdout)):
+            with contextlib.redirect_stdout(Output(sys.stdout)) as output:
                 yield
-                sys.stdout.flush()
+                output.flush()
+            if output.gone and not isinstance(output.gone, BrokenPipeError):
+                raise output.gone                                   # all else is done
         except InputError as error:
             self.error(error)
         except (KeyboardInterrupt, SystemError) as error:           # the latter: a Ctrl-C that came within rustbpe
@@ -175,10 +185,18 @@ def naming(path):
         raise
 
 def open_file(path):
-    """A file to read bytes from; InputError for a folder, a pipe or a device, of which some would never end."""
-    if Path(path).exists() and not Path(path).is_file():
-        raise InputError(f"{path} is no regular file")
+    """A file to read bytes from; InputError if it is missing, or a folder, pipe or device: these might never end."""
+    if not os.path.isfile(path):
+        raise InputError(f"{path or repr('')} is {'no regular file' if os.path.lexists(path) else 'missing'}")
     return open(path, "rb")
+
+def read_text(path):
+    """The text of a file, its ends of lines as "\\n"; InputError as open_file's, and for what is not UTF-8."""
+    try:
+        with open_file(path) as file:
+            return io.TextIOWrapper(file, encoding="utf-8").read()
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text") from None
 
 def sync(path):
     """Wait until a file, or the names in a folder, are on the disk itself."""
@@ -186,9 +204,15 @@ def sync(path):
     os.fsync(descriptor)
     os.close(descriptor)
 
+def new_file_of(path):
+    """Where a file is written before it takes its place; what is there, a pipe even, is removed."""
+    scratch = Path(f"{path}.new")
+    scratch.unlink(missing_ok=True)
+    return scratch
+
 def write_whole(path, text):
     """Write a file so that no reader ever sees half of it, and a kill or a power cut leaves the old one or this."""
-    scratch = Path(f"{path}.new")
+    scratch = new_file_of(path)
     with naming(path):
         scratch.write_text(text, encoding="utf-8")
         sync(scratch)
@@ -204,26 +228,27 @@ def write_rows(path, rows):
 def read_json(path, shape=object):
     """The value of a JSON file; InputError that names the file if it is missing, is not JSON, or not of the shape.
 
-    A shape is a type, or {name: shape} for an object that has these fields at least.
+    A shape is a type, {name: shape} for an object that has these fields at least, or [shape] for a list.
     """
+    text = read_text(path)
     try:
-        with open_file(path) as file:
-            value = json.loads(file.read().decode("utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing") from None
+        value = json.loads(text)
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not valid JSON: it was cut short or edited") from None
     check_shape(value, shape, path)
     return value
 
 def check_shape(value, shape, name):
-    kind = dict if isinstance(shape, dict) else shape
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise InputError(f"{name} must be of type {kind.__name__}, got {str(value)[:40]}: it was edited")
+    """InputError that begins with the name, unless a value is of a shape as read_json has it."""
+    kind = type(shape) if isinstance(shape, dict | list) else shape
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not object):
+        raise InputError(f"{name} must be of type {getattr(kind, '__name__', kind)}, got {str(value)[:40]}")
     for key, part in shape.items() if isinstance(shape, dict) else ():
         if key not in value:
             raise InputError(f"{name} lacks {key!r}: it was cut short or edited")
         check_shape(value[key], part, f"{name}: {key}")
+    for i, item in enumerate(value if isinstance(shape, list) else ()):
+        check_shape(item, shape[0], f"{name}: {i}")
 
 def fingerprint(path):
     """{"bytes": ..., "sha256": ...} of a file."""
@@ -259,29 +284,32 @@ def holder(descriptor):
                 return f"process {pid}"
     return "another process"
 
-def check_new(folder, mark, overwrite, advice):
-    """InputError unless a folder may be written: a new one, or by --overwrite one that holds the file `mark`."""
+def check_new(folder, files, overwrite, advice):
+    """InputError unless a folder may be written: a new one or, by --overwrite, one of these files and no others."""
     if not os.path.lexists(folder):
         return
     if not overwrite:
         raise InputError(f"{folder} exists: {advice}, replace it by --overwrite, or choose another --out")
-    if not (Path(folder) / mark).exists():
-        raise InputError(f"{folder} exists and holds no {mark}, so it is not overwritten: choose another --out")
+    there = {path.name.removesuffix(".new") for path in Path(folder).iterdir()} if Path(folder).is_dir() else set()
+    if files[0] not in there or there - set(files):
+        what = f"no {files[0]}" if files[0] not in there else min(there - set(files))
+        raise InputError(f"{folder} exists and holds {what}, so it is not overwritten: choose another --out")
     if Path(os.path.realpath(folder)) in (here := Path.cwd(), *here.parents):
         raise InputError(f"{folder} is or holds the folder you are in, so it is not overwritten: leave it first")
 
 @contextlib.contextmanager
-def new_folder(folder, mark, overwrite=False, advice="use it", wait=False):
+def new_folder(folder, files, overwrite=False, advice="use it", wait=False):
     """A scratch folder, for one process at a time, which becomes `folder` if the block ends well and else is gone.
 
     The rest is check_new's. What stood there before is put aside, and goes last.
     """
+    check_new(folder, files, overwrite, advice)
     whole = Path(os.path.realpath(folder))
     scratch, old = (whole.with_name(f".{whole.name}.{what}") for what in ("partial", "old"))
-    made = not whole.parent.exists()
+    made = [parent for parent in whole.parents if not parent.exists()]
 
     def restore():
-        if old.exists() and not whole.exists():                     # of the two renames below only one was done
+        if (old / files[0]).exists() and not whole.exists():        # of the two renames below only one was done
             os.rename(old, whole)
 
     with contextlib.ExitStack() as stack:
@@ -292,7 +320,9 @@ def new_folder(folder, mark, overwrite=False, advice="use it", wait=False):
                 break
         try:
             restore()
-            check_new(folder, mark, overwrite, advice)
+            check_new(folder, files, overwrite, advice)
+            if whole.exists():
+                stack.enter_context(held(whole, name=folder))
             for path in scratch.iterdir():                          # of a process that was killed
                 path.unlink()
             with naming(folder):
@@ -307,9 +337,9 @@ def new_folder(folder, mark, overwrite=False, advice="use it", wait=False):
             restore()
             for path in (scratch, old):
                 shutil.rmtree(path, ignore_errors=True)
-            if made:
-                with contextlib.suppress(OSError):                  # there is something in it
-                    whole.parent.rmdir()
+            with contextlib.suppress(OSError):                      # there is something in it
+                for parent in made:
+                    parent.rmdir()
 
 # ---- reading a run ---------------------------------------------------------------------------------------------------
 
@@ -328,6 +358,7 @@ def read_run(run):
         raise InputError(f"{run} holds no config.json, so it is not a run directory of train.py")
     record = read_json(run / "config.json", RUN)
     try:
+        check_shape(record["checkpoint"]["files"], dict.fromkeys(record["checkpoint"]["files"], FILE), "checkpoint")
         return ModelConfig.from_dict(record["model"]), TrainConfig.from_dict(record["train"]), record
     except InputError as error:
         raise InputError(f"{run / 'config.json'}: {error}") from None
@@ -360,8 +391,8 @@ def read_tensors(path, shapes):
         found, right = (tensors[name].shape, str(tensors[name].dtype)), (tuple(shapes[name]), "float32")
         if found != right:
             raise InputError(f"{path}: {name} has the shape and type {found}, and config.json makes it {right}")
-        if not np.isfinite(tensors[name]).all():
-            raise InputError(f"{path}: {name} has numbers that are not finite")
+        if not np.isfinite(tensors[name]).all() or (name.startswith("v.") and tensors[name].min() < 0):
+            raise InputError(f"{path}: {name} has numbers that are not finite, or squares below 0")
     return {name: tensors[name] for name in shapes}
 
 def load_model(run, make=None):
@@ -391,7 +422,7 @@ def save_checkpoint(run, backend, step, record, seconds=0.0):
 
     for name, tensors in zip(CHECKPOINT, (backend.weights(), backend.moments()), strict=True):
         try:
-            safetensors.numpy.save_file(tensors, run / f"{name}.new")
+            safetensors.numpy.save_file(tensors, new_file_of(run / name))
         except safetensors.SafetensorError as error:                    # how it reports a full disk
             raise InputError(f"{run / name}, the checkpoint of step {step}, cannot be written: {error}") from None
     for name in (*(f"{name}.new" for name in CHECKPOINT), "log.jsonl", "."):
@@ -419,9 +450,9 @@ def load_checkpoint(run, backend, record):
 
 def log_up_to(path, step):
     """The text of a log's lines up to that step; InputError if the loss of any is not among them."""
+    text = read_text(path)
     try:
-        with open_file(path) as file:
-            lines = file.read().decode("utf-8").splitlines(keepends=True)
+        lines = text.splitlines(keepends=True)
         read = [json.loads(line) for line in lines if line.endswith("\n")]     # the last may be what a kill left of one
         losses = [line["step"] for line in read if line["step"] <= step and "loss" in line]
     except (ValueError, KeyError, TypeError, RecursionError):

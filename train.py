@@ -195,7 +195,7 @@ def new_optimizer(model, config):
 
     groups = [{"params": [w for w in model.parameters() if w.ndim >= 2], "weight_decay": config.weight_decay},
               {"params": [w for w in model.parameters() if w.ndim < 2], "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(float(config.beta1), float(config.beta2)), fused=True)
 
 class TorchBackend:
     """GPT, or another module of which model(tokens, targets) is the loss, and its AdamW in torch, on any device."""
@@ -389,7 +389,7 @@ def begun(run, backend, record, steps, tokenizer, resume, overwrite):
     """
     first, losses = 0, steps(0)
     if not resume:
-        with runs.new_folder(run, "config.json", overwrite) as scratch:
+        with runs.new_folder(run, runs.FILES, overwrite) as scratch:
             shutil.copyfile(tokenizer, scratch / "tokenizer.tiktoken")
             (scratch / "log.jsonl").touch()
             runs.save_checkpoint(scratch, backend, 0, record)
@@ -460,6 +460,7 @@ def prepare(args, model, config, record, run):
     """(folder of tokens, config, meta.json) of the run: prepared now if it has to be; to resume, as it was."""
     folder = data.ensure(config.data, model.vocab_size, config.min_doc_tokens, config.max_tokens)
     meta = data.read_meta(folder)
+    data.run_tokenizer(folder, {"data": meta})          # InputError unless it is the one that the run will have
     of_data = {name: meta[name] for name in OF_DATA}
     for name, value in of_data.items():
         if getattr(args, name) not in (None, value):
@@ -484,7 +485,7 @@ def main(argv=None):
         if args.resume:
             model, config, record = stored_run(run, args)
         else:
-            runs.check_new(run, "config.json", args.overwrite, "go on with it by --resume")
+            runs.check_new(run, runs.FILES, args.overwrite, "go on with it by --resume")
             if args.preset == "auto":
                 print(f"--preset auto: {preset}, for a {kind}", flush=True)
         device = run_device(args, config.backend)

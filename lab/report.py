@@ -1,6 +1,7 @@
 """RESULTS.md and its pictures, from the files under results/ alone."""
 
 import itertools
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from eval import MULTIPLES
 from lab import pictures
 from lab.grids import EVALUATIONS, GRIDS, LOSSES, VARIANTS
 from lab.measures import intervals
-from runs import read_json, write_whole
+from runs import check_shape, read_json, read_text, write_whole
 
 NOTES = "\n## Notes\n"
 HEAD = ("# Results\n\nMade by `python -m lab.reproduce report` from the files under results/, one a run and "
@@ -21,6 +22,13 @@ HEAD = ("# Results\n\nMade by `python -m lab.reproduce report` from the files un
         "scores the same last tokens of each document with more and more context. 95% intervals (in brackets) are a "
         "paired bootstrap over documents of the mean over seeds. docs/evidence.md says what each protocol can and "
         "cannot show.\n")
+NUMBER = int | float
+RUN = {"command": str, "weights": str, "dtype": str, "parameters": int, "tokens": int, "trained_length": int,
+       "seconds": NUMBER | None, "data": {"source": str, "vocab": int, "splits": {"train": {"tokens": int}}},
+       "provenance": {"git": str | None, "device": str, "threads": int, "machine": str,
+                      "versions": {"python": str, "torch": str}}}
+ROW = {"protocol": str, "how": str, "length": int, "trained_length": int, "n_documents": int, "loss": NUMBER | None}
+SCORED = {"targets_sha256": str, "unit_losses": [NUMBER], "unit_targets": [int]}
 TIMES = [f"{multiple}x" for multiple in MULTIPLES]
 
 
@@ -52,12 +60,27 @@ def collect(folder):
             continue
         variant, seed, what = found.groups()
         try:
-            said = read_json(path)
-            _ = (said["seconds"], said["provenance"]["git"]) if what == "run" else said[0]["weights"]
-        except (InputError, LookupError, TypeError):
-            raise InputError(f"{path} was cut short or edited: delete it, and run its grid again") from None
+            said = read_json(path, RUN if what == "run" else [ROW])
+            if what != "run":
+                check_rows(path, said)
+        except InputError as error:
+            raise InputError(f"{error}: delete it, and run its grid again") from None
         files.setdefault((variant, what), {})[int(seed)] = said
     return files
+
+def check_rows(path, rows):
+    """InputError unless the rows of an evaluation are all there, and their losses too."""
+    for row in rows:
+        if row["loss"] is not None:
+            check_shape(row, SCORED, path)
+            if not len(row["unit_losses"]) == len(row["unit_targets"]) > 0:
+                raise InputError(f"{path} has another number of losses than of counts of targets")
+    found = {(row["how"], row["protocol"], row["length"] / max(1, row["trained_length"])) for row in rows}
+    for how, protocol in {(how, protocol) for how, protocol, _ in found if protocol != "sliding"} or {("", "any")}:
+        beside = [("sliding", 1)] if protocol == "same-targets" else []
+        for name, multiple in [(protocol, multiple) for multiple in MULTIPLES] + beside:
+            if (how, name, multiple) not in found:
+                raise InputError(f"{path} lacks the row of {name} at {multiple}x")
 
 def finished(grid, files):
     """The seeds for which a grid has all its runs and evaluations."""
@@ -216,8 +239,8 @@ def report():
     if not presets:
         raise InputError("there is nothing under results/ to report: run a grid first, such as table2 --preset mini")
     notes = "\nWrite here: what stands below this heading is kept when the rest is made anew.\n"
-    if Path("RESULTS.md").exists():
-        _, found, notes = Path("RESULTS.md").read_text(encoding="utf-8").partition(NOTES)
+    if os.path.lexists("RESULTS.md"):
+        _, found, notes = read_text("RESULTS.md").partition(NOTES)
         if not found:
             raise InputError(f"RESULTS.md has no line {NOTES.strip()!r}: write it above what is to be kept")
     parts = [HEAD, *itertools.chain(*map(preset_report, presets))]

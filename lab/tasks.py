@@ -9,6 +9,9 @@ their data from a hub; here are the log-likelihoods and the text, by our GPT and
 import itertools
 import logging
 import os
+import socket
+import urllib.request
+from urllib.parse import urlsplit
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +28,11 @@ from past.reading import BATCH_TOKENS, load
 from runs import CommandLine, at_least, listed, named_runs, new_file, pick_device, write_rows
 
 PROG, VERSION = "python -m lab.tasks", "0.4.13"
+if not urllib.request.getproxies():
+    try:                                               # or else the libraries would try for half a minute
+        socket.create_connection((urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname, 443), 3)
+    except OSError:
+        os.environ["HF_HUB_OFFLINE"] = "1"
 try:
     from datasets.exceptions import DatasetsError
     from lm_eval import simple_evaluate

@@ -60,7 +60,7 @@ WRONG = [
     ("data.py stdlib --max-doc-chars 0", "--max-doc-chars: must be at least 1, got 0"),
     ("data.py stdlib --max-tokens -1", "--max-tokens: must be at least 0, got -1"),
     ("data.py stdlib --tokenizer gpt-9", "tokenizer must be a .tiktoken file, got 'gpt-9'"),
-    ("data.py stdlib --tokenizer nowhere.tiktoken", "nowhere.tiktoken: No such file"),
+    ("data.py stdlib --tokenizer nowhere.tiktoken", "nowhere.tiktoken is missing"),
     ("data.py stdlib --tokenizer bad.tiktoken", 'bad.tiktoken line 2 is not "base64 rank"'),
     ("data.py stdlib --tokenizer gpt2 --vocab 999", "--vocab: not allowed with argument --tokenizer"),
     ("data.py stdlib --out photo.jpg", "photo.jpg exists"),

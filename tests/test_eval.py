@@ -112,7 +112,7 @@ def test_a_damaged_tokenizer_is_named(workplace, tmp_path):
     path = tmp_path / "run" / "tokenizer.tiktoken"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-20]))
     line = refused(command("eval.py", "run", "--data", "a.txt", "--lengths", "16", cwd=tmp_path))
-    assert "run/tokenizer.tiktoken has not the size and hash that config.json says" in line
+    assert "run/tokenizer.tiktoken has not the size and hash that were recorded" in line
 
 
 def test_the_test_split_and_fewer_documents(workplace):

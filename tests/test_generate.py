@@ -223,7 +223,7 @@ def test_ctrl_c_ends_a_stream_well(workplace):
         ("runs/expe --scale 0", "scale must be above 0 and at most 1e6, got 0"),
         ("runs/expe --scale half", "--scale: 'half' is not a number"),
         ("runs/nowhere", "runs/nowhere: no such run directory"),
-        ("runs/expe --prompt-file nowhere.txt", "nowhere.txt: No such file"),
+        ("runs/expe --prompt-file nowhere.txt", "nowhere.txt is missing"),
         ("runs/expe --prompt-file runs/expe/model.safetensors", "model.safetensors is not UTF-8 text"),
         ("runs/expe --device gpu", "device must be auto, cpu"),
     ],

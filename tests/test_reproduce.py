@@ -179,7 +179,7 @@ def test_a_report_needs_whole_files_and_a_place_for_its_notes(grid, tmp_path):
     whole = path.read_text()
     path.write_text(whole[:100])
     line = refused(command("lab.reproduce", "report", cwd=tmp_path))
-    assert "expe-s0.scaled.json was cut short or edited: delete it, and run its grid again" in line
+    assert "expe-s0.scaled.json is not valid JSON: it was cut short or edited: delete it" in line
     path.write_text(whole)
     (tmp_path / "RESULTS.md").write_text("## Notes by hand\n")
     assert "RESULTS.md has no line '## Notes'" in refused(command("lab.reproduce", "report", cwd=tmp_path))
@@ -193,9 +193,10 @@ def test_other_documents_are_scored_again_and_never_averaged(grid, tmp_path):
     path.write_text(json.dumps([row | {"n_documents": 1} for row in rows]))
     line = refused(command("lab.reproduce", "report", cwd=tmp_path))
     assert "expe-s1.same-targets.json was scored on other documents than" in line
-    path.write_text(json.dumps(rows[:-1]))
-    line = refused(command("lab.reproduce", "report", cwd=tmp_path))
-    assert "expe-s1.same-targets.json has other rows than seed 0: delete it" in line
+    for some, words in ((rows[:-1], "lacks the row of sliding at 1x"), ([*rows, rows[-1]], "has other rows than seed 0")):
+        path.write_text(json.dumps(some))
+        line = refused(command("lab.reproduce", "report", cwd=tmp_path))
+        assert f"expe-s1.same-targets.json {words}: delete it" in line
     assert not (tmp_path / "RESULTS.md").exists()
     path.unlink()
     done = command("lab.reproduce", "report", cwd=tmp_path)

@@ -1,0 +1,305 @@
+"""Files that lie, and flags of every shape: one line that names what is wrong, nothing changed, nothing waited for."""
+
+import json
+import os
+import shutil
+import string
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from conftest import command, refused
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import eval as evaluation
+import runs
+import train
+
+EVAL = ("eval.py", "runs/expe", "--lengths", "16,32", "--max-docs", "2")
+RESUME = ("train.py", "--out", "runs/expe", "--resume")
+
+
+@pytest.fixture(scope="module")
+def place(workplace, tokens, tmp_path_factory):
+    """A folder with a run and its tokens, whose config.json names these."""
+    folder = tmp_path_factory.mktemp("place")
+    shutil.copytree(workplace / "runs" / "expe", folder / "runs" / "expe")
+    shutil.copytree(tokens, folder / "tokens")
+    record = runs.read_json(folder / "runs" / "expe" / "config.json")
+    record["data"]["folder"] = record["train"]["data"] = "tokens"
+    runs.write_json(folder / "runs" / "expe" / "config.json", record)
+    return folder
+
+
+@pytest.fixture
+def damaged(place, tmp_path):
+    """A copy of it, to be damaged."""
+    return shutil.copytree(place, tmp_path / "place")
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ---- a table of faults: the file, what is done to it, the command, what it says --------------------------------------
+
+
+def text(content):
+    return lambda path: path.write_text(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flipped(path):
+    """One bit in the middle of it."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def some_lines(which):
+    return lambda path: path.write_text("".join(path.read_text().splitlines(keepends=True)[which]))
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def loop(path):
+    path.unlink()
+    path.symlink_to(path)
+
+
+def fields(**values):
+    """Fields of a JSON file changed, `a__b` being field b of field a; left out where they are `...`."""
+
+    def change(path):
+        record = json.loads(path.read_text())
+        for name, value in values.items():
+            *outer, last = name.split("__")
+            part = record
+            for key in outer:
+                part = part[key.replace("DOT", ".")]
+            part.pop(last) if value is ... else part.update({last: value})
+        path.write_text(json.dumps(record))
+
+    return change
+
+
+def believed(change, *outer):
+    """A change of a run's file for which config.json vouches: with its new size and hash, at that place in it."""
+
+    def vouched(path):
+        change(path)
+        record = json.loads((path.parent / "config.json").read_text())
+        part = record
+        for key in outer:
+            part = part[key]
+        part.update(runs.fingerprint(path))
+        (path.parent / "config.json").write_text(json.dumps(record))
+
+    return vouched
+
+
+def tensors(**values):
+    """Tensors of a safetensors file changed, `a__b` being a.b; for which config.json vouches."""
+
+    def change(path):
+        found = safetensors.numpy.load_file(path)
+        for name, value in values.items():
+            name = name.replace("__", ".")
+            found[name] = np.full_like(found[name], value) if np.isscalar(value) else value
+        safetensors.numpy.save_file(found, path)
+
+    return lambda path: believed(change, "checkpoint", "files", path.name)(path)
+
+
+def tokenizer(change):
+    """Lines of tokenizer.tiktoken changed; for which config.json vouches."""
+
+    def changed(path):
+        path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+
+    return believed(changed, "data", "tokenizer")
+
+
+CONFIG, META, LOG = "runs/expe/config.json", "tokens/meta.json", "runs/expe/log.jsonl"
+MODEL, OPTIMIZER = "runs/expe/model.safetensors", "runs/expe/optimizer.safetensors"
+BPE, TRAIN, VAL = "runs/expe/tokenizer.tiktoken", "tokens/train.bin", "tokens/val.bin"
+
+FAULTS = [
+    *((CONFIG, damage, (EVAL, RESUME), words) for damage, words in (
+        (text(""), "config.json is not valid JSON"),
+        (cut, "config.json is not valid JSON"),
+        (text("[" * 200_000), "config.json is not valid JSON"),
+        (text("[]"), "config.json must be of type dict"),
+        (pipe, "config.json is no regular file"),
+        (folder, "config.json is no regular file"),
+        (loop, "runs/expe holds no config.json"),
+        (fields(model=...), "config.json lacks 'model'"),
+        (fields(model=[1]), "model must be of type dict"),
+        (fields(model__n_layers="4"), "n_layers must be a whole number"),
+        (fields(model__n_layers=10**9), "n_layers must be a whole number from 1 to 10,000"),
+        (fields(model__d_model=2**20), ""),  # too large a model, or not that of the weights
+        (fields(model__n_heads=True), "n_heads must be a whole number"),
+        (fields(model__colour=1), "unexpected keyword argument 'colour'"),
+        (fields(model__encoding=3), "EncodingConfig lacks the field 'pe'"),
+        (fields(model__encoding__pe="rotary"), "pe must be one of nope"),
+        (fields(train__steps=-1), "steps must be a whole number"),
+        (fields(train__lr=float("nan")), "lr must be a finite number"),
+        (fields(data__folder=None), "folder must be of type str"),
+        (fields(data__tokenizer__sha256=5), "sha256 must be of type str"),
+        (fields(checkpoint__step="8"), "step must be of type int"),
+        (fields(checkpoint__files={}), "lacks 'model.safetensors'"),
+    )),
+    (CONFIG, fields(model__context=10**12), (RESUME,), "GB of memory or more, and this machine has"),
+    *((META, damage, (EVAL, RESUME), words) for damage, words in (
+        (cut, "meta.json is not valid JSON"),
+        (pipe, "meta.json is no regular file"),
+        (fields(vocab="300"), "vocab must be of type int"),
+        (fields(splits__val=...), "lacks 'val'"),
+        (fields(splits__val__bytes=1.5), "bytes must be of type int"),
+        (fields(dropped=0), "dropped must be of type dict"),
+        (fields(eot=None), "eot must be of type int"),
+    )),
+    *((MODEL, damage, (EVAL, RESUME), words) for damage, words in (
+        (flipped, "the right size and the wrong SHA-256 hash"),
+        (cut, "model.safetensors has a size of"),
+        (pipe, "model.safetensors is no regular file"),
+        (tensors(norm__weight=np.nan), "norm.weight has numbers that are not finite"),
+        (tensors(norm__bias=np.inf), "norm.bias has numbers that are not finite"),
+        (tensors(norm__bias=np.zeros(3, np.float32)), "norm.bias has the shape and type ((3,)"),
+        (tensors(norm__bias=np.zeros(128, np.float16)), "'float16')"),
+    )),
+    *((OPTIMIZER, damage, (RESUME,), words) for damage, words in (
+        (tensors(**{"m__norm__weight": np.nan}), "m.norm.weight has numbers that are not finite"),
+        (tensors(**{"v__norm__weight": np.zeros((128, 1), np.float32)}), "v.norm.weight has the shape and type"),
+        (folder, "optimizer.safetensors is no regular file"),
+    )),
+    *((BPE, damage, (EVAL[:2] + ("--data", "book.txt", *EVAL[2:]), ("generate.py", "runs/expe")), words)
+      for damage, words in (
+        (flipped, "has not the size and hash that were recorded"),
+        (tokenizer(lambda lines: lines[:-2] + lines[-1:]), "its ranks must be 0, 1, 2, ..."),
+        (tokenizer(lambda lines: [*lines[:-1], "aGVsbG8= -1\n"]), "its ranks must be 0, 1, 2, ..."),
+        (tokenizer(lambda lines: [*lines[:-1], f"aGVsbG8= {10**30}\n"]), "its ranks must be 0, 1, 2, ..."),
+        (tokenizer(lambda lines: [*lines, "two words here\n"]), 'is not "base64 rank"'),
+        (pipe, "tokenizer.tiktoken is no regular file"),
+    )),
+    (VAL, flipped, (EVAL, RESUME), "val.bin has not the size and hash that meta.json says"),
+    (VAL, pipe, (EVAL,), "val.bin is no regular file"),
+    (TRAIN, flipped, (RESUME,), "train.bin has not the size and hash that meta.json says"),
+    *((LOG, damage, (RESUME,), words) for damage, words in (
+        (text(""), "log.jsonl has not the loss of each of the 8 steps"),
+        (some_lines(slice(0, 5)), "log.jsonl has not the loss of each of the 8 steps"),
+        (some_lines(slice(3, None)), "log.jsonl has not the loss of each of the 8 steps"),
+        (text('{"step": null}\n'), "holds a line that train.py did not write"),
+        (text("[" * 200_000 + "\n"), "holds a line that train.py did not write"),
+        (pipe, "log.jsonl is no regular file"),
+    )),
+]  # fmt: skip
+CASES = [(file, damage, line, words) for file, damage, lines, words in FAULTS for line in lines]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda i: f"{CASES[i][0]}-{CASES[i][2][0]}-{i}")
+def test_a_fault_is_named_in_one_line_and_nothing_is_changed(damaged, books, number):
+    file, damage, line, words = CASES[number]
+    shutil.copyfile(next(books.iterdir()), damaged / "book.txt")
+    damage(damaged / file)
+    before = contents(damaged)
+    said = refused(command(*line, cwd=damaged))
+    assert words in said
+    assert contents(damaged) == before
+
+
+# ---- fuzzing, by seeds of hypothesis' own ----------------------------------------------------------------------------
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+    | st.sampled_from([10**18, -(10**18), 1e308, "", "../../x", "\x1b[2J", 2**31, -1, 0]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+BOUND = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True, "database": None}
+
+
+def places(value, path=()):
+    """The way to every part of a JSON value."""
+    yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from places(value[key], (*path, key))
+
+
+def replaced(value, path, new):
+    """The value with another one at that place."""
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
+
+
+def well_answered(done):
+    """A command did what it was asked, or refused it in one line."""
+    if done.returncode != 0:
+        refused(done)
+
+
+def fuzz_json(folder, file, lines, examples):
+    whole = runs.read_json(folder / file)
+
+    @settings(max_examples=examples, **BOUND)
+    @given(st.sampled_from(list(places(whole))), ANYTHING)
+    def change_one_place(path, new):
+        (folder / file).write_text(json.dumps(replaced(whole, path, new)))
+        for line in lines:
+            well_answered(command(*line, cwd=folder))
+
+    change_one_place()
+
+
+def fuzz_flags(folder, parser, line, examples):
+    """Every flag of a parser with a value of any shape, two at a time. The line goes before."""
+    actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
+    shapes = st.one_of(
+        st.text(string.printable, max_size=6), st.integers().map(str), st.floats().map(str),
+        st.sampled_from(["", "0", "-1", "1e18", "1/0", "nan", "inf", "a,b", "1,2", ",", "--", "\x1b[2J", "\udcff"]),
+    )  # fmt: skip
+
+    @settings(max_examples=examples, **BOUND)
+    @given(st.lists(st.tuples(st.sampled_from(actions), shapes), min_size=1, max_size=2))
+    def give(chosen):
+        flags = [f"{action.option_strings[0]}={value}" if action.nargs != 0 else action.option_strings[0]
+                 for action, value in chosen]  # fmt: skip
+        well_answered(command(*line, *flags, cwd=folder))
+
+    give()
+
+
+READERS = [(CONFIG, (EVAL, RESUME)), (META, (EVAL, RESUME, ("data.py", "--show", "tokens")))]
+
+
+@pytest.mark.parametrize("file, lines", READERS, ids=["config.json", "meta.json"])
+def test_any_value_at_any_place_of_a_json_file(damaged, file, lines):
+    fuzz_json(damaged, file, lines, 60)
+
+
+def test_any_value_of_any_flag(damaged):
+    fuzz_flags(damaged, train.command_line(), ("train.py", "--data", "nowhere/"), 150)
+    fuzz_flags(damaged, evaluation.command_line(), EVAL[:2] + ("--max-docs", "1"), 60)
+
+
+@pytest.mark.slow
+def test_the_same_for_ten_minutes(place, tmp_path):
+    for file, lines in READERS:
+        fuzz_json(shutil.copytree(place, tmp_path / file.replace("/", "-")), file, lines, 900)
+    fuzz_flags(place, train.command_line(), ("train.py", "--data", "nowhere/"), 3000)
+    fuzz_flags(place, evaluation.command_line(), EVAL[:2] + ("--max-docs", "1"), 600)
