@@ -309,7 +309,9 @@ def new_folder(folder, files, overwrite=False, advice="use it", wait=False):
     made = [parent for parent in whole.parents if not parent.exists()]
 
     def restore():
-        if (old / files[0]).exists() and not whole.exists():        # of the two renames below only one was done
+        if whole.exists():
+            (old / files[0]).unlink(missing_ok=True)                    # what is left of it is never taken for the folder
+        elif (old / files[0]).exists():                                 # of the two renames below only one was done
             os.rename(old, whole)
 
     with contextlib.ExitStack() as stack:
@@ -329,6 +331,7 @@ def new_folder(folder, files, overwrite=False, advice="use it", wait=False):
                 yield scratch
             for path in (*scratch.iterdir(), scratch):
                 sync(path)
+            shutil.rmtree(old, ignore_errors=True)                  # of a process that was killed
             if whole.exists():
                 os.rename(whole, old)
             os.rename(scratch, whole)

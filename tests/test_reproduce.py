@@ -193,7 +193,8 @@ def test_other_documents_are_scored_again_and_never_averaged(grid, tmp_path):
     path.write_text(json.dumps([row | {"n_documents": 1} for row in rows]))
     line = refused(command("lab.reproduce", "report", cwd=tmp_path))
     assert "expe-s1.same-targets.json was scored on other documents than" in line
-    for some, words in ((rows[:-1], "lacks the row of sliding at 1x"), ([*rows, rows[-1]], "has other rows than seed 0")):
+    faults = ((rows[:-1], "lacks the row of sliding at 1x"), ([*rows, rows[-1]], "has other rows than seed 0"))
+    for some, words in faults:
         path.write_text(json.dumps(some))
         line = refused(command("lab.reproduce", "report", cwd=tmp_path))
         assert f"expe-s1.same-targets.json {words}: delete it" in line
