@@ -214,8 +214,12 @@ def write_whole(path, text):
     """Write a file so that no reader ever sees half of it, and a kill or a power cut leaves the old one or this."""
     scratch = new_file_of(path)
     with naming(path):
-        scratch.write_text(text, encoding="utf-8")
-        sync(scratch)
+        try:
+            scratch.write_text(text, encoding="utf-8")
+            sync(scratch)
+        except OSError:                                                 # a full disk gets back what it had
+            scratch.unlink(missing_ok=True)
+            raise
         os.replace(scratch, path)
         sync(scratch.parent)
 
@@ -448,6 +452,8 @@ def load_checkpoint(run, backend, record):
     log = log_up_to(run / "log.jsonl", step)
     for path in (weights, moments):
         os.replace(path, str(path).removesuffix(".new"))               # a kill may have left the last renames undone
+    for path in run.glob(".tmp*"):                                      # or what safetensors had written of a file
+        path.unlink()
     write_whole(run / "log.jsonl", log)
     return step
 

@@ -362,7 +362,8 @@ class Log:
 
     def close(self):
         self.bar.close()
-        self.file.close()
+        with runs.naming(self.path):                    # what a full disk did not take is tried again
+            self.file.close()
 
 @contextlib.contextmanager
 def stopping():

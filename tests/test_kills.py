@@ -71,13 +71,16 @@ def die_at(number):
     on_disk = {path.stat().st_ino: path.stat().st_size for path in Path(here).rglob("*")}
     sync, save_file, write = runs.sync, safetensors.numpy.save_file, train.Log.write
 
-    def event(cut=None):
+    def event(last=None):
         if next(count) == number:
-            if cut:
-                found = os.stat(cut)
-                kept = min(found.st_size, on_disk.get(found.st_ino, 0))
-                os.truncate(cut, (kept + found.st_size) // 2)
+            if last:
+                last()
             os._exit(9)
+
+    def cut(path):
+        found = os.stat(path)
+        kept = min(found.st_size, on_disk.get(found.st_ino, 0))
+        os.truncate(path, (kept + found.st_size) // 2)
 
     def hook(name, arguments):
         if name == "open" and arguments[2] & WRITING:
@@ -95,15 +98,20 @@ def die_at(number):
     def recorded_sync(path):
         event()
         if os.path.isfile(path):
-            event(cut=path)
+            event(lambda: cut(path))
         sync(path)
         on_disk[os.stat(path).st_ino] = os.stat(path).st_size
 
     def recorded_save(tensors, path):
+        def save_half():
+            """It writes a file of its own making, which it renames."""
+            save_file(tensors, scratch := path.with_name(".tmpAbCdEf"))
+            os.truncate(scratch, scratch.stat().st_size // 2)
+
         event()
+        event(save_half)
         save_file(tensors, path)
         on_disk.pop(os.stat(path).st_ino, None)
-        event(cut=path)
 
     def recorded_write(*arguments, **line):
         event()
@@ -213,6 +221,50 @@ def unfinished_run(folder, command, place):
                 return tried
 
 
+def refuses(message, limit, folder, *command):
+    """A command that may write no file above a limit ends by one line."""
+    status, said = forked(folder, *command, limit=limit)
+    assert status == 2 and said.count("\n") == 1 and message in said and "File too large" in said, (status, said)
+
+
+def train_on_a_full_disk(folder, command):
+    """Full at the first checkpoint, at a later one, and at a line of the log; then there is room, and the run ends."""
+    whole, run, resume = folder / "whole", folder / "runs" / "a", [*command, "--resume"]
+    whole.mkdir()
+    assert forked(whole, *command)[0] == 0
+    weights, moments = ((whole / "runs" / "a" / name).stat().st_size for name in runs.CHECKPOINT)
+    refuses("model.safetensors, the checkpoint of step 0,", weights - 1, folder, *command)
+    assert not run.parent.exists()
+    for line in (command, resume):
+        refuses("runs/a/optimizer.safetensors, the checkpoint of step 2, cannot be", moments - 1, folder, *line)
+        assert check_run(run) == 0
+    steps = json.dumps({"step": 0, "note": "x" * 2 * moments}) + "\n"
+    (run / "log.jsonl").write_text(steps)
+    refuses("error: runs/a/log.jsonl", len(steps) - 1, folder, *resume)
+    refuses("error: runs/a/log.jsonl", len(steps) + 100, folder, *resume)
+    assert check_run(run) == 0 and (run / "log.jsonl").stat().st_size == len(steps) + 100  # the first is half there
+    done = forked(folder, *resume)
+    assert done[0] == 0, done
+    log = (run / "log.jsonl").read_text()
+    assert log.startswith(steps)
+    (run / "log.jsonl").write_text(log.removeprefix(steps))
+    assert contents(folder / "runs") == contents(whole / "runs")
+
+
+def write_on_a_full_disk(folder, source, run):
+    prepare = ["data.py", source, "--vocab", "300", "--out", "tokens"]
+    for limit in (2_000, 10_000, 100_000):  # of the tokenizer, the first of its splits, the largest one
+        refuses("data.py: error: tokens", limit, folder, *prepare)
+        assert not any(folder.iterdir())
+    score = ["eval.py", run, "--lengths", "16,32", "--max-docs", "1", "--json", "rows.json", "--plot", "loss.png"]
+    (folder / "rows.json").write_text("what was there before")
+    refuses("eval.py: error: rows.json", 200, folder, *score)
+    assert (folder / "rows.json").read_text() == "what was there before"
+    refuses("eval.py: error: loss.png", 10_000, folder, *score)
+    assert [row["length"] for row in runs.read_json(folder / "rows.json")] == [16, 32]
+    assert os.listdir(folder) == ["rows.json"]
+
+
 def main():
     """One line of JSON on standard input: a function's name and its arguments; its value on standard output."""
     import torch
@@ -239,6 +291,7 @@ def program(function, *positional, **named):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
+    print(done.stdout)
     return json.loads(done.stdout)
 
 
@@ -247,8 +300,8 @@ SMALL = [*TINY[2:], "--layers", "2", "--width", "32", "--heads", "2", "--dropout
 
 @pytest.fixture
 def flags(tokens):
-    return ["train.py", "--preset", "mini", "--pe", "expe", *SMALL, "--data", tokens, "--out", "runs/a", "--eval-every", "3",
-            "--checkpoint-every", "2", "--steps", "6"]  # fmt: skip
+    return ["train.py", "--preset", "mini", "--pe", "expe", *SMALL, "--data", tokens, "--out", "runs/a",
+            "--eval-every", "3", "--checkpoint-every", "2", "--steps", "6"]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -290,6 +343,17 @@ def test_a_grid_killed_at_many_events_ends_as_one_that_was_not(tokens, tmp_path)
     command = ["lab.reproduce", "scaling", "--preset", "mini", "--seeds", "0", "--", *SMALL, "--steps", "2",
                "--data", tokens]  # fmt: skip
     assert program("kill_everywhere", tmp_path, command, ".", "check_grid", every=10) > 150
+
+
+# A limit on the size of a file stands for a full disk.
+
+
+def test_training_on_a_full_disk_keeps_its_checkpoint_and_goes_on(flags, tmp_path):
+    program("train_on_a_full_disk", tmp_path, flags)
+
+
+def test_data_and_eval_on_a_full_disk_name_the_file_and_leave_no_part_of_it(books, workplace, tmp_path):
+    program("write_on_a_full_disk", tmp_path, books, workplace / "runs" / "rope")
 
 
 if __name__ == "__main__":
