@@ -219,6 +219,7 @@ def unfinished_run(folder, command, place):
             names = runs.read_run(tried / place)[2]["checkpoint"]["files"]
             if runs.fingerprint(tried / place / "model.safetensors.new") == names["model.safetensors"]:
                 return tried
+        shutil.rmtree(tried)
 
 
 def refuses(message, limit, folder, *command):
@@ -312,7 +313,7 @@ def test_a_run_killed_at_every_event_ends_as_one_that_was_not(flags, tmp_path, b
 
 
 def test_a_run_killed_at_some_events_ends_as_one_that_was_not(flags, tmp_path):
-    assert program("kill_everywhere", tmp_path, flags, "runs/a", "check_run", then="resume", every=7) > 80
+    assert program("kill_everywhere", tmp_path, flags, "runs/a", "check_run", then="resume", every=13) > 80
 
 
 @pytest.mark.slow
@@ -343,6 +344,14 @@ def test_a_grid_killed_at_many_events_ends_as_one_that_was_not(tokens, tmp_path)
     command = ["lab.reproduce", "scaling", "--preset", "mini", "--seeds", "0", "--", *SMALL, "--steps", "2",
                "--data", tokens]  # fmt: skip
     assert program("kill_everywhere", tmp_path, command, ".", "check_grid", every=10) > 150
+
+
+def test_what_is_left_of_a_folder_that_was_being_deleted_is_not_taken_for_it(tmp_path):
+    (tmp_path / ".a.old").mkdir()
+    (tmp_path / ".a.old" / "log.jsonl").write_text("config.json went first")
+    with runs.new_folder(tmp_path / "a", "config.json") as scratch:
+        (scratch / "config.json").touch()
+    assert os.listdir(tmp_path) == ["a"] and os.listdir(tmp_path / "a") == ["config.json"]
 
 
 # A limit on the size of a file stands for a full disk.
