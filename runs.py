@@ -314,8 +314,8 @@ def new_folder(folder, files, overwrite=False, advice="use it", wait=False):
 
     def restore():
         if whole.exists():
-            (old / files[0]).unlink(missing_ok=True)                    # what is left of it is never taken for the folder
-        elif (old / files[0]).exists():                                 # of the two renames below only one was done
+            (old / files[0]).unlink(missing_ok=True)                # what is left of it is never taken for the folder
+        elif (old / files[0]).exists():                             # of the two renames below only one was done
             os.rename(old, whole)
 
     with contextlib.ExitStack() as stack:
@@ -347,6 +347,7 @@ def new_folder(folder, files, overwrite=False, advice="use it", wait=False):
             with contextlib.suppress(OSError):                      # there is something in it
                 for parent in made:
                     parent.rmdir()
+
 
 # ---- reading a run ---------------------------------------------------------------------------------------------------
 
