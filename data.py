@@ -30,7 +30,7 @@ import tiktoken
 from tqdm import tqdm
 
 from config import PRESETS, InputError
-from runs import FILE, CommandLine, at_least, fingerprint, new_folder, open_file, read_json, whole, write_json
+from gate import FILE, CommandLine, at_least, fingerprint, new_folder, open_file, read_json, whole, write_json
 
 SPLITS = ("train", "val", "test")
 HELD_OUT = 1 / 14                   # share of the documents in val, and in test: the 50M of 700M tokens of the paper

@@ -13,11 +13,12 @@ import functools
 import itertools
 import textwrap
 
+import gate
 import runs
 from config import InputError, Unused
+from gate import CommandLine, at_least, listed, new_file, picture
 from lab import measures
 from past import scaling
-from runs import CommandLine, at_least, listed, new_file, picture
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length, when no --lengths are given
@@ -92,11 +93,11 @@ def evaluate(run, scalings, args):
 
     trained, _, record = runs.read_run(run)
     source, documents, jobs = measured(run, record, trained.context, args)
-    device, rows = runs.pick_device(args.device), []
+    device, rows = gate.pick_device(args.device), []
     stream = scaling.stream_sizes(args, trained.context) if measures.MEASURES[args.measure].stream else None
     n_tokens = sum(len(window.tokens) - 1 for *_, conditions in jobs for windows in conditions for window in windows)
     n_tokens *= len(scalings) * len(args.dtype)
-    name = runs.CONTROL.sub("", str(run))
+    name = gate.CONTROL.sub("", str(run))
     with tqdm(total=n_tokens, desc=name, unit="tok", unit_scale=True, leave=False, disable=None) as bar:
         if bar.disable:                                         # stderr is no terminal
             print(f"scoring {run} by {n_tokens:,} tokens ...", flush=True)
@@ -202,12 +203,12 @@ def main(argv=None):
 
         show.compare(rows)
         if args.json:
-            runs.write_rows(args.json, rows)
+            gate.write_rows(args.json, rows)
         show.print_rows(rows)
         if args.plot:
             from lab import pictures
 
-            with runs.naming(args.plot):
+            with gate.naming(args.plot):
                 pictures.losses(rows, args.plot)
             print(f"\npicture: {args.plot}")
 

@@ -17,8 +17,8 @@ import sys
 import time
 
 from config import InputError
+from gate import CommandLine, at_least, number, pick_device, read_text
 from past import scaling
-from runs import CommandLine, at_least, number, pick_device, read_text
 
 # torch and what imports it are imported in the functions that use them, so that --help and a wrong flag answer at once.
 TOKENS = 200  # of a text that does not stream

@@ -29,10 +29,11 @@ import numpy as np
 from tqdm import tqdm
 
 import data
+import gate
 import model_numpy
 import runs
 from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, TrainConfig
-from runs import CommandLine, at_least, number, pick_device, whole
+from gate import CommandLine, at_least, number, pick_device, whole
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 
@@ -354,7 +355,7 @@ class Log:
             if not math.isfinite(value):
                 sys.exit(f"train.py: stopped: the {name} is {value:g} at step {step}; the checkpoint of step "
                          f"{self.record['checkpoint']['step']} stays; try a lower --lr than {self.config.lr:g}")
-        with runs.naming(self.path):
+        with gate.naming(self.path):
             self.file.write(json.dumps({"step": step, **line}) + "\n")
 
     def seconds(self):
@@ -362,7 +363,7 @@ class Log:
 
     def close(self):
         self.bar.close()
-        with runs.naming(self.path):                    # what a full disk did not take is tried again
+        with gate.naming(self.path):                    # what a full disk did not take is tried again
             self.file.close()
 
 @contextlib.contextmanager
@@ -390,12 +391,12 @@ def begun(run, backend, record, steps, tokenizer, resume, overwrite):
     """
     first, losses = 0, steps(0)
     if not resume:
-        with runs.new_folder(run, runs.FILES, overwrite) as scratch:
+        with gate.new_folder(run, runs.FILES, overwrite) as scratch:
             shutil.copyfile(tokenizer, scratch / "tokenizer.tiktoken")
             (scratch / "log.jsonl").touch()
             runs.save_checkpoint(scratch, backend, 0, record)
             losses = itertools.chain([next(losses)], losses)
-    with runs.held(run):
+    with gate.held(run):
         if resume:
             first = runs.load_checkpoint(run, backend, record)
             losses = steps(first)
@@ -486,7 +487,7 @@ def main(argv=None):
         if args.resume:
             model, config, record = stored_run(run, args)
         else:
-            runs.check_new(run, runs.FILES, args.overwrite, "go on with it by --resume")
+            gate.check_new(run, runs.FILES, args.overwrite, "go on with it by --resume")
             if args.preset == "auto":
                 print(f"--preset auto: {preset}, for a {kind}", flush=True)
         device = run_device(args, config.backend)

@@ -9,12 +9,12 @@ import math
 import torch
 
 from config import InputError
+from gate import CommandLine, at_least, listed, pick_device, picture
 from lab import pictures
 from lab.measures import held_out, usable
 from model_torch import unseen
 from past import scaling
 from past.reading import Reader, ReadingAttention, load
-from runs import CommandLine, at_least, listed, pick_device, picture
 
 
 class WatchedAttention(ReadingAttention):

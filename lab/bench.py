@@ -37,9 +37,9 @@ import data
 import train
 from config import ENCODINGS, PRESETS, InputError
 from eval import MULTIPLES
+from gate import CommandLine, at_least, listed, new_file, pick_device, write_rows
 from model_numpy import parameter_shapes
 from past.scaling import SINKS
-from runs import CommandLine, at_least, listed, new_file, pick_device, write_rows
 
 # torch is imported where it is used, so that --help and a wrong flag answer at once.
 

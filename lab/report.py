@@ -10,10 +10,10 @@ import numpy as np
 
 from config import InputError
 from eval import MULTIPLES
+from gate import check_shape, read_json, read_text, write_whole
 from lab import pictures
 from lab.grids import EVALUATIONS, GRIDS, LOSSES, VARIANTS
 from lab.measures import intervals
-from runs import check_shape, read_json, read_text, write_whole
 
 NOTES = "\n## Notes\n"
 HEAD = ("# Results\n\nMade by `python -m lab.reproduce report` from the files under results/, one a run and "

@@ -25,9 +25,10 @@ from tqdm import tqdm
 import eval as evaluation
 import train
 from config import PRESETS, InputError
+from gate import CONTROL, CommandLine, at_least, held, listed, pick_device, read_json, write_json
 from lab.grids import ALL, EVALUATIONS, GRIDS, VARIANTS
 from model_numpy import count_parameters
-from runs import CONTROL, CommandLine, at_least, held, listed, pick_device, read_json, read_run, write_json
+from runs import read_run
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 

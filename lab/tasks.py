@@ -21,11 +21,12 @@ from tqdm import tqdm
 import data
 from config import InputError
 from fast import at_least_fp32
+from gate import CommandLine, at_least, listed, new_file, pick_device, write_rows
 from generate import generate
 from past import scaling
 from past.cache import Cache
 from past.reading import BATCH_TOKENS, load
-from runs import CommandLine, at_least, listed, named_runs, new_file, pick_device, write_rows
+from runs import named_runs
 
 PROG, VERSION = "python -m lab.tasks", "0.4.13"
 if not urllib.request.getproxies():

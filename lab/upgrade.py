@@ -9,8 +9,9 @@ import safetensors.numpy
 import torch
 
 from config import InputError
+from gate import CommandLine, fingerprint, write_json
 from model_numpy import parameter_shapes
-from runs import CommandLine, checkpoint_file, fingerprint, named_runs, read_run, write_json
+from runs import checkpoint_file, named_runs, read_run
 
 
 def moments_of(path, shapes):

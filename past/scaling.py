@@ -10,7 +10,7 @@ import numpy as np
 
 from config import InputError, Override, RoPE, Unused
 from expe import ROPE_SCALINGS
-from runs import at_least, listed, number_or_auto, whole
+from gate import at_least, listed, number_or_auto, whole
 
 DUAL_CHUNK = "dual-chunk"                # what --rope-scaling takes besides RoPE's
 METHODS = (*ROPE_SCALINGS, DUAL_CHUNK)

@@ -8,8 +8,8 @@ import pytest
 import model_numpy
 import model_torch
 from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, TrainConfig, Unused
+from gate import number, whole
 from model_numpy import count_parameters
-from runs import number, whole
 from train import learning_rate
 
 SMALL = ModelConfig(n_layers=1, d_model=8, n_heads=2, context=16, vocab_size=10)

@@ -12,10 +12,11 @@ import torch
 from conftest import TINY, command, refused
 
 import data
+from gate import read_json, write_json
 from lab import attention, bench
 from past.cache import Cache
 from past.reading import load
-from runs import load_model, read_json, write_json
+from runs import load_model
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import eval as evaluation
-import runs
+import gate
 import train
 
 EVAL = ("eval.py", "runs/expe", "--lengths", "16,32", "--max-docs", "2")
@@ -26,9 +26,9 @@ def place(workplace, tokens, tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     shutil.copytree(workplace / "runs" / "expe", folder / "runs" / "expe")
     shutil.copytree(tokens, folder / "tokens")
-    record = runs.read_json(folder / "runs" / "expe" / "config.json")
+    record = gate.read_json(folder / "runs" / "expe" / "config.json")
     record["data"]["folder"] = record["train"]["data"] = "tokens"
-    runs.write_json(folder / "runs" / "expe" / "config.json", record)
+    gate.write_json(folder / "runs" / "expe" / "config.json", record)
     return folder
 
 
@@ -104,7 +104,7 @@ def believed(change, *outer):
         part = record
         for key in outer:
             part = part[key]
-        part.update(runs.fingerprint(path))
+        part.update(gate.fingerprint(path))
         (path.parent / "config.json").write_text(json.dumps(record))
 
     return vouched
@@ -254,7 +254,7 @@ def well_answered(done):
 
 
 def fuzz_json(folder, file, lines, examples):
-    whole = runs.read_json(folder / file)
+    whole = gate.read_json(folder / file)
 
     @settings(max_examples=examples, **BOUND)
     @given(st.sampled_from(list(places(whole))), ANYTHING)
