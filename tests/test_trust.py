@@ -1,19 +1,24 @@
 """Files that lie, and flags of every shape: one line that names what is wrong, nothing changed, nothing waited for."""
 
+import io
 import json
 import os
 import shutil
 import string
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import safetensors.numpy
-from conftest import command, refused
+from conftest import ROOT, TINY, command, process, refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import data
 import eval as evaluation
 import gate
+import runs
 import train
 
 EVAL = ("eval.py", "runs/expe", "--lengths", "16,32", "--max-docs", "2")
@@ -303,3 +308,123 @@ def test_the_same_for_ten_minutes(place, tmp_path):
         fuzz_json(shutil.copytree(place, tmp_path / file.replace("/", "-")), file, lines, 900)
     fuzz_flags(place, train.command_line(), ("train.py", "--data", "nowhere/"), 3000)
     fuzz_flags(place, evaluation.command_line(), EVAL[:2] + ("--max-docs", "1"), 600)
+
+
+# ---- what a terminal gets, who reads, and who else is at work --------------------------------------------------------
+
+
+def start(*arguments, cwd, **how):
+    """`python SCRIPT ...` in a process of its own."""
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | how
+    return subprocess.Popen([sys.executable, ROOT / arguments[0], *map(str, arguments[1:])], cwd=cwd, **how)
+
+
+def test_a_terminal_gets_no_control_characters_and_a_pipe_gets_all():
+    text, ours, theirs = "a\x1b[2J\x07\x9b1mb\tc\r\n", *os.openpty()
+    with open(theirs, "w", newline="") as terminal:
+        gate.Output(terminal).write(text)
+    assert os.read(ours, 100) == b"a[2J1mb\tc\r\n"  # of "\r\n" the terminal itself makes the "\r"
+    pipe = io.StringIO()
+    gate.Output(pipe).write(text)
+    assert pipe.getvalue() == text
+
+
+def test_an_error_names_a_file_without_its_control_characters(tmp_path):
+    line = refused(process("eval.py", "no\x1b[2Jsuch", cwd=tmp_path))
+    assert "no[2Jsuch: no such run directory" in line
+
+
+TRAIN = ("train.py", "--pe", "rope", *TINY, "--data", "tokens", "--steps", "30", "--out", "runs/new")
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_training_goes_on_when_no_one_reads_what_it_says(place, tmp_path, closed):
+    shutil.copytree(place / "tokens", tmp_path / "tokens")
+    process = start(*TRAIN, cwd=tmp_path)
+    getattr(process, closed).close()  # before a word was written
+    process.wait(timeout=120)
+    assert process.returncode == 0
+    assert runs.read_run(tmp_path / "runs" / "new")[2]["checkpoint"]["step"] == 30
+
+
+@pytest.mark.parametrize("descriptor", [0, 1, 2])
+def test_scripts_start_with_a_closed_stream(damaged, descriptor):
+    program = f"import os, sys; os.close({descriptor}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    line = [ROOT / EVAL[0], *EVAL[1:], "--json", "rows.json"]
+    done = subprocess.run([sys.executable, "-c", program, *line], cwd=damaged, capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert len(gate.read_json(damaged / "rows.json", [dict])) == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it stands for a full disk")
+def test_results_are_written_though_standard_output_is_full(damaged):
+    with open("/dev/full", "w") as full:
+        process = start(*EVAL, "--json", "rows.json", cwd=damaged, stdout=full)
+        said = process.communicate(timeout=120)[1]
+    assert process.returncode == 2 and said == "eval.py: error: standard output: No space left on device\n"
+    assert len(gate.read_json(damaged / "rows.json", [dict])) == 2
+
+
+def test_a_stream_ends_when_its_reader_has_gone(damaged):
+    process = start("generate.py", "runs/expe", "--stream", cwd=damaged)
+    assert process.stdout.read(5)
+    process.stdout.close()
+    process.wait(timeout=60)
+    assert process.returncode == 0 and "Traceback" not in process.stderr.read()
+
+
+def test_text_outside_an_ascii_locale_is_printed_somehow(damaged):
+    (damaged / "p.txt").write_text("naïve café", encoding="utf-8")
+    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    done = process("generate.py", "runs/expe", "--prompt-file", "p.txt", "--tokens", "3", cwd=damaged, **environment)
+    assert done.returncode == 0 and "na?ve caf?" in done.stdout
+
+
+@pytest.mark.parametrize("second", [
+    ("--out", "runs/expe", "--resume"), (*TINY, "--data", "tokens", "--out", "runs/expe", "--overwrite"),
+], ids=["--resume", "--overwrite"])  # fmt: skip
+def test_a_run_that_is_being_trained_is_left_alone(damaged, second):
+    before = contents(damaged)
+    with gate.held(damaged / "runs" / "expe"):
+        line = refused(process("train.py", *second, cwd=damaged))
+    who = f"process {os.getpid()}" if sys.platform.startswith("linux") else "another process"
+    assert f"runs/expe is in use by {who}: wait for its end" in line
+    assert contents(damaged) == before
+
+
+@pytest.mark.parametrize("where", [("runs/expe", "."), ("runs/expe", "../expe"), ("runs/expe/deep", "..")], ids=str)
+def test_the_folder_that_one_is_in_is_not_overwritten(damaged, where):
+    here, out = where
+    (damaged / here).mkdir(exist_ok=True)
+    before = contents(damaged)
+    line = refused(command("train.py", *TINY, "--data", damaged / "tokens", "--out", out, "--overwrite",
+                           cwd=damaged / here))  # fmt: skip
+    assert "so it is not overwritten" in line and contents(damaged) == before
+
+
+@pytest.mark.parametrize("script", ["train.py", "data.py"])
+def test_a_folder_that_holds_anything_else_is_not_overwritten(damaged, script):
+    out = {"train.py": "runs/expe", "data.py": "tokens"}[script]
+    (damaged / out / "thesis.txt").write_text("years of work")
+    before = contents(damaged)
+    line = {"train.py": (*TINY, "--data", "tokens"), "data.py": (f"{out}/thesis.txt", "--vocab", "300")}[script]
+    said = refused(command(script, *line, "--out", out, "--overwrite", cwd=damaged))
+    assert f"{out} exists and holds thesis.txt, so it is not overwritten" in said and contents(damaged) == before
+
+
+def test_a_size_that_is_refused_leaves_no_run(damaged):
+    for flags in (("--width", 2**20), ("--batch-size", 2**20, "--micro-batch", 2**20)):
+        line = refused(command("train.py", *TINY, "--data", "tokens", "--out", "runs/new", *flags, cwd=damaged))
+        assert "GB of memory or more, and this machine has" in line
+        assert os.listdir(damaged / "runs") == ["expe"]
+
+
+def test_a_line_of_jsonl_without_end_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "LINE_BYTES", 1000)
+    (tmp_path / "a.jsonl").write_text('{"text": "short"}\n{"text": "' + "x" * 1000 + '"}\n')
+    assert "a.jsonl line 2 is longer than 1,000 bytes" in refused(command("data.py", "a.jsonl", cwd=tmp_path))
+
+
+def test_a_broken_parquet_file_is_one_line(tmp_path):
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1")
+    assert "bad.parquet cannot be read" in refused(process("data.py", "bad.parquet", cwd=tmp_path))
