@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
@@ -33,7 +34,7 @@ def whole(low, high=2**53):
 
 def number(words="a finite number", holds=lambda x: True):
     return words, lambda x: (
-        isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) and bool(holds(x)))
+        isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= sys.float_info.max and bool(holds(x)))
 
 def one_of(*names):
     return f"{', '.join(names[:-1])} or {names[-1]}", lambda x: x in names
@@ -266,12 +267,15 @@ class Registry(Mapping):
         return self.read[name]
 
     def __iter__(self):
-        if taken := [name for name in self.own if name in _zoo()]:
-            raise InputError(f"zoo/{taken[0]}.py has the name of an encoding that is here already: rename it")
-        return iter((*self.own, *_zoo()))
+        return iter(dict.fromkeys((*self.own, *_zoo())))
 
     def __len__(self):
-        return len(self.own) + len(_zoo())
+        return len(list(iter(self)))
+
+    def check(self):
+        """InputError for a file in zoo/ that no name leads to."""
+        if taken := [name for name in self.own if name in _zoo()]:
+            raise InputError(f"zoo/{taken[0]}.py has the name of an encoding that is here already: rename it")
 
 @functools.cache
 def _zoo():

@@ -83,7 +83,9 @@ def _files(source):
         differs = {"site-packages", "dist-packages", "test", "tests", "idle_test"}         # from machine to machine
         return sorted(p for p in root.rglob("*.py") if not differs & set(p.relative_to(root).parts))
     path = Path(source)
-    if not (path.is_file() or path.is_dir()):
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise InputError(f"{source} is no regular file")
+    if not path.exists():
         raise InputError(f"{source}: no such file or folder; data is stdlib, {', '.join(HUB)} or a path")
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     readable = [p for p in files if _kind(p) in READERS and p.is_file()]
@@ -183,7 +185,7 @@ def save_tokenizer(ranks, path):
     lines = [f"{base64.b64encode(token).decode()} {ranks[token]}\n" for token in sorted(ranks, key=ranks.get)]
     Path(path).write_text("".join(lines), encoding="ascii")
 
-def load_tokenizer(path, pattern=SPLIT_PATTERN):
+def load_tokenizer(path):
     """A tiktoken.Encoding from a .tiktoken file; <|endoftext|> is its last rank + 1. InputError for another format."""
     ranks = {}          # not by tiktoken's own loader: it caches by path, and would return what a file held before
     with open_file(path) as file:
@@ -196,17 +198,18 @@ def load_tokenizer(path, pattern=SPLIT_PATTERN):
     if sorted(ranks.values()) != list(range(len(lines))) or any(bytes([b]) not in ranks for b in range(256)):
         raise InputError(f"{path} is not a byte-level BPE: its ranks must be 0, 1, 2, ..., the 256 bytes among them")
     special = {EOT: len(ranks)}
-    try:
-        return tiktoken.Encoding(Path(path).stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
-    except ValueError as error:
-        raise InputError(f"{path}: its pattern is no regular expression: {error}") from None
+    return tiktoken.Encoding(Path(path).stem, pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
 def run_tokenizer(run, record):
     """The tokenizer in a run directory, whose config.json is `record`; InputError if it is not the run's own file."""
-    path = Path(run) / "tokenizer.tiktoken"
-    if fingerprint(path) != record["data"]["tokenizer"]:
+    path, written = Path(run) / "tokenizer.tiktoken", record["data"]
+    if fingerprint(path) != written["tokenizer"]:
         raise InputError(f"{path} has not the size and hash that were recorded: it was damaged or replaced")
-    return load_tokenizer(path, record["data"]["pattern"])
+    encoding = load_tokenizer(path)
+    for name, here in (("pattern", SPLIT_PATTERN), ("vocab", encoding.n_vocab)):
+        if written[name] != here:
+            raise InputError(f"{path} is of a tokenizer with the {name} {written[name]!r}, and here it is {here!r}")
+    return encoding
 
 
 # ---- preparing: a source to a folder of tokens -----------------------------------------------------------------------
@@ -219,20 +222,20 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     of fewer than min_doc_tokens tokens are dropped. Reading ends once max_tokens are written (0: never). Memory stays
     bounded: past TOKENIZER_CHARS only a hash of each text is kept. InputError if train or val gets no document.
     """
-    if tokenizer:
+    if tokenizer is not None:
         if Path(tokenizer).suffix != ".tiktoken":
             raise InputError(f"tokenizer must be a .tiktoken file, got {tokenizer!r}")
         vocab = load_tokenizer(tokenizer).n_vocab
     if not 257 <= vocab <= 2**16:
         raise InputError(f"vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {vocab}")
-    out = Path(out) if out else folder_of(source, vocab)
+    out = folder_of(source, vocab) if out is None else Path(out)
     dropped, skipped = {"short": 0, "duplicate": 0}, []
     texts = progress(documents(source, max_doc_chars, skipped), "reading")
     texts = _unique(texts, min_doc_tokens, dropped)
 
     with new_folder(out, FILES, overwrite, f"use it with --data {out}", wait=True) as scratch:
         path = scratch / "tokenizer.tiktoken"
-        if tokenizer:
+        if tokenizer is not None:
             shutil.copyfile(tokenizer, path)
         else:
             first = _take(texts, TOKENIZER_CHARS)
@@ -319,7 +322,7 @@ def read_meta(folder):
     """meta.json of a prepared folder; InputError if there is none, or if it is not one of ours."""
     path = Path(folder) / "meta.json"
     if not path.exists():
-        raise InputError(f"{folder} is not a folder of tokens (no meta.json): make one with python data.py SOURCE")
+        raise InputError(f"{folder} is not a folder of tokens (no meta.json): make one with data.py")
     meta = read_json(path, META)
     if meta["eot"] != meta["vocab"] - 1:
         raise InputError(f"{path}: eot must be the last entry of the vocabulary, {meta['vocab'] - 1}: it was edited")

@@ -208,8 +208,7 @@ def main(argv=None):
         if args.plot:
             from lab import pictures
 
-            with gate.naming(args.plot):
-                pictures.losses(rows, args.plot)
+            pictures.losses(rows, args.plot)
             print(f"\npicture: {args.plot}")
 
 if __name__ == "__main__":

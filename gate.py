@@ -18,7 +18,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from config import InputError
+from config import ENCODINGS, InputError
 
 # torch is imported where it is used, so that --help and a wrong flag answer at once.
 
@@ -81,6 +81,7 @@ class CommandLine(argparse.ArgumentParser):
                 setattr(sys, name, open(os.devnull, "r+"))
         try:
             with contextlib.redirect_stdout(Output(sys.stdout)) as output:
+                ENCODINGS.check()
                 yield
                 output.flush()
             if output.gone and not isinstance(output.gone, BrokenPipeError):
@@ -95,6 +96,8 @@ class CommandLine(argparse.ArgumentParser):
             if isinstance(error, RuntimeError) and "memory" not in str(error):
                 raise
             self.error(f"not enough memory: {str(error).partition(chr(10))[0] or 'use smaller sizes'}")
+        except UnicodeEncodeError as error:
+            self.error(f"{error.object!r} is no name of a file")
         except OSError as error:
             self.error(f"{error.filename}: {error.strerror}" if error.filename else error)
 
@@ -203,7 +206,7 @@ def new_file_of(path):
 
 def write_whole(path, text):
     """Write a file so that no reader ever sees half of it, and a kill or a power cut leaves the old one or this."""
-    scratch = new_file_of(path)
+    scratch = new_file_of(Path(path).with_name(f".{Path(path).name}"))     # hidden: FILE.new may be another's
     with naming(path):
         try:
             scratch.write_text(text, encoding="utf-8")

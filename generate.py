@@ -62,6 +62,8 @@ def generate(model, prompts, cache, seed=0, **how):
         with torch.no_grad():
             h = model.hidden(read.to(model.embedding.weight.device), cache=cache)[:, -1]          # (B, C)
             below = distribution((h @ model.output_weight.T).cpu(), **how).cumsum(-1)             # (B, V)
+        if not below.isfinite().all():
+            raise InputError("the model's logits are not finite numbers: its weights are too large")
         drawn = []
         for prompt, rng, row in zip(prompts, rngs, below, strict=True):
             given = t < len(prompt)

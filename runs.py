@@ -21,7 +21,7 @@ from gate import FILE, check_shape, fingerprint, new_file_of, read_json, read_te
 CHECKPOINT = ("model.safetensors", "optimizer.safetensors")
 FILES = ("config.json", *CHECKPOINT, "log.jsonl", "tokenizer.tiktoken", "optimizer.pt")    # the last: earlier versions
 RUN = {"model": dict, "train": dict, "provenance": dict, "checkpoint": {"step": int, "files": {CHECKPOINT[0]: FILE}},
-       "data": {"folder": str, "source": str, "pattern": str, "tokenizer": FILE, "splits": dict}}
+       "data": {"folder": str, "source": str, "pattern": str, "vocab": int, "tokenizer": FILE, "splits": dict}}
 
 
 # ---- reading a run ---------------------------------------------------------------------------------------------------
@@ -41,7 +41,9 @@ def read_run(run):
         raise InputError(f"{run} holds no config.json, so it is not a run directory of train.py")
     record = read_json(run / "config.json", RUN)
     try:
-        check_shape(record["checkpoint"]["files"], dict.fromkeys(record["checkpoint"]["files"], FILE), "checkpoint")
+        checkpoint = {"seconds": 0, **record["checkpoint"]}                # which the first versions did not count
+        shape = {"seconds": int | float, "files": dict.fromkeys(checkpoint["files"], FILE)}
+        check_shape(checkpoint, shape, "checkpoint")
         return ModelConfig.from_dict(record["model"]), TrainConfig.from_dict(record["train"]), record
     except InputError as error:
         raise InputError(f"{run / 'config.json'}: {error}") from None
@@ -65,7 +67,7 @@ def read_tensors(path, shapes):
 
     try:
         tensors = safetensors.numpy.load_file(path)
-    except (safetensors.SafetensorError, KeyError, TypeError) as error:
+    except (safetensors.SafetensorError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is not a safetensors file of NumPy's types: {error}") from None
     for name in [*shapes, *tensors]:
         if name not in tensors or name not in shapes:
@@ -108,12 +110,16 @@ def save_checkpoint(run, backend, step, record, seconds=0.0):
             safetensors.numpy.save_file(tensors, new_file_of(run / name))
         except safetensors.SafetensorError as error:                    # how it reports a full disk
             raise InputError(f"{run / name}, the checkpoint of step {step}, cannot be written: {error}") from None
-    for name in (*(f"{name}.new" for name in CHECKPOINT), "log.jsonl", "."):
+    record["checkpoint"] = {"step": step, "seconds": seconds, "files": {}}
+    commit(run, record, CHECKPOINT)
+
+def commit(run, record, names):
+    """Make what stands in FILE.new of each name a part of the run's checkpoint: the three steps at the head."""
+    for name in (*(f"{name}.new" for name in names), "log.jsonl", "."):
         sync(run / name)
-    files = {name: fingerprint(run / f"{name}.new") for name in CHECKPOINT}
-    record["checkpoint"] = {"step": step, "seconds": seconds, "files": files}
+    record["checkpoint"]["files"] |= {name: fingerprint(run / f"{name}.new") for name in names}
     write_json(run / "config.json", record)
-    for name in CHECKPOINT:
+    for name in names:
         os.replace(run / f"{name}.new", run / name)
     sync(run)
 
@@ -139,8 +145,10 @@ def log_up_to(path, step):
     try:
         lines = text.splitlines(keepends=True)
         read = [json.loads(line) for line in lines if line.endswith("\n")]     # the last may be what a kill left of one
+        for line in read:
+            check_shape(line, {"step": int} | {name: int | float for name in line if name != "step"}, path)
         losses = [line["step"] for line in read if line["step"] <= step and "loss" in line]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         raise InputError(f"{path} holds a line that train.py did not write: mend or remove it") from None
     if len(losses) != step or any(i != found for i, found in enumerate(losses, 1)):
         raise InputError(f"{path} has not the loss of each of the {step} steps: it was cut short, or is another run's")

@@ -33,7 +33,7 @@ import gate
 import model_numpy
 import runs
 from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, TrainConfig
-from gate import CommandLine, at_least, number, pick_device, whole
+from gate import CONTROL, CommandLine, at_least, number, pick_device, whole
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 
@@ -318,10 +318,10 @@ BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 class Log:
     """log.jsonl and the progress bar of a run. Losses may still be on their way: they are read READ_EVERY steps."""
 
-    def __init__(self, run, config, record, first, context):
+    def __init__(self, run, config, record, first, context, started):
         self.config, self.record, self.first = config, record, first
         tokens_a_step = self.tokens_a_step = config.batch_size * context
-        self.started = time.perf_counter()
+        self.started = started
         self.path, self.unread = run / "log.jsonl", []
         self.file = open(self.path, "a", encoding="utf-8", buffering=1)
         self.bar = tqdm(total=config.steps * tokens_a_step, initial=first * tokens_a_step, unit="tok", unit_scale=True,
@@ -383,31 +383,23 @@ def stopping():
         for which, handler in before.items():
             signal.signal(which, handler)
 
-@contextlib.contextmanager
-def begun(run, backend, record, steps, tokenizer, resume, overwrite):
-    """(steps done, what those from there on return) of a run, new or resumed, which is this process's own meanwhile.
+def begin(run, backend, record, steps, tokenizer, overwrite):
+    """Make the run's folder, and return what the steps return. It appears once the first step is done.
 
-    A new one's folder appears once the first step is done: a size that this machine refuses leaves nothing behind.
+    So a size that this machine refuses leaves nothing behind, and what --overwrite replaces goes last.
     """
-    first, losses = 0, steps(0)
-    if not resume:
-        with gate.new_folder(run, runs.FILES, overwrite) as scratch:
-            shutil.copyfile(tokenizer, scratch / "tokenizer.tiktoken")
-            (scratch / "log.jsonl").touch()
-            runs.save_checkpoint(scratch, backend, 0, record)
-            losses = itertools.chain([next(losses)], losses)
-    with gate.held(run):
-        if resume:
-            first = runs.load_checkpoint(run, backend, record)
-            losses = steps(first)
-        yield first, losses
+    with gate.new_folder(run, runs.FILES, overwrite) as scratch:
+        shutil.copyfile(tokenizer, scratch / "tokenizer.tiktoken")
+        (scratch / "log.jsonl").touch()
+        runs.save_checkpoint(scratch, backend, 0, record)
+        return itertools.chain([next(steps)], steps)
 
-def train_run(run, model_config, config, folder, device, record, args):
-    """Train until config.steps or a signal. Returns True when the run is complete."""
+def train_run(run, model_config, config, folder, device, record, args, held):
+    """Train until config.steps or a signal. Returns True when the run is complete. held: a stack of locks."""
     from fast import keep_freed_memory
 
     keep_freed_memory()
-    context, total, outside = model_config.context, *check_size(model_config, config)
+    context, total, outside = model_config.context, *check_size(model_config, config, device)
     train_tokens, val_tokens = data.open_split(folder, "train"), data.open_split(folder, "val")
     data.windows(train_tokens, context)                 # text that is too short is named before anything is written
     n_val = min(config.eval_windows, data.windows(val_tokens, context))
@@ -419,36 +411,41 @@ def train_run(run, model_config, config, folder, device, record, args):
         for step in range(first, config.steps):
             yield backend.step(data.batch(train_tokens, context, config.batch_size, config.seed, step), step)
 
-    tokenizer = folder / "tokenizer.tiktoken"
-    with begun(run, backend, record, steps, tokenizer, args.resume, args.overwrite) as (first, losses):
-        if first >= config.steps:
-            print(f"{run} is complete: {first:,} of {config.steps:,} steps")
-            return True
-        print(f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters ({outside / 1e6:.2f}M without the "
-              f"input embedding), steps {first:,} to {config.steps:,} of {config.batch_size} x {context} tokens, "
-              f"by {config.backend} on {device}", flush=True)
-        log, earlier = Log(run, config, record, first, context), record["checkpoint"].get("seconds", 0)
-        with stopping() as signals, contextlib.closing(log):
-            for step, (loss, norm) in enumerate(losses, first + 1):
-                log.step(step, loss, norm)
-                complete = step == config.steps
-                if step % config.eval_every == 0 or complete:
-                    log.validation(step, sum(map(backend.summed_loss, val_parts)) / val[:, 1:].size)
-                if step % config.checkpoint_every == 0 or complete or signals:
-                    log.read()
-                    runs.save_checkpoint(run, backend, step, record, earlier + log.seconds())
-                if signals:
-                    break
-        if complete:
-            print(f"trained {(step - first) * log.tokens_a_step:,} tokens in {clock(log.seconds())}")
-        return complete
+    started, first = time.perf_counter(), 0
+    if args.resume:
+        first = runs.load_checkpoint(run, backend, record)
+        losses = steps(first)
+    else:
+        losses = begin(run, backend, record, steps(0), folder / "tokenizer.tiktoken", args.overwrite)
+        held.enter_context(gate.held(run))
+    if first >= config.steps:
+        print(f"{run} is complete: {first:,} of {config.steps:,} steps")
+        return True
+    print(f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters ({outside / 1e6:.2f}M without the input "
+          f"embedding), steps {first:,} to {config.steps:,} of {config.batch_size} x {context} tokens, "
+          f"by {config.backend} on {device}", flush=True)
+    log, earlier = Log(run, config, record, first, context, started), record["checkpoint"].get("seconds", 0)
+    with stopping() as signals, contextlib.closing(log):
+        for step, (loss, norm) in enumerate(losses, first + 1):
+            log.step(step, loss, norm)
+            complete = step == config.steps
+            if step % config.eval_every == 0 or complete:
+                log.validation(step, sum(map(backend.summed_loss, val_parts)) / val[:, 1:].size)
+            if step % config.checkpoint_every == 0 or complete or signals:
+                log.read()
+                runs.save_checkpoint(run, backend, step, record, earlier + log.seconds())
+            if signals:
+                break
+    if complete:
+        print(f"trained {(step - first) * log.tokens_a_step:,} tokens in {clock(log.seconds())}")
+    return complete
 
-def check_size(model, config):
-    """count_parameters; InputError for what a step needs at least, if this machine has less memory."""
+def check_size(model, config, device):
+    """count_parameters; InputError for what a step on the CPU needs at least, if this machine has less memory."""
     total, outside = model_numpy.count_parameters(model)
     activations = config.micro_batch * model.context * model.n_layers * 8 * model.d_model      # and more, by the MLP
     need, memory = 4 * (4 * total + activations), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if need > memory:
+    if str(device) == "cpu" and need > memory:
         raise InputError(f"{total:,} parameters and {config.micro_batch:,} sequences at once need {need / 1e9:,.0f} GB "
                          f"of memory or more, and this machine has {memory / 1e9:,.0f}: give a smaller --width, "
                          "--layers, --vocab or --micro-batch")
@@ -474,17 +471,19 @@ def prepare(args, model, config, record, run):
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
-    with CommandLine(prog="train.py").one_line_errors():               # a file of zoo/ may be what is wrong
+    with CommandLine(prog="train.py").one_line_errors(), contextlib.ExitStack() as held:
         parser = command_line()
         args = parser.parse_args(argv)
         if args.resume and args.overwrite:
             parser.error("--resume goes on with a run, --overwrite discards it: leave one out")
         record = None
-        if not (args.resume and args.out):
+        if not args.resume or args.out is None:
             preset, kind = choose_preset(args)
             model, config = configure(args, *PRESETS[preset])
-        run = Path(args.out) if args.out else run_name(preset, args, model, config)
+        run = Path(args.out) if args.out is not None else run_name(preset, args, model, config)
         if args.resume:
+            if run.is_dir():
+                held.enter_context(gate.held(run))                     # before it is read: another may be writing
             model, config, record = stored_run(run, args)
         else:
             gate.check_new(run, runs.FILES, args.overwrite, "go on with it by --resume")
@@ -495,8 +494,8 @@ def main(argv=None):
         if record is None:
             record = {"model": dataclasses.asdict(model), "train": dataclasses.asdict(config),
                       "data": {"folder": str(folder), **meta}, "provenance": provenance(argv, device)}
-        if not train_run(run, model, config, folder, device, record, args):
-            print(f"stopped; go on with: python train.py --out {run} --resume", file=sys.stderr)
+        if not train_run(run, model, config, folder, device, record, args, held):
+            print(CONTROL.sub("", f"stopped; go on with: python train.py --out {run} --resume"), file=sys.stderr)
             sys.exit(130)
         print(f"next: python eval.py {run}")
 

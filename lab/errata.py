@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+from gate import CommandLine, write_whole
+
 ROOT = Path(__file__).resolve().parent.parent
 TESTS, PAGE = ROOT / "tests" / "test_errata.py", ROOT / "docs" / "errata.md"
 FACTS = re.compile("source: (.+?)\nsays: (.+?)\nin fact: (.+?)(?:\n\n.*)?", re.DOTALL)         # free text follows
@@ -31,5 +33,8 @@ def page():
     return HEAD + "".join(rows)
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    parser = CommandLine(prog="python -m lab.errata", description=__doc__)
+    with parser.one_line_errors():
+        parser.parse_args()
+        write_whole(PAGE, page())
+        print(f"wrote {PAGE.relative_to(ROOT)}")

@@ -67,7 +67,7 @@ def distinct_positions(encoding, dtype, length):
 
 def draw(path, length=512):
     """One picture of all TABLES over the positions 0 .. length-1: each a heat map, three of its columns above it."""
-    from lab.pictures import COLOURS, Figure
+    from lab.pictures import COLOURS, Figure, save
     figure = Figure(figsize=(15, 8), layout="constrained")
     axes = figure.subplots(2, len(TABLES), height_ratios=(1, 2), sharex="col")
     for (curves, image), make, title in zip(axes.T, TABLES.values(), TITLES, strict=True):
@@ -82,7 +82,7 @@ def draw(path, length=512):
         figure.colorbar(mesh, ax=image, orientation="horizontal", aspect=40)
     axes[0, 0].set_ylabel("value")
     axes[1, 0].set_ylabel("column")
-    figure.savefig(path, dpi=80)
+    save(figure, path, dpi=80)
 
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.formats", description="Draw the tables of the encodings side by side, and "

@@ -9,6 +9,7 @@ from matplotlib import cycler
 from matplotlib.figure import Figure
 
 from config import InputError
+from gate import naming
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe, Ito: colour-blind-safe
 STYLES = ("-", "--", ":")
@@ -16,6 +17,10 @@ PIXELS = 96  # of an attention map's side
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
+
+def save(figure, path, dpi):
+    with naming(path):                                                  # where a disk is full
+        figure.savefig(path, dpi=dpi)
 
 def curves(path, lines, title, trained, what="loss", positions=False):
     """Curves of {label: (x, y, errors)}, each named at its end; x on a log axis; errors: None, or axis.errorbar's.
@@ -52,7 +57,7 @@ def curves(path, lines, title, trained, what="loss", positions=False):
     axis.set(xlabel="position" if positions else "tokens in the window", ylabel=f"{what}, nats a token")
     axis.set_title("\n".join(textwrap.wrap(title, 75, break_on_hyphens=False)), fontsize=11)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=100)
+    save(figure, path, dpi=100)
 
 def name_ends(axis, ends):
     """Write the label of each curve, (y, x, label, colour) of its last point, beside it, none over another."""
@@ -139,7 +144,7 @@ def bars(path, names, labels, losses, title):
     axis.set(title=title, ylabel=f"loss, nats a token (the axis starts at {bottom})")
     axis.legend(frameon=False, ncols=len(labels), loc="upper left")
     axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=100)
+    save(figure, path, dpi=100)
 
 def attention(path, weights, title):
     """Maps of {length: (blocks, H, T, T)}: a row a block, a column a head, the lengths side by side.
@@ -163,7 +168,7 @@ def attention(path, weights, title):
         for block, axis in enumerate(axes[:, 0]):
             axis.set_ylabel(f"block {block}", fontsize=8)
     figure.suptitle(f"{title}: keys to the right, queries downwards, bright = a query's largest weight", fontsize=10)
-    figure.savefig(path, dpi=90)
+    save(figure, path, dpi=90)
 
 def pooled(x):
     """(T, T) as at most PIXELS a side, each the maximum of its square."""

@@ -12,7 +12,7 @@ from config import InputError
 from eval import MULTIPLES
 from gate import check_shape, read_json, read_text, write_whole
 from lab import pictures
-from lab.grids import EVALUATIONS, GRIDS, LOSSES, VARIANTS
+from lab.grids import EVALUATIONS, GRIDS, LOSSES, PROBES, VARIANTS
 from lab.measures import intervals
 
 NOTES = "\n## Notes\n"
@@ -23,12 +23,15 @@ HEAD = ("# Results\n\nMade by `python -m lab.reproduce report` from the files un
         "paired bootstrap over documents of the mean over seeds. docs/evidence.md says what each protocol can and "
         "cannot show.\n")
 NUMBER = int | float
-RUN = {"command": str, "weights": str, "dtype": str, "parameters": int, "tokens": int, "trained_length": int,
-       "seconds": NUMBER | None, "data": {"source": str, "vocab": int, "splits": {"train": {"tokens": int}}},
+RUN = {"variant": str, "seed": int, "command": str, "weights": str, "dtype": str, "parameters": int, "tokens": int,
+       "trained_length": int, "seconds": NUMBER,
+       "data": {"source": str, "vocab": int, "splits": {"train": {"tokens": int}}},
        "provenance": {"git": str | None, "device": str, "threads": int, "machine": str,
                       "versions": {"python": str, "torch": str}}}
 ROW = {"protocol": str, "how": str, "length": int, "trained_length": int, "n_documents": int, "loss": NUMBER | None}
 SCORED = {"targets_sha256": str, "unit_losses": [NUMBER], "unit_targets": [int]}
+BY_POSITION = {"block": int, "by_position": [NUMBER]}
+WITHOUT = {"unit_losses_without": [NUMBER]}
 TIMES = [f"{multiple}x" for multiple in MULTIPLES]
 
 
@@ -62,20 +65,23 @@ def collect(folder):
         try:
             said = read_json(path, RUN if what == "run" else [ROW])
             if what != "run":
-                check_rows(path, said)
+                check_rows(path, said, BY_POSITION if "--per-position" in EVALUATIONS[what] else {})
         except InputError as error:
             raise InputError(f"{error}: delete it, and run its grid again") from None
         files.setdefault((variant, what), {})[int(seed)] = said
     return files
 
-def check_rows(path, rows):
+def check_rows(path, rows, more):
     """InputError unless the rows of an evaluation are all there, and their losses too."""
     for row in rows:
+        if row["trained_length"] < 1:
+            raise InputError(f"{path}: trained_length must be at least 1, got {row['trained_length']}")
         if row["loss"] is not None:
-            check_shape(row, SCORED, path)
-            if not len(row["unit_losses"]) == len(row["unit_targets"]) > 0:
+            check_shape(row, SCORED | more | (WITHOUT if row["protocol"] in PROBES else {}), path)
+            sizes = {len(row[name]) for name in ("unit_targets", "unit_losses", "unit_losses_without") if name in row}
+            if len(sizes) != 1 or 0 in sizes:
                 raise InputError(f"{path} has another number of losses than of counts of targets")
-    found = {(row["how"], row["protocol"], row["length"] / max(1, row["trained_length"])) for row in rows}
+    found = {(row["how"], row["protocol"], row["length"] / row["trained_length"]) for row in rows}
     for how, protocol in {(how, protocol) for how, protocol, _ in found if protocol != "sliding"} or {("", "any")}:
         beside = [("sliding", 1)] if protocol == "same-targets" else []
         for name, multiple in [(protocol, multiple) for multiple in MULTIPLES] + beside:

@@ -132,7 +132,7 @@ def do(job):
 
 def rate_of(runs, left):
     """(training tokens a second, where that is from): of the finished runs, or of two small steps made now."""
-    files = [read_json(job.file) for job in runs if job not in left]
+    files = [read_json(job.file, {"tokens": int, "seconds": int | float}) for job in runs if job not in left]
     if rates := [found["tokens"] / found["seconds"] for found in files if found["seconds"]]:
         return statistics.median(rates), "the rate of the finished runs"
     args = runs[0].args

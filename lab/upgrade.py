@@ -9,9 +9,9 @@ import safetensors.numpy
 import torch
 
 from config import InputError
-from gate import CommandLine, fingerprint, write_json
+from gate import CommandLine, held, new_file_of
 from model_numpy import parameter_shapes
-from runs import checkpoint_file, named_runs, read_run
+from runs import checkpoint_file, commit, named_runs, read_run, read_tensors
 
 
 def moments_of(path, shapes):
@@ -36,16 +36,18 @@ def moments_of(path, shapes):
 def upgrade(run):
     """Replace the run's optimizer.pt; a kill leaves the run as it was, or upgraded."""
     model, _, record = read_run(run)
-    files = record["checkpoint"]["files"]
-    if "optimizer.pt" not in files:
+    if "optimizer.pt" not in record["checkpoint"]["files"]:
         return print(f"{run} is as this version writes it")
     old = checkpoint_file(run, record, "optimizer.pt")
     moments = moments_of(old, parameter_shapes(model)) if record["checkpoint"]["step"] else {}
-    new = run / "optimizer.safetensors"
-    safetensors.numpy.save_file(moments, new)
-    del files["optimizer.pt"]
-    files[new.name] = fingerprint(new)
-    write_json(run / "config.json", record)
+    new = new_file_of(run / "optimizer.safetensors")
+    try:
+        safetensors.numpy.save_file(moments, new)
+    except safetensors.SafetensorError as error:                        # how it reports a full disk
+        raise InputError(f"{new} cannot be written: {error}") from None
+    read_tensors(new, {name: tensor.shape for name, tensor in moments.items()})
+    del record["checkpoint"]["files"]["optimizer.pt"]
+    commit(run, record, ["optimizer.safetensors"])
     old.unlink()
     print(f"{run} can be resumed")
 
@@ -54,7 +56,8 @@ def main(argv=None):
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
     with parser.one_line_errors():
         for run in named_runs(parser.parse_args(argv).runs):
-            upgrade(run)
+            with held(run):
+                upgrade(run)
 
 if __name__ == "__main__":
     main()

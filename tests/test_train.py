@@ -464,7 +464,7 @@ def test_config_json_is_replaced_before_the_files_it_names_and_each_is_on_the_di
     assert order == [
         ("on disk", "model.safetensors.new"), ("on disk", "optimizer.safetensors.new"), ("on disk", "log.jsonl"),
         ("on disk", "run"),
-        ("on disk", "config.json.new"), ("renamed", "config.json"), ("on disk", "run"),
+        ("on disk", ".config.json.new"), ("renamed", "config.json"), ("on disk", "run"),
         ("renamed", "model.safetensors"), ("renamed", "optimizer.safetensors"), ("on disk", "run"),
     ]  # fmt: skip
     assert gate.read_json(run / "config.json")["checkpoint"]["step"] == 2
