@@ -29,8 +29,9 @@ import rustbpe
 import tiktoken
 from tqdm import tqdm
 
+from cli import CommandLine, at_least, whole
 from config import PRESETS, InputError
-from gate import FILE, CommandLine, at_least, fingerprint, new_folder, open_file, read_json, whole, write_json
+from files import FILE, fingerprint, new_folder, open_file, read_json, write_json
 
 SPLITS = ("train", "val", "test")
 HELD_OUT = 1 / 14                   # share of the documents in val, and in test: the 50M of 700M tokens of the paper

@@ -13,10 +13,11 @@ import functools
 import itertools
 import textwrap
 
-import gate
+import cli
+import files
 import runs
+from cli import CommandLine, at_least, listed, new_file, picture
 from config import InputError, Unused
-from gate import CommandLine, at_least, listed, new_file, picture
 from lab import measures
 from past import scaling
 
@@ -93,11 +94,11 @@ def evaluate(run, scalings, args):
 
     trained, _, record = runs.read_run(run)
     source, documents, jobs = measured(run, record, trained.context, args)
-    device, rows = gate.pick_device(args.device), []
+    device, rows = cli.pick_device(args.device), []
     stream = scaling.stream_sizes(args, trained.context) if measures.MEASURES[args.measure].stream else None
     n_tokens = sum(len(window.tokens) - 1 for *_, conditions in jobs for windows in conditions for window in windows)
     n_tokens *= len(scalings) * len(args.dtype)
-    name = gate.CONTROL.sub("", str(run))
+    name = cli.CONTROL.sub("", str(run))
     with tqdm(total=n_tokens, desc=name, unit="tok", unit_scale=True, leave=False, disable=None) as bar:
         if bar.disable:                                         # stderr is no terminal
             print(f"scoring {run} by {n_tokens:,} tokens ...", flush=True)
@@ -203,7 +204,7 @@ def main(argv=None):
 
         show.compare(rows)
         if args.json:
-            gate.write_rows(args.json, rows)
+            files.write_rows(args.json, rows)
         show.print_rows(rows)
         if args.plot:
             from lab import pictures

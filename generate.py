@@ -16,8 +16,9 @@ import math
 import sys
 import time
 
+from cli import CommandLine, at_least, number, pick_device
 from config import InputError
-from gate import CommandLine, at_least, number, pick_device, read_text
+from files import read_text
 from past import scaling
 
 # torch and what imports it are imported in the functions that use them, so that --help and a wrong flag answer at once.

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from config import InputError, ModelConfig, TrainConfig
-from gate import FILE, check_shape, fingerprint, new_file_of, read_json, read_text, sync, write_json, write_whole
+from files import FILE, check_shape, fingerprint, new_file_of, read_json, read_text, sync, write_json, write_whole
 
 # torch and safetensors are imported where they are used, so that --help and a wrong flag answer at once.
 CHECKPOINT = ("model.safetensors", "optimizer.safetensors")
@@ -146,7 +146,7 @@ def log_up_to(path, step):
         lines = text.splitlines(keepends=True)
         read = [json.loads(line) for line in lines if line.endswith("\n")]     # the last may be what a kill left of one
         for line in read:
-            check_shape(line, {"step": int} | {name: int | float for name in line if name != "step"}, path)
+            check_shape(line, {"step": int, "loss": int | float} if "loss" in line else {"step": int}, path)
         losses = [line["step"] for line in read if line["step"] <= step and "loss" in line]
     except (ValueError, TypeError, RecursionError):
         raise InputError(f"{path} holds a line that train.py did not write: mend or remove it") from None

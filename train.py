@@ -29,11 +29,11 @@ import numpy as np
 from tqdm import tqdm
 
 import data
-import gate
+import files
 import model_numpy
 import runs
+from cli import CONTROL, CommandLine, at_least, number, pick_device, whole
 from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, TrainConfig
-from gate import CONTROL, CommandLine, at_least, number, pick_device, whole
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 
@@ -355,7 +355,7 @@ class Log:
             if not math.isfinite(value):
                 sys.exit(f"train.py: stopped: the {name} is {value:g} at step {step}; the checkpoint of step "
                          f"{self.record['checkpoint']['step']} stays; try a lower --lr than {self.config.lr:g}")
-        with gate.naming(self.path):
+        with files.naming(self.path):
             self.file.write(json.dumps({"step": step, **line}) + "\n")
 
     def seconds(self):
@@ -363,7 +363,7 @@ class Log:
 
     def close(self):
         self.bar.close()
-        with gate.naming(self.path):                    # what a full disk did not take is tried again
+        with files.naming(self.path):                    # what a full disk did not take is tried again
             self.file.close()
 
 @contextlib.contextmanager
@@ -388,7 +388,7 @@ def begin(run, backend, record, steps, tokenizer, overwrite):
 
     So a size that this machine refuses leaves nothing behind, and what --overwrite replaces goes last.
     """
-    with gate.new_folder(run, runs.FILES, overwrite) as scratch:
+    with files.new_folder(run, runs.FILES, overwrite) as scratch:
         shutil.copyfile(tokenizer, scratch / "tokenizer.tiktoken")
         (scratch / "log.jsonl").touch()
         runs.save_checkpoint(scratch, backend, 0, record)
@@ -417,7 +417,7 @@ def train_run(run, model_config, config, folder, device, record, args, held):
         losses = steps(first)
     else:
         losses = begin(run, backend, record, steps(0), folder / "tokenizer.tiktoken", args.overwrite)
-        held.enter_context(gate.held(run))
+        held.enter_context(files.held(run))
     if first >= config.steps:
         print(f"{run} is complete: {first:,} of {config.steps:,} steps")
         return True
@@ -483,10 +483,10 @@ def main(argv=None):
         run = Path(args.out) if args.out is not None else run_name(preset, args, model, config)
         if args.resume:
             if run.is_dir():
-                held.enter_context(gate.held(run))                     # before it is read: another may be writing
+                held.enter_context(files.held(run))                     # before it is read: another may be writing
             model, config, record = stored_run(run, args)
         else:
-            gate.check_new(run, runs.FILES, args.overwrite, "go on with it by --resume")
+            files.check_new(run, runs.FILES, args.overwrite, "go on with it by --resume")
             if args.preset == "auto":
                 print(f"--preset auto: {preset}, for a {kind}", flush=True)
         device = run_device(args, config.backend)

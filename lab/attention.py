@@ -8,8 +8,8 @@ import math
 
 import torch
 
+from cli import CommandLine, at_least, listed, pick_device, picture
 from config import InputError
-from gate import CommandLine, at_least, listed, pick_device, picture
 from lab import pictures
 from lab.measures import held_out, usable
 from model_torch import unseen

@@ -35,9 +35,10 @@ from tqdm import tqdm
 
 import data
 import train
+from cli import CommandLine, at_least, listed, new_file, pick_device
 from config import ENCODINGS, PRESETS, InputError
 from eval import MULTIPLES
-from gate import CommandLine, at_least, listed, new_file, pick_device, write_rows
+from files import write_rows
 from model_numpy import parameter_shapes
 from past.scaling import SINKS
 

@@ -4,7 +4,8 @@ import ast
 import re
 from pathlib import Path
 
-from gate import CommandLine, write_whole
+from cli import CommandLine
+from files import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS, PAGE = ROOT / "tests" / "test_errata.py", ROOT / "docs" / "errata.md"

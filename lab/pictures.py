@@ -9,7 +9,7 @@ from matplotlib import cycler
 from matplotlib.figure import Figure
 
 from config import InputError
-from gate import naming
+from files import naming
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe, Ito: colour-blind-safe
 STYLES = ("-", "--", ":")

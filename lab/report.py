@@ -10,7 +10,7 @@ import numpy as np
 
 from config import InputError
 from eval import MULTIPLES
-from gate import check_shape, read_json, read_text, write_whole
+from files import check_shape, read_json, read_text, write_whole
 from lab import pictures
 from lab.grids import EVALUATIONS, GRIDS, LOSSES, PROBES, VARIANTS
 from lab.measures import intervals

@@ -24,8 +24,9 @@ from tqdm import tqdm
 
 import eval as evaluation
 import train
+from cli import CONTROL, CommandLine, at_least, listed, pick_device
 from config import PRESETS, InputError
-from gate import CONTROL, CommandLine, at_least, held, listed, pick_device, read_json, write_json
+from files import held, read_json, write_json
 from lab.grids import ALL, EVALUATIONS, GRIDS, VARIANTS
 from model_numpy import count_parameters
 from runs import read_run

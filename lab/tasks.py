@@ -19,9 +19,10 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import data
+from cli import CommandLine, at_least, listed, new_file, pick_device
 from config import InputError
 from fast import at_least_fp32
-from gate import CommandLine, at_least, listed, new_file, pick_device, write_rows
+from files import write_rows
 from generate import generate
 from past import scaling
 from past.cache import Cache

@@ -8,8 +8,9 @@ The moments are copied to optimizer.safetensors, and then config.json names that
 import safetensors.numpy
 import torch
 
+from cli import CommandLine
 from config import InputError
-from gate import CommandLine, held, new_file_of
+from files import held, new_file_of
 from model_numpy import parameter_shapes
 from runs import checkpoint_file, commit, named_runs, read_run, read_tensors
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from cli import at_least, listed, number_or_auto, whole
 from config import InputError, Override, RoPE, Unused
 from expe import ROPE_SCALINGS
-from gate import at_least, listed, number_or_auto, whole
 
 DUAL_CHUNK = "dual-chunk"                # what --rope-scaling takes besides RoPE's
 METHODS = (*ROPE_SCALINGS, DUAL_CHUNK)

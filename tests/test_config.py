@@ -7,8 +7,8 @@ import pytest
 
 import model_numpy
 import model_torch
+from cli import number, whole
 from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, TrainConfig, Unused
-from gate import number, whole
 from model_numpy import count_parameters
 from train import learning_rate
 

@@ -12,7 +12,7 @@ import torch
 from conftest import TINY, command, refused
 
 import data
-from gate import read_json, write_json
+from files import read_json, write_json
 from lab import attention, bench
 from past.cache import Cache
 from past.reading import load
@@ -87,7 +87,7 @@ def test_all_runs_in_sorted_rows_with_a_dash_past_the_learned_table_and_a_pictur
 
 def test_other_text_is_scored_with_the_runs_own_tokenizer(workplace, tokens, tmp_path):
     meta = data.read_meta(tokens)
-    encoding = data.load_tokenizer(tokens / "tokenizer.tiktoken", meta["pattern"])
+    encoding = data.load_tokenizer(tokens / "tokenizer.tiktoken")
     for i, document in enumerate(data.split_documents(data.open_split(tokens, "val"), meta["eot"])):
         (tmp_path / f"{i:03}.txt").write_text(encoding.decode(document[1:].tolist()), encoding="utf-8")
     values = []

@@ -21,7 +21,7 @@ import pytest
 from conftest import ROOT, TINY
 
 import data
-import gate
+import files
 import runs
 import train
 
@@ -70,7 +70,7 @@ def die_at(number):
 
     here, count = os.getcwd() + os.sep, itertools.count()
     on_disk = {path.stat().st_ino: path.stat().st_size for path in Path(here).rglob("*")}
-    sync, save_file, write = gate.sync, safetensors.numpy.save_file, train.Log.write
+    sync, save_file, write = files.sync, safetensors.numpy.save_file, train.Log.write
 
     def event(last=None):
         if next(count) == number:
@@ -119,7 +119,7 @@ def die_at(number):
         write(*arguments, **line)
 
     sys.addaudithook(hook)
-    gate.sync = runs.sync = recorded_sync
+    files.sync = runs.sync = recorded_sync
     safetensors.numpy.save_file, train.Log.write = recorded_save, recorded_write
 
 
@@ -136,14 +136,14 @@ def check_run(run):
 def check_tokens(folder):
     for split in data.SPLITS:
         data.open_split(folder, split)
-    assert gate.fingerprint(folder / "tokenizer.tiktoken") == data.read_meta(folder)["tokenizer"]
+    assert files.fingerprint(folder / "tokenizer.tiktoken") == data.read_meta(folder)["tokenizer"]
 
 
 def check_grid(folder):
     for run in folder.glob("runs/*/[!.]*"):
         check_run(run)
     for path in folder.glob("results/*/*.json"):
-        gate.read_json(path)
+        files.read_json(path)
 
 
 def contents(folder):
@@ -219,7 +219,7 @@ def unfinished_run(folder, command, place):
         assert forked(tried, *command, kill_at=number)[0] == 9
         if (tried / place / "model.safetensors.new").exists() and check_run(tried / place) == 4:
             names = runs.read_run(tried / place)[2]["checkpoint"]["files"]
-            if gate.fingerprint(tried / place / "model.safetensors.new") == names["model.safetensors"]:
+            if files.fingerprint(tried / place / "model.safetensors.new") == names["model.safetensors"]:
                 return tried
         shutil.rmtree(tried)
 
@@ -264,7 +264,7 @@ def write_on_a_full_disk(folder, source, run):
     refuses("eval.py: error: rows.json", 200, folder, *score)
     assert (folder / "rows.json").read_text() == "what was there before"
     refuses("eval.py: error: loss.png", 10_000, folder, *score)
-    assert [row["length"] for row in gate.read_json(folder / "rows.json")] == [16, 32]
+    assert [row["length"] for row in files.read_json(folder / "rows.json")] == [16, 32]
     assert os.listdir(folder) == ["rows.json"]
 
 
@@ -351,7 +351,7 @@ def test_a_grid_killed_at_many_events_ends_as_one_that_was_not(tokens, tmp_path)
 def test_what_is_left_of_a_folder_that_was_being_deleted_is_not_taken_for_it(tmp_path):
     (tmp_path / ".a.old").mkdir()
     (tmp_path / ".a.old" / "log.jsonl").write_text("config.json went first")
-    with gate.new_folder(tmp_path / "a", runs.FILES) as scratch:
+    with files.new_folder(tmp_path / "a", runs.FILES) as scratch:
         (scratch / "config.json").touch()
     assert os.listdir(tmp_path) == ["a"] and os.listdir(tmp_path / "a") == ["config.json"]
 

@@ -16,7 +16,7 @@ from conftest import ROOT, TINY, command, refused
 
 import config
 import data
-import gate
+import files
 import model_numpy
 import runs
 import train
@@ -356,9 +356,9 @@ def test_damaged_checkpoints_are_named_with_what_is_off(uninterrupted, tmp_path,
 def forged(run, name, change):
     """Change a checkpoint's file and let config.json vouch for it."""
     change(run / name)
-    record = gate.read_json(run / "config.json")
-    record["checkpoint"]["files"][name] = gate.fingerprint(run / name)
-    gate.write_json(run / "config.json", record)
+    record = files.read_json(run / "config.json")
+    record["checkpoint"]["files"][name] = files.fingerprint(run / name)
+    files.write_json(run / "config.json", record)
 
 
 def with_tensors(**changes):
@@ -411,11 +411,11 @@ def test_a_run_of_an_earlier_version_is_upgraded_and_resumed(tokens, tmp_path, b
     old = {"state": by_index, "param_groups": []} if backend == "torch" else by_name
     (run / "optimizer.safetensors").unlink()
     torch.save({"step": 4, "optimizer": old}, run / "optimizer.pt")
-    record = gate.read_json(run / "config.json")
-    files = record["checkpoint"]["files"]
-    files.pop("optimizer.safetensors")
-    files["optimizer.pt"] = gate.fingerprint(run / "optimizer.pt")
-    gate.write_json(run / "config.json", record)
+    record = files.read_json(run / "config.json")
+    named = record["checkpoint"]["files"]
+    named.pop("optimizer.safetensors")
+    named["optimizer.pt"] = files.fingerprint(run / "optimizer.pt")
+    files.write_json(run / "config.json", record)
     assert command("eval.py", run, "--lengths", "16", "--max-docs", "1", cwd=tmp_path).returncode == 0
     line = refused(command("train.py", "--out", "runs/b", "--resume", cwd=tmp_path))
     assert "runs/b is of an earlier version: python -m lab.upgrade runs/b makes it resumable" in line
@@ -435,9 +435,9 @@ def test_a_pickle_that_is_not_the_runs_is_named_and_left_alone(tokens, tmp_path,
     flags = ["--pe", "nope", *TINY, "--data", tokens, "--steps", "1", "--out", "runs/a"]
     assert command("train.py", *flags, cwd=tmp_path).returncode == 0
     torch.save({"step": 1, "optimizer": optimizer}, run / "optimizer.pt")
-    record = gate.read_json(run / "config.json")
-    record["checkpoint"]["files"]["optimizer.pt"] = gate.fingerprint(run / "optimizer.pt")
-    gate.write_json(run / "config.json", record)
+    record = files.read_json(run / "config.json")
+    record["checkpoint"]["files"]["optimizer.pt"] = files.fingerprint(run / "optimizer.pt")
+    files.write_json(run / "config.json", record)
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     line = refused(command("lab.upgrade", "runs/a", cwd=tmp_path))
     assert "runs/a/optimizer.pt is not the optimizer's state of this run" in line
@@ -467,7 +467,7 @@ def test_config_json_is_replaced_before_the_files_it_names_and_each_is_on_the_di
         ("on disk", ".config.json.new"), ("renamed", "config.json"), ("on disk", "run"),
         ("renamed", "model.safetensors"), ("renamed", "optimizer.safetensors"), ("on disk", "run"),
     ]  # fmt: skip
-    assert gate.read_json(run / "config.json")["checkpoint"]["step"] == 2
+    assert files.read_json(run / "config.json")["checkpoint"]["step"] == 2
     assert sorted(os.listdir(run)) == ["config.json", "log.jsonl", "model.safetensors", "optimizer.safetensors"]
 
 

@@ -15,9 +15,10 @@ from conftest import ROOT, TINY, command, process, refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import cli
 import data
 import eval as evaluation
-import gate
+import files
 import runs
 import train
 
@@ -31,9 +32,9 @@ def place(workplace, tokens, tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     shutil.copytree(workplace / "runs" / "expe", folder / "runs" / "expe")
     shutil.copytree(tokens, folder / "tokens")
-    record = gate.read_json(folder / "runs" / "expe" / "config.json")
+    record = files.read_json(folder / "runs" / "expe" / "config.json")
     record["data"]["folder"] = record["train"]["data"] = "tokens"
-    gate.write_json(folder / "runs" / "expe" / "config.json", record)
+    files.write_json(folder / "runs" / "expe" / "config.json", record)
     return folder
 
 
@@ -109,7 +110,7 @@ def believed(change, *outer):
         part = record
         for key in outer:
             part = part[key]
-        part.update(gate.fingerprint(path))
+        part.update(files.fingerprint(path))
         (path.parent / "config.json").write_text(json.dumps(record))
 
     return vouched
@@ -268,7 +269,7 @@ def well_answered(done):
 
 
 def fuzz_json(folder, file, lines, examples):
-    whole = gate.read_json(folder / file)
+    whole = files.read_json(folder / file)
 
     @settings(max_examples=examples, **BOUND)
     @given(st.sampled_from(list(places(whole))), ANYTHING)
@@ -331,10 +332,10 @@ def start(*arguments, cwd, **how):
 def test_a_terminal_gets_no_control_characters_and_a_pipe_gets_all():
     text, ours, theirs = "a\x1b[2J\x07\x9b1mb\tc\r\n", *os.openpty()
     with open(theirs, "w", newline="") as terminal:
-        gate.Output(terminal).write(text)
+        cli.Output(terminal).write(text)
     assert os.read(ours, 100) == b"a[2J1mb\tc\r\n"  # of "\r\n" the terminal itself makes the "\r"
     pipe = io.StringIO()
-    gate.Output(pipe).write(text)
+    cli.Output(pipe).write(text)
     assert pipe.getvalue() == text
 
 
@@ -362,7 +363,7 @@ def test_scripts_start_with_a_closed_stream(damaged, descriptor):
     line = [ROOT / EVAL[0], *EVAL[1:], "--json", "rows.json"]
     done = subprocess.run([sys.executable, "-c", program, *line], cwd=damaged, capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stderr
-    assert len(gate.read_json(damaged / "rows.json", [dict])) == 2
+    assert len(files.read_json(damaged / "rows.json", [dict])) == 2
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it stands for a full disk")
@@ -371,7 +372,7 @@ def test_results_are_written_though_standard_output_is_full(damaged):
         process = start(*EVAL, "--json", "rows.json", cwd=damaged, stdout=full)
         said = process.communicate(timeout=120)[1]
     assert process.returncode == 2 and said == "eval.py: error: standard output: No space left on device\n"
-    assert len(gate.read_json(damaged / "rows.json", [dict])) == 2
+    assert len(files.read_json(damaged / "rows.json", [dict])) == 2
 
 
 def test_a_stream_ends_when_its_reader_has_gone(damaged):
@@ -394,7 +395,7 @@ def test_text_outside_an_ascii_locale_is_printed_somehow(damaged):
 ], ids=["--resume", "--overwrite"])  # fmt: skip
 def test_a_run_that_is_being_trained_is_left_alone(damaged, second):
     before = contents(damaged)
-    with gate.held(damaged / "runs" / "expe"):
+    with files.held(damaged / "runs" / "expe"):
         line = refused(process("train.py", *second, cwd=damaged))
     who = f"process {os.getpid()}" if sys.platform.startswith("linux") else "another process"
     assert f"runs/expe is in use by {who}: wait for its end" in line

@@ -11,7 +11,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-REFERENCE = {"expe", "config", "data", "model_numpy", "model_torch", "train", "runs", "gate", "fast"}
+REFERENCE = {"expe", "config", "data", "model_numpy", "model_torch", "train", "runs", "cli", "files", "fast"}
 GATES = {"eval", "generate"}  # short scripts at the top that may reach behind the wall
 FOLDERS = {"past", "zoo", "lab"}
 

@@ -22,7 +22,7 @@ class Settings(EncodingConfig):
 
 def score_forward(q, k, h, table, learned):
     """bias = -p ln(1 + a d), p = e^P and a = e^A. table d (..., 1, T, S); P and A (H,)."""
-    p, a = np.exp(learned["p"])[:, None, None], np.exp(learned["a"])[:, None, None]                    # (H, 1, 1) each
+    p, a = np.exp(learned["p"])[:, None, None], np.exp(learned["a"])[:, None, None]            # (H, 1, 1) each
     bias = -p * np.log1p(a * table)                                                            # (..., H, T, S)
     return bias, (bias, p, a * table)
 
