@@ -57,10 +57,10 @@ def add_flags(group, fields):
     """A flag for each field: its name with dashes, unless it has one of its own."""
     for name, f in fields.items():
         flag = f.metadata["flag"] or "--" + name.replace("_", "-")
-        how = {"metavar": flag.strip("-").upper().replace("-", "_")}
+        how = {"metavar": flag.strip("-").upper().replace("-", "_"), "type": READERS.get(f.type)}
         if f.type is bool:
             how = {"action": argparse.BooleanOptionalAction, "default": None}
-        group.add_argument(flag, dest=name, help=f.metadata["help"], type=READERS.get(f.type), **how)
+        group.add_argument(flag, dest=name, help=f.metadata["help"], **how)
 
 def command_line():
     parser = CommandLine(

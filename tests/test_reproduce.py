@@ -186,6 +186,25 @@ def test_a_report_needs_whole_files_and_a_place_for_its_notes(grid, tmp_path):
     assert (tmp_path / "RESULTS.md").read_text() == "## Notes by hand\n"
 
 
+def without(value):
+    """(where, the value without it) for every part of a JSON value that is a field of an object."""
+    for key in value if isinstance(value, dict) else ():
+        yield key, {name: part for name, part in value.items() if name != key}
+        yield from ((f"{key} {where}", value | {key: part}) for where, part in without(value[key]))
+
+
+@pytest.mark.parametrize("what", ["run", *(pytest.param(what, marks=pytest.mark.slow) for what in WHAT[1:])])
+def test_a_report_names_a_field_that_is_missing_or_does_without_it(grid, tmp_path, what):
+    shutil.copytree(grid / "results", tmp_path / "results")
+    path = tmp_path / f"results/mini/expe-s0.{what}.json"
+    whole = json.loads(path.read_text())
+    rows, last = ([], whole) if what == "run" else (whole[:-1], whole[-1])
+    for where, part in without(last):
+        path.write_text(json.dumps(part if what == "run" else [*rows, part]))
+        done = command("lab.reproduce", "report", cwd=tmp_path)
+        assert done.returncode == 0 or f"expe-s0.{what}.json" in refused(done), where
+
+
 def test_other_documents_are_scored_again_and_never_averaged(grid, tmp_path):
     shutil.copytree(grid / "results", tmp_path / "results")
     path = tmp_path / "results/mini/expe-s1.same-targets.json"

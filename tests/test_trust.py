@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import string
 import subprocess
@@ -17,10 +18,8 @@ from hypothesis import strategies as st
 
 import cli
 import data
-import eval as evaluation
 import files
 import runs
-import train
 
 EVAL = ("eval.py", "runs/expe", "--lengths", "16,32", "--max-docs", "2")
 RESUME = ("train.py", "--out", "runs/expe", "--resume")
@@ -281,24 +280,33 @@ def fuzz_json(folder, file, lines, examples):
     change_one_place()
 
 
-def fuzz_flags(folder, parser, line, examples):
-    """Every flag of a parser with a value of any shape, two at a time. The line goes before."""
-    actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
+def fuzz_flags(folder, script, before, after, examples):
+    """Every flag that a script's --help names, two at a time, each with a value of any shape (but no path)."""
+    explained = command(script, "--help", cwd=folder).stdout
+    known = re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)(, --no-[a-z-]+)?( [A-Z{]\S*)?", explained, re.M)
+    known = [(flag, bool(value)) for flag, _, value in known if flag != "--help"]
+    assert len(known) > 5
     shapes = st.one_of(
-        st.text(string.printable, max_size=6), st.integers().map(str), st.floats().map(str),
+        st.text(string.printable.replace("/", ""), max_size=6), st.integers().map(str), st.floats().map(str),
         st.sampled_from(["", "0", "-1", "1e18", "1/0", "nan", "inf", "a,b", "1,2", ",", "--", "\x1b[2J", "\udcff"]),
     )  # fmt: skip
 
     @settings(max_examples=examples, **BOUND)
-    @given(st.lists(st.tuples(st.sampled_from(actions), shapes), min_size=1, max_size=2))
+    @given(st.lists(st.tuples(st.sampled_from(known), shapes), min_size=1, max_size=2))
     def give(chosen):
-        flags = [f"{action.option_strings[0]}={value}" if action.nargs != 0 else action.option_strings[0]
-                 for action, value in chosen]  # fmt: skip
-        well_answered(command(*line, *flags, cwd=folder))
+        flags = [f"{flag}={value}" if takes_value else flag for (flag, takes_value), value in chosen]
+        well_answered(command(script, *before, *flags, *after, cwd=folder))
 
     give()
 
 
+SCRIPTS = {  # what stands before the flags, and after them: there it bounds the work
+    "train.py": (("--data", "nowhere"), ()),
+    "eval.py": (("runs/expe",), ("--max-docs", "1")),
+    "generate.py": (("runs/expe",), ("--tokens", "2")),
+    "data.py": (("book.txt",), ()),
+    "lab.bench": ((), ("--repeats", "0")),
+}
 READERS = [(CONFIG, (EVAL, RESUME)), (META, (EVAL, RESUME, ("data.py", "--show", "tokens")))]
 
 
@@ -307,17 +315,19 @@ def test_any_value_at_any_place_of_a_json_file(damaged, file, lines):
     fuzz_json(damaged, file, lines, 60)
 
 
-def test_any_value_of_any_flag(damaged):
-    fuzz_flags(damaged, train.command_line(), ("train.py", "--data", "nowhere/"), 150)
-    fuzz_flags(damaged, evaluation.command_line(), EVAL[:2] + ("--max-docs", "1"), 60)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_any_value_of_any_flag(damaged, books, script):
+    shutil.copyfile(next(books.iterdir()), damaged / "book.txt")
+    fuzz_flags(damaged, script, *SCRIPTS[script], 60)
 
 
 @pytest.mark.slow
-def test_the_same_for_ten_minutes(place, tmp_path):
+def test_the_same_for_ten_minutes(place, tmp_path, books):
     for file, lines in READERS:
         fuzz_json(shutil.copytree(place, tmp_path / file.replace("/", "-")), file, lines, 900)
-    fuzz_flags(place, train.command_line(), ("train.py", "--data", "nowhere/"), 3000)
-    fuzz_flags(place, evaluation.command_line(), EVAL[:2] + ("--max-docs", "1"), 600)
+    shutil.copyfile(next(books.iterdir()), place / "book.txt")
+    for script, line in SCRIPTS.items():
+        fuzz_flags(place, script, *line, 600)
 
 
 # ---- what a terminal gets, who reads, and who else is at work --------------------------------------------------------
