@@ -251,7 +251,8 @@ class Block(nn.Module):
 def cross_entropy(h, w, targets, reduction="mean"):
     """-log softmax(h W^T) at targets (B, T), in nats: the mean, or by "none" all. h (B, T, C), w (V, C)."""
     logits = F.linear(h, w)                                                            # (B, T, V)
-    return F.cross_entropy(logits.transpose(1, 2), targets.long(), reduction=reduction)
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), reduction=reduction)
+    return losses if reduction == "mean" else losses.view(targets.shape)
 
 class GPT(nn.Module):
     """A decoder-only transformer with any encoding of config.ENCODINGS.
