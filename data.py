@@ -201,9 +201,9 @@ def load_tokenizer(path):
     special = {EOT: len(ranks)}
     return tiktoken.Encoding(Path(path).stem, pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
-def run_tokenizer(run, record):
-    """The tokenizer in a run directory, whose config.json is `record`; InputError if it is not the run's own file."""
-    path, written = Path(run) / "tokenizer.tiktoken", record["data"]
+def run_tokenizer(folder, written):
+    """The tokenizer in a run directory or a folder of tokens; InputError unless it is as was `written` of it there."""
+    path = Path(folder) / "tokenizer.tiktoken"
     if fingerprint(path) != written["tokenizer"]:
         raise InputError(f"{path} has not the size and hash that were recorded: it was damaged or replaced")
     encoding = load_tokenizer(path)
@@ -378,7 +378,7 @@ def show(folder):
         tokens = open_split(folder, split)
         lengths = [len(document) - 1 for document in split_documents(tokens, meta["eot"])]
         print(f"{split:6}{len(lengths):11,}{len(tokens):15,}{int(np.median(lengths or [0])):16,}")
-    encoding = run_tokenizer(folder, {"data": meta})
+    encoding = run_tokenizer(folder, meta)
     sample = split_documents(open_split(folder, "val"), meta["eot"])[0][1:201]
     print(f"\nthe first {len(sample)} tokens of the first val document, decoded:\n\n{encoding.decode(sample.tolist())}")
 

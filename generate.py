@@ -145,7 +145,7 @@ def main(argv=None):
         from past.cache import Cache
         from past.reading import load
         model, record = load(args.run, pick_device(args.device))
-        encoding = run_tokenizer(args.run, record)
+        encoding = run_tokenizer(args.run, record["data"])
         prompts = [[encoding.eot_token, *encoding.encode_ordinary(text)] for text in args.prompt or [""]]
         given = max(map(len, prompts))
         if args.stream:

@@ -101,15 +101,20 @@ def load_model(run, make=None):
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
-def save_checkpoint(run, backend, step, record, seconds=0.0):
-    """Replace the run's checkpoint by this one, whole or not at all; seconds: trained so far."""
+def write_tensors(path, tensors):
+    """Write {name: array} to FILE.new, for commit; returns that path."""
     import safetensors.numpy
 
+    try:
+        safetensors.numpy.save_file(tensors, new := new_file_of(path))
+    except safetensors.SafetensorError as error:                        # how it reports a full disk
+        raise InputError(f"{path} cannot be written: {error}") from None
+    return new
+
+def save_checkpoint(run, backend, step, record, seconds=0.0):
+    """Replace the run's checkpoint by this one, whole or not at all; seconds: trained so far."""
     for name, tensors in zip(CHECKPOINT, (backend.weights(), backend.moments()), strict=True):
-        try:
-            safetensors.numpy.save_file(tensors, new_file_of(run / name))
-        except safetensors.SafetensorError as error:                    # how it reports a full disk
-            raise InputError(f"{run / name}, the checkpoint of step {step}, cannot be written: {error}") from None
+        write_tensors(run / name, tensors)
     record["checkpoint"] = {"step": step, "seconds": seconds, "files": {}}
     commit(run, record, CHECKPOINT)
 

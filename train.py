@@ -459,7 +459,7 @@ def prepare(args, model, config, record, run):
     """(folder of tokens, config, meta.json) of the run: prepared now if it has to be; to resume, as it was."""
     folder = data.ensure(config.data, model.vocab_size, config.min_doc_tokens, config.max_tokens)
     meta = data.read_meta(folder)
-    data.run_tokenizer(folder, {"data": meta})          # InputError unless it is the one that the run will have
+    data.run_tokenizer(folder, meta)                    # InputError unless it is the one that the run will have
     of_data = {name: meta[name] for name in OF_DATA}
     for name, value in of_data.items():
         if getattr(args, name) not in (None, value):

@@ -57,7 +57,7 @@ def held_out(run, record, split, source):
         return f"{split} of {folder}", data.split_documents(data.open_split(folder, split), meta["eot"])
     if trained_on:
         raise InputError(f"{folder}, the data this run was trained on, is not here: score other text with --data PATH")
-    encoding = data.run_tokenizer(run, record)
+    encoding = data.run_tokenizer(run, record["data"])
     return source, (np.array([encoding.eot_token, *encoding.encode_ordinary(text)], dtype=np.uint16)
                     for text in data.documents(source))
 

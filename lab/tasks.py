@@ -56,7 +56,7 @@ class Run(TemplateLM):
         super().__init__()
         self.run = run
         self.model, record = load(run, device, dtype)
-        self.encoding = data.run_tokenizer(run, record)
+        self.encoding = data.run_tokenizer(run, record["data"])
         self.context = self.model.config.context
 
     @property

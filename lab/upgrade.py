@@ -5,14 +5,13 @@
 The moments are copied to optimizer.safetensors, and then config.json names that file in the place of the pickle.
 """
 
-import safetensors.numpy
 import torch
 
 from cli import CommandLine
 from config import InputError
-from files import held, new_file_of
+from files import held
 from model_numpy import parameter_shapes
-from runs import checkpoint_file, commit, named_runs, read_run, read_tensors
+from runs import checkpoint_file, commit, named_runs, read_run, read_tensors, write_tensors
 
 
 def moments_of(path, shapes):
@@ -41,11 +40,7 @@ def upgrade(run):
         return print(f"{run} is as this version writes it")
     old = checkpoint_file(run, record, "optimizer.pt")
     moments = moments_of(old, parameter_shapes(model)) if record["checkpoint"]["step"] else {}
-    new = new_file_of(run / "optimizer.safetensors")
-    try:
-        safetensors.numpy.save_file(moments, new)
-    except safetensors.SafetensorError as error:                        # how it reports a full disk
-        raise InputError(f"{new} cannot be written: {error}") from None
+    new = write_tensors(run / "optimizer.safetensors", moments)
     read_tensors(new, {name: tensor.shape for name, tensor in moments.items()})
     del record["checkpoint"]["files"]["optimizer.pt"]
     commit(run, record, ["optimizer.safetensors"])

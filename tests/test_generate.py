@@ -108,7 +108,7 @@ def written(workplace, *arguments):
 def greedy_text(run, prompt, n, **scaling):
     """The text of n greedy tokens after the prompt, without a cache, and the logits of the last of them."""
     model, record = load(run)
-    encoding = data.run_tokenizer(run, record)
+    encoding = data.run_tokenizer(run, record["data"])
     prompt = [encoding.eot_token, *encoding.encode_ordinary(prompt)]
     model = model.scale_to(len(prompt) + n, **scaling) if scaling else load_model(run)[0]  # the plain GPT
     tokens = without_a_cache(model, prompt, n)
@@ -139,7 +139,7 @@ def test_several_prompts_and_a_file(workplace, tmp_path):
 def test_bytes_wait_until_they_make_a_character(workplace):
     """With a vocabulary of 300 an ä is two tokens: neither alone is written as a broken character."""
     model, record = load(workplace / "runs/expe")
-    encoding = data.run_tokenizer(workplace / "runs/expe", record)
+    encoding = data.run_tokenizer(workplace / "runs/expe", record["data"])
     assert len(encoding.encode_ordinary("ä€")) > 2
     assert written(workplace, "runs/expe", "--prompt", "ä€", "--tokens", 1).startswith("ä€")
 

@@ -172,4 +172,4 @@ def test_data_that_cannot_be_fetched_is_named(workplace, monkeypatch):
 def test_the_model_is_the_run_that_is_named(workplace, run):
     model, record = load_model(workplace / "runs" / "rope")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), run.model.parameters(), strict=True))
-    assert data.run_tokenizer(workplace / "runs" / "rope", record).n_vocab == run.encoding.n_vocab
+    assert data.run_tokenizer(workplace / "runs" / "rope", record["data"]).n_vocab == run.encoding.n_vocab
