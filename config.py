@@ -224,8 +224,10 @@ class RoPE(Sinusoidal):
 
 @dataclass(frozen=True)
 class ALiBi(EncodingConfig):
+    slopes: float = knob(1.0, POSITIVE, "by which ALiBi's slopes are multiplied (default: 1)")
+
     def pairs(self, queries, keys, model):
-        return expe.distances(queries, keys).astype(float)[..., None, :, :]                    # (..., 1, T, S)
+        return self.slopes * expe.distances(queries, keys).astype(float)[..., None, :, :]      # (..., 1, T, S)
 
 @dataclass(frozen=True)
 class T5(EncodingConfig):

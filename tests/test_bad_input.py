@@ -25,6 +25,7 @@ WRONG = [
     ("train.py --pe exqpe --learn random --theta2 1/8", "learn random draws theta2, and 0.125 is given: leave one out"),
     ("train.py --pe rope --once", "once is for expe and exqpe, and rope has no use for it: leave it out"),
     ("train.py --pe t5 --max-distance 16", "max_distance must be a whole number from 17 to 65,536, got 16"),
+    ("train.py --pe alibi --slopes 0", "slopes must be a finite number above 0, got 0"),
     ("train.py --pe shaw --max-distance 1e12", "max_distance must be a whole number from 1 to 65,536"),
     ("train.py --pe t5 --buckets 1e5", "buckets must be a whole number from 2 to 1,024, got 100000"),
     ("train.py --pe shaw --buckets 8", "buckets is for t5, and shaw has no use for it: leave it out"),

@@ -119,7 +119,7 @@ def loops_say(model, i, h, n, variant):
     if pe == "rope":
         options["turn"] = np.outer(n, [10000.0 ** (-2 * i / 8) for i in range(4)])
     if pe == "alibi":
-        options["bias"] = lambda head, m, s: -(2 ** (-4 * (head + 1))) * (n[m] - n[s])
+        options["bias"] = lambda head, m, s: -variant.get("slopes", 1) * 2 ** (-4 * (head + 1)) * (n[m] - n[s])
     if pe == "t5":
         options["bias"] = lambda head, m, s: own["weight"][bucket_by_formula(n[m] - n[s], 6, 5), head]
     if pe == "shaw":
@@ -138,6 +138,7 @@ LOOPED = ("nope", "expe", "exqpe", "rope", "alibi", "t5", "shaw")
         *(("expe", {"on": on}, {}) for on in ("k", "q", "qkv")),
         ("exqpe", {"on": "k"}, {}),
         ("expe", {"constant": True}, {}),
+        ("alibi", {"slopes": 3}, {}),
         ("expe", {"learn": "init"}, {}),
         ("exqpe", {"learn": "random", "start": 0.3}, {}),
         *((pe, {}, blocks) for blocks in BLOCKS.values() for pe in LOOPED),

@@ -126,6 +126,7 @@ VARIANTS = {
         {"once": True},
         {"scale": 0.25},
     ],
+    "alibi": [{"slopes": 3}],
     "t5": [{"buckets": 2, "max_distance": 3}, {"buckets": 7, "max_distance": 6}],
     "shaw": [{"max_distance": 1}, {"max_distance": 40}],
 }
