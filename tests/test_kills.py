@@ -290,7 +290,7 @@ def program(function, *positional, **named):
         input=json.dumps([function, positional, named], default=str),
         text=True,
         capture_output=True,
-        timeout=1800,
+        timeout=3 * 3600,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
@@ -342,10 +342,10 @@ def test_data_killed_at_every_event_is_prepared_as_if_it_was_not(books, tmp_path
 
 
 @pytest.mark.slow
-def test_a_grid_killed_at_many_events_ends_as_one_that_was_not(tokens, tmp_path):
+def test_a_grid_killed_at_every_event_ends_as_one_that_was_not(tokens, tmp_path):
     command = ["lab.reproduce", "scaling", "--preset", "mini", "--seeds", "0", "--", *SMALL, "--steps", "2",
                "--data", tokens]  # fmt: skip
-    assert program("kill_everywhere", tmp_path, command, ".", "check_grid", every=10) > 150
+    assert program("kill_everywhere", tmp_path, command, ".", "check_grid") > 150
 
 
 def test_what_is_left_of_a_folder_that_was_being_deleted_is_not_taken_for_it(tmp_path):
