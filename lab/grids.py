@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from config import ENCODINGS
+from lab import tuned
 
 VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags of train.py
     "expe-on-k": "--pe expe --on k",
@@ -12,7 +13,7 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
     "expe-learn-init": "--pe expe --learn init",
     "expe-learn-random": "--pe expe --learn random",
     "expe-once": "--pe expe --once",
-}
+} | tuned.variants()
 EVALUATIONS = {                          # flags of eval.py, by the name of the file that they fill
     "nonoverlap": "--per-position",
     "same-targets": "--protocol same-targets",
@@ -22,6 +23,8 @@ EVALUATIONS = {                          # flags of eval.py, by the name of the 
     "scaled-same-targets": "--protocol same-targets --scale 0.5,auto",
     "extended-same-targets": "--protocol same-targets --rope-scaling linear,ntk,dynamic,yarn,dual-chunk",
     "precision-same-targets": "--protocol same-targets --dtype bf16,fp16,int8",
+    "test-nonoverlap": "--split test",
+    "test-same-targets": "--split test --protocol same-targets",
 }
 LOSSES, PROBES = ("nonoverlap", "same-targets"), ("swap", "repeat")
 

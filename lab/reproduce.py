@@ -3,6 +3,7 @@
     python -m lab.reproduce table2 --preset mini --seeds 0,1,2
     python -m lab.reproduce table2 --preset paper-35m --dry-run
     python -m lab.reproduce ablations --preset paper-35m -- --dtype bf16 --compile     what follows -- is train.py's
+    python -m lab.reproduce tuned --seeds 1,2,3                        every method at its best, tuned alike
     python -m lab.reproduce report                                     RESULTS.md anew, from results/ alone
 
 A grid that was stopped or killed goes on when it is started again: complete runs are not trained again, unfinished ones
@@ -27,6 +28,7 @@ import train
 from cli import CONTROL, CommandLine, at_least, listed, pick_device
 from config import PRESETS, InputError
 from files import held, read_json, write_json
+from lab import tuned
 from lab.grids import ALL, EVALUATIONS, GRIDS, VARIANTS
 from model_numpy import count_parameters
 from runs import read_run
@@ -56,11 +58,22 @@ def jobs_of(args):
     """Every job of the grids that are asked for, each run before its evaluations."""
     if own := OWN & {flag.partition("=")[0] for flag in args.train_flags}:
         raise InputError(f"{own.pop()} is the grid's own: leave it out of what follows --")
-    wanted = {}                          # the evaluations of each variant, without repeats
-    for variant, names in (item for name in args.grids for item in GRIDS[name].evaluations.items()):
-        wanted.setdefault(variant, {}).update(dict.fromkeys(names))
-    return [job for seed in args.seeds for variant, names in wanted.items()
-            for job in jobs_of_run(variant, seed, names, args)]
+    wanted = {}                          # the evaluations of each run, without repeats
+    for variant, seed, names in runs_of(args):
+        wanted.setdefault((variant, seed), {}).update(dict.fromkeys(names))
+    return [job for (variant, seed), names in wanted.items() for job in jobs_of_run(variant, seed, names, args)]
+
+def runs_of(args):
+    """(variant, seed, evaluations) of every run of the grids that are asked for; of `tuned`, as far as it has come."""
+    if args.grids == ("tuned",):
+        return tuned.runs(args.seeds, lambda name: trial_loss(name, args))
+    return [(variant, seed, names) for seed in args.seeds for grid in args.grids
+            for variant, names in GRIDS[grid].evaluations.items()]
+
+def trial_loss(name, args):
+    """The loss by which `tuned` chooses, or None if the trial is not done."""
+    job = jobs_of_run(name, tuned.SEED, tuned.TRIALS[:1], args)[-1]
+    return read_json(job.file)[0]["loss"] if done(job) else None
 
 def jobs_of_run(variant, seed, evaluations, args):
     """A run's training and its evaluations; InputError if it is there, and not by these flags."""
@@ -98,10 +111,17 @@ def weights_of(run):
     return checkpoint["step"], config.steps, checkpoint["files"]["model.safetensors"]["sha256"]
 
 def done(job):
-    """Whether a job's file is there, whole, of the complete run's weights (by their hash), and of as many documents."""
+    """Whether a job's file is there, whole, of the complete run's weights (by their hash), and of as many documents.
+
+    By --use-results, a run that is not here has the weights of which its results speak.
+    """
     step, steps, weights = weights_of(job.run)
     try:
         found, max_docs = read_json(job.file), None
+        if steps is None and job.args.use_results:
+            run = read_json(job.file.with_name(f"{job.run.name}.run.json"))
+            weights = run["weights"] if run["train_flags"] == shlex.join(job.args.train_flags) else None
+            step = steps if weights else 0
         if job.evaluation is not None:
             found, max_docs = found[0], job.args.max_docs
         return step == steps and (found["weights"], found.get("max_docs")) == (weights, max_docs)
@@ -157,10 +177,20 @@ def show_plan(jobs):
     print(f"\n{len(runs)} runs, {sum(job.work for job in runs):,} training tokens; left: {trainings} runs and "
           f"{len(left) - trainings} evaluations, about {train.clock(sum(job.work for job in left) / rate)} by {source}")
 
-def run_grid(jobs):
-    """Do all that is left, under one bar; without a terminal, a line for each job."""
-    left = [job for job in jobs if not done(job)]
-    print(f"{len(jobs) - len(left)} of {len(jobs)} jobs are done", flush=True)
+def run_grid(args):
+    """Do all that is left, and what `tuned` then knows to be next."""
+    tried = set()
+    while True:
+        jobs = jobs_of(args)
+        left = [job for job in jobs if job.file not in tried and not done(job)]
+        print(f"{len(jobs) - len(left)} of {len(jobs)} jobs are done", flush=True)
+        if not left:
+            break
+        do_all(left)
+        tried |= {job.file for job in left}
+
+def do_all(left):
+    """Under one bar; without a terminal, a line for each job."""
     bar_format = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
     with tqdm(total=sum(job.work for job in left), bar_format=bar_format, disable=None) as bar:
         for i, job in enumerate(left):
@@ -178,33 +208,36 @@ def main(argv=None):
     from lab.report import report
     argv = sys.argv[1:] if argv is None else argv
     titles = {name: grid.title for name, grid in GRIDS.items()}
-    titles |= {"all": ", ".join(ALL), "report": "no run: RESULTS.md and the pictures anew"}
+    titles |= {"tuned": tuned.TITLE, "all": ", ".join(ALL), "report": "no run: RESULTS.md and the pictures anew"}
     grids = "".join(f"  {name:12}{title}\n" for name, title in titles.items())
     parser = CommandLine(prog="python -m lab.reproduce", description=__doc__, epilog=f"grids:\n{grids}")
     parser.add_argument("grid", choices=titles, metavar="GRID", help="one of those below")
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model (default: mini)")
-    parser.add_argument("--seeds", type=listed(at_least(0)), default=[0, 1, 2], metavar="N,N,...",
-                        help="default: 0,1,2")
+    parser.add_argument("--seeds", type=listed(at_least(0)), metavar="N,N,...",
+                        help="default: 0,1,2; of tuned, whose trials have seed 0, 1,2,3")
     parser.add_argument("--max-docs", type=at_least(1), metavar="N", help="score the first N held-out documents only")
     parser.add_argument("--device", help="of training and evaluation (default: a GPU if there is one)")
+    parser.add_argument("--use-results", action="store_true",
+                        help="take what results/ says of runs that are not here for done, and train the others alone")
     parser.add_argument("--dry-run", action="store_true", help="print the runs, their tokens and an estimate")
     with parser.one_line_errors():
         cut = argv.index("--") if "--" in argv else len(argv)
         args = parser.parse_args(argv[:cut])
         args.train_flags, args.grids = argv[cut + 1 :], ALL if args.grid == "all" else (args.grid,)
+        args.seeds = args.seeds or ([1, 2, 3] if args.grid == "tuned" else [0, 1, 2])
         if args.grid == "report":
             if len(argv) > 1:
                 parser.error(f"report reads all of results/ and takes no flag: leave out {argv[1]}")
             return report()
         if args.device:
             pick_device(args.device)                                   # InputError if there is none
-        jobs = jobs_of(args)
         if args.dry_run:
-            return show_plan(jobs)
-        results = jobs[0].file.parent
+            return show_plan(jobs_of(args))
+        jobs_of(args)                                                  # InputError before a folder is made
+        results = Path("results") / args.preset
         results.mkdir(parents=True, exist_ok=True)
         with held(results):
-            run_grid(jobs)
+            run_grid(args)
         report()
 
 if __name__ == "__main__":

@@ -1,0 +1,70 @@
+"""Every method at its best: the learning rate and a knob of its own, tuned at `mini` by one rule and one budget.
+
+1. One run a value of the method's knob, at the preset's learning rate.
+2. One run a learning rate, at the best of these. NoPE has no knob, and as many more rates: nine trials for each.
+3. The best of all, and the default, with fresh seeds: these alone are scored on the test split.
+
+The best has the lowest loss on the val split at the trained length, by the paper's protocol. Nothing past the trained
+length is looked at.
+"""
+
+from typing import NamedTuple
+
+TITLE = "Every method at its best: its learning rate and a knob of its own, tuned alike"
+SEED = 0                                 # of the trials
+TRIALS = ("nonoverlap", "same-targets")  # by what they are scored, on val
+FINALS = ("test-nonoverlap", "test-same-targets")
+RATES = {f"lr-x{rate:g}": f"--lr {0.004 * rate:g}" for rate in (0.25, 0.5, 2)}         # multiples of mini's
+MORE = {f"lr-x{rate:g}": f"--lr {0.004 * rate:g}" for rate in (0.35, 0.7, 1.2, 1.4, 1.7)}
+GAINS = {f"x{gain:g}": f"--theta {gain:g}/512" for gain in (0.25, 4, 16, 64, 256)}     # of theta; mini's is 1/512
+BASES = {f"base{base}": f"--base {base}" for base in (30, 100, 300, 1000, 100_000)}
+
+class Method(NamedTuple):
+    flags: str                           # of train.py
+    knob: dict                           # {name of a value: its flags}, beside the default
+    rates: dict = RATES
+
+METHODS = {
+    "expe": Method("--pe expe", GAINS),
+    "expe-on-k": Method("--pe expe --on k", GAINS),
+    "rope": Method("--pe rope", BASES),
+    "alibi": Method("--pe alibi", {f"x{slopes:g}": f"--slopes {slopes:g}" for slopes in (0.25, 0.5, 1.5, 2, 4)}),
+    "t5": Method("--pe t5", {f"distance{far}": f"--max-distance {far}" for far in (24, 32, 64, 256, 512)}),
+    "shaw": Method("--pe shaw", {f"distance{far}": f"--max-distance {far}" for far in (4, 8, 32, 64, 128)}),
+    "sinusoidal": Method("--pe sinusoidal", BASES),
+    "nope": Method("--pe nope", {}, RATES | MORE),
+}
+
+def variants():
+    """{name: flags of train.py} of every trial that there can be: METHOD, METHOD-VALUE, and either with -RATE."""
+    found = {}
+    for method, (flags, knob, rates) in METHODS.items():
+        first = {method: flags} | {f"{method}-{value}": f"{flags} {more}" for value, more in knob.items()}
+        for name, own in first.items():
+            found |= {name: own} | {f"{name}-{rate}": f"{own} {more}" for rate, more in rates.items()}
+    return found
+
+def trials(method, loss):
+    """(the names of a method's trials, the best of them), as far as they can be known; the best is None before that.
+
+    loss(name): of a trial on val at the trained length, or None as long as it is missing.
+    """
+    _, knob, rates = METHODS[method]
+    names = [method, *(f"{method}-{value}" for value in knob)]
+    if (first := best_of(names, loss)) is None:
+        return names, None
+    names += [f"{first}-{rate}" for rate in rates]
+    return names, best_of(names, loss)
+
+def best_of(names, loss):
+    """The name with the lowest loss, the first of equal ones; None as long as any loss is missing."""
+    losses = [loss(name) for name in names]
+    return None if None in losses else names[losses.index(min(losses))]
+
+def runs(seeds, loss):
+    """(variant, seed, evaluations) of every run that can be known by the losses so far; seeds: the fresh ones."""
+    for method in METHODS:
+        names, best = trials(method, loss)
+        yield from ((name, SEED, TRIALS) for name in names)
+        if best is not None:
+            yield from ((name, seed, FINALS) for name in dict.fromkeys((method, best)) for seed in seeds)
