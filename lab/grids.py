@@ -13,6 +13,11 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
     "expe-learn-init": "--pe expe --learn init",
     "expe-learn-random": "--pe expe --learn random",
     "expe-once": "--pe expe --once",
+    "expe-on-q": "--pe expe --on q",
+    "expe-on-qkv": "--pe expe --on qkv",
+    "expe-l1-x24": "--pe expe --l 1 --theta 24/512",
+    "expe-x1024": "--pe expe --theta 1024/512",
+    "expe-on-k-x1024": "--pe expe --on k --theta 1024/512",
 } | tuned.variants()
 EVALUATIONS = {                          # flags of eval.py, by the name of the file that they fill
     "nonoverlap": "--per-position",
@@ -66,5 +71,13 @@ GRIDS = {
     "precision": Grid(
         "ExPE and ExQPE in fewer bits (the claim of section 2.3)",
         dict.fromkeys(("expe", "exqpe", "expe-on-k"), ("same-targets", "precision-same-targets"))),
+    "doors": Grid(
+        "Which of W_q, W_k and W_v the override enters",
+        dict.fromkeys(("expe-on-k", "expe-on-q", "expe", "expe-on-qkv", "expe-once"), LOSSES)),
+    "gain": Grid(
+        "ExPE's gain: theta times 1/4 to 1,024, and one dimension with the gain of 24",
+        dict.fromkeys((f"{method}{gain}" for method in ("expe", "expe-on-k")
+                       for gain in ("-x0.25", "", "-x4", "-x16", "-x64", "-x256", "-x1024")), LOSSES)
+        | dict.fromkeys(("expe-l1", "expe-l1-x24"), LOSSES)),
 }
 ALL = ("table2", "ablations", "scaling", "extensions", "precision")    # what the grid `all` stands for

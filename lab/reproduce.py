@@ -36,8 +36,7 @@ from runs import read_run
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 
 WINDOWS = 150  # read at each length by an evaluation, about: for the estimate alone
-OWN = {"--preset", "--seed", "--out", "--resume", "--overwrite", "--device", "--help", "-h"} | {
-    flag for flags in VARIANTS.values() for flag in flags.split() if flag.startswith("-")}
+OWN = {"--preset", "--seed", "--out", "--resume", "--overwrite", "--device", "--help", "-h"}
 
 
 # ---- what is to do ---------------------------------------------------------------------------------------------------
@@ -56,16 +55,20 @@ class Job(NamedTuple):
 
 def jobs_of(args):
     """Every job of the grids that are asked for, each run before its evaluations."""
-    if own := OWN & {flag.partition("=")[0] for flag in args.train_flags}:
-        raise InputError(f"{own.pop()} is the grid's own: leave it out of what follows --")
     wanted = {}                          # the evaluations of each run, without repeats
     for variant, seed, names in runs_of(args):
         wanted.setdefault((variant, seed), {}).update(dict.fromkeys(names))
+    own = OWN.union(*(VARIANTS[variant].split() for variant, _ in wanted))
+    if taken := [flag for flag in args.train_flags if flag.startswith("-") and flag.partition("=")[0] in own]:
+        raise InputError(f"{taken[0].partition('=')[0]} is the grid's own: leave it out of what follows --")
     return [job for (variant, seed), names in wanted.items() for job in jobs_of_run(variant, seed, names, args)]
 
 def runs_of(args):
     """(variant, seed, evaluations) of every run of the grids that are asked for; of `tuned`, as far as it has come."""
     if args.grids == ("tuned",):
+        if args.preset != tuned.PRESET or tuned.SEED in args.seeds:
+            raise InputError(f"tuned varies what {tuned.PRESET} has, and seed {tuned.SEED} is that of its trials: "
+                             "leave out --preset, and give --seeds without it")
         return tuned.runs(args.seeds, lambda name: trial_loss(name, args))
     return [(variant, seed, names) for seed in args.seeds for grid in args.grids
             for variant, names in GRIDS[grid].evaluations.items()]
@@ -137,10 +140,9 @@ def do(job):
         with contextlib.redirect_stdout(io.StringIO()):
             return evaluation.main(job.command[2:])
     import torch
-    step, steps, _ = weights_of(job.run)
-    if step != steps:
-        torch.compiler.reset()                                         # what was compiled for another run
-        train.main(job.command[2:] + ["--resume"] * bool(steps))
+    torch.compiler.reset()                                             # what was compiled for another run
+    there = (job.run / "config.json").exists()
+    train.main(job.command[2:] + ["--resume"] * there)                 # of a complete run, only what a kill left undone
     model, config, record = read_run(job.run)
     write_json(job.file, {
         "variant": job.variant, "seed": job.seed, "train_flags": shlex.join(job.args.train_flags),

@@ -1,0 +1,91 @@
+"""A tour in one go: train three encodings for a minute each, evaluate, draw and generate, and a page that shows it.
+
+    python -m lab.demo                   writes runs/demo/index.html; `make demo` sets up what it needs first
+
+The runs are short ones of the preset `mini`. What was trained is kept: a tour that was stopped goes on.
+"""
+
+import contextlib
+import html
+import io
+import shlex
+from pathlib import Path
+
+import eval as evaluation
+import generate
+import train
+from cli import CommandLine, at_least
+from files import read_json, write_whole
+
+FOLDER = Path("runs/demo")
+RUNS = {                                 # name: flags of train.py, and what there is to see
+    "rope": ("--pe rope", "RoPE turns queries and keys by angles. Past the trained length it meets distances that it "
+             "never saw, and its loss climbs at once."),
+    "expe": ("--pe expe --l 24", "ExPE writes the position into what enters W_q and W_k. It holds on a while, then "
+             "climbs: the slope that it gives to a distance grows with the query's own position."),
+    "expe-on-k": ("--pe expe --l 24 --on k", "The same on the keys alone knows distances and nothing else. Its loss "
+                  "stays level as far as one reads."),
+}
+PROMPT = "def main("
+NEXT = (
+    ("the full runs, some minutes each", 'make train PE="expe rope sinusoidal"'),
+    ("the same targets with more and more context", "python eval.py runs/demo/expe runs/demo/rope --protocol same-targets"),
+    ("your own text", "python train.py --pe expe --on k --data my_books/"),
+)
+STYLE = """
+:root { color-scheme: light dark }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse } td, th { padding: .2rem .8rem; text-align: right } td:first-child { text-align: left }
+img { max-width: 100%; background: white; border-radius: 6px } pre { overflow-x: auto; padding: .6rem; border: 1px solid }
+"""
+
+def call(main, *words):
+    """Run a script of ours in this process, and return what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main(shlex.split(" ".join(map(str, words))))
+    return printed.getvalue()
+
+def tour(steps):
+    """Train, evaluate, draw and generate; returns (rows of eval.py, {run: text})."""
+    for name, (flags, _) in RUNS.items():
+        run = FOLDER / name
+        print(f"training {run}: {steps:,} steps", flush=True)
+        resume = "--resume" if (run / "config.json").exists() else ""
+        train.main(shlex.split(f"--preset mini {flags} --steps {steps} --out {run} {resume}"))
+    print("evaluating at 1 to 16 times the trained length", flush=True)
+    runs = " ".join(str(FOLDER / name) for name in RUNS)
+    call(evaluation.main, runs, f"--json {FOLDER}/loss.json --plot {FOLDER}/loss.png")
+    print("generating", flush=True)
+    texts = {name: call(generate.main, FOLDER / name, f"--prompt '{PROMPT}' --tokens 120 --temperature 0.7")
+             for name in RUNS}
+    return read_json(FOLDER / "loss.json", [{"run": str, "length": int, "loss": float}]), texts
+
+def page(rows, texts, steps):
+    """The HTML of what happened, with its pictures beside it."""
+    lengths = sorted({row["length"] for row in rows})
+    heads = "".join(f"<th>{length:,}</th>" for length in ["tokens", *lengths][1:])
+    lines = "".join(
+        f"<tr><td>{name}</td>" + "".join(f"<td>{row['loss']:.3f}</td>" for row in rows if row["run"] == str(FOLDER / name))
+        + "</tr>" for name in RUNS)
+    seen = "".join(f"<li><b>{name}</b> (<code>{flags}</code>). {words}</li>" for name, (flags, words) in RUNS.items())
+    wrote = "".join(f"<h3>{name}</h3><pre>{html.escape(text)}</pre>" for name, text in texts.items())
+    more = "".join(f"<p>{html.escape(what)}:</p><pre>{html.escape(command)}</pre>" for what, command in NEXT)
+    return (f"<!doctype html><html lang=en><meta charset=utf-8><title>Exact positional encodings: a tour</title>"
+            f"<style>{STYLE}</style><h1>What happens past the trained length</h1>"
+            f"<p>Three models were trained just now on windows of {lengths[0]} tokens, {steps:,} steps each: the same "
+            f"data, first weights and order, and another encoding of the position.</p>"
+            f"<h2>What you see</h2><img src=loss.png alt='loss against the length of the window'><table><tr><th>loss, "
+            f"nats a token, in windows of</th>{heads}</tr>{lines}</table><ul>{seen}</ul>"
+            f"<h2>What they write after <code>{html.escape(PROMPT)}</code></h2>{wrote}<h2>Next</h2>{more}</html>\n")
+
+def main(argv=None):
+    parser = CommandLine(prog="python -m lab.demo", description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=at_least(20), default=500, metavar="N", help="of each run (default: 500)")
+    with parser.one_line_errors():
+        args = parser.parse_args(argv)
+        rows, texts = tour(args.steps)
+        write_whole(FOLDER / "index.html", page(rows, texts, args.steps))
+        print(f"\nopen {FOLDER}/index.html")
+
+if __name__ == "__main__":
+    main()

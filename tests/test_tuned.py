@@ -1,0 +1,95 @@
+"""The grid that tunes every method: its trials by hand, its rule, and a small one run to its end."""
+
+import json
+
+import pytest
+from conftest import command, refused
+
+from config import PRESETS
+from lab import reproduce, tuned
+from lab.grids import EVALUATIONS, VARIANTS
+from train import command_line, configure
+
+SMALL = ["--context", "16", "--batch-size", "4", "--vocab", "300", "--steps", "2", "--width", "32"]
+
+
+def config_of(name):
+    """What a variant's flags make of mini: (EncodingConfig, learning rate)."""
+    args = command_line().parse_args(["--preset", "mini", *VARIANTS[name].split()])
+    model, train = configure(args, *PRESETS["mini"])
+    return model.encoding, train.lr
+
+
+def test_every_method_has_nine_trials_with_its_default_among_them():
+    for method in tuned.METHODS:
+        names, best = tuned.trials(method, lambda name: len(name))
+        assert len(set(names)) == 9 and names[0] == method and best == method, "the shortest name has the lowest loss"
+        assert len({config_of(name) for name in names}) == 9
+
+
+def test_knobs_and_rates_span_what_the_page_says():
+    spans = {"expe": ("theta", 1 / 2048, 1 / 2), "rope": ("base", 30, 100_000), "alibi": ("slopes", 0.25, 4),
+             "t5": ("max_distance", 24, 512), "shaw": ("max_distance", 4, 128), "expe-on-k": ("theta", 1 / 2048, 1 / 2)}
+    for method, (field, low, high) in spans.items():
+        found = [getattr(config_of(f"{method}-{value}")[0], field) for value in tuned.METHODS[method].knob]
+        assert (min(found), max(found)) == (low, high)
+    for method in tuned.METHODS:
+        rates = [config_of(f"{method}-{rate}")[1] for rate in tuned.METHODS[method].rates]
+        assert min(rates) == 1e-3 and max(rates) == 8e-3
+
+
+def test_the_plan_goes_from_the_knob_to_the_rate_to_fresh_seeds():
+    losses = {}
+    plan = lambda: [run for run in tuned.runs([1, 2], losses.get) if run[0].startswith("rope")]  # noqa: E731
+    first = ["rope", "rope-base30", "rope-base100", "rope-base300", "rope-base1000", "rope-base100000"]
+    assert plan() == [(name, 0, tuned.TRIALS) for name in first]
+    losses |= dict.fromkeys(first, 3.0) | {"rope-base300": 2.9}
+    del losses["rope"]
+    assert len(plan()) == 6, "the default is missing"
+    losses["rope"] = 3.1
+    second = [f"rope-base300-lr-x{rate}" for rate in (0.25, 0.5, 2)]
+    assert plan() == [(name, 0, tuned.TRIALS) for name in first + second]
+    losses |= dict.fromkeys(second, 2.95)
+    best = [(name, seed, tuned.FINALS) for name in ("rope", "rope-base300") for seed in (1, 2)]
+    assert plan() == [(name, 0, tuned.TRIALS) for name in first + second] + best
+    losses[second[1]] = 2.8
+    assert plan()[-1] == (second[1], 2, tuned.FINALS)
+    losses |= {"rope": 2.7, "rope-base300": 3.0} | {f"rope-lr-x{rate}": 2.75 for rate in (0.25, 0.5, 2)}
+    assert [name for name, *_ in plan()][-2:] == ["rope", "rope"], "the default is the best: it has its seeds once"
+
+
+def test_trials_never_see_the_test_split_and_finals_see_it_alone():
+    assert not any("test" in EVALUATIONS[name] for name in tuned.TRIALS)
+    assert all("--split test" in EVALUATIONS[name] for name in tuned.FINALS)
+
+
+def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    few = {"alibi": tuned.Method("--pe alibi", {"x2": "--slopes 2"}, {"lr-x2": "--lr 0.008"}),
+           "nope": tuned.Method("--pe nope", {}, {"lr-x2": "--lr 0.008"})}
+    monkeypatch.setattr(tuned, "METHODS", few)
+    flags = ["tuned", "--seeds", "1", "--max-docs", "2", "--", *SMALL, "--data", str(tokens)]
+    reproduce.main(flags)
+    said = lambda name: json.loads((tmp_path / f"results/mini/{name}.json").read_text())  # noqa: E731
+    for method, first in (("alibi", ["alibi", "alibi-x2"]), ("nope", ["nope"])):
+        loss = {name: said(f"{name}-s0.nonoverlap")[0]["loss"] for name in first}
+        second = f"{min(loss, key=loss.get)}-lr-x2"
+        loss[second] = said(f"{second}-s0.nonoverlap")[0]["loss"]
+        for name in {method, min(loss, key=loss.get)}:
+            assert {row["split"] for row in said(f"{name}-s1.test-same-targets")} == {"test"}
+    files = sorted(tmp_path.rglob("results/mini/*"))
+    before = {path: path.stat().st_mtime_ns for path in files}
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    capsys.readouterr()
+    reproduce.main([*flags[:1], "--use-results", *flags[1:]])
+    assert not (tmp_path / "runs").exists()
+    assert {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("results/mini/*"))} == before
+    reproduce.main([*flags[:1], "--dry-run", *flags[1:]])
+    assert "4 runs" not in capsys.readouterr().out.splitlines()[-1].partition("left: ")[2], "they are trained again"
+
+
+@pytest.mark.parametrize("flags", [["--preset", "paper-35m"], ["--seeds", "0,1"]])
+def test_another_preset_or_the_trials_own_seed_is_refused(flags, tmp_path):
+    assert "tuned varies what mini has, and seed 0 is that of its trials" in refused(
+        command("lab.reproduce", "tuned", *flags, cwd=tmp_path)
+    )
