@@ -3,10 +3,12 @@
 A measure turns held-out documents into windows: one list of them, or two. A protocol has one: the loss of its targets.
 A probe has two with the same targets, one of which lacks what a model would have to fetch from far back: `gain` is by
 how much the loss rises without it, and is 0 for a model that does not use its far context. A document is an array of
-<|endoftext|> and its own tokens. All losses are in nats a token, and all intervals come from the bootstrap over
-documents (Efron and Tibshirani 1993, chapter 13), paired: what two losses of one document share drops out.
+<|endoftext|> and its own tokens. All losses are in nats a token. All intervals are paired: what two losses of one
+document share drops out. Those of one run come from the bootstrap over documents (Efron and Tibshirani 1993, chapter
+13), and say nothing of another seed; those of several seeds are of seeds and documents both.
 """
 
+import functools
 import hashlib
 import itertools
 import math
@@ -177,7 +179,7 @@ PROTOCOLS = {
         same_targets,
         "the last --targets tokens of each document, with 1x, 2x, ... the trained length of context ending at the same "
         "token, and with a sliding window beside it. It shows what more context is worth for the very same targets, "
-        "with 95% intervals from a paired bootstrap over documents; it is silent on all other tokens.",
+        "with 95% intervals from a paired bootstrap over documents; it is silent on all other tokens and seeds.",
         flags=("targets", "stride"), beside="sliding"),
     "sliding": Measure(
         sliding,
@@ -238,6 +240,30 @@ def intervals(differences, targets, seed=0):
         means.append(drawn @ (differences * targets).T / (drawn @ targets)[:, None])   # (..., k)
     low, high = np.percentile(np.concatenate(means), (2.5, 97.5), axis=0)
     return np.stack((differences @ targets / targets.sum(), low, high), axis=-1).tolist()
+
+@functools.cache
+def student(freedom):
+    """The 97.5th percentile of Student's t: sqrt(freedom) tan x, x of density cos(x)^(freedom - 1), freedom >= 1."""
+    x = np.linspace(0, np.pi / 2, 10_001)
+    mass = np.cumsum(np.cos((x[1:] + x[:-1]) / 2) ** (freedom - 1))    # from 0 to x[1:]
+    return math.sqrt(freedom) * math.tan(np.interp(0.95 * mass[-1], mass, x[1:]))
+
+def interval_of_seeds(differences, targets):
+    """[mean, low, high] of paired differences (seeds, documents), weighted by the documents' targets.
+
+    A 95% interval for other seeds and other documents: Student's over seeds and Student's over documents, their half
+    widths squared and added (Zou and Donner 2008). What is of one seed on one document is in both, so that it is rather
+    too wide than too narrow (lab/coverage.py). low and high are nan for one seed, or documents that weigh less than 2.
+    """
+    differences, weights = np.asarray(differences, dtype=np.float64), np.divide(targets, np.sum(targets))
+    by_seed, by_document = differences @ weights, differences.mean(axis=0)
+    mean, n = by_seed.mean(), 1 / (weights @ weights)                  # n: of documents that weigh alike (Kish 1965)
+    if len(by_seed) < 2 or n < 2:
+        return [mean, math.nan, math.nan]
+    over_seeds = student(len(by_seed) - 1) * math.sqrt(by_seed.var(ddof=1) / len(by_seed))
+    over_documents = student(n - 1) * math.sqrt(weights @ (by_document - mean) ** 2 / (n - 1))
+    half = math.hypot(over_seeds, over_documents)
+    return [mean, mean - half, mean + half]
 
 def summary(conditions, losses):
     """What a row says of the losses of a measure's one or two lists of windows; loss None if any is not finite."""
