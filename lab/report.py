@@ -13,15 +13,15 @@ from eval import MULTIPLES
 from files import check_shape, read_json, read_text, write_whole
 from lab import pictures
 from lab.grids import EVALUATIONS, GRIDS, LOSSES, PROBES, VARIANTS
-from lab.measures import intervals
+from lab.measures import interval_of_seeds
 
 NOTES = "\n## Notes\n"
 HEAD = ("# Results\n\nMade by `python -m lab.reproduce report` from the files under results/, one a run and "
         "evaluation; only the notes at the end are written by hand. Losses are in nats a token, as the mean over seeds "
         "± their standard deviation. 1x is the trained length. `nonoverlap` is the paper's protocol; `same-targets` "
-        "scores the same last tokens of each document with more and more context. 95% intervals (in brackets) are a "
-        "paired bootstrap over documents of the mean over seeds. docs/evidence.md says what each protocol can and "
-        "cannot show.\n")
+        "scores the same last tokens of each document with more and more context. 95% intervals (in brackets) are of "
+        "paired differences, for other seeds and other documents; one seed alone has none. docs/evidence.md says how "
+        "they are made, and what each protocol can and cannot show.\n")
 NUMBER = int | float
 RUN = {"variant": str, "seed": int, "command": str, "weights": str, "dtype": str, "parameters": int, "tokens": int,
        "trained_length": int, "seconds": NUMBER,
@@ -131,11 +131,14 @@ def mean_sd(values, form=".3f"):
     return "-" if np.isnan(mean) else f"{mean:{form}}" + f" ± {sd:.3f}" * (len(values) > 1)
 
 def paired(rows, others, key="unit_losses", other_key="unit_losses"):
-    """A difference between two rows of each seed, averaged over seeds, with its bootstrap interval over documents."""
+    """A difference between two rows of each seed: the mean with its interval, if it has one; and that of each seed."""
     if not rows or not others or any(row["loss"] is None for row in rows + others):
-        return "-"
+        return "-", "-"
+    targets = rows[0]["unit_targets"]
     differences = [np.subtract(x[key], y[other_key]) for x, y in zip(rows, others, strict=True)]
-    return "{:+.3f} ({:+.3f}, {:+.3f})".format(*intervals([np.mean(differences, axis=0)], rows[0]["unit_targets"])[0])
+    mean, low, high = interval_of_seeds(differences, targets)
+    by_seed = " ".join(f"{x:+.3f}" for x in np.average(differences, axis=1, weights=targets))
+    return f"{mean:+.3f}" + f" ({low:+.3f}, {high:+.3f})" * (not np.isnan(low)), by_seed
 
 def losses_table(grid, preset, lines):
     """Ours by the paper's protocol beside the paper's numbers; what is comparable in another model is the rise."""
@@ -156,32 +159,33 @@ def losses_table(grid, preset, lines):
         rows.append(cells + [""] * (len(heads) - len(cells)))
     return table(heads, rows)
 
-def same_targets_table(lines):
+def same_targets_tables(lines):
+    """Losses with their differences, and the differences of each seed."""
     end = MULTIPLES[-1]
     sliding = {line.variant: line.rows["sliding", 1] for line in reversed(lines)}      # positions as they were trained
     expe = {line.label: line for line in lines}["expe"]
-    heads = ["run", "positions", *TIMES, "sliding 1x", f"{end}x - 1x", f"{end}x - sliding", "1x - expe's",
-             f"{end}x - expe's"]
-    rows = []
+    names, heads = ["run", "positions"], [f"{end}x - 1x", f"{end}x - sliding", "1x - expe's", f"{end}x - expe's"]
+    rows, by_seed = [], []
     for line in lines:
         first, last = (line.rows["same-targets", multiple] for multiple in (1, end))
-        cells = [line.variant, line.how, *map(mean_sd, line.losses("same-targets"))]
-        cells.append(mean_sd([row["loss"] for row in line.rows["sliding", 1]]))
-        cells += [paired(last, first), paired(last, sliding[line.variant])]
+        losses = [*line.losses("same-targets"), [row["loss"] for row in line.rows["sliding", 1]]]
+        pairs = [paired(last, first), paired(last, sliding[line.variant])]
         for multiple, mine in ((1, first), (end, last)):
-            cells.append("" if line is expe else paired(mine, expe.rows["same-targets", multiple]))
-        rows.append(cells)
-    return table(heads, rows)
+            pairs.append(("", "") if line is expe else paired(mine, expe.rows["same-targets", multiple]))
+        rows.append([line.variant, line.how, *map(mean_sd, losses), *(cell for cell, _ in pairs)])
+        by_seed.append([line.variant, line.how, *(seeds for _, seeds in pairs)])
+    return table([*names, *TIMES, "sliding 1x", *heads], rows), table(names + heads, by_seed)
 
 def probes_table(lines):
     """The gains of both probes; "" if no line has any."""
     asked = [("swap", 2), ("swap", 4), ("swap", 16), ("repeat", 1), ("repeat", 4), ("repeat", 16)]
     rows = []
     for line in lines:
-        gains = [paired(*[line.rows.get(at)] * 2, "unit_losses_without", "unit_losses") for at in asked]
-        if set(gains) != {"-"}:
-            rows.append([line.variant, *gains])
-    return table(["run", *(f"{probe} {multiple}x" for probe, multiple in asked)], rows) if rows else ""
+        gains = {at: paired(*[line.rows.get(at)] * 2, "unit_losses_without", "unit_losses") for at in asked}
+        if set(gains.values()) != {("-", "-")}:
+            rows.append([line.variant, *(cell for cell, _ in gains.values()), gains["swap", 16][1]])
+    heads = ["run", *(f"{probe} {multiple}x" for probe, multiple in asked), "swap 16x by seed"]
+    return table(heads, rows) if rows else ""
 
 def which_of_two(lines):
     """Which of the paper's two losses of ExPE at 4x ours is nearer to, by its rise from 1x."""
@@ -294,7 +298,10 @@ def section(name, preset, files, seeds):
         parts.append(f"By the paper's protocol (nonoverlap):\n\n{losses_table(grid, preset, by['nonoverlap'])}")
     if name == "table2":
         parts.append(which_of_two(lines))
-    parts.append(f"The same targets with more and more context:\n\n{same_targets_table(by['same-targets'])}")
+    same_targets, by_seed = same_targets_tables(by["same-targets"])
+    parts.append(f"The same targets with more and more context:\n\n{same_targets}")
+    if len(seeds) > 1:
+        parts.append(f"The differences by seed ({', '.join(map(str, seeds))}):\n\n{by_seed}")
     if probes := probes_table(lines):
         parts.append(f"Probes: the gain from what is far back, at windows of so many times 1x:\n\n{probes}")
     flags = {files[variant, "run"][seed].get("train_flags", "") for variant in grid.evaluations for seed in seeds}

@@ -1,6 +1,7 @@
 """A grid of tiny runs: planned, killed and gone on with, evaluated, and reported from its files alone."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ import pytest
 from conftest import ROOT, command, refused
 
 from lab.grids import EVALUATIONS, GRIDS, VARIANTS
-from lab.measures import intervals
+from lab.measures import student
 from runs import read_run
 
 WHAT = ("run", "nonoverlap", "same-targets", "scaled", "scaled-same-targets")
@@ -68,12 +69,26 @@ def test_numbers_of_the_report_are_those_of_the_files(grid):
     same = [json.loads((grid / f"results/mini/exqpe-s{seed}.scaled-same-targets.json").read_text()) for seed in (0, 1)]
     at = [{(row["how"], row["protocol"], row["length"]): row for row in part} for part in same]
     longest, first = ("scale auto", "same-targets", 256), ("scale auto", "same-targets", 16)
-    means = [
-        statistics.mean(part[longest]["unit_losses"][d] - part[first]["unit_losses"][d] for part in at)
-        for d in range(at[0][longest]["n_documents"])
-    ]
-    found = "{:+.3f} ({:+.3f}, {:+.3f})".format(*intervals([means], at[0][longest]["unit_targets"])[0])
+    n = at[0][longest]["n_documents"]
+    assert at[0][longest]["unit_targets"] == [8] * n
+    d = [[part[longest]["unit_losses"][i] - part[first]["unit_losses"][i] for i in range(n)] for part in at]
+    by_seed, by_document = [statistics.mean(x) for x in d], [statistics.mean(x) for x in zip(*d, strict=True)]
+    over_seeds = 12.7062 * statistics.stdev(by_seed) / math.sqrt(2)
+    half = math.hypot(over_seeds, student(n - 1) * statistics.stdev(by_document) / math.sqrt(n))
+    mean = statistics.mean(by_seed)
+    found = f"{mean:+.3f} ({mean - half:+.3f}, {mean + half:+.3f})"
     assert re.search(rf"\| exqpe \| scale auto \|.*\| {re.escape(found)} \|", text)
+    rest = text.split("The differences by seed (0, 1)")[1]
+    assert f"| exqpe | scale auto | {by_seed[0]:+.3f} {by_seed[1]:+.3f} |" in rest
+
+
+def test_a_report_of_one_seed_has_differences_and_no_interval(grid, tmp_path):
+    (tmp_path / "results/mini").mkdir(parents=True)
+    for path in (grid / "results/mini").glob("*-s1.*.json"):
+        shutil.copy(path, tmp_path / "results/mini")
+    assert command("lab.reproduce", "report", cwd=tmp_path).returncode == 0
+    [row] = re.findall(r"^\| exqpe \| scale auto \|.*", (tmp_path / "RESULTS.md").read_text(), re.M)
+    assert re.search(r"(\| [+-]\d\.\d{3} ){4}\|$", row)
 
 
 def test_results_alone_make_the_report_and_its_notes_are_kept(grid, tmp_path):
