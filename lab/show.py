@@ -77,15 +77,15 @@ def print_rows(rows):
     print_table(rows, "loss, nats a token (* trained length)", "loss")
     if any("gain" in row for row in rows):
         print_table(rows, "loss without it", "without")
-        print_table(rows, "gain, with its 95% interval", "gain", INTERVAL)
+        print_table(rows, "gain, with its 95% interval over documents or trials", "gain", INTERVAL)
         print_table(rows, "share of documents or trials with a gain", "won", "{:.0%}")
     elif rows[0]["protocol"] == "same-targets":
         for key, title in (("over_1x", "the trained length"), ("over_sliding", "a sliding window of it")):
-            print_table(rows, f"difference from {title}, with its 95% interval", key, INTERVAL)
+            print_table(rows, f"difference from {title}, with its 95% interval over documents", key, INTERVAL)
         pairs = [{**row, "run": f"{line_of(row)} - {other}", "how": "", "pe": "", "pair": value}
                  for row in scored for other, value in row["minus"].items()]
         if pairs:
-            print_table(pairs, "difference of two runs, with its 95% interval", "pair", INTERVAL)
+            print_table(pairs, "difference of two runs, with its 95% interval over documents", "pair", INTERVAL)
     else:
         print_table(rows, "perplexity (* trained length)", "perplexity", "{:.1f}")
     if scored and "by_position" in scored[0]:
