@@ -29,14 +29,15 @@ RUNS = {                                 # name: flags of train.py, and what the
 PROMPT = "def main("
 NEXT = (
     ("the full runs, some minutes each", 'make train PE="expe rope sinusoidal"'),
-    ("the same targets with more and more context", "python eval.py runs/demo/expe runs/demo/rope --protocol same-targets"),
+    ("the same targets with more and more context", "python eval.py runs/demo/* --protocol same-targets"),
     ("your own text", "python train.py --pe expe --on k --data my_books/"),
 )
 STYLE = """
 :root { color-scheme: light dark }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse } td, th { padding: .2rem .8rem; text-align: right } td:first-child { text-align: left }
-img { max-width: 100%; background: white; border-radius: 6px } pre { overflow-x: auto; padding: .6rem; border: 1px solid }
+table { border-collapse: collapse } td, th { padding: .2rem .8rem; text-align: right }
+td:first-child, th:first-child { text-align: left } img { max-width: 100% }
+pre { overflow-x: auto; padding: .6rem; border: 1px solid }
 """
 
 def call(main, *words):
@@ -63,10 +64,9 @@ def tour(steps):
 def page(rows, texts, steps):
     """The HTML of what happened, with its pictures beside it."""
     lengths = sorted({row["length"] for row in rows})
-    heads = "".join(f"<th>{length:,}</th>" for length in ["tokens", *lengths][1:])
-    lines = "".join(
-        f"<tr><td>{name}</td>" + "".join(f"<td>{row['loss']:.3f}</td>" for row in rows if row["run"] == str(FOLDER / name))
-        + "</tr>" for name in RUNS)
+    heads = "".join(f"<th>{length:,}</th>" for length in lengths)
+    cells = {name: [f"{row['loss']:.3f}" for row in rows if row["run"] == str(FOLDER / name)] for name in RUNS}
+    lines = "".join(f"<tr><td>{name}</td><td>{'</td><td>'.join(found)}</td></tr>" for name, found in cells.items())
     seen = "".join(f"<li><b>{name}</b> (<code>{flags}</code>). {words}</li>" for name, (flags, words) in RUNS.items())
     wrote = "".join(f"<h3>{name}</h3><pre>{html.escape(text)}</pre>" for name, text in texts.items())
     more = "".join(f"<p>{html.escape(what)}:</p><pre>{html.escape(command)}</pre>" for what, command in NEXT)
