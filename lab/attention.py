@@ -67,7 +67,8 @@ def main(argv=None):
         for length in lengths:
             model.scale_to(length, **asked)
             weights[length] = weights_of(model, tokens[None, :length])[:, 0].float().cpu().numpy()     # (n, H, T, T)
-        pictures.attention(args.out, weights, f"{args.run}, {source}")
+        name = pictures.name(pictures.variant_of(args.run))
+        pictures.attention(args.out, weights, f"Attention with {name} ({args.run}, {source})")
         print(f"picture: {args.out}")
 
 if __name__ == "__main__":

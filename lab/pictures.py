@@ -1,72 +1,140 @@
-"""Every picture of losses and attention: rows of numbers in, a file out."""
+"""Every picture of losses and attention: rows of numbers in, a file out that can be read on white and on black."""
 
+import dataclasses
+import itertools
 import math
-import textwrap
+import re
+import zlib
+from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
+import matplotlib
 import numpy as np
-from matplotlib import cycler
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from config import InputError
+from config import EncodingConfig, InputError
 from files import naming
+from runs import read_run
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe, Ito: colour-blind-safe
-STYLES = ("-", "--", ":")
-PIXELS = 96  # of an attention map's side
+NAMES = {                                # of a variant of lab/grids.py, and of those whose names begin as it does
+    "expe": "ExPE", "rope": "RoPE", "expe-on-k": "ExPE on keys", "alibi": "ALiBi", "exqpe": "ExQPE", "shaw": "Shaw",
+    "t5": "T5", "sinusoidal": "sinusoidal", "exqpe-on-k": "ExQPE on keys", "learned": "learned", "nope": "NoPE",
+    "expe-constant": "ExPE, constant", "expe-l1": "ExPE, l 1", "expe-once": "ExPE, once",
+    "expe-learn-init": "ExPE, learn init", "expe-learn-random": "ExPE, learn random"}
+GREY = "#7A7A7A"                         # of all text: as far from white as from GitHub's dark page, #0d1117
+COLOURS = ("#0F65CE", "#E66202", "#009C00", "#9A00FF", "#0395CC", "#896100", "#E94DB0", "#A34F50", "#57996A", "#9E459F",
+           GREY, "#9075FC", "#877E48", "#F33F5A", "#C60090", "#A27599")     # of NAMES, in their order
+WORDS = {"linear": "interpolated", "ntk": "NTK", "dynamic": "dynamic NTK", "yarn": "YaRN", "dual-chunk": "dual chunks"}
+PROTOCOLS = {"nonoverlap": "the paper's protocol", "same-targets": "the same targets", "sliding": "a sliding window"}
+STYLES = (("-", "o"), ("--", "s"), ("-.", "^"), ((0, (8, 2)), "D"), ((0, (6, 1, 1, 1, 1, 1)), "v"), ((0, (2, 2)), "P"))
+DOTS = {"linestyle": (0, (1, 1.5)), "linewidth": 1.2}
+LEAST = 0.5                              # nats from the bottom to the top of a picture: 0.02 is to look small
+PIXELS = 96                              # of an attention map's side
+
+matplotlib.rcParams.update({
+    **{f"{part}.color": GREY for part in ("text", "xtick", "ytick")}, "axes.edgecolor": GREY, "axes.labelcolor": GREY,
+    "figure.facecolor": "none", "axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False,
+    "legend.frameon": False, "svg.hashsalt": "the same bytes each time"})
+
+
+# ---- names and colours -----------------------------------------------------------------------------------------------
+
+def family(variant):
+    """The longest beginning of a variant's name that is in NAMES; of others, such as a file of zoo/, the first word."""
+    known = [name for name in NAMES if f"{variant}-".startswith(f"{name}-")]
+    return max(known, key=len, default=variant.partition("-")[0])
+
+def colour(variant):
+    """The same whatever is drawn beside it: that of NAMES, or one of the last five, by the encoding's name."""
+    first = family(variant)
+    return dict(zip(NAMES, COLOURS, strict=True)).get(first, COLOURS[-1 - zlib.crc32(first.encode()) % 5])
+
+def name(variant):
+    """'expe-on-k-x16' -> 'ExPE on keys, x16'."""
+    first = family(variant)
+    more = re.sub("-(?=[a-z])|_", " ", variant[len(first) + 1 :])
+    return label(NAMES.get(first, first), re.sub("(?<=[a-wyz])(?=[0-9])", " ", more))          # base100, but not x16
+
+def label(name, how):
+    """A name, and how its positions are scaled in the field's words: 'RoPE', 'yarn auto' -> 'RoPE, YaRN'."""
+    return ", ".join(filter(None, (name, re.sub(f"({'|'.join(WORDS)})( auto)?", lambda found: WORDS[found[1]], how))))
+
+def variant_of(run):
+    """The variant that a run is: its encoding, and the settings that are not its defaults, numbers last."""
+    model, _, _ = read_run(run)
+    default = dataclasses.asdict(EncodingConfig(model.encoding.pe).fit(model))
+    changed = [(key, x) for key, x in dataclasses.asdict(model.encoding).items() if x not in (default[key], None)]
+    changed.sort(key=lambda knob: not isinstance(knob[1], bool | str))
+    words = [key if x is True else f"{key}-{x}" if isinstance(x, str) else f"{key}{x:g}" for key, x in changed]
+    return "-".join([model.encoding.pe, *words])
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
 
-def save(figure, path, dpi):
+class Curve(NamedTuple):
+    x: list
+    y: list
+    errors: object                       # None, or axis.errorbar's
+    colour: str
+    window: float | None = None          # the loss of a sliding window of the trained length
+
+def save(figure, path, dpi=160):
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(Path(path).suffix)
     with naming(path):                                                  # where a disk is full
-        figure.savefig(path, dpi=dpi)
+        figure.savefig(path, dpi=dpi, metadata=undated)
 
 def curves(path, lines, title, trained, what="loss", positions=False):
-    """Curves of {label: (x, y, errors)}, each named at its end; x on a log axis; errors: None, or axis.errorbar's.
+    """Curves of {name: Curve}, each named at its end with its last value; x on a log axis.
 
-    trained: the lengths where dotted lines mark the trained one. positions: whether x is the position in one window,
-    and not its length. Raises InputError if there is no point to draw.
+    trained: the lengths where dotted lines mark the trained one. what: "loss", or something that is measured from 0.
+    positions: whether x is the position in one window, and not its length. InputError if there is no point to draw.
     """
-    lines = {label: line for label, line in lines.items() if len(line[0])}
+    lines = {name: line for name, line in lines.items() if len(line.x)}
     if not lines:
         raise InputError("there is nothing to draw: no run has a loss at these lengths")
-    figure = Figure(figsize=(8, 4.8), layout="constrained")
-    axis, ends, ticks = figure.subplots(), [], set(trained)
-    axis.set_prop_cycle(cycler(linestyle=STYLES) * cycler(color=COLOURS))
-    marks = {"marker": "" if positions else "o", "markersize": 4}
-    for label, (x, y, errors) in lines.items():
-        if errors is None:
-            [line] = axis.plot(x, y, **marks)
-        else:
-            line, *_ = axis.errorbar(x, y, errors, elinewidth=1, capsize=2, **marks)
-        ends.append((y[-1], x[-1], label, line.get_color()))
-        ticks.update(x)
+    figure = Figure(figsize=(8, max(4.8, len(lines) / 4)), layout="constrained")
+    axis, ends, alike, form = figure.subplots(), [], Counter(), ".2f" if what == "loss" else "+.3f"
+    longest, ticks = max(line.x[-1] for line in lines.values()), {x for line in lines.values() for x in line.x}
+    for name, (x, y, errors, colour, window) in lines.items():
+        style, marker = STYLES[alike[colour] % len(STYLES)]            # curves of one colour differ by these
+        alike[colour] += 1
+        axis.errorbar(x, y, errors, color=colour, linestyle=style, marker="" if positions else marker, markersize=4.5,
+                      elinewidth=1, capsize=2)
+        ends.append((y[-1], x[-1], f"{name}: {y[-1]:{form}}" + f" at {x[-1]:,.0f}" * (x[-1] < longest), colour))
+        if window is not None:
+            axis.plot((min(trained), longest), (window, window), color=colour, **DOTS)
+    if any(line.window is not None for line in lines.values()):
+        words = f"keep the last {' or '.join(map('{:,}'.format, sorted(trained)))} tokens (a sliding window)"
+        figure.legend([Line2D([], [], color=GREY, **DOTS)], [words], loc="outside lower center", fontsize=9)
+    if what != "loss":
+        axis.axhline(0, color=GREY, linewidth=1)
     name_ends(axis, sorted(ends))
     if positions:
-        ticks = {2**i for i in range(3, 1 + math.ceil(math.log2(max(ticks))))}
+        ticks = {2**i for i in range(3, 1 + math.ceil(math.log2(longest)))}
+    ticks = sorted(ticks | set(trained))
     axis.set_xscale("log", base=2)
-    axis.set_xticks(sorted(ticks), [f"{tick:,.0f}" for tick in sorted(ticks)])
+    axis.set_xticks(ticks, [f"{tick:,.0f}" + "\n(trained)" * (tick in trained) for tick in ticks])
     axis.minorticks_off()
-    if what == "gain":
-        axis.axhline(0, color="grey", linewidth=1)
+    axis.margins(x=0.03)
     for length in trained:
-        axis.axvline(length, color="grey", linestyle=":", linewidth=1)
-        axis.annotate("trained length", (length, 1), (4, -4), xycoords=("data", "axes fraction"),
-                      textcoords="offset points", color="grey", va="top", fontsize=9)
+        axis.axvline(length, color=GREY, linestyle=":", linewidth=1)
     axis.set(xlabel="position" if positions else "tokens in the window", ylabel=f"{what}, nats a token")
-    axis.set_title("\n".join(textwrap.wrap(title, 75, break_on_hyphens=False)), fontsize=11)
-    axis.spines[["top", "right"]].set_visible(False)
-    save(figure, path, dpi=100)
+    axis.set_title(title, loc="left", fontsize=11)
+    save(figure, path)
 
 def name_ends(axis, ends):
-    """Write the label of each curve, (y, x, label, colour) of its last point, beside it, none over another."""
+    """Write the words of each curve, (y, x, words, colour) of its last point, right of all, none over another."""
     bottom, top = axis.get_ylim()
+    missing = max(0, LEAST - (top - bottom)) / 2
+    bottom, top = bottom - missing, top + missing
     space = (top - bottom) / 22
-    heights = apart([y for y, *_ in ends], space)
-    for (y, x, label, colour), height in zip(ends, heights, strict=True):
-        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "relpos": (0, 0.5)}
-        axis.annotate(label, (x, y), (x * 1.09, height), color=colour, va="center", fontsize=9, arrowprops=line)
+    heights, right = apart([y for y, *_ in ends], space), max(x for _, x, *_ in ends)
+    for (y, x, words, colour), height in zip(ends, heights, strict=True):
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5 if x == right else 0.2, "relpos": (0, 0.5)}
+        axis.annotate(words, (x, y), (1.01, height), textcoords=axis.get_yaxis_transform(), color=colour, va="center",
+                      fontsize=9, arrowprops=line)
     axis.set_ylim(min(bottom, heights[0] - space), max(top, heights[-1] + space))
 
 def apart(heights, space):
@@ -100,31 +168,34 @@ def by_position(rows):
     parts = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
     return [block * (p.start + p.stop) / 2 for p in parts], [float(np.mean(losses[p])) for p in parts], None
 
-def losses(rows, path):
-    """What eval.py's rows say, a curve a run and its positions: the loss, a probe's gain, or the loss by position."""
-    protocol, lines = rows[0]["protocol"], {}
-    rows = [row for row in rows if row["loss"] is not None and row["protocol"] == protocol]
-    pes = [pe for _, pe in {(row["run"], row["pe"]) for row in rows}]
-    for row in rows:
-        name = row["pe"] if pes.count(row["pe"]) == 1 else Path(row["run"]).name
-        lines.setdefault(f"{name} {row['how']}".strip(), []).append(row)
-    trained = {row["trained_length"] for row in rows}
-    if any("by_position" in row for row in rows):
-        drawn = {label: by_position(line[-1:]) for label, line in lines.items()}       # the last is the longest
-        curves(path, drawn, f"Loss by position in a window ({protocol})", trained, positions=True)
-    elif any("gain" in row for row in rows):
-        drawn = {label: gains(line) for label, line in lines.items()}
-        title = f"What the far context is worth: probe {protocol}, with 95% intervals"
-        curves(path, drawn, title, trained, "gain")
-    else:
-        drawn = {label: by_length([row["length"] for row in line], [[row["loss"]] for row in line])
-                 for label, line in lines.items()}
-        curves(path, drawn, f"Loss past the trained length, on the same targets ({protocol})", trained)
+def points(line):
+    """(x, y, errors) of a line of eval.py's rows: the loss by position, a probe's gain with its interval, the loss."""
+    lengths = [row["length"] for row in line]
+    if "by_position" in line[-1]:
+        return by_position(line[-1:])                                  # the last is the longest
+    if "gain" in line[-1]:
+        mean, low, high = np.transpose([row["gain"] for row in line])
+        return lengths, mean, (mean - low, high - mean)
+    return lengths, [row["loss"] for row in line], None
 
-def gains(line):
-    """(lengths, gains, how far their intervals go below and above), of a probe's rows."""
-    mean, low, high = np.transpose([row["gain"] for row in line])
-    return [row["length"] for row in line], mean, (mean - low, high - mean)
+def losses(rows, path):
+    """What eval.py's rows say, a curve a run and its positions, each run named by what no other one is called."""
+    protocol, lines, drawn = rows[0]["protocol"], {}, {}
+    rows = [row for row in rows if row["loss"] is not None]
+    beside = {row["run"]: row["loss"] for row in reversed(rows) if row["protocol"] != protocol}
+    for row in (row for row in rows if row["protocol"] == protocol):
+        lines.setdefault((row["run"], row["how"]), []).append(row)
+    variants = {run: variant_of(run) for run, _ in lines}
+    called = {run: {name(variant): 0, Path(run).name: 0} for run, variant in variants.items()}
+    often = Counter(itertools.chain(*called.values()))
+    for (run, how), line in lines.items():
+        alone = next((word for word in called[run] if often[word] == 1), run)
+        drawn[label(alone, how)] = Curve(*points(line), colour(variants[run]), beside.pop(run, None))
+    probe, positions = (any(key in row for row in rows) for key in ("gain", "by_position"))
+    title = ("What the far context is worth, with 95% intervals" if probe else
+             "Loss by position in a window" if positions else "Loss past the trained length")
+    title += f"\n{PROTOCOLS.get(protocol, protocol)}"
+    curves(path, drawn, title, {row["trained_length"] for row in rows}, "gain" if probe else "loss", positions)
 
 
 # ---- bars and maps ---------------------------------------------------------------------------------------------------
@@ -134,17 +205,16 @@ def bars(path, names, labels, losses, title):
     figure = Figure(figsize=(9, 4.8), layout="constrained")
     axis, width, x = figure.subplots(), 0.8 / len(labels), np.arange(len(names))
     heights, errors = over_seeds(losses)
-    for i, label in enumerate(labels):
+    for i, (label, alpha) in enumerate(zip(labels, np.linspace(0.4, 1, len(labels)), strict=True)):
         begin = x + (i - (len(labels) - 1) / 2) * width
-        drawn = axis.bar(begin, heights[i], width * 0.92, yerr=errors[i], color=COLOURS[i], ecolor="grey", label=label)
+        look = {"color": (COLOURS[0], alpha), "ecolor": GREY, "label": label}
+        drawn = axis.bar(begin, heights[i], width * 0.92, yerr=errors[i], **look)
         axis.bar_label(drawn, fmt="%.2f", fontsize=8, padding=2)
-    axis.set_xticks(x, names)
-    bottom = max(0, math.floor(np.nanmin(heights) - 0.5))
-    axis.set_ylim(bottom=bottom)
-    axis.set(title=title, ylabel=f"loss, nats a token (the axis starts at {bottom})")
-    axis.legend(frameon=False, ncols=len(labels), loc="upper left")
-    axis.spines[["top", "right"]].set_visible(False)
-    save(figure, path, dpi=100)
+    axis.set_xticks(x, [name.replace(", ", "\n") for name in names])
+    axis.set_title(title, loc="left", fontsize=11)
+    axis.set_ylabel("loss, nats a token")
+    figure.legend(ncols=len(labels), loc="outside lower center")
+    save(figure, path)
 
 def attention(path, weights, title):
     """Maps of {length: (blocks, H, T, T)}: a row a block, a column a head, the lengths side by side.
@@ -152,22 +222,24 @@ def attention(path, weights, title):
     Each query's weights are drawn over its largest one, so that a pattern shows at any length; long windows are pooled
     to PIXELS a side by their maximum.
     """
+    shades = matplotlib.colormaps["cividis"].resampled(16)             # few, for a small file
     blocks, heads = next(iter(weights.values())).shape[:2]
     size = max(0.45, min(1.1, 14 / (heads * len(weights))))
-    figure = Figure(figsize=(size * heads * len(weights) + 1, size * blocks + 1.1), layout="constrained")
-    parts = figure.subfigures(1, len(weights), squeeze=False)[0]
+    figure = Figure(figsize=(size * heads * len(weights) + 1.7, size * blocks + 1.1), layout="constrained")
+    *parts, last = figure.subfigures(1, len(weights) + 1, width_ratios=(*[size * heads] * len(weights), 0.7))
     for part, (length, maps) in zip(parts, weights.items(), strict=True):
         part.suptitle(f"{length:,} tokens", fontsize=10)
         axes = part.subplots(blocks, heads, squeeze=False)
         for at, axis in np.ndenumerate(axes):
             x = pooled(maps[at] / maps[at].max(-1, keepdims=True))
-            axis.imshow(x, cmap="cividis", vmin=0, vmax=1, extent=(0, length, length, 0), interpolation="nearest")
-            axis.set(xticks=[], yticks=[])
+            image = axis.imshow(x, shades, vmin=0, vmax=1, extent=(0, length, length, 0), interpolation="nearest")
+            axis.set(xticks=[], yticks=[], frame_on=False)
         for head, axis in enumerate(axes[0]):
             axis.set_title(f"head {head}", fontsize=8)
         for block, axis in enumerate(axes[:, 0]):
             axis.set_ylabel(f"block {block}", fontsize=8)
-    figure.suptitle(f"{title}: keys to the right, queries downwards, bright = a query's largest weight", fontsize=10)
+    figure.suptitle(f"{title}\nkeys to the right, queries downwards", fontsize=10)
+    last.colorbar(image, cax=last.subplots(), label="weight over the query's largest one")
     save(figure, path, dpi=90)
 
 def pooled(x):

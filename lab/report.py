@@ -13,7 +13,8 @@ from eval import MULTIPLES
 from files import check_shape, read_json, read_text, write_whole
 from lab import pictures
 from lab.grids import EVALUATIONS, GRIDS, LOSSES, PROBES, VARIANTS
-from lab.measures import interval_of_seeds
+from lab.measures import MEASURES, interval_of_seeds
+from lab.pictures import Curve
 
 NOTES = "\n## Notes\n"
 HEAD = ("# Results\n\nMade by `python -m lab.reproduce report` from the files under results/, one a run and "
@@ -44,6 +45,14 @@ class Line(NamedTuple):
     how: str
     context: int
     rows: dict                           # (protocol or probe, multiple of the trained length): its rows, one a seed
+
+    @property
+    def name(self):
+        return pictures.label(pictures.name(self.variant), self.how)
+
+    @property
+    def colour(self):
+        return pictures.colour(self.variant)
 
     @property
     def label(self):
@@ -205,39 +214,52 @@ def which_of_two(lines):
 # ---- pictures --------------------------------------------------------------------------------------------------------
 
 def draw_losses(path, lines, protocol, title):
-    """Loss by length, its standard deviation over seeds as bars."""
-    lengths = [multiple * lines[0].context for multiple in MULTIPLES]
-    drawn = {line.label: pictures.by_length(lengths, line.losses(protocol)) for line in lines}
+    """Loss by length, its standard deviation over seeds as bars, and that of each variant's sliding window."""
+    lengths, drawn = [multiple * lines[0].context for multiple in MULTIPLES], {}
+    for line in lines:
+        beside = line.rows.get((MEASURES[protocol].beside, 1)) if not line.how else None
+        window = beside and np.mean([row["loss"] for row in beside])
+        drawn[line.name] = Curve(*pictures.by_length(lengths, line.losses(protocol)), line.colour, window)
     pictures.curves(path, drawn, title, {lines[0].context})
+
+def draw_differences(path, lines, protocol, title):
+    """What each way of reading a variant's runs adds to their loss as they are, with its standard deviation."""
+    lengths = [multiple * lines[0].context for multiple in MULTIPLES]
+    plain = {line.variant: line.losses(protocol) for line in lines if not line.how}
+    drawn = {line.name: Curve(*pictures.by_length(lengths, line.losses(protocol) - plain[line.variant]), line.colour)
+             for line in lines if line.how}
+    pictures.curves(path, drawn, title, {lines[0].context}, "loss over that in fp32")
 
 def draw_positions(path, lines, protocol, title):
     """Loss by position in the longest window that each line has a loss for."""
     drawn = {}
     for line in lines:
         rows = [line.rows[protocol, multiple] for multiple in MULTIPLES]
-        drawn[line.label] = pictures.by_position([some for some in rows if some[0]["loss"] is not None][-1])
+        longest = [some for some in rows if some[0]["loss"] is not None][-1]
+        drawn[line.name] = Curve(*pictures.by_position(longest), line.colour)
     pictures.curves(path, drawn, title, {lines[0].context}, positions=True)
 
 def draw_bars(path, lines, protocol, title):
     """Bars of the losses at a few lengths."""
     few = [MULTIPLES.index(multiple) for multiple in (1, 2, 4, 16)]
     losses = np.stack([line.losses(protocol)[few] for line in lines], axis=1)          # (few, lines, seeds)
-    names = [line.label.replace("expe-", "") for line in lines]
-    pictures.bars(path, names, [TIMES[i] for i in few], losses, title)
+    pictures.bars(path, [line.name for line in lines], [TIMES[i] for i in few], losses, title)
 
 def draw(name, preset, lines):
     """The pictures of a grid, in pictures/; returns their Markdown."""
     Path("pictures").mkdir(exist_ok=True)
     title, images = GRIDS[name].title, []
-    jobs = [(protocol, draw_losses, protocol, title) for protocol in LOSSES if lines[protocol]]
+    losses = draw_differences if name == "precision" else draw_losses
+    jobs = [(protocol, losses, protocol, title) for protocol in LOSSES if lines[protocol]]
     if name == "ablations":
         jobs.append(("bars", draw_bars, "nonoverlap", title))
     if name == "table2":
         jobs.append(("positions", draw_positions, "nonoverlap", "Loss by position"))
     for kind, job, protocol, words in jobs:
         path = Path("pictures") / f"{preset}-{name}-{kind}.png"
-        job(path, lines[protocol], protocol, f"{words} ({preset}, {protocol})")
-        images.append(f"![{title}]({path})\n")
+        where = f"{preset}, {pictures.PROTOCOLS[protocol]}"
+        job(path, lines[protocol], protocol, f"{words}\n{where}")
+        images.append(f"![{words} ({where})]({path})\n")
     return "".join(images)
 
 

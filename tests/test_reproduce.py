@@ -100,6 +100,8 @@ def test_results_alone_make_the_report_and_its_notes_are_kept(grid, tmp_path):
     again = (tmp_path / "RESULTS.md").read_text()
     assert again.split("## Notes")[0] == text.split("## Notes")[0]
     assert again.endswith("\n## Notes\n\nWhat did not work: x.\n")
+    for picture in (grid / "pictures").iterdir():
+        assert (tmp_path / "pictures" / picture.name).read_bytes() == picture.read_bytes()
 
 
 def test_what_is_done_is_left_alone_and_what_is_lost_is_made_again(grid, tmp_path):

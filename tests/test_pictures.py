@@ -1,0 +1,195 @@
+"""What the pictures of lab/pictures.py and lab/report.py show: whose colour, which names, at what height."""
+
+import shutil
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.image import imread
+from matplotlib.text import Text
+
+import train
+from config import ENCODINGS, PRESETS, InputError
+from lab import pictures, report
+from lab.grids import GRIDS, VARIANTS
+from lab.pictures import Curve, curves
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved, which are not written."""
+    figures = []
+    monkeypatch.setattr(pictures, "save", lambda figure, path, dpi=100: figures.append(figure))
+    return figures
+
+
+def lines(figure):
+    """{label without its value: the curve of that colour}, of a figure in which no two have one colour."""
+    axis = figure.axes[0]
+    curves = {to_hex(line.get_color()): line for container in axis.containers for line in container.lines[:1]}
+    return {text.get_text().split(":")[0]: curves[to_hex(text.get_color())] for text in axis.texts}
+
+
+def rows(run, losses, protocol="nonoverlap", how=""):
+    lengths = [16 * 2**i for i in range(len(losses))]
+    return [{"run": str(run), "how": how, "protocol": protocol, "length": length, "trained_length": 16, "loss": loss}
+            for length, loss in zip(lengths, losses, strict=True)]
+
+
+# ---- names and colours -----------------------------------------------------------------------------------------------
+
+
+def test_an_encoding_has_its_colour_and_name_whatever_is_drawn_beside_it(workplace, drawn):
+    runs = workplace / "runs"
+    pictures.losses(rows(runs / "expe", [3, 4]) + rows(runs / "rope", [3, 5]), "")
+    pictures.losses(rows(runs / "rope", [2, 3]) + rows(runs / "learned", [3, None]), "")
+    first, second = map(lines, drawn)
+    assert set(first) == {"ExPE", "RoPE"} and set(second) == {"RoPE", "learned"}
+    assert first["RoPE"].get_color() == second["RoPE"].get_color() != first["ExPE"].get_color()
+    assert list(second["RoPE"].get_ydata()) == [2, 3] and list(first["ExPE"].get_ydata()) == [3, 4]
+
+
+def test_runs_of_one_encoding_are_named_by_the_run_and_told_apart_by_their_line(workplace, tmp_path, drawn):
+    run = workplace / "runs/rope"
+    shutil.copytree(run, tmp_path / "other")
+    shutil.copytree(run, tmp_path / "rope")
+    pictures.losses(rows(run, [3, 4]) + rows(tmp_path / "other", [3, 5]) + rows(tmp_path / "rope", [2, 3]), "")
+    axis = drawn[0].axes[0]
+    assert {text.get_text() for text in axis.texts} == {f"{run}: 4.00", "other: 5.00", f"{tmp_path / 'rope'}: 3.00"}
+    found = [container.lines[0] for container in axis.containers]
+    assert len({line.get_color() for line in found}) == 1 and len({line.get_linestyle() for line in found}) == 3
+
+
+@pytest.mark.parametrize("variant, how, words", [
+    ("expe-on-k", "", "ExPE on keys"), ("expe-on-k-x16", "", "ExPE on keys, x16"), ("nope", "", "NoPE"),
+    ("exqpe-on-k", "bf16", "ExQPE on keys, bf16"), ("expe-l1", "scale 0.5", "ExPE, l 1, scale 0.5"),
+    ("rope-base100", "", "RoPE, base 100"), ("rope", "yarn auto", "RoPE, YaRN"), ("kerple", "", "kerple"),
+    ("rope", "ntk 4.0", "RoPE, NTK 4.0"),
+    ("expe", "scale 0.5, dual-chunk", "ExPE, scale 0.5, dual chunks"), ("expe-x4-lr-x0.5", "", "ExPE, x4 lr x0.5"),
+])
+def test_names_are_read_as_words(variant, how, words):
+    assert pictures.label(pictures.name(variant), how) == words
+
+
+def test_every_variant_has_a_name_of_its_own_and_the_colour_of_its_encoding():
+    assert len(set(map(pictures.name, VARIANTS))) == len(VARIANTS)
+    assert pictures.colour("rope-base100-lr-x2") == pictures.colour("rope") != pictures.colour("expe-on-k-x16")
+    assert pictures.colour("expe-on-k-x16") == pictures.colour("expe-on-k") != pictures.colour("expe-x16")
+    for grid in GRIDS.values():
+        assert len({pictures.colour(variant) for variant in grid.evaluations}) == len(grid.evaluations)
+    own = {pictures.colour(variant) for variant in GRIDS["table2"].evaluations}
+    others = [pe for pe in ENCODINGS if (ROOT / f"zoo/{pe}.py").exists()]
+    assert others and own.isdisjoint(map(pictures.colour, others))
+
+
+@pytest.mark.parametrize("variant", [*GRIDS["table2"].evaluations, *GRIDS["ablations"].evaluations])
+def test_a_run_is_named_as_the_variant_that_its_flags_are_of(variant, monkeypatch):
+    args = train.command_line().parse_args(VARIANTS[variant].split())
+    monkeypatch.setattr(pictures, "read_run", lambda run: (*train.configure(args, *PRESETS["mini"]), {}))
+    assert pictures.variant_of("run") == variant
+
+
+def luminance(colour):
+    """Of WCAG 2.2."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    return np.dot((0.2126, 0.7152, 0.0722), linear)
+
+
+@pytest.mark.parametrize("colour", pictures.COLOURS)
+def test_colours_are_read_on_white_and_on_githubs_dark_page(colour):
+    assert 1.05 / (luminance(colour) + 0.05) >= 3 and (luminance(colour) + 0.05) / (luminance("#0d1117") + 0.05) >= 3
+
+
+# ---- what is drawn ---------------------------------------------------------------------------------------------------
+
+
+def levels(*values, window=None):
+    return {f"run {i}": Curve([16, 32], [y, y], None, colour, window)
+            for i, (y, colour) in enumerate(zip(values, pictures.COLOURS, strict=False))}
+
+
+@pytest.mark.parametrize("values, what", [((3.0, 3.02), "loss"), ((3.0,), "loss"), ((0.001, -0.01), "gain")])
+def test_small_differences_look_small(drawn, values, what):
+    curves("", levels(*values), "", {16}, what)
+    bottom, top = drawn[0].axes[0].get_ylim()
+    assert 0.5 <= top - bottom < 0.7 and bottom < min(values) and max(values) < top
+    curves("", levels(1.0, 5.0), "", {16})
+    bottom, top = drawn[1].axes[0].get_ylim()
+    assert bottom < 1 and 5 < top
+
+
+@pytest.mark.parametrize("values", [(2.91, 2.911, 2.912, 2.912, 2.915, 4.0), (3.0,) * 16, (*range(1, 17),) * 3])
+def test_labels_touch_neither_each_other_nor_a_line_and_say_which_level_is_whose(drawn, values):
+    runs = {f"run {i}": Curve([16, 32], [y, y], None, pictures.COLOURS[i % 16]) for i, y in enumerate(values)}
+    curves("", runs | {"short": Curve([16], [2.913], None, "#123456")}, "", {16})
+    figure = drawn[0]
+    FigureCanvasAgg(figure).draw()
+    axis = figure.axes[0]
+    boxes = {text.get_text(): Text.get_window_extent(text) for text in axis.texts}             # without its leader
+    assert set(boxes) == {f"run {i}: {y:.2f}" for i, y in enumerate(values)} | {"short: 2.91 at 16"}
+    heights = sorted(boxes.values(), key=lambda box: box.y0)
+    assert all(low.y1 <= high.y0 for low, high in zip(heights, heights[1:], strict=False))
+    assert all(box.x0 >= axis.get_window_extent().x1 and box.x1 <= figure.bbox.x1 for box in heights)
+    order = [float(words.split(": ")[1].split()[0]) for words in sorted(boxes, key=lambda words: boxes[words].y0)]
+    assert order == sorted(order)
+
+
+def test_the_sliding_window_is_a_level_line_of_the_runs_colour(workplace, drawn):
+    run = workplace / "runs/rope"
+    found = [rows(run, [3, 4], "same-targets"), rows(run, [2.9], "sliding"),
+             rows(run, [3, 3.5], "same-targets", "yarn auto"), rows(run, [2.8], "sliding", "yarn auto")]
+    pictures.losses(sum(found, []), "")
+    axis = drawn[0].axes[0]
+    [level] = [line for line in axis.lines if list(line.get_ydata()) == [2.9, 2.9]]
+    assert list(level.get_xdata()) == [16, 32] and level.get_color() == pictures.colour("rope")
+    assert [text.get_text() for text in drawn[0].legends[0].texts] == ["keep the last 16 tokens (a sliding window)"]
+    assert axis.get_title(loc="left").endswith("the same targets")
+
+
+def line_of(how, losses, window):
+    at = {(protocol, 2**i): [{"loss": loss + more + seed} for seed in (0, 0.2)]
+          for protocol, more in (("same-targets", 0), ("nonoverlap", 1)) for i, loss in enumerate(losses)}
+    return report.Line("expe", how, 16, at | {("sliding", 1): [{"loss": window}, {"loss": window + 0.2}]})
+
+
+def test_the_reports_baseline_is_that_of_the_protocol_and_differences_are_from_fp32(drawn):
+    plain, bf16 = line_of("", [2, 3, 4, 5, 6], 2.0), line_of("bf16", [2, 3, 4, 5, 6.5], 2.1)
+    for protocol in ("same-targets", "nonoverlap"):
+        report.draw_losses("", [plain, bf16], protocol, "")
+    level, none = ([line for line in figure.axes[0].lines if set(line.get_ydata()) == {2.1}] for figure in drawn)
+    assert len(level) == 1 and not none and not drawn[1].legends
+    report.draw_differences("", [plain, bf16], "same-targets", "")
+    axis = drawn[2].axes[0]
+    [curve] = [container.lines[0] for container in axis.containers]
+    np.testing.assert_allclose(curve.get_ydata(), [0, 0, 0, 0, 0.5], atol=1e-12)
+    assert [text.get_text() for text in axis.texts] == ["ExPE, bf16: +0.500"]
+    assert any(set(line.get_ydata()) == {0} for line in axis.lines)
+
+
+def test_bars_stand_on_zero_and_maps_have_a_colour_bar(drawn):
+    pictures.bars("", ["a", "b"], ["1x", "2x"], np.full((2, 2, 3), 3.0), "")
+    assert drawn[0].axes[0].get_ylim()[0] == 0
+    pictures.attention("", {16: np.full((1, 2, 16, 16), 0.5), 32: np.full((1, 2, 32, 32), 0.5)}, "")
+    assert [axis.get_ylabel() for axis in drawn[1].axes][-1] == "weight over the query's largest one"
+    assert len(drawn[1].axes) == 5
+
+
+def test_a_picture_is_transparent_and_needs_no_font_and_is_the_same_again(tmp_path):
+    for name in ("a.png", "b.png", "a.svg", "b.svg", "a.pdf", "b.pdf"):
+        curves(tmp_path / name, levels(2.9, 3.0), "title", {16})
+    pixels = imread(tmp_path / "a.png")
+    assert pixels[0, 0, 3] == 0 and pixels[-1, -1, 3] == 0 and pixels[..., 3].max() == 1
+    assert "<text" not in (tmp_path / "a.svg").read_text()
+    for kind in ("png", "svg", "pdf"):
+        assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
+
+
+def test_pictures_of_the_repository_are_small():
+    assert all(path.stat().st_size < 300_000 for path in (ROOT / "pictures").iterdir())
+
+
+def test_nothing_to_draw_is_said_in_one_line():
+    with pytest.raises(InputError, match="there is nothing to draw"):
+        curves("", {"none": Curve([], [], None, "#000000")}, "", {16})
