@@ -22,10 +22,14 @@ TABLES = {
     "exqpe": lambda positions: expe.exqpe_table(positions, 24),
     "rope": lambda positions: expe.rope_table(positions, 32),
 }
-TITLES = ("sinusoidal: added to the embedding\n(384 columns)",
-          "ExPE: overrides l = 24 dimensions\nbefore $W_q$ and $W_k$",
-          "ExQPE: one of l = 24 dimensions\ngrows at each position",
-          "RoPE: cosines (columns 0-15), sines (16-31)\nof the angles that turn q and k")
+SHOWN = {                                # the formula of each, where it enters, and which columns are drawn as curves
+    "sinusoidal": (r"$\sin$ and $\cos$ of $n / 10000^{2i/d}$", "added to the embedding\n(384 columns)", (48, 96, 144)),
+    "expe": (r"$\mathrm{start} + \theta\,(n + j)$", "overrides l = 24 dimensions\nbefore $W_q$ and $W_k$", (0, 12, 23)),
+    "exqpe": (r"$\mathrm{start} + \theta_1\,j + \theta_2\,\max(0, \lfloor (n - j)/l \rfloor + 1)$",
+              "one of l = 24 dimensions\ngrows at each position", (0, 12, 23)),
+    "rope": (r"$\cos$ and $\sin$ of $n / 10000^{2i/D}$",
+             "D = 32: cosines (0-15), sines (16-31)\nof the angles that turn q and k", (4, 8, 12)),
+}
 
 def bits(dtype):
     """(bits of the exponent, bits of the fraction)"""
@@ -67,22 +71,24 @@ def distinct_positions(encoding, dtype, length):
 
 def draw(path, length=512):
     """One picture of all TABLES over the positions 0 .. length-1: each a heat map, three of its columns above it."""
-    from lab.pictures import COLOURS, Figure, save
+    from lab.pictures import Figure, colour, name, save
     figure = Figure(figsize=(15, 8), layout="constrained")
-    axes = figure.subplots(2, len(TABLES), height_ratios=(1, 2), sharex="col")
-    for (curves, image), make, title in zip(axes.T, TABLES.values(), TITLES, strict=True):
+    parts = figure.subfigures(1, len(TABLES))
+    for part, (encoding, make), (formula, where, columns) in zip(parts, TABLES.items(), SHOWN.values(), strict=True):
         table = make(np.arange(length))                                           # (length, columns)
-        columns = table.shape[1]
-        for column, colour in ((0, 0), (columns // 2, 4), (columns - 1, 2)):
-            curves.plot(table[:, column], color=COLOURS[colour], linewidth=1.2, label=f"column {column}")
-        curves.set_title(title, fontsize=10)
-        curves.legend(fontsize=7, loc="upper left", framealpha=0.9)
+        part.suptitle(name(encoding), color=colour(encoding), fontsize=16)
+        curves, image = part.subplots(2, 1, height_ratios=(1, 2), sharex=True)
+        for column, alpha in zip(columns, (0.45, 0.7, 1), strict=True):
+            curves.plot(table[:, column], color=(colour(encoding), alpha), linewidth=1.5, label=f"column {column}")
+        curves.set_title(f"{formula}\n{where}", fontsize=12, linespacing=1.4)
+        curves.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, columnspacing=1)
         mesh = image.imshow(table.T, aspect="auto", origin="lower", interpolation="nearest", cmap="viridis")
         image.set_xlabel("position n")
-        figure.colorbar(mesh, ax=image, orientation="horizontal", aspect=40)
-    axes[0, 0].set_ylabel("value")
-    axes[1, 0].set_ylabel("column")
-    save(figure, path, dpi=80)
+        part.colorbar(mesh, ax=image, orientation="horizontal", aspect=40)
+        if encoding == "sinusoidal":
+            curves.set_ylabel("value")
+            image.set_ylabel("column")
+    save(figure, path, dpi=88)
 
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.formats", description="Draw the tables of the encodings side by side, and "
