@@ -27,10 +27,10 @@ class WatchedAttention(ReadingAttention):
         self.weights = scores.softmax(-1).detach()
         return super().attend(q, k, v, bias, table)
 
-def load_watched(run, device="cpu", dtype="fp32"):
-    """past.reading.load, of a Reader with WatchedAttention."""
+def load_watched(run, device="cpu", dtype="fp32", attention=WatchedAttention):
+    """past.reading.load, of a Reader with WatchedAttention or a kind of it."""
     model, record = load(run, device, dtype)
-    watched = Reader(model.trained, attention=WatchedAttention).to(device, model.embedding.weight.dtype)
+    watched = Reader(model.trained, attention=attention).to(device, model.embedding.weight.dtype)
     watched.load_state_dict(model.state_dict())
     return watched.eval(), record
 
