@@ -56,7 +56,7 @@ def name_of(how, dtype):
     scale, method = how["scale"], how["rope_scaling"]
     parts = [f"scale {scale}"] * (scale != 1)
     if method != "none":
-        parts.append(method if method == scaling.DUAL_CHUNK else f"{method} {how['factor']}")
+        parts.append(method if method in (scaling.DUAL_CHUNK, scaling.HOLD) else f"{method} {how['factor']}")
     return ", ".join(parts + [dtype] * (dtype != "fp32"))
 
 def measured(run, record, context, args):

@@ -22,7 +22,7 @@ from expe import distances
 from model_numpy import check_positions
 from model_torch import GPT, Attention, as_tensor, project
 from past.cache import Cache
-from past.scaling import dual_chunk_positions, scaled
+from past.scaling import HOLD, dual_chunk_positions, scaled
 from runs import load_model
 
 BLOCK, PAIRS = 256, 2**21                # queries, and queries times keys, read at a time where scores need a bias
@@ -87,7 +87,7 @@ class Reader(GPT):
 
     def __init__(self, config, seed=0, attention=ReadingAttention):
         super().__init__(config, seed, attention, **fast.PARTS)
-        self.trained, self.chunk = config, 0
+        self.trained, self.chunk, self.hold = config, 0, False
 
     def encodings(self):
         return {self.encoding, *(block.attn.encoding for block in self.blocks)}
@@ -95,6 +95,7 @@ class Reader(GPT):
     def scale_to(self, length, **how):
         """Go on with the positions that past.scaling.scaled makes of the trained ones. Returns self."""
         self.config, self.chunk = scaled(self.trained, length, **how)
+        self.hold = how.get("rope_scaling") == HOLD
         e = self.config.encoding
         for encoding in self.encodings():
             encoding.settings = e if type(encoding.settings) is type(e) else encoding.settings
@@ -184,13 +185,14 @@ class Reader(GPT):
 
     def tables(self, n, cache=None):
         """{settings: At} of new tokens at positions n, which the cache is told of; the last result is kept."""
-        keys, free = n, cache is not None and cache.window is not None
+        keys, free = n, self.hold or (cache is not None and cache.window is not None)
         if cache is not None:
             keys = cache.positions_with(n)
         queries, w = keys[..., -n.shape[-1] :], self.embedding.weight
         held = self.parameters() if free or self.chunk else ()          # those that `positioned` keeps products of
         versions = [None if w.is_inference() else w._version for w in held]
-        asked = (self.config, self.chunk, n.shape, queries.tobytes(), keys.tobytes(), free, w.dtype, w.device, versions)
+        asked = (self.config, self.chunk, self.hold, free, n.shape, queries.tobytes(), keys.tobytes(), w.dtype,
+                 w.device, versions)
         if self._tables[0] != asked or None in versions:
             kinds = {encoding.settings for encoding in self.encodings()}
             self._tables = asked, {settings: self.at(settings, queries, keys, free) for settings in kinds}
@@ -213,6 +215,8 @@ class Reader(GPT):
             keys, _, _ = dual_chunk_positions(keys, self.chunk, local)
             further = tuple((rows(n), torch.as_tensor(where, device=w.device))
                             for n, where in ((before, apart == 1), (beyond, apart > 1)) if where.any())
+        if self.hold:                                                   # their slopes grow no further
+            queries = np.minimum(queries, self.config.context - 1)
         return At(rows(queries), pairs, rows(keys) if free else None, further, queries.shape[:-1], {}, None)
 
     def check_cache(self, cache, tokens, positions):

@@ -1,7 +1,8 @@
 """Other positions for a model that is trained: scaled tables, dual chunks, and their flags, as eval and generate have.
 
 After training a model's positions can be scaled, for texts longer than those it was trained on: ExPE's and
-ExQPE's values times a number, RoPE's frequencies scaled, or keys and queries counted anew in chunks.
+ExQPE's values times a number, RoPE's frequencies scaled, keys and queries counted anew in chunks, or ExPE's queries
+held at the last trained position.
 """
 
 from dataclasses import replace
@@ -12,8 +13,8 @@ from cli import at_least, listed, number_or_auto, whole
 from config import InputError, Override, RoPE, Unused
 from expe import ROPE_SCALINGS
 
-DUAL_CHUNK = "dual-chunk"                # what --rope-scaling takes besides RoPE's
-METHODS = (*ROPE_SCALINGS, DUAL_CHUNK)
+DUAL_CHUNK, HOLD = "dual-chunk", "hold"  # what --rope-scaling takes besides RoPE's
+METHODS = (*ROPE_SCALINGS, DUAL_CHUNK, HOLD)
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 SINKS = 4                                # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
 
@@ -21,16 +22,19 @@ def scaled(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk
     """A trained model's positions for sequences of `length` tokens: (its config, dual chunks' size in tokens or 0).
 
     scale multiplies ExPE's and ExQPE's values. rope_scaling is one of expe.ROPE_SCALINGS by a factor, or dual-chunk,
-    which ExPE and ExQPE have too, in chunks of `chunk` tokens (default: 3/4 of the trained length). "auto" is
-    length/context as a factor, its inverse as a scale, and 1 up to the trained length.
+    which ExPE and ExQPE have too, in chunks of `chunk` tokens (default: 3/4 of the trained length), or hold, which they
+    alone have. "auto" is length/context as a factor, its inverse as a scale, and 1 up to the trained length.
     Raises Unused for what the encoding has no use for, and InputError for a wrong value.
     """
     auto, changes, e = max(1.0, length / trained.context), {}, trained.encoding
     if scale != 1:
         changes["scale"] = 1 / auto if scale == "auto" else scale
-    if rope_scaling not in ("none", DUAL_CHUNK):
+    if rope_scaling not in ("none", DUAL_CHUNK, HOLD):
         changes |= {"rope_scaling": rope_scaling, "factor": auto if factor == "auto" else factor, "length": length}
     config = replace(trained, encoding=replace(e, **changes))
+    if rope_scaling == HOLD and not (isinstance(e, Override) and e.on == "qk" and not e.once):
+        raise Unused(f"hold is for queries that know their position, of expe and exqpe --on qk, and {e.pe} as trained "
+                     "here has no use for it: leave it out")
     if rope_scaling != DUAL_CHUNK:
         return config, 0
     chunk = max(1, 3 * trained.context // 4) if chunk is None else chunk
@@ -69,7 +73,8 @@ def add_scaling_flags(parser, several=False):
                        help="multiply ExPE's and ExQPE's values by a number; auto: trained length / length, 1 within "
                        f"it{more}")
     group.add_argument("--rope-scaling", metavar="METHOD" + ",METHOD,..." * several, **rope_scaling,
-                       help=f"RoPE's {', '.join(METHODS)}; {DUAL_CHUNK} for ExPE and ExQPE too{more} (default: none)")
+                       help=f"RoPE's {', '.join(METHODS[:-1])}; {DUAL_CHUNK} for ExPE and ExQPE too, and {HOLD} for "
+                       f"them alone: queries past the trained length stay at its last position{more} (default: none)")
     group.add_argument("--factor", type=number_or_auto, metavar="X", help="by which linear, ntk, dynamic or yarn "
                        "lengthens the context (default: auto, length / trained length; in generate.py the length of "
                        "prompt and --tokens, or of a full stream)")
@@ -78,8 +83,8 @@ def add_scaling_flags(parser, several=False):
 def scaling_of(args):
     """What add_scaling_flags read, as scaled's keywords; InputError for a flag that no method asked for reads."""
     asked = {args.rope_scaling} if isinstance(args.rope_scaling, str) else {*args.rope_scaling}
-    if args.factor is not None and not asked - {"none", DUAL_CHUNK}:
-        raise InputError(f"--factor is for --rope-scaling {', '.join(METHODS[1:-1])}: leave it out, or ask for one")
+    if args.factor is not None and not asked - {"none", DUAL_CHUNK, HOLD}:
+        raise InputError(f"--factor is for --rope-scaling {', '.join(METHODS[1:-2])}: leave it out, or ask for one")
     if args.chunk is not None and DUAL_CHUNK not in asked:
         raise InputError(f"--chunk is for --rope-scaling {DUAL_CHUNK}: leave it out, or ask for that")
     factor = "auto" if args.factor is None else args.factor
