@@ -34,12 +34,13 @@ EVALUATIONS = {                          # flags of eval.py, by the name of the 
 LOSSES, PROBES = ("nonoverlap", "same-targets"), ("swap", "repeat")
 
 class Grid(NamedTuple):
-    """Variants to train, and which evaluations each of them gets."""
+    """Variants to train, and which evaluations each of them gets. (`tuned`, which finds them as it goes, is none.)"""
 
     title: str
     evaluations: dict                    # variant: names of EVALUATIONS
     paper: dict = {}                     # (variant, how): its losses at 1x, 2x, 4x, ... in the paper
     of: tuple = ()                       # the presets that these losses are of
+    study: bool = False                  # whether it varies what mini has, as `tuned` does, and shares its runs
 
 TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k", "exqpe-on-k", "alibi", "t5", "shaw", "learned", "nope")
 TABLE7 = ("expe", "expe-constant", "expe-l1", "expe-learn-init", "expe-learn-random", "expe-once")
@@ -73,11 +74,15 @@ GRIDS = {
         dict.fromkeys(("expe", "exqpe", "expe-on-k"), ("same-targets", "precision-same-targets"))),
     "doors": Grid(
         "Which of W_q, W_k and W_v the override enters",
-        dict.fromkeys(("expe-on-k", "expe-on-q", "expe", "expe-on-qkv", "expe-once"), LOSSES)),
+        dict.fromkeys(("expe-on-k", "expe-on-q", "expe", "expe-on-qkv", "expe-once"), LOSSES), study=True),
     "gain": Grid(
         "ExPE's gain: theta times 1/4 to 1,024, and one dimension with the gain of 24",
         dict.fromkeys((f"{method}{gain}" for method in ("expe", "expe-on-k")
                        for gain in ("-x0.25", "", "-x4", "-x16", "-x64", "-x256", "-x1024")), LOSSES)
-        | dict.fromkeys(("expe-l1", "expe-l1-x24"), LOSSES)),
+        | dict.fromkeys(("expe-l1", "expe-l1-x24"), LOSSES), study=True),
 }
 ALL = ("table2", "ablations", "scaling", "extensions", "precision")    # what the grid `all` stands for
+
+def place_of(grid, preset):
+    """The folder under runs/ and results/ of a grid: its preset's, or the study's."""
+    return tuned.STUDY if grid == "tuned" or (grid in GRIDS and GRIDS[grid].study) else preset

@@ -11,8 +11,8 @@ import numpy as np
 from config import InputError
 from eval import MULTIPLES
 from files import check_shape, read_json, read_text, write_whole
-from lab import pictures
-from lab.grids import EVALUATIONS, GRIDS, LOSSES, PROBES, VARIANTS
+from lab import pictures, tuned
+from lab.grids import EVALUATIONS, GRIDS, LOSSES, PROBES, VARIANTS, Grid, place_of
 from lab.measures import MEASURES, interval_of_seeds
 from lab.pictures import Curve
 
@@ -248,7 +248,7 @@ def draw_bars(path, lines, protocol, title):
 def draw(name, preset, lines):
     """The pictures of a grid, in pictures/; returns their Markdown."""
     Path("pictures").mkdir(exist_ok=True)
-    title, images = GRIDS[name].title, []
+    title, images = GRIDS[name].title if name in GRIDS else tuned.TITLE, []
     losses = draw_differences if name == "precision" else draw_losses
     jobs = [(protocol, losses, protocol, title) for protocol in LOSSES if lines[protocol]]
     if name == "ablations":
@@ -281,20 +281,23 @@ def report():
 
 def preset_report(folder):
     """The sections of one preset, whose files are in that folder; nothing is drawn before all of them are checked."""
-    preset, ready, files = folder.name, {}, collect(folder)            # ready: the seeds of each grid that has any
+    place, ready, files = folder.name, {}, collect(folder)             # ready: the seeds of each grid that has any
+    preset = tuned.PRESET if place == tuned.STUDY else place
     runs = [run for (_, what), found in files.items() if what == "run" for run in found.values()]
     if not runs:
         return []
     for name, grid in GRIDS.items():
         seeds = finished(grid, files)
-        if not seeds or (name == "large" and not preset.startswith("llama")):
+        if not seeds or place_of(name, preset) != place or (name == "large" and not preset.startswith("llama")):
             continue
         if left := sorted(set().union(*(files[variant, "run"] for variant in grid.evaluations)) - set(seeds)):
             print(f"{name} of {preset} has not all of seed {' and '.join(map(str, left))}, which is left out")
         check_alike(folder, grid, files, seeds)
         ready[name] = seeds
-    sections = [section(name, preset, files, seeds) for name, seeds in ready.items()]
-    return [what_was_run(preset, runs), *itertools.chain(*sections), *commands(preset, runs, files)]
+    sections = [section(name, GRIDS[name], preset, files, seeds) for name, seeds in ready.items()]
+    if place == tuned.STUDY:
+        sections.append(tuned_section(folder, files))
+    return [what_was_run(place, runs), *itertools.chain(*sections), *commands(place, runs, files)]
 
 def what_was_run(preset, runs):
     """One sentence on all runs of a preset."""
@@ -310,9 +313,31 @@ def what_was_run(preset, runs):
             f"(threads: {said('{provenance[threads]}')}), Python {said('{provenance[versions][python]}')}, torch "
             f"{said('{provenance[versions][torch]}')}, {said('{provenance[machine]}').split('-')[0]}.\n")
 
-def section(name, preset, files, seeds):
+def tuned_section(folder, files):
+    """The trials that there are; and once all are, the best and the defaults, of fresh seeds on the test split."""
+    def loss(name):
+        rows = files.get((name, tuned.TRIALS[0]), {}).get(tuned.SEED)
+        return rows and rows[0]["loss"]
+
+    rows, wanted, scored = [], {}, {name: found for name in VARIANTS if (found := loss(name)) is not None}
+    for method in tuned.METHODS:
+        names, best = tuned.trials(method, loss)
+        wanted |= dict.fromkeys((method, best), tuned.FINALS)
+        for name in filter(scored.get, names):
+            same = lines_of(Grid("", {name: tuned.TRIALS[1:]}), files, [tuned.SEED])[0].losses(tuned.TRIALS[1])
+            losses = f"{scored[name]:.3f}", *(f"{same[MULTIPLES.index(k)][0]:.3f}" for k in (1, 4, 16))
+            rows.append([pictures.name(name) + " (best)" * (name == best), f"`{VARIANTS[name]}`", *losses])
+    heads = ["trial", "flags", "1x, the paper's protocol", *(f"{k}x, the same targets" for k in (1, 4, 16))]
+    parts = [f"\n### {tuned.TITLE}\n", f"Each trial is one run of seed {tuned.SEED}, scored on val. The best of a "
+             f"method has the lowest loss of the first column.\n\n{table(heads, rows)}"]
+    if None not in wanted and (seeds := finished(grid := Grid(tuned.TITLE, wanted), files)):
+        check_alike(folder, grid, files, seeds)
+        parts.append("The best and the defaults on the test split, which nothing was tuned on:\n")
+        parts += section("tuned", grid, tuned.PRESET, files, seeds)[1:]
+    return parts
+
+def section(name, grid, preset, files, seeds):
     """The pictures and tables of one grid, and the command that makes it."""
-    grid = GRIDS[name]
     lines = lines_of(grid, files, seeds)
     by = {protocol: [line for line in lines if (protocol, 1) in line.rows] for protocol in LOSSES}
     parts = [f"\n### {grid.title}\n", draw(name, preset, by)]

@@ -29,7 +29,7 @@ from cli import CONTROL, CommandLine, at_least, listed, pick_device
 from config import PRESETS, InputError
 from files import held, read_json, write_json
 from lab import tuned
-from lab.grids import ALL, EVALUATIONS, GRIDS, VARIANTS
+from lab.grids import ALL, EVALUATIONS, GRIDS, VARIANTS, place_of
 from model_numpy import count_parameters
 from runs import read_run
 
@@ -65,10 +65,11 @@ def jobs_of(args):
 
 def runs_of(args):
     """(variant, seed, evaluations) of every run of the grids that are asked for; of `tuned`, as far as it has come."""
+    if args.place == tuned.STUDY and args.preset != tuned.PRESET:
+        raise InputError(f"{args.grids[0]} varies what the preset {tuned.PRESET} has: leave out --preset")
     if args.grids == ("tuned",):
-        if args.preset != tuned.PRESET or tuned.SEED in args.seeds:
-            raise InputError(f"tuned varies what {tuned.PRESET} has, and seed {tuned.SEED} is that of its trials: "
-                             "leave out --preset, and give --seeds without it")
+        if tuned.SEED in args.seeds:
+            raise InputError(f"seed {tuned.SEED} is that of the trials: give tuned --seeds without it")
         return tuned.runs(args.seeds, lambda name: trial_loss(name, args))
     return [(variant, seed, names) for seed in args.seeds for grid in args.grids
             for variant, names in GRIDS[grid].evaluations.items()]
@@ -80,8 +81,8 @@ def trial_loss(name, args):
 
 def jobs_of_run(variant, seed, evaluations, args):
     """A run's training and its evaluations; InputError if it is there, and not by these flags."""
-    name, results = f"{variant}-s{seed}", Path("results") / args.preset
-    run, device = Path("runs") / args.preset / name, ["--device", args.device] if args.device else []
+    name, results = f"{variant}-s{seed}", Path("results") / args.place
+    run, device = Path("runs") / args.place / name, ["--device", args.device] if args.device else []
     command = ["python", "train.py", "--preset", args.preset, *shlex.split(VARIANTS[variant])]
     command += ["--seed", str(seed), "--out", str(run), *device, *args.train_flags]
     model, config = configs_of(command, args)
@@ -226,6 +227,7 @@ def main(argv=None):
         cut = argv.index("--") if "--" in argv else len(argv)
         args = parser.parse_args(argv[:cut])
         args.train_flags, args.grids = argv[cut + 1 :], ALL if args.grid == "all" else (args.grid,)
+        args.place = place_of(args.grids[0], args.preset)
         args.seeds = args.seeds or ([1, 2, 3] if args.grid == "tuned" else [0, 1, 2])
         if args.grid == "report":
             if len(argv) > 1:
@@ -236,7 +238,7 @@ def main(argv=None):
         if args.dry_run:
             return show_plan(jobs_of(args))
         jobs_of(args)                                                  # InputError before a folder is made
-        results = Path("results") / args.preset
+        results = Path("results") / args.place
         results.mkdir(parents=True, exist_ok=True)
         with held(results):
             run_grid(args)

@@ -8,6 +8,7 @@ from conftest import command, refused
 from config import PRESETS
 from lab import reproduce, tuned
 from lab.grids import EVALUATIONS, VARIANTS
+from lab.pictures import name as name_of
 from train import command_line, configure
 
 SMALL = ["--context", "16", "--batch-size", "4", "--vocab", "300", "--steps", "2", "--width", "32"]
@@ -65,31 +66,41 @@ def test_trials_never_see_the_test_split_and_finals_see_it_alone():
 
 def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    few = {"alibi": tuned.Method("--pe alibi", {"x2": "--slopes 2"}, {"lr-x2": "--lr 0.008"}),
+    few = {"expe": tuned.Method("--pe expe", {"x4": "--theta 4/512"}, {"lr-x2": "--lr 0.008"}),
            "nope": tuned.Method("--pe nope", {}, {"lr-x2": "--lr 0.008"})}
     monkeypatch.setattr(tuned, "METHODS", few)
     flags = ["tuned", "--seeds", "1", "--max-docs", "2", "--", *SMALL, "--data", str(tokens)]
     reproduce.main(flags)
-    said = lambda name: json.loads((tmp_path / f"results/mini/{name}.json").read_text())  # noqa: E731
-    for method, first in (("alibi", ["alibi", "alibi-x2"]), ("nope", ["nope"])):
+    said = lambda name: json.loads((tmp_path / f"results/study/{name}.json").read_text())  # noqa: E731
+    page = (tmp_path / "RESULTS.md").read_text()
+    for method, first in (("expe", ["expe", "expe-x4"]), ("nope", ["nope"])):
         loss = {name: said(f"{name}-s0.nonoverlap")[0]["loss"] for name in first}
         second = f"{min(loss, key=loss.get)}-lr-x2"
         loss[second] = said(f"{second}-s0.nonoverlap")[0]["loss"]
-        for name in {method, min(loss, key=loss.get)}:
+        best = min(loss, key=loss.get)
+        assert f"| {name_of(best)} (best) | `{VARIANTS[best]}` | {loss[best]:.3f} |" in page
+        assert page.count("(best)") == 2
+        for name in {method, best}:
             assert {row["split"] for row in said(f"{name}-s1.test-same-targets")} == {"test"}
-    files = sorted(tmp_path.rglob("results/mini/*"))
+    files = sorted(tmp_path.rglob("results/study/*"))
     before = {path: path.stat().st_mtime_ns for path in files}
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
     capsys.readouterr()
     reproduce.main([*flags[:1], "--use-results", *flags[1:]])
     assert not (tmp_path / "runs").exists()
-    assert {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("results/mini/*"))} == before
+    assert {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("results/study/*"))} == before
     reproduce.main([*flags[:1], "--dry-run", *flags[1:]])
     assert "4 runs" not in capsys.readouterr().out.splitlines()[-1].partition("left: ")[2], "they are trained again"
 
 
-@pytest.mark.parametrize("flags", [["--preset", "paper-35m"], ["--seeds", "0,1"]])
-def test_another_preset_or_the_trials_own_seed_is_refused(flags, tmp_path):
-    assert "tuned varies what mini has, and seed 0 is that of its trials" in refused(
-        command("lab.reproduce", "tuned", *flags, cwd=tmp_path)
-    )
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["tuned", "--preset", "paper-35m"], "tuned varies what the preset mini has: leave out --preset"),
+        (["gain", "--preset", "paper-35m"], "gain varies what the preset mini has: leave out --preset"),
+        (["tuned", "--seeds", "0,1"], "seed 0 is that of the trials: give tuned --seeds without it"),
+    ],
+)
+def test_another_preset_or_the_trials_own_seed_is_refused(flags, message, tmp_path):
+    assert message in refused(command("lab.reproduce", *flags, cwd=tmp_path))
+    assert not list(tmp_path.iterdir())
