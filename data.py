@@ -348,16 +348,20 @@ def windows(tokens, context):
 def batch(tokens, context, batch_size, seed, step):
     """The batch of one step, int64 (B, T+1): inputs are [:, :-1], targets [:, 1:]. A pure function of its arguments.
 
-    An epoch is a permutation of the corpus's non-overlapping windows, so that each token is seen once an epoch.
+    An epoch is a permutation of the corpus's non-overlapping windows, so that each token is seen once an epoch. They
+    take no heed of documents. In each epoch but the first they begin elsewhere: the end is followed by the beginning.
     """
     count = windows(tokens, context)
     index = range(step * batch_size, (step + 1) * batch_size)
-    start = [int(_order(count, seed, i // count)[i % count]) * context for i in index]
-    return np.stack([tokens[s : s + context + 1] for s in start]).astype(np.int64)         # (B, T+1)
+    starts = [_starts(len(tokens), context, seed, i // count)[i % count] for i in index]
+    return tokens[np.add.outer(starts, np.arange(context + 1)) % len(tokens)].astype(np.int64)         # (B, T+1)
 
 @functools.lru_cache(maxsize=2)     # a batch may straddle two epochs
-def _order(count, seed, epoch):
-    return np.random.default_rng([seed, epoch]).permutation(count)
+def _starts(size, context, seed, epoch):
+    """Where the windows of an epoch begin, in its order; all but the first epoch's are shifted by one number."""
+    rng = np.random.default_rng([seed, epoch])
+    starts = rng.permutation((size - 1) // context) * context
+    return starts + rng.integers(size) if epoch else starts
 
 def split_documents(tokens, eot):
     """The documents of a split as slices of it, each <|endoftext|> and then its own tokens."""

@@ -335,12 +335,30 @@ def test_an_epoch_shows_every_token_once_as_a_target_and_batches_are_a_function_
     orders = []
     for epoch in range(4):
         part = rows[epoch * 37 : (epoch + 1) * 37]
-        assert sorted(part[:, 1:].ravel().tolist()) == tokens[1 : 37 * T + 1].tolist()
-        assert np.array_equal(part[:, 1:], part[:, :-1] + 1)  # targets are the next tokens
+        assert len(set(part[:, 1:].ravel().tolist())) == 37 * T  # no target comes twice
+        assert np.array_equal(part[:, 1:], part[:, :-1] % len(tokens) + 1)  # targets are the next tokens
         orders.append(tuple(part[:, 0]))
     assert len(set(orders)) == 4
+    assert sorted(rows[:37, 1:].ravel().tolist()) == tokens[1 : 37 * T + 1].tolist()
+    offsets = [{(first - 1) % T for first in order} for order in orders]  # two, where a window goes round the end
+    assert offsets[0] == {0} and len(set(map(frozenset, offsets))) == 4
     assert np.array_equal(data.batch(tokens, T, B, 3, 20), steps[20])
     assert not np.array_equal(data.batch(tokens, T, B, 4, 20), steps[20])
+
+
+@pytest.mark.parametrize("size, context, batch_size", [(200, 7, 5), (113, 16, 3), (17, 16, 4), (65, 16, 9)])
+def test_batches_are_those_of_a_loop(size, context, batch_size):
+    tokens = np.random.default_rng(0).integers(0, 300, size).astype(np.uint16)
+    ring, rows = tokens.tolist() * 3, []
+    for epoch in range(5):
+        rng = np.random.default_rng([9, epoch])
+        order = rng.permutation((size - 1) // context).tolist()
+        shift = int(rng.integers(size)) if epoch else 0
+        for window in order:
+            rows.append([ring[window * context + shift + i] for i in range(context + 1)])
+    for step in range(len(rows) // batch_size):
+        expected = rows[step * batch_size : (step + 1) * batch_size]
+        assert data.batch(tokens, context, batch_size, 9, step).tolist() == expected
 
 
 def test_too_few_tokens_for_a_window_are_named():
