@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from cli import CommandLine, at_least, whole
 from config import PRESETS, InputError
-from files import FILE, fingerprint, new_folder, open_file, read_json, write_json
+from files import FILE, check_shape, fingerprint, new_folder, open_file, read_json, write_json
 
 SPLITS = ("train", "val", "test")
 HELD_OUT = 1 / 14                   # share of the documents in val, and in test: the 50M of 700M tokens of the paper
@@ -39,11 +39,20 @@ MAX_DOC_CHARS = 2**20               # longer texts are cut, so that no document 
 TOKENIZER_CHARS = 2**28             # the tokenizer is trained on at most so much of a source, held in memory
 ENCODE_CHARS = 2**22                # text that is encoded at a time
 LINE_BYTES = 2**26                  # of .jsonl, at most
+NGRAM = 24                          # tokens that two texts have in common, one after the other
+NEAR = 1 / 2                        # a held-out document with a larger share of its n-grams in train is left out: of
+                                    # stdlib's 50, 44 have 0.38 at most and six 0.79 or more. (Of all of it: where the
+                                    # end alone is in train, as a main() like any other, the loss there is as elsewhere)
+HASHES = 2**22                      # n-grams of train that are held in memory, about
+BLOCK = 2**18                       # tokens that are hashed at a time
+NAMED = 3                           # documents whose names are printed, at most
 EOT = "<|endoftext|>"
 FILES = ("meta.json", *(f"{name}.bin" for name in SPLITS), "tokenizer.tiktoken")
 META = {"source": str, "pattern": str, "vocab": int, "eot": int, "min_doc_tokens": int, "max_tokens": int,
         "tokenizer": FILE, "splits": {name: {"documents": int, "tokens": int, **FILE} for name in SPLITS},
         "dropped": {"short": int, "duplicate": int, "not_utf8": int}}
+NEAR_COPIES = {"ngram": int, "share": int | float, "every": int, "val": dict, "test": dict,      # names and shares
+               "kept": {"val": int | float, "test": int | float}}                               # the largest share
 progress = functools.partial(tqdm, unit=" documents", disable=None, leave=False)      # None: only on a terminal
 
 # How text falls into pieces before BPE, after cl100k_base (tiktoken): words with the blank before them, up to three
@@ -58,17 +67,19 @@ HUB = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceFW/fineweb
 PACKED = {".gz": gzip.open, ".xz": lzma.open}
 
 def documents(source, max_doc_chars=MAX_DOC_CHARS, skipped=None):
-    """The texts of a source, one by one, none longer than max_doc_chars.
+    """(name, text) of each document of a source, one by one, no text longer than max_doc_chars.
 
     source: "stdlib", a name in HUB, or the path of a file or folder of text (each file a document),
     .jsonl (a field "text") or .parquet (a column "text"); text and .jsonl may be packed as .gz or .xz.
-    Text that is not UTF-8 is left out: its path goes to the list `skipped`.
+    Text that is not UTF-8 is left out: its path goes to the list `skipped`. A name is a path within the source, a line
+    or row of it after a colon, and after # which piece of a text that was cut, all counted from 1: a.jsonl:7#2.
     """
-    for path in _files(source):
+    for name, path in _files(source):
         read = _read_rows if source in HUB else READERS[_kind(path)]
         try:
-            for file in read(path):
-                yield from _cut(file, max_doc_chars)
+            for place, file in read(path):
+                for part, text in enumerate(_cut(file, max_doc_chars), 1):
+                    yield f"{name}{place}" + f"#{part}" * (part > 1), text
         except UnicodeDecodeError:
             if skipped is not None:
                 skipped.append(str(path))
@@ -76,13 +87,14 @@ def documents(source, max_doc_chars=MAX_DOC_CHARS, skipped=None):
             raise InputError(f"{path} cannot be unpacked: {error}") from None
 
 def _files(source):
-    """The readable files of a source, in sorted order, or the name of its data set."""
+    """(name, path) of the readable files of a source, in sorted order; of a data set, its name twice."""
     if source in HUB:
-        return [HUB[source]]
+        return [(HUB[source], HUB[source])]
     if source == "stdlib":
         root = Path(os.__file__).parent
         differs = {"site-packages", "dist-packages", "test", "tests", "idle_test"}         # from machine to machine
-        return sorted(p for p in root.rglob("*.py") if not differs & set(p.relative_to(root).parts))
+        found = sorted(p for p in root.rglob("*.py") if not differs & set(p.relative_to(root).parts))
+        return [(str(p.relative_to(root)), p) for p in found]
     path = Path(source)
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise InputError(f"{source} is no regular file")
@@ -94,16 +106,16 @@ def _files(source):
     if not found:
         what = "holds no file that ends in" if path.is_dir() else "must end in"
         raise InputError(f"{source} {what} {' '.join(READERS)} (or those with .gz, .xz)")
-    return found
+    return [(str(p.relative_to(path if path.is_dir() else path.parent)), p) for p in found]
 
 def _kind(path):
     """The suffix that says what a file holds: ".jsonl" of books.jsonl.xz."""
     return (Path(path.stem) if path.suffix in PACKED else path).suffix.lower()
 
 def _read_text(path):
-    """The whole file as one text. (Readers give open files, for a text may be larger than the memory.)"""
+    """The whole file as one text. (Readers give its place in the path, and an open file: it may exceed the memory.)"""
     with PACKED.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
-        yield file
+        yield "", file
 
 def _read_jsonl(path):
     """The field "text" of each line that is not blank."""
@@ -117,7 +129,7 @@ def _read_jsonl(path):
                 text = "" + json.loads(line)["text"]        # a TypeError unless it is a string
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise InputError(f'{path} line {number} is not a JSON object with a field "text" in UTF-8') from None
-            yield io.StringIO(text)
+            yield f":{number}", io.StringIO(text)
 
 def _read_rows(what):
     """The column "text" of a .parquet file, or of a data set of the hub by its name."""
@@ -132,10 +144,10 @@ def _read_rows(what):
 
         for library in ("datasets", "huggingface_hub"):                 # what comes of their retries is told below
             logging.getLogger(library).setLevel(logging.CRITICAL)
-        for row in datasets.load_dataset(**where, split="train", streaming=True):
+        for number, row in enumerate(datasets.load_dataset(**where, split="train", streaming=True), 1):
             if not isinstance(row.get("text"), str):
                 raise TypeError(f'no column "text" that holds strings; it has {", ".join(row)}')
-            yield io.StringIO(row["text"])
+            yield f":{number}", io.StringIO(row["text"])
     except ModuleNotFoundError:
         raise InputError(f"{what} is read by the datasets library: pip install datasets, or {other}") from None
     except Exception as error:      # the hub's, the network's and Arrow's own kinds have no common ancestor
@@ -154,9 +166,9 @@ def _cut(file, limit):
         rest = piece[end:]
 
 def _unique(texts, min_bytes, dropped):
-    """(split, text) of each text not seen before. The split depends on the text alone, not on the order."""
+    """(split, name, text) of each text not seen before. The split depends on the text alone, not on the order."""
     seen = set()
-    for text in texts:
+    for name, text in texts:
         data = text.encode("utf-8", errors="replace")       # a lone surrogate has no UTF-8: it becomes "?"
         key = int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
         if len(data) < min_bytes:                           # a token is a byte at least
@@ -166,7 +178,8 @@ def _unique(texts, min_bytes, dropped):
         else:
             seen.add(key)
             share = key / 2**64
-            yield ("val" if share < HELD_OUT else "test" if share < 2 * HELD_OUT else "train"), data.decode("utf-8")
+            split = "val" if share < HELD_OUT else "test" if share < 2 * HELD_OUT else "train"
+            yield split, name, data.decode("utf-8")
 
 
 # ---- the tokenizer ---------------------------------------------------------------------------------------------------
@@ -220,8 +233,9 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     """Turn a source into a folder of tokens, `out` or data/<name>-v<vocab>, which appears whole or not at all.
 
     A tokenizer of `vocab` entries is trained on the training documents, or `tokenizer` is a .tiktoken file. Documents
-    of fewer than min_doc_tokens tokens are dropped. Reading ends once max_tokens are written (0: never). Memory stays
-    bounded: past TOKENIZER_CHARS only a hash of each text is kept. InputError if train or val gets no document.
+    of fewer than min_doc_tokens tokens are dropped, and held-out ones that are nearly in train. Reading ends once
+    max_tokens are written (0: never). Memory stays bounded: past TOKENIZER_CHARS only a hash of each text is kept, and
+    the name of each that is held out. InputError if train or val gets no document.
     """
     if tokenizer is not None:
         if Path(tokenizer).suffix != ".tiktoken":
@@ -240,10 +254,12 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
             shutil.copyfile(tokenizer, path)
         else:
             first = _take(texts, TOKENIZER_CHARS)
-            save_tokenizer(train_tokenizer((text for split, text in first if split == "train"), vocab), path)
+            save_tokenizer(train_tokenizer((text for split, _, text in first if split == "train"), vocab), path)
             texts = itertools.chain(first, texts)           # each is read once, as a stream has to be
         encoding = load_tokenizer(path)
-        splits = _write_tokens(texts, encoding, scratch, min_doc_tokens, max_tokens, dropped)
+        counts, names = _write_tokens(texts, encoding, scratch, min_doc_tokens, max_tokens, dropped)
+        near = _drop_near(scratch, encoding.eot_token, counts, names)
+        splits = {name: {**counts[name], **fingerprint(scratch / f"{name}.bin")} for name in SPLITS}
         dropped["not_utf8"] = len(skipped)
         count = sum(split["documents"] for split in splits.values())
         for name in ("train", "val"):
@@ -251,40 +267,44 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
                 raise InputError(
                     f"{source} has {count} usable documents, and none fell to {name}: cut them smaller with "
                     "--max-doc-chars 20000, lower --min-doc-tokens, or give more documents (left out: "
-                    f"{dropped['short']:,} shorter than {min_doc_tokens:,} tokens, {len(skipped):,} not UTF-8)")
+                    f"{dropped['short']:,} shorter than {min_doc_tokens:,} tokens, {len(skipped):,} not UTF-8, "
+                    f"{len(near['val'] | near['test']):,} held out that are nearly in train)")
         write_json(scratch / "meta.json", {
             "source": full_name(source), "vocab": vocab, "eot": encoding.eot_token, "pattern": SPLIT_PATTERN,
             "min_doc_tokens": min_doc_tokens, "max_tokens": max_tokens, "max_doc_chars": max_doc_chars,
-            "python": sys.version.split()[0], "dropped": dropped, "splits": splits, "tokenizer": fingerprint(path),
+            "python": sys.version.split()[0], "dropped": dropped, "near": near, "splits": splits,
+            "tokenizer": fingerprint(path),
         })
     return out
 
 def _write_tokens(texts, encoding, folder, min_doc_tokens, max_tokens, dropped):
-    """Encode (split, text) pairs on all cores into .bin files; returns {split: documents, tokens, bytes, sha256}."""
-    counts = {name: {"documents": 0, "tokens": 0} for name in SPLITS}
+    """Encode (split, name, text) on all cores into .bin files; returns ({split: documents, tokens}, {split: names})."""
+    counts, names = {split: {"documents": 0, "tokens": 0} for split in SPLITS}, {"val": [], "test": []}
     texts = iter(progress(texts, "encoding"))
     with contextlib.ExitStack() as stack:
-        files = {name: stack.enter_context(open(folder / f"{name}.bin", "wb")) for name in SPLITS}
-        while pairs := _take(texts, ENCODE_CHARS):
-            encoded = encoding.encode_ordinary_batch([text for _, text in pairs], num_threads=os.cpu_count())
-            for (name, _), tokens in zip(pairs, encoded, strict=True):
+        files = {split: stack.enter_context(open(folder / f"{split}.bin", "wb")) for split in SPLITS}
+        while taken := _take(texts, ENCODE_CHARS):
+            encoded = encoding.encode_ordinary_batch([text for *_, text in taken], num_threads=os.cpu_count())
+            for (split, name, _), tokens in zip(taken, encoded, strict=True):
                 if len(tokens) < min_doc_tokens:
                     dropped["short"] += 1
                     continue
-                files[name].write(np.array([encoding.eot_token, *tokens], np.uint16))
-                counts[name]["documents"] += 1
-                counts[name]["tokens"] += len(tokens) + 1
+                files[split].write(np.array([encoding.eot_token, *tokens], np.uint16))
+                counts[split]["documents"] += 1
+                counts[split]["tokens"] += len(tokens) + 1
+                if split in names:
+                    names[split].append(name)
             if max_tokens and sum(count["tokens"] for count in counts.values()) >= max_tokens:
                 break
-    return {name: {**counts[name], **fingerprint(folder / f"{name}.bin")} for name in SPLITS}
+    return counts, names
 
 def _take(texts, size):
-    """The next (split, text) pairs, of about `size` characters in all."""
-    pairs = []
-    while size > 0 and (pair := next(texts, None)):
-        pairs.append(pair)
-        size -= len(pair[1])
-    return pairs
+    """The next (split, name, text), of about `size` characters in all."""
+    taken = []
+    while size > 0 and (one := next(texts, None)):
+        taken.append(one)
+        size -= len(one[-1])
+    return taken
 
 def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
     """The folder of a source's tokens: the source itself if it is one, found under data/, or prepared now.
@@ -317,6 +337,69 @@ def folder_of(source, vocab):
     return Path("data") / f"{Path(full_name(source)).name.split('.')[0] or 'text'}-v{vocab}"
 
 
+# ---- near copies: held-out documents that are nearly in train --------------------------------------------------------
+
+def _drop_near(folder, eot, counts, names):
+    """Take from val.bin and test.bin each document of which more than NEAR of the n-grams are in train.bin.
+
+    counts, {split: documents, tokens}, is set right; names: {split: those of its documents}. Returns what meta.json
+    says of it: names and shares of what went, the largest share of what is kept, and that one n-gram in `every` was
+    compared. (Of more than HASHES in train a sample is: the same in each split, for it is drawn by their hashes.)
+    """
+    every = max(1, -(-counts["train"]["tokens"] // HASHES))
+    found = [_distinct(hashes) for _, hashes in _ngrams(folder / "train.bin", eot, every)]
+    known = _distinct(np.concatenate([np.zeros(0, np.uint64), *found]))
+    near = {"ngram": NGRAM, "share": NEAR, "every": every, "kept": {}}
+    for split in names:
+        path, size = folder / f"{split}.bin", len(names[split])
+        compared, shared = np.zeros((2, size), int)
+        for document, hashes in _ngrams(path, eot, every):
+            hit = np.searchsorted(known, hashes, "left") < np.searchsorted(known, hashes, "right")
+            compared += np.bincount(document, minlength=size)
+            shared += np.bincount(document[hit], minlength=size)
+        shares = shared / np.maximum(compared, 1)
+        out = shares > NEAR
+        near[split] = {names[split][i]: round(float(shares[i]), 4) for i in np.flatnonzero(out)}
+        near["kept"][split] = round(float(shares[~out].max(initial=0)), 4)
+        if near[split]:
+            counts[split] = {"documents": size - len(near[split]), "tokens": _take_out(path, eot, out)}
+    return near
+
+def _take_out(path, eot, out):
+    """Take those documents for which `out` is true from a file of tokens; returns how many tokens are left."""
+    with open(path, "r+b") as file:
+        for block, document in _blocks(path, eot):
+            file.write(block[~out[document]])               # in its place: never beyond what has been read
+        return file.truncate() // 2
+
+def _distinct(values):
+    """The distinct values, sorted, as np.unique's, which takes 20 times as long for 2^18 of them (NumPy 2.4)."""
+    values = np.sort(values)
+    return values[np.flatnonzero(np.diff(values, prepend=~values[:1]))]
+
+def _ngrams(path, eot, every):
+    """(document, hash) of the n-grams within a document whose hash is a multiple of `every`, (n,) each, by blocks."""
+    for block, document in _blocks(path, eot, NGRAM - 1):
+        size = max(0, len(block) - NGRAM + 1)
+        hashes = np.zeros(size, np.uint64)
+        for i in range(NGRAM):                              # a polynomial in an odd number, modulo 2^64
+            hashes *= 0x9E3779B97F4A7C15
+            hashes += block[i : i + size]
+        hashes ^= hashes >> 32                              # or else low bits would be of the tokens' low bits alone
+        hashes *= 0xBF58476D1CE4E5B9
+        hashes ^= hashes >> 32
+        chosen = (document[:size] == document[NGRAM - 1 :]) & (hashes % every == 0)
+        yield document[:size][chosen], hashes[chosen]
+
+def _blocks(path, eot, more=0):
+    """(tokens, the number of each one's document) of a file by blocks, each with `more` tokens of the next one."""
+    first = -1
+    for start in progress(range(0, os.path.getsize(path) // 2, BLOCK), "comparing", unit=" blocks"):
+        block = np.fromfile(path, np.uint16, BLOCK + more, offset=2 * start)
+        yield block, first + np.cumsum(block == eot)
+        first += np.count_nonzero(block[:BLOCK] == eot)
+
+
 # ---- reading: a folder of tokens to batches and documents ------------------------------------------------------------
 
 def read_meta(folder):
@@ -325,6 +408,8 @@ def read_meta(folder):
     if not path.exists():
         raise InputError(f"{folder} is not a folder of tokens (no meta.json): make one with data.py")
     meta = read_json(path, META)
+    if "near" in meta:                                      # earlier versions did not look for near copies
+        check_shape(meta["near"], NEAR_COPIES, f"{path}: near")
     if meta["eot"] != meta["vocab"] - 1:
         raise InputError(f"{path}: eot must be the last entry of the vocabulary, {meta['vocab'] - 1}: it was edited")
     return meta
@@ -376,8 +461,12 @@ def show(folder):
     folder, meta = Path(folder), read_meta(folder)
     limit = f"documents of {meta['min_doc_tokens']:,} tokens or more"
     print(f"{folder}: from {meta['source']}, a vocabulary of {meta['vocab']:,}, {limit}")
-    print("left out: {short:,} short, {duplicate:,} duplicate, {not_utf8:,} not UTF-8\n".format(**meta["dropped"]))
-    print(f"{'split':6}{'documents':>11}{'tokens':>15}{'median length':>16}")
+    print("left out: {short:,} short, {duplicate:,} duplicate, {not_utf8:,} not UTF-8".format(**meta["dropped"]))
+    for split in ("val", "test") if "near" in meta else ():
+        names, most = [*meta["near"][split]], meta["near"]["kept"][split]
+        named = f" ({', '.join(names[:NAMED])}{', ...' * (len(names) > NAMED)})" * bool(names)
+        print(f"left out of {split}, as nearly in train: {len(names):,}{named}; the others share {most} at most")
+    print(f"\n{'split':6}{'documents':>11}{'tokens':>15}{'median length':>16}")
     for split in SPLITS:
         tokens = open_split(folder, split)
         lengths = [len(document) - 1 for document in split_documents(tokens, meta["eot"])]

@@ -257,7 +257,7 @@ def measure(args):
 
 def measure_data(vocab, repeats):
     """{"part": "data", ...}: characters a second of data.py, from a .jsonl file to token files, and of tiktoken."""
-    texts = list(itertools.islice(data.documents("stdlib"), TEXTS))
+    texts = [text for _, text in itertools.islice(data.documents("stdlib"), TEXTS)]
     with tempfile.TemporaryDirectory() as folder:
         source, tokenizer = Path(folder) / "text.jsonl", Path(folder) / "t.tiktoken"
         source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")

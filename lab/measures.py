@@ -61,7 +61,7 @@ def held_out(run, record, split, source):
         raise InputError(f"{folder}, the data this run was trained on, is not here: score other text with --data PATH")
     encoding = data.run_tokenizer(run, record["data"])
     return source, (np.array([encoding.eot_token, *encoding.encode_ordinary(text)], dtype=np.uint16)
-                    for text in data.documents(source))
+                    for _, text in data.documents(source))
 
 def usable(documents, longest, limit):
     """Those of at least `longest` targets, the first `limit` of them; InputError if there is none."""

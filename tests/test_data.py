@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 import tiktoken.load
-from conftest import ROOT, command
+from conftest import ROOT, command, fallen_to, refused, split_of
 
 import data
 from config import InputError
@@ -57,22 +57,41 @@ def write_sources(folder):
     return [folder / name for name in ("files", "a.jsonl", "b.jsonl.gz", "c.jsonl.xz", "d.parquet")]
 
 
+def texts_of(source, **more):
+    return [text for _, text in data.documents(str(source), **more)]
+
+
 def test_every_kind_of_source_gives_the_same_texts(tmp_path):
     for source in write_sources(tmp_path):
-        assert list(data.documents(str(source))) == TEXTS, source
+        assert texts_of(source) == TEXTS, source
+
+
+def test_documents_are_named_by_their_file_and_line_or_row_and_piece(tmp_path):
+    folder, *rows = write_sources(tmp_path)
+    (folder / "more").mkdir()
+    shutil.copy(rows[0], folder / "more" / "a.jsonl")
+    names = [name for name, _ in data.documents(str(folder))]
+    assert names[:3] == ["00.txt", "01.md", "02.py"] and names[4:6] == ["04.txt.gz", "05.md.xz"]
+    assert names[12:] == [f"more/a.jsonl:{i}" for i in range(1, 13)]
+    for source in rows:
+        assert [name for name, _ in data.documents(str(source))] == [f"{source.name}:{i}" for i in range(1, 13)]
+    rows[0].write_text("\n" + rows[0].read_text(encoding="utf-8"), encoding="utf-8")  # lines are counted, not texts
+    assert next(iter(data.documents(str(rows[0]))))[0] == "a.jsonl:2"
+    pieces = [name for name, _ in data.documents(str(rows[0]), max_doc_chars=40)]
+    assert pieces[:5] == ["a.jsonl:2", "a.jsonl:2#2", "a.jsonl:3", "a.jsonl:3#2", "a.jsonl:3#3"]
 
 
 def test_stdlib_is_the_running_pythons_own_text():
-    texts = list(data.documents("stdlib"))
+    texts = dict(data.documents("stdlib"))
     with open(json.__file__, encoding="utf-8") as file:
-        assert file.read() in texts
-    assert len(texts) > 300 and sum(map(len, texts)) > 5_000_000
+        assert texts["json/__init__.py"] == file.read()
+    assert len(texts) > 300 and sum(map(len, texts.values())) > 5_000_000
 
 
 @pytest.mark.parametrize("limit", [1, 7, 100, 10**6])
 def test_long_texts_are_cut_at_line_ends_and_lose_nothing(tmp_path, limit):
     (tmp_path / "a.txt").write_text("".join(TEXTS), encoding="utf-8")
-    pieces = list(data.documents(str(tmp_path / "a.txt"), max_doc_chars=limit))
+    pieces = texts_of(tmp_path / "a.txt", max_doc_chars=limit)
     assert "".join(pieces) == "".join(TEXTS) and max(map(len, pieces)) <= limit
     if limit == 100:
         assert all(piece.endswith("\n") for piece in pieces)
@@ -82,7 +101,7 @@ def test_files_that_are_not_utf8_are_left_out_and_named(tmp_path):
     (tmp_path / "good.txt").write_text("good", encoding="utf-8")
     (tmp_path / "latin1.txt").write_bytes("café".encode("latin-1"))
     skipped = []
-    assert list(data.documents(str(tmp_path), skipped=skipped)) == ["good"]
+    assert list(data.documents(str(tmp_path), skipped=skipped)) == [("good.txt", "good")]
     assert skipped == [str(tmp_path / "latin1.txt")]
 
 
@@ -218,12 +237,11 @@ def test_max_tokens_ends_a_stream(books, tmp_path, monkeypatch):
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
     chosen = random.Random(0)
     words = ["".join(chosen.choices("etaoinshrdlu", k=1 + i % 9)) for i in range(4000)]
-    line = " ".join(chosen.choices(words, k=20_000)) + "\n"
     with open(tmp_path / "big.txt", "w") as file:
-        for i in range(230):  # 26 MB, no piece like another
-            file.write(f"{i} {line}")
+        for _ in range(230):  # 26 MB, no piece like another
+            file.write(" ".join(chosen.choices(words, k=20_000)) + "\n")
     program = (
-        "import sys, data; data.TOKENIZER_CHARS, data.ENCODE_CHARS = 2**20, 2**20\n"
+        "import sys, data; data.TOKENIZER_CHARS = data.ENCODE_CHARS = data.HASHES = 2**20\n"
         "data.prepare(sys.argv[1], sys.argv[2], 300, max_doc_chars=2**17)\n"
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
@@ -319,6 +337,123 @@ def test_show_prints_counts_quantiles_and_a_sample(tokens, tmp_path):
         assert any(line.startswith(split) and f"{n:,}" in line for line in shown.stdout.splitlines())
     sample = shown.stdout.split("decoded:\n\n")[1]
     assert any(text.startswith(sample.rstrip("\n�")) for text in decoded(tokens, "val"))
+
+
+# ---- near copies -----------------------------------------------------------------------------------------------------
+
+
+def exact_shares(folder, names):
+    """{name: share of its 24-grams that are in train} of held-out documents, by sets of tuples. names: {text: name}."""
+    meta, encoding, found = data.read_meta(folder), data.load_tokenizer(folder / "tokenizer.tiktoken"), {}
+    known = set()
+    for split in data.SPLITS:
+        for document in data.split_documents(data.open_split(folder, split), meta["eot"]):
+            document = document.tolist()
+            grams = [tuple(document[i : i + 24]) for i in range(len(document) - 23)]
+            if split == "train":
+                known.update(grams)
+            else:
+                found[names[encoding.decode(document[1:])]] = sum(gram in known for gram in grams) / len(grams)
+    return found
+
+
+@pytest.fixture(scope="module")
+def mixed(books, tmp_path_factory):
+    """(books, and held-out texts that begin as one in train, with more and more of it; all as tokens; exact shares)."""
+    folder = tmp_path_factory.mktemp("mixed") / "books"
+    shutil.copytree(books, folder)
+    texts = [path.read_text(encoding="utf-8") for path in sorted(books.iterdir())]
+    texts = [text for text in texts if split_of(text) == "train"]
+    chosen = random.Random(0)
+    for i in range(20):
+        own = "".join(chosen.choices("etaoinshrdlu ,.\n", k=4000 - 200 * i))
+        text = fallen_to(("val", "test")[i % 2], texts[i][: 200 * i] + own)
+        (folder / f"mixed-{i:02}.txt").write_text(text, encoding="utf-8")
+    names = {path.read_text(encoding="utf-8"): path.name for path in folder.iterdir()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "NEAR", 1)
+        tokens = data.prepare(str(folder), folder.parent / "tokens", 300, min_doc_tokens=256)
+    assert data.read_meta(tokens)["near"]["val"] == data.read_meta(tokens)["near"]["test"] == {}
+    return folder, tokens, exact_shares(tokens, names)
+
+
+@pytest.mark.parametrize("near, block", [*((near, 2**18) for near in (0, 0.1, 0.3, 0.5, 0.9)), (0.5, 97), (0.5, 1000)])
+def test_held_out_documents_go_if_more_than_a_share_of_their_ngrams_is_in_train(
+    mixed, tokens, tmp_path, monkeypatch, near, block
+):
+    folder, whole, shares = mixed
+    monkeypatch.setattr(data, "NEAR", near)
+    monkeypatch.setattr(data, "BLOCK", block)
+    out = data.prepare(str(folder), tmp_path / "out", 300, min_doc_tokens=256)
+    meta = data.read_meta(out)
+    gone = {name for name, share in shares.items() if share > near}
+    assert (meta["near"]["every"], meta["near"]["share"]) == (1, near)
+    told = meta["near"]["val"] | meta["near"]["test"]
+    assert told == {name: pytest.approx(shares[name], abs=1e-4) for name in gone} and 0 < len(gone) < len(shares)
+    kept = max(share for name, share in shares.items() if name not in gone)
+    assert max(meta["near"]["kept"].values()) == pytest.approx(kept, abs=1e-4)
+    for split in ("val", "test"):
+        texts = {(folder / name).read_text(encoding="utf-8") for name in meta["near"][split]}
+        assert {split_of(text) for text in texts} <= {split}
+        assert decoded(out, split) == decoded(whole, split) - texts
+        assert meta["splits"][split]["documents"] == len(decoded(out, split))
+        assert meta["splits"][split]["tokens"] == len(data.open_split(out, split))
+    for name in ("train.bin", "tokenizer.tiktoken"):  # as of the books alone
+        assert (out / name).read_bytes() == (tokens / name).read_bytes()
+
+
+def test_a_sample_of_the_ngrams_decides_as_all_of_them(mixed, tmp_path, monkeypatch):
+    folder, whole, shares = mixed
+    monkeypatch.setattr(data, "HASHES", 2**14)
+    near = data.read_meta(data.prepare(str(folder), tmp_path / "out", 300, min_doc_tokens=256))["near"]
+    size = data.read_meta(whole)["splits"]["train"]["tokens"]
+    assert near["every"] == -(-size // 2**14) > 5
+    gone = {*near["val"], *near["test"]}
+    clear = {name: share for name, share in shares.items() if abs(share - 0.5) > 0.1}
+    assert {name for name, share in clear.items() if share > 0.5} == gone & clear.keys()
+    assert len(gone & clear.keys()) >= 6 and len(clear) >= 15
+    hashes = {every: [x for _, found in data._ngrams(whole / "train.bin", 299, every) for x in found.tolist()]
+              for every in (1, near["every"])}  # fmt: skip
+    assert hashes[near["every"]] == [x for x in hashes[1] if x % near["every"] == 0]
+    assert len(hashes[near["every"]]) * near["every"] == pytest.approx(len(hashes[1]), rel=0.1)
+
+
+def test_near_copies_are_named_by_meta_and_by_what_is_printed(copies, tokens, tmp_path):
+    done = command("data.py", copies, "--vocab", "300", "--min-doc-tokens", "256", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    near = data.read_meta(tmp_path / "out")["near"]
+    assert [*near["val"]] == [f"near-val-{i}.txt" for i in (0, 2, 3, 4)] and [*near["test"]] == ["near-test-1.txt"]
+    said = "left out of {}, as nearly in train: {}; the others share 0.".format
+    assert said("val", "4 (near-val-0.txt, near-val-2.txt, near-val-3.txt, ...)") in done.stdout
+    assert said("test", "1 (near-test-1.txt)") in done.stdout
+    for name in data.FILES[1:]:
+        assert (tmp_path / "out" / name).read_bytes() == (tokens / name).read_bytes()
+    assert said("val", "0") in command("data.py", "--show", tokens, cwd=tmp_path).stdout
+
+
+def test_a_folder_of_an_earlier_version_says_nothing_of_near_copies_and_is_read(tokens, tmp_path):
+    shutil.copytree(tokens, tmp_path / "t")
+    meta = json.loads((tokens / "meta.json").read_text())
+    del meta["near"]
+    (tmp_path / "t" / "meta.json").write_text(json.dumps(meta))
+    shown = command("data.py", "--show", "t", cwd=tmp_path)
+    assert shown.returncode == 0 and "nearly" not in shown.stdout and "the first 200 tokens" in shown.stdout
+
+
+def test_a_val_of_near_copies_alone_is_refused_and_a_test_of_them_is_empty(copies, books, tmp_path):
+    for path in [*copies.iterdir()]:
+        if path.name.startswith("near-test") or split_of(path.read_text(encoding="utf-8")) != "test":
+            (tmp_path / "books").mkdir(exist_ok=True)
+            shutil.copy(path, tmp_path / "books")
+    folder = data.prepare(str(tmp_path / "books"), tmp_path / "out", 300, min_doc_tokens=256)
+    assert data.read_meta(folder)["splits"]["test"].items() >= {"documents": 0, "tokens": 0, "bytes": 0}.items()
+    assert command("data.py", "--show", "out", cwd=tmp_path).returncode == 0
+    for path in [*(tmp_path / "books").iterdir()]:
+        if not path.name.startswith("near") and split_of(path.read_text(encoding="utf-8")) == "val":
+            path.unlink()
+    line = refused(command("data.py", "books", "--vocab", "300", "--out", "none", cwd=tmp_path))
+    assert "none fell to val" in line and "0 not UTF-8, 5 held out that are nearly in train)" in line
+    assert sorted(os.listdir(tmp_path)) == ["books", "out"]
 
 
 # ---- batches ---------------------------------------------------------------------------------------------------------

@@ -334,8 +334,8 @@ def test_a_run_that_goes_on_is_killed_at_every_event(flags, tmp_path, backend):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_data_killed_at_every_event_is_prepared_as_if_it_was_not(books, tmp_path, overwrite):
-    command = ["data.py", str(books), "--vocab", "300", "--min-doc-tokens", "256", "--out", "tokens"]
+def test_data_killed_at_every_event_is_prepared_as_if_it_was_not(books, copies, tmp_path, overwrite):
+    command = ["data.py", str(copies), "--vocab", "300", "--min-doc-tokens", "256", "--out", "tokens"]
     old = ["data.py", str(books), "--vocab", "260", "--out", "tokens"] if overwrite else None
     command, then = ([*command, "--overwrite"], "again") if overwrite else (command, "nothing")
     assert program("kill_everywhere", tmp_path, command, "tokens", "check_tokens", start=old, then=then) > 20

@@ -12,7 +12,7 @@ import time
 import pytest
 import safetensors.torch
 import torch
-from conftest import ROOT, TINY, command, refused
+from conftest import ROOT, TINY, command, refused, split_of
 
 import config
 import data
@@ -164,6 +164,45 @@ def test_what_each_block_has_and_what_zoo_holds_resume_bit_for_bit(backend, toke
     done = command("train.py", "--out", "runs/b", "--resume", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_same_run(tmp_path / "runs" / "a", tmp_path / "runs" / "b")
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_a_val_that_lacks_near_copies(copies, tmp_path, monkeypatch):
+    source, flags = tmp_path / "books", [*TINY, "--data", "tokens", "--steps", "6", "--eval-every", "3", "--pe", "expe"]
+    shutil.copytree(copies, source)
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(data, "NEAR", 1)
+        data.prepare("books", "tokens", 300, min_doc_tokens=256)
+    meta = files.read_json("tokens/meta.json")
+    del meta["near"]
+    files.write_json("tokens/meta.json", meta)
+    assert command("train.py", *flags, "--out", "runs/a", cwd=tmp_path).returncode == 0
+    batch, stopped = data.batch, []
+
+    def batch_that_is_stopped(tokens, context, n, seed, step):
+        if step == 3 and not stopped:
+            stopped.append(signal.raise_signal(signal.SIGINT))
+        return batch(tokens, context, n, seed, step)
+
+    monkeypatch.setattr(data, "batch", batch_that_is_stopped)
+    assert command("train.py", *flags, "--out", "runs/b", cwd=tmp_path).returncode == 130
+    data.prepare("books", "tokens", 300, min_doc_tokens=256, overwrite=True)
+    found = data.read_meta("tokens")
+    assert found["splits"]["train"] == meta["splits"]["train"] and found["splits"]["val"] != meta["splits"]["val"]
+    done = command("train.py", "--out", "runs/b", "--resume", cwd=tmp_path)
+    assert done.returncode == 0 and "val of tokens is not what it was" in done.stdout, done.stderr
+    a, b = (tmp_path / "runs" / name for name in "ab")
+    for read in (weights, lambda run: safetensors.torch.load_file(run / "optimizer.safetensors")):
+        torch.testing.assert_close(read(a), read(b), rtol=0, atol=0)
+    assert [line for line in log(a) if "loss" in line] == [line for line in log(b) if "loss" in line]
+    done = command("eval.py", "runs/a", "--lengths", "16,64", "--json", "rows.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert files.read_json("rows.json")[0]["n_documents"] == found["splits"]["val"]["documents"]
+
+    next(path for path in source.iterdir() if split_of(path.read_text(encoding="utf-8")) == "train").unlink()
+    data.prepare("books", "tokens", tokenizer="runs/a/tokenizer.tiktoken", min_doc_tokens=256, overwrite=True)
+    line = refused(command("train.py", "--out", "runs/b", "--resume", cwd=tmp_path))
+    assert "tokens is not the data that runs/b was trained on: its files' hashes differ" in line
 
 
 def test_a_resumed_run_names_the_flag_that_was_given(tokens, tmp_path):

@@ -177,6 +177,9 @@ FAULTS = [
         (fields(splits__val=...), "lacks 'val'"),
         (fields(splits__val__bytes=1.5), "bytes must be of type int"),
         (fields(dropped=0), "dropped must be of type dict"),
+        (fields(near=[]), "meta.json: near must be of type dict"),
+        (fields(near__val=["a.txt"]), "val must be of type dict"),
+        (fields(near__test=...), "lacks 'test'"),
         (fields(eot=None), "eot must be of type int"),
     )),
     *((MODEL, damage, (EVAL, RESUME), words) for damage, words in (
