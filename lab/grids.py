@@ -28,6 +28,7 @@ EVALUATIONS = {                          # flags of eval.py, by the name of the 
     "scaled-same-targets": "--protocol same-targets --scale 0.5,auto",
     "extended-same-targets": "--protocol same-targets --rope-scaling linear,ntk,dynamic,yarn,dual-chunk",
     "precision-same-targets": "--protocol same-targets --dtype bf16,fp16,int8",
+    "held-same-targets": "--protocol same-targets --rope-scaling hold",
     "test-nonoverlap": "--split test",
     "test-same-targets": "--split test --protocol same-targets",
 }
@@ -80,6 +81,10 @@ GRIDS = {
         dict.fromkeys((f"{method}{gain}" for method in ("expe", "expe-on-k")
                        for gain in ("-x0.25", "", "-x4", "-x16", "-x64", "-x256", "-x1024")), LOSSES)
         | dict.fromkeys(("expe-l1", "expe-l1-x24"), LOSSES), study=True),
+    "hold": Grid(
+        "Queries held at the last trained position, after training",
+        {**dict.fromkeys(("expe", "expe-x16", "exqpe"), ("same-targets", "held-same-targets")),
+         "expe-on-k": ("same-targets",)}, study=True),
 }
 ALL = ("table2", "ablations", "scaling", "extensions", "precision")    # what the grid `all` stands for
 
