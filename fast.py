@@ -1,20 +1,24 @@
 """What is fast and not plain: each stands for a plain line of model_torch.py, and a test holds the two equal.
 
     cross_entropy    the loss without an array of all logits                     model_torch.cross_entropy
+    Attention        a linear bias as further dimensions, in half precision      model_torch.Attention
     Dropout          16 random bits a number on a CPU instead of a whole word    nn.Dropout
     compile          torch.compile of the blocks and of the loss                 the model as it is
     keep_freed_memory                                                            the C library's own settings
 
-train.py uses them, and so does what reads long texts; GPT takes the first two as parts.
+train.py uses them, and so does what reads long texts; GPT takes the first three as parts.
 """
 
 import contextlib
 import ctypes
 import functools
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+import model_torch
 
 # Numbers in the largest array of logits that a loss keeps. On a CPU 42 MB: up to 32 MB the C library may leave what was
 # freed in a heap that is full of holes, and a process that only reads grew by a gigabyte.
@@ -88,7 +92,69 @@ class Dropout(nn.Dropout):
         kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= dropped - 2**15
         return x * kept.to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
-PARTS = {"dropout": Dropout, "cross_entropy": cross_entropy}            # of GPT
+def split(x, dtype, parts):
+    """Numbers whose sum is x: of a dtype but for the last, which takes x's gradient; each what those before it lack."""
+    found = []
+    for _ in range(parts - 1):
+        found.append(x.detach().to(dtype).to(x.dtype))
+        x = x - found[-1]
+    return [*found, x]
+
+def further(q, k, a, b):
+    """q and k (B, H, T, D) with eight more dimensions, by which q k^T / sqrt(D) gains a_m b_n; in fp32 a_m (b_n - b_m).
+
+    a (..., H, T or 1), b (..., 1 or H, T). To the softmax both are one. Half precision has a and b in parts, a whole
+    number below 2^16 exactly in two, and kernels sum in fp32. In fp32 a large a_m b_n would round the rest of the score
+    away, so that -a_m b_m comes beside it, before q and k: with parts of a of 8 bits both are exact, and so is the sum.
+    """
+    a = math.sqrt(q.shape[-1]) * a
+    if q.dtype.itemsize == 2:                                                          # 2^8: fp16 ends at 65,504
+        terms = [(x, y) for x in split(a * 2**8, q.dtype, 2) for y in split(b / 2**8, q.dtype, 3)]
+    else:
+        terms = [term for x in split(a, torch.bfloat16, 3) for term in ((x, b), (-x * b, torch.ones_like(b)))]
+    for x, numbers in zip((q, k), zip(*terms, strict=True), strict=True):
+        more = F.pad(torch.stack(torch.broadcast_tensors(*numbers), -1), (0, 2))       # (..., T or 1, 8)
+        yield torch.cat((more.type_as(x).expand(*x.shape[:3], -1), x), -1)             # (B, H, T, 8 + D)
+
+def in_half_precision(x):
+    return x.dtype.itemsize == 2 or torch.is_autocast_enabled(x.device.type)
+
+class Attention(model_torch.Attention):
+    """For encodings by which scores gain a number of the query's times one of the key's, a_m b_n, in half precision.
+
+    The two enter as further dimensions of q and k, so that the plain causal kernel does it all: there is no bias of
+    (H, T, S) numbers, and no key holds a position, of which half precision rounds the digits. The encoding's door is
+
+        linear(q, h, w, n) -> a, b      q (B, H, T, D), the block's input h (B, T, C) and w = W_k (H, D, C), free of
+                                        position; n (..., 1, S), the keys' positions counted from the last; all in fp32
+                                        at least; a and b as `further` takes them
+
+    Training in fp32 keeps the plain form, which is no slower there.
+    """
+
+    fused = True                         # False: by a bias, for those who want to see the scores
+
+    def forward(self, h, at):
+        if self.encoding.linear is None or self.window or not in_half_precision(h):
+            return super().forward(h, at)
+        nowhere = None if at.rows is None else torch.zeros_like(at.rows)
+        q, k, v = self.heads(model_torch.project(self.encoding.override(h, nowhere), self.qkv.weight))
+        y = self.attend_linear(q, k, v, h, at.n)                                       # (B, H, T, D)
+        return self.proj(y.transpose(1, 2).flatten(2))                                 # (B, T, C)
+
+    def attend_linear(self, q, k, v, h, n):
+        """As attend; the keys' places n (..., 1, S) are those of model_torch.from_the_last."""
+        (T, D), S, w = q.shape[2:], k.shape[2], self.qkv.weight.chunk(3)[1].unflatten(0, (self.n_heads, -1))
+        with torch.autocast(q.device.type, enabled=False):
+            x, h, w = map(at_least_fp32, (q, h, w))
+            a, b = self.encoding.linear(x, h, w, n.type_as(x))
+            if T != S or self.window or not self.fused:
+                return self.attend(q, k, v, a[..., None] * (b[..., None, :] - b[..., -T:, None]), None)
+            q, k = further(q, k, a, b)
+            v, scale = F.pad(v, (0, 8)), 1 / math.sqrt(D)                              # kernels want one width
+            return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=scale)[..., :D]
+
+PARTS = {"attention": Attention, "dropout": Dropout, "cross_entropy": cross_entropy}            # of GPT
 
 def compile(model):
     """torch.compile each block and the loss; tables and checks, which look at values, stay out of the graphs."""

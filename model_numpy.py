@@ -558,10 +558,11 @@ def cross_entropy_backward(dlosses, cache):
 # ---- the model -------------------------------------------------------------------------------------------------------
 
 class Tables(NamedTuple):
-    """What an encoding knows of the positions of one pass: config.EncodingConfig says what both are."""
+    """What an encoding knows of the positions n of one pass: config.EncodingConfig says what rows and pairs are."""
 
     rows: np.ndarray | None
     pairs: np.ndarray | None
+    n: np.ndarray | None = None          # where fast.Attention may ask for them
 
 def parameter_shapes(config):
     """{name: shape} of all parameters, in the order of torch's state_dict."""

@@ -19,7 +19,7 @@ from torch import nn
 
 import model_numpy
 from config import EncodingConfig, Registry
-from expe import alibi_slopes
+from expe import alibi_slopes, distances
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
@@ -31,6 +31,7 @@ class Encoding(nn.Module):
     """
 
     value = None                         # value(weights, table): added to the attention's output, (B, H, T, D)
+    linear = None                        # linear(q, h, w, n): a score that is a product of two numbers, for fast.py
 
     def __init__(self, settings, config):
         super().__init__()
@@ -76,6 +77,13 @@ class ExPE(Encoding):
         phi = torch.cat((table.expand(*h.shape[:-1], l), h[..., l:]), -1)  # equation 3
         return [phi if part in self.settings.on else h for part in "qkv"]  # equation 2
 
+class KeysAlone(ExPE):
+    """ExPE with --on k: a position adds one vector to its key, times n, and so a number of the query's to the score."""
+
+    def linear(self, q, h, w, n):
+        step = self.settings.scale * self.settings.theta * w[..., : self.settings.l].sum(-1)           # (H, D)
+        return (q * step[:, None]).sum(-1) / math.sqrt(q.shape[-1]), n                 # (B, H, T), (..., 1, S)
+
 class ExPEAblation(ExPE):
     """Table 7: --once overrides the residual stream before block 1 and nothing after that; --learn trains two numbers
     in which the rows are affine.
@@ -90,8 +98,12 @@ class ExPEAblation(ExPE):
     def override(self, h, table):
         return (h, h, h) if self.settings.once else super().override(h, self.trained(table))
 
+def exqpe(settings, config, keys_alone=ExPE):
+    kind = keys_alone if settings.on == "k" else ExPE
+    return (ExPEAblation if settings.once or settings.learn != "none" else kind)(settings, config)
+
 def expe(settings, config):
-    return (ExPEAblation if settings.once or settings.learn != "none" else ExPE)(settings, config)
+    return exqpe(settings, config, KeysAlone)
 
 class RoPE(Encoding):
     """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions turns by the angle n * inv_freq_i."""
@@ -110,10 +122,16 @@ class ALiBi(Encoding):
 
     slopes = None                        # (H, 1, 1), made where and as the table is: a copy to a GPU would make it wait
 
-    def score(self, q, k, h, table):
+    def of_each_head(self, q, table):
         if self.slopes is None or (self.slopes.dtype, self.slopes.device) != (table.dtype, table.device):
             self.slopes = table.new_tensor(alibi_slopes(q.shape[1]))[:, None, None]
-        return -self.slopes * table                                                    # (..., H, T, S)
+        return self.slopes
+
+    def score(self, q, k, h, table):
+        return -self.of_each_head(q, table) * table                                    # (..., H, T, S)
+
+    def linear(self, q, h, w, n):
+        return self.settings.slopes * self.of_each_head(q, n)[..., 0], n               # (H, 1), (..., 1, S)
 
 class T5(Encoding):
     """Raffel et al. 2020: a learned number for each head and bucket of distances, added to the score.
@@ -141,7 +159,7 @@ class Shaw(Encoding):
         return by_distance.scatter_add(-1, table.expand_as(weights), weights) @ self.values            # (B, H, T, D)
 
 ENCODINGS = Registry(
-    {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": expe, "exqpe": expe, "rope": RoPE,
+    {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": expe, "exqpe": exqpe, "rope": RoPE,
      "alibi": ALiBi, "t5": T5, "shaw": Shaw},
     lambda module: module.torch_class(),
 )
@@ -323,12 +341,17 @@ class GPT(nn.Module):
         if self._tables[0] != asked:
             kinds = {self.encoding.settings, *(block.attn.encoding.settings for block in self.blocks)}
             self._tables = asked, {s: model_numpy.Tables(as_tensor(s.rows(n, self.config), w),
-                                                         as_tensor(s.pairs(n, n, self.config), w)) for s in kinds}
+                                                         as_tensor(s.pairs(n, n, self.config), w),
+                                                         as_tensor(from_the_last(n), w)) for s in kinds}
         return self._tables[1]
 
     def check(self, tokens, name, shape=None):
         on_cpu = tokens.device.type == "cpu"                            # elsewhere a look would stall the device
         model_numpy.check_tokens(tokens, name, self.config, shape, look=on_cpu)
+
+def from_the_last(n):
+    """Positions n, (T,) or (B, T), counted from the last: 0 or less in order, (..., 1, T)."""
+    return -distances(n[..., -1:], n)
 
 def as_tensor(table, like):
     """An encoding's table, or None, on the device of a tensor; floats in its dtype, cast once."""

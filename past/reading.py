@@ -86,7 +86,7 @@ class Reader(GPT):
     """
 
     def __init__(self, config, seed=0, attention=ReadingAttention):
-        super().__init__(config, seed, attention, **fast.PARTS)
+        super().__init__(config, seed, **fast.PARTS | {"attention": attention})
         self.trained, self.chunk, self.hold = config, 0, False
 
     def encodings(self):

@@ -113,6 +113,7 @@ def test_rows_stand_beside_nope(tmp_path):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_plain_backend_has_none_of_the_parts_of_fast_py(compiled):
     model = bench.Work("mini", "nope", "plain", 2, "fp32", "cpu", compiled).backend.model
+    assert type(model.blocks[0].attn) is model_torch.Attention
     assert type(model.dropout) is nn.Dropout and model.cross_entropy is model_torch.cross_entropy
 
 
