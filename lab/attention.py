@@ -20,6 +20,8 @@ from past.reading import Reader, ReadingAttention, load
 class WatchedAttention(ReadingAttention):
     """ReadingAttention that keeps the last softmax, `weights` (B, H, T, S), which a fused kernel never shows."""
 
+    fused = False                        # ALiBi's and the like: a bias, and no further dimensions of q and k
+
     def attend(self, q, k, v, bias, table):
         scores = q @ k.mT / math.sqrt(q.shape[-1]) + (0 if bias is None else bias.type_as(q))     # (B, H, T, S)
         if (never := unseen(*scores.shape[-2:], self.causal, self.window, q.device)) is not None:

@@ -20,7 +20,7 @@ import fast
 from config import InputError
 from expe import distances
 from model_numpy import check_positions
-from model_torch import GPT, Attention, as_tensor, project
+from model_torch import GPT, as_tensor, from_the_last, project
 from past.cache import Cache
 from past.scaling import HOLD, dual_chunk_positions, scaled
 from runs import load_model
@@ -36,13 +36,14 @@ class At(NamedTuple):
 
     rows: Any                            # of the T new tokens, or None
     pairs: Any                           # of the new tokens and all S keys, or None
+    n: Any                               # all S keys, counted from the last, if the encoding's linear door is used
     keys: Any                            # rows of all S keys, if kept free of position
     further: tuple                       # of dual chunks: (rows for the queries, (..., 1, T, S) where they hold)
     batch: tuple                         # of the positions: () or (B,)
     places: dict                         # what `positioned` works out, kept with these
     cache: Cache | None
 
-class ReadingAttention(Attention):
+class ReadingAttention(fast.Attention):
     """Attention over all keys that a cache holds; where keys are free of position, they get one at each step."""
 
     def forward(self, h, at):
@@ -58,12 +59,12 @@ class ReadingAttention(Attention):
             k, v = at.cache.extend(self, k, v)                          # (B, H, S, D)
         if at.keys is not None:
             k = self.positioned(1, k, at.keys, at)
-        bias = self.encoding.score(q, k, h, at.pairs)
+        bias = self.encoding.score(q, k, h, at.pairs) if at.n is None else None
         for rows, where in at.further:                          # dual chunk attention
             moved = self.positioned(0, content, rows, at) - q
             moved = moved @ k.mT / math.sqrt(q.shape[-1])               # (B, H, T, S)
             bias = moved * where if bias is None else bias + moved * where
-        y = self.attend(q, k, v, bias, at.pairs)                        # (B, H, T, D)
+        y = self.attend(q, k, v, bias, at.pairs) if at.n is None else self.attend_linear(q, k, v, h, at.n)
         return self.proj(y.transpose(1, 2).flatten(2))                  # (B, T, C)
 
     def positioned(self, part, content, rows, at):
@@ -181,7 +182,8 @@ class Reader(GPT):
         one = np.arange(1)
         return bool(self.chunk) or any(
             block.attn.window or block.attn.encoding.value
-            or block.attn.encoding.settings.pairs(one, one, self.config) is not None for block in self.blocks)
+            or (block.attn.encoding.settings.pairs(one, one, self.config) is not None
+                and block.attn.encoding.linear is None) for block in self.blocks)
 
     def tables(self, n, cache=None):
         """{settings: At} of new tokens at positions n, which the cache is told of; the last result is kept."""
@@ -194,20 +196,28 @@ class Reader(GPT):
         asked = (self.config, self.chunk, self.hold, free, n.shape, queries.tobytes(), keys.tobytes(), w.dtype,
                  w.device, versions)
         if self._tables[0] != asked or None in versions:
-            kinds = {encoding.settings for encoding in self.encodings()}
-            self._tables = asked, {settings: self.at(settings, queries, keys, free) for settings in kinds}
+            kinds = {encoding.settings: encoding for encoding in self.encodings()}
+            self._tables = asked, {settings: self.at(kinds[settings], queries, keys, free) for settings in kinds}
         if cache is not None:
             cache.positions = keys
         return {settings: at._replace(cache=cache) for settings, at in self._tables[1].items()}
 
-    def at(self, settings, queries, keys, free):
-        """Where tokens at `queries` are among those at `keys`, for one encoding."""
-        w, further = self.embedding.weight, ()
-        pairs = as_tensor(settings.pairs(queries, keys, self.config), w)
+    def at(self, encoding, queries, keys, free):
+        """Where tokens at `queries` are among those at `keys`, for one encoding.
+
+        Its linear door, if it has one, is for passes over all keys at once. If its positions come by rows, the door is
+        for every pass, and rows of zeros keep all keys free of them.
+        """
+        settings, w, further = encoding.settings, self.embedding.weight, ()
 
         def rows(n):
             return as_tensor(settings.rows(n, self.config), w)
 
+        if encoding.linear is not None:
+            new, n = rows(queries), as_tensor(from_the_last(keys), w)
+            if new is not None or queries.shape == keys.shape:
+                return At(None if new is None else torch.zeros_like(new), None, n, None, (), (), {}, None)
+        pairs = as_tensor(settings.pairs(queries, keys, self.config), w)
         if self.chunk:
             local = self.config.context - 1 - self.chunk                # so that all distances are trained ones
             apart = distances(queries // self.chunk, keys // self.chunk)[..., None, :, :]      # in chunks
@@ -217,7 +227,7 @@ class Reader(GPT):
                             for n, where in ((before, apart == 1), (beyond, apart > 1)) if where.any())
         if self.hold:                                                   # their slopes grow no further
             queries = np.minimum(queries, self.config.context - 1)
-        return At(rows(queries), pairs, rows(keys) if free else None, further, queries.shape[:-1], {}, None)
+        return At(rows(queries), pairs, None, rows(keys) if free else None, further, queries.shape[:-1], {}, None)
 
     def check_cache(self, cache, tokens, positions):
         if not self.config.causal:

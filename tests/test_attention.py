@@ -3,25 +3,33 @@
 import pytest
 import torch
 from conftest import command, refused
+from test_model import LINEAR, tiny
 
 from lab import attention
+from past.reading import Reader
 
 
-@pytest.mark.parametrize("run", ["expe", "rope"])
+@pytest.mark.parametrize("run", ["expe", "rope", *LINEAR], ids=str)
 def test_attention_is_what_the_outputs_are_made_of(workplace, run):
     """The weights are causal, sum to 1, and are those of the fused kernel: W_v and W_proj make the same sum of them."""
-    model, _ = attention.load_watched(workplace / "runs" / run)
-    tokens = torch.arange(40)[None] % 300
-    weights = attention.weights_of(model, tokens)
-    assert weights.shape == (4, 1, 4, 40, 40) and not weights.requires_grad
-    torch.testing.assert_close(weights.sum(-1), torch.ones(4, 1, 4, 40))
+    if isinstance(run, str):
+        model, plain = attention.load_watched(workplace / "runs" / run)[0], None
+    else:
+        pe, variant = run
+        model = tiny(pe, variant=variant, make=lambda config: Reader(config, attention=attention.WatchedAttention))
+        plain = tiny(pe, variant=variant)
+    tokens = torch.arange(40)[None] % model.config.vocab_size
+    weights, H = attention.weights_of(model, tokens), model.config.n_heads
+    assert weights.shape == (model.config.n_layers, 1, H, 40, 40) and not weights.requires_grad
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
     assert torch.equal(weights, weights.tril())
     block, seen = model.blocks[0], {}
     handle = block.attn.register_forward_hook(lambda module, inputs, out: seen.update(h=inputs[0], out=out))
     with torch.no_grad():
         model.hidden(tokens)
-        v = (seen["h"] @ block.attn.qkv.weight[256:].T).unflatten(-1, (4, 32)).transpose(1, 2)
+        v = (seen["h"] @ block.attn.qkv.weight.chunk(3)[2].T).unflatten(-1, (H, -1)).transpose(1, 2)
         y = (weights[0] @ v).transpose(1, 2).flatten(2) @ block.attn.proj.weight.T
+        assert plain is None or torch.allclose(model(tokens), plain(tokens), rtol=1e-10, atol=1e-10)
     handle.remove()
     torch.testing.assert_close(y, seen["out"], rtol=1e-4, atol=1e-5)
 

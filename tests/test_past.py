@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from test_model import T, V, bucket_by_formula, some_tokens, tiny
+from test_model import (
+    LINEAR,
+    SCORED,
+    T,
+    V,
+    bucket_by_formula,
+    error_by_quarter,
+    same_losses_and_gradients,
+    some_tokens,
+    tiny,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import config
@@ -546,6 +556,54 @@ def test_no_array_grows_with_the_square_of_the_length(pe, variant, monkeypatch):
                 model.hidden(some_tokens(1, S), cache=Cache(4, 2 * S))
         sizes.append(largest.size)
     assert sizes[1] <= 2 * sizes[0] and sizes[1] < 1024 * 1024 / 4
+
+
+@pytest.mark.parametrize("pe, variant", LINEAR, ids=str)
+def test_a_linear_bias_needs_no_blocks_of_queries(pe, variant):
+    model = reading(pe, variant=variant)
+    assert model.begins(4096, None) == [0] == reading().begins(4096, None) != reading("t5").begins(4096, None)
+    assert model.at(model.encoding, np.arange(4096), np.arange(4096), False).pairs is None
+
+
+@torch.enable_grad()
+@pytest.mark.parametrize("dtype, digits", [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("pe, variant", LINEAR, ids=str)
+def test_what_is_read_at_once_has_the_plain_gradients(pe, variant, dtype, digits):
+    model = reading(pe, variant=variant).to(dtype)
+    same_losses_and_gradients(model, plain_model(model).to(dtype), digits)
+
+
+# ---- digits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pe, variant", SCORED, ids=str)
+def test_positions_cost_bf16_reading_no_digits(pe, variant):
+    """In no quarter of 42 times the trained length is the error twice NoPE's own."""
+    bare = error_by_quarter(reading().bfloat16(), "nope")
+    assert (error_by_quarter(reading(pe, variant=variant).bfloat16(), pe, variant) < 2 * bare).all()
+
+
+def error_in_fp32(pe, variant, first, size=256):
+    """The largest error of the logits of 256 tokens at positions from `first` on, read in fp32, so many at a time."""
+    model, n, tokens, cache = reading(pe, variant=variant), np.arange(first, first + 256), some_tokens(2, 256), Cache()
+    right, model = plain_model(model)(tokens, positions=n), model.float()
+    pieces = [model(x, positions=at, cache=cache)
+              for x, at in zip(tokens.split(size, 1), np.split(n, 256 // size), strict=True)]
+    return (torch.cat(pieces, 1) - right).abs().max().item()
+
+
+def test_late_positions_in_fp32():
+    """Distances keep their digits at any position; an override of queries and keys loses them with the square."""
+    print()
+    kinds, error = [("nope", {}), ("rope", {}), *LINEAR, ("expe", {}), ("exqpe", {})], {}
+    for pe, variant in kinds:
+        at = [error_in_fp32(pe, variant, first) for first in (0, 2_048, 16_384, 65_536, 10**6)]
+        error[pe, *variant.values()] = at
+        print(f"{pe:6}{variant!s:60}" + "".join(f"{x:10.1e}" for x in at))
+    for pe, variant in LINEAR:
+        by_pieces = error_in_fp32(pe, variant, 10**6, size=8)
+        assert max(*error[pe, *variant.values()], by_pieces) < 4 * error["nope",][0]
+    assert error["expe",][2] > 100 * error["nope",][0]  # 16,384; by 10^6 each query sees one key alone
 
 
 def test_an_override_that_is_not_affine_is_refused_by_streams():
