@@ -30,7 +30,9 @@ class TiltedAttention(WatchedAttention):
         _, place, _ = self.heads(project(self.encoding.override(nothing, rows), self.qkv.weight))      # (H, 2, D)
         w = (place[:, 1] - place[:, 0]) / FAR                                                          # (H, D)
         slope = (q @ w[..., None])[..., 0] / math.sqrt(q.shape[-1])                                    # (B, H, T)
-        self.slope = (slope if bias is None else bias[..., 1] - bias[..., 0]).detach()     # all of it is in one of them
+        if bias is not None:                                               # ALiBi's, or keys free of their positions
+            slope = (bias[..., 1] - bias[..., 0]).expand_as(slope)
+        self.slope = slope.detach()
         n = torch.arange(k.shape[2]).to(q)
         self.reach, self.weights = n - self.weights @ n, None
         return out
