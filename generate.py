@@ -1,7 +1,7 @@
 """Text from a run, with a key/value cache that can stream without end.
 
-    python generate.py runs/mini-expe-l24-s0 --prompt "def main(" --tokens 200
-    python generate.py runs/mini-expe-l24-s0 --prompt "import " --prompt "class " --temperature 0
+    python generate.py runs/mini-expe-s0 --prompt "def main(" --tokens 200
+    python generate.py runs/mini-expe-s0 --prompt "import " --prompt "class " --temperature 0
     python generate.py runs/mini-rope-s0 --stream                        goes on until Ctrl-C, in constant memory
 
 A text begins as a training document does, after <|endoftext|>. With --stream each new token sees itself, the first

@@ -1,6 +1,6 @@
 """One training run, from flags to checkpoint.
 
-    python train.py --pe expe --l 24            trains and writes runs/mini-expe-l24-s0
+    python train.py --pe expe --l 24            trains and writes runs/mini-expe-s0 (l is 24 in the preset, too)
     python train.py --pe expe --l 24 --resume   goes on after a Ctrl-C or a kill, bit for bit on a CPU
 
 A run is a pure function of its configs: the batch of a step depends on (seed, step) alone, and so does dropout's mask.
@@ -39,6 +39,7 @@ from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, 
 
 AUTO = {"CPU": "mini", "GPU": "paper-35m"}  # the preset of --preset auto
 OF_DATA = ("min_doc_tokens", "max_tokens")  # settings that a run has from its folder of tokens
+UNNAMED = ("seed", "micro_batch", "eval_every", "eval_windows", "checkpoint_every")  # in a run's name, but for its -s0
 READ_EVERY = 10  # steps between looks at the losses: a look makes a GPU wait
 
 
@@ -53,14 +54,29 @@ def flags_of(*classes):
 
 READERS = {int: whole, int | None: whole, float: number, float | None: number, str: str}
 
+def flag_of(f):
+    """A field's flag: its name with dashes, unless it has one of its own."""
+    return f.metadata["flag"] or "--" + f.name.replace("_", "-")
+
+def settings_of(model, train):
+    """{name: value} of all that flags set in these configs; --pe is not among them."""
+    return {name: getattr(knobs, name) for knobs in (model.encoding, model, train) for name in flags_of(type(knobs))}
+
+def short(value):
+    """A setting's value in a word; a float by :g, where that is all of it."""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
 def add_flags(group, fields):
-    """A flag for each field: its name with dashes, unless it has one of its own."""
+    """A flag for each field, with its default: that of all presets, or those of the two that --preset auto has."""
     for name, f in fields.items():
-        flag = f.metadata["flag"] or "--" + name.replace("_", "-")
-        how = {"metavar": flag.strip("-").upper().replace("-", "_"), "type": READERS.get(f.type)}
+        how = {"metavar": flag_of(f).strip("-").upper().replace("-", "_"), "type": READERS.get(f.type)}
         if f.type is bool:
             how = {"action": argparse.BooleanOptionalAction, "default": None}
-        group.add_argument(flag, dest=name, help=f.metadata["help"], **how)
+        known = {preset: short(settings_of(*configs).get(name, f.default)) for preset, configs in PRESETS.items()}
+        words = ", ".join(f"{preset} {known[preset]}" for preset in AUTO.values())
+        default = f" ({words if len(set(known.values())) > 1 else 'default: ' + known['mini']})"
+        how["help"] = f.metadata["help"] + default * ("default" not in f.metadata["help"])
+        group.add_argument(flag_of(f), dest=name, **how)
 
 def command_line():
     parser = CommandLine(
@@ -71,17 +87,19 @@ def command_line():
     run = parser.add_argument_group("the run")
     run.add_argument("--preset", choices=("auto", *PRESETS), default="auto", help="auto: paper-35m on a GPU, else mini")
     run.add_argument("--out", metavar="DIR",
-                     help="the run directory (default: runs/<preset>-<encoding and its flags>-s<seed>)")
+                     help="the run directory (default: runs/<preset>-<encoding>-<what differs from them>-s<seed>)")
     run.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the run directory")
     run.add_argument("--overwrite", action="store_true", help="replace the run directory if it exists")
+    run.add_argument("--show", action="store_true", help="print the configuration that these flags make; train nothing")
     run.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     run.add_argument("--compile", action="store_true", help="torch.compile the blocks; needs a C++ compiler")
     run.add_argument("--tokens", type=at_least(1), metavar="TOKENS", help="training tokens, instead of --steps")
     encoding = parser.add_argument_group("the encoding")
     encoding.add_argument("--pe", choices=tuple(ENCODINGS), help="positional encoding (default: the preset's, expe)")
     add_flags(encoding, flags_of(*ENCODINGS.values()))
-    add_flags(parser.add_argument_group("the model", "default: the preset's"), flags_of(ModelConfig))
-    add_flags(parser.add_argument_group("training", "default: the preset's"), flags_of(TrainConfig))
+    defaults = "default: the preset's, which --preset NAME --show prints"
+    add_flags(parser.add_argument_group("the model", defaults), flags_of(ModelConfig))
+    add_flags(parser.add_argument_group("training", defaults), flags_of(TrainConfig))
     return parser
 
 def configure(args, model, train):
@@ -134,25 +152,43 @@ def choose_preset(args):
     kind = "GPU" if str(run_device(args, args.backend)).startswith("cuda") else "CPU"
     return AUTO[kind] if args.preset == "auto" else args.preset, kind
 
-def run_name(preset, args, model, train):
-    """The default directory: the preset, the encoding and its flags and the model's that were given, seed, backend."""
-    names = sorted(flags_of(type(model.encoding)), key=("once", "on", "learn").__contains__)   # numbers before words
-    given = {name: getattr(args, name) for name in names}
-    flags = [name if value is True else f"{name}{value:{'' if isinstance(value, str) else 'g'}}"
-             for name, value in given.items() if value is not None]
-    for name, f in flags_of(ModelConfig).items():
-        if (value := getattr(args, name)) is not None and name not in ("context", "vocab_size", "dropout"):
-            flags.append((f.metadata["flag"] or name).strip("-") + ("" if value is True else str(value).lower()))
-    backend = [train.backend] if train.backend != "torch" else []
-    return Path("runs") / "-".join([preset, model.encoding.pe, *flags, f"s{train.seed}", *backend])
+def run_name(preset, model, train):
+    """The default directory: the preset, --pe, the fewest settings that make these configs of them, and the seed.
+
+    So runs that share a name differ in UNNAMED at most, or in the place of a folder of text.
+    """
+    pe, settings, words = model.encoding.pe, settings_of(model, train), []
+    told, fields = dict(settings), flags_of(type(model.encoding), ModelConfig, TrainConfig)
+    for name in settings:
+        fewer = {other: value for other, value in told.items() if other != name}
+        with contextlib.suppress(InputError):
+            if settings_of(*configure(argparse.Namespace(pe=pe, **fewer), *PRESETS[preset])) == settings:
+                told = fewer
+    if "data" in told:
+        told["data"] = data.folder_of(train.data, model.vocab_size).name.removesuffix(f"-v{model.vocab_size}")
+    for name in (name for name in told if name not in UNNAMED):
+        word, value = flag_of(fields[name]).strip("-").replace("-", "_"), told[name]
+        words.append({True: word, False: f"no_{word}"}[value] if isinstance(value, bool) else
+                     word + "_" * (isinstance(value, str) or word[-1].isdigit()) + short(value))
+    return Path("runs") / "-".join([preset, pe, *words, f"s{train.seed}"])
+
+def show(preset, run, model, train):
+    """--show: every setting, its flag and its value, marked where the preset with this --pe has another."""
+    plain = settings_of(*configure(argparse.Namespace(pe=model.encoding.pe), *PRESETS[preset]))
+    total, _ = model_numpy.count_parameters(model)
+    print(f"{run}: {total:,} parameters, {train.steps * train.batch_size * model.context:,} training tokens\n"
+          f"(* is other than {preset} with --pe {model.encoding.pe})\n")
+    fields = flags_of(type(model.encoding), ModelConfig, TrainConfig)
+    for name, value in settings_of(model, train).items():
+        own = f" ({preset}: {short(plain[name])})" * (value != plain[name])
+        print(f"{'*' if own else ' '} {name:18}{flag_of(fields[name]):20}{short(value)}{own}")
 
 def stored_run(run, args):
     """The configs and the record of the run to resume; InputError if a flag, or a preset that is named, contradicts."""
     model, train, record = runs.read_run(run)
-    stored, asked = {**vars(model.encoding), **vars(model), **vars(train)}, {}
-    for name in ("pe", *flags_of(*ENCODINGS.values(), ModelConfig, TrainConfig)):
-        if (given := getattr(args, name)) is not None:
-            asked[name] = given
+    stored = {**vars(model.encoding), **vars(model), **vars(train)}
+    asked = {name: given for name in ("pe", *flags_of(*ENCODINGS.values(), ModelConfig, TrainConfig))
+             if (given := getattr(args, name)) is not None}
     if args.tokens is not None:
         asked["steps"] = steps_for(args.tokens, model, train.batch_size)
     if args.preset != "auto":
@@ -478,13 +514,15 @@ def main(argv=None):
     with CommandLine(prog="train.py").one_line_errors(), contextlib.ExitStack() as held:
         parser = command_line()
         args = parser.parse_args(argv)
-        if args.resume and args.overwrite:
-            parser.error("--resume goes on with a run, --overwrite discards it: leave one out")
+        if args.resume and (args.overwrite or args.show):
+            parser.error("--resume goes on with a run, --overwrite discards it, --show trains none: leave one out")
         record = None
         if not args.resume or args.out is None:
             preset, kind = choose_preset(args)
             model, config = configure(args, *PRESETS[preset])
-        run = Path(args.out) if args.out is not None else run_name(preset, args, model, config)
+        run = Path(args.out) if args.out is not None else run_name(preset, model, config)
+        if args.show:
+            return show(preset, run, model, config)
         if args.resume:
             if run.is_dir():
                 held.enter_context(files.held(run))                     # before it is read: another may be writing

@@ -44,6 +44,8 @@ WRONG = [
     ("train.py --lr 1e999999999", "--lr: '1e999999999' is not a number"),
     ("train.py --device cpu:", "device must be auto, cpu, cuda, cuda:N or mps, got 'cpu:'"),
     ("train.py --resume --overwrite", "leave one out"),
+    ("train.py --resume --show", "--show trains none: leave one out"),
+    ("train.py --show --l 0", "l must be a whole number of at least 1, got 0"),
     ("train.py --resume", "runs/mini-expe-s0: no such run directory"),
     ("train.py --device gpu", "device must be auto, cpu, cuda, cuda:N or mps, got 'gpu'"),
     ("train.py --data nowhere/", "nowhere/: no such file or folder; data is stdlib, fineweb, fineweb-edu or a path"),
@@ -202,8 +204,8 @@ def test_an_unwritable_folder(tokens, tmp_path):
 
 HELP = {
     "train.py": "--pe --l --start --theta --theta1 --theta2 --preset --data --device --dtype --compile --tokens "
-    "--steps --out --resume --overwrite --seed --lr --batch-size --vocab --context --checkpoint-every --layers --width "
-    "--heads --norm --mlp --mlp-width --tied --causal --nope-every --window",
+    "--steps --out --resume --overwrite --show --seed --lr --batch-size --vocab --context "
+    "--checkpoint-every --layers --width --heads --norm --mlp --mlp-width --tied --causal --nope-every --window",
     "eval.py": "--lengths --protocol --split --data --json --plot --max-docs --device --scale --rope-scaling --factor "
     "--chunk --sinks --window",
     "data.py": "--show --vocab --tokenizer --min-doc-tokens --max-doc-chars --max-tokens --out --overwrite",

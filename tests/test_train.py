@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import random
+import re
 import shutil
 import signal
 import subprocess
@@ -121,14 +123,14 @@ def test_ctrl_c_keeps_the_last_step_and_says_how_to_go_on(uninterrupted, flags, 
 @pytest.mark.parametrize(
     "variant, name",
     [
-        (["expe", "--on", "k", "--theta", "1/64"], "expe-theta0.015625-onk"),
-        (["expe", "--constant", "--learn", "init"], "expe-constant-learninit"),
-        (["exqpe", "--once", "--l", "3", "--learn", "random"], "exqpe-l3-once-learnrandom"),
+        (["expe", "--on", "k", "--theta", "1/32"], "expe-on_k-theta0.03125"),
+        (["expe", "--constant", "--learn", "init"], "expe-learn_init-constant"),
+        (["exqpe", "--once", "--l", "3", "--learn", "random"], "exqpe-l3-once-learn_random"),
         (["t5", "--buckets", "8", "--max-distance", "9"], "t5-buckets8-max_distance9"),
         (["shaw"], "shaw"),
         (["alibi", "--slopes", "1/2"], "alibi-slopes0.5"),
         (["partial", "--rotary-fraction", "1/2"], "partial-rotary_fraction0.5"),
-        (["expe", "--nope-every", "2", "--window", "8"], "expe-nope_every2-window8"),
+        (["expe", "--nope-every", "2", "--window", "8"], "expe-context16-vocab300-nope_every2-window8"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -136,7 +138,9 @@ def test_variants_train_resume_and_evaluate(variant, name, backend, tokens, tmp_
     flags = ["--pe", *variant, *TINY, "--data", tokens, "--steps", "6", "--checkpoint-every", "3", "--backend", backend]
     done = command("train.py", *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    run = tmp_path / "runs" / f"mini-{name}-s0{'-numpy' * (backend == 'numpy')}"
+    model = "" if "context" in name else "-context16-vocab300"
+    by = "-backend_numpy" * (backend == "numpy")
+    run = tmp_path / "runs" / f"mini-{name}{model}-steps6-batch_size4{by}-data_books-v300-s0"
     first, last = (json.loads(line)["loss"] for line in (run / "log.jsonl").read_text().splitlines()[:6:5])
     assert last < first
     again = command("train.py", *flags, "--resume", cwd=tmp_path)
@@ -288,10 +292,93 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tokens, tmp_path):
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def test_default_names_follow_the_flags(tokens, tmp_path):
-    for more, name in (((), "mini-rope-s0"), (("--base", "500", "--seed", "3"), "mini-rope-base500-s3")):
-        done = command("train.py", "--pe", "rope", *TINY, "--data", tokens, "--steps", "1", *more, cwd=tmp_path)
-        assert done.returncode == 0 and (tmp_path / "runs" / name / "config.json").exists(), done.stderr
+NAMES = """
+mini-expe-s0                                            --pe expe
+mini-expe-s0                                            --pe expe --l 24 --steps 1600 --start 0 --theta 1/512
+mini-expe-s0                                            --eval-every 20 --checkpoint-every 9 --micro-batch 2 --compile
+mini-expe-l8-s0                                         --l 8
+mini-expe-steps200-s3                                   --steps 200 --seed 3
+mini-expe-steps2930-s0                                  --tokens 3e6
+mini-rope-base500-s0                                    --pe rope --base 500
+mini-exqpe-theta2_0.125-data_my_books-s0                --pe exqpe --theta2 1/8 --data texts/my_books/
+mini-rope-vocab300-data_a-v300-s0                       --pe rope --vocab 300 --data data/a-v300
+mini-t5-buckets8-max_distance9-s0                       --pe t5 --buckets 8 --max-distance 9
+mini-expe-width64-s0                                    --width 64
+mini-expe-width64-mlp_width512-s0                       --width 64 --mlp-width 512
+mini-expe-mlp_width64-s0                                --mlp-width 64
+mini-expe-context64-s0                                  --context 64 --theta 1/256
+mini-expe-theta0.001953125-context64-s0                 --context 64 --theta 1/512
+mini-nope-lr0.008-s0                                    --pe nope --lr 8e-3
+mini-nope-lr0.008-end_lr4e-05-s0                        --pe nope --lr 8e-3 --end-lr 4e-5
+mini-nope-batch_size12-s0                               --pe nope --batch-size 12
+mini-nope-norm_rmsnorm-tied-no_causal-beta2_0.99-s0     --pe nope --norm rmsnorm --tied --no-causal --beta2 0.99
+paper-35m-expe-dtype_bf16-s0                            --preset paper-35m --dtype bf16
+llama-342m-rope-no_tied-steps1000000-s0                 --preset llama-342m --pe rope --no-tied --steps 1000000
+"""
+
+
+def configured(line):
+    """(preset, its ModelConfig, its TrainConfig) by the flags of a command line."""
+    args = train.command_line().parse_args(line.split())
+    preset = "mini" if args.preset == "auto" else args.preset
+    return preset, *train.configure(args, *config.PRESETS[preset])
+
+
+@pytest.mark.parametrize("line", NAMES.strip().splitlines())
+def test_default_names_are_the_fewest_settings_that_make_the_run(line):
+    name, flags = line.split(maxsplit=1)
+    assert str(train.run_name(*configured(flags))) == f"runs/{name}"
+
+
+def test_runs_share_a_name_if_and_only_if_they_are_one_run():
+    """Drawn command lines: their configs are compared as dataclasses, without what is kept out of names."""
+    rng, names, lines = random.Random(0), {}, 400
+    some = ["--l 24", "--l 8", "--on k", "--theta 1/512", "--theta 1/384", "--constant", "--width 64", "--heads 2",
+            "--mlp-width 256", "--mlp-width 512", "--context 64", "--context 128", "--tied", "--no-tied", "--lr 8e-3",
+            "--end-lr 8e-5", "--end-lr 4e-5", "--batch-size 12", "--micro-batch 4", "--steps 200", "--steps 1600",
+            "--seed 1", "--eval-every 9", "--data a/books", "--max-tokens 90"]  # fmt: skip
+    for _ in range(lines):
+        preset, model, trained = configured("--pe expe " + " ".join(rng.sample(some, rng.randrange(6))))
+        aside = {"micro_batch": trained.batch_size, "eval_every": 1}
+        run = dataclasses.astuple(model), dataclasses.astuple(dataclasses.replace(trained, **aside))
+        names.setdefault(str(train.run_name(preset, model, trained)), set()).add(run)
+    assert all(len(runs) == 1 for runs in names.values())
+    assert len(names) == len(set().union(*names.values())) > lines / 4
+
+
+def test_a_run_is_written_where_show_says_and_nothing_else_by_show(tokens, tmp_path):
+    flags = ["--pe", "rope", *TINY, "--data", tokens, "--steps", "1", "--seed", "3", "--lr", "0.002"]
+    shown = command("train.py", *flags, "--show", cwd=tmp_path)
+    assert shown.returncode == 0 and os.listdir(tmp_path) == []
+    run = tmp_path / shown.stdout.partition(":")[0]
+    assert run.name == "mini-rope-context16-vocab300-steps1-batch_size4-lr0.002-data_books-v300-s3"
+    assert command("train.py", *flags, cwd=tmp_path).returncode == 0 and (run / "config.json").exists()
+    model, trained, _ = read_run(run)
+    values, marked = {}, set()
+    for line in shown.stdout.split("\n\n")[1].splitlines():
+        name, flag, value, *own = line.removeprefix("*").split()
+        values[name] = value
+        assert bool(own) == line.startswith("*") and (flag == f"--{name.replace('_', '-')}" or name in (
+            "n_layers", "d_model", "n_heads", "vocab_size", "d_mlp"))  # fmt: skip
+        marked |= {name} if own else set()
+    assert marked == {"context", "vocab_size", "steps", "batch_size", "lr", "end_lr", "micro_batch", "data", "seed"}
+    stored = vars(model.encoding) | vars(model) | vars(trained)
+    for name, value in values.items():
+        if name != "min_doc_tokens":  # which a run has of its folder
+            assert value == str(stored[name]) or float(value) == stored[name], name
+    assert values.keys() > {"base", "norm", "tied", "warmup", "clip", "dtype", "checkpoint_every"}
+    assert "(mini: 0.004)" in shown.stdout and f"{4 * 16:,} training tokens" in shown.stdout
+
+
+def test_help_has_every_default(tmp_path):
+    text = " ".join(command("train.py", "--help", cwd=tmp_path).stdout.split())
+    for words in ("blocks (mini 4, paper-35m 6)", "peak learning rate (mini 0.004, paper-35m 0.001)",
+                  "AdamW's decay of the first moment (default: 0.9)", "base of the frequencies (default: 10000)",
+                  "(mini stdlib, paper-35m fineweb)"):  # fmt: skip
+        assert words in text
+    for f in train.flags_of(config.ModelConfig, config.TrainConfig, *config.ENCODINGS.values()).values():
+        about = re.escape(" ".join(f.metadata["help"].split()))
+        assert "default" in about or re.search(rf"{about} \((mini|default:) ", text), f.name
 
 
 def test_flags_of_the_models_shape_reach_the_model(tokens, tmp_path):
