@@ -8,6 +8,7 @@ before 2 keeps its old checkpoint whole; killed after 2, the files that config.j
 three is on the disk before the next begins, so that a power cut is no worse than a kill.
 """
 
+import difflib
 import json
 import os
 from pathlib import Path
@@ -30,13 +31,21 @@ def named_runs(names):
     """The run directories that are named, or else every one under runs/; InputError if there is none."""
     if found := [Path(name) for name in names] or sorted(p.parent for p in Path("runs").glob("[!.]*/config.json")):
         return found
-    raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
+    deeper = " itself: name them, as runs/*/*, or" * any(Path("runs").glob("[!.]*/[!.]*/config.json"))    # a grid's
+    raise InputError(f"there is no run under runs/{deeper or ':'} train one with python train.py --pe expe --l 24")
+
+def nearest(run):
+    """In words, those of the runs under runs/ whose names are most like this one."""
+    there = [str(path.parent) for path in Path("runs").glob("[!.]*/**/config.json")]
+    found = difflib.get_close_matches(str(run), there, 6, cutoff=0)                    # most alike first
+    more = ", ..." * (len(there) > len(found))
+    return f"there is {', '.join(found)}{more}" if there else "train one with python train.py"
 
 def read_run(run):
     """(ModelConfig, TrainConfig, all of config.json) of a run directory; InputError that says what is wrong with it."""
     run = Path(run)
     if not run.is_dir():
-        raise InputError(f"{run}: no such run directory; train one with: python train.py --out {run}")
+        raise InputError(f"{run}: no such run directory; {nearest(run)}")
     if not (run / "config.json").exists():
         raise InputError(f"{run} holds no config.json, so it is not a run directory of train.py")
     record = read_json(run / "config.json", RUN)

@@ -132,6 +132,20 @@ def test_a_hub_that_cannot_be_reached(desk, source):
     assert everything(desk) == before
 
 
+def test_a_run_that_is_missing_is_told_with_those_that_are_there(workplace, tmp_path):
+    line = refused(command("eval.py", "expe", cwd=workplace))
+    assert "expe: no such run directory; there is runs/expe, runs/" in line
+    assert {word.strip(",") for word in line.split("there is ")[1].split()} == {
+        f"runs/{pe}" for pe in ("expe", "learned", "rope")}  # fmt: skip
+    for i in range(9):
+        shutil.copytree(workplace / "runs" / "rope", tmp_path / f"runs/mini/rope-s{i}")
+    line = refused(command("generate.py", "runs/mini/rope-s10", cwd=tmp_path))
+    assert "there is runs/mini/rope-s1, runs/mini/rope-s0" in line and line.endswith(", ...")
+    assert line.count("/rope") == 1 + 6
+    line = refused(command("eval.py", cwd=tmp_path))
+    assert "there is no run under runs/ itself: name them, as runs/*/*, or train one with python train.py" in line
+
+
 def test_parquet_without_the_datasets_library(desk, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     (desk / "x.parquet").write_bytes(b"")
