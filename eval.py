@@ -5,11 +5,11 @@
     python eval.py runs/expe --probe swap       whether what is far back was used at all
     python eval.py runs/expe runs/rope --scale 1,auto --rope-scaling none,linear,ntk,yarn,dual-chunk
 
-A measure (lab/measures.py) turns held-out documents into windows of tokens; a Reader (past/reading.py) gives the loss
-of each target; here are the two brought together, a row a run and length.
+A measure (lab/measures.py) turns held-out documents into windows of tokens, of which lab/plan.py says how many there
+are; a Reader (past/reading.py) gives the loss of each target; here are the two brought together, a row a run and
+length.
 """
 
-import functools
 import itertools
 import textwrap
 
@@ -17,8 +17,8 @@ import cli
 import files
 import runs
 from cli import CommandLine, at_least, listed, new_file, picture
-from config import InputError, Unused
-from lab import measures
+from config import InputError
+from lab import measures, plan
 from past import scaling
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
@@ -26,30 +26,6 @@ MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length, when no --lengths are giv
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
-
-def plan(configs, asked):
-    """{run: [scaled's keywords]}: of the values asked for, each run takes those that its encoding has a use for.
-
-    configs: {run: what read_run gives}. Raises InputError for a value that none of the runs has a use for, or that is
-    wrong for one of them.
-    """
-    plain = asked | {"scale": 1.0, "rope_scaling": "none"}
-    found = {run: {"scale": [], "rope_scaling": []} for run in configs}
-    for name, value in [(key, value) for key in ("scale", "rope_scaling") for value in asked[key]]:
-        errors = []
-        for run, (model, _, _) in configs.items():
-            try:
-                scaling.scaled(model, model.context, **plain | {name: value})
-                found[run][name].append(value)
-            except Unused as error:
-                errors.append(f"{run}: {error}")
-            except InputError as error:
-                raise InputError(f"{run}: {error}") from None
-        if len(errors) == len(configs):
-            raise InputError(errors[0])
-    return {run: [asked | {"scale": scale, "rope_scaling": rope_scaling}
-                  for scale in values["scale"] or [1.0] for rope_scaling in values["rope_scaling"] or ["none"]]
-            for run, values in found.items()}
 
 def name_of(how, dtype):
     """How positions are scaled and numbers rounded, in a word or two; "" as they were trained, in fp32."""
@@ -59,71 +35,38 @@ def name_of(how, dtype):
         parts.append(method if method in (scaling.DUAL_CHUNK, scaling.HOLD) else f"{method} {how['factor']}")
     return ", ".join(parts + [dtype] * (dtype != "fp32"))
 
-def measured(run, record, context, args):
-    """(source, documents, jobs) of a run: each job is (protocol or probe, length, lists of windows)."""
-    import data
+def evaluate(run, work, scalings, args, bar):
+    """One row a dtype, scaling of positions and length, as --json writes them; loss None where there is none.
 
-    measure = measures.MEASURES[args.measure]
-    lengths = args.lengths or [context * multiple for multiple in MULTIPLES]
-    longest = max(lengths)
-    if measure.whole and (odd := [str(length) for length in lengths if longest % length]):
-        raise InputError(f"lengths must divide the longest, {longest}, so that each scores the same tokens: not "
-                         f"{', '.join(odd)}")
-    tokenizer = functools.cache(lambda: data.run_tokenizer(run, record["data"]))
-    settings = measures.Settings(context, longest, args.targets or context // 2, args.stride or context // 4,
-                                 lambda text: tokenizer().encode_ordinary(text))
-    for flag in ("targets", "stride"):
-        if flag in measure.flags and not 1 <= (value := getattr(settings, flag)) <= min(lengths):
-            raise InputError(f"--{flag} must be from 1 to {min(lengths)}, the shortest length, got {value}")
-    source, documents = measures.held_out(run, record, args.split, args.data)
-    documents = measures.usable(documents, longest, args.max_docs)
-    jobs = [(args.measure, length) for length in lengths]
-    if measure.beside and longest > context:
-        jobs.append((measure.beside, context))
-    jobs = [(job, length, measures.MEASURES[job].conditions(documents, length, settings)) for job, length in jobs]
-    if not any(conditions for *_, conditions in jobs):
-        raise InputError(f"{args.measure} has nothing to ask at {longest} tokens, of which the trained length is "
-                         f"{context}")
-    return source, documents, jobs
-
-def evaluate(run, scalings, args):
-    """One row a dtype, scaling of positions and length, as --json writes them; loss None where there is none."""
-    from tqdm import tqdm
-
+    work: what plan.measured gives; the bar is told of each token.
+    """
     from past.reading import load
 
-    trained, _, record = runs.read_run(run)
-    source, documents, jobs = measured(run, record, trained.context, args)
-    device, rows = cli.pick_device(args.device), []
-    stream = scaling.stream_sizes(args, trained.context) if measures.MEASURES[args.measure].stream else None
-    n_tokens = sum(len(window.tokens) - 1 for *_, conditions in jobs for windows in conditions for window in windows)
-    n_tokens *= len(scalings) * len(args.dtype)
-    name = cli.CONTROL.sub("", str(run))
-    with tqdm(total=n_tokens, desc=name, unit="tok", unit_scale=True, leave=False, disable=None) as bar:
-        if bar.disable:                                         # stderr is no terminal
-            print(f"scoring {run} by {n_tokens:,} tokens ...", flush=True)
-        for dtype, how in itertools.product(args.dtype, scalings):
-            model, _ = load(run, device, dtype)
-            for job, length, conditions in jobs:
-                span = min(length, sum(stream) + 1) if stream else length              # no position is beyond that
-                e = model.scale_to(span, **how).config.encoding
-                row = {
-                    "run": str(run), "pe": e.pe, "protocol": job, "how": name_of(how, dtype),
-                    "scale": getattr(e, "scale", 1.0), "rope_scaling": how["rope_scaling"],
-                    "factor": getattr(e, "factor", None), "chunk": model.chunk, "dtype": dtype, "length": length,
-                    "loss": None, "perplexity": None, "n_targets": 0, "trained_length": trained.context,
-                    "step": record["checkpoint"]["step"], "seed": record["train"]["seed"],
-                    "weights": record["checkpoint"]["files"]["model.safetensors"]["sha256"],
-                    "split": args.split, "data": source, "n_documents": len(documents), "max_docs": args.max_docs,
-                }
-                if conditions and span <= model.longest and (not stream or model.streams()):
-                    losses = [model.window_losses(windows, bar, stream) for windows in conditions]
-                    row |= measures.summary(conditions, losses)
-                    row["targets_sha256"] = measures.fingerprint(conditions[0])
-                    if args.per_position:
-                        block = max(1, trained.context // 8)
-                        row |= {"block": block, "by_position": measures.by_position(losses[0], block)}
-                rows.append(row)
+    (source, documents, jobs), rows = work, []
+    for dtype, how in itertools.product(args.dtype, scalings):
+        model, record = load(run, cli.pick_device(args.device), dtype)
+        context, train, checkpoint = model.trained.context, record["train"], record["checkpoint"]
+        stream = scaling.stream_sizes(args, context) if measures.MEASURES[args.measure].stream else None
+        for job, length, conditions in jobs:
+            span = min(length, sum(stream) + 1) if stream else length                  # no position is beyond that
+            e = model.scale_to(span, **how).config.encoding
+            row = {
+                "run": str(run), "pe": e.pe, "protocol": job, "how": name_of(how, dtype),
+                "scale": getattr(e, "scale", 1.0), "rope_scaling": how["rope_scaling"],
+                "factor": getattr(e, "factor", None), "chunk": model.chunk, "dtype": dtype, "length": length,
+                "loss": None, "perplexity": None, "n_targets": 0, "trained_length": context,
+                "step": checkpoint["step"], "trained_tokens": checkpoint["step"] * train["batch_size"] * context,
+                "seed": train["seed"], "weights": checkpoint["files"]["model.safetensors"]["sha256"],
+                "split": args.split, "data": source, "n_documents": len(documents), "max_docs": args.max_docs,
+            }
+            if conditions and span <= model.longest and (not stream or model.streams()):
+                losses = [model.window_losses(windows, bar, stream) for windows in conditions]
+                row |= measures.summary(conditions, losses)
+                row["targets_sha256"] = measures.fingerprint(conditions[0])
+                if args.per_position:
+                    block = max(1, context // 8)
+                    row |= {"block": block, "by_position": measures.by_position(losses[0], block)}
+            rows.append(row)
     return rows
 
 
@@ -180,9 +123,23 @@ def check(args):
 
 def score(args):
     """The rows of the runs that are named, as --json writes them."""
+    from tqdm import tqdm
+
     configs = {str(run): runs.read_run(run) for run in runs.named_runs(args.runs)}
-    scalings = plan(configs, scaling.scaling_of(args))
-    rows = [row for run in configs for row in evaluate(run, scalings[run], args)]
+    scalings = plan.scalings(configs, scaling.scaling_of(args))
+    work = {run: plan.measured(run, record, args.lengths or [model.context * multiple for multiple in MULTIPLES], args)
+            for run, (model, _, record) in configs.items()}
+    tokens = {run: plan.tokens_of(jobs, scalings[run], args) for run, (_, _, jobs) in work.items()}
+    rows, every = [], sum(tokens.values())
+    if len(configs) > 1:
+        print(f"{len(configs)} runs, to be scored by {every:,} tokens", flush=True)
+    with tqdm(total=every, unit="tok", unit_scale=True, leave=False, disable=None, smoothing=0) as bar:
+        for i, run in enumerate(configs, 1):
+            where = cli.CONTROL.sub("", f"run {i} of {len(configs)}, {run}")
+            bar.set_description(where[:40])                     # or 80 columns have no room for the time left
+            if bar.disable:                                     # stderr is no terminal
+                print(f"{where}: scoring {tokens[run]:,} tokens ...", flush=True)
+            rows += evaluate(run, work.pop(run), scalings[run], args, bar)
     if all(row["loss"] is None for row in rows) and args.measure == "streaming":
         from past.reading import CANNOT_STREAM
 

@@ -1,5 +1,7 @@
 """What eval.py says of its rows: the paired differences, and the tables."""
 
+import shutil
+
 import numpy as np
 
 from lab import measures
@@ -45,10 +47,14 @@ def pairs_of(group):
                 yield row, other, row["minus"], later
 
 def print_table(rows, title, key, form="{:.3f}"):
-    """One line a run and scaling, one column a length, of what rows have at a key; * marks the trained length."""
+    """What rows have at a key: a line for each run and scaling, with a column a length; * marks the trained length.
+
+    Where the terminal is too narrow for that (80 columns without one), a line for each length, below the run's.
+    """
     main, heads, table = rows[0]["protocol"], {}, {}
     for row in rows:
-        cells = table.setdefault((row["run"], row["pe"], row["how"]), {})
+        tokens = "" if row["trained_tokens"] is None else f"{row['trained_tokens']:,}"
+        cells = table.setdefault((row["run"], row["pe"], tokens, row["how"]), {})
         if row["loss"] is not None and key not in row:
             continue
         text = "-" if row["loss"] is None else form.format(row[key])
@@ -58,14 +64,25 @@ def print_table(rows, title, key, form="{:.3f}"):
         cells[beside, length] = text + "* "[not trained]
     if not heads:
         return
-    any_pe, any_how = (any(line[i] for line in table) for i in (1, 2))
-    table = {("run", "pe" * any_pe, "positions" * any_how): heads} | table
-    runs, hows = (max(len(line[i]) for line in table) for i in (0, 2))
-    widths = {at: 2 + max(len(cells.get(at, "")) for cells in table.values()) for at in sorted(heads)}
+    columns, parts = sorted(heads), list(zip(*table, strict=True))
+    kept = [i for i, part in enumerate(parts) if any(part) and (i != 2 or len(set(part)) > 1)]     # 2: the tokens
+    names = aligned([[line[i] for i in kept] for line in (("run", "pe", "tokens", "positions"), *table)], "<")
+    values = aligned([[cells.get(at, "") for at in columns] for cells in (heads, *table.values())], ">")
+    lines = [f"{name}  {value}".rstrip() for name, value in zip(names, values, strict=True)]
+    if max(map(len, lines)) > shutil.get_terminal_size().columns:
+        values = aligned([(heads[at], cells.get(at, "")) for cells in table.values() for at in columns], ">")
+        parts = [values[i : i + len(columns)] for i in range(0, len(values), len(columns))]
+        lines = [names[0]]
+        for name, part in zip(names[1:], parts, strict=True):
+            lines += [name, *(f"    {value}" for value in part)]
     print(f"\n{title}")
-    for (run, pe, how), cells in table.items():
-        names = f"{run:{runs}}  " + f"{pe:10}" * any_pe + f"{how:{hows}}  " * any_how
-        print((names + "".join(f"{cells.get(at, ''):>{width}}" for at, width in widths.items())).rstrip())
+    for line in lines:
+        print(line.rstrip())
+
+def aligned(lines, side):
+    """Lines of words as text, two blanks between the columns, each as wide as its longest word."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(f"{word:{side}{width}}" for word, width in zip(line, widths, strict=True)) for line in lines]
 
 def print_rows(rows):
     """All that is said of the rows of one measure."""
@@ -82,7 +99,7 @@ def print_rows(rows):
     elif rows[0]["protocol"] == "same-targets":
         for key, title in (("over_1x", "the trained length"), ("over_sliding", "a sliding window of it")):
             print_table(rows, f"difference from {title}, with its 95% interval over documents", key, INTERVAL)
-        pairs = [{**row, "run": f"{line_of(row)} - {other}", "how": "", "pe": "", "pair": value}
+        pairs = [{**row, "run": f"{line_of(row)} - {other}", "how": "", "pe": "", "trained_tokens": None, "pair": value}
                  for row in scored for other, value in row["minus"].items()]
         if pairs:
             print_table(pairs, "difference of two runs, with its 95% interval over documents", "pair", INTERVAL)

@@ -1,14 +1,17 @@
 """Losses against an independent loop, targets counted, and what the user sees."""
 
+import contextlib
 import json
 import math
 import multiprocessing
+import re
 import shutil
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
 import torch
+import tqdm
 from conftest import TINY, command, refused
 
 import data
@@ -83,6 +86,76 @@ def test_all_runs_in_sorted_rows_with_a_dash_past_the_learned_table_and_a_pictur
     assert len(rows) == 15 and [row["loss"] for row in rows if row["pe"] == "learned"][1:] == [None] * 4
     assert len({row["n_targets"] for row in rows if row["loss"] is not None}) == 1
     assert (workplace / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def longer_run(workplace, tokens):
+    """A run of rope, of 9 steps where the others have 8, with a name that is long."""
+    name = "runs-of-others/a-name-that-leaves-little-room-s0"
+    if not (workplace / name).exists():
+        flags = ["--pe", "rope", *TINY, "--steps", "9", "--data", tokens]
+        assert command("train.py", *flags, "--out", name, cwd=workplace).returncode == 0
+    return name
+
+
+def test_tokens_trained_are_a_column_where_they_differ(workplace, tokens):
+    name = longer_run(workplace, tokens)
+    rows, printed = rows_of(workplace, "runs/expe", name, "--lengths", "16,64")
+    assert {(row["run"], row["trained_tokens"]) for row in rows} == {("runs/expe", 8 * 64), (name, 9 * 64)}
+    heading, *lines = printed.split("(* trained length)\n")[1].splitlines()[:3]
+    assert heading.split() == ["run", "pe", "tokens", "16", "64"]
+    assert [line.split()[:3] for line in lines] == [["runs/expe", "expe", "512"], [name, "rope", "576"]]
+    _, printed = rows_of(workplace, "runs/expe", "runs/rope", "--lengths", "16,64")
+    assert "512" not in printed and "tokens  " not in printed
+
+
+@pytest.mark.parametrize("measure", ["--protocol=same-targets", "--probe=swap", "--protocol=nonoverlap"])
+def test_tables_fit_the_terminal_and_say_the_same(workplace, tokens, monkeypatch, measure):
+    said, runs = {}, ["runs/expe", longer_run(workplace, tokens)]
+    for width in ("80", "300"):
+        monkeypatch.setenv("COLUMNS", width)
+        rows, said[width] = rows_of(workplace, *runs, measure)
+        tables = said[width].split("\n\n")[1:]
+        assert all(len(line) <= int(width) for table in tables for line in table.splitlines())
+    numbers = [sorted(re.findall(r"[+-]?\d+\.\d{3}\*?", text.split("\n\n", 1)[1])) for text in said.values()]
+    assert numbers[0] == numbers[1] and len(numbers[0]) > 8
+    key = {"swap": "gain", "same-targets": "over_1x"}.get(rows[0]["protocol"])
+    for row in (row for row in rows if row.get(key)):  # a line a run, and below it a line a length
+        block = said["80"].split("(* trained length)" if key is None else "95% interval")[1].split(f"{row['run']} ")[1]
+        value = next(line for line in block.splitlines() if line.split()[:1] == [f"{row['length']:,}"])
+        assert value.endswith("{:+.3f} ({:+.3f} {:+.3f})".format(*row[key]))
+
+
+def test_a_bar_over_all_runs_is_told_of_every_token_that_is_read(workplace, monkeypatch):
+    told = {"read": 0, "runs": []}
+
+    class Bar(contextlib.nullcontext):
+        disable = False
+
+        def __init__(self, total, **how):
+            super().__init__(self)
+            told["total"] = total
+
+        def update(self, n):
+            told["read"] += n
+
+        def set_description(self, text):
+            told["runs"].append((text, told["read"]))
+
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
+    flags = ["--lengths", "16,64", "--max-docs", "2", "--dtype", "fp32,bf16"]
+    rows, printed = rows_of(workplace, "runs/expe", "runs/rope", *flags)
+    each = sum(row["n_targets"] for row in rows if row["run"] == "runs/expe")  # nonoverlap scores all that it reads
+    assert told == {"total": 2 * each, "read": 2 * each,
+                    "runs": [("run 1 of 2, runs/expe", 0), ("run 2 of 2, runs/rope", each)]}  # fmt: skip
+    assert f"2 runs, to be scored by {2 * each:,} tokens" in printed
+
+
+def test_without_a_terminal_each_run_has_a_line(workplace):
+    _, printed = rows_of(workplace, "runs/expe", "runs/rope", "--lengths", "16", "--max-docs", "2")
+    lines = printed.splitlines()[:3]
+    n = int(lines[0].split()[-2].replace(",", "")) // 2
+    assert lines == [f"2 runs, to be scored by {2 * n:,} tokens", f"run 1 of 2, runs/expe: scoring {n:,} tokens ...",
+                     f"run 2 of 2, runs/rope: scoring {n:,} tokens ..."]  # fmt: skip
 
 
 def test_other_text_is_scored_with_the_runs_own_tokenizer(workplace, tokens, tmp_path):
