@@ -14,18 +14,20 @@ import argparse
 import contextlib
 import io
 import shlex
+import shutil
 import statistics
 import sys
+import textwrap
+import time
 import timeit
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 import eval as evaluation
 import train
-from cli import CONTROL, CommandLine, at_least, listed, pick_device
+from cli import CommandLine, at_least, listed, pick_device
 from config import PRESETS, InputError
 from files import held, read_json, write_json
 from lab import tuned
@@ -166,15 +168,23 @@ def rate_of(runs, left):
     _, seconds = timeit.repeat(lambda: float(backend.step(batch, 0)[0]), number=1, repeat=2)
     return batch[:, 1:].size / seconds, "one small step, uncompiled, measured now"
 
-def show_plan(jobs):
-    """--dry-run: the runs, their tokens, what is left of them, and an estimate."""
+def show_plan(jobs, verbose):
+    """--dry-run: a line a run, with what is left of it (verbose: and the commands), and an estimate of it all."""
     left, runs = [job for job in jobs if not done(job)], [job for job in jobs if job.evaluation is None]
+    lines = [("run", "tokens", "state", "to evaluate")]
     for job in runs:
         step, steps, _ = weights_of(job.run)
-        state = "to train" if steps is None else "trained" if step == steps else f"at step {step:,} of {steps:,}"
+        state = "to train" if steps is None else "trained" if step == steps else f"step {step:,} of {steps:,}"
         names = [other.evaluation for other in left if other.run == job.run and other.evaluation]
-        print(f"{shlex.join(job.command)}\n    {job.work:,} tokens, {state}; "
-              f"to evaluate: {', '.join(names) or 'nothing'}")
+        lines.append((job.run.name, f"{job.work:,}", state, ", ".join(names) or "nothing"))
+    a, b, c, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
+    indent = " " * (a + b + c + 6)
+    width = max(shutil.get_terminal_size().columns, len(indent) + 24)
+    for i, (name, tokens, state, names) in enumerate(lines):
+        text = f"{name:{a}}  {tokens:>{b}}  {state:{c}}  {names}"
+        print(textwrap.fill(text, width, subsequent_indent=indent, break_on_hyphens=False))
+        for job in (job for job in jobs if verbose and i and job.run == runs[i - 1].run):
+            print(f"    {shlex.join(job.command)}")
     rate, source = rate_of(runs, left)
     trainings = sum(job.evaluation is None for job in left)
     print(f"\n{len(runs)} runs, {sum(job.work for job in runs):,} training tokens; left: {trainings} runs and "
@@ -193,16 +203,14 @@ def run_grid(args):
         tried |= {job.file for job in left}
 
 def do_all(left):
-    """Under one bar; without a terminal, a line for each job."""
-    bar_format = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
-    with tqdm(total=sum(job.work for job in left), bar_format=bar_format, disable=None) as bar:
-        for i, job in enumerate(left):
-            what = f"job {i + 1} of {len(left)}: {job.run} {job.evaluation or 'training'}"
-            if bar.disable:
-                print(what, flush=True)
-            bar.set_description(CONTROL.sub("", what))
-            do(job)
-            bar.update(job.work)
+    """A line for each job, with the time left for all by what those before it took; each has its own bar below."""
+    begin, work = time.perf_counter(), 0
+    for i, job in enumerate(left):
+        seconds = (time.perf_counter() - begin) / work * sum(other.work for other in left[i:]) if work else None
+        about = f", about {train.clock(seconds)} left for all" if work else ""
+        print(f"job {i + 1} of {len(left)}: {job.run} {job.evaluation or 'training'}{about}", flush=True)
+        do(job)
+        work += job.work
 
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
@@ -223,6 +231,7 @@ def main(argv=None):
     parser.add_argument("--use-results", action="store_true",
                         help="take what results/ says of runs that are not here for done, and train the others alone")
     parser.add_argument("--dry-run", action="store_true", help="print the runs, their tokens and an estimate")
+    parser.add_argument("--verbose", action="store_true", help="with --dry-run: each run's commands too")
     with parser.one_line_errors():
         cut = argv.index("--") if "--" in argv else len(argv)
         args = parser.parse_args(argv[:cut])
@@ -233,10 +242,12 @@ def main(argv=None):
             if len(argv) > 1:
                 parser.error(f"report reads all of results/ and takes no flag: leave out {argv[1]}")
             return report()
+        if args.verbose and not args.dry_run:
+            parser.error("--verbose is for --dry-run: add it, or leave this out")
         if args.device:
             pick_device(args.device)                                   # InputError if there is none
         if args.dry_run:
-            return show_plan(jobs_of(args))
+            return show_plan(jobs_of(args), args.verbose)
         jobs_of(args)                                                  # InputError before a folder is made
         results = Path("results") / args.place
         results.mkdir(parents=True, exist_ok=True)

@@ -86,6 +86,7 @@ WRONG = [
     ("lab.bench --backends numpy --dtype bf16", "numpy computes in fp32 on the CPU, uncompiled: leave it out of"),
     ("lab.attention nowhere --out a.png", "nowhere: no such run directory"),
     ("lab.attention nowhere", "the following arguments are required: --out"),
+    ("lab.reproduce table2 --verbose", "--verbose is for --dry-run: add it, or leave this out"),
     ("generate.py nowhere", "nowhere: no such run directory"),
     ("generate.py", "the following arguments are required: RUN"),
     ("lab.bench --repeats 0", "--repeats: must be at least 1, got 0"),

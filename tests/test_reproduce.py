@@ -123,6 +123,13 @@ def test_what_is_done_is_left_alone_and_what_is_lost_is_made_again(grid, tmp_pat
         grid / "results/mini/expe-s1.scaled.json"
     ).read_text()
     assert (folder / "runs/mini/expe-s0/model.safetensors").stat().st_mtime_ns == weights
+    (folder / "results/mini/exqpe-s1.scaled.json").unlink()
+    plan = command(*again[:4], "--dry-run", *again[4:], cwd=folder)
+    assert {tuple(line.split()) for line in plan.stdout.split("\n\n")[0].splitlines()[1:]} == {
+        (f"{name}-s{seed}", "256", "trained", "scaled" if (name, seed) == ("exqpe", 1) else "nothing")
+        for name in ("expe", "exqpe", "expe-on-k") for seed in (0, 1)}  # fmt: skip
+    assert "left: 0 runs and 1 evaluations" in plan.stdout
+    shutil.copy(grid / "results/mini/exqpe-s1.scaled.json", folder / "results/mini")
     plan = command(*again[:4], "--dry-run", *again[4:], cwd=folder)
     assert "6 runs, 1,536 training tokens; left: 0 runs and 0 evaluations, about 0:00" in plan.stdout
 
@@ -130,7 +137,16 @@ def test_what_is_done_is_left_alone_and_what_is_lost_is_made_again(grid, tmp_pat
 def test_a_dry_run_writes_nothing(tmp_path):
     done = command("lab.reproduce", "table2", "--seeds", "0", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "python train.py --preset mini --pe exqpe --on k --seed 0 --out runs/mini/exqpe-on-k-s0" in done.stdout
+    lines = done.stdout.split("\n\n")[0].splitlines()
+    assert lines[0].split() == ["run", "tokens", "state", "to", "evaluate"] and max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines[1:]] == [f"{variant}-s0" for variant in GRIDS["table2"].evaluations]
+    assert all(line.split(maxsplit=1)[1] == "1,638,400  to train  nonoverlap, same-targets, swap, repeat"
+               for line in lines[1:])  # fmt: skip
+    assert "python" not in done.stdout
+    told = command("lab.reproduce", "table2", "--seeds", "0", "--dry-run", "--verbose", cwd=tmp_path).stdout
+    assert "    python train.py --preset mini --pe exqpe --on k --seed 0 --out runs/mini/exqpe-on-k-s0\n" in told
+    assert "    python eval.py runs/mini/shaw-s0 --probe swap --json results/mini/shaw-s0.swap.json\n" in told
+    assert told.count("    python train.py ") == 11 and told.count("    python eval.py ") == 44
     assert "11 runs, 18,022,400 training tokens; left: 11 runs and 44 evaluations, about" in done.stdout
     assert not list(tmp_path.iterdir())
 
