@@ -20,7 +20,8 @@ from files import FILE, check_shape, fingerprint, new_file_of, read_json, read_t
 
 # torch and safetensors are imported where they are used, so that --help and a wrong flag answer at once.
 CHECKPOINT = ("model.safetensors", "optimizer.safetensors")
-FILES = ("config.json", *CHECKPOINT, "log.jsonl", "tokenizer.tiktoken", "optimizer.pt")    # the last: earlier versions
+FILES = ("config.json", *CHECKPOINT, "log.jsonl", "tokenizer.tiktoken", "log.csv", "tensorboard",     # these two: --log
+         "optimizer.pt")                                               # of earlier versions
 RUN = {"model": dict, "train": dict, "provenance": dict, "checkpoint": {"step": int, "files": {CHECKPOINT[0]: FILE}},
        "data": {"folder": str, "source": str, "pattern": str, "vocab": int, "tokenizer": FILE, "splits": dict}}
 

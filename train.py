@@ -10,8 +10,10 @@ draws dropout's masks by its own generator.)
 
 import argparse
 import contextlib
+import csv
 import dataclasses
 import importlib.metadata
+import importlib.util
 import itertools
 import json
 import math
@@ -32,7 +34,7 @@ import data
 import files
 import model_numpy
 import runs
-from cli import CONTROL, CommandLine, at_least, number, pick_device, whole
+from cli import CONTROL, CommandLine, at_least, listed, number, pick_device, whole
 from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, TrainConfig
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
@@ -40,6 +42,8 @@ from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, 
 AUTO = {"CPU": "mini", "GPU": "paper-35m"}  # the preset of --preset auto
 OF_DATA = ("min_doc_tokens", "max_tokens")  # settings that a run has from its folder of tokens
 UNNAMED = ("seed", "micro_batch", "eval_every", "eval_windows", "checkpoint_every")  # in a run's name, but for its -s0
+LOGGED = ("step", "loss", "grad_norm", "lr", "val_loss")
+LINE = 60  # tokens, and characters, of what --sample-every prints
 READ_EVERY = 10  # steps between looks at the losses: a look makes a GPU wait
 
 
@@ -93,6 +97,9 @@ def command_line():
     run.add_argument("--show", action="store_true", help="print the configuration that these flags make; train nothing")
     run.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     run.add_argument("--compile", action="store_true", help="torch.compile the blocks; needs a C++ compiler")
+    run.add_argument("--sample-every", type=at_least(1), metavar="N", help="print a line of the model's, each N steps")
+    run.add_argument("--log", type=listed(str, "csv", "tensorboard"), default=[], metavar="NAME,...",
+                     help="write what log.jsonl holds as log.csv too (csv), or for TensorBoard (tensorboard)")
     run.add_argument("--tokens", type=at_least(1), metavar="TOKENS", help="training tokens, instead of --steps")
     encoding = parser.add_argument_group("the encoding")
     encoding.add_argument("--pe", choices=tuple(ENCODINGS), help="positional encoding (default: the preset's, expe)")
@@ -351,15 +358,39 @@ BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 
 # ---- training --------------------------------------------------------------------------------------------------------
 
+@np.errstate(over="ignore", invalid="ignore")                           # of weights that diverge
+def sample(weights, config, encoding, seed):
+    """A line as these weights write it, at temperature 1; drawn by a generator of its own, not by training's."""
+    rng, tokens = np.random.default_rng(seed), [encoding.eot_token]
+    while len(tokens) < min(LINE, config.context):
+        logits, _ = model_numpy.forward(weights, np.array([tokens]), config)           # (1, T, V)
+        tokens.append(int((logits[0, -1] + rng.gumbel(size=config.vocab_size)).argmax()))
+    return " ".join(CONTROL.sub("", encoding.decode(tokens[1:])).split())[:LINE]
+
+def further_logs(names, run, held):
+    """Functions that take each line of log.jsonl, a dict, to where --log says."""
+    if "csv" in names:
+        rows = csv.DictWriter(held.enter_context(open(run / "log.csv", "w", buffering=1)), LOGGED, lineterminator="\n")
+        rows.writeheader()
+        yield rows.writerow
+    if "tensorboard" in names:
+        from torch.utils.tensorboard import SummaryWriter
+
+        board = held.enter_context(SummaryWriter(run / "tensorboard", purge_step=1))   # what it had is told anew
+        yield lambda line: [board.add_scalar(name, line[name], line["step"]) for name in line if name != "step"]
+
 class Log:
     """log.jsonl and the progress bar of a run. Losses may still be on their way: they are read READ_EVERY steps."""
 
-    def __init__(self, run, config, record, first, context, started):
+    def __init__(self, run, config, record, first, context, started, further):
         self.config, self.record, self.first = config, record, first
         tokens_a_step = self.tokens_a_step = config.batch_size * context
         self.started = started
         self.path, self.unread = run / "log.jsonl", []
         self.file = open(self.path, "a", encoding="utf-8", buffering=1)
+        self.further = list(further)                    # which begin with what the run's steps before left in log.jsonl
+        for line, add in itertools.product(files.read_text(self.path).splitlines(), self.further):
+            add(json.loads(line))
         self.bar = tqdm(total=config.steps * tokens_a_step, initial=first * tokens_a_step, unit="tok", unit_scale=True,
                         disable=not sys.stderr.isatty(), dynamic_ncols=True)
 
@@ -381,9 +412,11 @@ class Log:
         self.read()
         self.write(step, val_loss=loss)
         rate = (step - self.first) / self.seconds()
-        self.bar.write(f"step {step:6,}/{self.config.steps:,}   loss {self.last:.3f}   val {loss:.3f}   "
-                       f"{rate * self.tokens_a_step:9,.0f} tokens/s   {clock((self.config.steps - step) / rate)} left",
-                       file=sys.stdout)
+        self.say(step, f"loss {self.last:.3f}   val {loss:.3f}   {rate * self.tokens_a_step:9,.0f} tokens/s   "
+                       f"{clock((self.config.steps - step) / rate)} left")
+
+    def say(self, step, words):
+        self.bar.write(f"step {step:6,}/{self.config.steps:,}   {words}", file=sys.stdout)
         sys.stdout.flush()
 
     def write(self, step, **line):
@@ -393,6 +426,8 @@ class Log:
                          f"{self.record['checkpoint']['step']} stays; try a lower --lr than {self.config.lr:g}")
         with files.naming(self.path):
             self.file.write(json.dumps({"step": step, **line}) + "\n")
+            for add in self.further:
+                add({"step": step, **line})
 
     def seconds(self):
         return time.perf_counter() - self.started
@@ -411,6 +446,8 @@ def stopping():
         if came:
             raise KeyboardInterrupt
         came.append(which)
+        with contextlib.suppress(OSError):              # and no print: this may have come within one
+            os.write(2, b"\nstopping after this step (again: at once, back to the last checkpoint)\n")
 
     before = {which: signal.signal(which, take) for which in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -441,6 +478,7 @@ def train_run(run, model_config, config, folder, device, record, args, held):
     n_val = min(config.eval_windows, data.windows(val_tokens, context))
     val = data.batch(val_tokens, context, n_val, 0, 0)                                 # (N, T+1), the same for all runs
     val_parts = np.split(val, range(config.micro_batch, n_val, config.micro_batch))
+    tokenizer = data.load_tokenizer(folder / "tokenizer.tiktoken")
     backend = BACKENDS[config.backend](model_config, config, device, args.compile)
 
     def steps(first):
@@ -457,16 +495,19 @@ def train_run(run, model_config, config, folder, device, record, args, held):
     if first >= config.steps:
         print(f"{run} is complete: {first:,} of {config.steps:,} steps")
         return True
-    print(f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters ({outside / 1e6:.2f}M without the input "
-          f"embedding), steps {first:,} to {config.steps:,} of {config.batch_size} x {context} tokens, "
+    print(f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters ({outside / 1e6:.2f}M without embedding)\n"
+          f"steps {first:,} to {config.steps:,} of {config.batch_size} x {context} tokens, "
           f"by {config.backend} on {device}", flush=True)
-    log, earlier = Log(run, config, record, first, context, started), record["checkpoint"].get("seconds", 0)
+    log = Log(run, config, record, first, context, started, further_logs(args.log, run, held))
+    earlier = record["checkpoint"].get("seconds", 0)
     with stopping() as signals, contextlib.closing(log):
         for step, (loss, norm) in enumerate(losses, first + 1):
             log.step(step, loss, norm)
             complete = step == config.steps
             if step % config.eval_every == 0 or complete:
                 log.validation(step, sum(map(backend.summed_loss, val_parts)) / val[:, 1:].size)
+            if args.sample_every and step % args.sample_every == 0:
+                log.say(step, sample(backend.weights(), model_config, tokenizer, [config.seed, step]))
             if step % config.checkpoint_every == 0 or complete or signals:
                 log.read()
                 runs.save_checkpoint(run, backend, step, record, earlier + log.seconds())
@@ -516,6 +557,8 @@ def main(argv=None):
         args = parser.parse_args(argv)
         if args.resume and (args.overwrite or args.show):
             parser.error("--resume goes on with a run, --overwrite discards it, --show trains none: leave one out")
+        if "tensorboard" in args.log and importlib.util.find_spec("tensorboard") is None:
+            raise InputError("--log tensorboard needs the package tensorboard: pip install tensorboard, or --log csv")
         record = None
         if not args.resume or args.out is None:
             preset, kind = choose_preset(args)

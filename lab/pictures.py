@@ -13,6 +13,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
 
 from config import EncodingConfig, InputError
 from files import naming
@@ -196,6 +197,28 @@ def losses(rows, path):
              "Loss by position in a window" if positions else "Loss past the trained length")
     title += f"\n{PROTOCOLS.get(protocol, protocol)}"
     curves(path, drawn, title, {row["trained_length"] for row in rows}, "gain" if probe else "loss", positions)
+
+
+PANELS = {"loss": "loss, nats a token", "val_loss": "validation loss, nats a token",
+          "grad_norm": "norm of the gradient", "lr": "learning rate"}
+
+def training(path, runs):
+    """Four panels by tokens seen, a curve a run: {run: {key of PANELS: (tokens, values)}}."""
+    figure, alike = Figure(figsize=(9, 6.4), layout="constrained"), Counter()
+    axes = dict(zip(PANELS, figure.subplots(2, 2).flat, strict=True))
+    for run, found in runs.items():
+        shade = colour(variant_of(run))
+        style, marker = STYLES[alike[shade] % len(STYLES)]
+        alike[shade] += 1
+        for key, axis in axes.items():
+            axis.plot(*found[key], color=shade, linestyle=style, marker=marker if key == "val_loss" else "",
+                      markersize=4, linewidth=1.2, label=run)
+    for key, axis in axes.items():
+        axis.set_title(PANELS[key], loc="left", fontsize=11)
+        axis.set(xlabel="tokens seen", xlim=(0, None))
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    figure.legend(*axes["val_loss"].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9)
+    save(figure, path)
 
 
 # ---- bars and maps ---------------------------------------------------------------------------------------------------

@@ -46,6 +46,8 @@ WRONG = [
     ("train.py --resume --overwrite", "leave one out"),
     ("train.py --resume --show", "--show trains none: leave one out"),
     ("train.py --show --l 0", "l must be a whole number of at least 1, got 0"),
+    ("train.py --sample-every 0", "--sample-every: must be at least 1, got 0"),
+    ("train.py --log csv,wandb", "--log: 'wandb' is not one of csv, tensorboard"),
     ("train.py --resume", "runs/mini-expe-s0: no such run directory"),
     ("train.py --device gpu", "device must be auto, cpu, cuda, cuda:N or mps, got 'gpu'"),
     ("train.py --data nowhere/", "nowhere/: no such file or folder; data is stdlib, fineweb, fineweb-edu or a path"),
@@ -85,8 +87,11 @@ WRONG = [
     ("lab.bench --backends torch,jax", "--backends: 'jax' is not one of torch, numpy, plain"),
     ("lab.bench --backends numpy --dtype bf16", "numpy computes in fp32 on the CPU, uncompiled: leave it out of"),
     ("lab.attention nowhere --out a.png", "nowhere: no such run directory"),
-    ("lab.attention nowhere", "the following arguments are required: --out"),
+    ("lab.curves nowhere --out a.png", "nowhere: no such run directory; train one with python train.py"),
+    ("lab.curves", "say where to: --out FILE.png for a picture, --csv FILE for the numbers"),
+    ("lab.curves --out a.txt", "'a.txt' must end in .png, .svg or .pdf"),
     ("lab.reproduce table2 --verbose", "--verbose is for --dry-run: add it, or leave this out"),
+    ("lab.attention nowhere", "the following arguments are required: --out"),
     ("generate.py nowhere", "nowhere: no such run directory"),
     ("generate.py", "the following arguments are required: RUN"),
     ("lab.bench --repeats 0", "--repeats: must be at least 1, got 0"),
@@ -219,7 +224,7 @@ def test_an_unwritable_folder(tokens, tmp_path):
 
 HELP = {
     "train.py": "--pe --l --start --theta --theta1 --theta2 --preset --data --device --dtype --compile --tokens "
-    "--steps --out --resume --overwrite --show --seed --lr --batch-size --vocab --context "
+    "--steps --out --resume --overwrite --show --sample-every --log --seed --lr --batch-size --vocab --context "
     "--checkpoint-every --layers --width --heads --norm --mlp --mlp-width --tied --causal --nope-every --window",
     "eval.py": "--lengths --protocol --split --data --json --plot --max-docs --device --scale --rope-scaling --factor "
     "--chunk --sinks --window",
@@ -228,6 +233,7 @@ HELP = {
     "generate.py": "--prompt --prompt-file --tokens --temperature --top-k --top-p --seed --stream --sinks --window "
     "--scale --rope-scaling --factor --chunk --device",
     "lab.bench": "--preset --parts --pe --backends --batch-size --repeats --dtype --compile --device --json",
+    "lab.curves": "--out --csv",
     "lab.attention": "--out --lengths --split --data --dtype --device --scale --rope-scaling --factor --chunk",
 }
 

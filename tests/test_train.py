@@ -1,5 +1,7 @@
 """Training as a user runs it: resumed bit for bit, never overwritten, checkpoints whole, and losses that fall."""
 
+import contextlib
+import csv
 import dataclasses
 import json
 import os
@@ -10,7 +12,11 @@ import signal
 import subprocess
 import sys
 import time
+import types
+import unicodedata
+from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -20,6 +26,7 @@ import config
 import data
 import files
 import model_numpy
+import model_torch
 import runs
 import train
 from runs import checkpoint_file, read_run
@@ -109,6 +116,7 @@ def test_ctrl_c_keeps_the_last_step_and_says_how_to_go_on(uninterrupted, flags, 
     process, said = start_and_stop(flags, tmp_path, number)
     run = tmp_path / "runs" / "a"
     assert process.returncode == 130 and "Traceback" not in said
+    assert "stopping after this step (again: at once, back to the last checkpoint)" in said
     assert said.strip().endswith("go on with: python train.py --out runs/a --resume")
     step = read_run(run)[2]["checkpoint"]["step"]
     assert 10 <= step < 200 and log(run)[-1]["step"] == step
@@ -379,6 +387,111 @@ def test_help_has_every_default(tmp_path):
     for f in train.flags_of(config.ModelConfig, config.TrainConfig, *config.ENCODINGS.values()).values():
         about = re.escape(" ".join(f.metadata["help"].split()))
         assert "default" in about or re.search(rf"{about} \((mini|default:) ", text), f.name
+
+
+# ---- what one sees of training ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["torch", "numpy"])
+def test_samples_come_in_time_and_leave_the_run_as_it_is(backend, tokens, tmp_path):
+    flags = [*TINY, "--data", tokens, "--steps", "6", "--dropout", "0.1", "--pe", "expe", "--backend", backend]
+    plain = command("train.py", *flags, "--out", "runs/a", cwd=tmp_path)
+    done = command("train.py", *flags, "--out", "runs/b", "--sample-every", "3", cwd=tmp_path)
+    assert plain.returncode == done.returncode == 0, done.stderr
+    assert_same_run(tmp_path / "runs" / "a", tmp_path / "runs" / "b")
+    lines = [line for line in done.stdout.splitlines() if line not in plain.stdout and line.startswith("step ")]
+    assert [line.split()[1] for line in lines if "tokens/s" not in line] == ["3/6", "6/6"]
+    model, _ = runs.load_model(tmp_path / "runs" / "b")  # torch's, of the last step, token by token
+    encoding, rng = data.load_tokenizer(tokens / "tokenizer.tiktoken"), np.random.default_rng([0, 6])
+    text = [encoding.eot_token]
+    while len(text) < 16:
+        with torch.no_grad():
+            logits = model(torch.tensor([text]))[0, -1].double().numpy()
+        text.append(int((logits + rng.gumbel(size=300)).argmax()))
+    seen = "".join(c for c in encoding.decode(text[1:]) if c in "\n\t" or unicodedata.category(c) != "Cc")
+    assert lines[-1].partition("6/6   ")[2] == " ".join(seen.split())[:60]
+
+
+def test_a_sample_is_drawn_by_the_models_probabilities_and_says_no_control_character():
+    class Encoding:
+        eot_token = 4
+        decode = staticmethod(lambda tokens: f"\x1b[31m{tokens[0]}\r\n\x07 x\x9b")
+
+    small = config.ModelConfig(1, 8, 2, context=2, vocab_size=5, encoding=config.EncodingConfig("nope"))
+    weights = model_numpy.init_params(small, 0)
+    weights = {name: 20 * w if name == "head.weight" else w for name, w in weights.items()}
+    with torch.no_grad():
+        model = model_torch.GPT(small)
+        model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
+        expected = model(torch.tensor([[4]]))[0, -1].softmax(-1).double().numpy()
+    drawn = [train.sample(weights, small, Encoding, seed) for seed in range(4000)]
+    counts = np.array([drawn.count(f"[31m{token} x") for token in range(5)])
+    assert counts.sum() == 4000 and expected.max() < 0.9
+    assert (np.abs(counts / 4000 - expected) < 5 * np.sqrt(expected * (1 - expected) / 4000) + 1e-3).all()
+
+
+def log_csv(run):
+    """A run's log.csv as log.jsonl has it."""
+    lines = csv.DictReader((run / "log.csv").read_text().splitlines())
+    return [{name: float(value) for name, value in line.items() if value} for line in lines]
+
+
+def test_log_csv_is_log_jsonl_also_of_a_run_that_was_killed_or_had_none(flags, tmp_path):
+    run, more = tmp_path / "runs" / "a", ["--steps", "60", "--eval-every", "20", "--log", "csv"]
+    process, _ = start_and_stop([*flags, *more], tmp_path, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert command("train.py", "--out", "runs/a", "--resume", "--log", "csv", cwd=tmp_path).returncode == 0
+    assert log_csv(run) == log(run) and len(log(run)) == 63
+    (run / "log.csv").unlink()
+    done = command("train.py", *flags, "--steps", "3", "--out", "runs/a", "--overwrite", cwd=tmp_path)
+    assert done.returncode == 0 and not (run / "log.csv").exists()
+    done = command("train.py", *flags, *more, "--out", "runs/a", "--overwrite", cwd=tmp_path)
+    assert done.returncode == 0 and log_csv(run) == log(run)
+    done = command("train.py", *flags, "--steps", "3", "--out", "runs/a", "--overwrite", cwd=tmp_path)
+    assert done.returncode == 0 and not (run / "log.csv").exists()
+
+
+def test_log_tensorboard_is_told_all_that_log_jsonl_has(flags, tmp_path, monkeypatch):
+    told, module = [], types.ModuleType("torch.utils.tensorboard")
+
+    class SummaryWriter(contextlib.nullcontext):
+        def __init__(self, folder, purge_step):
+            super().__init__(self)
+            told.append((folder, purge_step))
+
+        def add_scalar(self, name, value, step):
+            told.append((name, value, step))
+
+        def __exit__(self, *_):
+            told.append("closed")
+
+    module.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    monkeypatch.setattr(train.importlib.util, "find_spec", lambda name: name == "tensorboard")
+    batch = data.batch
+
+    def batch_that_is_stopped(tokens, context, n, seed, step):
+        if step == 7:
+            signal.raise_signal(signal.SIGINT)
+        return batch(tokens, context, n, seed, step)
+
+    more = ["--steps", "12", "--eval-every", "5", "--out", "runs/a", "--log", "tensorboard,csv"]
+    with monkeypatch.context() as patch:
+        patch.setattr(data, "batch", batch_that_is_stopped)
+        assert command("train.py", *flags, *more, cwd=tmp_path).returncode == 130
+    for steps in (8, 12):  # resumed, it is told what went before, too
+        lines = log(tmp_path / "runs" / "a")
+        assert lines[-1]["step"] == steps and told[0] == (Path("runs/a/tensorboard"), 1) and told[-1] == "closed"
+        assert told[1:-1] == [(name, line[name], line["step"]) for line in lines for name in line if name != "step"]
+        told.clear()
+        assert command("train.py", *flags, *more, "--resume", cwd=tmp_path).returncode == 0
+
+
+def test_log_tensorboard_where_it_is_not_installed(flags, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    line = refused(command("train.py", *flags, "--log", "csv,tensorboard", cwd=tmp_path))
+    assert "--log tensorboard needs the package tensorboard: pip install tensorboard, or --log csv" in line
+    assert os.listdir(tmp_path) == []
 
 
 def test_flags_of_the_models_shape_reach_the_model(tokens, tmp_path):

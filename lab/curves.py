@@ -1,0 +1,77 @@
+"""How runs were trained, from their log.jsonl: loss, validation loss, gradient norm and learning rate, by tokens seen.
+
+    python -m lab.curves RUN RUN --out curves.png     four panels, a curve a run
+    python -m lab.curves --csv curves.csv             every run under runs/, a row a step
+
+No model is loaded, and a run that is still in training is shown as far as it has come. (train.py --log csv and --log
+tensorboard write a run's numbers as they come.)
+"""
+
+import csv
+import io
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+
+from cli import CommandLine, new_file, picture
+from config import InputError
+from files import check_shape, read_text, write_whole
+from runs import named_runs, read_run
+from train import LOGGED
+
+POINTS = 100                             # of the longest run's curve, about: a mean over as many steps of each run
+
+def read_log(run):
+    """[{"step", "tokens", "loss", "grad_norm", "lr", "val_loss" where there is one}] of a run, by steps.
+
+    InputError for a line that train.py did not write; the last may be what a kill left of one, or is being written.
+    """
+    (model, train, _), path, found = read_run(run), Path(run) / "log.jsonl", {}
+    for text in (text for text in read_text(path).splitlines(keepends=True) if text.endswith("\n")):
+        try:
+            line = json.loads(text)
+            check_shape(line, {"step": int} | dict.fromkeys(line.keys() - {"step"}, int | float), path)
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise InputError(f"{path} holds a line that train.py did not write: mend or remove it") from None
+        found.setdefault(line["step"], {"tokens": line["step"] * train.batch_size * model.context}).update(line)
+    return [found[step] for step in sorted(found)]
+
+def curve(lines, key, size):
+    """(tokens, values) of what lines have at a key, each the mean over `size` steps."""
+    there = [(line["step"] - 1, line["tokens"], line[key]) for line in lines if key in line]
+    parts = [list(part) for _, part in itertools.groupby(there, lambda point: point[0] // size)]
+    return np.array([np.mean(part, axis=0)[1:] for part in parts]).reshape(-1, 2).T
+
+def rows(runs):
+    """The text of a .csv file, a row a run and step."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, ("run", "tokens", *LOGGED), lineterminator="\n")
+    table.writeheader()
+    for run, lines in runs.items():
+        table.writerows({"run": run, **line} for line in lines)
+    return text.getvalue()
+
+def main(argv=None):
+    parser = CommandLine(prog="python -m lab.curves", description=__doc__)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
+    parser.add_argument("--out", type=picture, metavar="FILE", help="the picture: .png, .svg or .pdf")
+    parser.add_argument("--csv", type=new_file, metavar="FILE", help="the numbers, a row a run and step")
+    with parser.one_line_errors():
+        args = parser.parse_args(argv)
+        if not (args.out or args.csv):
+            parser.error("say where to: --out FILE.png for a picture, --csv FILE for the numbers")
+        runs = {str(run): read_log(run) for run in named_runs(args.runs)}
+        if args.csv:
+            write_whole(args.csv, rows(runs))
+        if args.out:
+            from lab import pictures
+
+            size = max(1, max(map(len, runs.values())) // POINTS)
+            pictures.training(args.out, {run: {key: curve(lines, key, size) for key in pictures.PANELS}
+                                         for run, lines in runs.items()})
+        print(f"{len(runs)} runs: {' and '.join(filter(None, (args.out, args.csv)))}")
+
+if __name__ == "__main__":
+    main()
