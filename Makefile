@@ -1,4 +1,5 @@
-# Two targets, which do all their own set-up:
+# Targets, which do all their own set-up:
+#   make demo     train three encodings shortly, evaluate, draw and generate: runs/demo/index.html
 #   make train    prepare data, train, evaluate     make train PE="expe rope sinusoidal" compares three encodings
 #   make test     ruff and the quick tests
 # A Python 3.11 or newer other than python3: make train PYTHON=python3.12
@@ -6,7 +7,7 @@
 PYTHON ?= python3
 PE     ?= expe
 .DEFAULT_GOAL := help
-.PHONY: help train test
+.PHONY: help demo train test
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -22,6 +23,9 @@ help:
 .venv/installed-dev: .venv/installed requirements-dev.txt
 	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
+
+demo: .venv/installed
+	.venv/bin/python -m lab.demo
 
 # One run an encoding, under runs/; a run that was stopped goes on, and a complete one is left as it is.
 expe_flags = --l 24

@@ -1,4 +1,4 @@
-"""A tour in one go: train three encodings for a minute each, evaluate, draw and generate, and a page that shows it.
+"""A tour in one go: train three encodings shortly, evaluate, draw and generate, and a page that shows what happened.
 
     python -m lab.demo                   writes runs/demo/index.html; `make demo` sets up what it needs first
 
@@ -16,8 +16,10 @@ import generate
 import train
 from cli import CommandLine, at_least
 from files import read_json, write_whole
+from lab import curves
+from lab.pictures import name as name_of
 
-FOLDER = Path("runs/demo")
+FOLDER, DOCUMENTS = Path("runs/demo"), 8
 RUNS = {                                 # name: flags of train.py, and what there is to see
     "rope": ("--pe rope", "RoPE turns queries and keys by angles. Past the trained length it meets distances that it "
              "never saw, and its loss climbs at once."),
@@ -55,7 +57,8 @@ def tour(steps):
         train.main(shlex.split(f"--preset mini {flags} --steps {steps} --out {run} {resume}"))
     print("evaluating at 1 to 16 times the trained length", flush=True)
     runs = " ".join(str(FOLDER / name) for name in RUNS)
-    call(evaluation.main, runs, f"--json {FOLDER}/loss.json --plot {FOLDER}/loss.png")
+    call(evaluation.main, runs, f"--max-docs {DOCUMENTS} --json {FOLDER}/loss.json --plot {FOLDER}/loss.png")
+    call(curves.main, runs, f"--out {FOLDER}/training.png")
     print("generating", flush=True)
     texts = {name: call(generate.main, FOLDER / name, f"--prompt '{PROMPT}' --tokens 120 --temperature 0.7")
              for name in RUNS}
@@ -66,21 +69,24 @@ def page(rows, texts, steps):
     lengths = sorted({row["length"] for row in rows})
     heads = "".join(f"<th>{length:,}</th>" for length in lengths)
     cells = {name: [f"{row['loss']:.3f}" for row in rows if row["run"] == str(FOLDER / name)] for name in RUNS}
-    lines = "".join(f"<tr><td>{name}</td><td>{'</td><td>'.join(found)}</td></tr>" for name, found in cells.items())
-    seen = "".join(f"<li><b>{name}</b> (<code>{flags}</code>). {words}</li>" for name, (flags, words) in RUNS.items())
-    wrote = "".join(f"<h3>{name}</h3><pre>{html.escape(text)}</pre>" for name, text in texts.items())
+    lines = "".join(f"<tr><td>{name_of(run)}</td><td>{'</td><td>'.join(x)}</td></tr>" for run, x in cells.items())
+    seen = "".join(f"<li><b>{name_of(run)}</b> (<code>{flags}</code>). {words}</li>"
+                   for run, (flags, words) in RUNS.items())
+    wrote = "".join(f"<h3>{name_of(run)}</h3><pre>{html.escape(text)}</pre>" for run, text in texts.items())
     more = "".join(f"<p>{html.escape(what)}:</p><pre>{html.escape(command)}</pre>" for what, command in NEXT)
     return (f"<!doctype html><html lang=en><meta charset=utf-8><title>Exact positional encodings: a tour</title>"
             f"<style>{STYLE}</style><h1>What happens past the trained length</h1>"
             f"<p>Three models were trained just now on windows of {lengths[0]} tokens, {steps:,} steps each: the same "
             f"data, first weights and order, and another encoding of the position.</p>"
             f"<h2>What you see</h2><img src=loss.png alt='loss against the length of the window'><table><tr><th>loss, "
-            f"nats a token, in windows of</th>{heads}</tr>{lines}</table><ul>{seen}</ul>"
+            f"nats a token, in windows of</th>{heads}</tr>{lines}</table><p>The same tokens of {DOCUMENTS} held-out "
+            f"documents are scored in every column.</p><ul>{seen}</ul><h2>How they were trained</h2><img "
+            f"src=training.png alt='losses, norm of the gradient and learning rate by tokens seen'>"
             f"<h2>What they write after <code>{html.escape(PROMPT)}</code></h2>{wrote}<h2>Next</h2>{more}</html>\n")
 
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.demo", description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=at_least(20), default=500, metavar="N", help="of each run (default: 500)")
+    parser.add_argument("--steps", type=at_least(1), default=400, metavar="N", help="of each run (default: 400)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         rows, texts = tour(args.steps)
