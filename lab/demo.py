@@ -22,7 +22,7 @@ from lab.pictures import name as name_of
 FOLDER, DOCUMENTS = Path("runs/demo"), 8
 RUNS = {                                 # name: flags of train.py, and what there is to see
     "rope": ("--pe rope", "RoPE turns queries and keys by angles. Past the trained length it meets distances that it "
-             "never saw, and its loss climbs at once."),
+             "never saw, and its loss climbs, the more so the longer it was trained."),
     "expe": ("--pe expe --l 24", "ExPE writes the position into what enters W_q and W_k. It holds on a while, then "
              "climbs: the slope that it gives to a distance grows with the query's own position."),
     "expe-on-k": ("--pe expe --l 24 --on k", "The same on the keys alone knows distances and nothing else. Its loss "
