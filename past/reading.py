@@ -3,7 +3,8 @@
 Reader is the model of model_torch.py with another attention, which calls the same doors; tests hold it equal to the
 plain one. A key's content and its place come apart because the override is affine: phi(h, P) = phi(h, 0) + phi(0, P).
 So its content is the door with a table of zeros, and its place is the door with an input of zeros. That is all that
-streams and dual chunks need: nothing in the model knows of them.
+streams and dual chunks need: nothing in the model knows of them. Where an encoding has a linear door (fast.py), keys
+stay free of position for good, and all is read at once.
 
 B batch, T new tokens, S keys (S > T with a cache), H heads, D width of a head, C = H*D model width.
 """

@@ -516,6 +516,29 @@ def test_positions_cost_bf16_training_no_digits(pe, variant):
     assert (error_by_quarter(tiny(pe, variant=variant, parts=fast.PARTS).float(), pe, variant) < 2 * bare).all()
 
 
+@pytest.mark.parametrize("dtype, digits", [(torch.float32, 2**-22), (torch.bfloat16, 2**-15), (torch.float16, 2**-20)])
+def test_further_dimensions_keep_their_digits_over_8192_keys(dtype, digits):
+    """Slopes that bf16 rounds by 1 in 256: what scores gain is right, and the output as good as without a bias."""
+    S, D, rows = 8192, 32, torch.tensor([0, 1, 100, 4096, 8191])
+    q, k, v = torch.randn(3, 1, 2, S, D, generator=torch.Generator().manual_seed(0)).to(dtype)
+    slopes, n = torch.tensor([[0.25], [1 / 128]]) * 1.0039 / math.sqrt(2), torch.arange(1.0 - S, 1.0)[None]
+    wide, bias = [*fast.further(q, k, slopes, n)], slopes.double()[..., None] * (n - n.mT[rows])
+
+    def scores(q, k):
+        return q.double()[:, :, rows] @ k.double().mT / math.sqrt(D)
+
+    def error(q, k, bias):
+        right = (scores(q[..., -D:], k[..., -D:]) + bias).masked_fill(n > n.mT[rows], -math.inf)
+        right = right.softmax(-1) @ v.double()
+        padded = F.pad(v, (0, q.shape[-1] - D))
+        found = F.scaled_dot_product_attention(q, k, padded, is_causal=True, scale=D**-0.5)[:, :, rows, :D]
+        return (found - right).square().mean().sqrt()
+
+    gain = scores(*wide) - scores(q, k)
+    torch.testing.assert_close((gain - gain[..., -1:])[0], bias - bias[..., -1:], rtol=digits, atol=1e-9)
+    assert error(*wide, bias) < 3 * error(q, k, 0)
+
+
 def test_what_would_cost_bf16_digits(monkeypatch):
     """Keys that hold their positions, as in the plain form; and a bias that is counted from the last query."""
     bare, right = error_by_quarter(tiny().float(), "nope"), model_torch.ALiBi.score
