@@ -93,6 +93,8 @@ def command_line():
                       help="how tokens are scored (default: nonoverlap)")
     what.add_argument("--probe", dest="measure", choices=tuple(measures.PROBES),
                       help="whether and how the far context is used")
+    what.add_argument("--curves", type=picture, metavar="FILE",
+                      help="score nothing: draw how the runs were trained, from their logs (python -m lab.curves)")
     how = parser.add_argument_group("of some protocols and probes")
     how.add_argument("--per-position", action="store_true", default=None,
                      help="the loss by position in the window too, smoothed over eighths of the trained length: where "
@@ -153,6 +155,12 @@ def main(argv=None):
     parser = command_line()
     with parser.one_line_errors():
         args = parser.parse_args(argv)
+        if args.curves:
+            from lab import curves
+
+            if args.json or args.plot:
+                parser.error("--curves draws and scores nothing: leave out --json and --plot")
+            return curves.main([*args.runs, "--out", args.curves])
         if args.lengths:
             args.lengths.sort()
         check(args)

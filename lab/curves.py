@@ -71,7 +71,7 @@ def main(argv=None):
             size = max(1, max(map(len, runs.values())) // POINTS)
             pictures.training(args.out, {run: {key: curve(lines, key, size) for key in pictures.PANELS}
                                          for run, lines in runs.items()})
-        print(f"{len(runs)} runs: {' and '.join(filter(None, (args.out, args.csv)))}")
+        print(f"{len(runs)} run{'s' * (len(runs) > 1)}: {' and '.join(filter(None, (args.out, args.csv)))}")
 
 if __name__ == "__main__":
     main()

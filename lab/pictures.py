@@ -71,6 +71,12 @@ def variant_of(run):
     words = [key if x is True else f"{key}-{x}" if isinstance(x, str) else f"{key}{x:g}" for key, x in changed]
     return "-".join([model.encoding.pe, *words])
 
+def names_of(runs):
+    """{run: what no other one of them is called}: its variant's name, its folder's, or its path."""
+    called = {run: (name(variant_of(run)), Path(run).name) for run in runs}
+    often = Counter(itertools.chain(*map(set, called.values())))
+    return {run: next((word for word in words if often[word] == 1), run) for run, words in called.items()}
+
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
 
@@ -180,18 +186,15 @@ def points(line):
     return lengths, [row["loss"] for row in line], None
 
 def losses(rows, path):
-    """What eval.py's rows say, a curve a run and its positions, each run named by what no other one is called."""
+    """What eval.py's rows say, a curve a run and its positions."""
     protocol, lines, drawn = rows[0]["protocol"], {}, {}
     rows = [row for row in rows if row["loss"] is not None]
     beside = {row["run"]: row["loss"] for row in reversed(rows) if row["protocol"] != protocol}
     for row in (row for row in rows if row["protocol"] == protocol):
         lines.setdefault((row["run"], row["how"]), []).append(row)
-    variants = {run: variant_of(run) for run, _ in lines}
-    called = {run: {name(variant): 0, Path(run).name: 0} for run, variant in variants.items()}
-    often = Counter(itertools.chain(*called.values()))
+    called = names_of({run for run, _ in lines})
     for (run, how), line in lines.items():
-        alone = next((word for word in called[run] if often[word] == 1), run)
-        drawn[label(alone, how)] = Curve(*points(line), colour(variants[run]), beside.pop(run, None))
+        drawn[label(called[run], how)] = Curve(*points(line), colour(variant_of(run)), beside.pop(run, None))
     probe, positions = (any(key in row for row in rows) for key in ("gain", "by_position"))
     title = ("What the far context is worth, with 95% intervals" if probe else
              "Loss by position in a window" if positions else "Loss past the trained length")
@@ -206,13 +209,14 @@ def training(path, runs):
     """Four panels by tokens seen, a curve a run: {run: {key of PANELS: (tokens, values)}}."""
     figure, alike = Figure(figsize=(9, 6.4), layout="constrained"), Counter()
     axes = dict(zip(PANELS, figure.subplots(2, 2).flat, strict=True))
+    called = names_of(runs)
     for run, found in runs.items():
         shade = colour(variant_of(run))
         style, marker = STYLES[alike[shade] % len(STYLES)]
         alike[shade] += 1
         for key, axis in axes.items():
             axis.plot(*found[key], color=shade, linestyle=style, marker=marker if key == "val_loss" else "",
-                      markersize=4, linewidth=1.2, label=run)
+                      markersize=4, linewidth=1.2, label=called[run])
     for key, axis in axes.items():
         axis.set_title(PANELS[key], loc="left", fontsize=11)
         axis.set(xlabel="tokens seen", xlim=(0, None))
