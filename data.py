@@ -321,7 +321,7 @@ def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
             if not folder.exists():                         # else another process has made it meanwhile
                 raise
     meta = read_meta(folder)
-    if folder != Path(source) and meta["source"] != full_name(source):
+    if folder != Path(source) and full_name(meta["source"]) != full_name(source):
         raise InputError(f"{folder} was made from {meta['source']}, not from {source}: prepare that with another --out")
     if (found := meta["vocab"]) != vocab:
         raise InputError(f"{folder} was made with a vocabulary of {found:,}, and this run has {vocab:,}: "
@@ -329,8 +329,10 @@ def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
     return folder
 
 def full_name(source):
-    """A source's name if it has one, else its absolute path."""
-    return source if source == "stdlib" or source in HUB else os.path.realpath(source)
+    """A source's name if it has one, else its path: from here where it lies below, or from the root."""
+    path, here = Path(os.path.realpath(source)), Path.cwd()
+    full = f"./{path.relative_to(here)}" if here in path.parents else str(path)
+    return source if source == "stdlib" or source in HUB else full
 
 def folder_of(source, vocab):
     """data/<name>-v<vocab>: where a source's tokens lie unless --out says otherwise."""

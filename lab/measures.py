@@ -50,7 +50,7 @@ def held_out(run, record, split, source):
     """
     import data
 
-    trained_on = source is None or data.full_name(source) == record["data"]["source"]
+    trained_on = source is None or data.full_name(source) == data.full_name(record["data"]["source"])
     folder = Path(record["data"]["folder"] if trained_on else source)
     if (folder / "meta.json").exists():
         meta = data.read_meta(folder)

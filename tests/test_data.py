@@ -515,3 +515,17 @@ def test_damaged_token_files_are_named(tokens, tmp_path):
     (folder / "meta.json").write_text('{"source": "x"')
     with pytest.raises(InputError, match="meta.json is not valid JSON"):
         data.read_meta(folder)
+
+
+def test_text_is_named_from_here_and_a_folder_that_has_its_whole_path_is_still_its_own(tmp_path, books, monkeypatch):
+    (tmp_path / "text").symlink_to(books)
+    shutil.copytree(books, tmp_path / "mine")
+    done = command("data.py", "mine", "--vocab", "300", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "data/mine-v300/meta.json"
+    meta = json.loads(path.read_text())
+    assert meta["source"] == "./mine"
+    path.write_text(json.dumps(meta | {"source": str(tmp_path / "mine")}))
+    monkeypatch.chdir(tmp_path)
+    assert data.ensure(str(tmp_path / "mine"), 300) == data.ensure("mine", 300) == path.parent.relative_to(tmp_path)
+    assert data.full_name("text") == str(books.resolve())
