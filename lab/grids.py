@@ -18,6 +18,11 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
     "expe-l1-x24": "--pe expe --l 1 --theta 24/512",
     "expe-x1024": "--pe expe --theta 1024/512",
     "expe-on-k-x1024": "--pe expe --on k --theta 1024/512",
+} | {
+    f"{name}-{more}": f"{flags} {extra}"
+    for more, extra in {"start1": "--start 1", "start8": "--start 8", "start1-bf16": "--start 1 --dtype bf16"}.items()
+    for name, flags in {"expe": "--pe expe", "expe-l8": "--pe expe --l 8", "expe-constant": "--pe expe --constant",
+                        "expe-constant-l8": "--pe expe --constant --l 8", "exqpe": "--pe exqpe"}.items()
 } | tuned.variants()
 EVALUATIONS = {                          # flags of eval.py, by the name of the file that they fill
     "nonoverlap": "--per-position",
@@ -85,6 +90,13 @@ GRIDS = {
         "Queries held at the last trained position, after training",
         {**dict.fromkeys(("expe", "expe-x16", "exqpe"), ("same-targets", "held-same-targets")),
          "expe-on-k": ("same-targets",)}, study=True),
+    "dither": Grid(
+        "The staggered ramp as a dither: a start at which fewer bits merge neighbouring positions",
+        dict.fromkeys((f"{name}-{start}" for start in ("start1", "start8")
+                       for name in ("expe", "expe-constant", "exqpe", "expe-l8", "expe-constant-l8")),
+                      ("same-targets", "precision-same-targets"))
+        | dict.fromkeys(("expe-start1-bf16", "expe-constant-start1-bf16", "exqpe-start1-bf16"),
+                        ("same-targets", "precision-same-targets")), study=True),
 }
 ALL = ("table2", "ablations", "scaling", "extensions", "precision")    # what the grid `all` stands for
 
