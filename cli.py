@@ -18,6 +18,7 @@ from files import naming
 # torch is imported where it is used, so that --help and a wrong flag answer at once.
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")             # C0 and C1, but newline and tab
+BAR = "{l_bar}{bar}{r_bar}   \x1b[3D"                               # tqdm's own, and three columns for a ^C
 
 class Output:
     """Standard output for what others wrote: on a terminal without control characters, and never the end of the work.
@@ -58,6 +59,11 @@ class CommandLine(argparse.ArgumentParser):
 
     def error(self, message):
         self.exit(2, f"{self.prog}: error: {CONTROL.sub('', ' '.join(str(message).split()))}\n")
+
+    def exit(self, status=0, message=None):
+        if message and sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")                            # over what a bar and ^C have left on the line
+        super().exit(status, message)
 
     def parse_args(self, args=None, namespace=None):
         for word in sys.argv[1:] if args is None else args:

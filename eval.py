@@ -135,7 +135,8 @@ def score(args):
     rows, every = [], sum(tokens.values())
     if len(configs) > 1:
         print(f"{len(configs)} runs, to be scored by {every:,} tokens", flush=True)
-    with tqdm(total=every, unit="tok", unit_scale=True, leave=False, disable=None, smoothing=0) as bar:
+    with tqdm(total=every, unit="tok", unit_scale=True, leave=False, disable=None, smoothing=0,
+              bar_format=cli.BAR) as bar:
         for i, run in enumerate(configs, 1):
             where = cli.CONTROL.sub("", f"run {i} of {len(configs)}, {run}")
             bar.set_description(where[:40])                     # or 80 columns have no room for the time left

@@ -34,7 +34,7 @@ import data
 import files
 import model_numpy
 import runs
-from cli import CONTROL, CommandLine, at_least, listed, number, pick_device, whole
+from cli import BAR, CONTROL, CommandLine, at_least, listed, number, pick_device, whole
 from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, TrainConfig
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
@@ -392,7 +392,7 @@ class Log:
         for line, add in itertools.product(files.read_text(self.path).splitlines(), self.further):
             add(json.loads(line))
         self.bar = tqdm(total=config.steps * tokens_a_step, initial=first * tokens_a_step, unit="tok", unit_scale=True,
-                        disable=not sys.stderr.isatty(), dynamic_ncols=True)
+                        disable=not sys.stderr.isatty(), dynamic_ncols=True, bar_format=BAR)
 
     def step(self, step, loss, norm):
         self.unread.append((step, loss, norm))

@@ -1,13 +1,16 @@
 """Files that lie, and flags of every shape: one line that names what is wrong, nothing changed, nothing waited for."""
 
+import fcntl
 import io
 import json
 import os
 import re
 import shutil
 import string
+import struct
 import subprocess
 import sys
+import termios
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ import safetensors.numpy
 from conftest import ROOT, TINY, command, process, refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tqdm import tqdm
 
 import cli
 import data
@@ -350,6 +354,20 @@ def test_a_terminal_gets_no_control_characters_and_a_pipe_gets_all():
     pipe = io.StringIO()
     cli.Output(pipe).write(text)
     assert pipe.getvalue() == text
+
+
+def test_a_last_line_is_written_over_what_a_bar_and_a_ctrl_c_have_left_there(monkeypatch):
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as terminal, pytest.raises(SystemExit):
+        monkeypatch.setattr(sys, "stderr", terminal)
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        bar = tqdm(total=10, file=terminal, dynamic_ncols=True, bar_format=cli.BAR)
+        with cli.CommandLine(prog="a.py").one_line_errors():
+            raise KeyboardInterrupt
+    drawn, last = os.read(ours, 1000).decode().split("\r\x1b[K")
+    visible, back = drawn.strip("\r").split("\x1b[", 1)
+    assert len(visible) <= 80 and visible.endswith("it/s]   ") and back.startswith("3D") and last == "a.py: stopped\r\n"
+    bar.close()
 
 
 def test_an_error_names_a_file_without_its_control_characters(tmp_path):
