@@ -6,6 +6,7 @@ import math
 import re
 import zlib
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,7 +69,8 @@ def variant_of(run):
     default = dataclasses.asdict(EncodingConfig(model.encoding.pe).fit(model))
     changed = [(key, x) for key, x in dataclasses.asdict(model.encoding).items() if x not in (default[key], None)]
     changed.sort(key=lambda knob: not isinstance(knob[1], bool | str))
-    words = [key if x is True else f"{key}-{x}" if isinstance(x, str) else f"{key}{x:g}" for key, x in changed]
+    words = [key if x is True else f"{key}-{x}" if isinstance(x, str) else
+             key + min(f"{x:g}", str(Fraction(x).limit_denominator(10**6)), key=len) for key, x in changed]  # 1/2048
     return "-".join([model.encoding.pe, *words])
 
 def names_of(runs):

@@ -91,6 +91,12 @@ def test_a_run_is_named_as_the_variant_that_its_flags_are_of(variant, monkeypatc
     assert pictures.variant_of("run") == variant
 
 
+def test_a_run_of_no_variant_is_named_by_its_settings_as_shortly_as_they_can_be_said(monkeypatch):
+    args = train.command_line().parse_args("--pe expe --on k --theta 1/2048 --start 0.1".split())
+    monkeypatch.setattr(pictures, "read_run", lambda run: (*train.configure(args, *PRESETS["mini"]), {}))
+    assert pictures.names_of(["run"]) == {"run": "ExPE on keys, start 0.1-theta 1/2048"}
+
+
 def luminance(colour):
     """Of WCAG 2.2."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
