@@ -94,7 +94,7 @@ def test_a_run_is_named_as_the_variant_that_its_flags_are_of(variant, monkeypatc
 def test_a_run_of_no_variant_is_named_by_its_settings_as_shortly_as_they_can_be_said(monkeypatch):
     args = train.command_line().parse_args("--pe expe --on k --theta 1/2048 --start 0.1".split())
     monkeypatch.setattr(pictures, "read_run", lambda run: (*train.configure(args, *PRESETS["mini"]), {}))
-    assert pictures.names_of(["run"]) == {"run": "ExPE on keys, start 0.1-theta 1/2048"}
+    assert pictures.names_of(["run"]) == {"run": "ExPE on keys, start 0.1 theta 1/2048"}
 
 
 def luminance(colour):
