@@ -108,9 +108,10 @@ def number(text):
     raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 0.5, 1e-3 or 1/2048")
 
 def whole(text):
-    """An int of at most 2^53 from "600000000", "600_000_000" or "6e8", for argparse."""
+    """An int of at most 2^53 from "600000000", "600_000_000", "6e8" or "600M" (or k, or B), for argparse."""
+    unit = {"k": 1e3, "M": 1e6, "B": 1e9}.get(text[-1:], 1)
     with contextlib.suppress(ValueError):
-        if (value := float(text)).is_integer() and abs(value) <= 2**53:
+        if (value := float(text[: len(text) - (unit > 1)]) * unit).is_integer() and abs(value) <= 2**53:
             return int(value)
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (of at most 2^53)")
 

@@ -366,8 +366,9 @@ class TrainConfig(Knobs):
     dtype: str = knob("fp32", one_of("fp32", "tf32", "bf16"),
                       "fp32, tf32 (a GPU may round products), or bf16 by autocast, with the weights in fp32")
     seed: int = knob(0, whole(0, 2**32 - 1), "of the first weights, the order of the data and dropout")
-    data: str = knob("stdlib", ("stdlib, fineweb, fineweb-edu or a path", lambda x: isinstance(x, str) and x != ""),
-                     "stdlib, fineweb, fineweb-edu, a file or folder of text, or a folder made by data.py")
+    data: str = knob("stdlib", ("stdlib, packages, fineweb, fineweb-edu or a path", lambda x: isinstance(x, str) and x),
+                     "stdlib, packages (the requirements' Python), fineweb, fineweb-edu, a file or folder of text, or "
+                     "one made by data.py")
     min_doc_tokens: int = knob(1, SIZE, "leave shorter documents out when the data is prepared on the way")
     max_tokens: int = knob(0, whole(0), "tokens to collect when the data is prepared on the way; 0: all")
     eval_every: int = knob(250, SIZE, "steps from one validation loss to the next")

@@ -1,7 +1,8 @@
 """Text to tokens on disk; tokens on disk to batches. B batch, T context length.
 
-A source is the running Python's standard library, a file or folder, or a data set of the hub. Its documents are
-streamed once, cut if huge, split by a hash of their text, encoded with a byte-level BPE, and written to
+A source is the running Python's standard library, the requirements' own Python, a file or folder, or a data set of
+the hub. Its documents are streamed once, cut if huge, split by a hash of their text, encoded with a byte-level BPE, and
+written to
 
     data/<name>-v<vocab>/   train.bin val.bin test.bin   uint16; each document is <|endoftext|> and then its own tokens
                             tokenizer.tiktoken           tiktoken's own text format: "base64 rank" lines
@@ -13,12 +14,14 @@ import contextlib
 import functools
 import gzip
 import hashlib
+import importlib.metadata
 import io
 import itertools
 import json
 import logging
 import lzma
 import os
+import re
 import shutil
 import sys
 import zlib
@@ -31,13 +34,14 @@ from tqdm import tqdm
 
 from cli import CommandLine, at_least, whole
 from config import PRESETS, InputError
-from files import FILE, check_shape, fingerprint, new_folder, open_file, read_json, write_json
+from files import FILE, check_shape, fingerprint, new_folder, open_file, read_json, sync, write_json
 
 SPLITS = ("train", "val", "test")
 HELD_OUT = 1 / 14                   # share of the documents in val, and in test: the 50M of 700M tokens of the paper
 MAX_DOC_CHARS = 2**20               # longer texts are cut, so that no document needs much memory
 TOKENIZER_CHARS = 2**28             # the tokenizer is trained on at most so much of a source, held in memory
 ENCODE_CHARS = 2**22                # text that is encoded at a time
+SAVE_CHARS = 2**30                  # between two notes of how far it has come, about: a kill costs no more than that
 LINE_BYTES = 2**26                  # of .jsonl, at most
 NGRAM = 24                          # tokens that two texts have in common, one after the other
 NEAR = 1 / 2                        # a held-out document with a larger share of its n-grams in train is left out: of
@@ -47,6 +51,7 @@ HASHES = 2**22                      # n-grams of train that are held in memory, 
 BLOCK = 2**18                       # tokens that are hashed at a time
 NAMED = 3                           # documents whose names are printed, at most
 EOT = "<|endoftext|>"
+STATE, SEEN = "state.json", "seen.bin"      # of a preparation that is under way
 FILES = ("meta.json", *(f"{name}.bin" for name in SPLITS), "tokenizer.tiktoken")
 META = {"source": str, "pattern": str, "vocab": int, "eot": int, "min_doc_tokens": int, "max_tokens": int,
         "tokenizer": FILE, "splits": {name: {"documents": int, "tokens": int, **FILE} for name in SPLITS},
@@ -63,33 +68,47 @@ SPLIT_PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+|
 
 # ---- sources: a name or a path to a stream of texts ------------------------------------------------------------------
 
+NAMED_SOURCES = ("stdlib", "packages", "fineweb", "fineweb-edu")
 HUB = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceFW/fineweb-edu"}
 PACKED = {".gz": gzip.open, ".xz": lzma.open}
 
-def documents(source, max_doc_chars=MAX_DOC_CHARS, skipped=None):
+def documents(source, max_doc_chars=MAX_DOC_CHARS, skipped=None, at=None):
     """(name, text) of each document of a source, one by one, no text longer than max_doc_chars.
 
-    source: "stdlib", a name in HUB, or the path of a file or folder of text (each file a document),
+    source: "stdlib", "packages", a name in HUB, or the path of a file or folder of text (each file a document),
     .jsonl (a field "text") or .parquet (a column "text"); text and .jsonl may be packed as .gz or .xz.
     Text that is not UTF-8 is left out: its path goes to the list `skipped`. A name is a path within the source, a line
     or row of it after a colon, and after # which piece of a text that was cut, all counted from 1: a.jsonl:7#2.
+    at: a list, how many of the files and how many documents of the next one have been read; it is kept up to date, and
+    with one of an earlier reading that is gone on with.
     """
-    for name, path in _files(source):
-        read = _read_rows if source in HUB else READERS[_kind(path)]
+    at = [0, 0] if at is None else at
+    for number, (name, path) in itertools.islice(enumerate(_files(source)), at[0], None):
+        read, (_, before) = _read_rows if source in HUB else READERS[_kind(path)], at
         try:
-            for place, file in read(path):
-                for part, text in enumerate(_cut(file, max_doc_chars), 1):
-                    yield f"{name}{place}" + f"#{part}" * (part > 1), text
+            pieces = ((f"{name}{place}" + f"#{part}" * (part > 1), text) for place, file in read(path)
+                      for part, text in enumerate(_cut(file, max_doc_chars), 1))
+            for count, document in itertools.islice(enumerate(pieces, 1), before, None):
+                at[:] = number, count
+                yield document
+            at[:] = number + 1, 0
         except UnicodeDecodeError:
+            at[:] = number + 1, 0
             if skipped is not None:
                 skipped.append(str(path))
         except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
             raise InputError(f"{path} cannot be unpacked: {error}") from None
 
 def _files(source):
-    """(name, path) of the readable files of a source, in sorted order; of a data set, its name twice."""
+    """(name, path) of the readable files of a source, in sorted order; of a data set, its shards in their order."""
     if source in HUB:
-        return [(HUB[source], HUB[source])]
+        found = _streamed(HUB[source], path=HUB[source], name="sample-10BT")
+        return [(f"{HUB[source]}/{i}", found.shard(found.num_shards, i)) for i in range(found.num_shards)]
+    if source == "packages":
+        lines = (Path(__file__).parent / "requirements.txt").read_text(encoding="utf-8")
+        names = sorted(re.findall(r"^[\w-]+", lines, re.MULTILINE))
+        found = [file for name in names for file in importlib.metadata.distribution(name).files]
+        return [(str(file), Path(file.locate())) for file in sorted(found) if file.suffix == ".py"]
     if source == "stdlib":
         root = Path(os.__file__).parent
         differs = {"site-packages", "dist-packages", "test", "tests", "idle_test"}         # from machine to machine
@@ -99,7 +118,7 @@ def _files(source):
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise InputError(f"{source} is no regular file")
     if not path.exists():
-        raise InputError(f"{source}: no such file or folder; data is stdlib, {', '.join(HUB)} or a path")
+        raise InputError(f"{source}: no such file or folder; data is {', '.join(NAMED_SOURCES)} or a path")
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     readable = [p for p in files if _kind(p) in READERS and p.is_file()]
     found = [p for p in readable if not any(part.startswith(".") for part in p.relative_to(path).parts)]
@@ -132,22 +151,31 @@ def _read_jsonl(path):
             yield f":{number}", io.StringIO(text)
 
 def _read_rows(what):
-    """The column "text" of a .parquet file, or of a data set of the hub by its name."""
-    where = {"path": what, "name": "sample-10BT"}
-    if isinstance(what, Path):
-        where = {"path": "parquet", "data_files": [str(what)]}
-        if what.suffix in PACKED:
-            raise InputError(f"{what} is packed, and parquet is read from its end: unpack it first")
-    other = "choose other data with --data PATH (a file or folder of text) or --data stdlib"
-    try:
-        import datasets
-
-        for library in ("datasets", "huggingface_hub"):                 # what comes of their retries is told below
-            logging.getLogger(library).setLevel(logging.CRITICAL)
-        for number, row in enumerate(datasets.load_dataset(**where, split="train", streaming=True), 1):
+    """The column "text" of a .parquet file, or of a shard of a data set."""
+    if isinstance(what, Path) and what.suffix in PACKED:
+        raise InputError(f"{what} is packed, and parquet is read from its end: unpack it first")
+    rows = _streamed(what, path="parquet", data_files=[str(what)]) if isinstance(what, Path) else what
+    with _naming(what):
+        for number, row in enumerate(rows, 1):
             if not isinstance(row.get("text"), str):
                 raise TypeError(f'no column "text" that holds strings; it has {", ".join(row)}')
             yield f":{number}", io.StringIO(row["text"])
+
+def _streamed(what, **where):
+    """What the datasets library streams from there."""
+    with _naming(what):
+        import datasets
+
+        for library in ("datasets", "huggingface_hub"):             # their retries' words: one line tells it
+            logging.getLogger(library).setLevel(logging.CRITICAL)
+        return datasets.load_dataset(**where, split="train", streaming=True)
+
+@contextlib.contextmanager
+def _naming(what):
+    """InputError for whatever ends the reading by the datasets library."""
+    other = "choose other data with --data PATH (a file or folder of text) or --data stdlib"
+    try:
+        yield
     except ModuleNotFoundError:
         raise InputError(f"{what} is read by the datasets library: pip install datasets, or {other}") from None
     except Exception as error:      # the hub's, the network's and Arrow's own kinds have no common ancestor
@@ -165,9 +193,25 @@ def _cut(file, limit):
         yield piece[:end]
         rest = piece[end:]
 
-def _unique(texts, min_bytes, dropped):
+class _Seen:
+    """Numbers below 2^64 that have been met: eight bytes each, in `old`, but for the last ones, in `fresh`."""
+
+    def __init__(self, old=()):
+        self.old, self.fresh = np.sort(np.array(old, np.uint64)), {}                   # a dict: in the order they came
+
+    def __contains__(self, key):
+        i = np.searchsorted(self.old, np.uint64(key))
+        return key in self.fresh or (i < len(self.old) and int(self.old[i]) == key)
+
+    def save(self, path):
+        """Add the fresh ones to a file, and count them among the old."""
+        fresh = np.array([*self.fresh], np.uint64)
+        with open(path, "ab") as file:
+            fresh.tofile(file)
+        self.__init__(np.concatenate((self.old, fresh)))
+
+def _unique(texts, min_bytes, dropped, seen):
     """(split, name, text) of each text not seen before. The split depends on the text alone, not on the order."""
-    seen = set()
     for name, text in texts:
         data = text.encode("utf-8", errors="replace")       # a lone surrogate has no UTF-8: it becomes "?"
         key = int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
@@ -176,7 +220,7 @@ def _unique(texts, min_bytes, dropped):
         elif key in seen:
             dropped["duplicate"] += 1
         else:
-            seen.add(key)
+            seen.fresh[key] = None
             share = key / 2**64
             split = "val" if share < HELD_OUT else "test" if share < 2 * HELD_OUT else "train"
             yield split, name, data.decode("utf-8")
@@ -244,59 +288,91 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     if not 257 <= vocab <= 2**16:
         raise InputError(f"vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {vocab}")
     out = folder_of(source, vocab) if out is None else Path(out)
-    dropped, skipped = {"short": 0, "duplicate": 0}, []
-    texts = progress(documents(source, max_doc_chars, skipped), "reading")
-    texts = _unique(texts, min_doc_tokens, dropped)
-
-    with new_folder(out, FILES, overwrite, f"use it with --data {out}", wait=True) as scratch:
-        path = scratch / "tokenizer.tiktoken"
+    asked = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "min_doc_tokens": min_doc_tokens,
+             "max_tokens": max_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0]}
+    with new_folder(out, FILES, overwrite, f"use it with --data {out}", wait=True, keep=STATE) as scratch:
+        state, seen = _state(scratch, asked, tokenizer and fingerprint(tokenizer))
+        dropped, skipped, path = state["dropped"], state["not_utf8"], scratch / "tokenizer.tiktoken"
+        texts = progress(documents(source, max_doc_chars, skipped, state["at"]), "reading")
+        texts, first = _unique(texts, min_doc_tokens, dropped, seen), []
         if tokenizer is not None:
             shutil.copyfile(tokenizer, path)
-        else:
-            first = _take(texts, TOKENIZER_CHARS)
-            save_tokenizer(train_tokenizer((text for split, _, text in first if split == "train"), vocab), path)
-            texts = itertools.chain(first, texts)           # each is read once, as a stream has to be
-        encoding = load_tokenizer(path)
-        counts, names = _write_tokens(texts, encoding, scratch, min_doc_tokens, max_tokens, dropped)
-        near = _drop_near(scratch, encoding.eot_token, counts, names)
-        splits = {name: {**counts[name], **fingerprint(scratch / f"{name}.bin")} for name in SPLITS}
-        dropped["not_utf8"] = len(skipped)
-        count = sum(split["documents"] for split in splits.values())
+        elif not path.exists():
+            first = _take(texts, TOKENIZER_CHARS)[::-1]
+            save_tokenizer(train_tokenizer((text for split, _, text in first[::-1] if split == "train"), vocab), path)
+        encoding, last = load_tokenizer(path), 0
+        texts = itertools.chain((first.pop() for _ in range(len(first))), texts)       # a stream can be read once only
+        for written in _write_tokens(texts, encoding, scratch, state):
+            if written - last >= SAVE_CHARS and not first:             # all that was read is written
+                last = written
+                seen.save(scratch / SEEN)
+                _save(scratch, state)
+        counts = state["counts"]
+        near = _drop_near(scratch, encoding.eot_token, counts, state["names"])
+        count = sum(split["documents"] for split in counts.values())
         for name in ("train", "val"):
-            if splits[name]["tokens"] == 0:
+            if counts[name]["tokens"] == 0:
                 raise InputError(
                     f"{source} has {count} usable documents, and none fell to {name}: cut them smaller with "
                     "--max-doc-chars 20000, lower --min-doc-tokens, or give more documents (left out: "
                     f"{dropped['short']:,} shorter than {min_doc_tokens:,} tokens, {len(skipped):,} not UTF-8, "
                     f"{len(near['val'] | near['test']):,} held out that are nearly in train)")
-        write_json(scratch / "meta.json", {
-            "source": full_name(source), "vocab": vocab, "eot": encoding.eot_token, "pattern": SPLIT_PATTERN,
-            "min_doc_tokens": min_doc_tokens, "max_tokens": max_tokens, "max_doc_chars": max_doc_chars,
-            "python": sys.version.split()[0], "dropped": dropped, "near": near, "splits": splits,
-            "tokenizer": fingerprint(path),
-        })
+        for name in (STATE, SEEN):
+            (scratch / name).unlink(missing_ok=True)
+        for new in scratch.glob("*.new"):
+            os.replace(new, new.with_suffix(""))
+        write_json(scratch / "meta.json", asked | {
+            "eot": encoding.eot_token, "dropped": dropped | {"not_utf8": len(skipped)}, "near": near,
+            "splits": {name: {**counts[name], **fingerprint(scratch / f"{name}.bin")} for name in SPLITS},
+            "tokenizer": fingerprint(path)})
     return out
 
-def _write_tokens(texts, encoding, folder, min_doc_tokens, max_tokens, dropped):
-    """Encode (split, name, text) on all cores into .bin files; returns ({split: documents, tokens}, {split: names})."""
-    counts, names = {split: {"documents": 0, "tokens": 0} for split in SPLITS}, {"val": [], "test": []}
+def _state(folder, asked, tokenizer):
+    """(how far a preparation has come, the texts it has seen): by what one that was stopped left, or at its beginning.
+
+    What is left is of use if the same was asked, and is cut back to what it had when that was noted.
+    """
+    asked, path = asked | {"tokenizer": tokenizer}, folder / STATE
+    if path.exists() and (state := read_json(path))["asked"] == asked:
+        for split in SPLITS:
+            os.truncate(folder / f"{split}.bin", 2 * state["counts"][split]["tokens"])
+        os.truncate(folder / SEEN, 8 * state["seen"])
+        print(f"going on: {sum(count['tokens'] for count in state['counts'].values()):,} tokens are there", flush=True)
+        return state, _Seen(np.fromfile(folder / SEEN, np.uint64))
+    for left in folder.iterdir():
+        left.unlink()
+    return {"asked": asked, "at": [0, 0], "counts": {split: {"documents": 0, "tokens": 0} for split in SPLITS},
+            "names": {"val": [], "test": []}, "dropped": {"short": 0, "duplicate": 0}, "not_utf8": []}, _Seen()
+
+def _save(folder, state):
+    """Note how far a preparation has come, once all of it is on the disk."""
+    for name in (*(f"{split}.bin" for split in SPLITS), SEEN, "tokenizer.tiktoken"):
+        sync(folder / name)
+    write_json(folder / STATE, state | {"seen": os.path.getsize(folder / SEEN) // 8})
+
+def _write_tokens(texts, encoding, folder, state):
+    """Encode (split, name, text) on all cores into .bin files; yields the characters so far, when they are in them."""
+    counts, names, asked, characters = state["counts"], state["names"], state["asked"], 0
     texts = iter(progress(texts, "encoding"))
     with contextlib.ExitStack() as stack:
-        files = {split: stack.enter_context(open(folder / f"{split}.bin", "wb")) for split in SPLITS}
+        files = {split: stack.enter_context(open(folder / f"{split}.bin", "ab")) for split in SPLITS}
         while taken := _take(texts, ENCODE_CHARS):
             encoded = encoding.encode_ordinary_batch([text for *_, text in taken], num_threads=os.cpu_count())
-            for (split, name, _), tokens in zip(taken, encoded, strict=True):
-                if len(tokens) < min_doc_tokens:
-                    dropped["short"] += 1
+            for (split, name, text), tokens in zip(taken, encoded, strict=True):
+                characters += len(text)
+                if len(tokens) < asked["min_doc_tokens"]:
+                    state["dropped"]["short"] += 1
                     continue
                 files[split].write(np.array([encoding.eot_token, *tokens], np.uint16))
                 counts[split]["documents"] += 1
                 counts[split]["tokens"] += len(tokens) + 1
                 if split in names:
                     names[split].append(name)
-            if max_tokens and sum(count["tokens"] for count in counts.values()) >= max_tokens:
+            for file in files.values():
+                file.flush()
+            if 0 < asked["max_tokens"] <= sum(count["tokens"] for count in counts.values()):
                 break
-    return counts, names
+            yield characters
 
 def _take(texts, size):
     """The next (split, name, text), of about `size` characters in all."""
@@ -332,7 +408,7 @@ def full_name(source):
     """A source's name if it has one, else its path: from here where it lies below, or from the root."""
     path, here = Path(os.path.realpath(source)), Path.cwd()
     full = f"./{path.relative_to(here)}" if here in path.parents else str(path)
-    return source if source == "stdlib" or source in HUB else full
+    return source if source in NAMED_SOURCES else full
 
 def folder_of(source, vocab):
     """data/<name>-v<vocab>: where a source's tokens lie unless --out says otherwise."""
@@ -342,7 +418,7 @@ def folder_of(source, vocab):
 # ---- near copies: held-out documents that are nearly in train --------------------------------------------------------
 
 def _drop_near(folder, eot, counts, names):
-    """Take from val.bin and test.bin each document of which more than NEAR of the n-grams are in train.bin.
+    """Leave out of val.bin.new and test.bin.new each document of which more than NEAR of the n-grams are in train.bin.
 
     counts, {split: documents, tokens}, is set right; names: {split: those of its documents}. Returns what meta.json
     says of it: names and shares of what went, the largest share of what is kept, and that one n-gram in `every` was
@@ -368,11 +444,11 @@ def _drop_near(folder, eot, counts, names):
     return near
 
 def _take_out(path, eot, out):
-    """Take those documents for which `out` is true from a file of tokens; returns how many tokens are left."""
-    with open(path, "r+b") as file:
+    """Write FILE.new without those documents for which `out` is true; returns how many tokens it has."""
+    with open(f"{path}.new", "wb") as file:
         for block, document in _blocks(path, eot):
-            file.write(block[~out[document]])               # in its place: never beyond what has been read
-        return file.truncate() // 2
+            file.write(block[~out[document]])
+        return file.tell() // 2
 
 def _distinct(values):
     """The distinct values, sorted, as np.unique's, which takes 20 times as long for 2^18 of them (NumPy 2.4)."""
@@ -482,7 +558,8 @@ def main():
                          epilog="example: python data.py fineweb --vocab 32000 --min-doc-tokens 4000 --max-tokens 7e8")
     mini, size, add = PRESETS["mini"], {"type": at_least(1), "metavar": "N"}, parser.add_argument
     either = parser.add_mutually_exclusive_group(required=True).add_argument
-    either("source", nargs="?", help=f"stdlib, {', '.join(HUB)}, or a file or folder of {' '.join(READERS)} (.gz, .xz)")
+    either("source", nargs="?",
+           help=f"{', '.join(NAMED_SOURCES)}, or a file or folder of {' '.join(READERS)} (.gz, .xz)")
     either("--show", metavar="DIR", help="print a prepared folder's counts, median document length and a sample")
     either = parser.add_mutually_exclusive_group().add_argument
     either("--vocab", type=whole, metavar="N", default=mini.model.vocab_size,
@@ -490,7 +567,8 @@ def main():
     either("--tokenizer", metavar="FILE", help="use a ready tokenizer, a .tiktoken file")
     add("--min-doc-tokens", **size, default=mini.train.min_doc_tokens, help="drop shorter (default: %(default)s)")
     add("--max-doc-chars", **size, default=MAX_DOC_CHARS, help="cut longer at a line's end (default: %(default)s)")
-    add("--max-tokens", type=at_least(0), metavar="N", default=0, help="stop after so many (default: 0, no end)")
+    add("--max-tokens", "--tokens", type=at_least(0), metavar="N", default=0,
+        help="stop after so many, as 700M (default: 0, no end)")
     add("--out", metavar="DIR", help="the folder to write (default: data/<name>-v<vocab>)")
     add("--overwrite", action="store_true", help="replace the folder if it exists")
     with parser.one_line_errors():

@@ -145,10 +145,11 @@ def check_new(folder, files, overwrite, advice):
         raise InputError(f"{folder} is or holds the folder you are in, so it is not overwritten: leave it first")
 
 @contextlib.contextmanager
-def new_folder(folder, files, overwrite=False, advice="use it", wait=False):
+def new_folder(folder, files, overwrite=False, advice="use it", wait=False, keep=None):
     """A scratch folder, for one process at a time, which becomes `folder` if the block ends well and else is gone.
 
-    The rest is check_new's. What stood there before is put aside, and goes last.
+    The rest is check_new's. What stood there before is put aside, and goes last. keep: the name of a file with which
+    a scratch folder stays, for the next one that asks for it.
     """
     check_new(folder, files, overwrite, advice)
     whole = Path(os.path.realpath(folder))
@@ -161,6 +162,9 @@ def new_folder(folder, files, overwrite=False, advice="use it", wait=False):
         elif (old / files[0]).exists():                             # of the two renames below only one was done
             os.rename(old, whole)
 
+    def kept():
+        return keep is not None and (scratch / keep).exists()
+
     with contextlib.ExitStack() as stack:
         while True:                                                 # until it is not one that another has just renamed
             scratch.mkdir(parents=True, exist_ok=True)
@@ -172,7 +176,7 @@ def new_folder(folder, files, overwrite=False, advice="use it", wait=False):
             check_new(folder, files, overwrite, advice)
             if whole.exists():
                 stack.enter_context(held(whole, name=folder))
-            for path in scratch.iterdir():                          # of a process that was killed
+            for path in scratch.iterdir() if not kept() else ():    # of a process that was killed
                 path.unlink()
             with naming(folder):
                 yield scratch
@@ -185,7 +189,7 @@ def new_folder(folder, files, overwrite=False, advice="use it", wait=False):
             sync(whole.parent)
         finally:
             restore()
-            for path in (scratch, old):
+            for path in (old,) if kept() else (scratch, old):
                 shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):                      # there is something in it
                 for parent in made:

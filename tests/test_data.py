@@ -1,6 +1,8 @@
 """Every kind of source gives the same documents; splits, tokens and batches keep their promises."""
 
+import argparse
 import gzip
+import itertools
 import json
 import lzma
 import os
@@ -10,12 +12,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tiktoken.load
 from conftest import ROOT, command, fallen_to, refused, split_of
 
+import cli
 import data
 from config import InputError
 
@@ -529,3 +533,118 @@ def test_text_is_named_from_here_and_a_folder_that_has_its_whole_path_is_still_i
     monkeypatch.chdir(tmp_path)
     assert data.ensure(str(tmp_path / "mine"), 300) == data.ensure("mine", 300) == path.parent.relative_to(tmp_path)
     assert data.full_name("text") == str(books.resolve())
+
+
+# ---- a corpus of many files, stopped and gone on with ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """The standard library in six parquet files of FineWeb's columns, and a README as a data set's on the hub."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = tmp_path_factory.mktemp("corpus")
+    texts = [text for _, text in itertools.islice(data.documents("stdlib", max_doc_chars=3000), 360)]
+    for i in range(6):
+        some = texts[60 * i : 60 * (i + 1)]
+        columns = {"text": some, "id": [f"<urn:uuid:{i}>"] * 60, "url": ["example.org"] * 60, "token_count": [1] * 60}
+        pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{i:03}_00000.parquet", row_group_size=16)
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n    path: '*.parquet'\n---\n")
+    return folder, texts
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for name, size in {"SAVE_CHARS": 60_000, "ENCODE_CHARS": 20_000, "TOKENIZER_CHARS": 90_000}.items():
+        monkeypatch.setattr(data, name, size)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def stop_at(monkeypatch, batch):
+    """Let the encoding of a batch end the preparation, as a Ctrl-C does."""
+    encode, count = tiktoken.Encoding.encode_ordinary_batch, itertools.count(1)
+
+    def encode_or_stop(self, *arguments, **named):
+        if next(count) == batch:
+            raise KeyboardInterrupt
+        return encode(self, *arguments, **named)
+
+    monkeypatch.setattr(tiktoken.Encoding, "encode_ordinary_batch", encode_or_stop)
+
+
+@pytest.mark.parametrize("batch", [5, 14, 29, 40])
+def test_one_that_was_stopped_goes_on_without_finished_files(corpus, small, tmp_path, monkeypatch, batch):
+    folder, _ = corpus
+    (tmp_path / "text").mkdir()
+    for path in folder.glob("*.parquet"):
+        shutil.copy(path, tmp_path / "text")
+    monkeypatch.chdir(tmp_path)
+    expected = contents(data.prepare("text", "whole", 300, min_doc_tokens=64))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_at(patch, batch)
+        data.prepare("text", "tokens", 300, min_doc_tokens=64)
+    assert not (tmp_path / "tokens").exists()
+    left, read, streamed = tmp_path / ".tokens.partial" / "state.json", [], data._streamed
+    first = json.loads(left.read_text())["at"][0] if left.exists() else 0
+    assert (first > 0) == left.exists() == left.parent.exists() == (batch > 5)
+    monkeypatch.setattr(data, "_streamed", lambda what, **where: read.append(what.name) or streamed(what, **where))
+    assert contents(data.prepare("text", "tokens", 300, min_doc_tokens=64)) == expected
+    assert read == [f"{i:03}_00000.parquet" for i in range(first, 6)]
+
+
+def test_what_another_preparation_left_is_of_no_use(corpus, small, tmp_path, monkeypatch):
+    folder, _ = corpus
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_at(patch, 29)
+        data.prepare(str(folder), tmp_path / "tokens", 300, min_doc_tokens=64)
+    assert (tmp_path / ".tokens.partial" / "state.json").exists()
+    expected = contents(data.prepare(str(folder), tmp_path / "whole", 300, min_doc_tokens=100))
+    assert contents(data.prepare(str(folder), tmp_path / "tokens", 300, min_doc_tokens=100)) == expected
+
+
+def test_a_data_set_of_the_hub_is_read_shard_by_shard(corpus, monkeypatch):
+    folder, texts = corpus
+    monkeypatch.setitem(data.HUB, "fineweb", str(folder))
+    found = list(data.documents("fineweb"))
+    assert [text for _, text in found] == texts
+    named = [found[i][0].removeprefix(f"{folder}/") for i in (0, 59, 60, 359)]
+    assert named == ["0:1", "0:60", "1:1", "5:60"]
+    at = [4, 58]
+    assert list(data.documents("fineweb", at=at)) == found[298:] and at == [6, 0]
+
+
+def test_what_was_seen_is_eight_bytes_each(tmp_path):
+    rng, seen, known = random.Random(0), data._Seen(), set()
+    for _ in range(5):
+        for key in [rng.randrange(2**64) for _ in range(200)] + [0, 2**64 - 1]:
+            assert (key in seen) == (key in known)
+            if key not in seen:
+                seen.fresh[key] = None
+            known.add(key)
+        seen.save(tmp_path / "seen.bin")
+        assert not seen.fresh and seen.old.nbytes == 8 * len(known)
+    assert all(key in seen for key in known) and not any(key - 1 in seen for key in known - {0} if key - 1 not in known)
+    again = data._Seen(np.fromfile(tmp_path / "seen.bin", np.uint64))
+    assert again.old.tolist() == sorted(known)
+
+
+def test_packages_are_the_python_of_the_requirements():
+    names = [name for name, _ in data._files("packages")]
+    pinned = [line.partition("==")[0] for line in (ROOT / "requirements.txt").read_text().splitlines()]
+    assert names == sorted(names, key=Path) and all(name.endswith(".py") for name in names)
+    assert {"torch", "numpy", "tqdm", "tiktoken"} <= set(pinned) & {Path(name).parts[0] for name in names}
+    site, name = Path(np.__file__).parents[1], "numpy/linalg/__init__.py"
+    assert dict(itertools.islice(data.documents("packages"), 3000))[name] == (site / name).read_text()
+
+
+@pytest.mark.parametrize("text, value", [("700M", 7e8), ("10B", 1e10), ("1.5k", 1500), ("0.7B", 7e8), ("6e8", 6e8)])
+def test_tokens_may_be_counted_in_millions(text, value):
+    assert cli.whole(text) == value and isinstance(cli.whole(text), int)
+    for wrong in ("1.5", "M", "", "1.0001k", "1T"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            cli.whole(wrong)

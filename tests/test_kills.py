@@ -119,7 +119,7 @@ def die_at(number):
         write(*arguments, **line)
 
     sys.addaudithook(hook)
-    files.sync = runs.sync = recorded_sync
+    files.sync = runs.sync = data.sync = recorded_sync
     safetensors.numpy.save_file, train.Log.write = recorded_save, recorded_write
 
 
@@ -166,13 +166,16 @@ def contents(folder):
     return found
 
 
-def kill_everywhere(folder, command, what, check, start=None, then="again", unfinished=False, every=1):
+def kill_everywhere(folder, command, what, check, start=None, then="again", unfinished=False, every=1, sizes=()):
     """Kill a command at each `every`-th event, and start it again; returns how many events it has.
 
     what: the folder that it writes. start: a command to be done before. then: what comes after a kill if the folder is
     there, "again" the same command, "resume" it with --resume, or "nothing", for it is whole. unfinished: whether the
-    command goes on with a run from a step in the middle, whose checkpoint's files are yet to be renamed.
+    command goes on with a run from a step in the middle, whose checkpoint's files are yet to be renamed. sizes: other
+    values of data.py's, (name, value) each.
     """
+    for size in sizes:
+        setattr(data, *size)
     check, place = globals()[check], Path(what)
     first, whole = folder / "first", folder / "whole"
     for path in (first, whole):
@@ -339,6 +342,15 @@ def test_data_killed_at_every_event_is_prepared_as_if_it_was_not(books, copies, 
     old = ["data.py", str(books), "--vocab", "260", "--out", "tokens"] if overwrite else None
     command, then = ([*command, "--overwrite"], "again") if overwrite else (command, "nothing")
     assert program("kill_everywhere", tmp_path, command, "tokens", "check_tokens", start=old, then=then) > 20
+
+
+SIZES = (("SAVE_CHARS", 30_000), ("ENCODE_CHARS", 8_000), ("TOKENIZER_CHARS", 40_000))
+
+
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_long_preparation_killed_at_every_event_goes_on_from_its_last_note(copies, tmp_path, every):
+    command = ["data.py", str(copies), "--vocab", "300", "--min-doc-tokens", "256", "--out", "tokens"]
+    assert program("kill_everywhere", tmp_path, command, "tokens", "check_tokens", sizes=SIZES, every=every) > 60
 
 
 @pytest.mark.slow
