@@ -50,7 +50,7 @@ WRONG = [
     ("train.py --log csv,wandb", "--log: 'wandb' is not one of csv, tensorboard"),
     ("train.py --resume", "runs/mini-expe-s0: no such run directory"),
     ("train.py --device gpu", "device must be auto, cpu, cuda, cuda:N or mps, got 'gpu'"),
-    ("train.py --data nowhere/", "nowhere/: no such file or folder; data is stdlib, packages, fineweb, fineweb-edu or a path"),
+    ("train.py --data nowhere/", "nowhere/: no such file or folder; data is stdlib, packages, fineweb, fineweb-edu or"),
     ("train.py --data photo.jpg", "photo.jpg must end in .txt .md .py .rst .jsonl .parquet"),
     ("train.py --data empty.txt", "the training text has only enough pairs for a vocabulary of 257"),
     ("train.py --data short.txt --vocab 257", "short.txt has 1 usable documents, and none fell to val: cut them"
@@ -228,7 +228,7 @@ HELP = {
     "--checkpoint-every --layers --width --heads --norm --mlp --mlp-width --tied --causal --nope-every --window",
     "eval.py": "--lengths --protocol --split --data --json --plot --max-docs --device --scale --rope-scaling --factor "
     "--chunk --sinks --window",
-    "data.py": "--show --vocab --tokenizer --min-doc-tokens --max-doc-chars --max-tokens --tokens --out --overwrite",
+    "data.py": "--show --vocab --tokenizer --min-doc-tokens --max-doc-chars --max-tokens --out --overwrite",
     "lab.formats": "--out --length",
     "generate.py": "--prompt --prompt-file --tokens --temperature --top-k --top-p --seed --stream --sinks --window "
     "--scale --rope-scaling --factor --chunk --device",
