@@ -1,7 +1,8 @@
 """Where the paper, and what is written about its rivals, is wrong: the rule as it stands there, and the right one.
 
 Each test writes the wrong rule anew from its description, shows the value it gives, and then what the project does.
-The sources: the ExPE paper's preprint and its later version; a survey of positional encodings; a tutorial with code.
+The sources: the ExPE paper's preprint and its later version; a survey of positional encodings; a tutorial with code;
+public code of the encodings in zoo/.
 """
 
 import json
@@ -263,6 +264,23 @@ def test_errata_explainer_five_radians_is_less_than_a_revolution():
     in fact: 0.8 of one
     """
     assert 5 / (2 * math.pi) == pytest.approx(0.796, abs=1e-3)  # the explainer: nearly a revolution and a half
+
+
+def test_errata_grapes_gate_is_of_a_product_over_the_root_of_the_width():
+    """source: docstring in GRAPE's code, model-architectures/GRAPE, `QueryGatedAdditiveBias`
+    says: the slope is omega_h softplus(v_h^T q_i)
+    in fact: omega_h softplus(v_h^T q_i / sqrt(D)), as in the paper's equation 4.6 and in the code below the docstring,
+        which scales v_h to the norm 1, too; at D = 64 and v.q = 16 the slope is 2.1 and not 16
+    """
+    softplus = np.logaddexp
+    assert softplus(0, 16) == pytest.approx(16) and softplus(0, 16 / math.sqrt(64)) == pytest.approx(2.127, abs=1e-3)
+    model = tiny("grape", d_model=128)  # two heads of 64
+    encoding, q = model.blocks[0].attn.encoding, torch.zeros(1, 2, T, 64, dtype=torch.float64)
+    encoding.v.data[:], encoding.w.data[:] = 0, math.log(math.e - 1)  # omega: ALiBi's slopes
+    encoding.v.data[:, 0], q[..., 0] = 7.0, 16.0
+    table = model.tables(np.arange(T))[model.config.encoding].pairs
+    slopes = -encoding.score(q, q, None, table)[0, :, -1, -2].detach().numpy()  # of the key one before
+    np.testing.assert_allclose(slopes, alibi_slopes(2) * softplus(0, 2), rtol=1e-9)
 
 
 def test_the_page_of_errata_is_made_of_these_docstrings():

@@ -562,11 +562,11 @@ def test_no_array_grows_with_the_square_of_the_length(pe, variant, monkeypatch):
 def test_a_linear_bias_needs_no_blocks_of_queries(pe, variant):
     model = reading(pe, variant=variant)
     assert model.begins(4096, None) == [0] == reading().begins(4096, None) != reading("t5").begins(4096, None)
-    assert model.at(model.encoding, np.arange(4096), np.arange(4096), False).pairs is None
+    assert model.at(model.blocks[0].attn.encoding, np.arange(4096), np.arange(4096), False).pairs is None
 
 
 @torch.enable_grad()
-@pytest.mark.parametrize("dtype, digits", [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("dtype, digits", [(torch.float64, 1e-9), (torch.float32, 2e-5)])
 @pytest.mark.parametrize("pe, variant", LINEAR, ids=str)
 def test_what_is_read_at_once_has_the_plain_gradients(pe, variant, dtype, digits):
     model = reading(pe, variant=variant).to(dtype)

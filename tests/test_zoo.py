@@ -1,5 +1,6 @@
 """The encodings of zoo/ against their formulas and another library; and one more, put there as a file and no more."""
 
+import math
 import os
 import re
 import shutil
@@ -11,12 +12,34 @@ import pytest
 import torch
 from conftest import ROOT, TINY, refused
 from test_model import T, attend, attention_in_loops, filled, like, some_input, some_tokens, tiny
+from test_numpy import close, has_score, random
 
 import model_numpy
-from config import EncodingConfig, InputError, ModelConfig
+from config import ENCODINGS, EncodingConfig, InputError, ModelConfig
+from expe import alibi_slopes
+
+ODD = np.array([9, 0, 3, 3, 40, 7, 1, 2, 100, 5, 6, 8])  # positions: gaps, a repeat, no order
 
 
-@pytest.mark.parametrize("pe", ["kerple", "partial"])
+def own(model):
+    """The parameters of the first block's encoding, as arrays."""
+    return {name: w.detach().numpy() for name, w in model.blocks[0].attn.encoding.named_parameters()}
+
+
+def follows(model, n, bias):
+    """The first block's attention over some input at positions n is that of bias(head, m, s), pair by pair in loops."""
+    h, w = some_input(), (w.weight.detach().numpy() for w in (model.blocks[0].attn.qkv, model.blocks[0].attn.proj))
+    right = attention_in_loops(h[0].numpy(), *w, model.config.n_heads, bias=bias)
+    np.testing.assert_allclose(attend(model, h, n)[0].detach().numpy(), right, rtol=1e-10, atol=1e-12)
+
+
+def queries_and_keys(model):
+    """Those of the first block for some input, (H, T, D) each: what a score that reads content is worked out from."""
+    w_q, w_k, _ = model.blocks[0].attn.qkv.weight.detach().numpy().reshape(3, model.config.n_heads, -1, 16)
+    return [np.einsum("hdc,tc->htd", w, some_input()[0].numpy()) for w in (w_q, w_k)]
+
+
+@pytest.mark.parametrize("pe", ["kerple", "partial", "grape"])
 def test_distances_are_all_that_counts(pe):
     model, tokens = tiny(pe), some_tokens(1, 8)
     shifted, stretched = (model(tokens, positions=n) for n in (torch.arange(8) + 5, torch.arange(8) * 2))
@@ -24,19 +47,39 @@ def test_distances_are_all_that_counts(pe):
     assert not torch.allclose(stretched, model(tokens))
 
 
+@pytest.mark.parametrize("pe", [pe for pe in ENCODINGS if pe not in ENCODINGS.own and has_score(pe)])
+def test_the_backward_of_a_score_against_central_differences(pe):
+    model, doors = tiny(pe), model_numpy.doors_of(tiny(pe).config.encoding)
+    table = model_numpy.tables(model.config.encoding, np.arange(5), model.config, float).pairs
+    learned = {name: random(*shape, seed=i) for i, (name, shape) in enumerate(doors.shapes(model.config).items())}
+    given = {"q": random(2, 2, 5, 8), "k": random(2, 2, 5, 8, seed=1), "h": random(2, 5, 16, seed=2), **learned}
+
+    def bias():
+        out, cache = doors.score[0](*(given[name] for name in "qkh"), table, {name: given[name] for name in learned})
+        return np.broadcast_to(out, (2, 2, 5, 5)), cache
+
+    dbias = random(2, 2, 5, 5, seed=9)
+    *found, down = doors.score[1](dbias.copy(), bias()[1])
+    assert down.keys() == learned.keys()
+    for name, gradient in (dict(zip("qkh", found, strict=True)) | down).items():
+        slopes = np.zeros_like(given[name])
+        for index in np.ndindex(*slopes.shape):
+            ends = []
+            for change in (1e-5, -2e-5):  # the error is about change^2 = 1e-10
+                given[name][index] += change
+                ends.append((bias()[0] * dbias).sum())
+            given[name][index] += 1e-5
+            slopes[index] = (ends[0] - ends[1]) / 2e-5
+        close(f"{pe}: gradient of {name}", np.broadcast_to(gradient, slopes.shape), slopes, 1e-6)
+
+
 # ---- KERPLE ----------------------------------------------------------------------------------------------------------
 
 
 def test_kerple_is_its_formula():
-    model, n, h = tiny("kerple"), np.array([9, 0, 3, 3, 40, 7, 1, 2, 100, 5, 6, 8]), some_input()
+    model = tiny("kerple")
     P, A = (getattr(model.encoding, name).tolist() for name in "pa")  # of each head
-    w = (w.weight.detach().numpy() for w in (model.blocks[0].attn.qkv, model.blocks[0].attn.proj))
-
-    def bias(head, m, s):
-        return -np.exp(P[head]) * np.log(1 + np.exp(A[head]) * abs(int(n[m]) - int(n[s])))
-
-    right = attention_in_loops(h[0].numpy(), *w, 2, bias=bias)
-    np.testing.assert_allclose(attend(model, h, n)[0].detach().numpy(), right, rtol=1e-10, atol=1e-12)
+    follows(model, ODD, lambda head, m, s: -np.exp(P[head]) * np.log(1 + np.exp(A[head]) * abs(int(ODD[m] - ODD[s]))))
 
 
 def kerple_bias(params, config):
@@ -58,6 +101,37 @@ def test_kerple_falls_with_the_distance_after_any_step_of_the_optimizer(step):
     model_numpy.adamw_step(params, grads, model_numpy.adamw_state(params), abs(step))
     bias = kerple_bias(params, config)
     assert np.isfinite(bias).all() and (np.diff(bias, axis=-1) > 0).all() and (bias[:, -1] == 0).all()
+
+
+# ---- GRAPE -----------------------------------------------------------------------------------------------------------
+
+
+def test_grape_is_its_formula():
+    model = tiny("grape")
+    p, (q, _) = own(model), queries_and_keys(model)
+
+    def bias(head, m, s):
+        v, slope = p["v"][head], 2.0 ** (-4 * (head + 1))
+        gate = math.log(1 + math.exp(v @ q[head, m] / math.sqrt(v @ v) / math.sqrt(8)))
+        return -int(ODD[m] - ODD[s]) * slope * math.log(1 + math.exp(p["w"][head])) * gate
+
+    follows(model, ODD, bias)
+
+
+@pytest.mark.parametrize("step", [0, 3.0, -3.0])
+def test_grape_falls_with_the_distance_whatever_the_query_after_any_step_of_the_optimizer(step):
+    config, q = tiny("grape", n_heads=8).config, 9 * random(1, 8, 51, 2)
+    params = model_numpy.init_params(config, 1)
+    grads = {name: np.full_like(w, np.sign(step)) for name, w in params.items()}
+    model_numpy.adamw_step(params, grads, model_numpy.adamw_state(params), abs(step))
+    table = model_numpy.tables(config.encoding, np.arange(51), config, float).pairs
+    score_forward, _ = model_numpy.doors_of(config.encoding).score
+    learned = model_numpy.under("blocks.0.attn.encoding.", params)
+    bias = score_forward(q, None, None, table, learned)[0][0, :, -1]  # of the last query, (H, 51)
+    assert np.isfinite(bias).all() and (np.diff(bias, axis=-1) > 0).all() and (bias[:, -1] == 0).all()
+    if not step:  # a query that v does not see has ALiBi's slope times ln 2
+        still = score_forward(0 * q, None, None, table, learned)[0][0, :, -1, 0]
+        np.testing.assert_allclose(still, -50 * alibi_slopes(8) * math.log(2), rtol=1e-6)
 
 
 # ---- RoPE on a part of each head -------------------------------------------------------------------------------------

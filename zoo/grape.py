@@ -1,0 +1,80 @@
+"""GRAPE, additive and query-gated (Zhang et al., ICLR 2026, section 4.1): ALiBi by a slope that each query chooses.
+
+    bias_mn = -(m - n) omega_h softplus(v_h . q_m / sqrt(D)),  omega_h = softplus(w_h) times ALiBi's slope of the head
+
+Equation 4.6 without its part of the keys. The slopes of ALiBi, and v_h scaled to the norm 1, are the authors' code's,
+as is the start: softplus(w) = 1 and v from N(0, 1/D), in every block anew. (It normalises q and k by RMSNorm, too.)
+The score is a number of the query's times the key's position, up to what the softmax drops: ExPE on keys alone is the
+same but linear in q, so that its slopes may have either sign. So no (H, T, S) bias is needed: see `linear`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+import expe
+import model_numpy
+from config import EncodingConfig
+
+
+@dataclass(frozen=True)
+class Settings(EncodingConfig):
+    each_block: ClassVar[bool] = True
+
+    def pairs(self, queries, keys, model):
+        return expe.distances(queries, keys).astype(float)[..., None, :, :]                    # (..., 1, T, S)
+
+def sigmoid(x):
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+def score_forward(q, k, h, table, learned):
+    """bias = -omega gate d: gate = softplus(z), z = u . q / sqrt(D), u = v/|v|. d (..., 1, T, S); v (H, D), w (H,)."""
+    v, w, slopes = learned["v"], learned["w"], expe.alibi_slopes(len(learned["w"])).astype(q.dtype)
+    size = np.sqrt(np.vecdot(v, v))[:, None]                                                   # (H, 1)
+    u, omega = v / size, slopes * np.logaddexp(0, w)                                           # (H, D), (H,)
+    z = np.vecdot(q, u[:, None]) * (1 / math.sqrt(q.shape[-1]))                                # (B, H, T)
+    gate = np.logaddexp(0, z)
+    return -(omega[:, None] * gate)[..., None] * table, (q, table, w, slopes, size, u, omega, z, gate)
+
+def score_backward(dbias, cache):
+    """bias = -omega gate d, and softplus' = sigmoid; u = v/|v| cannot grow: dv = (du - u (u . du)) / |v|."""
+    q, table, w, slopes, size, u, omega, z, gate = cache
+    dslope = -(dbias * table).sum(-1)                                                          # (B, H, T)
+    dw = (dslope * gate).sum((0, 2)) * slopes * sigmoid(w)
+    dz = dslope * omega[:, None] * sigmoid(z) * (1 / math.sqrt(q.shape[-1]))
+    du = (dz[..., None] * q).sum((0, 2))                                                       # (H, D)
+    dv = (du - u * np.vecdot(u, du)[:, None]) / size
+    return dz[..., None] * u[:, None], 0, 0, {"v": dv, "w": dw}
+
+def start(rng, name, shape):
+    if name == "w":
+        return np.full(shape, math.log(math.e - 1), np.float32)                                # softplus of it is 1
+    return rng.standard_normal(shape, dtype=np.float32) / np.float32(math.sqrt(shape[-1]))
+
+def doors(settings):
+    return model_numpy.Encoding(
+        score=(score_forward, score_backward),
+        shapes=lambda model: {"v": (model.n_heads, model.d_head), "w": (model.n_heads,)},
+        start=start,
+    )
+
+def torch_class():
+    import torch.nn.functional as F
+
+    from model_torch import ALiBi
+
+    class Grape(ALiBi):
+        def slope(self, q, like):
+            u, w = F.normalize(self.v.type_as(like), dim=-1), self.w.type_as(like)             # (H, D), (H,)
+            gate = F.softplus((q * u[:, None]).sum(-1) / math.sqrt(q.shape[-1]))               # (B, H, T)
+            return self.of_each_head(q, like)[..., 0] * F.softplus(w)[:, None] * gate
+
+        def score(self, q, k, h, table):
+            return -self.slope(q, table)[..., None] * table                                    # (B, H, T, S)
+
+        def linear(self, q, h, w, n):
+            return self.slope(q, n), n                                                         # (B, H, T), (..., 1, S)
+
+    return Grape
