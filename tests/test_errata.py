@@ -14,6 +14,7 @@ import torch
 from conftest import command
 from test_model import T, attend, some_input, tiny
 
+import model_numpy
 from config import PRESETS, EncodingConfig, ModelConfig
 from expe import alibi_slopes, distances, expe_table, rope_inv_freq, t5_bucket
 from lab.formats import count_floats
@@ -264,6 +265,41 @@ def test_errata_explainer_five_radians_is_less_than_a_revolution():
     in fact: 0.8 of one
     """
     assert 5 / (2 * math.pi) == pytest.approx(0.796, abs=1e-3)  # the explainer: nearly a revolution and a half
+
+
+def fire_shares(positions, L):
+    """What FIRE's function is given at c = 0.1, (T, S), by a function that is the identity."""
+    config = ModelConfig(1, 16, 1, 512, 40, encoding=EncodingConfig("fire", threshold=L))
+    table = model_numpy.tables(config.encoding, positions, config, float).pairs
+    learned = {"c": np.log([0.1]), "L": np.log([L]), "w1": np.ones(1), "b1": np.zeros(1), "w2": np.ones((1, 1))}
+    return model_numpy.doors_of(config.encoding).score[0](None, None, None, table, learned)[0][0]
+
+
+def test_errata_fires_logarithm_is_of_one_more():
+    """source: a public port of FIRE, with `safe_log`
+    says: psi(x) = ln(c x + 1e-6)
+    in fact: psi(x) = ln(c x + 1), which is 0 at 0. By the port a token's share of its own way back is -3.5 at 512
+        tokens, and the nearest nine keys are below 0, where shares are to run from 0 to 1
+    """
+    d, L = np.arange(512), 512.0
+    wrong = np.log(0.1 * d + 1e-6) / math.log(0.1 * L + 1e-6)
+    assert wrong[0] == pytest.approx(-3.51, abs=0.01) and (wrong[:10] < 0).all() and wrong[11] > 0
+    right = fire_shares(d, L)[-1, ::-1]  # by distance
+    assert right[0] == 0 and (np.diff(right) > 0).all() and right[-1] < 1
+    assert right[10] == pytest.approx(math.log(2) / math.log(52.2))
+
+
+def test_errata_fires_threshold_starts_at_the_trained_length():
+    """source: code of FIRE, chuanyang-Zheng/DAPE, `FIRE`
+    says: the threshold starts at half of the trained length, 512 // 2
+    in fact: at 512, as in the paper's listing, where the trained length's queries all share one scale
+
+    So the first key of query 300 is all the way back by the one, and 0.87 of it by the other.
+    """
+    wrong, right = (fire_shares(np.arange(301), L)[300, 0] for L in (512.0 // 2, 512.0))
+    assert wrong == pytest.approx(1) and right == pytest.approx(math.log(31) / math.log(52.2))
+    assert right == pytest.approx(0.868, abs=1e-3)
+    assert ModelConfig(1, 16, 1, 512, 40, encoding=EncodingConfig("fire")).encoding.threshold == 512
 
 
 def test_errata_grapes_gate_is_of_a_product_over_the_root_of_the_width():

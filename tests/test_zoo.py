@@ -103,6 +103,54 @@ def test_kerple_falls_with_the_distance_after_any_step_of_the_optimizer(step):
     assert np.isfinite(bias).all() and (np.diff(bias, axis=-1) > 0).all() and (bias[:, -1] == 0).all()
 
 
+# ---- FIRE ------------------------------------------------------------------------------------------------------------
+
+
+def fire_share(m, d, c=0.1, L=5.5):
+    return math.log(1 + c * d) / math.log(1 + c * max(m, L))
+
+
+def test_fire_is_its_formula():
+    model = tiny("fire")
+    p = own(model)
+    c, L = np.exp(p["c"][0]), np.exp(p["L"][0])
+    assert c != 0.1 and 1 < L < 40  # changed from the start; some queries lie before L, some after
+
+    def f(x, head):
+        return sum(p["w2"][head, i] * max(0, p["w1"][i] * x + p["b1"][i]) for i in range(32))
+
+    follows(model, ODD, lambda head, m, s: f(fire_share(int(ODD[m]), abs(int(ODD[m] - ODD[s])), c, L), head))
+
+
+def test_fire_divides_by_the_query_beyond_its_threshold_and_by_the_threshold_before():
+    """The share of the way back: psi(d)/psi(max(m, L)) is 1 at the first token for m >= L; before, distances count."""
+    config = tiny("fire").config
+    table = model_numpy.tables(config.encoding, np.arange(12), config, float).pairs
+    learned = {"c": np.log([0.1]), "L": np.log([5.5]), "w1": np.ones(1), "b1": np.zeros(1), "w2": np.ones((1, 1))}
+    share = model_numpy.doors_of(config.encoding).score[0](None, None, None, table, learned)[0][0]  # (T, S): x itself
+    np.testing.assert_allclose(share[6:, 0], 1, rtol=1e-12)
+    np.testing.assert_allclose((share[5, 0], share[8, 3]), (math.log(1.5) / math.log(1.55), fire_share(8, 5)))
+    assert share[4, 2] == share[3, 1] == pytest.approx(fire_share(0, 2)) and share[9, 7] < share[8, 6] < share[4, 2]
+
+
+def test_fire_is_relative_up_to_its_threshold():
+    model, tokens = tiny("fire", variant={"threshold": 1000.0}), some_tokens(1, 8)
+    near, far = (model(tokens, positions=torch.arange(8) + shift) for shift in (5, 10_000))
+    torch.testing.assert_close(near, model(tokens), rtol=1e-9, atol=1e-11)
+    assert not torch.allclose(far, model(tokens))
+
+
+def test_fire_starts_as_its_listing_does():
+    config = ModelConfig(2, 64, 8, 512, 40, encoding=EncodingConfig("fire"))
+    p = model_numpy.under("blocks.1.attn.encoding.", model_numpy.init_params(config, 0))
+    assert np.exp(p["c"]) == pytest.approx(0.1) and np.exp(p["L"]) == pytest.approx(512)
+    assert p["w2"].shape == (8, 32) and 0.9 / 32**0.5 < np.abs(p["w2"]).max() <= 1 / 32**0.5
+    assert all(p[name].shape == (32,) and 0.8 < np.abs(p[name]).max() <= 1 for name in ("w1", "b1"))
+    for wrong in (0.0, -3.0):
+        with pytest.raises(InputError, match=f"threshold must be a finite number above 0, got {wrong}"):
+            EncodingConfig("fire", threshold=wrong)
+
+
 # ---- GRAPE -----------------------------------------------------------------------------------------------------------
 
 

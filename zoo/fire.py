@@ -1,0 +1,102 @@
+"""FIRE (Li et al. 2024, section 3): a trained function of the distance, as a share of how far a query could look back.
+
+    bias_mn = f_h(psi(m - n) / psi(max(m, L))),  psi(x) = ln(1 + c x),  f an MLP with ReLU, 1 -> 32 -> H
+
+c starts at 0.1 and L at the trained length, 512 there. Both are powers of e here and so stay positive: nothing is
+divided by 0, and no epsilon is needed. m counts from 0, as in the paper's listing. Every block has a function of its
+own (FIRE-S shares one). What f gives to all keys alike the softmax drops: here f has no last bias, and f(0) = 0, by
+
+    f(x) = W_2 (relu(w_1 x + b_1) - relu(b_1)) = W_2 max(w_1 x + min(b_1, 0), min(-b_1, 0))
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+import expe
+import model_numpy
+from config import POSITIVE, SIZE, EncodingConfig, knob
+
+PAIRS = 2**12                            # of query and key, whose hidden numbers are in memory at a time, and in cache
+
+
+@dataclass(frozen=True)
+class Settings(EncodingConfig):
+    threshold: float | None = knob(None, POSITIVE, "FIRE's first L: queries before it share one scale of distances "
+                                   "(default: the trained length)")
+    fire_width: int = knob(32, SIZE, "hidden width of FIRE's function (default: 32)")
+    each_block: ClassVar[bool] = True
+
+    def fit(self, model):
+        return replace(self, threshold=self.threshold or float(model.context))
+
+    def pairs(self, queries, keys, model):
+        """The distance of each query to position 0, then to each key: (..., T, 1 + S)."""
+        keys = np.insert(keys, 0, 0, axis=-1)
+        return np.abs(expe.distances(queries, keys)).astype(float)
+
+def score_forward(q, k, h, table, learned):
+    """bias = W_2 hidden, hidden = max(w_1 x + min(b_1, 0), min(-b_1, 0)), x = ln(1 + c d) / ln(1 + c r), r = max(m, L).
+
+    table (..., T, 1 + S): m, then d.
+    """
+    w1, b1, w2 = (learned[name] for name in ("w1", "b1", "w2"))
+    m, d, c, L = table[..., :1], table[..., 1:], np.exp(learned["c"]), np.exp(learned["L"])
+    r = np.maximum(m, L)                                                                       # (..., T, 1)
+    x = np.log1p(c * d) / np.log1p(c * r)                                                      # (..., T, S)
+    line, floor = x[..., None] * w1 + np.minimum(b1, 0), np.minimum(-b1, 0)                    # (..., T, S, 32), (32,)
+    hidden = np.maximum(line, floor)
+    bias = np.moveaxis(hidden @ w2.T, -1, -3)                                                  # (..., H, T, S)
+    return bias, (d, c, L, r, r > m, x, line > floor, hidden, w1, b1, w2)
+
+def score_backward(dbias, cache):
+    """x = a/b with a = ln(1 + c d), b = ln(1 + c r): da = dx/b, db = -dx x/b; d ln(1 + c y) = (c dy + y dc)/(1 + c y).
+
+    r = L where L > m, and is fixed elsewhere; c = e^C, L = e^Lambda, so dC = c dc, dLambda = L dL. A b_1 below 0 is in
+    the line, one above 0 is in the floor.
+    """
+    d, c, L, r, early, x, on, hidden, w1, b1, w2 = cache
+    dbias = dbias.sum(0) if d.ndim == 2 else dbias                                             # (..., H, T, S)
+    dout = np.moveaxis(dbias, -3, -1)                                                          # (..., T, S, H)
+    dhidden = dout @ w2                                                                        # (..., T, S, 32)
+    dline, dfloor = ((dhidden * part).reshape(-1, len(w1)) for part in (on, ~on))              # (pairs, 32) each
+    dx = (dline @ w1).reshape(x.shape)                                                         # (..., T, S)
+    da = dx / np.log1p(c * r)
+    db = -(da * x).sum(-1, keepdims=True)                                                      # (..., T, 1)
+    dc = (da * d / (1 + c * d)).sum() + (db * r / (1 + c * r)).sum()
+    dL = (db * c / (1 + c * r) * early).sum()
+    return 0, 0, 0, {"c": c * dc, "L": L * dL, "w1": x.ravel() @ dline,
+                     "b1": np.where(b1 < 0, dline.sum(0), -dfloor.sum(0)),
+                     "w2": dout.reshape(-1, len(w2)).T @ hidden.reshape(-1, len(w1))}
+
+def doors(settings):
+    def start(rng, name, shape):
+        if name in ("c", "L"):
+            return np.full(shape, math.log({"c": 0.1, "L": settings.threshold}[name]), np.float32)
+        reach = {"w1": 1, "b1": 1, "w2": settings.fire_width**-0.5}[name]                      # torch's own, of a layer
+        return rng.uniform(-reach, reach, shape).astype(np.float32)
+
+    return model_numpy.Encoding(
+        score=(score_forward, score_backward),
+        shapes=lambda model: {"c": (1,), "L": (1,), "w1": (settings.fire_width,), "b1": (settings.fire_width,),
+                              "w2": (model.n_heads, settings.fire_width)},
+        start=start,
+    )
+
+def torch_class():
+    import torch
+
+    from model_torch import Encoding
+
+    class Fire(Encoding):
+        def score(self, q, k, h, table):
+            m, d, c, L = table[..., :1], table[..., 1:], self.c.exp(), self.L.exp()
+            x = (c * d).log1p() / (c * torch.maximum(m, L)).log1p()                            # (..., T, S)
+            below, floor = self.b1.clamp(max=0), (-self.b1).clamp(max=0)                       # (32,) each
+            rows = x[..., None].split(max(1, PAIRS // x.shape[-1]), dim=-3)                    # (..., some of T, S, 1)
+            hidden = (torch.maximum(torch.addcmul(below, y, self.w1), floor) for y in rows)    # (..., S, 32)
+            return torch.cat([y @ self.w2.T for y in hidden], dim=-3).movedim(-1, -3)          # (..., H, T, S)
+
+    return Fire
