@@ -21,7 +21,7 @@ import fast
 from config import InputError
 from expe import distances
 from model_numpy import check_positions
-from model_torch import GPT, as_tensor, from_the_last, project
+from model_torch import GPT, Encoding, as_tensor, from_the_last, project
 from past.cache import Cache
 from past.scaling import HOLD, dual_chunk_positions, scaled
 from runs import load_model
@@ -180,11 +180,10 @@ class Reader(GPT):
 
     def masked(self):
         """Whether any block needs a bias or a mask besides the causal one."""
-        one = np.arange(1)
         return bool(self.chunk) or any(
-            block.attn.window or block.attn.encoding.value
-            or (block.attn.encoding.settings.pairs(one, one, self.config) is not None
-                and block.attn.encoding.linear is None) for block in self.blocks)
+            attn.window or attn.encoding.value
+            or (type(attn.encoding).score is not Encoding.score and attn.encoding.linear is None)
+            for attn in (block.attn for block in self.blocks))
 
     def tables(self, n, cache=None):
         """{settings: At} of new tokens at positions n, which the cache is told of; the last result is kept."""

@@ -267,6 +267,42 @@ def test_errata_explainer_five_radians_is_less_than_a_revolution():
     assert 5 / (2 * math.pi) == pytest.approx(0.796, abs=1e-3)  # the explainer: nearly a revolution and a half
 
 
+def test_errata_cope_counts_by_gates_of_the_product_as_it_is():
+    """source: CoPE's own listing, and its code, facebookresearch/RAM, `ContextPosSelfAttn`
+    says: gates are sigmoid(q.k/sqrt(D))
+    in fact: its equation has sigmoid(q.k), as here; at D = 64 and q.k = -8 a key counts 0.27 by the one, 0.0003 by the
+        other, so that over 1,000 such keys they are 269 positions apart
+    """
+    def counted(x):
+        return 1 / (1 + math.exp(-x))
+
+    assert counted(-8 / math.sqrt(64)) == pytest.approx(0.27, abs=2e-3) and counted(-8) == pytest.approx(3e-4, rel=0.2)
+    assert 1000 * (counted(-1) - counted(-8)) == pytest.approx(268.6, abs=0.1)
+    model = tiny("cope", variant={"count_to": 64})
+    encoding, q = model.blocks[0].attn.encoding, torch.zeros(1, 2, T, 8, dtype=torch.float64)
+    encoding.e.data[:] = torch.arange(64.0, dtype=torch.float64)[:, None]  # e[p] = (p, ..., p): a bias shows its p
+    q[..., 0] = 1.0
+    p = encoding.score(q, -8 * q, None, None)[0, 0, -1]
+    np.testing.assert_allclose(p.detach().numpy(), counted(-8) * np.arange(T, 0, -1), rtol=1e-9)
+
+
+def test_errata_cope_between_two_whole_positions():
+    """source: explainer of CoPE
+    says: between whole numbers e[p] is (p - floor p) e[ceil p] + (1 - p - floor p) e[floor p]
+    in fact: the second weight is 1 - p + floor p; the two are to sum to 1, and at p = 2.25 the explainer's give -3
+    """
+    p = 2.25
+    wrong, right = ((p - 2, 1 - p - 2), (p - 2, 1 - p + 2))
+    assert sum(wrong) == -3 and sum(right) == 1
+    model = tiny("cope", variant={"count_to": 64})
+    encoding, q = model.blocks[0].attn.encoding, torch.zeros(1, 2, 3, 8, dtype=torch.float64)
+    q[..., 0], k = 1.0, torch.zeros(1, 2, 3, 8, dtype=torch.float64)
+    k[..., 0] = math.log(3)  # gates of 3/4: three of them make 2.25
+    found = encoding.score(q, k, None, None)[0, 0, 2, 0].item()
+    low, high = encoding.e[2:4, 0].tolist()
+    assert found == pytest.approx(right[0] * high + right[1] * low) != pytest.approx(wrong[0] * high + wrong[1] * low)
+
+
 def fire_shares(positions, L):
     """What FIRE's function is given at c = 0.1, (T, S), by a function that is the identity."""
     config = ModelConfig(1, 16, 1, 512, 40, encoding=EncodingConfig("fire", threshold=L))

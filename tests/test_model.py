@@ -21,7 +21,7 @@ V, T = 40, 12
 STYLES = {"gpt": dict(norm="layernorm", mlp="gelu", tied=False), "llama": dict(norm="rmsnorm", mlp="swiglu", tied=True)}
 BLOCKS = {"every": dict(n_layers=4, nope_every=2), "window": dict(window=4),
           "both": dict(n_layers=4, nope_every=2, window=4)}
-SMALL = {"l": 5, "buckets": 6, "max_distance": 5, "threshold": 5.5}
+SMALL = {"l": 5, "buckets": 6, "max_distance": 5, "threshold": 5.5, "count_to": 5}
 
 
 def settings(pe, **changes):
@@ -508,7 +508,7 @@ def error_by_quarter(model, pe, variant=()):
 
 
 SCORED = [*LINEAR[:2], ("t5", {}), ("shaw", {}), ("kerple", {}), ("expe", {"on": "k", "theta": 1 / 8}),
-          ("fire", {}), ("grape", {})]
+          ("fire", {}), ("cope", {}), ("grape", {})]
 
 
 @pytest.mark.parametrize("pe, variant", SCORED, ids=str)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT, TINY, refused
 from test_model import T, attend, attention_in_loops, filled, like, some_input, some_tokens, tiny
-from test_numpy import close, has_score, random
+from test_numpy import climb, close, has_score, random
 
 import model_numpy
 from config import ENCODINGS, EncodingConfig, InputError, ModelConfig
@@ -149,6 +149,45 @@ def test_fire_starts_as_its_listing_does():
     for wrong in (0.0, -3.0):
         with pytest.raises(InputError, match=f"threshold must be a finite number above 0, got {wrong}"):
             EncodingConfig("fire", threshold=wrong)
+
+
+# ---- CoPE ------------------------------------------------------------------------------------------------------------
+
+
+def cope_bias(q, k, e, count_to):
+    """bias(head, m, s) of queries and keys (H, T, D): gates summed one by one, e by np.interp, which holds its ends."""
+
+    def bias(head, m, s):
+        p = sum(1 / (1 + math.exp(-q[head, m] @ k[head, j])) for j in range(s, m + 1))
+        return sum(x * np.interp(p, np.arange(count_to), column) for x, column in zip(q[head, m], e.T, strict=True))
+
+    return bias
+
+
+@pytest.mark.parametrize("count_to", [2, 5, 64])
+def test_cope_is_its_formula(count_to):
+    model = tiny("cope", variant={"count_to": count_to})
+    bias = cope_bias(*queries_and_keys(model), own(model)["e"], count_to)
+    follows(model, np.arange(T), bias)
+    follows(model, ODD, bias)  # the keys' order is all it knows
+
+
+def test_cope_with_all_gates_open_counts_tokens_and_starts_as_no_encoding():
+    model, nope, q = tiny("cope"), tiny("nope"), torch.full((1, 2, T, 8), 5.0, dtype=torch.float64)
+    found = model.blocks[0].attn.encoding.score(q, q, None, None)[0, 0].detach().numpy()
+    e = q[0, 0, 0].numpy() @ own(model)["e"].T  # by position
+    np.testing.assert_allclose(np.diag(found), e[1], rtol=1e-9)  # a token counts itself
+    np.testing.assert_allclose(found[5, :6], e[[4, 4, 4, 3, 2, 1]], rtol=1e-9)
+    for block in model.blocks:
+        block.attn.encoding.e.data[:] = 0
+    nope.load_state_dict({name: w for name, w in model.state_dict().items() if "encoding" not in name})
+    torch.testing.assert_close(model(some_tokens(2, T)), nope(some_tokens(2, T)), rtol=1e-12, atol=1e-12)
+    assert not any(w.any() for name, w in model_numpy.init_params(model.config, 0).items() if "encoding" in name)
+
+
+@pytest.mark.parametrize("variant", [{"count_to": 2}, {"count_to": 9}], ids=str)
+def test_ladder_of_copes_clamp(variant):
+    climb(tiny("cope", variant=variant), 1e-9)
 
 
 # ---- GRAPE -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,66 @@
+"""CoPE (Golovneva et al. 2024, section 4): a key's position is the number of keys that its query counts up to itself.
+
+    gate g_mj = sigmoid(q_m . k_j),  p_mn = min(g_mn + g_m(n+1) + .. + g_mm, P - 1),  bias_mn = q_m . e[p_mn]
+
+e (P, D) is trained, and linear between whole numbers; it starts at 0, and all heads of a block share it. The gates are
+of q.k as it is (the paper's equation 3); the listing in its appendix, and the authors' code, divide by sqrt(D) first.
+The bias is added to q.k/sqrt(D) undivided, as in that listing. Keys are counted in the order in which they stand, up to
+the query's own: other positions than these do not exist here.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+import model_numpy
+from config import EncodingConfig, knob, whole
+
+
+@dataclass(frozen=True)
+class Settings(EncodingConfig):
+    count_to: int = knob(64, whole(2, 2**16), "positions that CoPE tells apart, 0 .. N-1 (default: 64)")
+    each_block: ClassVar[bool] = True
+
+def score_forward(q, k, h, table, learned):
+    """bias = (1 - w) z[floor p] + w z[ceil p], z = q e^T, w = p - floor p, p = min(sum of g from n on, P - 1)."""
+    e = learned["e"]
+    gates = np.tril(0.5 * (1 + np.tanh(0.5 * (q @ k.swapaxes(-1, -2)))))                       # (B, H, T, S)
+    p = np.minimum(gates[..., ::-1].cumsum(-1)[..., ::-1], len(e) - 1)
+    ends = np.floor(p).astype(int), np.ceil(p).astype(int)
+    low, high = (np.take_along_axis(q @ e.T, end, -1) for end in ends)                         # (B, H, T, S) each
+    w = p - ends[0]
+    return low + w * (high - low), (q, k, e, gates, ends, w, high - low)
+
+def score_backward(dbias, cache):
+    """bias = low + w (high - low): dp = dbias (high - low), 0 at P - 1, where both are one. A gate is in all p_mn from
+    its key back, so dg_mj = dp_m0 + .. + dp_mj, and g' = g (1 - g); z[floor p] gets (1 - w) dbias, z[ceil p] w dbias.
+    """
+    q, k, e, gates, ends, w, rise = cache
+    dscore = (dbias * rise).cumsum(-1) * gates * (1 - gates)                                   # (B, H, T, S)
+    row = np.arange(q[..., 0].size).reshape(*q.shape[:3], 1) * len(e)
+    dz = sum(np.bincount((row + end).ravel(), (dbias * part).ravel(), q[..., 0].size * len(e))
+             for end, part in zip(ends, (1 - w, w), strict=True)).astype(q.dtype)
+    de = dz.reshape(-1, len(e)).T @ q.reshape(-1, q.shape[-1])                                 # (P, D)
+    dq = dscore @ k + dz.reshape(*q.shape[:3], -1) @ e
+    return dq, dscore.swapaxes(-1, -2) @ q, 0, {"e": de}
+
+def doors(settings):
+    return model_numpy.Encoding(
+        score=(score_forward, score_backward),
+        shapes=lambda model: {"e": (settings.count_to, model.d_head)},
+        start=lambda rng, name, shape: np.zeros(shape, np.float32),
+    )
+
+def torch_class():
+    from model_torch import Encoding
+
+    class Cope(Encoding):
+        def score(self, q, k, h, table):
+            T, S, last = q.shape[2], k.shape[2], len(self.e) - 1
+            gates = (q @ k.mT).sigmoid().tril(S - T)                                           # (B, H, T, S)
+            p = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)
+            low, high = ((q @ self.e.T).gather(-1, end.long()) for end in (p.floor(), p.ceil()))
+            return low + (p - p.floor()) * (high - low)                                        # (B, H, T, S)
+
+    return Cope
