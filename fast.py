@@ -125,7 +125,7 @@ class Attention(model_torch.Attention):
     The two enter as further dimensions of q and k, so that the plain causal kernel does it all: there is no bias of
     (H, T, S) numbers, and no key holds a position, of which half precision rounds the digits. The encoding's door is
 
-        linear(q, h, w, n) -> a, b      q (B, H, T, D), the block's input h (B, T, C) and w = W_k (H, D, C), free of
+        linear(q, h, w, n) -> a, b      q (B, H, T, D), the block's input h (B, S, C) and w = W_k (H, D, C), free of
                                         position; n (..., 1, S), the keys' positions counted from the last; all in fp32
                                         at least; a and b as `further` takes them
 

@@ -32,6 +32,7 @@ class Encoding(nn.Module):
 
     value = None                         # value(weights, table): added to the attention's output, (B, H, T, D)
     linear = None                        # linear(q, h, w, n): a score that is a product of two numbers, for fast.py
+    keeps_input = False                  # whether the score reads the block's input h of all keys: caches keep it then
 
     def __init__(self, settings, config):
         super().__init__()

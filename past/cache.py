@@ -20,13 +20,13 @@ class Cache:
             raise InputError(f"a stream needs sinks of at least 0 and a window of at least 1, got {sinks} and {window}")
         self.sinks, self.window = sinks, window
         self.positions = np.zeros(0, np.uint8)   # of keys, (S,) or (B, S); any type fits
-        self.blocks = {}                 # by attention: (room (2, B, H, ..., D), begin, end), begin:end being k and v
+        self.blocks = {}                 # by attention: (room (2 or more, B, H, ..., D), begin, end), k and v and more
 
     def __len__(self):
         return self.positions.shape[-1]
 
     def __getitem__(self, attention):
-        """The keys and values of a block's attention, (2, B, H, S, D)."""
+        """The keys and values of a block's attention, and what else it keeps: (2 or 3, B, H, S, D)."""
         room, begin, end = self.blocks[attention]
         return room[..., begin:end, :]
 
@@ -41,18 +41,19 @@ class Cache:
         shape = np.broadcast_shapes(self.positions.shape[:-1], n.shape[:-1])
         return np.concatenate([np.broadcast_to(x, (*shape, x.shape[-1])) for x in (self.positions, n)], axis=-1)
 
-    def extend(self, attention, k, v):
-        """Keep the keys and values (B, H, T, D) of a block's new tokens; returns all S that they see."""
-        n = k.shape[2]
-        room, begin, end = self.blocks.get(attention, (k.new_empty(2, *k.shape[:2], 0, k.shape[3]), 0, 0))
+    def extend(self, attention, k, *others):
+        """Keep keys, values and what else there is of a block's new tokens, (B, H, T, D) each; returns all S seen."""
+        n, parts = k.shape[2], (k, *others)
+        room, begin, end = self.blocks.get(attention, (k.new_empty(len(parts), *k.shape[:2], 0, k.shape[3]), 0, 0))
         if self.window is not None and (lost := end - begin - self.sinks - self.window) > 0:
             room[..., begin + lost : begin + lost + self.sinks, :] = room[..., begin : begin + self.sinks, :].clone()
             begin += lost                               # the sinks follow the window
         if end + n > room.shape[3]:                                                    # now and then, leaving some free
             old, size = room[..., begin:end, :], end - begin + n
-            room = k.new_empty(2, *k.shape[:2], size + max(64, size // 4), k.shape[3])
+            room = k.new_empty(len(parts), *k.shape[:2], size + max(64, size // 4), k.shape[3])
             begin, end = 0, end - begin
             room[..., :end, :] = old
-        room[0, :, :, end : end + n], room[1, :, :, end : end + n] = k.detach(), v.detach()
+        for kept, part in zip(room, parts, strict=True):
+            kept[:, :, end : end + n] = part.detach()
         self.blocks[attention] = room, begin, end + n
         return self[attention]

@@ -57,7 +57,9 @@ class ReadingAttention(fast.Attention):
             q = self.positioned(0, content, at.rows, at)
             k = self.positioned(1, k, at.rows, at) if at.keys is None else k
         if at.cache is not None:
-            k, v = at.cache.extend(self, k, v)                          # (B, H, S, D)
+            inputs = self.heads([h]) if self.encoding.keeps_input else ()
+            k, v, *inputs = at.cache.extend(self, k, v, *inputs)        # (B, H, S, D) each
+            h = inputs[0].transpose(1, 2).flatten(2) if inputs else h   # (B, S, C)
         if at.keys is not None:
             k = self.positioned(1, k, at.keys, at)
         bias = self.encoding.score(q, k, h, at.pairs) if at.n is None else None
@@ -205,8 +207,8 @@ class Reader(GPT):
     def at(self, encoding, queries, keys, free):
         """Where tokens at `queries` are among those at `keys`, for one encoding.
 
-        Its linear door, if it has one, is for passes over all keys at once. If its positions come by rows, the door is
-        for every pass, and rows of zeros keep all keys free of them.
+        Its linear door, if it has one, is for passes over all keys at once; and for every pass, if it has no table of
+        pairs, which has exact distances. Rows of zeros then keep all keys free of position.
         """
         settings, w, further = encoding.settings, self.embedding.weight, ()
 
@@ -215,7 +217,8 @@ class Reader(GPT):
 
         if encoding.linear is not None:
             new, n = rows(queries), as_tensor(from_the_last(keys), w)
-            if new is not None or queries.shape == keys.shape:
+            one = np.arange(1)
+            if queries.shape == keys.shape or settings.pairs(one, one, self.config) is None:
                 return At(None if new is None else torch.zeros_like(new), None, n, None, (), (), {}, None)
         pairs = as_tensor(settings.pairs(queries, keys, self.config), w)
         if self.chunk:

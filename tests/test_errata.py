@@ -267,6 +267,32 @@ def test_errata_explainer_five_radians_is_less_than_a_revolution():
     assert 5 / (2 * math.pi) == pytest.approx(0.796, abs=1e-3)  # the explainer: nearly a revolution and a half
 
 
+def softmax(x):
+    e = np.exp(x - np.max(x))
+    return e / e.sum()
+
+
+def test_errata_a_forget_gate_is_added_as_a_logarithm():
+    """source: code of FoX, iushv/ml_research_papers, `ForgettingAttention`
+    says: the scores are multiplied by a sigmoid of query and key
+    in fact: the logarithms of the gates of all tokens after the key are added. A product with a gate below 1 raises a
+        score below 0: forgetting a key would then make it heavier
+
+    One key of score -2 that is to be forgotten (a gate of 0.01) beside one of score 0 that is not.
+    """
+    scores, forgotten = np.array([-2.0, 0.0]), np.array([0.01, 1.0])
+    assert softmax(scores * forgotten)[0] == pytest.approx(0.495, abs=1e-3)  # the code: it was 0.119
+    assert softmax(scores)[0] == pytest.approx(0.119, abs=1e-3)
+    assert softmax(scores + np.log(forgotten))[0] == pytest.approx(0.0013, abs=1e-4)  # the paper: 0.01 of its odds
+    model, h = tiny("fox"), some_input()
+    encoding, q = model.blocks[0].attn.encoding, torch.zeros(1, 2, T, 8, dtype=torch.float64)
+    encoding.bias.data[:] = 50.0  # nothing is forgotten
+    assert encoding.score(q, q, h, None).abs().max() < 1e-9
+    encoding.weight.data[:], encoding.bias.data[:] = 0, math.log(0.01 / 0.99)
+    bias = encoding.score(q, q, h, None)[0, 0, -1].detach().numpy()
+    np.testing.assert_allclose(bias, math.log(0.01) * np.arange(T - 1, -1, -1), rtol=1e-9)  # once for each later token
+
+
 def test_errata_cope_counts_by_gates_of_the_product_as_it_is():
     """source: CoPE's own listing, and its code, facebookresearch/RAM, `ContextPosSelfAttn`
     says: gates are sigmoid(q.k/sqrt(D))

@@ -446,7 +446,7 @@ def test_a_model_of_fast_parts_has_the_plain_ones_loss_and_gradients(style, monk
 
 
 LINEAR = [("alibi", {}), ("alibi", {"slopes": 3}), ("expe", {"on": "k"}),
-          ("expe", {"on": "k", "constant": True, "start": 1.0, "scale": 3.0}), ("grape", {})]
+          ("expe", {"on": "k", "constant": True, "start": 1.0, "scale": 3.0}), ("fox", {}), ("grape", {})]
 
 
 def same_losses_and_gradients(quick, plain, digits, **given):
@@ -508,7 +508,7 @@ def error_by_quarter(model, pe, variant=()):
 
 
 SCORED = [*LINEAR[:2], ("t5", {}), ("shaw", {}), ("kerple", {}), ("expe", {"on": "k", "theta": 1 / 8}),
-          ("fire", {}), ("cope", {}), ("grape", {})]
+          ("fire", {}), ("cope", {}), ("fox", {}), ("grape", {})]
 
 
 @pytest.mark.parametrize("pe, variant", SCORED, ids=str)

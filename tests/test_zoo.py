@@ -221,6 +221,70 @@ def test_grape_falls_with_the_distance_whatever_the_query_after_any_step_of_the_
         np.testing.assert_allclose(still, -50 * alibi_slopes(8) * math.log(2), rtol=1e-6)
 
 
+# ---- FoX -------------------------------------------------------------------------------------------------------------
+
+
+def fox_gates(model):
+    """f of each head and token of some input, (H, T)."""
+    p = own(model)
+    return 1 / (1 + np.exp(-(p["weight"] @ some_input()[0].numpy().T + p["bias"][:, None])))
+
+
+def test_fox_is_its_formula():
+    model = tiny("fox")
+    f = fox_gates(model)
+    assert f.min() < 0.3 and f.max() > 0.7
+    follows(model, ODD, lambda head, m, s: sum(math.log(f[head, j]) for j in range(s + 1, m + 1)))
+
+
+def test_fox_forgets_as_a_recurrence_does():
+    """What is left of a key is multiplied by each later token's gate: numerator and denominator of the softmax are
+    sums that a recurrent step forgets a part of, if all q.k are 0.
+    """
+    model, h = tiny("fox"), some_input()
+    f, attention = fox_gates(model), model.blocks[0].attn
+    w_q, w_k, w_v = attention.qkv.weight.data.chunk(3)
+    w_q[:] = 0
+    v, out = (h[0] @ w_v.T).detach().numpy().reshape(T, 2, 8), []
+    total, count = np.zeros((2, 8)), np.zeros((2, 1))
+    for t in range(T):
+        total, count = f[:, t, None] * total + v[t], f[:, t, None] * count + 1
+        out.append((total / count).reshape(16) @ attention.proj.weight.detach().numpy().T)
+    np.testing.assert_allclose(attend(model, h)[0].detach().numpy(), out, rtol=1e-10, atol=1e-12)
+
+
+def test_fox_is_one_number_a_key():
+    """Its linear door makes (1, 1) and (B, H, S) numbers, 0 at the last key, and differs from the score by what all
+    keys of a query share.
+    """
+    model = tiny("fox")
+    encoding, h = model.blocks[0].attn.encoding, some_input().expand(3, T, 16)
+    q = torch.zeros(3, 2, T, 8, dtype=torch.float64)
+    a, b = encoding.linear(q, h, None, None)
+    assert a.shape == (1, 1) and b.shape == (3, 2, T) and not b[..., -1].any()
+    shared = encoding.score(q, q, h, None) - a[..., None] * b[..., None, :]
+    torch.testing.assert_close(shared, shared[..., :1].expand_as(shared), rtol=1e-12, atol=1e-12)
+
+
+def test_fox_keeps_its_digits_by_counting_from_the_last_query():
+    """At 16,384 tokens in fp32: the weights of the last query, counted from it, and counted from the first token."""
+    S, encoding = 16_384, tiny("fox").blocks[0].attn.encoding
+    h, q = torch.from_numpy(random(1, S, 16)), torch.zeros(1, 2, 1, 8, dtype=torch.float64)
+    scores = torch.from_numpy(random(2, S, seed=1))
+    encoding.weight.data *= 0.1  # gates of about a half, as where training starts: all of them take 11,000 nats away
+    exact = (scores + encoding.gates(h).flip(-1).cumsum(-1).flip(-1)[0] - encoding.gates(h)[0]).softmax(-1)
+    encoding.float()
+
+    def error(bias):
+        assert bias.dtype == torch.float32 and bias.min() < -9_000
+        return ((scores.float() + bias).softmax(-1) - exact).abs().max().item()
+
+    from_the_last, from_the_first = encoding.linear(q.float(), h.float(), None, None)[1][0], encoding.score(
+        q.float(), None, h.float(), None)[0, :, 0]
+    print(f"counted from the last query {error(from_the_last):.1e}, from the first token {error(from_the_first):.1e}")
+    assert error(from_the_last) < 2e-7 < 1e-5 < error(from_the_first)
+
+
 # ---- RoPE on a part of each head -------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,71 @@
+"""FoX, the forgetting transformer (Lin et al., ICLR 2025): each token says how much of all before it is forgotten.
+
+    bias_mn = ln f_(n+1) + .. + ln f_m,  f_j = sigmoid(w_h . x_j + b_h),  x the block's input after its norm
+
+w from N(0, 0.02^2) and b = 0, in every block anew, is where their training starts; the rest of their block is not here.
+With c_n = ln f_0 + .. + ln f_n the bias is c_m - c_n, and the softmax drops c_m: what is left is one number a key, and
+no (H, T, S) bias is needed (see `linear`). That counts from the last query, so that the numbers near it are small and
+keep their digits; the plain form counts from the first token, as it must for no query to depend on a later one, not
+even in its last bit. Tokens are counted in the order in which they stand: other positions do not exist here.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+import model_numpy
+from config import EncodingConfig
+
+
+@dataclass(frozen=True)
+class Settings(EncodingConfig):
+    each_block: ClassVar[bool] = True
+
+def score_forward(q, k, h, table, learned):
+    """bias_mn = c_m - c_n, c the running sum of ln f, f = sigmoid(z), z = h W^T + b. h (B, T, C); W (H, C), b (H,)."""
+    z, cache = model_numpy.linear_forward(h, learned["weight"])                                # (B, T, H)
+    z = (z + learned["bias"]).swapaxes(1, 2)                                                   # (B, H, T)
+    c = -np.logaddexp(0, -z).cumsum(-1)
+    return c[..., :, None] - c[..., None, :], (cache, z)                                       # (B, H, T, S)
+
+def score_backward(dbias, cache):
+    """bias_mn = c_m - c_n, and ln f_j is in every c from j on: dln f_j = dc_j + dc_(j+1) + ..; dln f/dz = 1 - f."""
+    cache, z = cache
+    dc = dbias.sum(-1) - dbias.sum(-2)                                                         # (B, H, T)
+    dz = dc[..., ::-1].cumsum(-1)[..., ::-1] * 0.5 * (1 - np.tanh(0.5 * z))
+    dz = dz.swapaxes(1, 2)                                                                     # (B, T, H)
+    dh, dw = model_numpy.linear_backward(dz, cache)
+    return 0, 0, dh, {"weight": dw, "bias": dz.sum((0, 1))}
+
+def start(rng, name, shape):
+    return np.zeros(shape, np.float32) if name == "bias" else model_numpy.small_numbers(rng, name, shape)
+
+def doors(settings):
+    return model_numpy.Encoding(
+        score=(score_forward, score_backward),
+        shapes=lambda model: {"weight": (model.n_heads, model.d_model), "bias": (model.n_heads,)},
+        start=start,
+    )
+
+def torch_class():
+    import torch.nn.functional as F
+
+    from model_torch import Encoding
+
+    class Fox(Encoding):
+        keeps_input = True                                                                     # of keys: their gates
+
+        def gates(self, h):
+            return F.logsigmoid(F.linear(h, self.weight.type_as(h), self.bias.type_as(h))).mT  # ln f, (B, H, S)
+
+        def score(self, q, k, h, table):
+            c = self.gates(h).cumsum(-1)
+            return c[..., -q.shape[2] :, None] - c[..., None, :]                               # (B, H, T, S)
+
+        def linear(self, q, h, w, n):
+            gates = self.gates(h)
+            after = gates.flip(-1).cumsum(-1).flip(-1) - gates                                 # those of later tokens
+            return gates.new_ones(1, 1), after                                                 # (1, 1), (B, H, S)
+
+    return Fox
