@@ -135,11 +135,18 @@ class Sinusoidal(EncodingConfig):
 
 @dataclass(frozen=True)
 class Learned(EncodingConfig):
+    n_positions: int | None = knob(None, SIZE, "rows of learned's table (default: the context)")
+
+    def fit(self, model):
+        if (rows := self.n_positions or model.context) < model.context:
+            raise InputError(f"n_positions must be at least the context, {model.context}, got {rows}")
+        return replace(self, n_positions=rows)
+
     def longest(self, model):
-        return model.context
+        return self.n_positions
 
     def rows(self, positions, model):
-        return expe.learned_rows(positions, model.context)                                     # (..., T)
+        return expe.learned_rows(positions, self.n_positions)                                  # (..., T)
 
 @dataclass(frozen=True)
 class Override(EncodingConfig):
@@ -365,6 +372,8 @@ class TrainConfig(Knobs):
                         "torch, or numpy: the same model with gradients by hand, in fp32 on the CPU")
     dtype: str = knob("fp32", one_of("fp32", "tf32", "bf16"),
                       "fp32, tf32 (a GPU may round products), or bf16 by autocast, with the weights in fp32")
+    random_positions: int = knob(0, whole(0), "P: train at positions drawn of 0 .. P-1, in order, new at each step "
+                                 "and the same for a whole batch (Ruoss et al. 2023); 0: at 0, 1, 2, ...")
     seed: int = knob(0, whole(0, 2**32 - 1), "of the first weights, the order of the data and dropout")
     data: str = knob("stdlib", ("stdlib, packages, fineweb, fineweb-edu or a path", lambda x: isinstance(x, str) and x),
                      "stdlib, packages (the requirements' Python), fineweb, fineweb-edu, a file or folder of text, or "

@@ -223,7 +223,7 @@ def add_backward(dout, cache):
     return dout, {}
 
 def add_learned_forward(x, table, learned):
-    """out = x + w[table]. x (B, T, C); table the positions, (T,) or (B, T); w (context, C)."""
+    """out = x + w[table]. x (B, T, C); table the positions, (T,) or (B, T); w (rows, C)."""
     rows, cache = embedding_forward(table, learned["weight"])                         # (..., T, C)
     return x + rows, cache
 
@@ -367,7 +367,7 @@ def shaw_value_backward(dout, cache):
     return dp, {"values": dvalues}
 
 def learned_shapes(model):
-    return {"weight": (model.context, model.d_model)}
+    return {"weight": (model.encoding.n_positions, model.d_model)}
 
 def t5_shapes(model):
     return {"weight": (model.encoding.buckets, model.n_heads)}

@@ -133,7 +133,13 @@ def configure(args, model, train):
         if "steps" in given:
             raise InputError("--tokens and --steps say the same thing: leave one out")
         changes["steps"] = steps_for(given["tokens"], model, changes.get("batch_size", train.batch_size))
-    return model, dataclasses.replace(train, **changes)
+    train = dataclasses.replace(train, **changes)
+    P, longest = train.random_positions, model.encoding.longest(model)
+    if 0 < P < model.context:
+        raise InputError(f"random_positions must be 0 or at least the context, {model.context}, got {P}")
+    if P > longest:
+        raise InputError(f"{pe} has {longest} positions, and random_positions draws of {P}: see --n-positions")
+    return model, train
 
 def steps_for(tokens, model, batch_size):
     return math.ceil(tokens / (model.context * batch_size))
@@ -233,6 +239,12 @@ def learning_rate(config, step):
     progress = (step - warm) / max(1, config.steps - 1 - warm)
     return config.end_lr + (config.lr - config.end_lr) * (1 + math.cos(math.pi * progress)) / 2
 
+def random_positions(config, step, T):
+    """{"positions": T of 0 .. P-1 without repeats, in order}, for the whole batch of a step; {} without P."""
+    rng = np.random.default_rng([config.seed, step, 1])                 # apart from those of the data and of dropout
+    P = config.random_positions
+    return {"positions": np.sort(rng.choice(P, T, replace=False))} if P else {}
+
 def new_optimizer(model, config):
     """torch's AdamW, with decay on matrices only (table 5)."""
     import torch
@@ -289,12 +301,12 @@ class TorchBackend:
 
         self.model.train()
         torch.manual_seed(self.config.seed * 2**32 + step)              # dropout's masks: by seed and step, as the data
-        loss, tokens = 0, torch.from_numpy(batch)
+        loss, tokens, where = 0, torch.from_numpy(batch), random_positions(self.config, step, batch.shape[1] - 1)
         if self.device.type == "cuda":
             tokens = tokens.pin_memory()                                # or else the copy would wait for the device
         for part in tokens.to(self.device, non_blocking=True).split(self.config.micro_batch):
             with self.autocast:
-                part_loss = self.model(part[:, :-1], part[:, 1:]) * (len(part) / len(batch))
+                part_loss = self.model(part[:, :-1], part[:, 1:], **where) * (len(part) / len(batch))
             part_loss.backward()
             loss += part_loss.detach()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
@@ -335,12 +347,14 @@ class NumpyBackend:
     def step(self, batch, step):
         """One optimizer step on the batch (B, T+1); returns the loss and the gradient's norm."""
         config, rng, loss, grads = self.config, np.random.default_rng([self.config.seed, step]), 0, {}
+        where = random_positions(config, step, batch.shape[1] - 1)
         with np.errstate(over="ignore", invalid="ignore"):              # a loss that is not finite is told by its step
             for part in np.split(batch, range(config.micro_batch, len(batch), config.micro_batch)):
                 tokens, targets, share = part[:, :-1], part[:, 1:], len(part) / len(batch)
                 masks = model_numpy.dropout_masks(self.model_config, *tokens.shape, rng)
                 part_loss, part_grads = model_numpy.loss_and_grads(self.params, tokens, targets, self.model_config,
-                                                                   masks=masks if self.model_config.dropout else None)
+                                                                   masks=masks if self.model_config.dropout else None,
+                                                                   **where)
                 loss += share * part_loss
                 grads = model_numpy.summed(grads, {name: share * g for name, g in part_grads.items()})
             norm = model_numpy.clip_grads(grads, config.clip)
