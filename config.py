@@ -378,6 +378,8 @@ class TrainConfig(Knobs):
     data: str = knob("stdlib", ("stdlib, packages, fineweb, fineweb-edu or a path", lambda x: isinstance(x, str) and x),
                      "stdlib, packages (the requirements' Python), fineweb, fineweb-edu, a file or folder of text, or "
                      "one made by data.py")
+    init_from: str = knob("none", ("a run directory, or none", lambda x: isinstance(x, str)),
+                          "begin with the weights of another run, whose directory this is")
     min_doc_tokens: int = knob(1, SIZE, "leave shorter documents out when the data is prepared on the way")
     max_tokens: int = knob(0, whole(0), "tokens to collect when the data is prepared on the way; 0: all")
     eval_every: int = knob(250, SIZE, "steps from one validation loss to the next")

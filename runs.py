@@ -90,12 +90,9 @@ def read_tensors(path, shapes):
             raise InputError(f"{path}: {name} has numbers that are not finite, or squares below 0")
     return {name: tensors[name] for name in shapes}
 
-def load_model(run, make=None):
-    """(GPT on the CPU in eval mode, all of config.json) of a run directory; make(config): another class than GPT."""
-    import torch
-
+def read_weights(run):
+    """({name: array}, ModelConfig, all of config.json) of a run directory; InputError as read_run and read_tensors."""
     from model_numpy import parameter_shapes
-    from model_torch import GPT
 
     config, _, record = read_run(run)
     try:
@@ -103,10 +100,45 @@ def load_model(run, make=None):
     except (InputError, OSError):                       # a run in training may have replaced its checkpoint just now
         config, _, record = read_run(run)
         path = checkpoint_file(run, record, "model.safetensors")
-    weights = read_tensors(path, parameter_shapes(config))             # before memory is taken for the model
+    return read_tensors(path, parameter_shapes(config)), config, record
+
+def load_model(run, make=None):
+    """(GPT on the CPU in eval mode, all of config.json) of a run directory; make(config): another class than GPT."""
+    import torch
+
+    from model_torch import GPT
+
+    weights, config, record = read_weights(run)                         # before memory is taken for the model
     model = (make or GPT)(config)
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     return model.eval(), record
+
+
+def check_parent(parent, model):
+    """InputError unless this run's weights have the shapes and the use of a model's, but for those of its encoding."""
+    its, _, _ = read_run(parent)
+    for name in ("n_layers", "d_model", "n_heads", "vocab_size", "norm", "mlp", "d_mlp", "tied"):
+        if (found := getattr(its, name)) != (right := getattr(model, name)):
+            raise InputError(f"{name} is {found} in {parent} and {right} by these flags: to begin from it, give its")
+
+def begin_from(parent, backend, model, data):
+    """Begin with the weights of another run that check_parent has passed, all but those of another encoding.
+
+    data: what config.json holds of this run's. Returns what it is to hold of the parent. InputError for a tokenizer
+    that is not the parent's.
+    """
+    weights, its, record = read_weights(parent)
+    if record["data"]["tokenizer"] != data["tokenizer"]:
+        raise InputError(f"{data['folder']} has another tokenizer than {parent}: give its own data, "
+                         f"{record['data']['folder']}, or data.py --tokenizer {parent}/tokenizer.tiktoken")
+    new, same = backend.weights(), its.encoding.pe == model.encoding.pe
+    kept = {name: w for name, w in weights.items()
+            if name in new and w.shape == new[name].shape and (same or "encoding." not in name)}
+    dropped, anew = (", ".join(name for name in all if name not in kept) or "none" for all in (weights, new))
+    step = record["checkpoint"]["step"]
+    print(f"from step {step:,} of {parent}, {its.encoding.pe}: weights dropped: {dropped}; new: {anew}")
+    backend.load(new | kept, {}, 0)
+    return {"run": str(parent), "step": step, "weights": record["checkpoint"]["files"][CHECKPOINT[0]]}
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------

@@ -177,6 +177,8 @@ def run_name(preset, model, train):
         with contextlib.suppress(InputError):
             if settings_of(*configure(argparse.Namespace(pe=pe, **fewer), *PRESETS[preset])) == settings:
                 told = fewer
+    if "init_from" in told:
+        told["init_from"] = Path(train.init_from).resolve().name
     if "data" in told:
         told["data"] = data.folder_of(train.data, model.vocab_size).name.removesuffix(f"-v{model.vocab_size}")
     for name in (name for name in told if name not in UNNAMED):
@@ -504,6 +506,8 @@ def train_run(run, model_config, config, folder, device, record, args, held):
         first = runs.load_checkpoint(run, backend, record)
         losses = steps(first)
     else:
+        if config.init_from != "none":
+            record["parent"] = runs.begin_from(config.init_from, backend, model_config, record["data"])
         losses = begin(run, backend, record, steps(0), folder / "tokenizer.tiktoken", args.overwrite)
         held.enter_context(files.held(run))
     if first >= config.steps:
@@ -586,6 +590,8 @@ def main(argv=None):
             model, config, record = stored_run(run, args)
         else:
             files.check_new(run, runs.FILES, args.overwrite, "go on with it by --resume")
+            if config.init_from != "none":
+                runs.check_parent(config.init_from, model)
             if args.preset == "auto":
                 print(f"--preset auto: {preset}, for a {kind}", flush=True)
         device = run_device(args, config.backend)
