@@ -43,6 +43,7 @@ SIZE = whole(1)
 POSITIVE = number("a finite number above 0", lambda x: x > 0)
 BELOW_ONE = number("at least 0 and below 1", lambda x: 0 <= x < 1)
 FACTOR = number("above 0 and at most 1e6", lambda x: 0 < x <= 1e6)
+LIST = "numbers above 0", lambda x: isinstance(x, tuple) and all(map(POSITIVE[1], x))
 TRUTH = "true or false", lambda x: isinstance(x, bool)
 
 def knob(default, rule, help=None, flag=None):
@@ -213,9 +214,11 @@ class ExQPE(Override):
 
 @dataclass(frozen=True)
 class RoPE(Sinusoidal):
-    rope_scaling: str = knob("none", one_of(*expe.ROPE_SCALINGS))      # these three after training: past/scaling.py
+    rope_scaling: str = knob("none", one_of(*expe.ROPE_SCALINGS))      # all these after training: past/scaling.py
     factor: float = knob(1.0, FACTOR)
-    length: int | None = knob(None, SIZE)                              # of the whole sequence, for dynamic
+    length: int | None = knob(None, SIZE)                              # of the whole sequence, for dynamic and longrope
+    long: tuple | None = knob(None, LIST)                              # longrope's numbers, past the context
+    short: tuple | None = knob(None, LIST)                             # and up to it
 
     def fit(self, model):
         try:
@@ -226,6 +229,7 @@ class RoPE(Sinusoidal):
 
     def rows(self, positions, model):
         scaling = {"scaling": self.rope_scaling, "factor": self.factor, "length": self.length}
+        scaling |= {name: list for name, list in (("long", self.long), ("short", self.short)) if list is not None}
         table = expe.rope_table(positions, model.d_head, self.base, trained_length=model.context, **scaling)
         return table[..., None, :, :]                                                          # (..., 1, T, D)
 

@@ -23,7 +23,7 @@ from expe import distances
 from model_numpy import check_positions
 from model_torch import GPT, Encoding, as_tensor, from_the_last, project
 from past.cache import Cache
-from past.scaling import HOLD, dual_chunk_positions, scaled
+from past.scaling import HOLD, Groups, dual_chunk_positions, scaled, self_extend_queries
 from runs import load_model
 
 BLOCK, PAIRS = 256, 2**21                # queries, and queries times keys, read at a time where scores need a bias
@@ -39,7 +39,7 @@ class At(NamedTuple):
     pairs: Any                           # of the new tokens and all S keys, or None
     n: Any                               # all S keys, counted from the last, if the encoding's linear door is used
     keys: Any                            # rows of all S keys, if kept free of position
-    further: tuple                       # of dual chunks: (rows for the queries, (..., 1, T, S) where they hold)
+    further: tuple                       # of chunks, groups: (rows for the queries, for keys or None, where they hold)
     batch: tuple                         # of the positions: () or (B,)
     places: dict                         # what `positioned` works out, kept with these
     cache: Cache | None
@@ -60,12 +60,14 @@ class ReadingAttention(fast.Attention):
             inputs = self.heads([h]) if self.encoding.keeps_input else ()
             k, v, *inputs = at.cache.extend(self, k, v, *inputs)        # (B, H, S, D) each
             h = inputs[0].transpose(1, 2).flatten(2) if inputs else h   # (B, S, C)
+        free = k
         if at.keys is not None:
-            k = self.positioned(1, k, at.keys, at)
+            k = self.positioned(1, free, at.keys, at)
         bias = self.encoding.score(q, k, h, at.pairs) if at.n is None else None
-        for rows, where in at.further:                          # dual chunk attention
-            moved = self.positioned(0, content, rows, at) - q
-            moved = moved @ k.mT / math.sqrt(q.shape[-1])               # (B, H, T, S)
+        for rows, keys, where in at.further:                    # dual chunk attention, and groups
+            moved = self.positioned(0, content, rows, at)
+            moved = (moved - q) @ k.mT if keys is None else moved @ self.positioned(1, free, keys, at).mT - q @ k.mT
+            moved = moved / math.sqrt(q.shape[-1])                      # (B, H, T, S)
             bias = moved * where if bias is None else bias + moved * where
         y = self.attend(q, k, v, bias, at.pairs) if at.n is None else self.attend_linear(q, k, v, h, at.n)
         return self.proj(y.transpose(1, 2).flatten(2))                  # (B, T, C)
@@ -189,7 +191,7 @@ class Reader(GPT):
 
     def tables(self, n, cache=None):
         """{settings: At} of new tokens at positions n, which the cache is told of; the last result is kept."""
-        keys, free = n, self.hold or (cache is not None and cache.window is not None)
+        keys, free = n, self.hold or isinstance(self.chunk, Groups) or (cache is not None and cache.window is not None)
         if cache is not None:
             keys = cache.positions_with(n)
         queries, w = keys[..., -n.shape[-1] :], self.embedding.weight
@@ -221,12 +223,16 @@ class Reader(GPT):
             if queries.shape == keys.shape or settings.pairs(one, one, self.config) is None:
                 return At(None if new is None else torch.zeros_like(new), None, n, None, (), (), {}, None)
         pairs = as_tensor(settings.pairs(queries, keys, self.config), w)
-        if self.chunk:
+        if isinstance(self.chunk, Groups):
+            far = distances(queries, keys)[..., None, :, :] >= self.chunk.window
+            beyond = rows(self_extend_queries(queries, *self.chunk)), rows(keys // self.chunk.size)
+            further = ((*beyond, torch.as_tensor(far, device=w.device)),) if far.any() else ()
+        elif self.chunk:
             local = self.config.context - 1 - self.chunk                # so that all distances are trained ones
             apart = distances(queries // self.chunk, keys // self.chunk)[..., None, :, :]      # in chunks
             queries, before, beyond = dual_chunk_positions(queries, self.chunk, local)
             keys, _, _ = dual_chunk_positions(keys, self.chunk, local)
-            further = tuple((rows(n), torch.as_tensor(where, device=w.device))
+            further = tuple((rows(n), None, torch.as_tensor(where, device=w.device))
                             for n, where in ((before, apart == 1), (beyond, apart > 1)) if where.any())
         if self.hold:                                                   # their slopes grow no further
             queries = np.minimum(queries, self.config.context - 1)

@@ -66,7 +66,8 @@ def test_encodings_are_the_same_in_config_and_models():
         assert type(EncodingConfig(pe)) is ENCODINGS[pe] and EncodingConfig(pe).pe == pe
     core = [kind for kind in ENCODINGS.values() if kind.__module__ == "config"]
     fields = [f for kind in core for f in dataclasses.fields(kind)]
-    assert {f.name for f in fields if not f.metadata["help"]} == {"pe", "scale", "rope_scaling", "factor", "length"}
+    assert {f.name for f in fields if not f.metadata["help"]} == {"pe", "scale", "rope_scaling", "factor", "length",
+                                                                     "long", "short"}
 
 
 def test_the_encoding_and_the_window_of_each_block():
@@ -162,7 +163,7 @@ def test_model_config_names_field_value_and_rule(changes, message):
         (dict(pe="expe", theta=math.inf), "theta must be a finite number, got inf"),
         (dict(pe="expe", scale=0.0), "scale must be above 0 and at most 1e6, got 0.0"),
         (dict(pe="rope", factor=1e7), "factor must be above 0 and at most 1e6, got 10000000.0"),
-        (dict(pe="rope", rope_scaling="ntk2"), "rope_scaling must be none, linear, ntk, dynamic or yarn, got 'ntk2'"),
+        (dict(pe="rope", rope_scaling="ntk2"), "rope_scaling must be none, linear, ntk, dynamic, yarn, llama3 or long"),
         (dict(pe="rope", length=0), "length must be a whole number of at least 1, got 0"),
         (dict(pe="rope", base=1), "base must be a finite number above 1, got 1"),
         (dict(pe="rope", l=24), "l is for expe and exqpe.*, and rope has no use for it"),

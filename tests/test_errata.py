@@ -2,7 +2,7 @@
 
 Each test writes the wrong rule anew from its description, shows the value it gives, and then what the project does.
 The sources: the ExPE paper's preprint and its later version; a survey of positional encodings; a tutorial with code;
-public code of the encodings in zoo/.
+public code of the encodings in zoo/, and of others' ports.
 """
 
 import json
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import command
-from test_model import T, attend, some_input, tiny
+from test_model import T, attend, filled, like, some_input, some_tokens, tiny
 
 import model_numpy
 from config import PRESETS, EncodingConfig, ModelConfig
@@ -20,6 +20,7 @@ from expe import alibi_slopes, distances, expe_table, rope_inv_freq, t5_bucket
 from lab.formats import count_floats
 from past.cache import Cache
 from past.reading import Reader
+from past.scaling import self_extend_queries
 
 
 @pytest.mark.parametrize("dtype, claim, true", [("fp16", 33e6, 15_361), ("tf32", 1e6, 130_049)])
@@ -379,6 +380,71 @@ def test_errata_grapes_gate_is_of_a_product_over_the_root_of_the_width():
     table = model.tables(np.arange(T))[model.config.encoding].pairs
     slopes = -encoding.score(q, q, None, table)[0, :, -1, -2].detach().numpy()  # of the key one before
     np.testing.assert_allclose(slopes, alibi_slopes(2) * softplus(0, 2), rtol=1e-9)
+
+
+def test_errata_ports_of_proportional_rope_take_the_width_that_turns_for_the_heads():
+    """source: ports of Gemma 4's proportional RoPE
+    says: as GPT-NeoX's: the first r = pD dimensions of a head, by base^(-2i/r), in pairs (i, i + r/2)
+    in fact: base^(-2i/D) for i < r/2 in pairs (i, i + D/2); the other pairs of the head stand still
+
+    At p = 1/4 of 16 dimensions: two pairs turn, the second by base^(-1/8), where the ports have base^(-1/2).
+    """
+    wrong = 10000.0 ** (-np.arange(0, 4, 2) / 4)
+    q = torch.eye(16, dtype=torch.float64)[None, None, :8]  # eight queries, the i-th along dimension i
+    angles = {}
+    for pe in ("proportional", "partial"):
+        model = tiny(pe, n_heads=1)
+        turned, _ = model.encoding.rotate(q, q, model.tables(np.ones(8, int))[model.config.encoding].rows)
+        partner = {"proportional": 8, "partial": 2}[pe]
+        angles[pe] = [math.atan2(turned[0, 0, i, i + partner], turned[0, 0, i, i]) for i in range(8)]
+    np.testing.assert_allclose(angles["proportional"], [1, 10000.0 ** (-1 / 8), *[0] * 6], rtol=1e-12)
+    np.testing.assert_allclose(angles["partial"][:2], wrong, rtol=1e-12)  # which is right for GPT-NeoX
+    assert wrong[1] == 0.01
+
+
+def test_errata_self_extends_code_has_fractions_of_a_position():
+    """source: Self-Extend's code, `self_extend_forward`
+    says: queries of far keys lie at m // G + w - w / G
+    in fact: m // G + w - w // G, as in the paper and in the same file's code for one new token;
+        else no distance is a trained one, and a text read at once differs from one read token by token
+
+    With w = 5 and G = 3 the nearest of the far keys, 5 back, is at 4.33 or 5.33 by the one, at 5 or 6 by the other.
+    """
+    w, G, m = 5, 3, np.arange(5, 40)
+    wrong = m // G + w - w / G - (m - w) // G
+    right = self_extend_queries(m, w, G) - (m - w) // G
+    assert set(np.round(wrong, 2)) == {4.33, 5.33} and set(right) == {5, 6} and right.dtype.kind == "i"
+    model, tokens, cache = tiny("rope", make=Reader), some_tokens(1, 30), Cache()
+    model.scale_to(30, rope_scaling="self-extend", chunk=w, factor=G)
+    with torch.no_grad():
+        stepwise = torch.cat([model(token, cache=cache) for token in tokens.split(1, dim=1)], dim=1)
+        torch.testing.assert_close(stepwise, model(tokens), rtol=1e-9, atol=1e-9)
+
+
+def test_errata_transformers_longrope_changes_the_frequencies_of_new_keys_alone():
+    """source: transformers 5.23, longrope with a cache
+    says: past the trained length the long factors are for the tokens that are read from then on
+    in fact: all keys of a text need one list: those in the cache keep the short one, and the text differs from one that
+        is read at once. Here the length of the whole text is given first
+
+    Llama of the same weights, read to 18 tokens of 12 trained ones.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    lists = {"long": (1.0, 2.0, 4.0, 8.0), "short": (1.0, 1.0, 1.0, 1.0)}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": T,
+            "long_factor": list(lists["long"]), "short_factor": list(lists["short"])}
+    ours, tokens = tiny("rope", "llama", make=Reader), some_tokens(1, 18)
+    theirs = filled(LlamaForCausalLM(LlamaConfig(**like(ours, rms_norm_eps=1e-5, rope_parameters=rope))), ours)
+    ours.scale_to(18, rope_scaling="longrope", factor=2.0, **lists)
+    with torch.no_grad():
+        at_once, first = theirs(tokens).logits, theirs(tokens[:, :9])
+        later = theirs(tokens[:, 9:], past_key_values=first.past_key_values).logits
+        assert (later - at_once[:, 9:]).abs().max() > 1e-2
+        torch.testing.assert_close(ours(tokens), at_once, rtol=1e-4, atol=1e-4)  # theirs: angles in fp32
+        cache = Cache()
+        stepwise = torch.cat([ours(token, cache=cache) for token in tokens.split(1, dim=1)], dim=1)
+        torch.testing.assert_close(stepwise, ours(tokens), rtol=1e-9, atol=1e-9)
 
 
 def test_the_page_of_errata_is_made_of_these_docstrings():

@@ -474,6 +474,13 @@ def test_what_attention_cannot_draw_is_named_in_one_line(workplace, line, messag
         ("runs/rope --rope-scaling dual-chunk --chunk 16", "chunk must be from 1 to 15, got 16"),
         ("runs/rope --factor 2", "--factor is for --rope-scaling linear, ntk, dynamic, yarn"),
         ("runs/rope --rope-scaling yarn --chunk 4", "--chunk is for --rope-scaling dual-chunk"),
+        ("runs/rope --rope-scaling self-extend --factor 1/2", "factor must be a whole number of at least 1 for self"),
+        ("runs/expe --rope-scaling llama3", "rope_scaling is for rope, and expe has no use for it"),
+        ("runs/rope --rope-scaling longrope", "runs/rope: longrope needs the length of the whole sequence"),
+        ("runs/rope --rope-scaling longrope --long-factors 1,2", "and D/2 = 16 numbers each, long and short; got"),
+        ("runs/rope --rope-scaling longrope --long-factors 1,0", "long must be numbers above 0, got (1.0, 0.0)"),
+        ("runs/rope --rope-scaling longrope --long-factors 1,x", "--long-factors: 'x' is not a number"),
+        ("runs/rope --rope-scaling yarn --long-factors 1,2", "--long-factors is for --rope-scaling longrope"),
         ("runs/learned --protocol streaming", "learned cannot stream as trained here"),
         ("runs/rope --sinks 4", "--sinks has no use with --protocol nonoverlap: leave it out"),
         ("runs/rope --protocol streaming --window 0", "--window: must be at least 1, got 0"),
@@ -488,6 +495,27 @@ def test_what_attention_cannot_draw_is_named_in_one_line(workplace, line, messag
 def test_contradictory_flags_are_named_in_one_line(workplace, line, message):
     done = command("eval.py", "--lengths", "16", *line.split(), cwd=workplace)
     assert message in refused(done)
+
+
+def test_llama3_longrope_and_self_extend_are_rows_of_their_own(workplace, tokens):
+    lists = {"long": tuple(1 + i / 4 for i in range(16)), "short": (1.0,) * 15 + (1.5,)}
+    flags = [x for name, numbers in lists.items() for x in (f"--{name}-factors", ",".join(map(str, numbers)))]
+    done = command("eval.py", "runs/rope", "runs/expe", "--lengths", "16,64", "--max-docs", "3", "--json", "s.json",
+                   "--rope-scaling", "none,llama3,longrope,self-extend", *flags, cwd=workplace)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((workplace / "s.json").read_text())
+    rows = {(row["run"], row["how"], row["length"]): row["loss"] for row in rows}
+    ways = {"": {}, "llama3 auto": {"rope_scaling": "llama3"}, "longrope auto": {"rope_scaling": "longrope", **lists},
+            "self-extend auto": {"rope_scaling": "self-extend"}}  # fmt: skip
+    assert {how for run, how, _ in rows if run == "runs/rope"} == {*ways}
+    assert {how for run, how, _ in rows if run == "runs/expe"} == {"", "self-extend auto"}
+    for how, scaling in ways.items():
+        loss, _ = loss_in_loops(workplace / "runs" / "rope", tokens, 64, 64, n_documents=3, **scaling)
+        assert rows["runs/rope", how, 64] == pytest.approx(loss)
+    assert len({rows["runs/rope", how, 64] for how in ways}) == 4
+    for how in ("llama3 auto", "self-extend auto"):
+        assert rows["runs/rope", how, 16] == pytest.approx(rows["runs/rope", "", 16], rel=1e-6)
+    assert rows["runs/rope", "longrope auto", 16] != rows["runs/rope", "", 16]  # by the short list
 
 
 def test_a_process_does_not_inherit_its_parents_peak():

@@ -158,6 +158,10 @@ def test_a_stream_is_plain_generation_until_its_window_is_full_and_then_goes_on(
         ("rope", "--rope-scaling yarn", {"rope_scaling": "yarn"}),
         ("rope", "--rope-scaling dynamic --factor 3", {"rope_scaling": "dynamic", "factor": 3.0}),
         ("rope", "--rope-scaling dual-chunk --chunk 10", {"rope_scaling": "dual-chunk", "chunk": 10}),
+        ("rope", "--rope-scaling self-extend --chunk 5 --factor 9", {"rope_scaling": "self-extend", "chunk": 5,
+                                                                     "factor": 9}),
+        ("rope", "--rope-scaling longrope --long-factors 1,1,1,1,1,1,1,1,2,2,2,2,3,3,3,3",
+         {"rope_scaling": "longrope", "long": (1,) * 8 + (2,) * 4 + (3,) * 4}),
         ("expe", "--scale auto", {"scale": "auto"}),
     ],
 )

@@ -44,7 +44,10 @@ def reading(pe="nope", style="gpt", variant=(), **changes):
     """A Reader with the weights of tiny; a variant may have a model's window and nope_every, and a chunk, too."""
     variant = dict(variant)
     changes |= {name: variant.pop(name) for name in ("window", "nope_every") if name in variant}
-    chunk, model = variant.pop("chunk", 0), tiny(pe, style, variant=variant, make=Reader, **changes)
+    chunk, (window, size) = variant.pop("chunk", 0), variant.pop("groups", (0, 0))
+    model = tiny(pe, style, variant=variant, make=Reader, **changes)
+    if window:
+        return model.scale_to(T, rope_scaling="self-extend", chunk=window, factor=size)
     return model.scale_to(T, rope_scaling="dual-chunk", chunk=chunk) if chunk else model
 
 
@@ -68,8 +71,11 @@ KINDS = [
     ("expe", {"learn": "random"}),
     ("rope", {"rope_scaling": "yarn", "factor": 3.0}),
     ("rope", {"rope_scaling": "dynamic", "factor": 2.0, "length": 40}),
+    ("rope", {"rope_scaling": "longrope", "factor": 2.0, "length": 40, "long": (1.0, 1.5, 2.0, 9.0)}),
     ("rope", {"chunk": 5}),
     ("expe", {"chunk": 5, "scale": 0.5}),
+    ("rope", {"groups": (5, 3)}),
+    ("expe", {"groups": (4, 2), "scale": 0.5, "nope_every": 2, "window": 9}),
     ("expe", {"nope_every": 2, "window": 5}),
     ("alibi", {"nope_every": 2}),
     ("shaw", {"window": 3}),
@@ -109,6 +115,56 @@ def test_frequencies_are_transformers(D, trained, base, length, factor):
         assert attention_factor == pytest.approx(their_factor, rel=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("scaling", ["llama3", "longrope"])
+def test_frequencies_of_drawn_settings_are_transformers(scaling, seed):
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rng = np.random.default_rng(seed)
+    D, trained, length = 2 * int(rng.integers(2, 65)), *map(int, np.exp(rng.uniform(3, 12, 2)))
+    base, factor = float(np.exp(rng.uniform(3, 14))), float(rng.choice([0.5, 1.0, *rng.uniform(1, 64, 3)]))
+    lists = {name: tuple(rng.uniform(0.5, 50, D // 2)) for name in ("long", "short")} if scaling == "longrope" else {}
+    own = {"llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+           "longrope": {f"{name}_factor": list(x) for name, x in lists.items()}}[scaling]
+    rope = {"rope_type": scaling, "rope_theta": base, "factor": factor, "original_max_position_embeddings": trained}
+    config = LlamaConfig(hidden_size=4 * D, num_attention_heads=4, rope_parameters=rope | own)
+    theirs, their_factor = ROPE_INIT_FUNCTIONS[scaling](config, "cpu", seq_len=length)
+    ours, attention_factor = rope_inv_freq(D, base, scaling, factor, trained, length, **lists)
+    np.testing.assert_allclose(ours, theirs.double().numpy(), rtol=2e-5)  # theirs is computed in float32
+    assert attention_factor == pytest.approx(their_factor, rel=1e-12)
+
+
+def test_llama3_counts_turns_in_the_trained_length():
+    """What turns 4 times or more is kept, what turns once at most is divided by s, halfway between it is the mean."""
+    D, L, s = 128, 8192, 8.0
+    plain = rope_inv_freq(D, 500_000.0)[0]
+    ours, turns = rope_inv_freq(D, 500_000.0, "llama3", s, L)[0], L * plain / (2 * math.pi)
+    assert np.array_equal(ours[turns >= 4], plain[turns >= 4]) and (turns >= 4).sum() == 29
+    assert np.array_equal(ours[turns <= 1], plain[turns <= 1] / s) and (turns <= 1).sum() == 29
+    assert (np.diff(ours) < 0).all()
+    halfway = 2.5 * 2 * math.pi / plain[32]  # a length in which pair 32 turns 2.5 times
+    found = rope_inv_freq(D, 500_000.0, "llama3", s, round(halfway))[0][32]
+    assert found == pytest.approx(plain[32] * (1 + 1 / s) / 2, rel=1e-3)
+
+
+def test_longrope_has_one_list_for_all_keys_of_a_sequence():
+    lists = {"long": (1, 2, 3, 4), "short": (1, 1, 1, 1.5)}
+
+    def at(length):
+        return rope_inv_freq(8, 10000.0, "longrope", 4.0, 64, length, **lists)
+
+    plain, _ = rope_inv_freq(8)
+    np.testing.assert_allclose(at(64)[0], plain / lists["short"], rtol=1e-15)
+    np.testing.assert_allclose(at(65)[0], plain / lists["long"], rtol=1e-15)
+    assert at(64)[1] == at(65)[1] == pytest.approx(math.sqrt(1 + math.log(4) / math.log(64)))
+    config = tiny("rope").config
+    for length, name in ((T, "short"), (T + 1, "long")):
+        e = scaled(config, length, rope_scaling="longrope", **lists)[0].encoding
+        np.testing.assert_allclose(e.rows(np.array([1]), config)[0, 0, :4] / rope_inv_freq(
+            8, 10000.0, "longrope", e.factor, T, length, **lists)[1], np.cos(plain / lists[name]), rtol=1e-12)
+
+
 def test_scaled_frequencies_by_hand():
     plain, one = rope_inv_freq(32)
     np.testing.assert_allclose(plain[[0, 8, 15]], [1, 0.01, 10 ** (-4 * 30 / 32)], rtol=1e-12)
@@ -144,6 +200,10 @@ def test_wrong_scalings_are_named():
         ({"scaling": "linear", "factor": math.inf}, "factor must be above 0 and at most 1e6, got inf"),
         ({"scaling": "dynamic", "length": 0}, "length must be at least 1, got 0"),
         ({"base": 1.0}, "base must be a finite number above 1, got 1.0"),
+        ({"scaling": "longrope", "long": (1, 1, 1, 1)}, "longrope needs the length of the whole .* got None, 512"),
+        ({"scaling": "longrope", "length": 9}, r"and D/2 = 4 numbers each, long and short; got 9, 512, 0 and 0"),
+        ({"scaling": "longrope", "length": 9, "long": (1, 1, 1)}, "got 9, 512, 3 and 3"),
+        ({"scaling": "longrope", "length": 9, "long": (1,) * 4, "short": (1,)}, "got 9, 512, 4 and 1"),
         ({"scaling": "ntk", "factor": 1e300}, "factor must be above 0 and at most 1e6, got 1e[+]300"),
         ({"trained_length": 0}, "trained_length must be at least 1, got 0"),
     ):
@@ -175,7 +235,13 @@ def test_positions_scaled_anew():
         (expe, {"scale": 1e40}, r"scale must be above 0 and at most 1e6, got 1e\+40"),
         (tiny("expe", variant={"on": "qkv"}).config, {"rope_scaling": "dual-chunk"}, "needs an override of these two"),
         (rope, {"rope_scaling": "dual-chunk", "chunk": 12}, "chunk must be from 1 to 11, got 12"),
-        (rope, {"rope_scaling": "cubic"}, "rope_scaling must be none, linear, ntk, dynamic or yarn, got 'cubic'"),
+        (rope, {"rope_scaling": "cubic"}, "rope_scaling must be none, linear, .* or longrope, got 'cubic'"),
+        (rope, {"rope_scaling": "longrope"}, "longrope needs .* D/2 = 4 numbers each, .* got 48, 12, 0 and 0"),
+        (rope, {"rope_scaling": "longrope", "long": (1.0, 0.0, 1.0, 1.0)}, "long must be numbers above 0"),
+        (rope, {"rope_scaling": "self-extend", "factor": 2.5}, "factor must be a whole number of at least 1 for self"),
+        (rope, {"rope_scaling": "self-extend", "chunk": 12}, "chunk must be from 1 to 11, got 12"),
+        (tiny("t5").config, {"rope_scaling": "self-extend"}, "self-extend is for expe, exqpe and rope, and t5 has"),
+        (tiny("expe", variant={"on": "k"}).config, {"rope_scaling": "self-extend"}, "needs an override of these two"),
         (rope, {"rope_scaling": "ntk", "factor": -1.0}, "factor must be above 0 and at most 1e6, got -1.0"),
         (tiny("expe", variant={"on": "k"}).config, {"rope_scaling": "dual-chunk"}, "needs an override of these two"),
         (tiny("rope", n_heads=8).config, {"rope_scaling": "ntk"}, "d_head must be at least 4"),
@@ -267,6 +333,57 @@ def test_dual_chunk_is_the_plain_model_up_to_one_chunk(pe):
     if pe == "rope":  # within the local window, of 12 - 1 - 8 tokens, distances are true across the edge of a chunk
         torch.testing.assert_close(model(tokens)[:, :12], plain(tokens)[:, :12], **EXACT)
     assert not torch.allclose(model(tokens), plain(tokens))
+
+
+# ---- Self-Extend -----------------------------------------------------------------------------------------------------
+
+
+def self_extend_in_loops(h, model, w, G, turn):
+    """One attention layer of RoPE, pair by pair, by the distance that a pair is given; turn(x, distance)."""
+    attention, S = model.blocks[0].attn, len(h)
+    out, given = np.zeros_like(h), np.zeros((S, S), int)
+    for head in range(2):
+        rows = slice(8 * head, 8 * head + 8)
+        w_q, w_k, w_v = (x[rows] for x in np.split(attention.qkv.weight.numpy(), 3))
+        for m in range(S):
+            for n in range(m + 1):
+                given[m, n] = m - n if m - n < w else m // G - n // G + w - w // G
+            scores = np.array([turn(w_q @ h[m], given[m, n]) @ (w_k @ h[n]) / math.sqrt(8) for n in range(m + 1)])
+            p = np.exp(scores - scores.max())
+            out[m, rows] = (p / p.sum()) @ (h[: m + 1] @ w_v.T)
+    return out @ attention.proj.weight.numpy().T, given
+
+
+@pytest.mark.parametrize("w, G", [(1, 2), (4, 3), (6, 5), (11, 40), (6, 1)])
+def test_self_extend_follows_its_definition(w, G):
+    model, n = reading("rope", variant={"groups": (w, G)}), np.arange(40)
+    h = torch.randn(1, 40, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+    def turn(x, d):
+        z = (x[:4] + 1j * x[4:]) * np.exp(1j * d * 10000.0 ** (-2 * np.arange(4) / 8))
+        return np.concatenate((z.real, z.imag))
+
+    ours = model.blocks[0].attn(h, model.tables(n)[model.config.encoding])[0]
+    right, given = self_extend_in_loops(h[0].numpy(), model, w, G, turn)
+    np.testing.assert_allclose(ours, right, rtol=1e-10, atol=1e-12)
+    assert G > 1 or np.array_equal(given, np.tril(n[:, None] - n))
+
+
+@pytest.mark.parametrize("length", [1, 12, 13, 40, 200])
+@pytest.mark.parametrize("w", [1, 4, 6, 11])
+def test_by_the_size_that_is_chosen_no_distance_is_above_the_trained_ones_and_by_a_smaller_one_some_are(w, length):
+    config, (window, G) = scaled(tiny("rope").config, length, rope_scaling="self-extend", chunk=w)
+    farthest = {size: max(d if d < w else (length - 1) // size - (length - 1 - d) // size + w - w // size
+                          for d in range(length)) for size in (G, G - 1) if size}
+    assert window == w and farthest[G] < T and (G == 1 or farthest[G - 1] >= T) and (G == 1) == (length <= T)
+
+
+def test_self_extend_is_the_plain_model_up_to_its_window_or_the_trained_length():
+    model, plain, tokens = reading("rope", variant={"groups": (7, 4)}), tiny("rope"), some_tokens(2, 30)
+    torch.testing.assert_close(model(tokens)[:, :7], plain(tokens)[:, :7], **EXACT)
+    assert not torch.allclose(model(tokens)[:, 8:], plain(tokens)[:, 8:])
+    by_itself = reading("rope").scale_to(T, rope_scaling="self-extend")
+    torch.testing.assert_close(by_itself(tokens[:, :T]), plain(tokens[:, :T]), **EXACT)
 
 
 # ---- the cache -------------------------------------------------------------------------------------------------------
@@ -420,7 +537,8 @@ def stream_in_loops(model, tokens, sinks, window):
     p = {name: value.numpy() for name, value in model.state_dict().items()}
     ramp, e = 1 / (4 * T), model.config.encoding
     if e.pe == "rope":
-        inv_freq, factor = rope_inv_freq(D, 10000.0, e.rope_scaling, e.factor, T, e.length)
+        lists = {"long": e.long} if e.rope_scaling == "longrope" else {}
+        inv_freq, factor = rope_inv_freq(D, 10000.0, e.rope_scaling, e.factor, T, e.length, **lists)
 
     def norm(x, name):
         z = (x - x.mean()) / np.sqrt(x.var() + 1e-5)
@@ -506,7 +624,7 @@ def stream_by_doors(model, tokens, sinks, window):
 
 
 @pytest.mark.parametrize("sinks, window", [(2, 6), (0, 4), (4, 1)])
-@pytest.mark.parametrize("pe, variant", [(pe, v) for pe, v in STREAM if "chunk" not in v], ids=str)
+@pytest.mark.parametrize("pe, variant", [(pe, v) for pe, v in STREAM if not {"chunk", "groups"} & {*v}], ids=str)
 def test_a_stream_of_twenty_windows_equals_brute_force(pe, variant, sinks, window):
     model, cache = reading(pe, variant=variant), Cache(sinks, window)
     tokens, brute_force = some_tokens(2, 20 * (sinks + window)), stream_in_loops

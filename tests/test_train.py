@@ -541,7 +541,7 @@ def test_flags_of_the_models_shape_reach_the_model(tokens, tmp_path):
     ("--pe rope --heads 128", "d_head must be even for RoPE to pair its dimensions, got 1"),
     ("--pe partial --rotary-fraction 0", "rotary_fraction must be above 0 and at most 1, got 0.0"),
     ("--pe partial --rotary-fraction 0.1", "rotary_fraction must leave an even width"),
-    ("--pe kerple --base 500", "base is for sinusoidal and rope and partial, and kerple has no use for it"),
+    ("--pe kerple --base 500", "base is for sinusoidal and rope and partial and proportional and xpos, and kerple has"),
 ])
 def test_wrong_shapes_are_named_in_one_line(line, message, tmp_path):
     flags = ["--preset", "mini", "--data", "nowhere/", *line.split()]

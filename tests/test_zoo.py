@@ -39,7 +39,7 @@ def queries_and_keys(model):
     return [np.einsum("hdc,tc->htd", w, some_input()[0].numpy()) for w in (w_q, w_k)]
 
 
-@pytest.mark.parametrize("pe", ["kerple", "partial", "grape"])
+@pytest.mark.parametrize("pe", ["kerple", "partial", "grape", "proportional", "xpos"])
 def test_distances_are_all_that_counts(pe):
     model, tokens = tiny(pe), some_tokens(1, 8)
     shifted, stretched = (model(tokens, positions=n) for n in (torch.arange(8) + 5, torch.arange(8) * 2))
@@ -321,6 +321,73 @@ def test_partial_of_all_is_rope_and_of_a_width_that_has_no_pairs_is_refused():
                               (1.5, "at most 1, got 1.5")):
         with pytest.raises(InputError, match=f"rotary_fraction must .*{message}"):
             ModelConfig(1, 16, 2, T, 40, encoding=EncodingConfig("partial", rotary_fraction=fraction))
+
+
+# ---- RoPE of which only the fast pairs turn --------------------------------------------------------------------------
+
+
+def drawn(seed, *ranges):
+    """Whole numbers drawn of each (low, high), by the seed."""
+    return [int(x) for x in np.random.default_rng(seed).integers(*zip(*ranges, strict=True))]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_proportional_has_the_frequencies_of_transformers(seed):
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    bits, turning, base, n = drawn(seed, (0, 7), (1, 65), (2, 10**6), (0, 5000))
+    pairs, D = 2**bits, 2 * 2**bits
+    fraction = min(turning, pairs) / pairs
+    rope = {"rope_type": "proportional", "rope_theta": float(base), "partial_rotary_factor": fraction}
+    theirs, one = ROPE_INIT_FUNCTIONS["proportional"](LlamaConfig(hidden_size=D, num_attention_heads=1,
+                                                                  rope_parameters=rope), "cpu")
+    encoding = EncodingConfig("proportional", rotary_fraction=fraction, base=float(base))
+    model = ModelConfig(1, D, 1, T, 40, encoding=encoding)
+    assert one == 1 and int(torch.count_nonzero(theirs)) == min(turning, pairs)
+    right = n * theirs.double().numpy()  # in fp32 until here
+    ours = encoding.rows(np.array([n]), model)[0, 0]
+    np.testing.assert_allclose(ours, np.concatenate((np.cos(right), np.sin(right))), atol=3e-7 * n + 1e-12)
+
+
+def test_proportional_of_all_is_rope_and_of_no_whole_pairs_is_refused():
+    whole, rope, tokens = tiny("proportional", variant={"rotary_fraction": 1.0}), tiny("rope"), some_tokens(1, T)
+    torch.testing.assert_close(whole(tokens), rope(tokens), rtol=1e-12, atol=1e-12)
+    half, neox = (tiny(pe, variant={"rotary_fraction": 0.5}) for pe in ("proportional", "partial"))
+    assert not torch.allclose(half(tokens), neox(tokens))
+    with pytest.raises(InputError, match="rotary_fraction must leave whole pairs: 0.4 of d_head, 8, is 1.6 of them"):
+        ModelConfig(1, 16, 2, T, 40, encoding=EncodingConfig("proportional", rotary_fraction=0.4))
+
+
+# ---- xPos ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale_base", [3.0, 512.0])
+def test_xpos_scores_are_its_formula_of_the_distance(scale_base):
+    """Pair by pair in complex numbers: Re(q_i conj(k_i) e^(i (m-n) theta_i)) z_i^((m - n)/512)."""
+    model = tiny("xpos", d_model=32, variant={"scale_base": scale_base})
+    n = np.array([0, 5, 6, 40, 41, 57, 58, 3, 2, 9, 1, 4])
+    q, k = torch.randn(2, 1, 2, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows = model.tables(n)[model.config.encoding].rows
+    turned_q, turned_k = model.encoding.rotate(q, k, rows)
+    (a, b), apart = ((x[..., :8] + 1j * x[..., 8:] for x in (q.numpy(), k.numpy())), n[:, None] - n)
+    right = 0
+    for i in range(8):
+        turn, z = np.exp(1j * apart * 10000.0 ** (-2 * i / 16)), ((2 * i / 16 + 0.4) / 1.4) ** (apart / scale_base)
+        right = right + (a[..., :, None, i] * b[..., None, :, i].conj() * turn).real * z
+    np.testing.assert_allclose((turned_q @ turned_k.mT).numpy(), right, rtol=1e-9, atol=1e-9)
+
+
+def test_xpos_stays_within_fp32_and_the_distance_alone_enters_for_32695_positions_from_the_middle():
+    model, tokens, far = tiny("xpos"), some_tokens(1, T), T // 2 + 32695 - T
+    rows = model.config.encoding.rows(np.array([-(10**6), far, 10**6]), model.config).astype(np.float32)
+    assert np.isfinite(rows).all() and np.abs(rows).max() > 1e34
+    n = np.arange(far, far + T)
+    torch.testing.assert_close(model(tokens, positions=n), model(tokens), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(model.float()(tokens, positions=n), model(tokens), rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(model(tokens, positions=n + 2 * T), model(tokens), rtol=1e-3, atol=1e-3)
+    with np.errstate(over="ignore"):
+        assert np.isinf(np.float32((0.4 / 1.4) ** (-40_000 / 512)))  # what a count from 0 makes of a key
 
 
 # ---- one file more ---------------------------------------------------------------------------------------------------

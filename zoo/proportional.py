@@ -1,0 +1,42 @@
+"""RoPE of which only the fast pairs turn, as in the global layers of Gemma 4 (a quarter).
+
+    Pairs (i, i + D/2) as RoPE's, inv_freq_i = base^(-2i/D) for i < fraction * D/2 and 0 for the others. zoo/partial.py
+    is another thing: there the first fraction * D dimensions are paired among themselves, down to the slowest.
+    Source: Gemma 4's configuration, rope_type "proportional", and its code in transformers.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import expe
+import model_numpy
+from config import InputError, Sinusoidal, knob, number
+
+
+@dataclass(frozen=True)
+class Settings(Sinusoidal):                                          # --base is there already
+    rotary_fraction: float = knob(0.25, number("above 0 and at most 1", lambda x: 0 < x <= 1),
+                                  "share of each head's pairs that turn (default: 0.25)")
+
+    def fit(self, model):
+        turning = self.rotary_fraction * model.d_head / 2
+        if model.d_head % 2 or turning % 1:
+            raise InputError(f"rotary_fraction must leave whole pairs: {self.rotary_fraction} of d_head, "
+                             f"{model.d_head}, is {turning:g} of them")
+        return self
+
+    def rows(self, positions, model):
+        table = expe.rope_table(positions, model.d_head, self.base)                                 # (..., T, D)
+        cos, sin = np.split(table, 2, axis=-1)                                                      # views of it
+        still = int(self.rotary_fraction * model.d_head / 2)
+        cos[..., still:], sin[..., still:] = 1, 0
+        return table[..., None, :, :]                                                               # (..., 1, T, D)
+
+def doors(settings):
+    return model_numpy.Encoding(rotate=(model_numpy.rotate_forward, model_numpy.rotate_backward))
+
+def torch_class():
+    from model_torch import RoPE
+
+    return RoPE

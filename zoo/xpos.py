@@ -1,0 +1,55 @@
+"""xPos (Sun et al. 2022, section 3.2): RoPE, and each pair's part of a score falls with the distance, at its own rate.
+
+    q_m times z_i^((m - c)/512) and k_n times z_i^((c - n)/512),  z_i = (2i/D + 0.4)/1.4,  i = 0 .. D/2-1
+
+so that the part of pair i gets z_i^((m - n)/512), whatever c is. Here c is half the trained length: it must be one for
+all keys that a cache holds. Both factors are within e^-80 .. e^80, and so within fp32 and bf16 (fp16 ends at e^11), up
+to 32,695 positions from there. They grow no further, so that two tokens beyond that have RoPE alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import expe
+import model_numpy
+from config import POSITIVE, RoPE, Sinusoidal, knob
+
+
+@dataclass(frozen=True)
+class Settings(Sinusoidal):                                          # --base is there already
+    scale_base: float = knob(512.0, POSITIVE, "positions in which xPos' factors apply once (default: 512)")
+
+    fit = RoPE.fit
+
+    def rows(self, positions, model):
+        """Cosines and sines for the queries, then for the keys: (..., 1, T, 2D)."""
+        cos, sin = np.split(expe.rope_table(positions, model.d_head, self.base), 2, axis=-1)        # (..., T, D/2) each
+        z = (np.arange(0, model.d_head, 2) / model.d_head + 0.4) / 1.4                              # (D/2,)
+        apart = (np.asarray(positions)[..., None] - model.context // 2) / self.scale_base           # (..., T, 1)
+        factor = z ** np.clip(apart, 80 / np.log(z[0]), -80 / np.log(z[0]))
+        return np.concatenate((cos * factor, sin * factor, cos / factor, sin / factor), -1)[..., None, :, :]
+
+def rotate_forward(q, k, table, learned):
+    """out = s_m R_m q, R_n k / s_n. q and k (B, H, T, D); table (..., 1, T, 2D): s cos, s sin, cos / s, sin / s."""
+    cos_q, sin_q, cos_k, sin_k = np.split(table, 4, axis=-1)                                        # (..., 1, T, D/2)
+    turned = model_numpy.turn(q, cos_q, sin_q), model_numpy.turn(k, cos_k, sin_k)
+    return *turned, (cos_q, sin_q, cos_k, sin_k)
+
+def rotate_backward(dq, dk, cache):
+    """out = s R q: dq = s R^T dout, and s R^T turns by minus the angle."""
+    cos_q, sin_q, cos_k, sin_k = cache
+    return model_numpy.turn(dq, cos_q, -sin_q), model_numpy.turn(dk, cos_k, -sin_k), {}
+
+def doors(settings):
+    return model_numpy.Encoding(rotate=(rotate_forward, rotate_backward))
+
+def torch_class():
+    from model_torch import RoPE
+
+    class XPos(RoPE):
+        def rotate(self, q, k, table):
+            of_q, of_k = table.chunk(2, dim=-1)                                                     # (..., 1, T, D)
+            return super().rotate(q, q, of_q)[0], super().rotate(k, k, of_k)[1]
+
+    return XPos
