@@ -272,6 +272,28 @@ def test_nope_every_and_window_equal_those_of_transformers_smollm3(blocks):
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)  # angles and norms in fp32
 
 
+@pytest.mark.parametrize("layers, every, window", [(4, 4, 5), (3, 2, 1), (6, 3, 7), (4, 4, 3 * T)])
+def test_attention_of_each_block_equals_transformers_cohere2(layers, every, window):
+    """By its own masks: a query is among the keys of its window. It pairs neighbours, so that our rows are mixed."""
+    from transformers import Cohere2Config, Cohere2Model
+
+    ours, seen = tiny("rope", n_layers=layers, nope_every=every, window=window), []
+    config = Cohere2Config(**like(ours, sliding_window=window, sliding_window_pattern=every))
+    theirs = Cohere2Model(config).double().eval()
+    neighbours = torch.arange(16).view(2, 2, 4).mT.flatten()  # (i, i + D/2) of each head side by side
+    for block, layer in zip(ours.blocks, theirs.layers, strict=True):
+        w_q, w_k, w_v = block.attn.qkv.weight.detach().chunk(3)
+        weights = {"q": w_q[neighbours], "k": w_k[neighbours], "v": w_v, "o": block.attn.proj.weight.detach()}
+        layer.self_attn.load_state_dict({f"{part}_proj.weight": w for part, w in weights.items()})
+        layer.self_attn.register_forward_hook(
+            lambda module, _, given, out: seen.append((given["hidden_states"], out[0])), with_kwargs=True)
+    theirs(some_tokens(2, 3 * T))
+    assert len(seen) == layers
+    for block, (h, out) in zip(ours.blocks, seen, strict=True):
+        at = ours.tables(np.arange(3 * T))[block.attn.encoding.settings]
+        torch.testing.assert_close(block.attn(h, at), out, rtol=1e-5, atol=1e-5)  # theirs: angles in fp32
+
+
 def test_gpt_style_with_learned_positions_equals_transformers_gpt2():
     from transformers import GPT2Config, GPT2LMHeadModel
 
