@@ -265,22 +265,25 @@ class Registry(Mapping):
     """Something of every encoding, by its name: the reference's own, and then what the files of zoo/ hold of it.
 
     zoo/NAME.py is found by being there. Its names are listed, and the file is read when it is first asked for: the
-    reference never imports one by name, and works without them.
+    reference never imports one by name, and works without them. zoo/_NAME.py makes of any encoding the one +NAME.
     """
 
     def __init__(self, own, part):
         self.own, self.read, self.part = tuple(own), dict(own), part
 
     def __getitem__(self, name):
-        if name not in self.read and name in _zoo():
+        of, _, last = name.rpartition("+")                             # rope+sinks: what zoo/_sinks.py makes of rope
+        file = f"_{last}" * (of in self and last not in of.split("+")) if of else name * (name[:1] != "_")
+        if name not in self.read and file in _zoo():
             try:
-                self.read[name] = self.part(importlib.import_module(f"zoo.{name}"))
+                part = self.part(importlib.import_module(f"zoo.{file}"))
+                self.read[name] = part(self[of]) if of else part
             except Exception as error:                                 # whatever a file of the user's can raise
                 raise InputError(f"zoo/{name}.py cannot be used: {type(error).__name__}: {error}") from error
         return self.read[name]
 
     def __iter__(self):
-        return iter(dict.fromkeys((*self.own, *_zoo())))
+        return iter(dict.fromkeys((*self.own, *(name for name in _zoo() if name[0] != "_"))))
 
     def __len__(self):
         return len(list(iter(self)))
@@ -292,7 +295,7 @@ class Registry(Mapping):
 
 @functools.cache
 def _zoo():
-    return [path.stem for path in sorted((Path(__file__).parent / "zoo").glob("[!_]*.py"))]
+    return [path.stem for path in sorted((Path(__file__).parent / "zoo").glob("*.py"))]
 
 ENCODINGS = Registry(                                                  # in the order of --pe
     {"nope": EncodingConfig, "sinusoidal": Sinusoidal, "learned": Learned, "expe": ExPE, "exqpe": ExQPE, "rope": RoPE,
@@ -343,7 +346,7 @@ class ModelConfig(Knobs):
     def block(self, i):
         """(encoding, window) of block i, counted from 0: which encoding it has, and how many keys it sees (0: all)."""
         if self.nope_every and (i + 1) % self.nope_every == 0:
-            return EncodingConfig("nope"), 0
+            return EncodingConfig("+".join(("nope", *self.encoding.pe.split("+")[1:]))), 0
         return self.encoding, self.window
 
     @classmethod

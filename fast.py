@@ -148,7 +148,7 @@ class Attention(model_torch.Attention):
         with torch.autocast(q.device.type, enabled=False):
             x, h, w = map(at_least_fp32, (q, h, w))
             a, b = self.encoding.linear(x, h, w, n.type_as(x))
-            if T != S or self.window or not self.fused:
+            if T != S or self.window or self.encoding.softmax or not self.fused:
                 return self.attend(q, k, v, a[..., None] * (b[..., None, :] - b[..., -T:, None]), None)
             q, k = further(q, k, a, b)
             v, scale = F.pad(v, (0, 8)), 1 / math.sqrt(D)                              # kernels want one width

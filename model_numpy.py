@@ -196,6 +196,22 @@ def override_shut_backward(dparts, cache):
     dq, dk, dv = dparts
     return dq + dk + dv, {}
 
+def softmax_forward(scores, learned):
+    """p = exp(scores) / sum of exp(scores). In place. scores (..., T, S), -inf for keys that are not seen."""
+    scores -= scores.max(-1, keepdims=True)                                       # exp cannot overflow then
+    np.exp(scores, out=scores)
+    scores /= scores.sum(-1, keepdims=True)
+    return scores, scores
+
+def softmax_backward(dp, p):
+    """p_i = exp(s_i) / sum_j exp(s_j), so dp_j/ds_i = p_j ([i = j] - p_i), and ds_i = p_i (dp_i - sum_j dp_j p_j).
+
+    In place. Keys that are not seen have p = 0, and so no gradient.
+    """
+    dp -= np.vecdot(dp, p)[..., None]
+    dp *= p
+    return dp, {}
+
 class Encoding(NamedTuple):
     """The doors of an encoding, (forward, backward) each; left out, a door is shut, as here.
 
@@ -209,6 +225,7 @@ class Encoding(NamedTuple):
                      lambda dq, dk, cache: (dq, dk, {}))
     score: tuple = (lambda q, k, h, table, learned: (None, None),           # added to the scores: (..., T, S) or None
                     lambda dbias, cache: (0, 0, 0, {}))                 # for q, k, h; dbias (B, H, T, S)
+    softmax: tuple = (softmax_forward, softmax_backward)                # masked scores to weights, (B, H, T, S) each
     value: tuple = (lambda p, table, learned: (None, None),                 # added to p v: (B, H, T, D) or None
                     lambda dout, cache: (0, {}))
     shapes: Callable = lambda model: {}
@@ -395,56 +412,44 @@ ENCODINGS = Registry(                                                           
 
 # ---- attention -------------------------------------------------------------------------------------------------------
 
-def masked_softmax_forward(scores, causal=True, window=0):
-    """p = exp(scores) / sum of exp(scores), over the keys that a query sees. In place. scores (..., T, S).
+def mask(scores, causal=True, window=0):
+    """-inf for the keys that a query does not see, in place. scores (..., T, S).
 
-    causal: those up to its own index; with a window, the last so many of them.
+    causal: it sees those up to its own index; with a window, the last so many of them.
     """
     never = np.full(scores.shape[-2:], -np.inf, scores.dtype)                     # (T, S)
     if causal:
         scores += np.triu(never, 1)                                               # ahead
     if window:
         scores += np.tril(never, -window)                                         # further back than the window
-    scores -= scores.max(-1, keepdims=True)                                       # exp cannot overflow then
-    np.exp(scores, out=scores)
-    scores /= scores.sum(-1, keepdims=True)
-    return scores, scores
-
-def masked_softmax_backward(dp, p):
-    """p_i = exp(s_i) / sum_j exp(s_j), so dp_j/ds_i = p_j ([i = j] - p_i), and ds_i = p_i (dp_i - sum_j dp_j p_j).
-
-    In place. Keys that are not seen have p = 0, and so no gradient.
-    """
-    dp -= np.vecdot(dp, p)[..., None]
-    dp *= p
-    return dp
+    return scores
 
 def attend_forward(q, k, v, h, encoding, table, learned, causal=True, window=0):
     """y_m = sum_n p_mn v_n, p_m the softmax over n <= m of q_m . k_n / sqrt(D) + bias_mn. The paper's equation 1.
 
-    q, k, v and y (B, H, T, D); the doors score and value of the encoding are here.
+    q, k, v and y (B, H, T, D); the doors score, softmax and value of the encoding are here.
     """
     scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.swapaxes(-1, -2)              # (B, H, T, S)
     bias, cache_score = encoding.score[0](q, k, h, table, learned)
     if bias is not None:
         scores += bias
-    p, _ = masked_softmax_forward(scores, causal, window)
+    p, cache_softmax = encoding.softmax[0](mask(scores, causal, window), learned)
     y = np.empty_like(v)                                                          # as v lies in memory
     np.matmul(p, v, out=y)                                                        # (B, H, T, D)
     more, cache_value = encoding.value[0](p, table, learned)
     if more is not None:
         y += more
-    return y, (q, k, v, p, encoding, cache_score, cache_value)
+    return y, (q, k, v, p, encoding, cache_score, cache_softmax, cache_value)
 
 def attend_backward(dy, cache):
     """y = p v, p = softmax(scores), scores = q k^T / sqrt(D): dp = dy v^T, dv = p^T dy, dq = ds k, dk = ds^T q."""
-    q, k, v, p, encoding, cache_score, cache_value = cache
+    q, k, v, p, encoding, cache_score, cache_softmax, cache_value = cache
     dp_value, down_value = encoding.value[1](dy, cache_value)
     dv, dq, dk = np.empty_like(v), np.empty_like(q), np.empty_like(k)
     np.matmul(p.swapaxes(-1, -2), dy, out=dv)                                     # (B, H, S, D)
     dp = dy @ v.swapaxes(-1, -2)                                                  # (B, H, T, S)
     dp += dp_value
-    dscores = masked_softmax_backward(dp, p)
+    dscores, down_softmax = encoding.softmax[1](dp, cache_softmax)
     dq_score, dk_score, dh, down_score = encoding.score[1](dscores, cache_score)
     np.matmul(dscores, k, out=dq)
     np.matmul(dscores.swapaxes(-1, -2), q, out=dk)
@@ -452,7 +457,7 @@ def attend_backward(dy, cache):
     dk *= 1 / math.sqrt(q.shape[-1])
     dq += dq_score
     dk += dk_score
-    return dq, dk, dv, dh, down_value | down_score
+    return dq, dk, dv, dh, down_value | down_softmax | down_score
 
 def split_heads(x, n_heads):
     """(B, T, C) to (B, H, T, D), a view."""
@@ -572,16 +577,16 @@ def parameter_shapes(config):
     mlp = {"up.weight": (config.d_mlp, C), "down.weight": (C, config.d_mlp)}
     if config.mlp == "swiglu":
         mlp = {"gate.weight": (config.d_mlp, C), **mlp}
-    learned = over("encoding.", doors_of(config.encoding).shapes(config))
+    learned = lambda settings: over("encoding.", doors_of(settings).shapes(config))  # noqa: E731
     shapes = {"embedding.weight": (V, C)}
     for i in range(config.n_layers):
-        here = attn | learned if config.block(i)[0].each_block else attn
+        here = attn | learned(config.block(i)[0]) if config.block(i)[0].each_block else attn
         block = over("norm1.", norm) | over("attn.", here) | over("norm2.", norm) | over("mlp.", mlp)
         shapes |= over(f"blocks.{i}.", block)
     shapes |= over("norm.", norm)
     if not config.tied:
         shapes["head.weight"] = (V, C)
-    return shapes if config.encoding.each_block else shapes | learned
+    return shapes if config.encoding.each_block else shapes | learned(config.encoding)
 
 def count_parameters(config):
     """(all parameters, those without input embedding and the encoding's learned). A tied matrix counts once."""

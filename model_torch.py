@@ -1,4 +1,4 @@
-"""The GPT in PyTorch, as plain as it can be said, with five doors for a positional encoding.
+"""The GPT in PyTorch, as plain as it can be said, with six doors for a positional encoding.
 
 This is the clean version. Others make it fast (fast.py) and take it past the trained length (past/): each replaces a
 part that GPT is given, and tests hold it equal to what stands here. model_numpy.py is the same model by hand.
@@ -24,12 +24,13 @@ from expe import alibi_slopes, distances
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
 class Encoding(nn.Module):
-    """No encoding (NoPE, Haviv et al. 2022): the five doors, all shut. Every other encoding opens one of them.
+    """No encoding (NoPE, Haviv et al. 2022): the six doors, all shut. Every other encoding opens one of them.
 
     Its settings (config.py) make `table` of the positions: their `rows` for embed, override and rotate, their `pairs`
     for score and value. Its own parameters are those that model_numpy.py names.
     """
 
+    softmax = None                       # softmax(scores): in the place of the plain one; masked scores (B, H, T, S)
     value = None                         # value(weights, table): added to the attention's output, (B, H, T, D)
     linear = None                        # linear(q, h, w, n): a score that is a product of two numbers, for fast.py
     keeps_input = False                  # whether the score reads the block's input h of all keys: caches keep it then
@@ -239,16 +240,17 @@ class Attention(nn.Module):
 
     def attend(self, q, k, v, bias, table):
         """softmax(q k^T / sqrt(D) + bias) v over the keys that are seen, and what the encoding's value door adds."""
-        T, S = q.shape[2], k.shape[2]
-        if bias is None and not self.window and self.encoding.value is None and T in (1, S):
+        T, S, fused = q.shape[2], k.shape[2], self.encoding.value is None and self.encoding.softmax is None
+        if bias is None and not self.window and fused and T in (1, S):
             return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and T > 1)
         bias = q.new_zeros(T, S) if bias is None else bias.type_as(q)
         if (never := unseen(T, S, self.causal, self.window, q.device)) is not None:
             bias = bias.masked_fill(never, -math.inf)
-        if self.encoding.value is None:                                                # fused, if bias has 2 or 4 axes
+        if fused:                                                                      # if bias has 2 or 4 axes
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None] if bias.ndim == 3 else bias)
-        weights = (q @ k.mT / math.sqrt(q.shape[-1]) + bias).softmax(-1)               # (B, H, T, S)
-        return weights @ v + self.encoding.value(weights, table)
+        scores, soften = q @ k.mT / math.sqrt(q.shape[-1]) + bias, self.encoding.softmax or nn.Softmax(-1)
+        weights = soften(scores)                                                       # (B, H, T, S)
+        return weights @ v + (self.encoding.value(weights, table) if self.encoding.value else 0)
 
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), with dropout on what is added."""

@@ -102,7 +102,8 @@ def command_line():
                      help="write what log.jsonl holds as log.csv too (csv), or for TensorBoard (tensorboard)")
     run.add_argument("--tokens", type=at_least(1), metavar="TOKENS", help="training tokens, instead of --steps")
     encoding = parser.add_argument_group("the encoding")
-    encoding.add_argument("--pe", choices=tuple(ENCODINGS), help="positional encoding (default: the preset's, expe)")
+    encoding.add_argument("--pe", choices=ENCODINGS, help="positional encoding (default: the preset's, expe); "
+                          "rope+log, rope+sinks, ...: with the softmax of zoo/_log.py, ...")
     add_flags(encoding, flags_of(*ENCODINGS.values()))
     defaults = "default: the preset's, which --preset NAME --show prints"
     add_flags(parser.add_argument_group("the model", defaults), flags_of(ModelConfig))

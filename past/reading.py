@@ -185,7 +185,7 @@ class Reader(GPT):
     def masked(self):
         """Whether any block needs a bias or a mask besides the causal one."""
         return bool(self.chunk) or any(
-            attn.window or attn.encoding.value
+            attn.window or attn.encoding.value or attn.encoding.softmax
             or (type(attn.encoding).score is not Encoding.score and attn.encoding.linear is None)
             for attn in (block.attn for block in self.blocks))
 

@@ -447,6 +447,27 @@ def test_errata_transformers_longrope_changes_the_frequencies_of_new_keys_alone(
         torch.testing.assert_close(stepwise, ours(tokens), rtol=1e-9, atol=1e-9)
 
 
+def test_errata_edifice_subtracts_what_a_softmax_drops():
+    """source: Edifice, `SSMax`
+    says: SSMax is exp(x_i - s ln n) over its sum
+    in fact: exp(s ln(n) x_i) over its sum: a softmax drops what is subtracted from all scores. And n is the number of
+        keys that a query sees, not the length of the array
+    """
+    x, s = np.random.default_rng(0).standard_normal(12), 0.43
+
+    def softmax(x):
+        return np.exp(x) / np.exp(x).sum()
+
+    np.testing.assert_allclose(softmax(x - s * math.log(12)), softmax(x), rtol=1e-12)  # nothing is changed
+    encoding = tiny("nope+log").blocks[0].attn.encoding
+    with torch.no_grad():
+        encoding.temperature.fill_(s)
+        padded = torch.from_numpy(np.append(x, [-np.inf] * 20)).expand(1, 2, 1, 32)
+        ours = encoding.softmax(padded)[0, 0, 0].numpy()
+    np.testing.assert_allclose(ours[:12], softmax(s * math.log(12) * x), rtol=1e-12)
+    assert not ours[12:].any() and not np.allclose(ours[:12], softmax(s * math.log(32) * x))
+
+
 def test_the_page_of_errata_is_made_of_these_docstrings():
     """docs/errata.md is what `python -m lab.errata` writes: run it after a change here."""
     from lab import errata

@@ -176,7 +176,7 @@ def test_ladder_in_float32(pe, style):
 # ---- the ladder can fail ---------------------------------------------------------------------------------------------
 
 
-DOORS = ("embed", "override", "rotate", "score", "value")
+DOORS = ("embed", "override", "rotate", "score", "softmax", "value")
 
 
 def swap(monkeypatch, name, old, new):
@@ -219,9 +219,9 @@ def swap(monkeypatch, name, old, new):
         ("learned_phi_backward", "np.array([np", "-np.array([np", "learn", "gpt", "gradient of encoding.weight"),
         ("rotate_backward", "dq, cos, -sin", "dq, cos, sin", "rope", "gpt", "gradient of blocks.1.attn.qkv"),
         ("rotate_backward", "dk, cos, -sin", "dk, cos, sin", "rope", "gpt", "gradient of blocks.1.attn.qkv"),
-        ("masked_softmax_forward", "never, -window", "never, 1 - window", "nope", "gpt", "logits"),
-        ("masked_softmax_forward", "never, 1)", "never, 2)", "nope", "gpt", "logits"),
-        ("masked_softmax_backward", "dp -= ", "dp += ", "nope", "gpt", "gradient of blocks.1.attn.qkv"),
+        ("mask", "never, -window", "never, 1 - window", "nope", "gpt", "logits"),
+        ("mask", "never, 1)", "never, 2)", "nope", "gpt", "logits"),
+        ("softmax_backward", "dp -= ", "dp += ", "nope", "gpt", "gradient of blocks.1.attn.qkv"),
         ("attend_backward", "dq *= 1", "dq *= -1", "nope", "gpt", "gradient of blocks.1.attn.qkv"),
         ("attend_backward", "dk *= 1", "dk *= -1", "nope", "gpt", "gradient of blocks.1.attn.qkv"),
         ("attend_backward", "dq += ", "dq -= ", "content", "gpt", "gradient of encoding"),
@@ -281,8 +281,9 @@ def seen(T, causal, window):
 
 def softmax(*how):
     """The layer of the masked softmax, of (causal, window)."""
-    return (lambda scores: N.masked_softmax_forward(scores.copy(), *how), N.masked_softmax_backward,
-            [random(2, 4, 4)], lambda scores: scores.masked_fill(~seen(4, *how), -math.inf).softmax(-1))
+    return (lambda scores: N.softmax_forward(N.mask(scores.copy(), *how), {}),
+            lambda dp, p: N.softmax_backward(dp, p)[0], [random(2, 4, 4)],
+            lambda scores: scores.masked_fill(~seen(4, *how), -math.inf).softmax(-1))
 
 
 def attention(*how):

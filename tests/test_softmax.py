@@ -1,0 +1,272 @@
+"""The softmax door: +log (SSMax), +llama4 and +sinks, of any encoding, against their formulas and transformers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, command, refused
+from test_model import T, attend, like, some_input, some_tokens, tiny
+from test_numpy import EXACT, POSITIONS, climb
+from test_past import plain_model, reading, stream_by_doors
+
+import model_numpy
+import past.reading
+import zoo._llama4
+from config import ENCODINGS, EncodingConfig, InputError
+from past.cache import Cache
+from runs import read_run
+
+NUMBERS = zoo._llama4.FLOOR_SCALE, zoo._llama4.ATTN_SCALE
+KINDS = [
+    *((f"{pe}+{more}", {}) for pe in ENCODINGS for more in ("log", "sinks")),
+    *((f"{pe}+sinks+log", {}) for pe in ("nope", "shaw", "kerple")),
+    ("expe+log", {"on": "k"}), ("expe+sinks", {"on": "k"}), ("expe+sinks", {"once": True, "learn": "init"}),
+]
+BLOCKS = [("rope+llama4", {}), ("t5+sinks+log", {}), ("rope+sinks+llama4", {"window": 5}), ("sinusoidal+log", {})]
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch):
+    monkeypatch.setattr(zoo._llama4, "FLOOR_SCALE", 3)
+
+
+# ---- both backends ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pe, variant", KINDS, ids=str)
+def test_ladder(pe, variant):
+    climb(tiny(pe, variant=variant), EXACT, POSITIONS["odd"])
+
+
+@pytest.mark.parametrize("pe, more", BLOCKS, ids=str)
+def test_ladder_of_blocks_that_differ(pe, more):
+    climb(tiny(pe, "llama", n_layers=4, nope_every=2, **more), EXACT)
+
+
+@pytest.mark.parametrize("pe", ["rope+log", "rope+sinks+log", "nope+llama4"])
+def test_ladder_without_a_mask(pe):
+    climb(tiny(pe, causal=False), EXACT)
+
+
+def test_ladder_catches_a_flipped_sign(monkeypatch):
+    for pe, name in (("rope+log", "temperature"), ("rope+sinks", "sinks")):
+        doors_of = model_numpy.doors_of
+
+        def flipped(settings, doors_of=doors_of):
+            doors = doors_of(settings)
+            forward, backward = doors.softmax
+
+            def wrong(dp, cache, backward=backward):
+                dz, down = backward(dp, cache)
+                return dz, {key: -g for key, g in down.items()}
+
+            return doors._replace(softmax=(forward, wrong))
+
+        with monkeypatch.context() as patch, pytest.raises(AssertionError, match=f"gradient of blocks.1.*{name}"):
+            patch.setattr(model_numpy, "doors_of", flipped)
+            climb(tiny(pe), EXACT)
+
+
+# ---- against the formulas --------------------------------------------------------------------------------------------
+
+
+def softmax_in_loops(scores, s=None, b=None):
+    """Row by row, of the keys up to a query's own: exp(s ln(n) x) over the sum of them and of exp(b)."""
+    p = np.zeros_like(scores)
+    for m, row in enumerate(scores):
+        x = row[: m + 1] * (1 if s is None else s * math.log(m + 1))
+        p[m, : m + 1] = np.exp(x) / (np.exp(x).sum() + (0 if b is None else math.exp(b)))
+    return p
+
+
+@pytest.mark.parametrize("pe", ["nope+log", "nope+sinks", "nope+sinks+log"])
+def test_attention_is_its_formula(pe):
+    model, h = tiny(pe), some_input()
+    attention = model.blocks[0].attn
+    own = {name: p.detach().numpy() for name, p in attention.encoding.named_parameters()}
+    w_q, w_k, w_v = np.split(attention.qkv.weight.detach().numpy(), 3)
+    x, out = h[0].numpy(), []
+    for head in range(2):
+        rows = slice(8 * head, 8 * head + 8)
+        scores = (x @ w_q[rows].T) @ (x @ w_k[rows].T).T / math.sqrt(8)
+        how = {to: own[name][head] for to, name in (("s", "temperature"), ("b", "sinks")) if name in own}
+        out.append(softmax_in_loops(scores, **how) @ (x @ w_v[rows].T))
+    right = np.concatenate(out, -1) @ attention.proj.weight.detach().numpy().T
+    np.testing.assert_allclose(attend(model, h)[0].detach().numpy(), right, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("pe", ["nope", "rope", "expe"])
+def test_without_a_bias_log_is_the_query_times_s_ln_n(pe):
+    """The scaled query in the plain attention; what the first token sees is itself, with weight 1."""
+    log, plain, h = tiny(f"{pe}+log"), tiny(pe), some_input()
+    plain.load_state_dict({name: w for name, w in log.state_dict().items() if "temperature" not in name})
+    s, attention = log.blocks[0].attn.encoding.temperature, plain.blocks[0].attn
+    seen = torch.arange(1.0, T + 1).double()
+    whole = attention.attend
+    attention.attend = lambda q, *rest: whole(q * (s[:, None, None] * seen.log()[:, None]), *rest)
+    torch.testing.assert_close(attend(log, h), attend(plain, h), rtol=1e-10, atol=1e-12)
+    own = torch.cat([x @ h[0, 0] for x in attention.qkv.weight.chunk(3)[2:]]) @ attention.proj.weight.T
+    assert pe == "expe" or torch.allclose(attend(log, h)[0, 0], own)
+
+
+def test_n_counts_the_keys_of_a_window_and_not_the_array():
+    """With s = 1/ln 4 and a window of 4, all queries but the first three are as without."""
+    log, plain, h = tiny("nope+log", window=4), tiny("nope", window=4), some_input()
+    plain.load_state_dict({name: w for name, w in log.state_dict().items() if "temperature" not in name})
+    with torch.no_grad():
+        log.blocks[0].attn.encoding.temperature.fill_(1 / math.log(4))
+    ours, theirs = attend(log, h), attend(plain, h)
+    torch.testing.assert_close(ours[:, 3:], theirs[:, 3:], rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(ours[:, 1:3], theirs[:, 1:3])
+
+
+def test_each_block_has_its_own_and_log_starts_as_the_plain_softmax_of_1024_tokens_on_average():
+    model = tiny("rope+sinks+log").config
+    params = model_numpy.init_params(model)
+    own = [name for name in params if "encoding" in name]
+    assert own == [f"blocks.{i}.attn.encoding.{name}" for i in range(2) for name in ("sinks", "temperature")]
+    s = params["blocks.0.attn.encoding.temperature"]
+    assert s.shape == (2,) and s.mean() * np.log(np.arange(1, 1025)).mean() == pytest.approx(1, rel=1e-3)
+    assert [n for n in model_numpy.init_params(tiny("learned+sinks").config) if "sinks" in n] == ["encoding.sinks"]
+
+
+# ---- against transformers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_sinks_equal_transformers_gpt_oss(window):
+    """Its eager attention, with the same queries, keys, values, mask and sinks."""
+    from types import SimpleNamespace
+
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    model = tiny("nope+sinks", window=window)
+    attention, (q, k, v) = model.blocks[0].attn, torch.randn(3, 2, 2, T, 8, dtype=torch.float64,
+                                                             generator=torch.Generator().manual_seed(4))  # fmt: skip
+    never = torch.ones(T, T).triu(1) + (torch.ones(T, T).tril(-window) if window else 0)
+    theirs = SimpleNamespace(num_key_value_groups=1, sinks=attention.encoding.sinks, training=False)
+    right, weights = eager_attention_forward(theirs, q, k, v, torch.zeros(T, T).masked_fill(never > 0, -math.inf),
+                                             scaling=1 / math.sqrt(8))
+    ours = attention.attend(q, k, v, None, None)
+    torch.testing.assert_close(ours.transpose(1, 2), right, rtol=1e-9, atol=1e-9)
+    assert (weights.sum(-1) < 1).all()  # or else no sink was there
+
+
+@pytest.mark.parametrize("floor_scale, attn_scale", [(3, 0.1), (5, 0.7)])
+def test_llama4_equals_transformers(floor_scale, attn_scale, monkeypatch):
+    """Its attention of a layer without RoPE, on the same weights."""
+    from transformers.models.llama4 import modeling_llama4 as theirs
+
+    monkeypatch.setattr(zoo._llama4, "FLOOR_SCALE", floor_scale)
+    monkeypatch.setattr(zoo._llama4, "ATTN_SCALE", attn_scale)
+    model, h = tiny("nope+llama4"), some_input()
+    shape = like(model, head_dim=8, no_rope_layers=[0, 1], attn_temperature_tuning=True, floor_scale=floor_scale,
+                 attn_scale=attn_scale, layer_types=["full_attention"] * 2)
+    layer = theirs.Llama4TextAttention(theirs.Llama4TextConfig(**shape), 0).double().eval()
+    weights = dict(zip("qkv", model.blocks[0].attn.qkv.weight.detach().chunk(3), strict=True))
+    weights["o"] = model.blocks[0].attn.proj.weight.detach()
+    layer.load_state_dict({f"{part}_proj.weight": w for part, w in weights.items()})
+    never = torch.ones(T, T).triu(1).bool()
+    right, _ = layer(h, None, torch.zeros(1, 1, T, T).masked_fill(never, -math.inf))
+    torch.testing.assert_close(attend(model, h), right, rtol=1e-5, atol=1e-6)  # theirs: factors in fp32
+    assert not torch.allclose(attend(model, h), attend(tiny("nope"), h))
+
+
+def test_the_numbers_are_those_of_llama_4():
+    from transformers import Llama4TextConfig
+
+    assert NUMBERS == (Llama4TextConfig.floor_scale, Llama4TextConfig.attn_scale) == (8192, 0.1)
+
+
+def test_llama4_leaves_blocks_with_an_encoding_alone_and_needs_one_without():
+    model, bare = tiny("rope+llama4", n_layers=2, nope_every=2), tiny("rope", n_layers=2, nope_every=2)
+    assert [s.pe for s, _ in map(model.config.block, range(2))] == ["rope+llama4", "nope+llama4"]
+    h = some_input()
+    for i, same in ((0, True), (1, False)):
+        ours, theirs = (m.blocks[i].attn(h, m.tables(np.arange(T))[m.blocks[i].attn.encoding.settings])
+                        for m in (model, bare))
+        assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12) == same
+    with pytest.raises(InputError, match="llama4 is for blocks without an encoding, and with rope.llama4 there"):
+        tiny("rope+llama4")
+
+
+# ---- past the trained length -----------------------------------------------------------------------------------------
+
+
+READ = [("rope+log", {}), ("nope+sinks", {}), ("t5+sinks+log", {"nope_every": 2}), ("rope+llama4", {"nope_every": 2}),
+        ("expe+log", {"on": "k"}), ("alibi+sinks", {"window": 5}), ("rope+log", {"chunk": 5}),
+        ("rope+sinks", {"groups": (5, 3)})]  # fmt: skip
+
+
+@pytest.mark.parametrize("pe, variant", READ, ids=str)
+def test_read_in_pieces_and_in_blocks_of_queries_it_is_the_plain_model(pe, variant, monkeypatch):
+    model, tokens = reading(pe, variant=variant), some_tokens(2, 40)
+    with torch.no_grad():
+        whole = model(tokens) if model.chunk else plain_model(model)(tokens)
+        for size in (1, 7):
+            cache = Cache()
+            pieces = [model(x, cache=cache) for x in tokens.split(size, 1)]
+            torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-10)
+        monkeypatch.setattr(past.reading, "BLOCK", 5)
+        torch.testing.assert_close(model(tokens), whole, rtol=1e-10, atol=1e-10)
+        if pe != "nope+sinks":
+            assert len(model.begins(40, None)) == 8
+
+
+@pytest.mark.parametrize("pe, variant", [kind for kind in READ if not {"chunk", "groups"} & {*kind[1]}], ids=str)
+def test_a_stream_counts_the_keys_that_it_keeps(pe, variant):
+    model, tokens = reading(pe, variant=variant), some_tokens(2, 60)
+    with torch.no_grad():
+        brute = [stream_by_doors(model, row.tolist(), 2, 6) for row in tokens]
+        np.testing.assert_allclose(model(tokens, cache=Cache(2, 6)), brute, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("pe", ["rope+log", "rope+sinks", "alibi+sinks+log"])
+def test_half_precision_trains_and_reads(pe):
+    tokens = some_tokens(2, T)
+    exact = tiny(pe)(tokens, tokens)
+    model = tiny(pe).float().train()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(tokens, tokens)
+    loss.backward()
+    assert abs(loss - exact) < 0.1 * exact and all(p.grad.isfinite().all() for p in model.parameters())
+    with torch.no_grad():
+        assert torch.isfinite(reading(pe).bfloat16()(tokens)).all()
+
+
+# ---- as a user has it ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["torch", "numpy"])
+def test_runs_train_resume_evaluate_and_begin_from_each_other(backend, tokens, tmp_path):
+    flags = ["--pe", "rope+sinks+log", *TINY, "--data", tokens, "--steps", "4", "--backend", backend]
+    done = command("train.py", *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("mini-rope+sinks+log-context16") and read_run(run)[0].encoding.pe == "rope+sinks+log"
+    again = command("train.py", *flags, "--resume", cwd=tmp_path)
+    assert again.returncode == 0 and "complete: 4 of 4" in again.stdout, again.stderr
+    done = command("eval.py", run, "--lengths", "16,64", "--max-docs", "2", "--rope-scaling", "none,yarn", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = command("train.py", *flags, "--pe", "rope", "--init-from", run, "--out", "runs/b", cwd=tmp_path)
+    assert done.returncode == 0 and "dropped: blocks.0.attn.encoding.sinks, blocks.0.attn" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("flags, message", [
+    ("--pe rope+cubic", "--pe: invalid choice: 'rope+cubic' (choose from"),
+    ("--pe rotary+log", "--pe: invalid choice: 'rotary+log' (choose from"),
+    ("--pe _log", "--pe: invalid choice: '_log' (choose from"), ("--pe _kerple", "--pe: invalid choice: '_kerple'"),
+    ("--pe rope+log+log", "--pe: invalid choice: 'rope+log+log' (choose from"),
+    ("--pe rope+log+sinks", "sinks come before what scales the scores, as in rope+sinks+log, got rope+log+sinks"),
+    ("--pe rope+llama4", "llama4 is for blocks without an encoding, and with rope+llama4 there is none: give --n"),
+    ("--pe alibi+log --base 9", "base is for sinusoidal and rope and"),
+])
+def test_what_cannot_be_is_named_in_one_line(flags, message, tmp_path):
+    assert message in refused(command("train.py", "--preset", "mini", "--data", "no/", *flags.split(), cwd=tmp_path))
+
+
+def test_those_that_change_the_softmax_are_no_encodings_of_their_own():
+    assert not any(name[0] == "_" or "+" in name for name in ENCODINGS) and "rope+log" in ENCODINGS
+    assert EncodingConfig("rope+log") == EncodingConfig("rope+log") != EncodingConfig("rope")
+    assert isinstance(EncodingConfig("rope+log", base=9.0), ENCODINGS["rope"])
