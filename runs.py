@@ -170,16 +170,21 @@ def commit(run, record, names):
         os.replace(run / f"{name}.new", run / name)
     sync(run)
 
-def load_checkpoint(run, backend, record):
-    """Fill the backend from the run's checkpoint; returns its step. Cuts the log back to that step."""
-    if "optimizer.pt" in record["checkpoint"]["files"]:
-        raise InputError(f"{run} is of an earlier version: python -m lab.upgrade {run} makes it resumable")
+def fill(backend, run, record):
+    """Fill the backend from the run's checkpoint; returns the paths of its files."""
     weights, moments = (checkpoint_file(run, record, name) for name in CHECKPOINT)
     step = record["checkpoint"]["step"]
     shapes = {f"{moment}.{name}": shape for moment in "mv" for name, shape in backend.shapes.items()} if step else {}
     backend.load(read_tensors(weights, backend.shapes), read_tensors(moments, shapes), step)
+    return weights, moments
+
+def load_checkpoint(run, backend, record):
+    """Fill the backend from the run's checkpoint; returns its step. Cuts the log back to that step."""
+    if "optimizer.pt" in record["checkpoint"]["files"]:
+        raise InputError(f"{run} is of an earlier version: python -m lab.upgrade {run} makes it resumable")
+    paths, step = fill(backend, run, record), record["checkpoint"]["step"]
     log = log_up_to(run / "log.jsonl", step)
-    for path in (weights, moments):
+    for path in paths:
         os.replace(path, str(path).removesuffix(".new"))               # a kill may have left the last renames undone
     for path in run.glob(".tmp*"):                                      # or what safetensors had written of a file
         path.unlink()

@@ -2,6 +2,7 @@
 
     python train.py --pe expe --l 24            trains and writes runs/mini-expe-s0 (l is 24 in the preset, too)
     python train.py --pe expe --l 24 --resume   goes on after a Ctrl-C or a kill, bit for bit on a CPU
+    torchrun --nproc_per_node 8 -- train.py --pe expe --l 24    the same by eight GPUs
 
 A run is a pure function of its configs: the batch of a step depends on (seed, step) alone, and so does dropout's mask.
 Two backends compute it, from the same first weights on the same batches: torch, and NumPy with gradients by hand. (Each
@@ -12,6 +13,7 @@ import argparse
 import contextlib
 import csv
 import dataclasses
+import datetime
 import importlib.metadata
 import importlib.util
 import itertools
@@ -45,6 +47,8 @@ UNNAMED = ("seed", "micro_batch", "eval_every", "eval_windows", "checkpoint_ever
 LOGGED = ("step", "loss", "grad_norm", "lr", "val_loss")
 LINE = 60  # tokens, and characters, of what --sample-every prints
 READ_EVERY = 10  # steps between looks at the losses: a look makes a GPU wait
+RANK, LOCAL_RANK, WORLD = (int(os.environ.get(name, default))                          # torchrun's
+                           for name, default in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))
 
 
 # ---- from flags to configs -------------------------------------------------------------------------------------------
@@ -148,7 +152,7 @@ def steps_for(tokens, model, batch_size):
 def run_device(args, backend):
     """Where the run computes; InputError for a device that is not here, or that the backend cannot use."""
     if backend != "numpy":
-        return pick_device(args.device)
+        return own_device(pick_device(args.device))
     if args.device not in ("auto", "cpu") or args.compile:
         raise InputError("--backend numpy computes on the CPU, uncompiled: leave out --compile and --device")
     return "cpu"
@@ -229,7 +233,7 @@ def provenance(argv, device):
     versions = {name: importlib.metadata.version(name) for name in packages}
     return {"command": shlex.join(["python", "train.py", *argv]), "git": git, "device": str(device),
             "versions": {"python": platform.python_version()} | versions,
-            "threads": torch.get_num_threads(), "machine": platform.platform()}
+            "processes": WORLD, "threads": torch.get_num_threads(), "machine": platform.platform()}
 
 
 # ---- the two backends ------------------------------------------------------------------------------------------------
@@ -267,6 +271,7 @@ class TorchBackend:
 
         self.config, self.device, self.shapes = config, device, model_numpy.parameter_shapes(model_config)
         self.model = (GPT(model_config, config.seed, **fast.PARTS) if model is None else model).to(device)
+        self.loss = self.model
         self.optimizer = new_optimizer(self.model, config)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bf16")
         if device.type == "cuda":
@@ -298,20 +303,33 @@ class TorchBackend:
                                            "exp_avg": moments[f"m.{name}"].to(w.device),
                                            "exp_avg_sq": moments[f"v.{name}"].to(w.device)}
 
+    def join(self):
+        """Share each step with the processes that torchrun started; all begin with the first one's weights."""
+        import torch
+
+        self.loss = torch.nn.parallel.DistributedDataParallel(self.model)
+
     def step(self, batch, step):
         """One optimizer step on the batch (B, T+1); returns the loss and the gradient's norm, still on the device."""
         import torch
 
         self.model.train()
-        torch.manual_seed(self.config.seed * 2**32 + step)              # dropout's masks: by seed and step, as the data
-        loss, tokens, where = 0, torch.from_numpy(batch), random_positions(self.config, step, batch.shape[1] - 1)
+        mask = step + RANK * self.config.steps                          # dropout's: by seed and step, as the data
+        torch.manual_seed(self.config.seed * 2**32 + mask)
+        where = random_positions(self.config, step, batch.shape[1] - 1)
+        loss, tokens = 0, torch.from_numpy(np.split(batch, WORLD)[RANK])               # (B / WORLD, T+1)
         if self.device.type == "cuda":
             tokens = tokens.pin_memory()                                # or else the copy would wait for the device
-        for part in tokens.to(self.device, non_blocking=True).split(self.config.micro_batch):
+        parts = tokens.to(self.device, non_blocking=True).split(self.config.micro_batch)
+        for part in parts:
+            self.loss.require_backward_grad_sync = part is parts[-1]    # DDP adds up the last sums alone
             with self.autocast:
-                part_loss = self.model(part[:, :-1], part[:, 1:], **where) * (len(part) / len(batch))
+                part_loss = self.loss(part[:, :-1], part[:, 1:], **where) * (len(part) / len(tokens))
             part_loss.backward()
             loss += part_loss.detach()
+        if WORLD > 1:
+            torch.distributed.all_reduce(loss)
+            loss /= WORLD
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step)
@@ -371,6 +389,70 @@ class NumpyBackend:
         return losses.sum(dtype="float64").item()
 
 BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
+
+
+# ---- many processes --------------------------------------------------------------------------------------------------
+# torchrun starts this script WORLD times. The first process does all that one alone would do. The others hear from it
+# what to train, and then which step is next, of whose batch each takes its share.
+
+def told(what=None):
+    """What the first process says, in every one."""
+    if WORLD > 1:
+        import torch
+
+        said = [what]
+        torch.distributed.broadcast_object_list(said, device=torch.device("cpu"))
+        return said[0]
+
+@contextlib.contextmanager
+def together():
+    """Meet the other processes; at the end of the block, however it is left, the first one sends them away."""
+    import torch
+
+    torch.distributed.init_process_group(timeout=datetime.timedelta(days=7))           # data may be prepared first
+    try:
+        yield
+    finally:
+        if RANK == 0:
+            told(None)
+        torch.distributed.destroy_process_group()
+
+def follow():
+    """All that a process other than the first one does."""
+    from fast import keep_freed_memory
+
+    with together():
+        for which in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(which, signal.SIG_IGN)                        # the first one says when to end
+        if (plan := told()) is None:
+            return
+        keep_freed_memory()
+        run, model_config, config, folder, device, record, args = plan
+        tokens = data.open_split(folder, "train")
+        backend = TorchBackend(model_config, config, own_device(device), args.compile)
+        if record["checkpoint"]["step"]:
+            runs.fill(backend, run, record)
+        backend.join()
+        while (step := told()) is not None:
+            backend.step(data.batch(tokens, model_config.context, config.batch_size, config.seed, step), step)
+
+def own_device(device):
+    """Of the processes of a machine each has a GPU of its own; they may share a CPU."""
+    import torch
+
+    if WORLD == 1 or device.type != "cuda":
+        return device
+    if device.index or (here := int(os.environ["LOCAL_WORLD_SIZE"])) > torch.cuda.device_count():
+        raise InputError(f"device {device} is not one for each of {here} processes: give torchrun fewer of them")
+    torch.cuda.set_device(LOCAL_RANK)
+    return torch.device("cuda", LOCAL_RANK)
+
+def check_processes(config):
+    """InputError for what the processes of torchrun cannot share."""
+    if config.backend == "numpy" and WORLD > 1:
+        raise InputError("--backend numpy is one process: start it without torchrun")
+    if config.batch_size % WORLD:
+        raise InputError(f"batch_size must be a multiple of torchrun's {WORLD} processes, got {config.batch_size}")
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -499,7 +581,11 @@ def train_run(run, model_config, config, folder, device, record, args, held):
     backend = BACKENDS[config.backend](model_config, config, device, args.compile)
 
     def steps(first):
+        if WORLD > 1:
+            told((run, model_config, config, folder, device, record, args))
+            backend.join()
         for step in range(first, config.steps):
+            told(step)
             yield backend.step(data.batch(train_tokens, context, config.batch_size, config.seed, step), step)
 
     started, first = time.perf_counter(), 0
@@ -571,7 +657,11 @@ def prepare(args, model, config, record, run):
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
+    if RANK:
+        return follow()
     with CommandLine(prog="train.py").one_line_errors(), contextlib.ExitStack() as held:
+        if WORLD > 1:
+            held.enter_context(together())
         parser = command_line()
         args = parser.parse_args(argv)
         if args.resume and (args.overwrite or args.show):
@@ -595,6 +685,7 @@ def main(argv=None):
                 runs.check_parent(config.init_from, model)
             if args.preset == "auto":
                 print(f"--preset auto: {preset}, for a {kind}", flush=True)
+        check_processes(config)
         device = run_device(args, config.backend)
         folder, config, meta = prepare(args, model, config, record, run)
         if record is None:
