@@ -368,6 +368,8 @@ class TrainConfig(Knobs):
     end_lr: float = knob(MISSING, number("a finite number of at least 0", lambda x: x >= 0),
                          "learning rate of the last step")
     micro_batch: int = knob(0, whole(0), "sequences in memory at once; 0: the whole batch")
+    activation_checkpointing: bool = knob(False, TRUTH, "keep a block's input alone, and compute the rest again for "
+                                          "its gradient: the same run in less memory, a third slower")
     warmup: float = knob(0.1, number("from 0 to 1", lambda x: 0 <= x <= 1),
                          "share of the steps in which the rate climbs linearly to --lr")
     beta1: float = knob(0.9, BELOW_ONE, "AdamW's decay of the first moment")
@@ -402,6 +404,8 @@ class TrainConfig(Knobs):
             raise InputError(f"micro_batch must be a divisor of batch_size, {self.batch_size}, got {self.micro_batch}")
         if self.backend == "numpy" and self.dtype != "fp32":
             raise InputError(f"dtype must be fp32 for the NumPy backend (--dtype fp32), got {self.dtype!r}")
+        if self.backend == "numpy" and self.activation_checkpointing:
+            raise InputError("activation_checkpointing is torch's: leave it out for the NumPy backend")
 
 class Preset(NamedTuple):
     """A model and how it is trained. Its encoding is ExPE as the paper sets it; ExQPE takes l from it."""

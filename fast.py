@@ -4,6 +4,7 @@
     Attention        a linear bias as further dimensions, in half precision      model_torch.Attention
     Dropout          16 random bits a number on a CPU instead of a whole word    nn.Dropout
     compile          torch.compile of the blocks and of the loss                 the model as it is
+    checkpoint_activations  what a block computes, twice instead of kept         the model as it is
     keep_freed_memory                                                            the C library's own settings
 
 train.py uses them, and so does what reads long texts; GPT takes the first three as parts.
@@ -13,10 +14,12 @@ import contextlib
 import ctypes
 import functools
 import math
+import types
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import model_torch
 
@@ -85,7 +88,7 @@ class Dropout(nn.Dropout):
     """nn.Dropout, at 16 random bits a number on a CPU, where torch draws a whole word for each, one by one."""
 
     def forward(self, x):
-        if x.device.type != "cpu" or not (self.training and self.p):
+        if x.device.type != "cpu" or torch.compiler.is_compiling() or not (self.training and self.p):
             return super().forward(x)
         dropped = min(round(self.p * 2**16), 2**16 - 1)                                # of 2^16 numbers
         bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
@@ -161,6 +164,14 @@ def compile(model):
     for block in model.blocks:
         block.compile()
     model.cross_entropy = functools.partial(cross_entropy, parts=torch.compile(softmax_parts))
+
+def checkpoint_activations(model):
+    """Of each block keep the input alone, and compute the rest again for its gradient, masks too (Chen et al. 2016)."""
+    def forward(block, x, at):
+        return checkpoint(model_torch.Block.forward, block, x, at, use_reentrant=False)
+
+    for block in model.blocks:
+        block.forward = types.MethodType(forward, block)
 
 def keep_freed_memory():
     """Let this process keep the memory of arrays that it has freed, for the next step; for long runs, on Linux.

@@ -43,7 +43,8 @@ from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, 
 
 AUTO = {"CPU": "mini", "GPU": "paper-35m"}  # the preset of --preset auto
 OF_DATA = ("min_doc_tokens", "max_tokens")  # settings that a run has from its folder of tokens
-UNNAMED = ("seed", "micro_batch", "eval_every", "eval_windows", "checkpoint_every")  # in a run's name, but for its -s0
+UNNAMED = ("seed", "micro_batch", "activation_checkpointing",              # in a run's name, but for its -s0
+           "eval_every", "eval_windows", "checkpoint_every")
 LOGGED = ("step", "loss", "grad_norm", "lr", "val_loss")
 LINE = 60  # tokens, and characters, of what --sample-every prints
 READ_EVERY = 10  # steps between looks at the losses: a look makes a GPU wait
@@ -201,7 +202,7 @@ def show(preset, run, model, train):
     fields = flags_of(type(model.encoding), ModelConfig, TrainConfig)
     for name, value in settings_of(model, train).items():
         own = f" ({preset}: {short(plain[name])})" * (value != plain[name])
-        print(f"{'*' if own else ' '} {name:18}{flag_of(fields[name]):20}{short(value)}{own}")
+        print(f"{'*' if own else ' '} {name:25}{flag_of(fields[name]):27}{short(value)}{own}")
 
 def stored_run(run, args):
     """The configs and the record of the run to resume; InputError if a flag, or a preset that is named, contradicts."""
@@ -276,6 +277,8 @@ class TorchBackend:
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bf16")
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
+        if config.activation_checkpointing:
+            fast.checkpoint_activations(self.model)
         if compiled:
             fast.compile(self.model)
 
@@ -571,7 +574,8 @@ def train_run(run, model_config, config, folder, device, record, args, held):
     from fast import keep_freed_memory
 
     keep_freed_memory()
-    context, total, outside = model_config.context, *check_size(model_config, config, device)
+    context, (total, outside) = model_config.context, model_numpy.count_parameters(model_config)
+    memory = check_memory(model_config, config, device)
     train_tokens, val_tokens = data.open_split(folder, "train"), data.open_split(folder, "val")
     data.windows(train_tokens, context)                 # text that is too short is named before anything is written
     n_val = min(config.eval_windows, data.windows(val_tokens, context))
@@ -602,7 +606,8 @@ def train_run(run, model_config, config, folder, device, record, args, held):
         return True
     print(f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters ({outside / 1e6:.2f}M without embedding)\n"
           f"steps {first:,} to {config.steps:,} of {config.batch_size} x {context} tokens, "
-          f"by {config.backend} on {device}", flush=True)
+          f"by {config.backend} on {device}; {flops_a_token(model_config) / 1e9:,.3g} GFLOPs a token, about {memory}",
+          flush=True)
     log = Log(run, config, record, first, context, started, further_logs(args.log, run, held))
     earlier = record["checkpoint"].get("seconds", 0)
     with stopping() as signals, contextlib.closing(log):
@@ -622,16 +627,38 @@ def train_run(run, model_config, config, folder, device, record, args, held):
         print(f"trained {(step - first) * log.tokens_a_step:,} tokens in {clock(log.seconds())}")
     return complete
 
-def check_size(model, config, device):
-    """count_parameters; InputError for what a step on the CPU needs at least, if this machine has less memory."""
-    total, outside = model_numpy.count_parameters(model)
-    activations = config.micro_batch * model.context * model.n_layers * 8 * model.d_model      # and more, by the MLP
-    need, memory = 4 * (4 * total + activations), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if str(device) == "cpu" and need > memory:
-        raise InputError(f"{total:,} parameters and {config.micro_batch:,} sequences at once need {need / 1e9:,.0f} GB "
-                         f"of memory or more, and this machine has {memory / 1e9:,.0f}: give a smaller --width, "
-                         "--layers, --vocab or --micro-batch")
-    return total, outside
+def flops_a_token(model):
+    """Of a training step: 6 N + 12 L C T (Chowdhery et al. 2022, appendix B), N counting the weights that multiply.
+
+    A weight costs two operations forward and four backward, and so does each of the T keys in attention's two products;
+    under a causal mask they are T/2 on average. What activation checkpointing computes again is not counted.
+    """
+    weights = sum(math.prod(shape) for name, shape in model_numpy.parameter_shapes(model).items()
+                  if len(shape) == 2 and (model.tied or name != "embedding.weight"))
+    keys = model.context / (2 if model.causal else 1)
+    return 6 * weights + 12 * model.n_layers * model.d_model * keys
+
+def memory_of(model, config):
+    """Bytes of a training step, about: (weights, gradients and AdamW's moments; activations).
+
+    16 a parameter. Of a token a block keeps 12 C + 2 d_mlp numbers or so, with SwiGLU 12 C + 4 d_mlp, in bf16 some of
+    them in fp32; by activation checkpointing C, and one block the rest. Biases of all pairs and logits come on top.
+    """
+    kept = 12 * model.d_model + {"gelu": 2, "swiglu": 4}[model.mlp] * model.d_mlp
+    kept *= 2.3 if config.dtype == "bf16" else 4
+    kept = kept + 4 * model.d_model * model.n_layers if config.activation_checkpointing else kept * model.n_layers
+    tokens = min(config.micro_batch, config.batch_size // WORLD) * model.context
+    return 16 * model_numpy.count_parameters(model)[0], round(tokens * kept)
+
+def check_memory(model, config, device):
+    """memory_of in words; InputError for what a step on the CPU needs, if this machine has less."""
+    found, machine = memory_of(model, config), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    need, parameters = (f"{size / 1e9:,.3g}" for size in (sum(found), found[0]))
+    if str(device) == "cpu" and sum(found) > machine:
+        raise InputError(f"{found[0] // 16:,} parameters and {config.micro_batch:,} sequences at once need {need} GB "
+                         f"of memory or more, and this machine has {machine / 1e9:,.0f}: give a smaller --width, "
+                         "--layers, --vocab or --micro-batch, or --activation-checkpointing")
+    return f"{need} GB of memory ({parameters} for weights, gradients and moments)"
 
 def clock(seconds):
     minutes, seconds = divmod(round(seconds), 60)

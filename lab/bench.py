@@ -39,7 +39,6 @@ from cli import CommandLine, at_least, listed, new_file, pick_device
 from config import ENCODINGS, PRESETS, InputError
 from eval import MULTIPLES
 from files import write_rows
-from model_numpy import parameter_shapes
 from past.scaling import SINKS
 
 # torch is imported where it is used, so that --help and a wrong flag answer at once.
@@ -66,17 +65,6 @@ def peak_bytes():
     with contextlib.suppress(FileNotFoundError):
         return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-def matmul_flops(config, batch):
-    """Floating-point operations of one training step's matrix products, a causal attention doing half of its square.
-
-    Two a weight and token forward, four backward (for the input and for the weight); likewise the two products of
-    attention, of T/2 keys on average.
-    """
-    weights = sum(np.prod(shape) for name, shape in parameter_shapes(config).items()
-                  if len(shape) == 2 and (config.tied or name != "embedding.weight"))
-    attention = config.n_layers * 2 * config.d_model * config.context / 2
-    return 6 * (weights + attention) * batch * config.context
 
 @functools.cache                         # one a process, made by its first question
 class Work:
@@ -216,7 +204,7 @@ class Row:
         (seconds, rate), (over_nope, _) = self.in_turn("step_and_product")
         batch = self.names["batch"]
         return {"step_s": seconds, "tokens_per_s": batch * self.model.context / seconds,
-                "flops_per_s": matmul_flops(self.model, batch) / seconds,
+                "flops_per_s": train.flops_a_token(self.model) * batch * self.model.context / seconds,
                 "gemm_flops_per_s": rate, "over_nope": over_nope, "peak_bytes": self.ask("memory")}
 
     def evaluate(self):

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import model_torch
+import train
 from config import PRESETS, EncodingConfig, InputError
 from lab import bench
 from model_torch import GPT
@@ -82,7 +83,7 @@ def test_the_operations_of_a_step_are_those_that_torch_counts(config):
     products = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
     # of attention's, which torch counts by another rule: q k^T and p v, of T/2 keys on average, thrice
     attention = 2 * 128 * 4 * (2 * 128 * 64 * 2) * 3
-    assert bench.matmul_flops(config, 2) == products + attention
+    assert train.flops_a_token(config) * 2 * 128 == products + attention
 
 
 def test_rows_stand_beside_nope(tmp_path):
@@ -96,7 +97,7 @@ def test_rows_stand_beside_nope(tmp_path):
     ]
     for row in rows:
         assert row["tokens_per_s"] == pytest.approx(2 * 128 / row["step_s"])
-        assert row["flops_per_s"] == pytest.approx(bench.matmul_flops(MINI, 2) / row["step_s"])
+        assert row["flops_per_s"] == pytest.approx(train.flops_a_token(MINI) * 2 * 128 / row["step_s"])
         assert 1e8 < row["peak_bytes"] < 4e9 and f"{row['step_s'] * 1e3:,.1f}" in done.stdout
     nope, learned, expe, plain, _ = rows
     assert nope["over_nope"] == 1 and all(ratio == 1 for ratio in nope["evaluate_over_nope"].values())
