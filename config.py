@@ -372,6 +372,8 @@ class TrainConfig(Knobs):
                                           "its gradient: the same run in less memory, a third slower")
     warmup: float = knob(0.1, number("from 0 to 1", lambda x: 0 <= x <= 1),
                          "share of the steps in which the rate climbs linearly to --lr")
+    optimizer: str = knob("adamw", one_of("adamw", "muon"),
+                          "adamw, the paper's, or muon for the blocks' matrices and AdamW for the rest")
     beta1: float = knob(0.9, BELOW_ONE, "AdamW's decay of the first moment")
     beta2: float = knob(0.95, BELOW_ONE, "AdamW's decay of the second moment")
     weight_decay: float = knob(0.1, number("a finite number of at least 0", lambda x: x >= 0),
@@ -404,8 +406,8 @@ class TrainConfig(Knobs):
             raise InputError(f"micro_batch must be a divisor of batch_size, {self.batch_size}, got {self.micro_batch}")
         if self.backend == "numpy" and self.dtype != "fp32":
             raise InputError(f"dtype must be fp32 for the NumPy backend (--dtype fp32), got {self.dtype!r}")
-        if self.backend == "numpy" and self.activation_checkpointing:
-            raise InputError("activation_checkpointing is torch's: leave it out for the NumPy backend")
+        if self.backend == "numpy" and (self.activation_checkpointing or self.optimizer != "adamw"):
+            raise InputError("activation_checkpointing and optimizer muon are torch's: not of the NumPy backend")
 
 class Preset(NamedTuple):
     """A model and how it is trained. Its encoding is ExPE as the paper sets it; ExQPE takes l from it."""

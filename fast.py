@@ -25,11 +25,14 @@ import model_torch
 
 # Numbers in the largest array of logits that a loss keeps. On a CPU 42 MB: up to 32 MB the C library may leave what was
 # freed in a heap that is full of holes, and a process that only reads grew by a gigabyte.
-LOGITS = {"cpu": 10 * 2**20, "mps": 2**26, "cuda": 2**28}
+LOGITS = {"cpu": 10 * 2**20, "mps": 2**26, "cuda": 2**28, "meta": 2**28}
 
 def at_least_fp32(x):
     """A half-precision tensor in fp32, any other as it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+def autocasts(x):
+    return torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)
 
 def rows_at_a_time(h, w):
     """How many of h's rows have so few logits that they may be in memory at once."""
@@ -76,7 +79,7 @@ class CrossEntropy(torch.autograd.Function):
 def cross_entropy(h, w, targets, reduction="mean", parts=softmax_parts):
     """As model_torch.cross_entropy, the losses in fp32 at least."""
     if torch.is_grad_enabled() and reduction == "mean":
-        if torch.is_autocast_enabled(h.device.type):
+        if autocasts(h):
             h, w = (x.to(torch.get_autocast_dtype(h.device.type)) for x in (h, w))
         return CrossEntropy.apply(h.flatten(0, 1), w, targets.flatten().long(), parts)
     pieces = zip(*(x.flatten(0, 1).split(rows_at_a_time(h, w)) for x in (h, targets)), strict=True)
@@ -120,7 +123,7 @@ def further(q, k, a, b):
         yield torch.cat((more.type_as(x).expand(*x.shape[:3], -1), x), -1)             # (B, H, T, 8 + D)
 
 def in_half_precision(x):
-    return x.dtype.itemsize == 2 or torch.is_autocast_enabled(x.device.type)
+    return x.dtype.itemsize == 2 or autocasts(x)
 
 class Attention(model_torch.Attention):
     """For encodings by which scores gain a number of the query's times one of the key's, a_m b_n, in half precision.
@@ -148,7 +151,7 @@ class Attention(model_torch.Attention):
     def attend_linear(self, q, k, v, h, n):
         """As attend; the keys' places n (..., 1, S) are those of model_torch.from_the_last."""
         (T, D), S, w = q.shape[2:], k.shape[2], self.qkv.weight.chunk(3)[1].unflatten(0, (self.n_heads, -1))
-        with torch.autocast(q.device.type, enabled=False):
+        with torch.autocast(q.device.type, enabled=False) if autocasts(q) else contextlib.nullcontext():
             x, h, w = map(at_least_fp32, (q, h, w))
             a, b = self.encoding.linear(x, h, w, n.type_as(x))
             if T != S or self.window or self.encoding.softmax or not self.fused:
@@ -159,11 +162,11 @@ class Attention(model_torch.Attention):
 
 PARTS = {"attention": Attention, "dropout": Dropout, "cross_entropy": cross_entropy}            # of GPT
 
-def compile(model):
+def compile(model, **how):
     """torch.compile each block and the loss; tables and checks, which look at values, stay out of the graphs."""
     for block in model.blocks:
-        block.compile()
-    model.cross_entropy = functools.partial(cross_entropy, parts=torch.compile(softmax_parts))
+        block.compile(**how)
+    model.cross_entropy = functools.partial(cross_entropy, parts=torch.compile(softmax_parts, **how))
 
 def checkpoint_activations(model):
     """Of each block keep the input alone, and compute the rest again for its gradient, masks too (Chen et al. 2016)."""

@@ -174,7 +174,8 @@ def fill(backend, run, record):
     """Fill the backend from the run's checkpoint; returns the paths of its files."""
     weights, moments = (checkpoint_file(run, record, name) for name in CHECKPOINT)
     step = record["checkpoint"]["step"]
-    shapes = {f"{moment}.{name}": shape for moment in "mv" for name, shape in backend.shapes.items()} if step else {}
+    shapes = {f"{moment}.{name}": shape for name, shape in backend.shapes.items() if step
+              for moment in ("m" if name in backend.by_muon else "mv")}
     backend.load(read_tensors(weights, backend.shapes), read_tensors(moments, shapes), step)
     return weights, moments
 

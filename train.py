@@ -46,6 +46,7 @@ OF_DATA = ("min_doc_tokens", "max_tokens")  # settings that a run has from its f
 UNNAMED = ("seed", "micro_batch", "activation_checkpointing",              # in a run's name, but for its -s0
            "eval_every", "eval_windows", "checkpoint_every")
 LOGGED = ("step", "loss", "grad_norm", "lr", "val_loss")
+MOMENTS = {"exp_avg": "m", "exp_avg_sq": "v", "momentum_buffer": "m"}  # torch's names, and those on disk
 LINE = 60  # tokens, and characters, of what --sample-every prints
 READ_EVERY = 10  # steps between looks at the losses: a look makes a GPU wait
 RANK, LOCAL_RANK, WORLD = (int(os.environ.get(name, default))                          # torchrun's
@@ -253,16 +254,30 @@ def random_positions(config, step, T):
     P = config.random_positions
     return {"positions": np.sort(rng.choice(P, T, replace=False))} if P else {}
 
-def new_optimizer(model, config):
-    """torch's AdamW, with decay on matrices only (table 5)."""
+def new_optimizers(model, config):
+    """torch's AdamW, with decay on matrices only (table 5); by --optimizer muon, Muon before it for those of blocks.
+
+    Muon (Jordan 2024) steps by the momentum with its singular values made 1, here times 0.2 sqrt(rows or columns,
+    whichever are more): the size of AdamW's step, so that rate and decay are AdamW's (Liu et al. 2025, equation 4).
+    """
     import torch
 
-    groups = [{"params": [w for w in model.parameters() if w.ndim >= 2], "weight_decay": config.weight_decay},
-              {"params": [w for w in model.parameters() if w.ndim < 2], "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(float(config.beta1), float(config.beta2)), fused=True)
+    parameters, fused = dict(model.named_parameters()), next(model.parameters()).device.type != "meta"
+    muon = [parameters.pop(name) for name in names_by_muon(model, config)]
+    rest = parameters.values()
+    groups = [{"params": [w for w in rest if w.ndim >= 2], "weight_decay": config.weight_decay},
+              {"params": [w for w in rest if w.ndim < 2], "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=config.lr, betas=(float(config.beta1), float(config.beta2)), fused=fused)
+    rates = {"lr": config.lr, "weight_decay": config.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+    return [torch.optim.Muon(muon, **rates), adamw] if muon else [adamw]
+
+def names_by_muon(model, config):
+    """Names of the matrices of blocks, none of an encoding's, if Muon is to train them."""
+    return [name for name, w in model.named_parameters() if config.optimizer == "muon" and w.ndim == 2
+            and name.startswith("blocks.") and ".encoding." not in name]
 
 class TorchBackend:
-    """GPT, or another module of which model(tokens, targets) is the loss, and its AdamW in torch, on any device."""
+    """GPT, or another module of which model(tokens, targets) is the loss, and its optimizer in torch, on any device."""
 
     def __init__(self, model_config, config, device, compiled, model=None):
         import torch
@@ -273,8 +288,9 @@ class TorchBackend:
         self.config, self.device, self.shapes = config, device, model_numpy.parameter_shapes(model_config)
         self.model = (GPT(model_config, config.seed, **fast.PARTS) if model is None else model).to(device)
         self.loss = self.model
-        self.optimizer = new_optimizer(self.model, config)
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bf16")
+        self.optimizers, self.by_muon = new_optimizers(self.model, config), names_by_muon(self.model, config)
+        self.many, bf16 = device.type != "meta", config.dtype == "bf16"        # meta: shapes alone, tensor by tensor
+        self.autocast = torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
         if config.activation_checkpointing:
@@ -286,13 +302,10 @@ class TorchBackend:
         return {name: tensor.cpu().contiguous().numpy() for name, tensor in self.model.state_dict().items()}
 
     def moments(self):
-        """AdamW's, as arrays: {"m.NAME": of the gradient, "v.NAME": of its square}; {} before the first step."""
-        found = {}
-        for name, parameter in self.model.named_parameters():
-            if state := self.optimizer.state[parameter]:
-                found[f"m.{name}"] = state["exp_avg"].cpu().numpy()
-                found[f"v.{name}"] = state["exp_avg_sq"].cpu().numpy()
-        return found
+        """As arrays: {"m.NAME": of the gradient, "v.NAME": of its square, if AdamW's}; {} before the first step."""
+        names, states = {w: name for name, w in self.model.named_parameters()}, [o.state for o in self.optimizers]
+        return {f"{MOMENTS[key]}.{names[w]}": x.cpu().numpy() for state in states for w in state
+                for key, x in state[w].items() if key in MOMENTS}
 
     def load(self, weights, moments, step):
         """Go on from these weights and moments, after so many steps."""
@@ -301,10 +314,13 @@ class TorchBackend:
         weights, moments = ({name: torch.from_numpy(x) for name, x in found.items()} for found in (weights, moments))
         self.model.load_state_dict(weights)
         for name, w in self.model.named_parameters():
-            if step:
-                self.optimizer.state[w] = {"step": torch.tensor(float(step), device=w.device),
-                                           "exp_avg": moments[f"m.{name}"].to(w.device),
-                                           "exp_avg_sq": moments[f"v.{name}"].to(w.device)}
+            *muon, adamw = self.optimizers
+            if step and name in self.by_muon:
+                muon[0].state[w] = {"momentum_buffer": moments[f"m.{name}"].to(w.device)}
+            elif step:
+                adamw.state[w] = {"step": torch.tensor(float(step), device=w.device),
+                                  "exp_avg": moments[f"m.{name}"].to(w.device),
+                                  "exp_avg_sq": moments[f"v.{name}"].to(w.device)}
 
     def join(self):
         """Share each step with the processes that torchrun started; all begin with the first one's weights."""
@@ -333,11 +349,12 @@ class TorchBackend:
         if WORLD > 1:
             torch.distributed.all_reduce(loss)
             loss /= WORLD
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, step)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=self.many)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(self.config, step)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         return loss, norm
 
     def summed_loss(self, windows):
@@ -351,6 +368,8 @@ class TorchBackend:
 
 class NumpyBackend:
     """The same in NumPy, in fp32 on the CPU. Dropout's masks are of NumPy's making, and so not torch's."""
+
+    by_muon = ()
 
     def __init__(self, model_config, config, device="cpu", compiled=False):
         self.model_config, self.config, self.shapes = model_config, config, model_numpy.parameter_shapes(model_config)

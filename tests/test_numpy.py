@@ -78,7 +78,7 @@ def climb(model, tolerance, positions=None, dropout=False):
     logits, _ = model_numpy.forward(params, tokens, config, positions)
     close("logits", logits, model(x, None, positions).detach(), tolerance)
     rates = TrainConfig(steps=10, batch_size=B, lr=1e-2, end_lr=1e-3, weight_decay=0.3)
-    optimizer, state = train.new_optimizer(model, rates), model_numpy.adamw_state(params)
+    [optimizer], state = train.new_optimizers(model, rates), model_numpy.adamw_state(params)
     for step in range(10):
         loss, grads, torch_loss = both()
         close(f"loss of step {step}", loss, torch_loss.item(), tolerance)
