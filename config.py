@@ -136,18 +136,18 @@ class Sinusoidal(EncodingConfig):
 
 @dataclass(frozen=True)
 class Learned(EncodingConfig):
-    n_positions: int | None = knob(None, SIZE, "rows of learned's table (default: the context)")
+    n_positions: int = knob(0, whole(0), "rows of learned's table; 0: as many as the context")
 
     def fit(self, model):
-        if (rows := self.n_positions or model.context) < model.context:
-            raise InputError(f"n_positions must be at least the context, {model.context}, got {rows}")
-        return replace(self, n_positions=rows)
+        if self.longest(model) < model.context:
+            raise InputError(f"n_positions must be 0 or at least the context, {model.context}, got {self.n_positions}")
+        return self
 
     def longest(self, model):
-        return self.n_positions
+        return self.n_positions or model.context
 
     def rows(self, positions, model):
-        return expe.learned_rows(positions, self.n_positions)                                  # (..., T)
+        return expe.learned_rows(positions, self.longest(model))                               # (..., T)
 
 @dataclass(frozen=True)
 class Override(EncodingConfig):

@@ -384,7 +384,7 @@ def shaw_value_backward(dout, cache):
     return dp, {"values": dvalues}
 
 def learned_shapes(model):
-    return {"weight": (model.encoding.n_positions, model.d_model)}
+    return {"weight": (model.encoding.longest(model), model.d_model)}
 
 def t5_shapes(model):
     return {"weight": (model.encoding.buckets, model.n_heads)}

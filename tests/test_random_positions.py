@@ -131,7 +131,7 @@ def test_a_run_resumes_bit_for_bit_and_its_name_says_so(pe, name, tokens, tmp_pa
     ("--random-positions 64", "random_positions must be 0 or at least the context, 128, got 64"),
     ("--random-positions -1", "random_positions must be a whole number of at least 0, got -1"),
     ("--pe learned --random-positions 256", "learned has 128 positions, and random_positions draws of 256: see"),
-    ("--pe learned --n-positions 64", "n_positions must be at least the context, 128, got 64"),
+    ("--pe learned --n-positions 64", "n_positions must be 0 or at least the context, 128, got 64"),
     ("--pe rope --n-positions 64", "n_positions is for learned, and rope has no use for it"),
 ])
 def test_wrong_numbers_are_named_in_one_line(flags, message, tmp_path):
