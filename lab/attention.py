@@ -26,7 +26,7 @@ class WatchedAttention(ReadingAttention):
         scores = q @ k.mT / math.sqrt(q.shape[-1]) + (0 if bias is None else bias.type_as(q))     # (B, H, T, S)
         if (never := unseen(*scores.shape[-2:], self.causal, self.window, q.device)) is not None:
             scores = scores.masked_fill(never, -math.inf)
-        self.weights = scores.softmax(-1).detach()
+        self.weights = (self.encoding.softmax or torch.nn.Softmax(-1))(scores).detach()
         return super().attend(q, k, v, bias, table)
 
 def load_watched(run, device="cpu", dtype="fp32", attention=WatchedAttention):
