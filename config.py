@@ -89,6 +89,7 @@ class EncodingConfig(Knobs):
 
     pe: str = knob("nope", ("a name", lambda x: isinstance(x, str)))
     each_block: ClassVar[bool] = False          # whether each block has parameters of its own (then embed is shut)
+    both_sides: ClassVar[bool] = False          # whether it tells an order where later keys are seen too
 
     def __new__(cls, pe="nope", **settings):
         if cls is EncodingConfig and pe not in ENCODINGS:
@@ -129,6 +130,7 @@ class EncodingConfig(Knobs):
 
 @dataclass(frozen=True)
 class Sinusoidal(EncodingConfig):
+    both_sides: ClassVar[bool] = True
     base: float = knob(10000.0, number("a finite number above 1", lambda x: x > 1), "base of the frequencies")
 
     def rows(self, positions, model):
@@ -136,6 +138,7 @@ class Sinusoidal(EncodingConfig):
 
 @dataclass(frozen=True)
 class Learned(EncodingConfig):
+    both_sides: ClassVar[bool] = True
     n_positions: int = knob(0, whole(0), "rows of learned's table; 0: as many as the context")
 
     def fit(self, model):
@@ -153,6 +156,7 @@ class Learned(EncodingConfig):
 class Override(EncodingConfig):
     """What ExPE and ExQPE share: rows that override the first l dimensions of what enters W_q and W_k."""
 
+    both_sides: ClassVar[bool] = True
     l: int = knob(24, SIZE, "overridden dimensions (default: the preset's; tables 6 and 9)")
     start: float | None = knob(None, number(), "value at position 0, the paper's S (default: 0)")
     on: str = knob("qk", one_of("k", "q", "qk", "qkv"), "whose input is overridden: k, q, qk or qkv (default: qk)")
@@ -235,13 +239,16 @@ class RoPE(Sinusoidal):
 
 @dataclass(frozen=True)
 class ALiBi(EncodingConfig):
+    both_sides: ClassVar[bool] = True
     slopes: float = knob(1.0, POSITIVE, "by which ALiBi's slopes are multiplied (default: 1)")
 
     def pairs(self, queries, keys, model):
-        return self.slopes * expe.distances(queries, keys).astype(float)[..., None, :, :]      # (..., 1, T, S)
+        d = expe.distances(queries, keys).astype(float)
+        return self.slopes * (d if model.causal else abs(d))[..., None, :, :]                  # (..., 1, T, S)
 
 @dataclass(frozen=True)
 class T5(EncodingConfig):
+    both_sides: ClassVar[bool] = True
     buckets: int = knob(32, whole(2, 1024), "T5's buckets of distances (default: 32)")
     max_distance: int = knob(128, whole(1, 2**16), "distance from which on T5 (default: 128) and Shaw (default: 16) do "
                              "not tell two apart")
@@ -252,14 +259,17 @@ class T5(EncodingConfig):
             raise InputError(f"max_distance must be a whole number from {least} to 65,536, got {self.max_distance}")
 
     def pairs(self, queries, keys, model):
-        return expe.t5_bucket(expe.distances(queries, keys), self.buckets, self.max_distance)  # (..., T, S)
+        d = expe.distances(queries, keys)
+        return expe.t5_bucket(d, self.buckets, self.max_distance, not model.causal)            # (..., T, S)
 
 @dataclass(frozen=True)
 class Shaw(EncodingConfig):
+    both_sides: ClassVar[bool] = True
     max_distance: int = knob(16, whole(1, 2**16), T5.__dataclass_fields__["max_distance"].metadata["help"])
 
     def pairs(self, queries, keys, model):
-        return expe.shaw_index(expe.distances(queries, keys), self.max_distance)[..., None, :, :]      # (..., 1, T, S)
+        d = expe.distances(queries, keys)[..., None, :, :]                                     # (..., 1, T, S)
+        return expe.shaw_index(d, self.max_distance, not model.causal)
 
 class Registry(Mapping):
     """Something of every encoding, by its name: the reference's own, and then what the files of zoo/ hold of it.
@@ -383,6 +393,8 @@ class TrainConfig(Knobs):
                         "torch, or numpy: the same model with gradients by hand, in fp32 on the CPU")
     dtype: str = knob("fp32", one_of("fp32", "tf32", "bf16"),
                       "fp32, tf32 (a GPU may round products), or bf16 by autocast, with the weights in fp32")
+    objective: str = knob("lm", one_of("lm", "mlm"),
+                          "lm: the next token; mlm: masked tokens, 15%, with both sides in sight (Devlin et al. 2019)")
     random_positions: int = knob(0, whole(0), "P: train at positions drawn of 0 .. P-1, in order, new at each step "
                                  "and the same for a whole batch (Ruoss et al. 2023); 0: at 0, 1, 2, ...")
     seed: int = knob(0, whole(0, 2**32 - 1), "of the first weights, the order of the data and dropout")

@@ -532,6 +532,29 @@ def split_documents(tokens, eot):
     return np.split(tokens, starts[1:]) if len(starts) else []
 
 
+# ---- objectives: what a model is asked of a batch --------------------------------------------------------------------
+
+SHARE, HIDDEN, OTHER = 0.15, 0.8, 0.1   # of a sequence are asked for; of these hidden, and changed to any token
+
+def next_tokens(batch, vocab, rng):
+    """{"tokens", "targets"}, (B, T) each, of (B, T+1): at every token the one that follows."""
+    return {"tokens": batch[:, :-1], "targets": batch[:, 1:]}
+
+def masked_tokens(batch, vocab, rng):
+    """{"tokens" (B, T), "targets" (B, k), "at" (B, k)} of (B, T+1): at k places, what stood there (Devlin et al. 2019,
+    section 3.1). k is SHARE of T, rounded; of these places 8 in 10 hold <|endoftext|>, one any token, one its own.
+    """
+    tokens = batch[:, :-1].copy()
+    B, T = tokens.shape
+    at = np.sort(rng.random((B, T)).argsort(-1)[:, : max(1, round(SHARE * T))])         # (B, k)
+    targets, draw = np.take_along_axis(tokens, at, -1), rng.random(at.shape)
+    other = np.where(draw < HIDDEN + OTHER, rng.integers(vocab, size=at.shape), targets)
+    np.put_along_axis(tokens, at, np.where(draw < HIDDEN, vocab - 1, other), -1)
+    return {"tokens": tokens, "targets": targets, "at": at}
+
+OBJECTIVES = {"lm": next_tokens, "mlm": masked_tokens}
+
+
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
 def show(folder):

@@ -128,6 +128,8 @@ def score(args):
     from tqdm import tqdm
 
     configs = {str(run): runs.read_run(run) for run in runs.named_runs(args.runs)}
+    if masked := [run for run, (_, train, _) in configs.items() if train.objective == "mlm"]:
+        raise InputError(f"{masked[0]} tells masked tokens, and not the next one: eval.py --curves draws its losses")
     scalings = plan.scalings(configs, scaling.scaling_of(args))
     work = {run: plan.measured(run, record, args.lengths or [model.context * multiple for multiple in MULTIPLES], args)
             for run, (model, _, record) in configs.items()}

@@ -196,17 +196,20 @@ def alibi_slopes(n_heads):
     between = 2.0 ** (-8 * np.arange(1, 2 * lower, 2) / (2 * lower))
     return np.concatenate((slopes, between))[:n_heads]
 
-def t5_bucket(distance, n_buckets=32, max_distance=128):
+def t5_bucket(distance, n_buckets=32, max_distance=128, both_sides=False):
     """The bucket of each causal distance m - n >= 0, integers of the same shape. Raffel et al. 2020, section 2.1.
 
     The first half of the buckets, e = n_buckets//2, hold one distance each. The other r = n_buckets - e grow by a
     constant factor: bucket e + k begins at the first d with (d/e)^r >= (max_distance/e)^k. From max_distance on all is
-    the last bucket; below 0 the first.
+    the last bucket; below 0 the first. For both sides, half of the buckets are for |m - n|, and the other half for that
+    of keys ahead.
     Raises ValueError for distances that are not integers, n_buckets below 2, and max_distance within the first half or
     above 2^24.
     """
-    buckets = _t5_buckets(n_buckets, max_distance)
-    return buckets[np.clip(_integers(distance, "distance"), 0, max_distance)]
+    d = _integers(distance, "distance")
+    if both_sides:
+        return t5_bucket(abs(d), n_buckets // 2, max_distance) + n_buckets // 2 * (d < 0)
+    return _t5_buckets(n_buckets, max_distance)[np.clip(d, 0, max_distance)]
 
 @functools.lru_cache
 def _t5_buckets(n_buckets, max_distance):
@@ -225,9 +228,11 @@ def _t5_buckets(n_buckets, max_distance):
     buckets.flags.writeable = False                                               # one array for all callers
     return buckets
 
-def shaw_index(distance, max_distance):
+def shaw_index(distance, max_distance, both_sides=False):
     """Which learned vector each causal distance m - n >= 0 looks up: min(m - n, max_distance). Shaw et al. 2018, eq. 4.
 
-    Integers of the same shape; what lies ahead (below 0) counts as 0. Raises ValueError for max_distance below 1.
+    Integers of the same shape; what lies ahead (below 0) counts as 0, or for both sides as distances of its own, all of
+    them from 0 to 2 max_distance. Raises ValueError for max_distance below 1.
     """
-    return np.clip(_integers(distance, "distance"), 0, _width("max_distance", max_distance))
+    least = -_width("max_distance", max_distance) * both_sides
+    return np.clip(_integers(distance, "distance"), least, max_distance) - least

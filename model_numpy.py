@@ -356,7 +356,7 @@ def spread_backward(dout, cache):
     return (dout[..., None, :] @ chosen)[..., 0, :]                               # (B, H, T, r)
 
 def shaw_score_forward(q, k, h, table, learned):
-    """bias_mn = q_m . a_r / sqrt(D), r = table_mn. table (..., 1, T, S), a (max_distance + 1, D)."""
+    """bias_mn = q_m . a_r / sqrt(D), r = table_mn. table (..., 1, T, S), a (r, D)."""
     a = learned["keys"] * (1 / math.sqrt(q.shape[-1]))
     bias, cache = spread_forward(q @ a.T, table, k.shape[2])                      # (B, H, T, r) to (B, H, T, S)
     return bias, (q, a, cache)
@@ -390,7 +390,7 @@ def t5_shapes(model):
     return {"weight": (model.encoding.buckets, model.n_heads)}
 
 def shaw_shapes(model):
-    size = (model.encoding.max_distance + 1, model.d_head)
+    size = (model.encoding.max_distance * (1 if model.causal else 2) + 1, model.d_head)
     return {"keys": size, "values": size}
 
 ENCODINGS = Registry(                                                             # settings to doors
@@ -660,23 +660,31 @@ def backward(dlogits, cache):
     grads = summed(grads, *downs, over("encoding.", down), *ends)                 # blocks may share parameters
     return {name: grads[name] for name in parameter_shapes(config)}
 
-def loss_and_grads(params, tokens, targets, config, positions=None, masks=None):
-    """(mean cross-entropy in nats, {name: gradient}). targets are integers (B, T) as tokens are; else as forward."""
-    check_tokens(tokens, "tokens", config)
-    check_tokens(targets, "targets", config, tokens.shape)
-    logits, cache = forward(params, tokens, config, positions, masks)
-    losses, cache_loss = cross_entropy_forward(logits.reshape(-1, config.vocab_size), targets.ravel())
-    dlosses = np.full_like(losses, 1 / losses.size)                               # loss = mean(losses)
-    dlogits = cross_entropy_backward(dlosses, cache_loss)
-    return losses.mean(), backward(dlogits.reshape(logits.shape), cache)
+def loss_and_grads(params, tokens, targets, config, positions=None, masks=None, at=None):
+    """(mean cross-entropy in nats, {name: gradient}). targets are integers (B, T) as tokens are; else as forward.
 
-def token_losses(params, tokens, targets, config, positions=None):
-    """The cross-entropy of each target in nats, (B, T); arguments as loss_and_grads has them."""
+    at, (B, k): the places of each sequence whose targets these are, (B, k); all if left out.
+    """
     check_tokens(tokens, "tokens", config)
-    check_tokens(targets, "targets", config, tokens.shape)
+    check_tokens(targets, "targets", config, (tokens if at is None else at).shape)
+    logits, cache = forward(params, tokens, config, positions, masks)
+    asked = logits[places(at)]                                                    # (B, T or k, V)
+    losses, cache_loss = cross_entropy_forward(asked.reshape(-1, config.vocab_size), targets.ravel())
+    dlosses, dlogits = np.full_like(losses, 1 / losses.size), np.zeros_like(logits)            # loss = mean(losses)
+    dlogits[places(at)] = cross_entropy_backward(dlosses, cache_loss).reshape(asked.shape)
+    return losses.mean(), backward(dlogits, cache)
+
+def token_losses(params, tokens, targets, config, positions=None, at=None):
+    """The cross-entropy of each target in nats, in their shape; arguments as loss_and_grads has them."""
+    check_tokens(tokens, "tokens", config)
+    check_tokens(targets, "targets", config, (tokens if at is None else at).shape)
     logits, _ = forward(params, tokens, config, positions)
-    losses, _ = cross_entropy_forward(logits.reshape(-1, config.vocab_size), targets.ravel())
+    losses, _ = cross_entropy_forward(logits[places(at)].reshape(-1, config.vocab_size), targets.ravel())
     return losses.reshape(targets.shape)
+
+def places(at):
+    """The index of what is asked for in an array (B, T, ...)."""
+    return ... if at is None else (np.arange(len(at))[:, None], at)
 
 def doors_of(settings):
     """The Encoding that these settings open."""

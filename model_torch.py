@@ -120,7 +120,15 @@ class RoPE(Encoding):
         return turn(q), turn(k)
 
 class ALiBi(Encoding):
-    """Press et al. 2022: the score of a key falls with its distance, by a fixed slope for each head."""
+    """Press et al. 2022: the score of a key falls with its distance, by a fixed slope for each head.
+
+    Without a causal mask it falls to both sides (the authors' issue 5), and is no product of two numbers.
+    """
+
+    def __init__(self, settings, config):
+        super().__init__(settings, config)
+        if not config.causal:
+            self.linear = None
 
     slopes = None                        # (H, 1, 1), made where and as the table is: a copy to a GPU would make it wait
 
@@ -148,7 +156,7 @@ class T5(Encoding):
 class Shaw(Encoding):
     """Shaw et al. 2018, equations 3 and 4: a learned vector for each clipped distance, for the keys and for the values.
 
-    e_mn = q_m . (k_n + a^K_r) / sqrt(D), out_m = sum_n p_mn (v_n + a^V_r), r = min(m - n, max_distance). All heads
+    e_mn = q_m . (k_n + a^K_r) / sqrt(D), out_m = sum_n p_mn (v_n + a^V_r), r as expe.shaw_index has it. All heads
     share the vectors, and all blocks do, as with T5, so that an encoding is one thing for the whole model.
     """
 
@@ -279,9 +287,10 @@ class GPT(nn.Module):
     """A decoder-only transformer with any encoding of config.ENCODINGS.
 
     tokens: integers below V, (B, T). With targets, likewise, it returns the scalar mean cross-entropy in nats, without
-    them the logits (B, T, V). positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. Any length works, save
-    for `learned`. Raises ValueError for a wrong shape or dtype, a token outside the vocabulary, and a position without
-    a row. Its first weights are model_numpy.init_params of the seed.
+    them the logits (B, T, V); at, (B, k), asks for k places of each sequence alone. positions: any integers, (T,) or
+    (B, T); 0 .. T-1 if left out. Any length works, save for `learned`. Raises ValueError for a wrong shape or dtype, a
+    token outside the vocabulary, and a position without a row. Its first weights are model_numpy.init_params of the
+    seed.
 
     attention, dropout and cross_entropy are the parts of which fast.py and past/ have others; how: what `tables` takes
     besides, there.
@@ -310,25 +319,27 @@ class GPT(nn.Module):
         h = self.hidden(tokens, positions, **how)                                      # (B, T, C)
         if targets is None:
             return F.linear(h, self.output_weight)                                     # (B, T, V)
-        self.check(targets, "targets", tuple(tokens.shape))
+        self.check(targets, "targets", tuple(h.shape[:2]))
         return self.cross_entropy(h, self.output_weight, targets)
 
     @torch.no_grad()
     def token_losses(self, tokens, targets, positions=None, **how):
         """The cross-entropy of each target in nats, (B, T)."""
-        self.check(targets, "targets", tuple(tokens.shape))
-        return self.cross_entropy(self.hidden(tokens, positions, **how), self.output_weight, targets, reduction="none")
+        h = self.hidden(tokens, positions, **how)
+        self.check(targets, "targets", tuple(h.shape[:2]))
+        return self.cross_entropy(h, self.output_weight, targets, reduction="none")
 
-    def hidden(self, tokens, positions=None, **how):
-        """The final norm's output (B, T, C): what the output layer reads."""
+    def hidden(self, tokens, positions=None, at=None, **how):
+        """The final norm's output (B, T, C): what the output layer reads. at: at these places alone, (B, k)."""
         self.check(tokens, "tokens")
         positions = positions.cpu() if torch.is_tensor(positions) else positions
-        at = self.tables(model_numpy.check_positions(positions, *tokens.shape), **how)
+        tables = self.tables(model_numpy.check_positions(positions, *tokens.shape), **how)
         x = self.embedding(tokens.long())                                              # (B, T, C)
-        x = self.dropout(self.encoding.embed(x, at[self.encoding.settings].rows))
+        x = self.dropout(self.encoding.embed(x, tables[self.encoding.settings].rows))
         for block in self.blocks:
-            x = block(x, at[block.attn.encoding.settings])
-        return self.norm(x)
+            x = block(x, tables[block.attn.encoding.settings])
+        x = self.norm(x)
+        return x if at is None else x.take_along_dim(at[..., None], 1)                 # (B, T or k, C)
 
     @property
     def output_weight(self):

@@ -127,6 +127,9 @@ def configure(args, model, train):
     settings = {"l": model.encoding.l} if "l" in flags_of(ENCODINGS[pe]) else {}
     encoding = EncodingConfig(pe, **settings | those_of(flags_of(*ENCODINGS.values())))
     changes = those_of(flags_of(ModelConfig))
+    masked = given.get("objective", train.objective) == "mlm"
+    if masked:
+        changes.setdefault("causal", False)
     if changes.get("d_model", model.d_model) != model.d_model:
         changes.setdefault("d_mlp", None)
     model = dataclasses.replace(model, encoding=encoding, **changes)
@@ -141,6 +144,9 @@ def configure(args, model, train):
             raise InputError("--tokens and --steps say the same thing: leave one out")
         changes["steps"] = steps_for(given["tokens"], model, changes.get("batch_size", train.batch_size))
     train = dataclasses.replace(train, **changes)
+    if masked and (model.causal or not encoding.both_sides):
+        raise InputError("objective mlm sees both sides: leave out --causal" if model.causal else
+                         f"objective mlm sees both sides, and {pe} has a meaning under a causal mask alone")
     P, longest = train.random_positions, model.encoding.longest(model)
     if 0 < P < model.context:
         raise InputError(f"random_positions must be 0 or at least the context, {model.context}, got {P}")
@@ -254,6 +260,14 @@ def random_positions(config, step, T):
     P = config.random_positions
     return {"positions": np.sort(rng.choice(P, T, replace=False))} if P else {}
 
+def asked(config, vocab, batch, seeds=(0,)):
+    """What the model is given of a batch (B, T+1), by the objective: {"tokens", "targets"}, and "at" of masked ones."""
+    return data.OBJECTIVES[config.objective](batch, vocab, np.random.default_rng(seeds))
+
+def pieces(given, size):
+    """The same, `size` sequences at a time."""
+    return [{name: x[i : i + size] for name, x in given.items()} for i in range(0, len(given["tokens"]), size)]
+
 def new_optimizers(model, config):
     """torch's AdamW, with decay on matrices only (table 5); by --optimizer muon, Muon before it for those of blocks.
 
@@ -286,6 +300,7 @@ class TorchBackend:
         from model_torch import GPT
 
         self.config, self.device, self.shapes = config, device, model_numpy.parameter_shapes(model_config)
+        self.vocab = model_config.vocab_size
         self.model = (GPT(model_config, config.seed, **fast.PARTS) if model is None else model).to(device)
         self.loss = self.model
         self.optimizers, self.by_muon = new_optimizers(self.model, config), names_by_muon(self.model, config)
@@ -328,6 +343,15 @@ class TorchBackend:
 
         self.loss = torch.nn.parallel.DistributedDataParallel(self.model)
 
+    def here(self, part):
+        """Arrays as tensors on the device."""
+        import torch
+
+        found = {name: torch.from_numpy(x) for name, x in part.items()}
+        if self.device.type == "cuda":
+            found = {name: x.pin_memory() for name, x in found.items()}               # or the copy would wait for it
+        return {name: x.to(self.device, non_blocking=True) for name, x in found.items()}
+
     def step(self, batch, step):
         """One optimizer step on the batch (B, T+1); returns the loss and the gradient's norm, still on the device."""
         import torch
@@ -335,15 +359,14 @@ class TorchBackend:
         self.model.train()
         mask = step + RANK * self.config.steps                          # dropout's: by seed and step, as the data
         torch.manual_seed(self.config.seed * 2**32 + mask)
-        where = random_positions(self.config, step, batch.shape[1] - 1)
-        loss, tokens = 0, torch.from_numpy(np.split(batch, WORLD)[RANK])               # (B / WORLD, T+1)
-        if self.device.type == "cuda":
-            tokens = tokens.pin_memory()                                # or else the copy would wait for the device
-        parts = tokens.to(self.device, non_blocking=True).split(self.config.micro_batch)
-        for part in parts:
-            self.loss.require_backward_grad_sync = part is parts[-1]    # DDP adds up the last sums alone
+        loss, where = 0, random_positions(self.config, step, batch.shape[1] - 1)
+        given = asked(self.config, self.vocab, batch, [self.config.seed, step, 2])
+        parts = pieces({name: np.split(x, WORLD)[RANK] for name, x in given.items()}, self.config.micro_batch)
+        for i, part in enumerate(parts, 1):
+            self.loss.require_backward_grad_sync = i == len(parts)      # DDP adds up the last sums alone
             with self.autocast:
-                part_loss = self.loss(part[:, :-1], part[:, 1:], **where) * (len(part) / len(tokens))
+                share = len(part["tokens"]) * WORLD / len(batch)
+                part_loss = self.loss(**self.here(part), **where) * share
             part_loss.backward()
             loss += part_loss.detach()
         if WORLD > 1:
@@ -357,14 +380,11 @@ class TorchBackend:
             optimizer.zero_grad(set_to_none=True)
         return loss, norm
 
-    def summed_loss(self, windows):
-        """The sum of the losses of the windows' targets; windows (B, T+1)."""
-        import torch
-
+    def summed_loss(self, part):
+        """The sum of the losses of its targets; part: as `asked` has it."""
         self.model.eval()
-        tokens = torch.from_numpy(windows).to(self.device)
         with self.autocast:
-            return self.model.token_losses(tokens[:, :-1], tokens[:, 1:]).cpu().double().sum().item()
+            return self.model.token_losses(**self.here(part)).cpu().double().sum().item()
 
 class NumpyBackend:
     """The same in NumPy, in fp32 on the CPU. Dropout's masks are of NumPy's making, and so not torch's."""
@@ -392,12 +412,13 @@ class NumpyBackend:
         config, rng, loss, grads = self.config, np.random.default_rng([self.config.seed, step]), 0, {}
         where = random_positions(config, step, batch.shape[1] - 1)
         with np.errstate(over="ignore", invalid="ignore"):              # a loss that is not finite is told by its step
-            for part in np.split(batch, range(config.micro_batch, len(batch), config.micro_batch)):
-                tokens, targets, share = part[:, :-1], part[:, 1:], len(part) / len(batch)
-                masks = model_numpy.dropout_masks(self.model_config, *tokens.shape, rng)
-                part_loss, part_grads = model_numpy.loss_and_grads(self.params, tokens, targets, self.model_config,
-                                                                   masks=masks if self.model_config.dropout else None,
-                                                                   **where)
+            given = asked(config, self.model_config.vocab_size, batch, [config.seed, step, 2])
+            for part in pieces(given, config.micro_batch):
+                masks, share = None, len(part["tokens"]) / len(batch)
+                if self.model_config.dropout:
+                    masks = model_numpy.dropout_masks(self.model_config, *part["tokens"].shape, rng)
+                part_loss, part_grads = model_numpy.loss_and_grads(self.params, config=self.model_config, masks=masks,
+                                                                   **part, **where)
                 loss += share * part_loss
                 grads = model_numpy.summed(grads, {name: share * g for name, g in part_grads.items()})
             norm = model_numpy.clip_grads(grads, config.clip)
@@ -405,10 +426,9 @@ class NumpyBackend:
                                    config.beta2, weight_decay=config.weight_decay)
         return loss, norm
 
-    def summed_loss(self, windows):
-        """The sum of the losses of the windows' targets; windows (B, T+1)."""
-        losses = model_numpy.token_losses(self.params, windows[:, :-1], windows[:, 1:], self.model_config)
-        return losses.sum(dtype="float64").item()
+    def summed_loss(self, part):
+        """The sum of the losses of its targets; part: as `asked` has it."""
+        return model_numpy.token_losses(self.params, config=self.model_config, **part).sum(dtype="float64").item()
 
 BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 
@@ -599,7 +619,8 @@ def train_run(run, model_config, config, folder, device, record, args, held):
     data.windows(train_tokens, context)                 # text that is too short is named before anything is written
     n_val = min(config.eval_windows, data.windows(val_tokens, context))
     val = data.batch(val_tokens, context, n_val, 0, 0)                                 # (N, T+1), the same for all runs
-    val_parts = np.split(val, range(config.micro_batch, n_val, config.micro_batch))
+    val = asked(config, model_config.vocab_size, val)
+    val_parts = pieces(val, config.micro_batch)
     tokenizer = data.load_tokenizer(folder / "tokenizer.tiktoken")
     backend = BACKENDS[config.backend](model_config, config, device, args.compile)
 
@@ -634,7 +655,7 @@ def train_run(run, model_config, config, folder, device, record, args, held):
             log.step(step, loss, norm)
             complete = step == config.steps
             if step % config.eval_every == 0 or complete:
-                log.validation(step, sum(map(backend.summed_loss, val_parts)) / val[:, 1:].size)
+                log.validation(step, sum(map(backend.summed_loss, val_parts)) / val["targets"].size)
             if args.sample_every and step % args.sample_every == 0:
                 log.say(step, sample(backend.weights(), model_config, tokenizer, [config.seed, step]))
             if step % config.checkpoint_every == 0 or complete or signals:
@@ -712,6 +733,8 @@ def main(argv=None):
         args = parser.parse_args(argv)
         if args.resume and (args.overwrite or args.show):
             parser.error("--resume goes on with a run, --overwrite discards it, --show trains none: leave one out")
+        if args.sample_every and args.objective == "mlm":
+            parser.error("--sample-every writes from left to right, and --objective mlm does not: leave it out")
         if "tensorboard" in args.log and importlib.util.find_spec("tensorboard") is None:
             raise InputError("--log tensorboard needs the package tensorboard: pip install tensorboard, or --log csv")
         record = None

@@ -483,14 +483,17 @@ def same_losses_and_gradients(quick, plain, digits, **given):
 
 @pytest.mark.parametrize("changes", [{}, {"nope_every": 2}, {"causal": False}, {"window": 4}], ids=str)
 @pytest.mark.parametrize("positions", [None, np.random.default_rng(0).integers(0, 50, (3, T))], ids=["default", "own"])
-@pytest.mark.parametrize("dtype, digits", [(torch.float64, 1e-9), (torch.float32, 2e-5)])
+@pytest.mark.parametrize("dtype, digits", [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("pe, variant", LINEAR, ids=str)
 def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
         pe, variant, dtype, digits, positions, changes, monkeypatch):
     quick, plain = (tiny(pe, variant=variant, parts=parts, **changes).to(dtype) for parts in (fast.PARTS, {}))
     assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T)))  # the plain form itself, in fp32 and above
     monkeypatch.setattr(fast, "in_half_precision", lambda x: True)
-    assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T))) == ("window" in changes)
+    shut = "window" in changes or quick.blocks[0].attn.encoding.linear is None  # no product of two numbers
+    assert shut == (changes.keys() == {"window"} or (changes == {"causal": False} and pe in ("alibi", "grape")))
+    assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T))) == shut
+    digits *= 1 + (pe == "grape")  # the gradient of its w is a sum that cancels
     same_losses_and_gradients(quick, plain, digits, positions=positions)
 
 

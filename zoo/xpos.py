@@ -8,6 +8,7 @@ to 32,695 positions from there. They grow no further, so that two tokens beyond 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from config import POSITIVE, RoPE, Sinusoidal, knob
 
 @dataclass(frozen=True)
 class Settings(Sinusoidal):                                          # --base is there already
+    both_sides: ClassVar[bool] = False                               # scores of later keys would grow with distance
     scale_base: float = knob(512.0, POSITIVE, "positions in which xPos' factors apply once (default: 512)")
 
     fit = RoPE.fit
