@@ -225,7 +225,8 @@ def test_an_unwritable_folder(tokens, tmp_path):
 HELP = {
     "train.py": "--pe --l --start --theta --theta1 --theta2 --preset --data --device --dtype --compile --tokens "
     "--steps --out --resume --overwrite --show --sample-every --log --seed --lr --batch-size --vocab --context "
-    "--checkpoint-every --layers --width --heads --norm --mlp --mlp-width --tied --causal --nope-every --window",
+    "--checkpoint-every --layers --width --heads --norm --mlp --mlp-width --tied --causal --nope-every --window "
+    "--optimizer --activation-checkpointing --micro-batch",
     "eval.py": "--lengths --protocol --split --data --json --plot --max-docs --device --scale --rope-scaling --factor "
     "--chunk --sinks --window",
     "data.py": "--show --vocab --tokenizer --min-doc-tokens --max-doc-chars --max-tokens --out --overwrite",
@@ -234,6 +235,7 @@ HELP = {
     "--scale --rope-scaling --factor --chunk --device",
     "lab.bench": "--preset --parts --pe --backends --batch-size --repeats --dtype --compile --device --json",
     "lab.curves": "--out --csv",
+    "lab.gpu_day": "--out --work --minutes --rehearse",
     "lab.attention": "--out --lengths --split --data --dtype --device --scale --rope-scaling --factor --chunk",
 }
 
