@@ -361,12 +361,13 @@ class TorchBackend:
         torch.manual_seed(self.config.seed * 2**32 + mask)
         loss, where = 0, random_positions(self.config, step, batch.shape[1] - 1)
         given = asked(self.config, self.vocab, batch, [self.config.seed, step, 2])
-        parts = pieces({name: np.split(x, WORLD)[RANK] for name, x in given.items()}, self.config.micro_batch)
+        mine = self.here({name: np.split(x, WORLD)[RANK] for name, x in given.items()})       # (B / WORLD, ...) each
+        parts = pieces(mine, self.config.micro_batch)
         for i, part in enumerate(parts, 1):
             self.loss.require_backward_grad_sync = i == len(parts)      # DDP adds up the last sums alone
             with self.autocast:
                 share = len(part["tokens"]) * WORLD / len(batch)
-                part_loss = self.loss(**self.here(part), **where) * share
+                part_loss = self.loss(**part, **where) * share
             part_loss.backward()
             loss += part_loss.detach()
         if WORLD > 1:

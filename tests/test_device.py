@@ -83,12 +83,12 @@ def step_without_a_wait(config, **changes):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_training_step_never_waits_for_the_device(name):
-    assert step_without_a_wait(CONFIGS[name]) == 1  # the batch
+    assert step_without_a_wait(CONFIGS[name]) == 2  # the batch: tokens and targets
 
 
 @pytest.mark.parametrize("changes", [{"activation_checkpointing": True}, {"optimizer": "muon"}], ids=str)
 def test_nor_does_one_that_recomputes_or_is_muons(changes):
-    assert step_without_a_wait(CONFIGS["expe"], **changes) == 1
+    assert step_without_a_wait(CONFIGS["expe"], **changes) == 2
 
 
 def looks(x):
@@ -127,7 +127,7 @@ def test_a_copy_that_is_planted_is_counted(monkeypatch):
     forward = model_torch.Block.forward
     monkeypatch.setattr(model_torch.Block, "forward",
                         lambda self, x, at: forward(self, x + torch.ones(64).to(x.device), at))
-    assert step_without_a_wait(CONFIGS["nope"]) == 1 + 4
+    assert step_without_a_wait(CONFIGS["nope"]) == 2 + 4
 
 
 def on_meta(pe, dtype):
