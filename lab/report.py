@@ -319,7 +319,9 @@ def tuned_section(folder, files):
         rows = files.get((name, tuned.TRIALS[0]), {}).get(tuned.SEED)
         return rows and rows[0]["loss"]
 
-    rows, wanted, scored = [], {}, {name: found for name in VARIANTS if (found := loss(name)) is not None}
+    rows, wanted = [], {}
+    scored = {name: found for name in VARIANTS if (found := loss(name)) is not None
+              and tuned.SEED in files.get((name, tuned.TRIALS[1]), {})}                # or a grid was stopped in between
     for method in tuned.METHODS:
         names, best = tuned.trials(method, loss)
         wanted |= dict.fromkeys((method, best), tuned.FINALS)

@@ -82,6 +82,12 @@ def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp
         assert page.count("(best)") == 2
         for name in {method, best}:
             assert {row["split"] for row in said(f"{name}-s1.test-same-targets")} == {"test"}
+    cut = tmp_path / "results/study/expe-x4-s0.same-targets.json"  # as by a kill before its last evaluation
+    text = cut.read_text()
+    cut.unlink()
+    reproduce.main(["report"])
+    assert "| ExPE, x4 | `" not in (tmp_path / "RESULTS.md").read_text()
+    cut.write_text(text)
     files = sorted(tmp_path.rglob("results/study/*"))
     before = {path: path.stat().st_mtime_ns for path in files}
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
