@@ -89,7 +89,7 @@ class EncodingConfig(Knobs):
 
     pe: str = knob("nope", ("a name", lambda x: isinstance(x, str)))
     each_block: ClassVar[bool] = False          # whether each block has parameters of its own (then embed is shut)
-    both_sides: ClassVar[bool] = False          # whether it tells an order where later keys are seen too
+    both_sides: ClassVar[bool] = True           # whether it has a meaning where later keys are seen too
 
     def __new__(cls, pe="nope", **settings):
         if cls is EncodingConfig and pe not in ENCODINGS:
@@ -130,7 +130,6 @@ class EncodingConfig(Knobs):
 
 @dataclass(frozen=True)
 class Sinusoidal(EncodingConfig):
-    both_sides: ClassVar[bool] = True
     base: float = knob(10000.0, number("a finite number above 1", lambda x: x > 1), "base of the frequencies")
 
     def rows(self, positions, model):
@@ -138,7 +137,6 @@ class Sinusoidal(EncodingConfig):
 
 @dataclass(frozen=True)
 class Learned(EncodingConfig):
-    both_sides: ClassVar[bool] = True
     n_positions: int = knob(0, whole(0), "rows of learned's table; 0: as many as the context")
 
     def fit(self, model):
@@ -156,7 +154,6 @@ class Learned(EncodingConfig):
 class Override(EncodingConfig):
     """What ExPE and ExQPE share: rows that override the first l dimensions of what enters W_q and W_k."""
 
-    both_sides: ClassVar[bool] = True
     l: int = knob(24, SIZE, "overridden dimensions (default: the preset's; tables 6 and 9)")
     start: float | None = knob(None, number(), "value at position 0, the paper's S (default: 0)")
     on: str = knob("qk", one_of("k", "q", "qk", "qkv"), "whose input is overridden: k, q, qk or qkv (default: qk)")
@@ -239,7 +236,6 @@ class RoPE(Sinusoidal):
 
 @dataclass(frozen=True)
 class ALiBi(EncodingConfig):
-    both_sides: ClassVar[bool] = True
     slopes: float = knob(1.0, POSITIVE, "by which ALiBi's slopes are multiplied (default: 1)")
 
     def pairs(self, queries, keys, model):
@@ -248,7 +244,6 @@ class ALiBi(EncodingConfig):
 
 @dataclass(frozen=True)
 class T5(EncodingConfig):
-    both_sides: ClassVar[bool] = True
     buckets: int = knob(32, whole(2, 1024), "T5's buckets of distances (default: 32)")
     max_distance: int = knob(128, whole(1, 2**16), "distance from which on T5 (default: 128) and Shaw (default: 16) do "
                              "not tell two apart")
@@ -264,7 +259,6 @@ class T5(EncodingConfig):
 
 @dataclass(frozen=True)
 class Shaw(EncodingConfig):
-    both_sides: ClassVar[bool] = True
     max_distance: int = knob(16, whole(1, 2**16), T5.__dataclass_fields__["max_distance"].metadata["help"])
 
     def pairs(self, queries, keys, model):
@@ -394,7 +388,7 @@ class TrainConfig(Knobs):
     dtype: str = knob("fp32", one_of("fp32", "tf32", "bf16"),
                       "fp32, tf32 (a GPU may round products), or bf16 by autocast, with the weights in fp32")
     objective: str = knob("lm", one_of("lm", "mlm"),
-                          "lm: the next token; mlm: masked tokens, 15%, with both sides in sight (Devlin et al. 2019)")
+                          "lm: the next token; mlm: masked ones, 15 in 100, with both sides in sight (Devlin et al. 2019)")
     random_positions: int = knob(0, whole(0), "P: train at positions drawn of 0 .. P-1, in order, new at each step "
                                  "and the same for a whole batch (Ruoss et al. 2023); 0: at 0, 1, 2, ...")
     seed: int = knob(0, whole(0, 2**32 - 1), "of the first weights, the order of the data and dropout")

@@ -21,6 +21,7 @@ from config import EncodingConfig, knob, whole
 class Settings(EncodingConfig):
     count_to: int = knob(64, whole(2, 2**16), "positions that CoPE tells apart, 0 .. N-1 (default: 64)")
     each_block: ClassVar[bool] = True
+    both_sides: ClassVar[bool] = False
 
 def score_forward(q, k, h, table, learned):
     """bias = (1 - w) z[floor p] + w z[ceil p], z = q e^T, w = p - floor p, p = min(sum of g from n on, P - 1)."""

@@ -28,6 +28,7 @@ class Settings(EncodingConfig):
                                    "(default: the trained length)")
     fire_width: int = knob(32, SIZE, "hidden width of FIRE's function (default: 32)")
     each_block: ClassVar[bool] = True
+    both_sides: ClassVar[bool] = False
 
     def fit(self, model):
         return replace(self, threshold=self.threshold or float(model.context))

@@ -21,6 +21,7 @@ from config import EncodingConfig
 @dataclass(frozen=True)
 class Settings(EncodingConfig):
     each_block: ClassVar[bool] = True
+    both_sides: ClassVar[bool] = False
 
 def score_forward(q, k, h, table, learned):
     """bias_mn = c_m - c_n, c the running sum of ln f, f = sigmoid(z), z = h W^T + b. h (B, T, C); W (H, C), b (H,)."""

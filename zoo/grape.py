@@ -22,6 +22,7 @@ from config import EncodingConfig
 @dataclass(frozen=True)
 class Settings(EncodingConfig):
     each_block: ClassVar[bool] = True
+    both_sides: ClassVar[bool] = False
 
     def pairs(self, queries, keys, model):
         return expe.distances(queries, keys).astype(float)[..., None, :, :]                    # (..., 1, T, S)

@@ -7,7 +7,6 @@ where p and a start uniform in (0, 2) and (0, 1) and are clamped at 0.01. Here p
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -18,8 +17,6 @@ from config import EncodingConfig
 
 @dataclass(frozen=True)
 class Settings(EncodingConfig):
-    both_sides: ClassVar[bool] = True
-
     def pairs(self, queries, keys, model):
         return np.abs(expe.distances(queries, keys)).astype(float)[..., None, :, :]            # (..., 1, T, S)
 
