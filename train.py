@@ -485,8 +485,10 @@ def own_device(device):
 
     if WORLD == 1 or device.type != "cuda":
         return device
-    if device.index or (here := int(os.environ["LOCAL_WORLD_SIZE"])) > torch.cuda.device_count():
-        raise InputError(f"device {device} is not one for each of {here} processes: give torchrun fewer of them")
+    here, there = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    if device.index or here > there:
+        raise InputError(f"device {device} is not one for each of {here} processes: use --device cuda, and give "
+                         f"torchrun at most {there} of them here")
     torch.cuda.set_device(LOCAL_RANK)
     return torch.device("cuda", LOCAL_RANK)
 

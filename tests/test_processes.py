@@ -17,7 +17,7 @@ from conftest import ROOT, TINY, command
 import data
 import runs
 import train
-from config import PRESETS
+from config import PRESETS, InputError
 
 FLAGS = [*TINY, "--pe", "expe", "--batch-size", "8", "--steps", "6", "--eval-every", "3", "--checkpoint-every", "4"]
 
@@ -124,6 +124,24 @@ def test_dropout_has_masks_of_its_own_in_each_process(tokens, monkeypatch):
             for step in range(5):
                 backend.step(np.zeros((4, 17), np.int64), step)
     assert seeds[:5] == seeds[5:10] == seeds[15:20] and len({*seeds[15:]}) == 20
+
+
+def test_each_process_has_a_gpu_of_its_own_and_they_share_a_cpu(monkeypatch):
+    """By a machine that says it has two."""
+    cuda, taken = torch.device("cuda"), []
+    assert train.own_device(torch.device("cuda:1")) == torch.device("cuda:1")  # alone it takes what is said
+    for name, value in (("WORLD", 4), ("LOCAL_RANK", 1)):
+        monkeypatch.setattr(train, name, value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert train.own_device(torch.device("cpu")) == torch.device("cpu") and taken == []
+    assert train.own_device(cuda) == torch.device("cuda:1") and taken == [1]
+    with pytest.raises(InputError, match="device cuda:1 is not one for each of 2 processes: use --device cuda"):
+        train.own_device(torch.device("cuda:1"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(InputError, match="one for each of 3 processes: .* give torchrun at most 2 of them here"):
+        train.own_device(cuda)
 
 
 @pytest.mark.parametrize("more, message", [
