@@ -388,7 +388,7 @@ class TrainConfig(Knobs):
     dtype: str = knob("fp32", one_of("fp32", "tf32", "bf16"),
                       "fp32, tf32 (a GPU may round products), or bf16 by autocast, with the weights in fp32")
     objective: str = knob("lm", one_of("lm", "mlm"),
-                          "lm: the next token; mlm: masked ones, 15 in 100, with both sides in sight (Devlin et al. 2019)")
+                          "lm: the next token; mlm: masked ones, 15 in 100, both sides in sight (Devlin et al. 2019)")
     random_positions: int = knob(0, whole(0), "P: train at positions drawn of 0 .. P-1, in order, new at each step "
                                  "and the same for a whole batch (Ruoss et al. 2023); 0: at 0, 1, 2, ...")
     seed: int = knob(0, whole(0, 2**32 - 1), "of the first weights, the order of the data and dropout")

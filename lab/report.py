@@ -321,7 +321,7 @@ def tuned_section(folder, files):
 
     rows, wanted = [], {}
     scored = {name: found for name in VARIANTS if (found := loss(name)) is not None
-              and tuned.SEED in files.get((name, tuned.TRIALS[1]), {})}                # or a grid was stopped in between
+              and tuned.SEED in files.get((name, tuned.TRIALS[1]), {})}      # or a grid was stopped in between
     for method in tuned.METHODS:
         names, best = tuned.trials(method, loss)
         wanted |= dict.fromkeys((method, best), tuned.FINALS)
