@@ -99,6 +99,11 @@ class CommandLine(argparse.ArgumentParser):
         except OSError as error:
             self.error(f"{error.filename}: {error.strerror}" if error.filename else error)
 
+def clock(seconds):
+    """"1:05", or "1:00:05"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
+
 def number(text):
     """A finite float from "0.5", "1e-3" or "1/2048", for argparse."""
     above, _, below = text.partition("/")

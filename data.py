@@ -299,6 +299,8 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
             shutil.copyfile(tokenizer, path)
         elif not path.exists():
             first = _take(texts, TOKENIZER_CHARS)[::-1]
+            print(f"training a tokenizer of {vocab:,} entries on {sum(len(text) for *_, text in first):,} characters",
+                  flush=True)
             save_tokenizer(train_tokenizer((text for split, _, text in first[::-1] if split == "train"), vocab), path)
         encoding, last = load_tokenizer(path), 0
         texts = itertools.chain((first.pop() for _ in range(len(first))), texts)       # a stream can be read once only
@@ -398,7 +400,8 @@ def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
                 raise
     meta = read_meta(folder)
     if folder != Path(source) and full_name(meta["source"]) != full_name(source):
-        raise InputError(f"{folder} was made from {meta['source']}, not from {source}: prepare that with another --out")
+        raise InputError(f"{folder} was made from {meta['source']}, not from {source}: prepare that by python data.py "
+                         f"{source} --out DIR, and give --data DIR")
     if (found := meta["vocab"]) != vocab:
         raise InputError(f"{folder} was made with a vocabulary of {found:,}, and this run has {vocab:,}: "
                          f"add --vocab {found}, or prepare the text again")

@@ -12,6 +12,9 @@ length.
 
 import itertools
 import textwrap
+import timeit
+
+from tqdm import tqdm
 
 import cli
 import files
@@ -75,7 +78,7 @@ def evaluate(run, work, scalings, args, bar):
 def command_line():
     def explained(title, entries):
         return f"{title}:\n" + "\n".join(
-            textwrap.fill(f"{name}: {measure.about}", 100, initial_indent="  ", subsequent_indent="      ")
+            textwrap.fill(f"{name}: {measure.about}", 80, initial_indent="  ", subsequent_indent="      ")
             for name, measure in entries.items())
 
     parser = CommandLine(
@@ -123,10 +126,20 @@ def check(args):
             flag = name.replace("_", "-")
             raise InputError(f"--{flag} has no use with --{kind} {args.measure}: leave it out")
 
+def estimate(work, tokens, args):
+    """The time that so many take, by the first run's longest window, read twice."""
+    from past.reading import load
+
+    run, (_, _, jobs) = next(iter(work.items()))
+    model, _ = load(run, cli.pick_device(args.device), args.dtype[0])
+    windows = max((conditions[0][:1] for *_, conditions in jobs if conditions), key=lambda one: len(one[0].tokens))
+    length = min(len(windows[0].tokens) - 1, model.longest, model.trained.context)
+    windows = [windows[0]._replace(tokens=windows[0].tokens[-length - 1 :], scored=1)]
+    seconds = timeit.repeat(lambda: model.window_losses(windows, tqdm(disable=True)), number=1, repeat=2)[1]
+    return cli.clock(tokens * seconds / length)
+
 def score(args):
     """The rows of the runs that are named, as --json writes them."""
-    from tqdm import tqdm
-
     configs = {str(run): runs.read_run(run) for run in runs.named_runs(args.runs)}
     if masked := [run for run, (_, train, _) in configs.items() if train.objective == "mlm"]:
         raise InputError(f"{masked[0]} tells masked tokens, and not the next one: eval.py --curves draws its losses")
@@ -136,12 +149,12 @@ def score(args):
     tokens = {run: plan.tokens_of(jobs, scalings[run], args) for run, (_, _, jobs) in work.items()}
     rows, every = [], sum(tokens.values())
     if len(configs) > 1:
-        print(f"{len(configs)} runs, to be scored by {every:,} tokens", flush=True)
+        print(f"{len(configs)} runs, {every:,} tokens to read, about {estimate(work, every, args)}", flush=True)
     with tqdm(total=every, unit="tok", unit_scale=True, leave=False, disable=None, smoothing=0,
               bar_format=cli.BAR) as bar:
         for i, run in enumerate(configs, 1):
             where = cli.CONTROL.sub("", f"run {i} of {len(configs)}, {run}")
-            bar.set_description(where[:40])                     # or 80 columns have no room for the time left
+            bar.set_description(where[:30])                     # or 80 columns have no room for the time left
             if bar.disable:                                     # stderr is no terminal
                 print(f"{where}: scoring {tokens[run]:,} tokens ...", flush=True)
             rows += evaluate(run, work.pop(run), scalings[run], args, bar)

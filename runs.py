@@ -48,7 +48,7 @@ def read_run(run):
     if not run.is_dir():
         raise InputError(f"{run}: no such run directory; {nearest(run)}")
     if not (run / "config.json").exists():
-        raise InputError(f"{run} holds no config.json, so it is not a run directory of train.py")
+        raise InputError(f"{run} holds no config.json, so it is not a run directory of train.py; {nearest(run)}")
     record = read_json(run / "config.json", RUN)
     try:
         checkpoint = {"seconds": 0, **record["checkpoint"]}                # which the first versions did not count

@@ -36,7 +36,7 @@ import data
 import files
 import model_numpy
 import runs
-from cli import BAR, CONTROL, CommandLine, at_least, listed, number, pick_device, whole
+from cli import BAR, CONTROL, CommandLine, at_least, clock, listed, number, pick_device, whole
 from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, TrainConfig
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
@@ -649,7 +649,7 @@ def train_run(run, model_config, config, folder, device, record, args, held):
         return True
     print(f"{run}: {model_config.encoding.pe}, {total / 1e6:.2f}M parameters ({outside / 1e6:.2f}M without embedding)\n"
           f"steps {first:,} to {config.steps:,} of {config.batch_size} x {context} tokens, "
-          f"by {config.backend} on {device}; {flops_a_token(model_config) / 1e9:,.3g} GFLOPs a token, about {memory}",
+          f"by {config.backend} on {device}\n{flops_a_token(model_config) / 1e9:,.3g} GFLOPs a token, about {memory}",
           flush=True)
     log = Log(run, config, record, first, context, started, further_logs(args.log, run, held))
     earlier = record["checkpoint"].get("seconds", 0)
@@ -702,10 +702,6 @@ def check_memory(model, config, device):
                          f"of memory or more, and this machine has {machine / 1e9:,.0f}: give a smaller --width, "
                          "--layers, --vocab or --micro-batch, or --activation-checkpointing")
     return f"{need} GB of memory ({parameters} for weights, gradients and moments)"
-
-def clock(seconds):
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
 
 def prepare(args, model, config, record, run):
     """(folder of tokens, config, meta.json) of the run: prepared now if it has to be; to resume, as it was."""

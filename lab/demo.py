@@ -15,24 +15,25 @@ import eval as evaluation
 import generate
 import train
 from cli import CommandLine, at_least
+from config import InputError
 from files import read_json, write_whole
 from lab import curves
 from lab.pictures import name as name_of
+from runs import read_run
 
 FOLDER, DOCUMENTS = Path("runs/demo"), 8
 RUNS = {                                 # name: flags of train.py, and what there is to see
     "rope": ("--pe rope", "RoPE turns queries and keys by angles. Past the trained length it meets distances that it "
-             "never saw, and its loss climbs, the more so the longer it was trained."),
-    "expe": ("--pe expe --l 24", "ExPE writes the position into what enters W_q and W_k. It holds on a while, then "
-             "climbs: the slope that it gives to a distance grows with the query's own position."),
-    "expe-on-k": ("--pe expe --l 24 --on k", "The same on the keys alone knows distances and nothing else. Its loss "
-                  "stays level as far as one reads."),
+             "never saw."),
+    "expe": ("--pe expe --l 24", "ExPE writes the position into what enters W_q and W_k. The slope that it gives to a "
+             "distance grows with the query's own position."),
+    "expe-on-k": ("--pe expe --l 24 --on k", "The same on the keys alone knows distances and nothing else."),
 }
 PROMPT = "def main("
 NEXT = (
     ("the full runs, some minutes each", 'make train PE="expe rope sinusoidal"'),
-    ("the same targets with more and more context", "python eval.py runs/demo/* --protocol same-targets"),
-    ("your own text", "python train.py --pe expe --on k --data my_books/"),
+    ("the same targets with more and more context", "python eval.py runs/demo/*/ --protocol same-targets"),
+    ("your own text, a file or folder of it", "python train.py --pe expe --on k --data my_books/"),
 )
 STYLE = """
 :root { color-scheme: light dark }
@@ -68,9 +69,11 @@ def page(rows, texts, steps):
     """The HTML of what happened, with its pictures beside it."""
     lengths = sorted({row["length"] for row in rows})
     heads = "".join(f"<th>{length:,}</th>" for length in lengths)
-    cells = {name: [f"{row['loss']:.3f}" for row in rows if row["run"] == str(FOLDER / name)] for name in RUNS}
-    lines = "".join(f"<tr><td>{name_of(run)}</td><td>{'</td><td>'.join(x)}</td></tr>" for run, x in cells.items())
-    seen = "".join(f"<li><b>{name_of(run)}</b> (<code>{flags}</code>). {words}</li>"
+    losses = {name: [row["loss"] for row in rows if row["run"] == str(FOLDER / name)] for name in RUNS}
+    lines = "".join(f"<tr><td>{name_of(run)}</td>{''.join(f'<td>{x:.3f}</td>' for x in found)}</tr>"
+                    for run, found in losses.items())
+    seen = "".join(f"<li><b>{name_of(run)}</b> (<code>{flags}</code>). {words} From {lengths[0]:,} to {lengths[-1]:,} "
+                   f"tokens its loss went by {losses[run][-1] - losses[run][0]:+.3f}.</li>"
                    for run, (flags, words) in RUNS.items())
     wrote = "".join(f"<h3>{name_of(run)}</h3><pre>{html.escape(text)}</pre>" for run, text in texts.items())
     more = "".join(f"<p>{html.escape(what)}:</p><pre>{html.escape(command)}</pre>" for what, command in NEXT)
@@ -80,15 +83,21 @@ def page(rows, texts, steps):
             f"data, first weights and order, and another encoding of the position.</p>"
             f"<h2>What you see</h2><img src=loss.png alt='loss against the length of the window'><table><tr><th>loss, "
             f"nats a token, in windows of</th>{heads}</tr>{lines}</table><p>The same tokens of {DOCUMENTS} held-out "
-            f"documents are scored in every column.</p><ul>{seen}</ul><h2>How they were trained</h2><img "
+            f"documents are scored in every column.</p><ul>{seen}</ul><p>These runs are short. Trained for "
+            f"longer, RoPE and ExPE lose more past the trained length, and differ more: the README has them after "
+            f"1,600 steps.</p><h2>How they were trained</h2><img "
             f"src=training.png alt='losses, norm of the gradient and learning rate by tokens seen'>"
-            f"<h2>What they write after <code>{html.escape(PROMPT)}</code></h2>{wrote}<h2>Next</h2>{more}</html>\n")
+            f"<h2>What they write after <code>{html.escape(PROMPT)}</code></h2>{wrote}<h2>Next</h2><p>After "
+            f"<code>source .venv/bin/activate</code>:</p>{more}</html>\n")
 
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.demo", description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=at_least(1), default=400, metavar="N", help="of each run (default: 400)")
+    parser.add_argument("--steps", type=at_least(1), default=600, metavar="N", help="of each run (default: 600)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
+        for run in (FOLDER / name for name in RUNS if (FOLDER / name / "config.json").exists()):
+            if (found := read_run(run)[1].steps) != args.steps:
+                raise InputError(f"{run} is there, of {found:,} steps: give --steps {found}, or delete {FOLDER}")
         rows, texts = tour(args.steps)
         write_whole(FOLDER / "index.html", page(rows, texts, args.steps))
         print(f"\nopen {FOLDER}/index.html")

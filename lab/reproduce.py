@@ -27,7 +27,7 @@ import numpy as np
 
 import eval as evaluation
 import train
-from cli import CommandLine, at_least, listed, pick_device
+from cli import CommandLine, at_least, clock, listed, pick_device
 from config import PRESETS, InputError
 from files import held, read_json, write_json
 from lab import tuned
@@ -188,7 +188,7 @@ def show_plan(jobs, verbose):
     rate, source = rate_of(runs, left)
     trainings = sum(job.evaluation is None for job in left)
     print(f"\n{len(runs)} runs, {sum(job.work for job in runs):,} training tokens; left: {trainings} runs and "
-          f"{len(left) - trainings} evaluations, about {train.clock(sum(job.work for job in left) / rate)} by {source}")
+          f"{len(left) - trainings} evaluations, about {clock(sum(job.work for job in left) / rate)} by {source}")
 
 def run_grid(args):
     """Do all that is left, and what `tuned` then knows to be next."""
@@ -207,7 +207,7 @@ def do_all(left):
     begin, work = time.perf_counter(), 0
     for i, job in enumerate(left):
         seconds = (time.perf_counter() - begin) / work * sum(other.work for other in left[i:]) if work else None
-        about = f", about {train.clock(seconds)} left for all" if work else ""
+        about = f", about {clock(seconds)} left for all" if work else ""
         print(f"job {i + 1} of {len(left)}: {job.run} {job.evaluation or 'training'}{about}", flush=True)
         do(job)
         work += job.work

@@ -7,6 +7,7 @@ import numpy as np
 from lab import measures
 
 INTERVAL = "{0[0]:+.3f} ({0[1]:+.3f} {0[2]:+.3f})"
+ALONE = "{0[0]:+.3f} (-)"                # of one document, which has no interval
 
 def line_of(row):
     """What makes a line of a table or a curve of a picture: the run, and how its positions are scaled."""
@@ -57,7 +58,8 @@ def print_table(rows, title, key, form="{:.3f}"):
         cells = table.setdefault((row["run"], row["pe"], tokens, row["how"]), {})
         if row["loss"] is not None and key not in row:
             continue
-        text = "-" if row["loss"] is None else form.format(row[key])
+        alone = form == INTERVAL and len(row.get("unit_targets", ())) == 1
+        text = "-" if row["loss"] is None else (ALONE if alone else form).format(row[key])
         beside, length = row["protocol"] != main, row["length"]
         heads[beside, length] = f"{row['protocol']} {length:,} " if beside else f"{length:,} "
         trained = length == row["trained_length"] and not beside and text != "-"
@@ -90,7 +92,10 @@ def print_rows(rows):
     lines = {(row["data"], row["n_documents"], row["n_targets"], len(row["unit_targets"])) for row in scored}
     for name, n_documents, n_targets, n_units in sorted(lines):
         trials = f" in {n_units} trials" * (n_units != n_documents)
-        print(f"{name}: {n_documents:,} documents, {n_targets:,} targets{trials} at every length")
+        s = "s" * (n_documents > 1)
+        print(f"{name}: {n_documents:,} document{s}, {n_targets:,} targets{trials} at every length")
+    if len({name for name, *_ in lines}) > 1:
+        print("These are different texts, or tokens of different tokenizers: their losses do not compare.")
     print_table(rows, "loss, nats a token (* trained length)", "loss")
     if any("gain" in row for row in rows):
         print_table(rows, "loss without it", "without")
@@ -102,7 +107,7 @@ def print_rows(rows):
         pairs = [{**row, "run": f"{line_of(row)} - {other}", "how": "", "pe": "", "trained_tokens": None, "pair": value}
                  for row in scored for other, value in row["minus"].items()]
         if pairs:
-            print_table(pairs, "difference of two runs, with its 95% interval over documents", "pair", INTERVAL)
+            print_table(pairs, "difference of two runs, with its 95% interval", "pair", INTERVAL)
     else:
         print_table(rows, "perplexity (* trained length)", "perplexity", "{:.1f}")
     if scored and "by_position" in scored[0]:

@@ -1,9 +1,11 @@
 """The tour's page: every number and text of it, and nothing that a model writes is taken for HTML."""
 
 import html.parser
+import subprocess
+import sys
 
 import pytest
-from conftest import command
+from conftest import ROOT, command, refused
 
 from lab import demo
 
@@ -43,3 +45,8 @@ def test_the_tour_is_made_in_one_go_and_again(tmp_path):
     page = Page((tmp_path / "runs/demo/index.html").read_text())
     for tag, attributes in page.tags:
         assert tag != "img" or (tmp_path / "runs/demo" / attributes["src"]).read_bytes().startswith(b"\x89PNG")
+    assert "is there, of 2 steps: give --steps 2" in refused(command("lab.demo", "--steps", "3", cwd=tmp_path))
+    [line] = [line for _, line in demo.NEXT if "eval.py" in line]
+    line = f"{line.replace('python eval.py', f'{sys.executable} {ROOT}/eval.py')} --max-docs 2 --lengths 128,256"
+    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "3 runs, " in done.stdout, done.stderr
