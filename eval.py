@@ -13,8 +13,7 @@ length.
 import itertools
 import textwrap
 import timeit
-
-from tqdm import tqdm
+from types import SimpleNamespace
 
 import cli
 import files
@@ -135,11 +134,14 @@ def estimate(work, tokens, args):
     windows = max((conditions[0][:1] for *_, conditions in jobs if conditions), key=lambda one: len(one[0].tokens))
     length = min(len(windows[0].tokens) - 1, model.longest, model.trained.context)
     windows = [windows[0]._replace(tokens=windows[0].tokens[-length - 1 :], scored=1)]
-    seconds = timeit.repeat(lambda: model.window_losses(windows, tqdm(disable=True)), number=1, repeat=2)[1]
+    bar = SimpleNamespace(update=lambda tokens: None)
+    seconds = timeit.repeat(lambda: model.window_losses(windows, bar), number=1, repeat=2)[1]
     return cli.clock(tokens * seconds / length)
 
 def score(args):
     """The rows of the runs that are named, as --json writes them."""
+    from tqdm import tqdm
+
     configs = {str(run): runs.read_run(run) for run in runs.named_runs(args.runs)}
     if masked := [run for run, (_, train, _) in configs.items() if train.objective == "mlm"]:
         raise InputError(f"{masked[0]} tells masked tokens, and not the next one: eval.py --curves draws its losses")

@@ -147,14 +147,15 @@ def test_a_bar_over_all_runs_is_told_of_every_token_that_is_read(workplace, monk
     each = sum(row["n_targets"] for row in rows if row["run"] == "runs/expe")  # nonoverlap scores all that it reads
     assert told == {"total": 2 * each, "read": 2 * each,
                     "runs": [("run 1 of 2, runs/expe", 0), ("run 2 of 2, runs/rope", each)]}  # fmt: skip
-    assert f"2 runs, to be scored by {2 * each:,} tokens" in printed
+    assert re.search(rf"^2 runs, {2 * each:,} tokens to read, about [0-9:]+:[0-9]{{2}}$", printed, re.M)
 
 
 def test_without_a_terminal_each_run_has_a_line(workplace):
     _, printed = rows_of(workplace, "runs/expe", "runs/rope", "--lengths", "16", "--max-docs", "2")
     lines = printed.splitlines()[:3]
-    n = int(lines[0].split()[-2].replace(",", "")) // 2
-    assert lines == [f"2 runs, to be scored by {2 * n:,} tokens", f"run 1 of 2, runs/expe: scoring {n:,} tokens ...",
+    n = int(lines[0].split()[2].replace(",", "")) // 2
+    assert lines[0].startswith(f"2 runs, {2 * n:,} tokens to read, about 0:")
+    assert lines[1:] == [f"run 1 of 2, runs/expe: scoring {n:,} tokens ...",
                      f"run 2 of 2, runs/rope: scoring {n:,} tokens ..."]  # fmt: skip
 
 
