@@ -205,7 +205,7 @@ def test_no_document_long_enough_names_the_longest_usable_length(workplace, toke
     line = refused(command("eval.py", "runs/expe", "--lengths", 16 * 4096, cwd=workplace))
     assert "no held-out document has 65,536 tokens" in line and f"the longest usable one is {longest:,}" in line
     exact = command("eval.py", "runs/expe", "--lengths", longest, cwd=workplace)
-    assert exact.returncode == 0 and "1 documents" in exact.stdout
+    assert exact.returncode == 0 and "1 document, " in exact.stdout
 
 
 # ---- other positions -------------------------------------------------------------------------------------------------
