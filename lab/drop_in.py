@@ -1,0 +1,59 @@
+"""ExPE in a model of another library: a Llama of transformers, by hooks, trained for ten steps and made to write.
+
+    python -m lab.drop_in
+
+It needs transformers and, of this repository, what pip installs: expe_torch.
+"""
+
+import torch
+
+from expe_torch import ExPE
+
+
+def drop_in(model, encoding):
+    """Put the encoding into every layer of a Llama, whose RoPE stands still from now on; returns the model."""
+    model.model.rotary_emb.inv_freq.zero_()                              # all angles 0: cosines 1 and sines 0
+    for layer in model.model.layers:
+        attention = layer.self_attn
+
+        def keep(attention, args, given):
+            attention.positions = given["position_ids"]                  # (B, T), with a cache those of the new tokens
+
+        def enter(projection, args, attention=attention):
+            return (encoding.phi(args[0], attention.positions),)
+
+        attention.register_forward_pre_hook(keep, with_kwargs=True)
+        for part in encoding.on:
+            getattr(attention, f"{part}_proj").register_forward_pre_hook(enter)
+    return model
+
+def train(model, text, steps=10, context=64, batch_size=8):
+    """The losses of so many steps of AdamW on the bytes of a text."""
+    tokens, losses = torch.tensor(list(text.encode())), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        begins = torch.randint(len(tokens) - context, (batch_size, 1))
+        batch = tokens[begins + torch.arange(context)]                   # (B, T)
+        loss = model(batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+def main():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, bos_token_id=None, eos_token_id=None))
+    drop_in(model, ExPE(l=24, theta=1 / (4 * 64), on="k"))
+    with open(__file__, encoding="utf-8") as file:
+        losses = train(model, file.read())
+    print("loss of each step:", *(f"{loss:.2f}" for loss in losses))
+    written = model.eval().generate(torch.tensor([list(b"def ")]), max_new_tokens=40, do_sample=False)
+    print(bytes(written[0].tolist()))
+
+if __name__ == "__main__":
+    main()

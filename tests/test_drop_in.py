@@ -1,0 +1,149 @@
+"""expe_torch.py, which pip installs: against the tables, our model, and in a Llama of transformers; and the wheel."""
+
+import copy
+import math
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT
+from test_model import T, filled, like, some_tokens, tiny
+
+import expe
+from expe_torch import ExPE, ExQPE, from_last
+from lab.drop_in import drop_in, train
+
+FAR = torch.tensor([[0, 1, 255, 256, 257], [10**6, 10**6 + 1, 2**31 + 7, 10**12, -3]])
+
+
+@pytest.mark.parametrize("l", [1, 5, 24])
+def test_rows_are_those_of_the_tables_to_the_last_bit_at_any_position(l):
+    for theta in (1 / 2048, 0.1):
+        right = expe.expe_table(FAR.numpy(), l, 0.3, theta)
+        np.testing.assert_array_equal(ExPE(l, 0.3, theta).rows(FAR).numpy(), right)
+    for n in (FAR, torch.arange(-40, 400, dtype=torch.int32)):
+        right = expe.exqpe_table(n.numpy(), l, 0.3, 1 / 300, 0.1)
+        np.testing.assert_array_equal(ExQPE(l, 0.3, 1 / 300, 0.1).rows(n).numpy(), right)
+
+
+@pytest.mark.parametrize("on", ["k", "q", "qk", "qkv"])
+@pytest.mark.parametrize("pe", ["expe", "exqpe"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_what_enters_is_what_enters_in_our_model_at_long_positions_too(pe, on, dtype):
+    model = tiny(pe, variant={"on": on}).to(dtype)
+    h, n = torch.randn(2, T, 16, dtype=dtype), torch.arange(T) + 10**6
+    theirs = ExPE(5, 0.0, 1 / (4 * T), on) if pe == "expe" else ExQPE(5, 0.0, 1 / (4 * T), 1 / 16, on)
+    ours = model.encoding.override(h, model.tables(n.numpy())[model.config.encoding].rows)
+    for positions in (n, n.expand(2, T)):
+        for found, right in zip(theirs(h, positions), ours, strict=True):
+            assert torch.equal(found, right)
+
+
+@pytest.mark.parametrize("encoding", [ExPE(3, on="qk"), ExQPE(3, on="qk")])
+def test_the_device_is_never_waited_for(encoding):
+    h, n = torch.randn(2, 4, 8), torch.arange(4)
+    assert encoding(h.to("meta"), n.to("meta"))[0].device.type == "meta"  # where there are no numbers to look at
+    compiled = torch.compile(encoding, fullgraph=True, backend="eager")  # nor can a look be compiled
+    assert all(map(torch.equal, compiled(h, n), encoding(h, n)))
+
+
+def attention_of(q, k):
+    return (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(torch.ones(len(q), len(k)).triu(1).bool(), -math.inf)
+
+
+def test_keys_counted_from_the_last_give_the_same_weights_and_keep_their_digits():
+    torch.manual_seed(0)
+    encoding, h, w = ExPE(8, 0.3, 1 / 64), torch.randn(40, 16).double(), torch.randn(2, 16, 16).double()
+    n = torch.arange(40) + 10**6
+
+    def weights(dtype, n):
+        w_q, w_k = w.to(dtype)
+        return attention_of(h.to(dtype) @ w_q.T, encoding(h.to(dtype), n)[1] @ w_k.T).softmax(-1).double()
+
+    right = weights(torch.float64, torch.arange(40))
+    torch.testing.assert_close(weights(torch.float64, n), right, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(weights(torch.float64, from_last(n)), right, rtol=1e-9, atol=1e-12)
+    assert (weights(torch.float32, from_last(n)) - right).abs().max() < 1e-5
+    assert (weights(torch.float32, n) - right).abs().max() > 1e-3
+    torch.testing.assert_close(from_last(FAR)[0], torch.tensor([-257, -256, -2, -1, 0]))
+
+
+@pytest.mark.parametrize("encoding", [ExPE(5, 0.2, on="qk"), ExQPE(5, 0.2)])
+def test_content_and_place_make_up_a_key(encoding):
+    h, w = torch.randn(2, 5, 16).double(), torch.randn(8, 16).double()
+    apart = F.linear(encoding.content(h), w) + encoding.place(w, FAR[:, :4].new_tensor([[0, 3, 9, 4, 1]]))
+    whole = F.linear(encoding.phi(h, torch.tensor([0, 3, 9, 4, 1])), w)
+    torch.testing.assert_close(apart, whole, rtol=1e-12, atol=1e-12)
+
+
+# ---- in a Llama of transformers --------------------------------------------------------------------------------------
+
+
+def llama(ours, **changes):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**like(ours, rms_norm_eps=1e-5, **changes)))
+
+
+@pytest.mark.parametrize("pe", ["expe", "exqpe"])
+@pytest.mark.parametrize("on", ["k", "qk"])
+def test_a_llama_with_it_is_our_model(pe, on):
+    ours, tokens = tiny(pe, "llama", variant={"on": on}), some_tokens(2, 3 * T)
+    encoding = ExPE(5, 0.0, 1 / (4 * T), on) if pe == "expe" else ExQPE(5, 0.0, 1 / (4 * T), 1 / 16, on)
+    theirs = drop_in(filled(llama(ours), ours), encoding)
+    torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=1e-5, atol=1e-5)  # norms in fp32
+    theirs, left = theirs.float(), torch.tensor([[0] * 3 + [1] * 9, [1] * 12])  # padded on the left
+    how = dict(attention_mask=left, max_new_tokens=20, do_sample=False, pad_token_id=0)
+    cached, anew = (theirs.generate(tokens[:, :12], **how, use_cache=cache) for cache in (True, False))
+    assert torch.equal(cached, anew)
+    alone = theirs.generate(tokens[:1, 3:12], max_new_tokens=20, do_sample=False)
+    assert torch.equal(alone[0], cached[0, 3:])
+
+
+def test_with_fewer_keys_than_queries_it_trains_and_writes():
+    torch.manual_seed(0)
+    ours = tiny("expe", "llama")
+    one = drop_in(llama(ours, num_key_value_heads=1).double().eval(), ExPE(5, theta=1 / 64))
+    weights = copy.deepcopy(one.state_dict())
+    for name in weights:
+        if "k_proj" in name or "v_proj" in name:
+            weights[name] = weights[name].repeat(2, 1)  # each of both heads has what they share
+    two = drop_in(llama(ours).double().eval(), ExPE(5, theta=1 / 64))
+    two.load_state_dict(weights)
+    torch.testing.assert_close(one(some_tokens(2, T)).logits, two(some_tokens(2, T)).logits, rtol=1e-9, atol=1e-9)
+    losses = train(one.float().train(), "".join(map(chr, range(40))) * 20, context=T)
+    assert losses[-1] < losses[0] - 0.05
+    assert one.eval().generate(some_tokens(1, 3), max_new_tokens=9, do_sample=False).shape == (1, 12)
+
+
+# ---- what pip installs -----------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_holds_the_tables_and_the_module_and_no_other(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", *(path.name for path in ROOT.glob("*.py"))):
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    flags = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", tmp_path]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", *flags, source], check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        names = [name for name in file.namelist() if ".dist-info/" not in name]
+        file.extractall(tmp_path / "installed")
+    assert sorted(names) == ["expe.py", "expe_torch.py"]
+    for missing, module in (("torch", "expe"), (None, "expe_torch")):
+        program = f"import sys; sys.modules[{missing!r}] = None; import {module}; print({module}.__file__)"
+        there = tmp_path / "installed"
+        done = subprocess.run([sys.executable, "-c", program], cwd=there, capture_output=True, text=True)
+        assert done.stdout.strip() == str(there / f"{module}.py"), done.stderr
+
+
+def test_the_module_is_short_and_needs_torch_alone():
+    text = (ROOT / "expe_torch.py").read_text(encoding="utf-8")
+    assert text.count("\n") <= 150
+    imports = [line for line in text.splitlines() if line.startswith(("import ", "from "))]
+    assert all(line.split()[1].split(".")[0] == "torch" for line in imports)
