@@ -15,6 +15,7 @@ import model_numpy
 import model_torch
 from config import ENCODINGS, EncodingConfig, ModelConfig
 from expe import expe_table, exqpe_table, sinusoidal_table
+from hand.over import GPT2, LLAMA
 from model_torch import GPT, Encoding
 
 V, T = 40, 12
@@ -219,21 +220,10 @@ def test_score_door_adds_to_the_scaled_scores_before_the_mask(monkeypatch):
 # ---- against another library's models --------------------------------------------------------------------------------
 
 
-def filled(theirs, ours):
-    """A model of transformers that calls its weights as Llama does, in float64, with our weights."""
-    names = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head", "norm1": "input_layernorm",
-             "attn.proj": "self_attn.o_proj", "norm2": "post_attention_layernorm"}
-    weights = {}
-    for name, value in ours.state_dict().items():
-        module, _, kind = name.rpartition(".")
-        layer, module = module.split(".", 2)[1:] if module.startswith("blocks.") else (None, module)
-        at = "" if layer is None else f"model.layers.{layer}."
-        if module == "attn.qkv":
-            for part, w in zip("qkv", value.chunk(3), strict=True):
-                weights[f"{at}self_attn.{part}_proj.weight"] = w
-        else:
-            weights[f"{at}{names.get(module) or module + '_proj'}.{kind}"] = value
+def filled(theirs, ours, kind=LLAMA):
+    """A model of transformers, in float64, with our weights, as a kind of theirs calls them and lays them out."""
     theirs = theirs.double().eval()
+    weights = kind.theirs(ours.state_dict(), ours.config.n_heads)
     missing, unexpected = theirs.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     theirs.tie_weights()
@@ -298,23 +288,8 @@ def test_gpt_style_with_learned_positions_equals_transformers_gpt2():
     from transformers import GPT2Config, GPT2LMHeadModel
 
     ours, tokens, targets = tiny("learned", "gpt", tied=True), some_tokens(2, T), some_tokens(2, T, seed=9)
-    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=T, n_embd=16, n_layer=2, n_head=2, n_inner=40,
-                                        attn_implementation="eager")).double().eval()
-    own, linear = ours.state_dict(), ("attn.qkv.", "attn.proj.", "mlp.up.", "mlp.down.")
-    names = {"transformer.": "", "wte": "embedding", "wpe": "encoding", "ln_f": "norm", "ln_1": "norm1",
-             "ln_2": "norm2", "attn.c_attn": "attn.qkv", "attn.c_proj": "attn.proj", "mlp.c_fc": "mlp.up",
-             "mlp.c_proj": "mlp.down"}
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            name = name.replace(".h.", ".blocks.")
-            for old, new in names.items():
-                name = name.replace(old, new)
-            of_linear = any(part in name for part in linear)
-            if name in own:
-                parameter.copy_(own[name].T if of_linear else own[name])
-            else:
-                assert of_linear and name.endswith(".bias"), name
-                parameter.zero_()  # we have no biases in linear layers
+    theirs = filled(GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=T, n_embd=16, n_layer=2, n_head=2, n_inner=40,
+                                               attn_implementation="eager")), ours, GPT2)
     logits = ours(tokens)
     torch.testing.assert_close(logits, theirs(tokens).logits, rtol=1e-10, atol=1e-10)
     by_hand = [-logits[b, t].log_softmax(-1)[targets[b, t]] for b in range(2) for t in range(T)]

@@ -1,0 +1,255 @@
+"""A run handed over to transformers, and a model of transformers made into a run.
+
+    to      rope with rmsnorm and swiglu is a Llama; rope, or partial, with layernorm and gelu a GPT-NeoX; learned with
+            these two a GPT-2. Any other is a folder with its own code in one file, for trust_remote_code=True.
+    from    a Llama or a GPT-NeoX of our layers: what its config or its weights have besides is named.
+
+Neither needs transformers: a folder of its is JSON and safetensors.
+"""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+import data
+from config import PRESETS, EncodingConfig, InputError, ModelConfig
+from files import fingerprint, naming, new_folder, read_json, write_json, write_whole
+from hand.one_file import one_file
+from hand.tokens import CONFIG, from_tokenizers, to_tokenizers
+from model_numpy import doors_of, parameter_shapes
+from runs import CHECKPOINT, load_model
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "modeling_gpt.py")
+RUN = ("config.json", *CHECKPOINT, "log.jsonl", "tokenizer.tiktoken")
+
+
+# ---- the architectures -----------------------------------------------------------------------------------------------
+
+class Kind(NamedTuple):
+    """An architecture of transformers: what its config.json says, and how its weights are called and laid out."""
+
+    architecture: str
+    model_type: str
+    ours: dict                           # what our layers are there
+    fields: dict                         # {name in its config: ours}
+    fixed: dict                          # {name in its config: the values that are as ours, the first to be written}
+    modules: dict                        # {our module, blocks without a number: its own, several where ours is stacked}
+    biased: str = "never"                # which of our matrices have a bias there
+    turn: Any = lambda name, w, n_heads: w             # our weight, laid out as there
+    back: Any = lambda name, w, n_heads: w             # its inverse
+
+    def places(self, name):
+        """([their modules], weight or bias) of one of our parameters."""
+        module, _, kind = name.rpartition(".")
+        number = "".join(re.findall(r"^blocks\.(\d+)\.", module))
+        return [place.format(number) for place in self.modules[re.sub(r"\.\d+\.", ".", module)]], kind
+
+    def theirs(self, weights, n_heads):
+        """{their name: tensor} of our {name: tensor}."""
+        found = {}
+        for name, w in weights.items():
+            places, kind = self.places(name)
+            parts = self.turn(name, w, n_heads).chunk(len(places))
+            found |= {f"{place}.{kind}": part.contiguous() for place, part in zip(places, parts, strict=True)}
+            if re.search(self.biased, name):
+                found[f"{places[0]}.bias"] = w.new_zeros(len(w))
+        return found
+
+    def from_theirs(self, weights, config):
+        """{our name: tensor} of theirs, those that heads share repeated; InputError for what is not of our layers."""
+        found, left = {}, dict(weights)
+        for name, shape in parameter_shapes(config).items():
+            places, kind = self.places(name)
+            for place in places:
+                if f"{place}.{kind}" not in left:
+                    raise InputError(f"lacks {place}.{kind}")
+            parts = [left.pop(f"{place}.{kind}").float() for place in places]
+            parts = [w.unflatten(0, (-1, config.d_head)).repeat_interleave(len(parts[0]) // len(w), 0).flatten(0, 1)
+                     if len(w) < len(parts[0]) else w for w in parts]
+            found[name] = self.back(name, torch.cat(parts), config.n_heads).contiguous()
+            if found[name].shape != shape:
+                raise InputError(f"has {places[0]}.{kind} in another shape than config.json makes it")
+        kept = ("rotary_emb.inv_freq", *(f"{head}.weight" for head in self.modules["head"] if config.tied))
+        for name, w in left.items():
+            if w.any() and not name.endswith(kept):
+                raise InputError(f"has {name}, and our layers have no such part")
+        return found
+
+def by_heads(name, w, n_heads):
+    """W_q, W_k and W_v, each of all heads, (3C, C), as those three of each head."""
+    return w.unflatten(0, (3, n_heads, -1)).transpose(0, 1).flatten(0, 2) if "qkv" in name else w
+
+def by_parts(name, w, n_heads):
+    return w.unflatten(0, (n_heads, 3, -1)).transpose(0, 1).flatten(0, 2) if "qkv" in name else w
+
+def transposed(name, w, n_heads):
+    return w.T if re.search("attn|mlp", name) else w
+
+SHAPE = {"vocab_size": "vocab_size", "hidden_size": "d_model", "intermediate_size": "d_mlp",
+         "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "max_position_embeddings": "context",
+         "tie_word_embeddings": "tied"}
+TANH = ("gelu_new", "gelu_pytorch_tanh")
+
+LLAMA = Kind(
+    "LlamaForCausalLM", "llama", {"norm": "rmsnorm", "mlp": "swiglu"}, SHAPE | {"rms_norm_eps": "norm_eps"},
+    {"hidden_act": ("silu",), "attention_bias": (False, True), "mlp_bias": (False, True)},
+    {"embedding": ["model.embed_tokens"], "norm": ["model.norm"], "head": ["lm_head"],
+     "blocks.norm1": ["model.layers.{}.input_layernorm"], "blocks.norm2": ["model.layers.{}.post_attention_layernorm"],
+     "blocks.attn.qkv": [f"model.layers.{{}}.self_attn.{part}_proj" for part in "qkv"],
+     "blocks.attn.proj": ["model.layers.{}.self_attn.o_proj"],
+     **{f"blocks.mlp.{part}": [f"model.layers.{{}}.mlp.{part}_proj"] for part in ("gate", "up", "down")}},
+)
+
+NEOX = Kind(
+    "GPTNeoXForCausalLM", "gpt_neox", {"norm": "layernorm", "mlp": "gelu"},
+    SHAPE | {"layer_norm_eps": "norm_eps", "hidden_dropout": "dropout"},
+    {"hidden_act": TANH, "attention_bias": (False, True), "use_parallel_residual": (False,)},
+    {"embedding": ["gpt_neox.embed_in"], "norm": ["gpt_neox.final_layer_norm"], "head": ["embed_out"],
+     "blocks.norm1": ["gpt_neox.layers.{}.input_layernorm"],
+     "blocks.norm2": ["gpt_neox.layers.{}.post_attention_layernorm"],
+     "blocks.attn.qkv": ["gpt_neox.layers.{}.attention.query_key_value"],
+     "blocks.attn.proj": ["gpt_neox.layers.{}.attention.dense"],
+     "blocks.mlp.up": ["gpt_neox.layers.{}.mlp.dense_h_to_4h"],
+     "blocks.mlp.down": ["gpt_neox.layers.{}.mlp.dense_4h_to_h"]},
+    "mlp", by_heads, by_parts,
+)
+
+GPT2 = Kind(
+    "GPT2LMHeadModel", "gpt2", {"norm": "layernorm", "mlp": "gelu"},
+    {"vocab_size": "vocab_size", "n_embd": "d_model", "n_inner": "d_mlp", "n_layer": "n_layers", "n_head": "n_heads",
+     "layer_norm_epsilon": "norm_eps", "tie_word_embeddings": "tied", "resid_pdrop": "dropout",
+     "embd_pdrop": "dropout"},
+    {"activation_function": TANH, "attn_pdrop": (0.0,)},
+    {"embedding": ["transformer.wte"], "encoding": ["transformer.wpe"], "norm": ["transformer.ln_f"],
+     "head": ["lm_head"], "blocks.norm1": ["transformer.h.{}.ln_1"], "blocks.norm2": ["transformer.h.{}.ln_2"],
+     "blocks.attn.qkv": ["transformer.h.{}.attn.c_attn"], "blocks.attn.proj": ["transformer.h.{}.attn.c_proj"],
+     "blocks.mlp.up": ["transformer.h.{}.mlp.c_fc"], "blocks.mlp.down": ["transformer.h.{}.mlp.c_proj"]},
+    "attn|mlp", transposed, transposed,
+)
+
+def turning(e, model):
+    rope = {"rope_type": "default", "rope_theta": e.base, "partial_rotary_factor": getattr(e, "rotary_fraction", 1.0)}
+    return {"rope_parameters": rope}
+
+def looking_up(e, model):
+    return {"n_positions": e.longest(model)}
+
+KINDS = [("rope", LLAMA, turning), ("rope", NEOX, turning), ("partial", NEOX, turning), ("learned", GPT2, looking_up)]
+
+
+# ---- to transformers -------------------------------------------------------------------------------------------------
+
+def to_transformers(run, out, overwrite=False):
+    """Write the folder of a run; returns (its architecture's name, the run's step). InputError for what cannot be."""
+    gpt, record = load_model(run)
+    config, e = gpt.config, gpt.config.encoding
+    encoding = data.run_tokenizer(run, record["data"])
+    if not config.causal:
+        raise InputError(f"{run} sees both sides, and what generates from a cache must be causal: hand over a run "
+                         "trained with --objective lm")
+    plain = not (config.nope_every or config.window)
+    known = [(kind, of) for pe, kind, of in KINDS if plain and pe == e.pe and kind.ours.items() <= vars(config).items()]
+    written = {"dtype": "float32", "bos_token_id": encoding.eot_token, "eos_token_id": encoding.eot_token,
+               "use_cache": True}
+    if known:
+        [(kind, positions)] = known
+        written |= {"architectures": [kind.architecture], "model_type": kind.model_type}
+        written |= {name: getattr(config, field) for name, field in kind.fields.items()}
+        written |= {name: values[0] for name, values in kind.fixed.items()} | positions(e, config)
+        weights, code = kind.theirs(gpt.state_dict(), config.n_heads), None
+    else:
+        written |= of_its_own(config)
+        weights, code = gpt.state_dict(), one_file(gpt)
+    with new_folder(out, FILES, overwrite, "it holds a model") as folder:
+        write_json(folder / "config.json", written)
+        write_tensors(folder / "model.safetensors", weights)
+        write_json(folder / "tokenizer.json", to_tokenizers(encoding))
+        write_json(folder / "tokenizer_config.json", CONFIG)
+        if code:
+            write_whole(folder / "modeling_gpt.py", code)
+    return written["architectures"][0], record["checkpoint"]["step"]
+
+def of_its_own(config):
+    """What config.json holds for hand/modeling.py's GPTConfig."""
+    values = dataclasses.asdict(config) | {"encoding": config.encoding.pe, "encodings": {}, "which": []}
+    for settings, window in map(config.block, range(config.n_layers)):
+        values["encodings"][settings.pe] = dataclasses.asdict(settings) | {
+            "each_block": settings.each_block, "shapes": doors_of(settings).shapes(config)}
+        values["which"].append((settings.pe, window))
+    files = {"AutoConfig": "modeling_gpt.GPTConfig", "AutoModelForCausalLM": "modeling_gpt.GPTForCausalLM"}
+    return values | {"architectures": ["GPTForCausalLM"], "model_type": "exact-positions", "auto_map": files,
+                     "tie_word_embeddings": False}
+
+def write_tensors(path, tensors):
+    with naming(path):
+        try:
+            save_file(tensors, path, {"format": "pt"})
+        except SafetensorError as error:                                # how it reports a full disk
+            raise InputError(f"{path} cannot be written: {error}") from None
+
+
+# ---- from transformers -----------------------------------------------------------------------------------------------
+
+def from_transformers(folder, out, overwrite=False):
+    """Make a run, at step 0 of its training here, of a folder of transformers; returns (its architecture, 0)."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder: give one that save_pretrained has written")
+    theirs = read_json(folder / "config.json", dict)
+    try:
+        kind = next(kind for kind in (LLAMA, NEOX) if theirs.get("model_type") == kind.model_type)
+        config = ModelConfig(**kind.ours, **{field: theirs[name] for name, field in kind.fields.items()},
+                             encoding=rotation(kind, theirs))
+        for name, values in kind.fixed.items():
+            if theirs.get(name, values[0]) not in values:
+                raise InputError(f"{name} is {theirs[name]!r}, and our layers have {values[0]!r}")
+        if theirs.get("head_dim") not in (None, config.d_head):
+            raise InputError(f"head_dim is {theirs['head_dim']}, and our heads have width/heads, {config.d_head}")
+    except StopIteration:
+        raise InputError(f"{folder / 'config.json'} is of the kind {theirs.get('model_type')!r}, and what can be read "
+                         "is llama and gpt_neox") from None
+    except KeyError as error:
+        raise InputError(f"{folder / 'config.json'} lacks {error}") from None
+    except InputError as error:
+        raise InputError(f"{folder / 'config.json'}: {error}") from None
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise InputError(f"{path} is missing: the weights must be in one file of that name")
+    try:
+        weights = {re.sub(r"^lm_head\b", kind.modules["head"][0], name): w for name, w in load_file(path).items()}
+        weights = kind.from_theirs(weights, config)
+    except (SafetensorError, InputError) as error:
+        raise InputError(f"{path} {error}") from None
+    ranks = from_tokenizers(read_json(folder / "tokenizer.json", dict), folder / "tokenizer.json")
+    if len(ranks) + 1 != config.vocab_size:
+        raise InputError(f"{folder} has {len(ranks) + 1:,} tokens and a vocabulary of {config.vocab_size:,}")
+    with new_folder(out, RUN, overwrite, "evaluate it") as run:
+        data.save_tokenizer(ranks, run / "tokenizer.tiktoken")
+        write_tensors(run / CHECKPOINT[0], weights)
+        write_tensors(run / CHECKPOINT[1], {})
+        write_whole(run / "log.jsonl", "")
+        checkpoint = {"step": 0, "seconds": 0, "files": {name: fingerprint(run / name) for name in CHECKPOINT}}
+        write_json(run / "config.json", {
+            "model": dataclasses.asdict(config), "train": dataclasses.asdict(PRESETS["mini"].train),
+            "data": {"folder": "none", "source": "unknown", "pattern": data.SPLIT_PATTERN, "vocab": len(ranks) + 1,
+                     "tokenizer": fingerprint(run / "tokenizer.tiktoken"), "splits": {}},
+            "provenance": {"from": str(folder), "weights": fingerprint(path)}, "checkpoint": checkpoint})
+    return kind.architecture, 0
+
+def rotation(kind, theirs):
+    """The EncodingConfig of a config's rope_parameters, or of the fields that earlier versions had in their place."""
+    old = theirs.get("rope_scaling") or {}
+    rope = theirs.get("rope_parameters") or {
+        "rope_type": old.get("rope_type", old.get("type", "default")),
+        "rope_theta": theirs.get("rope_theta", theirs.get("rotary_emb_base", 10000.0)),
+        "partial_rotary_factor": theirs.get("rotary_pct", 0.25)}
+    if rope.get("rope_type", "default") != "default":
+        raise InputError(f"rope_type is {rope['rope_type']!r}, and a run begins with 'default'")
+    base, fraction = float(rope["rope_theta"]), rope.get("partial_rotary_factor", 1.0) if kind is NEOX else 1.0
+    return EncodingConfig("rope", base=base) if fraction == 1 else EncodingConfig(
+        "partial", base=base, rotary_fraction=fraction)

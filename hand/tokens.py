@@ -1,0 +1,68 @@
+"""A tokenizer handed over: tiktoken's ranks to the tokenizer.json of the tokenizers library, and back.
+
+Both merge the pair whose merge has the lowest rank, leftmost first. tiktoken finds it by the ranks of all tokens, and
+tokenizers by a list of pairs: the one that makes a token is what its bytes come to by the merges of lower rank.
+Bytes are written as GPT-2 does, each as one printable character (Radford et al. 2019; their encoder.py).
+"""
+
+import itertools
+import math
+
+from config import InputError
+from data import EOT, SPLIT_PATTERN
+
+# The same pieces in Oniguruma's words, which tokenizers reads: there $ ends a line, and {1,3}+ is one of {1,3} or more.
+PATTERN = SPLIT_PATTERN.replace("{1,3}+", "{1,3}").replace("$", r"\z")
+CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT, "unk_token": None,
+          "clean_up_tokenization_spaces": False, "split_special_tokens": True}    # a text's own <|endoftext|> is text
+
+def characters():
+    """[the character that stands for byte b]: itself if it is printable and no blank, or else one from 256 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = itertools.count(256)
+    return [chr(b if b in printable else next(others)) for b in range(256)]
+
+def halves(token, ranks):
+    """The two tokens that merge into this one, or None if no merges lead to it."""
+    parts = [bytes([b]) for b in token]
+    while len(parts) > 2:
+        merged = [ranks.get(a + b, math.inf) for a, b in itertools.pairwise(parts)]
+        i = merged.index(min(merged))
+        if merged[i] == math.inf:
+            return None
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return parts
+
+def to_tokenizers(encoding):
+    """The value of tokenizer.json, for a tiktoken.Encoding of data.py. Its ids and its pieces are the same."""
+    ranks, letters = encoding._mergeable_ranks, characters()
+    written = lambda token: "".join(letters[b] for b in token)  # noqa: E731
+    found = (halves(token, ranks) for token in sorted(ranks, key=ranks.get) if len(token) > 1)
+    added = {"id": encoding.eot_token, "content": EOT, "single_word": False, "lstrip": False, "rstrip": False,
+             "normalized": False, "special": True}
+    bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [added], "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}, bytes_]},
+        "post_processor": None, "decoder": bytes_,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
+                  "vocab": {written(token): ranks[token] for token in sorted(ranks, key=ranks.get)},
+                  "merges": [[*map(written, pair)] for pair in found if pair]},
+    }
+
+def from_tokenizers(value, path):
+    """{token bytes: rank}, the inverse; InputError for a tokenizer that is not of data.py's kind."""
+    of = {letter: b for b, letter in enumerate(characters())}
+    try:
+        vocab, pieces = value["model"]["vocab"], value["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+        [added] = value["added_tokens"]
+        ranks = {bytes(of[letter] for letter in token): rank for token, rank in vocab.items() if token != EOT}
+        ours = pieces == PATTERN and (added["content"], added["id"]) == (EOT, len(ranks))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        ours = False
+    if not ours or {*ranks.values()} != {*range(len(ranks))}:
+        raise InputError(f"{path} is no byte-level BPE that splits a text as data.py does and ends in {EOT}: a run is "
+                         "measured on tokens of that kind alone")
+    return ranks
