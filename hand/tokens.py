@@ -13,8 +13,9 @@ from data import EOT, SPLIT_PATTERN
 
 # The same pieces in Oniguruma's words, which tokenizers reads: there $ ends a line, and {1,3}+ is one of {1,3} or more.
 PATTERN = SPLIT_PATTERN.replace("{1,3}+", "{1,3}").replace("$", r"\z")
-CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT, "unk_token": None,
-          "clean_up_tokenization_spaces": False, "split_special_tokens": True}    # a text's own <|endoftext|> is text
+CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT, "pad_token": EOT,
+          "unk_token": None, "clean_up_tokenization_spaces": False,
+          "split_special_tokens": True}                                # a text's own <|endoftext|> is text
 
 def characters():
     """[the character that stands for byte b]: itself if it is printable and no blank, or else one from 256 on."""

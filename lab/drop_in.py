@@ -2,12 +2,16 @@
 
     python -m lab.drop_in
 
-It needs transformers and, of this repository, what pip installs: expe_torch.
+drop_in and train need transformers and, of this repository, what pip installs: expe_torch. Then it prints what is lost
+at long positions, in a table.
 """
+
+import math
 
 import torch
 
-from expe_torch import ExPE
+from cli import CommandLine
+from expe_torch import ExPE, from_last
 
 
 def drop_in(model, encoding):
@@ -41,7 +45,26 @@ def train(model, text, steps=10, context=64, batch_size=8):
         losses.append(loss.item())
     return losses
 
-def main():
+def moved(dtype, first, origin=lambda n: n, T=512, C=64):
+    """The largest share of a query's attention that goes to other keys than in float64 from position 0.
+
+    One head on random inputs at positions first .. first + T-1, keys and queries in a dtype and their scores in fp32.
+    """
+    torch.manual_seed(0)
+    encoding, n, exact = ExPE(24), torch.arange(first, first + T), torch.float64
+    h, (w_q, w_k) = torch.randn(T, C, dtype=exact), torch.randn(2, C, C, dtype=exact) / math.sqrt(C)
+
+    def weights(dtype, n):
+        _, h_k, _ = encoding(h.to(dtype), n)
+        q, k = h.to(dtype) @ w_q.to(dtype).T, h_k @ w_k.to(dtype).T                    # (T, C) each
+        q, k = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k))
+        scores = (q @ k.T / math.sqrt(C)).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
+        return scores.softmax(-1).to(exact)
+
+    return (weights(dtype, origin(n)) - weights(exact, torch.arange(T))).abs().sum(-1).max().item() / 2
+
+def main(argv=None):
+    CommandLine(prog="python -m lab.drop_in", description=__doc__.partition("\n")[0]).parse_args(argv)
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -54,6 +77,11 @@ def main():
     print("loss of each step:", *(f"{loss:.2f}" for loss in losses))
     written = model.eval().generate(torch.tensor([list(b"def ")]), max_new_tokens=40, do_sample=False)
     print(bytes(written[0].tolist()))
+    print("\nfirst position    fp32   from last      bf16   from last")
+    for first in (0, 10**4, 10**6, 10**8):
+        shares = (moved(dtype, first, *origin) for dtype in (torch.float32, torch.bfloat16)
+                  for origin in ((), (from_last,)))
+        print(f"{first:>14,}", *(f"{share:>9.1e}" for share in shares))
 
 if __name__ == "__main__":
     main()

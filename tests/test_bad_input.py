@@ -233,6 +233,7 @@ HELP = {
     "lab.formats": "--out --length",
     "generate.py": "--prompt --prompt-file --tokens --temperature --top-k --top-p --seed --stream --sinks --window "
     "--scale --rope-scaling --factor --chunk --device",
+    "export.py": "--to --from --overwrite",
     "lab.bench": "--preset --parts --pe --backends --batch-size --repeats --dtype --compile --device --json",
     "lab.curves": "--out --csv",
     "lab.gpu_day": "--out --work --minutes --rehearse",

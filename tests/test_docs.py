@@ -46,7 +46,7 @@ def test_the_line_counts_of_the_reading_order_are_the_files():
 
 def test_code_that_is_shown_is_the_code():
     squeezed = lambda text: re.sub(r"\s+", " ", text)  # noqa: E731  (indentation and blank lines may differ)
-    files = [*ROOT.glob("*.py"), *ROOT.glob("zoo/*.py")]
+    files = [*ROOT.glob("*.py"), *ROOT.glob("zoo/*.py"), *ROOT.glob("lab/*.py")]
     sources = squeezed("".join(path.read_text(encoding="utf-8") for path in files))
     shown = 0
     for page in PAGES:
@@ -58,7 +58,7 @@ def test_code_that_is_shown_is_the_code():
     assert shown > 10
 
 
-@pytest.mark.parametrize("script", ["train.py", "eval.py", "generate.py", "data.py"])
+@pytest.mark.parametrize("script", ["train.py", "eval.py", "generate.py", "data.py", "export.py"])
 def test_flags_that_the_pages_name_exist(script):
     known = subprocess.run([sys.executable, ROOT / script, "--help"], capture_output=True, text=True, check=True).stdout
     for page in PAGES:
