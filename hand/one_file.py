@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import itertools
 import re
 import sys
 import textwrap
@@ -30,24 +31,22 @@ Made by export.py of the text of its repository (MIT licence): each part stands 
 def read(module):
     """({name: text of its definition}, {name: (module, its name there or None)}) of a file of ours.
 
-    What torch_class makes counts too: its class, or the function `of` for a softmax.
+    What stands in torch_class counts too: its class, or the function `of` for a softmax.
     """
     text = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
     tree, defined, imported = ast.parse(text), {}, {}
+    inside = (node.body for node in tree.body if getattr(node, "name", "") == "torch_class")
+    for node in itertools.chain(tree.body, *inside):
+        targets = [name.id for target in getattr(node, "targets", ()) for name in ast.walk(target)
+                   if isinstance(name, ast.Name)]
+        first = min((part.lineno for part in getattr(node, "decorator_list", ())), default=node.lineno)
+        lines = text.split("\n")[first - 1 : node.end_lineno]
+        for name in targets or [getattr(node, "name", "")]:
+            defined[name] = textwrap.dedent("\n".join(lines))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imported |= {alias.asname or alias.name: (alias.name, None) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
-        else:
-            targets = (t for target in getattr(node, "targets", ()) for t in ast.walk(target))
-            names = [t.id for t in targets if isinstance(t, ast.Name) and node in tree.body]
-            function = isinstance(node, ast.FunctionDef) and (node in tree.body or node.name == "of")
-            names = [node.name] if function or isinstance(node, ast.ClassDef) else names
-            first = min((d.lineno for d in getattr(node, "decorator_list", ())), default=getattr(node, "lineno", 0))
-            for name in names:
-                lines = text.split("\n")[first - 1 : node.end_lineno]
-                defined.setdefault(name, textwrap.dedent("\n".join(lines)))
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported |= {alias.asname or alias.name: (alias.name, None) if isinstance(node, ast.Import)
+                         else (node.module, alias.name) for alias in node.names}
     return defined, imported
 
 def used(module, text):
@@ -102,24 +101,9 @@ def settings_class(name, settings):
     body = "\n\n".join(part.strip() for part in (begin, *parts.values()))
     return f"class {name}:\n{textwrap.indent(body, '    ')}", ours, others
 
-def one_file(model):
-    """The text of modeling_gpt.py for a GPT of model_torch.py."""
-    encodings = {block.attn.encoding.settings.pe: block.attn.encoding for block in model.blocks}
-    todo, others, last, made = {("hand.modeling", "GPTForCausalLM")}, set(), [], {"SETTINGS": [], "ENCODINGS": []}
-    for pe, encoding in encodings.items():
-        kind = type(encoding)
-        todo.add((kind.__module__, kind.__name__))
-        name = "".join(re.findall(r"\w", pe)).capitalize() + "Settings"
-        text, ours, imports = settings_class(name, encoding.settings)
-        last, todo, others = [*last, text], todo | ours, others | imports
-        how = kind.__name__
-        for softmax in pe.split("+")[1:]:
-            todo.add((f"zoo._{softmax}", "of"))
-            how = f"{softmax}({how})"
-        for table, value in (("SETTINGS", name), ("ENCODINGS", how)):
-            made[table].append(f'"{pe}": {value}')
-    last += [f"{table} = {{{', '.join(items)}}}" for table, items in made.items()]
-    texts = {}
+def gathered(todo):
+    """({(module, name): text}, {imports of others}) of these definitions of ours and all that they use."""
+    texts, others = {}, set()
     while todo:
         module, name = todo.pop()
         if (module, name) not in texts:
@@ -127,15 +111,31 @@ def one_file(model):
             text = text.replace("doors_of(settings).shapes(config)", "settings.shapes")
             texts[module, name] = text.replace("def of(", f"def {module.removeprefix('zoo._')}(", name == "of")
             todo, others = todo | ours, others | imports
-    sections, modules = [], dict.fromkeys(["expe", "model_torch", *sorted({m for m, _ in texts}), "hand.modeling"])
-    for module in [*(m for m in modules if m != "hand.modeling"), "settings", "hand.modeling"]:
-        parts = last if module == "settings" else list(dict.fromkeys(           # two names may be of one line
-            texts[module, name] for name in read(module)[0] if (module, name) in texts))
-        if parts:
-            title = "the encoding's settings and names" if module == "settings" else f"{module.replace('.', '/')}.py"
-            sections.append(f"# ---- {title} ".ljust(120, "-") + "\n\n" + "\n\n".join(parts))
-    head = HEAD.format(pe=model.config.encoding.pe) + import_lines(others)
-    return "\n\n\n".join((head, *sections)) + "\n"
+    return texts, others
+
+def one_file(model):
+    """The text of modeling_gpt.py for a GPT of model_torch.py."""
+    roots, others, classes, tables = {("hand.modeling", "GPTForCausalLM")}, set(), [], {"SETTINGS": {}, "ENCODINGS": {}}
+    for encoding in {block.attn.encoding.settings.pe: block.attn.encoding for block in model.blocks}.values():
+        pe, kind = encoding.settings.pe, type(encoding)
+        softmaxes = pe.split("+")[1:]
+        name = "".join(re.findall(r"\w", pe)).capitalize() + "Settings"
+        text, ours, imports = settings_class(name, encoding.settings)
+        classes, others = [*classes, text], others | imports
+        roots |= ours | {(kind.__module__, kind.__name__), *((f"zoo._{softmax}", "of") for softmax in softmaxes)}
+        made = functools.reduce(lambda inner, softmax: f"{softmax}({inner})", softmaxes, kind.__name__)
+        tables["SETTINGS"][pe], tables["ENCODINGS"][pe] = name, made
+    for table, values in tables.items():
+        items = ", ".join(f'"{pe}": {value}' for pe, value in values.items())
+        classes.append(f"{table} = {{{items}}}")
+    texts, more = gathered(roots)
+    parts = {module: [text for name in read(module)[0] if (text := texts.get((module, name)))] for module, _ in texts}
+    order = sorted(parts, key=lambda module: (module == "hand.modeling", module.startswith("zoo."), module))
+    titled = [(f"{module.replace('.', '/')}.py", parts[module]) for module in order]
+    titled.insert(-1, ("the encoding's settings and names", classes))
+    head = HEAD.format(pe=model.config.encoding.pe) + import_lines(others | more)
+    sections = (f"# ---- {title} ".ljust(120, "-") + "\n\n" + "\n\n".join(dict.fromkeys(of)) for title, of in titled)
+    return "\n\n\n".join((head, *sections)) + "\n"              # once each: two names may be of one line
 
 def import_lines(imports):
     """Python's own first, and what comes from one module in one line."""

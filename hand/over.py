@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import data
 from config import PRESETS, EncodingConfig, InputError, ModelConfig
-from files import fingerprint, naming, new_folder, read_json, write_json, write_whole
+from files import check_shape, fingerprint, naming, new_folder, read_json, write_json, write_whole
 from hand.one_file import one_file
 from hand.tokens import CONFIG, from_tokenizers, to_tokenizers
 from model_numpy import doors_of, parameter_shapes
@@ -69,11 +69,14 @@ class Kind(NamedTuple):
                 if f"{place}.{kind}" not in left:
                     raise InputError(f"lacks {place}.{kind}")
             parts = [left.pop(f"{place}.{kind}").float() for place in places]
-            parts = [w.unflatten(0, (-1, config.d_head)).repeat_interleave(len(parts[0]) // len(w), 0).flatten(0, 1)
-                     if len(w) < len(parts[0]) else w for w in parts]
-            found[name] = self.back(name, torch.cat(parts), config.n_heads).contiguous()
-            if found[name].shape != shape:
-                raise InputError(f"has {places[0]}.{kind} in another shape than config.json makes it")
+            try:
+                parts = [w.unflatten(0, (-1, config.d_head)).repeat_interleave(len(parts[0]) // len(w), 0).flatten(0, 1)
+                         if len(w) < len(parts[0]) else w for w in parts]
+                found[name] = self.back(name, torch.cat(parts), config.n_heads).contiguous()
+                if found[name].shape != shape:
+                    raise TypeError
+            except (RuntimeError, TypeError):
+                raise InputError(f"has {places[0]}.{kind} in another shape than config.json makes it") from None
         kept = ("rotary_emb.inv_freq", *(f"{head}.weight" for head in self.modules["head"] if config.tied))
         for name, w in left.items():
             if w.any() and not name.endswith(kept):
@@ -244,10 +247,12 @@ def from_transformers(folder, out, overwrite=False):
 def rotation(kind, theirs):
     """The EncodingConfig of a config's rope_parameters, or of the fields that earlier versions had in their place."""
     old = theirs.get("rope_scaling") or {}
+    check_shape(old, {}, "rope_scaling")
     rope = theirs.get("rope_parameters") or {
         "rope_type": old.get("rope_type", old.get("type", "default")),
         "rope_theta": theirs.get("rope_theta", theirs.get("rotary_emb_base", 10000.0)),
         "partial_rotary_factor": theirs.get("rotary_pct", 0.25)}
+    check_shape(rope, {"rope_theta": int | float}, "rope_parameters")
     if rope.get("rope_type", "default") != "default":
         raise InputError(f"rope_type is {rope['rope_type']!r}, and a run begins with 'default'")
     base, fraction = float(rope["rope_theta"]), rope.get("partial_rotary_factor", 1.0) if kind is NEOX else 1.0
