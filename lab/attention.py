@@ -46,7 +46,8 @@ def main(argv=None):
     parser = CommandLine(prog="python -m lab.attention",
                          description="Draw the attention of each head of a run, inside and past the trained length.")
     parser.add_argument("run", metavar="RUN", help="run directory of train.py")
-    parser.add_argument("--out", type=picture, required=True, metavar="FILE", help="the picture: .png, .svg or .pdf")
+    parser.add_argument("--out", type=picture, required=True, metavar="FILE",
+                        help="the picture: .png (with an .svg beside it), .svg or .pdf")
     parser.add_argument("--lengths", type=listed(at_least(1)), metavar="N,N,...",
                         help="default: the trained length and 4 times it")
     parser.add_argument("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")

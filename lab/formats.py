@@ -71,18 +71,20 @@ def distinct_positions(encoding, dtype, length):
 
 def draw(path, length=512):
     """One picture of all TABLES over the positions 0 .. length-1: each a heat map, three of its columns above it."""
-    from lab.pictures import Figure, colour, name, save
+    from lab.pictures import Figure, colour, matplotlib, name, save, shade
+    viridis = matplotlib.colormaps["viridis"].resampled(64)            # few shades, for a small file
     figure = Figure(figsize=(15, 8), layout="constrained")
     parts = figure.subfigures(1, len(TABLES))
     for part, (encoding, make), (formula, where, columns) in zip(parts, TABLES.items(), SHOWN.values(), strict=True):
         table = make(np.arange(length))                                           # (length, columns)
         part.suptitle(name(encoding), color=colour(encoding), fontsize=16)
         curves, image = part.subplots(2, 1, height_ratios=(1, 2), sharex=True)
-        for column, alpha in zip(columns, (0.45, 0.7, 1), strict=True):
-            curves.plot(table[:, column], color=(colour(encoding), alpha), linewidth=1.5, label=f"column {column}")
+        for column, share in zip(columns, (0, 0.5, 1), strict=True):
+            shown = {"color": shade(colour(encoding), share), "linewidth": 1 + share}
+            curves.plot(table[:, column], **shown, label=f"column {column}")
         curves.set_title(f"{formula}\n{where}", fontsize=12, linespacing=1.4)
         curves.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, columnspacing=1)
-        mesh = image.imshow(table.T, aspect="auto", origin="lower", interpolation="nearest", cmap="viridis")
+        mesh = image.imshow(table.T, aspect="auto", origin="lower", interpolation="none", cmap=viridis)
         image.set_xlabel("position n")
         part.colorbar(mesh, ax=image, orientation="horizontal", aspect=40)
         if encoding == "sinusoidal":
@@ -94,7 +96,7 @@ def main(argv=None):
     parser = CommandLine(prog="python -m lab.formats", description="Draw the tables of the encodings side by side, and "
                          "count in each number format what the paper's section 2.3 claims.")
     parser.add_argument("--out", type=picture, metavar="FILE", default="tables.png",
-                        help="the picture, .png, .svg or .pdf (default: tables.png)")
+                        help="the picture, .png (with an .svg beside it), .svg or .pdf (default: tables.png)")
     parser.add_argument("--length", type=whole, default=512, metavar="N", help="positions 0..N-1 (default: 512)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)

@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 import matplotlib
 import numpy as np
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter
 
 from config import EncodingConfig, InputError
@@ -24,15 +26,24 @@ NAMES = {                                # of a variant of lab/grids.py, and of 
     "expe": "ExPE", "rope": "RoPE", "expe-on-k": "ExPE on keys", "alibi": "ALiBi", "exqpe": "ExQPE", "shaw": "Shaw",
     "t5": "T5", "sinusoidal": "sinusoidal", "exqpe-on-k": "ExQPE on keys", "learned": "learned", "nope": "NoPE",
     "expe-constant": "ExPE, constant", "expe-l1": "ExPE, l 1", "expe-once": "ExPE, once",
-    "expe-learn-init": "ExPE, learn init", "expe-learn-random": "ExPE, learn random"}
+    "expe-learn-init": "ExPE, learn init", "expe-learn-random": "ExPE, learn random",
+    "kerple": "KERPLE", "fire": "FIRE", "cope": "CoPE", "fox": "FoX", "grape": "GRAPE", "xpos": "xPos",
+    "partial": "RoPE, partial", "proportional": "RoPE, proportional"}
 GREY = "#7A7A7A"                         # of all text: as far from white as from GitHub's dark page, #0d1117
 COLOURS = ("#0F65CE", "#E66202", "#009C00", "#9A00FF", "#0395CC", "#896100", "#E94DB0", "#A34F50", "#57996A", "#9E459F",
-           GREY, "#9075FC", "#877E48", "#F33F5A", "#C60090", "#A27599")     # of NAMES, in their order
-WORDS = {"linear": "interpolated", "ntk": "NTK", "dynamic": "dynamic NTK", "yarn": "YaRN", "dual-chunk": "dual chunks"}
-PROTOCOLS = {"nonoverlap": "the paper's protocol", "same-targets": "the same targets", "sliding": "a sliding window"}
-STYLES = (("-", "o"), ("--", "s"), ("-.", "^"), ((0, (8, 2)), "D"), ((0, (6, 1, 1, 1, 1, 1)), "v"), ((0, (2, 2)), "P"))
+           GREY, "#9075FC", "#877E48", "#F33F5A", "#C60090", "#A27599",      # of NAMES, in their order
+           "#00723C", "#D20000", "#126C84", "#E400FC", "#5A3CFC", "#665A9C", "#C08A00", "#CC66F0")
+MARKERS = (*"os^DvPX*<>dp", (4, 1, 0), (3, 1, 0), "8", (6, 1, 0))          # likewise
+WORDS = {"linear": "interpolated", "ntk": "NTK", "dynamic": "dynamic NTK", "yarn": "YaRN", "dual-chunk": "dual chunks",
+         "llama 4": "Llama 4"}
+PROTOCOLS = {"nonoverlap": "the paper's protocol", "same-targets": "the same targets", "sliding": "a sliding window",
+             "streaming": "token by token, in constant memory", "swap": "swap: the far context is another document's",
+             "repeat": "repeat: random tokens at both ends of a window, and another beginning",
+             "passkey": "passkey: a number in the first sentence, and another one there"}
+DASHES = ("-", "--", "-.", (0, (8, 2)), (0, (6, 1, 1, 1, 1, 1)), (0, (2, 2)))
 DOTS = {"linestyle": (0, (1, 1.5)), "linewidth": 1.2}
 LEAST = 0.5                              # nats from the bottom to the top of a picture: 0.02 is to look small
+SMALL = 0.02                             # nats: a sliding window is drawn if it is further from the loss at 1x
 PIXELS = 96                              # of an attention map's side
 
 matplotlib.rcParams.update({
@@ -45,18 +56,22 @@ matplotlib.rcParams.update({
 
 def family(variant):
     """The longest beginning of a variant's name that is in NAMES; of others, such as a file of zoo/, the first word."""
-    known = [name for name in NAMES if f"{variant}-".startswith(f"{name}-")]
-    return max(known, key=len, default=variant.partition("-")[0])
+    known = [name for name in NAMES if re.match(f"{name}([-+]|$)", variant)]
+    return max(known, key=len, default=re.split("[-+]", variant)[0])
 
 def colour(variant):
-    """The same whatever is drawn beside it: that of NAMES, or one of the last five, by the encoding's name."""
+    """The same whatever is drawn beside it: that of NAMES, or one of the last eight, by the encoding's name."""
     first = family(variant)
-    return dict(zip(NAMES, COLOURS, strict=True)).get(first, COLOURS[-1 - zlib.crc32(first.encode()) % 5])
+    return dict(zip(NAMES, COLOURS, strict=True)).get(first, COLOURS[-1 - zlib.crc32(first.encode()) % 8])
+
+def shade(colour, share):
+    """That share of a colour and the rest GREY, which is as well seen on black as on white."""
+    return tuple(share * np.array(to_rgb(colour)) + (1 - share) * np.array(to_rgb(GREY)))
 
 def name(variant):
-    """'expe-on-k-x16' -> 'ExPE on keys, x16'."""
+    """'expe-on-k-x16' -> 'ExPE on keys, x16', 'rope+sinks' -> 'RoPE, sinks'."""
     first = family(variant)
-    more = re.sub("-(?=[a-z])|_", " ", variant[len(first) + 1 :])
+    more = re.sub("-(?=[a-z])|_", " ", variant[len(first) + 1 :]).replace("+", ", ")
     return label(NAMES.get(first, first), re.sub("(?<=[a-wyz])(?=[0-9])", " ", more))          # base100, but not x16
 
 def label(name, how):
@@ -71,7 +86,8 @@ def variant_of(run):
     changed.sort(key=lambda knob: not isinstance(knob[1], bool | str))
     words = [key if x is True else f"{key}-{x}" if isinstance(x, str) else
              key + min(f"{x:g}", str(Fraction(x).limit_denominator(10**6)), key=len) for key, x in changed]  # 1/2048
-    return "-".join([model.encoding.pe, *words])
+    pe, plus, more = model.encoding.pe.partition("+")
+    return "-".join([pe, *words]) + plus + more
 
 def names_of(runs):
     """{run: what no other one of them is called}: its variant's name, its folder's, or its path."""
@@ -90,36 +106,71 @@ class Curve(NamedTuple):
     window: float | None = None          # the loss of a sliding window of the trained length
 
 def save(figure, path, dpi=160):
-    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(Path(path).suffix)
-    with naming(path):                                                  # where a disk is full
-        figure.savefig(path, dpi=dpi, metadata=undated)
+    """Write a picture without its date; beside a .png also the .svg of that name, which is sharp at any size."""
+    path = Path(path)
+    for file in dict.fromkeys((path, path.with_suffix(path.suffix.replace(".png", ".svg")))):
+        undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix)
+        with naming(file):                                             # where a disk is full
+            figure.savefig(file, dpi=dpi, metadata=undated)
 
-def curves(path, lines, title, trained, what="loss", positions=False):
+def styles(lines, height):
+    """{name: how axis.plot is to draw it} of {name: (colour, x, y)}, in a picture of that height.
+
+    An encoding has a marker of its own; curves of one colour differ by marker and dash. Solid ones that coincide, at
+    most x of both nearer than 1/80 of the height, take turns: the lowest is solid with the largest markers, and those
+    above are dashed with gaps through which the others are seen.
+    """
+    found, groups, alike = {}, [], Counter()
+
+    def coincide(one, other):
+        (_, x, y), (_, other_x, other_y) = lines[one], lines[other]
+        both, i, j = np.intersect1d(x, other_x, return_indices=True)
+        return len(both) > 1 and np.mean(np.abs(np.take(y, i) - np.take(other_y, j)) < height / 80) > 0.5
+
+    for name, (colour, _, _) in lines.items():
+        place = (COLOURS.index(colour) if colour in COLOURS else 0) + alike[colour]
+        found[name] = {"color": colour, "linestyle": DASHES[alike[colour] % len(DASHES)],
+                       "marker": MARKERS[place % len(MARKERS)], "markersize": 5.5}
+        if not alike[colour]:
+            joined = [group for group in groups if any(coincide(name, other) for other in group)]
+            groups = [group for group in groups if group not in joined] + [[*itertools.chain(*joined), name]]
+        alike[colour] += 1
+    for group in groups:
+        n = min(len(group), 4)
+        for i, name in enumerate(sorted(group, key=list(lines).index)):
+            found[name]["markersize"] += 2.5 * max(0, n - 1 - i)
+            found[name] |= {"linestyle": (6 * (n - i % n), (6, 6 * (n - 1)))} if i else {}
+    return found
+
+def curves(path, lines, title, trained, what="loss", positions=False, note=""):
     """Curves of {name: Curve}, each named at its end with its last value; x on a log axis.
 
     trained: the lengths where dotted lines mark the trained one. what: "loss", or something that is measured from 0.
-    positions: whether x is the position in one window, and not its length. InputError if there is no point to draw.
+    positions: whether x is the position in one window, and not its length. note: what is said of 0, at its right.
+    InputError if there is no point to draw.
     """
     lines = {name: line for name, line in lines.items() if len(line.x)}
     if not lines:
         raise InputError("there is nothing to draw: no run has a loss at these lengths")
     figure = Figure(figsize=(8, max(4.8, len(lines) / 4)), layout="constrained")
-    axis, ends, alike, form = figure.subplots(), [], Counter(), ".2f" if what == "loss" else "+.3f"
+    axis, ends, form = figure.subplots(), [], "z.2f" if what == "loss" else "+z.3f"
     longest, ticks = max(line.x[-1] for line in lines.values()), {x for line in lines.values() for x in line.x}
+    height = max(LEAST, np.ptp(np.concatenate([line.y for line in lines.values()])))
+    looks = styles({name: (line.colour, line.x, line.y) for name, line in lines.items()}, height)
     for name, (x, y, errors, colour, window) in lines.items():
-        style, marker = STYLES[alike[colour] % len(STYLES)]            # curves of one colour differ by these
-        alike[colour] += 1
-        axis.errorbar(x, y, errors, color=colour, linestyle=style, marker="" if positions else marker, markersize=4.5,
-                      elinewidth=1, capsize=2)
-        ends.append((y[-1], x[-1], f"{name}: {y[-1]:{form}}" + f" at {x[-1]:,.0f}" * (x[-1] < longest), colour))
-        if window is not None:
+        look = looks[name] | ({"marker": ""} if positions else {})
+        axis.errorbar(x, y, errors, **look, elinewidth=1, capsize=2)
+        value = f"{y[-1]:{form}}".replace("+0.000", "0.000")
+        ends.append((y[-1], x[-1], f"{name}: {value}" + f" at {x[-1]:,.0f}" * (x[-1] < longest), colour))
+        if window is not None and not any(abs(window - y[x.index(at)]) <= SMALL for at in trained & set(x)):
             axis.plot((min(trained), longest), (window, window), color=colour, **DOTS)
     if any(line.window is not None for line in lines.values()):
-        words = f"keep the last {' or '.join(map('{:,}'.format, sorted(trained)))} tokens (a sliding window)"
+        words = f"keep the last {' or '.join(map('{:,}'.format, sorted(trained)))} tokens (a sliding window), where it "
+        words += f"is not within {SMALL} of the loss at the trained length"
         figure.legend([Line2D([], [], color=GREY, **DOTS)], [words], loc="outside lower center", fontsize=9)
     if what != "loss":
         axis.axhline(0, color=GREY, linewidth=1)
-    name_ends(axis, sorted(ends))
+    name_ends(axis, sorted([end for end in ends if end[1] == longest] + [(0, longest, note, GREY)] * bool(note)))
     if positions:
         ticks = {2**i for i in range(3, 1 + math.ceil(math.log2(longest)))}
     ticks = sorted(ticks | set(trained))
@@ -131,6 +182,7 @@ def curves(path, lines, title, trained, what="loss", positions=False):
         axis.axvline(length, color=GREY, linestyle=":", linewidth=1)
     axis.set(xlabel="position" if positions else "tokens in the window", ylabel=f"{what}, nats a token")
     axis.set_title(title, loc="left", fontsize=11)
+    name_inside(axis, [end for end in ends if end[1] < longest])
     save(figure, path)
 
 def name_ends(axis, ends):
@@ -139,12 +191,30 @@ def name_ends(axis, ends):
     missing = max(0, LEAST - (top - bottom)) / 2
     bottom, top = bottom - missing, top + missing
     space = (top - bottom) / 22
-    heights, right = apart([y for y, *_ in ends], space), max(x for _, x, *_ in ends)
+    heights = apart([y for y, *_ in ends], space)
     for (y, x, words, colour), height in zip(ends, heights, strict=True):
-        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5 if x == right else 0.2, "relpos": (0, 0.5)}
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "relpos": (0, 0.5)}
         axis.annotate(words, (x, y), (1.01, height), textcoords=axis.get_yaxis_transform(), color=colour, va="center",
                       fontsize=9, arrowprops=line)
     axis.set_ylim(min(bottom, heights[0] - space), max(top, heights[-1] + space))
+
+def name_inside(axis, ends):
+    """Write the words of curves that end early beside their last points, where they hide the least of the others."""
+    axis.figure.draw_without_rendering()                               # or nothing has its place yet
+    drawn = [line.get_transform().transform_path(line.get_path()).interpolated(50).vertices for line in axis.lines]
+    drawn, inside = np.concatenate(drawn), axis.get_window_extent()
+    for y, x, words, colour in ends:
+        text = axis.annotate(words, (x, y), (0, 0), textcoords="offset points", color=colour, ha="center", va="center",
+                             fontsize=9, arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5})
+        text.get_window_extent()                                       # puts the words at the point
+        box, hidden = Text.get_window_extent(text).padded(4), {}
+        for far, turn in itertools.product(np.arange(1, 10, 0.5), np.arange(32) * np.pi / 16):
+            right, up = box.width * (0.5 + 0.1 * far) * np.cos(turn), box.height * far * np.sin(turn)
+            place = box.translated(right, up)
+            if inside.contains(*place.min) and inside.contains(*place.max):
+                hidden[right, up] = place.count_contains(drawn) + far
+        text.set_position(np.multiply(min(hidden, key=hidden.get), 72 / axis.figure.dpi))
+        text.set_in_layout(False)
 
 def apart(heights, space):
     """Ascending heights, moved as little as possible (in squares) to be `space` apart: pools of those that are not."""
@@ -209,21 +279,20 @@ PANELS = {"loss": "loss, nats a token", "val_loss": "validation loss, nats a tok
 
 def training(path, runs):
     """Four panels by tokens seen, a curve a run: {run: {key of PANELS: (tokens, values)}}."""
-    figure, alike = Figure(figsize=(9, 6.4), layout="constrained"), Counter()
+    figure, called = Figure(figsize=(9, 6.4), layout="constrained"), names_of(runs)
     axes = dict(zip(PANELS, figure.subplots(2, 2).flat, strict=True))
-    called = names_of(runs)
-    for run, found in runs.items():
-        shade = colour(variant_of(run))
-        style, marker = STYLES[alike[shade] % len(STYLES)]
-        alike[shade] += 1
-        for key, axis in axes.items():
-            axis.plot(*found[key], color=shade, linestyle=style, marker=marker if key == "val_loss" else "",
-                      markersize=4, linewidth=1.2, label=called[run])
+    for key, axis in axes.items():
+        lines = {run: (colour(variant_of(run)), *found[key]) for run, found in runs.items()}
+        height = np.ptp(np.concatenate([y for _, _, y in lines.values()] or [[0]]))
+        for run, look in styles(lines, height).items():
+            look |= {} if key == "val_loss" else {"marker": ""}
+            axis.plot(*runs[run][key], **look, linewidth=1.2, label=called[run])
     for key, axis in axes.items():
         axis.set_title(PANELS[key], loc="left", fontsize=11)
         axis.set(xlabel="tokens seen", xlim=(0, None))
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.legend(*axes["val_loss"].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9)
+    figure.suptitle("How the runs were trained, by the tokens seen", fontsize=11)
     save(figure, path)
 
 
@@ -234,9 +303,9 @@ def bars(path, names, labels, losses, title):
     figure = Figure(figsize=(9, 4.8), layout="constrained")
     axis, width, x = figure.subplots(), 0.8 / len(labels), np.arange(len(names))
     heights, errors = over_seeds(losses)
-    for i, (label, alpha) in enumerate(zip(labels, np.linspace(0.4, 1, len(labels)), strict=True)):
+    for i, (label, share) in enumerate(zip(labels, np.linspace(0, 1, len(labels)), strict=True)):
         begin = x + (i - (len(labels) - 1) / 2) * width
-        look = {"color": (COLOURS[0], alpha), "ecolor": GREY, "label": label}
+        look = {"color": shade(COLOURS[0], share), "ecolor": GREY, "label": label}
         drawn = axis.bar(begin, heights[i], width * 0.92, yerr=errors[i], **look)
         axis.bar_label(drawn, fmt="%.2f", fontsize=8, padding=2)
     axis.set_xticks(x, [name.replace(", ", "\n") for name in names])
@@ -261,7 +330,7 @@ def attention(path, weights, title):
         axes = part.subplots(blocks, heads, squeeze=False)
         for at, axis in np.ndenumerate(axes):
             x = pooled(maps[at] / maps[at].max(-1, keepdims=True))
-            image = axis.imshow(x, shades, vmin=0, vmax=1, extent=(0, length, length, 0), interpolation="nearest")
+            image = axis.imshow(x, shades, vmin=0, vmax=1, extent=(0, length, length, 0), interpolation="none")
             axis.set(xticks=[], yticks=[], frame_on=False)
         for head, axis in enumerate(axes[0]):
             axis.set_title(f"head {head}", fontsize=8)

@@ -1,8 +1,10 @@
 """RESULTS.md and its pictures, from the files under results/ alone."""
 
 import itertools
+import math
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -223,12 +225,21 @@ def draw_losses(path, lines, protocol, title):
     pictures.curves(path, drawn, title, {lines[0].context})
 
 def draw_differences(path, lines, protocol, title):
-    """What each way of reading a variant's runs adds to their loss as they are, with its standard deviation."""
+    """What each way of reading a variant's runs adds to their loss as they are, with its standard deviation.
+
+    The ways that add less than 0.005 to each loss are named in one note.
+    """
     lengths = [multiple * lines[0].context for multiple in MULTIPLES]
-    plain = {line.variant: line.losses(protocol) for line in lines if not line.how}
-    drawn = {line.name: Curve(*pictures.by_length(lengths, line.losses(protocol) - plain[line.variant]), line.colour)
-             for line in lines if line.how}
-    pictures.curves(path, drawn, title, {lines[0].context}, "loss over that in fp32")
+    plain, drawn, most = {line.variant: line.losses(protocol) for line in lines if not line.how}, {}, Counter()
+    for line in (line for line in lines if line.how):
+        found = pictures.by_length(lengths, line.losses(protocol) - plain[line.variant])
+        most[line.how] = max(most[line.how], *np.abs(found[1]))
+        drawn[line.how, line.name] = Curve(*found, line.colour)
+    little = [how for how in most if most[how] < 0.005 <= max(most.values())]
+    within = math.ceil(1000 * max((most[how] for how in little), default=0)) / 1000
+    drawn = {name: curve for (how, name), curve in drawn.items() if how not in little}
+    note = f"{' and '.join(little)}: within {within:.3f}" if little else ""
+    pictures.curves(path, drawn, title, {lines[0].context}, "loss over that in fp32", note=note)
 
 def draw_positions(path, lines, protocol, title):
     """Loss by position in the longest window that each line has a loss for."""

@@ -6,6 +6,7 @@ A score of ExPE is (q_m . b_n + n (q_m . w)) / sqrt(D), b_n and w being free of 
 q_m . w / sqrt(D), and on queries and keys q_m grows with m. ALiBi's slopes are fixed. (docs/explained.md)
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -16,7 +17,7 @@ from config import ALiBi, ExPE, InputError
 from files import write_rows
 from lab.attention import WatchedAttention, load_watched
 from lab.measures import held_out, usable
-from lab.pictures import COLOURS, Figure, save
+from lab.pictures import DASHES, GREY, Figure, Line2D, colour, name, names_of, save, shade, variant_of
 from model_torch import as_tensor, project
 
 DOCUMENTS, PARTS, FAR = 32, 64, 1024     # FAR: how far apart the two places of a key are that tell w
@@ -68,40 +69,50 @@ def measure(run, args):
 def draw(path, rows):
     """Slope against the query's position: a column a run, a row a block, a line a head in a band of nine in ten."""
     runs, blocks = list(dict.fromkeys(row["run"] for row in rows)), 1 + max(row["block"] for row in rows)
-    figure = Figure(figsize=(1 + 3.2 * len(runs), 1 + 1.6 * blocks), layout="constrained")
+    heads, called = 1 + max(row["head"] for row in rows), names_of(runs)
+    figure = Figure(figsize=(1.4 + 3.2 * len(runs), 1.6 + 1.6 * blocks), layout="constrained")
     axes = figure.subplots(blocks, len(runs), squeeze=False, sharex="col", sharey="row")
     for row in rows:
-        axis, colour = axes[row["block"], runs.index(row["run"])], COLOURS[row["head"] % len(COLOURS)]
+        axis, share = axes[row["block"], runs.index(row["run"])], 1 - row["head"] / heads
+        look = {"color": shade(colour(variant_of(row["run"])), share), "linestyle": DASHES[row["head"] % len(DASHES)]}
         mean, low, high = ([part[name] for part in row["by_position"]] for name in ("slope", "low", "high"))
         x = (np.arange(len(mean)) + 0.5) * row["length"] / len(mean)
-        axis.plot(x, mean, color=colour, linewidth=1.2, label=f"head {row['head']}")
-        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        axis.axvline(row["trained_length"], color="grey", linestyle=":", linewidth=1)
-        axis.axhline(0, color="grey", linewidth=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-        axes[row["block"], 0].set_ylabel(f"block {row['block']}", fontsize=9)
-        axes[0, runs.index(row["run"])].set_title(row["run"], fontsize=9)
-    axes[0, 0].legend(fontsize=7, frameon=False, ncols=2, loc="upper left")
-    figure.suptitle("Slope that each query chooses, nats a token,\nby its position (dotted: the trained length)")
-    save(figure, path, dpi=90)
+        axis.plot(x, mean, **look, linewidth=1.4)
+        axis.fill_between(x, low, high, color=look["color"], alpha=0.2, linewidth=0)
+        axis.axvline(row["trained_length"], color=GREY, linestyle=":", linewidth=1)
+        axis.axhline(0, color=GREY, linewidth=0.5)
+    for block, axis in enumerate(axes[:, 0]):
+        axis.set_ylabel(f"block {block}\nnats a token", fontsize=9)
+    for run, top, bottom in zip(runs, axes[0], axes[-1], strict=True):
+        top.set_title(called[run], color=colour(variant_of(run)), fontsize=11)
+        bottom.set_xlabel("position of the query", fontsize=9)
+    shown = [Line2D([], [], color=GREY, linestyle=DASHES[head % len(DASHES)]) for head in range(heads)]
+    figure.legend(shown, [f"head {head}" for head in range(heads)], loc="outside lower center", ncols=8, fontsize=9)
+    figure.suptitle("Slope that each query chooses, a head's mean and nine in ten\n(dotted: the trained length)",
+                    fontsize=11)
+    save(figure, path, dpi=110)
 
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.slopes", description="Measure and draw the slope that each query chooses, "
                          "in each head of runs with ExPE or ALiBi, inside and past the trained length.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories of train.py")
-    parser.add_argument("--out", type=picture, required=True, metavar="FILE", help="the picture: .png, .svg or .pdf")
+    parser.add_argument("--out", type=picture, required=True, metavar="FILE",
+                        help="the picture: .png (with an .svg beside it), .svg or .pdf")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list, an object a head")
     parser.add_argument("--length", type=at_least(2), metavar="N", help="tokens to read (default: 4 x trained length)")
     parser.add_argument("--data", metavar="DIR|PATH", help="held-out text: a prepared folder, or text as data.py reads")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         rows = [row for run in args.runs for row in measure(run, args)]
-        width = max(len(row["run"]) for row in rows)
-        print(f"{rows[0]['data']}: nats and tokens, of queries up to the trained length and of as many at the end\n\n"
-              f"{'run':{width}}  block  head{'slope (9 in 10)':>26}{'reach':>7}{'slope at the end':>28}{'reach':>7}")
-        for row in rows:
-            cells = ("{slope:.4f} ({low:.4f} to {high:.4f}){reach:7.1f}".format(**row[x]) for x in ("inside", "end"))
-            print(f"{row['run']:{width}}  {row['block']:5}  {row['head']:4}" + "".join(f"{x:>35}" for x in cells))
+        print(f"{rows[0]['data']}: nats and tokens, of queries up to the trained length and of as many at the end")
+        for run, own in itertools.groupby(rows, lambda row: row["run"]):
+            print(f"\n{run} ({name(variant_of(run))})\n"
+                  f"block head{'slope (9 in 10)':>29}{'reach':>6}{'slope at the end':>29}{'reach':>6}")
+            for row in own:
+                print(f"{row['block']:5}{row['head']:5}", end="")
+                for x in (row["inside"], row["end"]):
+                    cell = "{slope:.4f} ({low:.4f} to {high:.4f})".format(**x)
+                    print(f"{cell:>29}{x['reach']:6.1f}", end="\n" * (x is row["end"]))
         if args.json:
             write_rows(args.json, rows)
         draw(args.out, rows)

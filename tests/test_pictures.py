@@ -65,7 +65,9 @@ def test_runs_of_one_encoding_are_named_by_the_run_and_told_apart_by_their_line(
 @pytest.mark.parametrize("variant, how, words", [
     ("expe-on-k", "", "ExPE on keys"), ("expe-on-k-x16", "", "ExPE on keys, x16"), ("nope", "", "NoPE"),
     ("exqpe-on-k", "bf16", "ExQPE on keys, bf16"), ("expe-l1", "scale 0.5", "ExPE, l 1, scale 0.5"),
-    ("rope-base100", "", "RoPE, base 100"), ("rope", "yarn auto", "RoPE, YaRN"), ("kerple", "", "kerple"),
+    ("rope-base100", "", "RoPE, base 100"), ("rope", "yarn auto", "RoPE, YaRN"), ("kerple", "", "KERPLE"),
+    ("rope+sinks", "", "RoPE, sinks"), ("rope+sinks+log", "", "RoPE, sinks, log"), ("partial", "", "RoPE, partial"),
+    ("alibi+llama4", "", "ALiBi, Llama 4"), ("expe-on-k-x16+sinks", "", "ExPE on keys, x16, sinks"),
     ("rope", "ntk 4.0", "RoPE, NTK 4.0"),
     ("expe", "scale 0.5, dual-chunk", "ExPE, scale 0.5, dual chunks"), ("expe-x4-lr-x0.5", "", "ExPE, x4 lr x0.5"),
 ])
@@ -79,9 +81,19 @@ def test_every_variant_has_a_name_of_its_own_and_the_colour_of_its_encoding():
     assert pictures.colour("expe-on-k-x16") == pictures.colour("expe-on-k") != pictures.colour("expe-x16")
     for grid in (grid for grid in GRIDS.values() if not grid.study):  # where curves of one encoding differ by dash
         assert len({pictures.colour(variant) for variant in grid.evaluations}) == len(grid.evaluations)
-    own = {pictures.colour(variant) for variant in GRIDS["table2"].evaluations}
     others = [pe for pe in ENCODINGS if (ROOT / f"zoo/{pe}.py").exists()]
-    assert others and own.isdisjoint(map(pictures.colour, others))
+    assert others and set(others) < set(pictures.NAMES)
+    assert len(pictures.NAMES) == len(set(pictures.COLOURS)) == len(set(map(pictures.colour, pictures.NAMES)))
+    own = {pictures.colour(variant) for variant in GRIDS["table2"].evaluations}
+    assert pictures.colour("somebodys_own") not in own and pictures.name("somebodys_own") == "somebodys_own"
+    for variant, base in (("rope+sinks", "rope"), ("expe-on-k+log", "expe-on-k"), ("kerple+llama4", "kerple")):
+        assert pictures.colour(variant) == pictures.colour(base)
+
+
+def test_what_is_added_to_an_encoding_is_named_after_its_settings(monkeypatch):
+    args = train.command_line().parse_args("--pe expe+sinks --on k".split())
+    monkeypatch.setattr(pictures, "read_run", lambda run: (*train.configure(args, *PRESETS["mini"]), {}))
+    assert pictures.names_of(["run"]) == {"run": "ExPE on keys, sinks"}
 
 
 @pytest.mark.parametrize("variant", [*GRIDS["table2"].evaluations, *GRIDS["ablations"].evaluations])
@@ -134,7 +146,9 @@ def test_labels_touch_neither_each_other_nor_a_line_and_say_which_level_is_whose
     FigureCanvasAgg(figure).draw()
     axis = figure.axes[0]
     boxes = {text.get_text(): Text.get_window_extent(text) for text in axis.texts}             # without its leader
-    assert set(boxes) == {f"run {i}: {y:.2f}" for i, y in enumerate(values)} | {"short: 2.91 at 16"}
+    short, area = boxes.pop("short: 2.91 at 16"), axis.get_window_extent()
+    assert area.contains(short.x0, short.y0) and area.contains(short.x1, short.y1)  # beside its point
+    assert set(boxes) == {f"run {i}: {y:.2f}" for i, y in enumerate(values)}
     heights = sorted(boxes.values(), key=lambda box: box.y0)
     assert all(low.y1 <= high.y0 for low, high in zip(heights, heights[1:], strict=False))
     assert all(box.x0 >= axis.get_window_extent().x1 and box.x1 <= figure.bbox.x1 for box in heights)
@@ -150,7 +164,8 @@ def test_the_sliding_window_is_a_level_line_of_the_runs_colour(workplace, drawn)
     axis = drawn[0].axes[0]
     [level] = [line for line in axis.lines if list(line.get_ydata()) == [2.9, 2.9]]
     assert list(level.get_xdata()) == [16, 32] and level.get_color() == pictures.colour("rope")
-    assert [text.get_text() for text in drawn[0].legends[0].texts] == ["keep the last 16 tokens (a sliding window)"]
+    [words] = [text.get_text() for text in drawn[0].legends[0].texts]
+    assert words.startswith("keep the last 16 tokens (a sliding window), where it is not within 0.02")
     assert axis.get_title(loc="left").endswith("the same targets")
 
 
@@ -161,10 +176,10 @@ def line_of(how, losses, window):
 
 
 def test_the_reports_baseline_is_that_of_the_protocol_and_differences_are_from_fp32(drawn):
-    plain, bf16 = line_of("", [2, 3, 4, 5, 6], 2.0), line_of("bf16", [2, 3, 4, 5, 6.5], 2.1)
+    plain, bf16 = line_of("", [2, 3, 4, 5, 6], 2.4), line_of("bf16", [2, 3, 4, 5, 6.5], 2.5)
     for protocol in ("same-targets", "nonoverlap"):
         report.draw_losses("", [plain, bf16], protocol, "")
-    level, none = ([line for line in figure.axes[0].lines if set(line.get_ydata()) == {2.1}] for figure in drawn)
+    level, none = ([line for line in figure.axes[0].lines if set(line.get_ydata()) == {2.5}] for figure in drawn)
     assert len(level) == 1 and not none and not drawn[1].legends
     report.draw_differences("", [plain, bf16], "same-targets", "")
     axis = drawn[2].axes[0]
@@ -172,6 +187,47 @@ def test_the_reports_baseline_is_that_of_the_protocol_and_differences_are_from_f
     np.testing.assert_allclose(curve.get_ydata(), [0, 0, 0, 0, 0.5], atol=1e-12)
     assert [text.get_text() for text in axis.texts] == ["ExPE, bf16: +0.500"]
     assert any(set(line.get_ydata()) == {0} for line in axis.lines)
+
+
+def test_a_sliding_window_that_is_the_loss_at_1x_is_not_drawn_and_still_explained(drawn):
+    for window, there in ((3.01, False), (3.03, True)):
+        curves("", levels(3.0, window=window), "", {16})
+        found = [line for line in drawn[-1].axes[0].lines if list(line.get_ydata()) == [window, window]]
+        assert bool(found) == there and len(drawn[-1].legends) == 1
+
+
+def test_a_way_that_changes_next_to_nothing_is_a_note_and_no_curve(drawn):
+    plain, bf16 = line_of("", [2, 3, 4, 5, 6], 2.0), line_of("bf16", [2, 3, 4, 5, 6.5], 2.0)
+    fp16, int8 = (line_of(how, [2, 3, 4, 5.0021, 6 - little], 2.0) for how, little in (("fp16", 0), ("int8", 0.0014)))
+    report.draw_differences("", [plain, bf16, fp16, int8], "same-targets", "")
+    axis = drawn[0].axes[0]
+    assert {text.get_text() for text in axis.texts} == {"ExPE, bf16: +0.500", "fp16 and int8: within 0.003"}
+    assert len(axis.containers) == 1
+    report.draw_differences("", [plain, fp16], "same-targets", "")  # alone it is drawn
+    assert [text.get_text() for text in drawn[1].axes[0].texts] == ["ExPE, fp16: 0.000"]
+
+
+def test_curves_that_coincide_are_all_seen(tmp_path):
+    colours = pictures.COLOURS[:3]
+    looks = pictures.styles({colour: (colour, [1, 9], [3, 3]) for colour in colours}, 1)
+    assert looks[colours[0]]["linestyle"] == "-" and len({look["marker"] for look in looks.values()}) == 3
+    figure = pictures.Figure(figsize=(4, 2))
+    axis = figure.subplots()
+    for look in looks.values():
+        axis.plot([1, 9], [3, 3], **look | {"marker": ""})
+    pictures.save(figure, tmp_path / "a.png")
+    pixels = imread(tmp_path / "a.png")[..., :3]
+    seen = [np.all(np.abs(pixels - to_rgb(colour)) < 0.02, axis=-1).sum() for colour in colours]
+    assert min(seen) > 0.2 * sum(seen)  # a third each, but for blurred edges
+    apart = pictures.styles({colour: (colour, [1, 9], [i, i]) for i, colour in enumerate(colours)}, 3)
+    assert [look["linestyle"] for look in apart.values()] == ["-"] * 3
+
+
+@pytest.mark.parametrize("share", [0, 0.3, 0.7, 1])
+@pytest.mark.parametrize("colour", pictures.COLOURS)
+def test_a_paler_colour_is_read_on_both_pages_too(colour, share):
+    light = luminance(pictures.shade(colour, share))
+    assert 1.05 / (light + 0.05) >= 2.9 and (light + 0.05) / (luminance("#0d1117") + 0.05) >= 2.9
 
 
 def test_bars_stand_on_zero_and_maps_have_a_colour_bar(drawn):
@@ -190,6 +246,29 @@ def test_a_picture_is_transparent_and_needs_no_font_and_is_the_same_again(tmp_pa
     assert "<text" not in (tmp_path / "a.svg").read_text()
     for kind in ("png", "svg", "pdf"):
         assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
+
+
+def test_beside_a_png_is_its_svg_and_beside_nothing_else(tmp_path):
+    for kind in ("png", "svg", "pdf"):
+        (tmp_path / kind).mkdir()
+        curves(tmp_path / kind / f"a.{kind}", levels(2.9), "", {16})
+    names = {kind: {path.name for path in (tmp_path / kind).iterdir()} for kind in ("png", "svg", "pdf")}
+    assert names == {"png": {"a.png", "a.svg"}, "svg": {"a.svg"}, "pdf": {"a.pdf"}}
+    before = (tmp_path / "png/a.svg").read_bytes()
+    curves(tmp_path / "png/a.png", levels(2.9), "", {16})
+    assert (tmp_path / "png/a.svg").read_bytes() == before
+
+
+NO_SVG = {}  # {a picture without one: why}
+
+
+def test_every_picture_of_the_repository_is_transparent_and_has_an_svg():
+    found = sorted((ROOT / "pictures").glob("*.png"))
+    assert found and {path.stem for path in (ROOT / "pictures").glob("*.svg")} == {
+        path.stem for path in found if path.name not in NO_SVG}
+    for path in found:
+        pixels = imread(path)
+        assert pixels.shape[-1] == 4 and not pixels[[0, 0, -1, -1], [0, -1, 0, -1], 3].any(), path.name
 
 
 def test_pictures_of_the_repository_are_small():
