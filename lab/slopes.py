@@ -104,7 +104,7 @@ def main(argv=None):
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         rows = [row for run in args.runs for row in measure(run, args)]
-        print(f"{rows[0]['data']}: nats and tokens, of queries up to the trained length and of as many at the end")
+        print(f"{rows[0]['data']}\nnats and tokens, of queries up to the trained length and of as many at the end")
         for run, own in itertools.groupby(rows, lambda row: row["run"]):
             print(f"\n{run} ({name(variant_of(run))})\n"
                   f"block head{'slope (9 in 10)':>29}{'reach':>6}{'slope at the end':>29}{'reach':>6}")
