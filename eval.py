@@ -114,7 +114,8 @@ def command_line():
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     parser.add_argument("--json", type=new_file, metavar="FILE",
                         help="write the numbers as a list of objects, one a run and length")
-    parser.add_argument("--plot", type=picture, metavar="FILE", help="draw loss against length: .png, .svg or .pdf")
+    parser.add_argument("--plot", type=picture, metavar="FILE",
+                        help="draw loss against length: .png (and an .svg beside it), .svg or .pdf")
     return parser
 
 def check(args):

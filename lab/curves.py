@@ -56,7 +56,8 @@ def rows(runs):
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.curves", description=__doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
-    parser.add_argument("--out", type=picture, metavar="FILE", help="the picture: .png, .svg or .pdf")
+    parser.add_argument("--out", type=picture, metavar="FILE",
+                        help="the picture: .png (and an .svg beside it), .svg or .pdf")
     parser.add_argument("--csv", type=new_file, metavar="FILE", help="the numbers, a row a run and step")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
