@@ -14,6 +14,7 @@ from conftest import ROOT
 REFERENCE = {"expe", "config", "data", "model_numpy", "model_torch", "train", "runs", "cli", "files", "fast"}
 GATES = {"eval", "export", "generate"}  # short scripts at the top that may reach behind the wall
 PART = {"expe_torch"}  # for other people's models: it stands alone
+ALONE = {"conform"}  # at the top to be copied away: it imports nothing of the repository, and nothing imports it
 FOLDERS = {"past", "zoo", "lab", "hand"}
 
 
@@ -59,13 +60,18 @@ def circles(graph):
 
 
 def test_what_stands_at_the_top_is_the_reference_and_its_gates():
-    assert {path.stem for path in ROOT.glob("*.py")} == REFERENCE | GATES | PART
+    assert {path.stem for path in ROOT.glob("*.py")} == REFERENCE | GATES | PART | ALONE
     assert {path.parent.name for path in ROOT.glob("[a-z]*/*.py")} - FOLDERS == {"tests"}
 
 
 @pytest.mark.parametrize("module", sorted(REFERENCE))
 def test_the_reference_imports_nothing_from_behind_the_wall(module):
     assert imports(module) <= REFERENCE
+
+
+def test_what_stands_alone_imports_nothing_and_is_imported_by_tests_only():
+    assert not any(imports(module) for module in ALONE)
+    assert {module for module in modules() if imports(module) & ALONE} <= {f"test_{module}" for module in ALONE}
 
 
 @pytest.mark.parametrize("folder", sorted(FOLDERS))

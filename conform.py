@@ -1,0 +1,139 @@
+"""Hold anybody's positional encoding against vectors/: python conform.py MODULE:FUNCTION --case rope-yarn
+
+FUNCTION takes, by name, any of the case's inputs and parameters, as NumPy arrays: vectors/NAME.json lists them, with
+shapes. It returns the case's first output or a tuple of the first ones, or a dict of any of them by name, as anything
+that numpy.asarray takes. For RoPE: def mine(q, k, positions, rope_parameters): ...; return q, k
+
+It is called for two sequences, one with gaps (near), for positions up to 10^6 (far) and for one step with a cache
+(decode: only then there are cached_k and cached_v, give them a default). Exit status: 0 if all is right; 1 if not, with
+one line that says where, and what kind of error it looks like; 2 if it could not be checked.
+"""
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import json
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+VECTORS = Path(__file__).resolve().parent / "vectors"
+
+class CannotCheck(Exception):
+    """One line: what was wrong, and what would be right."""
+
+def load(name):
+    """The function of MODULE:FUNCTION; the module may lie in the folder where one is."""
+    module, _, path = name.partition(":")
+    sys.path.insert(0, "")
+    try:
+        found = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+        inspect.signature(found)
+    except Exception as error:                                          # whatever a user's file can raise
+        raise CannotCheck(f"{name} is no MODULE:FUNCTION here: {type(error).__name__}: {error}") from None
+    return found
+
+def called(function, given, names):
+    """{output: array} of what the function returns for those of the given inputs that it names."""
+    takes = inspect.signature(function).parameters
+    everything = any(p.kind == p.VAR_KEYWORD for p in takes.values())
+    for name, p in takes.items():
+        if name not in given and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            raise CannotCheck(f"there is no {name!r} among {', '.join(given)}: give it a default")
+    try:
+        result = function(**{name: x for name, x in given.items() if everything or name in takes})
+        if not isinstance(result, dict):
+            result = dict(zip(names, result if isinstance(result, tuple) else [result], strict=False))
+        result = {name: np.asarray(x) for name, x in result.items()}
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise CannotCheck(f"{Path(at.filename).name}:{at.lineno}: {type(error).__name__}: {error}") from None
+    if not result or not result.keys() <= {*names}:
+        raise CannotCheck(f"it must return some of {', '.join(names)}, got {', '.join(result) or 'nothing'}")
+    return result
+
+def errors(name, got, right, length):
+    """The error of each number over max(1, the right one), of inv_freq times length; 0 where none is right.
+
+    Biases and scores may differ by one number a query: a softmax drops what all keys share.
+    """
+    if got.shape != right.shape:
+        return np.full(right.shape, np.inf)
+    off = np.abs(got - right) / np.maximum(1, np.abs(right)) * (length if name == "inv_freq" else 1)
+    off = np.where(np.isnan(right), 0, np.nan_to_num(off, nan=np.inf))
+    if name in ("bias", "scores") and right[..., :1].any():
+        off = min(off, errors(name, got - got[..., :1], right - right[..., :1], length), key=np.max)
+    return off
+
+def looks_like(name, got, right, length, allowed, mistakes):
+    """The words of the known mistake that is nearest to all of this, or, of the output of this name, to a multiple."""
+    last = {name: [y[-1:] if y.ndim > 2 else y for y in (x, right[name])] for name, x in got.items()}
+    known = [("the right numbers", {})]
+    known += [(m["looks like"], {name: np.array(x, float) for name, x in m["outputs"].items()}) for m in mistakes]
+    near, words = min((max(errors(of, x, wrong.get(of, y), length).max() for of, (x, y) in last.items()), words)
+                      for words, wrong in known)
+    if near <= max(allowed, 1e-4):
+        return words
+    x, y = last[name]
+    for words, wrong in ((words, wrong.get(name, y)) for words, wrong in known if wrong.get(name, y).shape == x.shape):
+        times = np.nansum(x * wrong) / np.nansum(wrong * wrong)
+        if errors(name, x, times * wrong, length).max() <= max(allowed, 1e-4):
+            return f"{words}, times {times:.6g}"
+    return "no mistake that is known here"
+
+def check(function, case, dtype=None):
+    """(whether all is right, a line that says so or what is not)."""
+    left = []
+    for part, data in case["parts"].items():
+        given = data["inputs"] | case["parameters"]
+        given = {name: np.array(x) if isinstance(x, list) else x for name, x in given.items()}
+        right = {name: np.array(x, float) for name, x in data["outputs"].items()}
+        found, length = called(function, given, [*case["returns"]]), given["length"]
+        got = {name: found[name].astype(float) for name in right if name in found}
+        for name, x in got.items():
+            with contextlib.suppress(ValueError):                       # such as a bias that all queries share
+                got[name] = np.broadcast_to(x, right[name].shape)
+        for name, x in got.items():
+            y, kind = right[name], dtype or found[name].dtype.name
+            off, allowed = errors(name, x, y, length), data["tolerance"].get(kind, data["tolerance"]["float64"])
+            if off.max() > allowed:
+                first = tuple(map(int, np.argwhere(off > allowed)[0]))
+                at = f" at position {given['positions'][first[0], first[-2]]}" if off.ndim > 2 else ""
+                says = f"{name} has the shape {x.shape}, not {y.shape}" if x.shape != y.shape else (
+                    f"{name}{[*first] or ''}{at} is {x[first]:.6g}, not {y[first]:.6g} ({(off > allowed).sum()} of "
+                    f"{off.size} are wrong)")
+                known = [mistake for mistake in case["mistakes"] if mistake["part"] == part]
+                return False, f"{part}: {says}; it looks like {looks_like(name, got, right, length, allowed, known)}"
+            left.append(f"{part} {name} {off.max():.0e} of {allowed:.0e}")
+    return True, f"right; largest errors, of those allowed: {', '.join(left)}"
+
+def main(argv=None):
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="conform.py", description=__doc__, formatter_class=raw)
+    parser.error = lambda message: parser.exit(2, f"conform.py: error: {' '.join(str(message).split())}\n")
+    parser.add_argument("function", nargs="?", metavar="MODULE:FUNCTION")
+    parser.add_argument("--case", metavar="NAME", help="a file of vectors/, such as rope-yarn")
+    parser.add_argument("--dtype", choices=("float64", "float32", "float16", "bfloat16"),
+                        help="whose tolerance holds (default: that of the arrays which are returned)")
+    parser.add_argument("--list", action="store_true", help="the cases, with their formulas")
+    args = parser.parse_args(argv)
+    cases = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(VECTORS.glob("*.json"))}
+    if args.list:
+        return print(*(f"{name}: {case['formula']}" for name, case in cases.items()), sep="\n")
+    if args.function is None or args.case not in cases:
+        parser.error(f"give MODULE:FUNCTION and --case, one of {', '.join(cases)}")
+    try:
+        with np.errstate(all="ignore"):
+            fine, line = check(load(args.function), cases[args.case], args.dtype)
+    except CannotCheck as error:
+        parser.error(f"{args.function}: {error}")
+    print(f"{args.case}: {line}")
+    sys.exit(not fine)
+
+if __name__ == "__main__":
+    main()

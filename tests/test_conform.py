@@ -1,0 +1,290 @@
+"""conform.py: what is right passes, in every type of array, and each mistake is named: ours is broken that way.
+
+The functions that are broken are the loops of tests/test_vectors.py; the mistakes in vectors/ are of other code.
+"""
+
+import ast
+import inspect
+import json
+import math
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, refused
+from test_vectors import FILES, OURS
+
+import conform
+from expe import alibi_slopes
+from lab import elsewhere
+
+
+def of(name, cast=lambda x: x, **broken):
+    """A function for conform.py: ours of this case, broken, and what it returns cast but for frequencies."""
+    ours, exact = OURS[name], ("inv_freq", "attention_factor")
+    takes = inspect.signature(ours).parameters
+
+    def function(**everything):
+        mine = {key: x for key, x in everything.items() if key in takes or {"p", "given"} & {*takes}}
+        found = ours(**mine | broken)
+        return {key: x if key in exact else cast(x) for key, x in found.items() if key in FILES[name]["returns"]}
+
+    return function
+
+
+def says(name, function, dtype=None):
+    fine, line = conform.check(function, FILES[name], dtype)
+    assert not fine, line
+    return line
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_ours_is_right_everywhere_in_float64(name):
+    fine, line = conform.check(of(name), FILES[name])
+    assert fine and line.startswith("right"), line
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["rope-yarn", "t5", "kerple", "expe"])
+def test_what_is_cast_at_the_end_alone_is_right_by_its_own_tolerance(name, dtype):
+    """numpy.asarray does not know torch's bfloat16: such come as float32, and --dtype says what they were."""
+    cast = lambda x: torch.as_tensor(np.asarray(x)).to(getattr(torch, dtype)).float()  # noqa: E731
+    data = json.loads(json.dumps(FILES[name]))
+    data["parts"].pop("far", None)  # scores of 10^5 do not fit into half precision
+    fine, line = conform.check(of(name, cast), data, dtype)
+    assert fine, line
+    assert not conform.check(of(name, cast), data, "float64")[0]
+
+
+def bf16(n):
+    return torch.from_numpy(np.asarray(n, float)).bfloat16().double().numpy().astype(int)
+
+
+def fp16(n):
+    return np.asarray(n, np.float16).astype(int)
+
+
+SWAPPED, MISSING, SQUARED, DENOMINATOR = (
+    "halves and interleaved pairs",
+    "factor missing",
+    "factor squared",
+    "denominator",
+)
+BREAKS = [  # (case, how ours is broken, what must be said)
+    ("rope-default", {"interleaved": True}, SWAPPED),
+    ("rope-yarn", {"interleaved": True}, SWAPPED),
+    ("rope-partial", {"interleaved": True}, SWAPPED),
+    ("rope-default", {"n": lambda n: n + 1}, "off by one: positions are counted from 1"),
+    ("rope-dynamic", {"n": lambda n: n + 1}, "off by one: positions are counted from 1"),
+    ("rope-default", {"n": bf16}, "rounded positions: they were cast to bfloat16"),
+    ("rope-default", {"n": fp16}, "rounded positions: they were cast to float16"),
+    ("rope-yarn", {"n": bf16}, "rounded positions: they were cast to bfloat16"),
+    ("rope-default", {"f": lambda f: [-x for x in f]}, "the other direction"),
+    ("rope-default", {"f": lambda f: torch.tensor(f).bfloat16().tolist()}, "rounded frequencies: inv_freq was cast to"),
+    ("rope-default", {"angle": lambda a: float(torch.tensor(a).bfloat16())}, "rounded angles: they were cast to bf"),
+    ("rope-default", {"angle": lambda a: float(np.float16(a))}, "rounded angles: they were cast to float16"),
+    ("rope-default", {"exponent": lambda i, D: i / D}, f"{DENOMINATOR}: the exponent is i/D"),
+    ("rope-linear", {"exponent": lambda i, D: 2 * i / (D - 2)}, f"{DENOMINATOR}: the exponent is 2i/(D - 2)"),
+    ("rope-dynamic", {"exponent": lambda i, D: i / D}, f"{DENOMINATOR}: the exponent is i/D"),
+    ("rope-partial", {"exponent": lambda i, D: 2 * i / 8}, f"{DENOMINATOR}: the exponent is 2i/D, D the whole head"),
+    ("rope-proportional", {"exponent": lambda i, D: 2 * i / 4}, f"{DENOMINATOR}: the exponent is 2i/r"),
+    ("rope-default", {"exponent": lambda i, D: 2 * (i + 1) / D}, "off by one: the exponent's i"),
+    ("rope-yarn", {"a": lambda a: 1.0}, "attention factor missing"),
+    ("rope-yarn", {"a": lambda a: a * a}, "attention factor squared"),
+    ("rope-yarn-mscale", {"a": lambda a: 1.0}, "attention factor missing"),
+    ("rope-longrope", {"a": lambda a: a * a}, "attention factor squared"),
+    ("rope-yarn", {"f": lambda f: [1, 0.1, 0.01, 0.001], "a": lambda a: 1.0}, f"{MISSING}: all is as in rope_type"),
+    ("rope-linear", {"f": lambda f: [x * 4 for x in f]}, f"{MISSING}: the frequencies are those of rope_type default"),
+    ("rope-linear", {"f": lambda f: [x / 4 for x in f]}, f"{SQUARED}: the frequencies are scaled twice"),
+    ("rope-llama3", {"f": lambda f: [x * 8 if x < 3e-4 else x for x in f]}, "no mistake that is known here"),
+    ("rope-longrope", {"length": 10**6}, "the long factors, where the others belong"),
+    ("rope-longrope", {"length": 5}, "the short factors, where the others belong"),
+    ("rope-yarn", {"f": lambda f: [1.25 * 10.0**-i - x for i, x in enumerate(f)]}, "YaRN's ramp is inverted"),
+    ("rope-dynamic", {"f": lambda f: [(10000 * 4 ** (8 / 6)) ** (-i / 4) for i in range(4)]}, "the static rule"),
+    (
+        "rope-partial",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        f"{MISSING}: the whole head turns",
+    ),
+    ("rope-ntk", {"f": lambda f: [10.0**-i for i in range(4)]}, f"{MISSING}: the frequencies are those"),
+    ("rope-default", {"root": 1.0}, f"{DENOMINATOR}: scores are not divided by sqrt(D)"),
+    ("alibi", {"root": 4.0}, f"{DENOMINATOR}: scores are divided by D"),
+    ("xpos", {"sign": -1}, "the factors of q and k are exchanged"),
+    ("xpos", {"scale_base": 256.0}, SQUARED),
+    ("xpos", {"scale_base": 1e30}, f"{MISSING}: RoPE alone"),
+    ("sinusoidal", {"halves": True}, SWAPPED),
+    ("sinusoidal", {"n": lambda n: n + 1}, "off by one: positions"),
+    ("sinusoidal", {"exponent": lambda i: i / 8}, f"{DENOMINATOR}: the exponent is i/C"),
+    ("sinusoidal", {"exponent": lambda i: i / 3}, f"{DENOMINATOR}: the exponent is 2i/(C - 2)"),
+    ("sinusoidal", {"n": bf16}, "rounded positions: they were cast to bfloat16"),
+    ("learned", {"n": lambda n: n + 1}, "off by one: positions"),
+    ("expe", {"theta": 1 / 1024}, "theta is 1/(2 x context)"),
+    ("expe", {"theta": 1.0}, MISSING),
+    ("expe", {"theta": 2.0**-22}, SQUARED),
+    ("expe", {"n": lambda n: n + 1}, "off by one: positions"),
+    ("expe", {"n": fp16}, "rounded positions: they were cast to float16"),
+    ("expe", {"j": 0}, "j is missing"),
+    ("expe", {"parts": "qkv"}, "the override is on qkv, not on qk"),
+    ("expe-keys", {"parts": "qk"}, "the override is on qk, not on k"),
+    ("exqpe", {"theta1": 1 / 16, "theta2": 1 / 2048}, "theta1 and theta2 are exchanged"),
+    ("exqpe", {"n": lambda n: n + 1}, "off by one: positions"),
+    ("alibi", {"power": 2}, SQUARED),
+    ("alibi", {"power": 0}, MISSING),
+    ("alibi", {"times": -1}, "the bias has the other sign"),
+    ("alibi", {"n": bf16}, "rounded positions: they were cast to bfloat16"),
+    ("alibi", {"times": 0.5}, f"{DENOMINATOR}: the bias is divided by sqrt(D)"),
+    ("t5", {"key": lambda n: n - 1}, "off by one: the distance is m - n + 1"),
+    ("t5", {"max_distance": 16 * math.e}, f"{DENOMINATOR}: floor(16 ln(d/16)), not divided"),
+    ("shaw", {"values": np.zeros((4, 4))}, f"{MISSING}: values[r] are not added"),
+    ("shaw", {"max_distance": 2}, "off by one: distances end"),
+    ("kerple", {"key": lambda n: n - 1}, "off by one: the distance is m - n + 1"),
+    ("kerple", {"a": np.ones(2)}, f"{MISSING}: a is left out"),
+    ("kerple", {"p": np.array([0.49, 2.56])}, f"{SQUARED}: p is applied twice"),
+    ("fire", {"c": 1.0}, f"{MISSING}: c is left out"),
+    ("fire", {"L": 256.0}, f"{DENOMINATOR}: psi(max(m, L/2))"),
+    ("fire", {"key": lambda n: n - 1}, "off by one: the distance is m - n + 1"),
+    ("cope", {"divide": 2.0}, f"{DENOMINATOR}: gates are sigmoid(q.k/sqrt(D))"),
+    ("cope", {"own": 0}, "off by one: a key does not count itself"),
+    ("fox", {"first": 0}, "off by one: ln f_n, the key's own"),
+    ("fox", {"gate_bias": np.zeros(2)}, MISSING),
+    ("grape", {"gate_root": 1.0}, f"{DENOMINATOR}: v.q/|v| is not divided by sqrt(D)"),
+    ("grape", {"power": 2}, SQUARED),
+    ("softmax-log", {"s": np.ones(2)}, f"{MISSING}: s is left out"),
+    ("softmax-log", {"more": 1}, "off by one: ln(n + 1)"),
+    ("softmax-sinks", {"b": np.array([-1e9, -1e9])}, f"{MISSING}: a plain softmax"),
+    ("softmax-sinks", {"b": np.log([0.5, 1.2])}, "b is added to the denominator, not exp(b)"),
+]
+
+
+@pytest.mark.parametrize("name, broken, words", BREAKS, ids=[f"{b[0]}-{i}" for i, b in enumerate(BREAKS)])
+def test_each_mistake_is_named_by_breaking_ours(name, broken, words):
+    line = says(name, of(name, **broken))
+    assert words in line.partition("it looks like ")[2], line
+
+
+@pytest.mark.parametrize("name, broken, words", [b for b in BREAKS if b[0][:5] == "rope-" and "known" not in b[2]])
+def test_q_and_k_in_float32_are_enough_to_name_it(name, broken, words):
+    """As most users will give it: q and k alone, of float32 (a mistake of the scores cannot be seen there)."""
+
+    def rotation(**everything):
+        found = of(name, **broken)(**everything)
+        return found["q"].astype(np.float32), found["k"].astype(np.float32)
+
+    fine, line = conform.check(rotation, FILES[name])
+    assert fine if "root" in broken else words in line, line
+
+
+def test_arrays_of_any_type_and_shapes_that_stand_for_the_whole_batch():
+    def alibi(positions, key_positions, q):
+        assert isinstance(q, np.ndarray) and q.dtype == np.float64 and positions.dtype == np.int64
+        return -alibi_slopes(3)[:, None, None] * (positions[:, None, :, None] - key_positions[:, None, None, :])
+
+    kinds = (
+        lambda x: x,
+        torch.from_numpy,
+        lambda x: x.tolist(),
+        lambda x: x.astype(np.float32),
+        memoryview,
+        lambda x: (x,),
+        lambda x: {"bias": x},
+    )
+    for kind in kinds:
+        fine, line = conform.check(
+            lambda kind=kind, **given: kind(
+                alibi(**{name: given[name] for name in ("positions", "key_positions", "q")})
+            ),
+            FILES["alibi"],
+        )
+        assert fine, line
+    by_key = lambda key_positions: alibi_slopes(3)[:, None, None] * key_positions[:, None, None, :]  # noqa: E731
+    assert conform.check(by_key, FILES["alibi"])[0]  # (B, H, 1, S): what it lacks a softmax drops
+    assert not conform.check(lambda key_positions: -by_key(key_positions), FILES["alibi"])[0]
+
+
+def test_the_line_says_the_place_the_right_value_and_a_multiple():
+    weight = np.array(FILES["learned"]["parameters"]["weight"])
+    line = says("learned", lambda positions: weight[positions] / np.sqrt(8))
+    right = FILES["learned"]["parts"]["near"]["outputs"]["table"][0][0][0]
+    assert f"near: table[0, 0, 0] at position 0 is {right / math.sqrt(8):.6g}, not {right:.6g}" in line
+    assert line.endswith("the right numbers, times 0.353553")
+    assert "of shape" not in line and "the shape (2, 6, 1, 1, 1), not (2, 6, 8)" in says(
+        "learned", lambda positions: positions[..., None, None, None]
+    )
+    assert "is nan, not" in says("learned", lambda positions: weight[positions] * np.nan)
+    swapped = says("rope-default", of("rope-default", interleaved=True))
+    x, y = (np.array(FILES["rope-default"]["parts"]["near"][part]["q"]) for part in ("inputs", "outputs"))
+    turned = x[0, 0, 1, 0] * math.cos(1) - x[0, 0, 1, 1] * math.sin(1)
+    assert f"q[0, 0, 1, 0] at position 1 is {turned:.6g}, not {y[0, 0, 1, 0]:.6g}" in swapped
+
+
+MINE = """
+import numpy as np
+
+def right(q, k, positions, rope_parameters):
+    angles = positions[:, None, :, None] * 10000.0 ** (-np.arange(0, 8, 2) / 8)
+    def turn(x):
+        a, b = np.split(x, 2, -1)
+        return np.concatenate((a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)), -1)
+    return turn(q), turn(k)
+
+def wrong(q, k, positions):
+    return right(q, k, positions + 1, {})
+
+def asks(q, colour): ...
+def fails(q): return q[99]
+def nothing(): return {}
+def other(q): return {"queries": q}
+"""
+
+
+def test_the_command_needs_numpy_alone_and_answers_in_one_line(tmp_path):
+    tree = ast.parse((ROOT / "conform.py").read_text(encoding="utf-8"))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert names - sys.stdlib_module_names == {"numpy"}
+    shutil.copy(ROOT / "conform.py", tmp_path)
+    shutil.copytree(ROOT / "vectors", tmp_path / "vectors")
+    (tmp_path / "mine.py").write_text(MINE)
+
+    def run(*arguments):
+        return subprocess.run([sys.executable, "conform.py", *arguments], cwd=tmp_path, capture_output=True, text=True)
+
+    done = run("mine:right", "--case", "rope-default")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("rope-default: right; "), done
+    done = run("mine:wrong", "--case", "rope-default")
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (1, "", 1) and "off by one" in done.stdout
+    assert "factor missing" in run("mine:right", "--case", "rope-linear").stdout
+    assert run("--list").stdout.count("\n") == len(FILES)
+    for arguments, words in [
+        ((), "give MODULE:FUNCTION and --case, one of alibi, cope"),
+        (("mine:right", "--case", "rope"), "one of alibi"),
+        (("mine:left", "--case", "alibi"), "has no attribute 'left'"),
+        (("yours:f", "--case", "alibi"), "No module named"),
+        (("mine", "--case", "alibi"), "is no MODULE:FUNCTION"),
+        (("mine:np", "--case", "alibi"), "is no MODULE:FUNCTION"),
+        (("mine:asks", "--case", "alibi"), "there is no 'colour' among positions"),
+        (("mine:fails", "--case", "alibi"), "mine.py:15: IndexError"),
+        (("mine:nothing", "--case", "t5"), "got nothing"),
+        (("mine:other", "--case", "t5"), "must return some of bias, scores, out, got queries"),
+        (("mine:right", "--case", "rope-default", "--dtype", "int8"), "invalid choice"),
+    ]:
+        assert words in refused(run(*arguments)), arguments
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("rope-")])
+def test_transformers_turns_as_every_rope_parameters_says(name):
+    fine, line = conform.check(elsewhere.hf_rope, FILES[name])
+    assert fine and "inv_freq" in line, line
+
+
+def test_transformers_other_encodings_are_right():
+    for name, function in {
+        "alibi": elsewhere.hf_alibi,
+        "t5": elsewhere.hf_t5,
+        "softmax-sinks": elsewhere.hf_sinks,
+    }.items():
+        fine, line = conform.check(function, FILES[name])
+        assert fine, line

@@ -1,0 +1,439 @@
+"""vectors/: made again they are the same, and every number in them comes out of loops that call nothing of the project.
+
+The functions here take and return what conform.py says, one number at a time; tests/test_conform.py breaks them.
+"""
+
+import cmath
+import inspect
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+
+from config import ENCODINGS
+from lab.vectors import CASES, document, text
+
+FILES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "vectors").glob("*.json"))}
+
+
+# ---- every encoding in loops: what is left out is right, what is given breaks it -------------------------------------
+
+
+def same(x):
+    return x
+
+
+def attention(q, k, v, cached_k, cached_v, bias=None, root=None):
+    """The outputs by sums over numbers; bias(b, h, i, j) of the query and key of these indices among all keys."""
+    k = k if cached_k is None else np.concatenate((cached_k, k), 2)
+    v = v if cached_v is None else np.concatenate((cached_v, v), 2)
+    (B, H, T, D), S = q.shape, k.shape[2]
+    found = {name: np.full((B, H, T, S), np.nan) for name in ("bias", "scores", "weights")} | {
+        "out": np.zeros((B, H, T, D))
+    }
+    for b, h, t in np.ndindex(B, H, T):
+        i = S - T + t
+        for j in range(i + 1):
+            found["bias"][b, h, t, j] = bias(b, h, i, j) if bias else 0
+            product = sum(float(x) * float(y) for x, y in zip(q[b, h, t], k[b, h, j], strict=True))
+            found["scores"][b, h, t, j] = product / (root or math.sqrt(D)) + found["bias"][b, h, t, j]
+        e = [math.exp(s - max(found["scores"][b, h, t, : i + 1])) for s in found["scores"][b, h, t, : i + 1]]
+        found["weights"][b, h, t] = [x / sum(e) for x in e] + [0] * (S - i - 1)
+        for d in range(D):
+            found["out"][b, h, t, d] = sum(x / sum(e) * v[b, h, j, d] for j, x in enumerate(e))
+    return found
+
+
+def frequencies(p, D, longest, length, exponent=lambda i, D: 2 * i / D):
+    """(radians of each pair by position, attention factor) of transformers' rope_parameters, by each paper's words."""
+    base, s, L = p["rope_theta"], p.get("factor", 1.0), p.get("original_max_position_embeddings", longest)
+    r = int(D * p.get("partial_rotary_factor", 1)) if p["rope_type"] == "default" else D
+    kind, a = p["rope_type"], 1.0
+    if kind == "dynamic":
+        base *= max(1.0, s * length / longest - (s - 1)) ** (D / (D - 2))
+    if kind == "ntk":
+        base *= s ** (D / (D - 2))
+    g = [base ** -exponent(i, r) for i in range(r // 2)]
+    if kind == "linear":
+        g = [x / s for x in g]
+    if kind == "proportional":
+        g = [x if i < p["partial_rotary_factor"] * D / 2 else 0.0 for i, x in enumerate(g)]
+    if kind == "longrope":
+        g = [x / y for x, y in zip(g, p["long_factor" if length > L else "short_factor"], strict=True)]
+        a = math.sqrt(1 + math.log(s) / math.log(L))
+    if kind == "llama3":
+        for i, x in enumerate(g):
+            turns = L * x / (2 * math.pi)
+            if turns <= p["high_freq_factor"]:
+                t = (turns - p["low_freq_factor"]) / (p["high_freq_factor"] - p["low_freq_factor"])
+                g[i] = x / s if t <= 0 else x * t + x / s * (1 - t)
+    if kind == "yarn":
+        low, high = (D * math.log(L / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (32, 1))
+        low, high = max(math.floor(low), 0), min(math.ceil(high), D - 1)
+        ramp = [min(max((i - low) / (high - low), 0), 1) for i in range(D // 2)]
+        g = [x * (1 - y) + x / s * y for x, y in zip(g, ramp, strict=True)]
+        a = 1 + 0.1 * p.get("mscale", 1) * math.log(s)
+        a /= 1 + 0.1 * p["mscale_all_dim"] * math.log(s) if "mscale_all_dim" in p else 1
+    return g, a
+
+
+def turned(x, n, f, a, pairs, angle=same):
+    """Each pair as a complex number, times a e^(i n f)."""
+    out = np.array(x, float)
+    for b, h, t in np.ndindex(x.shape[:3]):
+        for (i, j), frequency in zip(pairs, f, strict=True):
+            z = complex(x[b, h, t, i], x[b, h, t, j]) * a * cmath.exp(1j * angle(int(n[b, t]) * frequency))
+            out[b, h, t, i], out[b, h, t, j] = z.real, z.imag
+    return out
+
+
+def rope(
+    q,
+    k,
+    v,
+    positions,
+    length,
+    rope_parameters,
+    max_position_embeddings,
+    head_dim,
+    cached_k=None,
+    cached_v=None,
+    n=same,
+    f=same,
+    a=same,
+    angle=same,
+    interleaved=False,
+    root=None,
+    **exponent,
+):
+    g, factor = frequencies(rope_parameters, head_dim, max_position_embeddings, length, **exponent)
+    g, factor, r = f(g), a(factor), len(g)
+    pairs = [(2 * i, 2 * i + 1) if interleaved else (i, i + r) for i in range(r)]
+    q, k = (turned(x, n(positions), g, factor, pairs, angle) for x in (q, k))
+    return attention(q, k, v, cached_k, cached_v, root=root) | {
+        "q": q,
+        "k": k,
+        "inv_freq": np.array(g),
+        "attention_factor": factor,
+    }
+
+
+def xpos(q, k, v, positions, base, scale_base, center, cached_k=None, cached_v=None, n=same, sign=1, **broken):
+    D = q.shape[-1]
+    f, pairs = [base ** (-2 * i / D) for i in range(D // 2)], [(i, i + D // 2) for i in range(D // 2)]
+    q, k = (turned(x, n(positions), f, 1, pairs) for x in (q, k))
+    for b, h, t, d in np.ndindex(q.shape):
+        z = ((2 * (d % (D // 2)) / D + 0.4) / 1.4) ** (sign * (int(n(positions)[b, t]) - center) / scale_base)
+        q[b, h, t, d], k[b, h, t, d] = q[b, h, t, d] * z, k[b, h, t, d] / z
+    return attention(q, k, v, cached_k, cached_v, **broken) | {"q": q, "k": k}
+
+
+def reading(x, wq, wk, wv, positions, row, cached_k, cached_v, n=same, parts="qkv", heads=2, root=None):
+    """What row(n, vector) makes of x is what these parts are made of by their matrices; the others are of x."""
+    B, T, C = x.shape
+    h = np.array([[row(int(n(positions)[b, t]), list(x[b, t])) for t in range(T)] for b in range(B)], float)
+    found = {}
+    for name, w in zip("qkv", (wq, wk, wv), strict=True):
+        of = h if name in parts else x
+        y = [[[sum(w[o][i] * of[b, t, i] for i in range(C)) for o in range(C)] for t in range(T)] for b in range(B)]
+        found[name] = np.array(y).reshape(B, T, heads, C // heads).transpose(0, 2, 1, 3)
+    return found | attention(found["q"], found["k"], found["v"], cached_k, cached_v, root=root)
+
+
+def table(positions, row, width, n=same):
+    return np.array([[row(int(m), [0.0] * width) for m in ns] for ns in n(positions)])
+
+
+def sinusoidal(x, wq, wk, wv, positions, base, cached_k=None, cached_v=None, halves=False, exponent=None, **broken):
+    C = x.shape[-1]
+    exponent = exponent or (lambda i: 2 * i / C)
+
+    def row(n, x):
+        waves = [f(n * base ** -exponent(i)) for i in range(C // 2) for f in (math.sin, math.cos)]
+        return [y + z for y, z in zip(waves[::2] + waves[1::2] if halves else waves, x, strict=True)]
+
+    found = reading(x, wq, wk, wv, positions, row, cached_k, cached_v, **broken)
+    return found | {"table": table(positions, row, C, broken.get("n", same))}
+
+
+def learned(x, wq, wk, wv, positions, weight, cached_k=None, cached_v=None, **broken):
+    def row(n, x):
+        return [y + z for y, z in zip(weight[n], x, strict=True)]
+
+    found = reading(x, wq, wk, wv, positions, row, cached_k, cached_v, **broken)
+    return found | {"table": table(positions, row, x.shape[-1], broken.get("n", same))}
+
+
+def expe(x, wq, wk, wv, positions, l, start, theta, cached_k=None, cached_v=None, j=1, parts="qk", **broken):
+    def row(n, x):
+        return [start + theta * (n + j * i) for i in range(l)] + x[l:]
+
+    found = reading(x, wq, wk, wv, positions, row, cached_k, cached_v, parts=parts, **broken)
+    return found | {"table": table(positions, row, x.shape[-1], broken.get("n", same))[..., :l]}
+
+
+def exqpe(x, wq, wk, wv, positions, l, start, theta1, theta2, cached_k=None, cached_v=None, **broken):
+    rows = [[start + theta2 * (i == 0) + theta1 * i for i in range(l)]]  # the paper's recurrence, from p_0 on
+    while len(rows) <= 2100:
+        rows.append([x + theta2 * (i == len(rows) % l) for i, x in enumerate(rows[-1])])
+
+    def row(n, x):
+        far = n - n % l if n > 2000 else 0  # whole rounds raise all alike
+        return [y + theta2 * far / l for y in rows[n - far]] + x[l:]
+
+    found = reading(x, wq, wk, wv, positions, row, cached_k, cached_v, parts="qk", **broken)
+    return found | {"table": table(positions, row, x.shape[-1], broken.get("n", same))[..., :l]}
+
+
+def biased(of):
+    """A function of what conform.py gives, from of(h, m, n, d, p): the bias of positions m and n; p the parameters."""
+
+    def function(
+        q, k, v, positions, key_positions, cached_k=None, cached_v=None, n=same, key=same, times=1, root=None, **p
+    ):
+        m, keys, S = n(key_positions), key(n(key_positions)), key_positions.shape[1]
+
+        def bias(b, h, i, j):
+            query = q[b, h, i - S + q.shape[2]]
+            return times * of(h, int(m[b, i]), int(keys[b, j]), query, p | {"H": q.shape[1]})
+
+        return attention(q, k, v, cached_k, cached_v, bias, root)
+
+    return function
+
+
+def slope(h, H):
+    lower = 2 ** int(math.log2(H))
+    return 2 ** (-8 * (h + 1) / lower) if h < lower else 2 ** (-8 * (2 * (h - lower) + 1) / (2 * lower))
+
+
+def bucket(d, p):
+    half = p["buckets"] // 2
+    return (
+        d if d < half else min(half + int(math.log(d / half) / math.log(p["max_distance"] / half) * half), 2 * half - 1)
+    )
+
+
+def softplus(x):
+    return math.log(1 + math.exp(x))
+
+
+def fire_bias(h, m, n, q, p):
+    y = math.log(1 + p["c"] * (m - n)) / math.log(1 + p["c"] * max(m, p["L"]))
+    return sum(w2 * max(w1 * y + b1, 0) for w1, b1, w2 in zip(p["w1"], p["b1"], p["w2"][h], strict=True))
+
+
+def grape_bias(h, m, n, q, p):
+    v, root = p["gate_v"][h], p.get("gate_root", math.sqrt(len(q)))
+    along = sum(a * b for a, b in zip(v, q, strict=True)) / math.sqrt(sum(a * a for a in v)) / root
+    return -(m - n) * slope(h, p["H"]) ** p.get("power", 1) * softplus(p["w"][h]) * softplus(along)
+
+
+def shaw_bias(h, m, n, q, p):
+    return sum(a * b for a, b in zip(q, p["keys"][min(m - n, p["max_distance"])], strict=True)) / math.sqrt(len(q))
+
+
+def shaw(values, positions, key_positions, max_distance, **given):
+    found = biased(shaw_bias)(positions=positions, key_positions=key_positions, max_distance=max_distance, **given)
+    T, S = positions.shape[1], key_positions.shape[1]
+    for b, h, t, d in np.ndindex(found["out"].shape):
+        for j in range(S - T + t + 1):
+            r = min(int(positions[b, t] - key_positions[b, j]), max_distance)
+            found["out"][b, h, t, d] += found["weights"][b, h, t, j] * values[r][d]
+    return found
+
+
+def cope(q, k, v, e, cached_k=None, cached_v=None, root=None, divide=1.0, own=1):
+    S = k.shape[2] + (0 if cached_k is None else cached_k.shape[2])
+
+    def bias(b, h, i, j):
+        query, keys = (
+            q[b, h, i - S + q.shape[2]],
+            k[b, h] if cached_k is None else np.concatenate((cached_k, k), 2)[b, h],
+        )
+        gates = [
+            1 / (1 + math.exp(-sum(x * y for x, y in zip(query, keys[o], strict=True)) / divide)) for o in range(i + 1)
+        ]
+        p = min(sum(gates[j + (not own) :]), len(e) - 1)
+        ends = [sum(x * y for x, y in zip(query, e[f(p)], strict=True)) for f in (math.floor, math.ceil)]
+        return (1 - p % 1) * ends[0] + p % 1 * ends[1]
+
+    return attention(q, k, v, cached_k, cached_v, bias, root)
+
+
+def fox(q, k, v, h, weight, gate_bias, cached_k=None, cached_v=None, cached_h=None, root=None, first=1):
+    h = h if cached_h is None else np.concatenate((cached_h, h), 1)
+
+    def bias(b, head, i, j):
+        z = [
+            sum(x * y for x, y in zip(weight[head], h[b, o], strict=True)) + gate_bias[head]
+            for o in range(j + first, i + 1)
+        ]
+        return sum(math.log(1 / (1 + math.exp(-y))) for y in z)
+
+    return attention(q, k, v, cached_k, cached_v, bias, root)
+
+
+def softmax_log(q, k, v, s, cached_k=None, cached_v=None, more=0):
+    """As scores times s ln n, so that softmax(s ln(n) x) is n^(s x) over its sum."""
+    k = k if cached_k is None else np.concatenate((cached_k, k), 2)
+    v = v if cached_v is None else np.concatenate((cached_v, v), 2)
+    (B, H, T, D), S = q.shape, k.shape[2]
+    weights = np.zeros((B, H, T, S))
+    for b, h, t in np.ndindex(B, H, T):
+        n = S - T + t + 1
+        powers = [(n + more) ** (s[h] * float(q[b, h, t] @ k[b, h, j]) / math.sqrt(D)) for j in range(n)]
+        weights[b, h, t, :n] = [x / sum(powers) for x in powers]
+    return {"weights": weights, "out": weights @ v}
+
+
+def softmax_sinks(q, k, v, b, cached_k=None, cached_v=None):
+    """By a further key, of which the score is b and the value 0."""
+    k = k if cached_k is None else np.concatenate((cached_k, k), 2)
+    v = v if cached_v is None else np.concatenate((cached_v, v), 2)
+    scores = torch.tensor(q) @ torch.tensor(k).mT / math.sqrt(q.shape[-1])
+    T, S = scores.shape[-2:]
+    scores = scores.masked_fill(torch.ones(T, S, dtype=torch.bool).triu(S - T + 1), -math.inf)
+    sink = torch.tensor(b)[:, None, None].expand(len(scores), -1, T, 1)
+    weights = torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
+    return {"weights": weights, "out": weights @ torch.tensor(v)}
+
+
+OURS = {name: rope for name in FILES if name.startswith("rope-")} | {
+    "xpos": xpos,
+    "sinusoidal": sinusoidal,
+    "learned": learned,
+    "expe": expe,
+    "exqpe": exqpe,
+    "shaw": shaw,
+    "cope": cope,
+    "fox": fox,
+    "softmax-log": softmax_log,
+    "softmax-sinks": softmax_sinks,
+    "fire": biased(fire_bias),
+    "expe-keys": lambda x, wq, wk, wv, positions, l, start, theta, cached_k=None, cached_v=None, parts="k", **broken: (
+        expe(x, wq, wk, wv, positions, l, start, theta, cached_k, cached_v, parts=parts, **broken)
+    ),
+    "alibi": biased(lambda h, m, n, q, p: -(m - n) * slope(h, p["H"]) ** p.get("power", 1)),
+    "t5": biased(lambda h, m, n, q, p: float(p["weight"][bucket(m - n, p)][h])),
+    "kerple": biased(lambda h, m, n, q, p: -p["p"][h] * math.log(1 + p["a"][h] * abs(m - n))),
+    "grape": biased(grape_bias),
+}
+
+
+# ---- the files -------------------------------------------------------------------------------------------------------
+
+
+def test_every_encoding_that_has_positions_has_its_files_and_they_are_small():
+    assert {case.pe for case in CASES.values()} >= {*ENCODINGS} - {
+        "nope"
+    } and FILES.keys() == CASES.keys() == OURS.keys()
+    assert sum(path.stat().st_size for path in (ROOT / "vectors").iterdir()) < 2e6
+    kinds = {
+        json.dumps(sorted(FILES[name]["parameters"]["rope_parameters"].items()))
+        for name in FILES
+        if name[:5] == "rope-"
+    }
+    assert len(kinds) == 10
+    for name, file in FILES.items():
+        assert file["formula"] and file["source"] and file["parts"].keys() >= {"near", "decode"}, name
+        if file["encoding"] not in ("learned", "xpos", "cope", "fox", "nope+log", "nope+sinks"):
+            assert max(file["parts"]["far"]["inputs"]["positions"][0]) == 10**6, name
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_made_again_they_are_the_same(name):
+    """All but the last digits, which another CPU's cosine may turn."""
+
+    def held(new, old, at):
+        assert type(new) is type(old) or {type(new), type(old)} == {int, float}, at
+        if isinstance(new, dict):
+            assert new.keys() == old.keys() and [*new] == [*old], at
+            for key in new:
+                held(new[key], old[key], f"{at}: {key}")
+        elif isinstance(new, list):
+            assert len(new) == len(old), at
+            for i, pair in enumerate(zip(new, old, strict=True)):
+                held(*pair, f"{at}, {i}")
+        elif isinstance(new, float):
+            assert new == pytest.approx(
+                old, rel=2e-4 if "mistakes" in at else 1e-12, abs=1e-4 if "mistakes" in at else 1e-12
+            )
+        else:
+            assert new == old, at
+
+    held(json.loads(text(document(CASES[name]))), FILES[name], name)
+    assert (ROOT / "vectors" / f"{name}.json").read_text(encoding="utf-8") == text(
+        FILES[name]
+    ) + "\n"  # by no other hand
+
+
+def parameters(name):
+    return {key: np.array(x) if isinstance(x, list) else x for key, x in FILES[name]["parameters"].items()}
+
+
+def given(name, part, function):
+    """What conform.py gives to this function."""
+    everything = {
+        key: np.array(x) if isinstance(x, list) else x for key, x in FILES[name]["parts"][part]["inputs"].items()
+    }
+    everything |= parameters(name)
+    takes = inspect.signature(function).parameters
+    return {key: x for key, x in everything.items() if key in takes or {"p", "given"} & {*takes}}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_numbers_come_out_of_loops(name):
+    for part, data in FILES[name]["parts"].items():
+        found = OURS[name](**given(name, part, OURS[name]))
+        for output, right in data["outputs"].items():
+            right, ours = np.array(right, float), np.asarray(found[output], float)
+            assert right.shape == ours.shape and np.array_equal(np.isnan(right), np.isnan(ours)), (part, output)
+            np.testing.assert_allclose(
+                ours, right, rtol=1e-9, atol=1e-9 if part == "far" else 1e-11, err_msg=f"{part} {output}"
+            )
+
+
+def test_the_inputs_are_short_and_the_step_with_a_cache_goes_on():
+    for name, file in FILES.items():
+        for part, data in file["parts"].items():
+            positions = np.array(data["inputs"]["key_positions"])
+            assert (np.diff(positions) > 0).all() and data["inputs"]["length"] == positions.max() + 1, (name, part)
+            assert (np.diff(positions) > 1).any(), (name, part)
+            for key, x in data["inputs"].items():
+                if not key.startswith("cached"):
+                    assert np.array_equal(np.array(x), np.round(x, 2)), (name, part, key)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if FILES[name]["merge"]])
+def test_what_merges_is_what_torch_merges(name):
+    """By torch's own casts, of the positions and of tables from the loops above."""
+    merge, p = FILES[name]["merge"], parameters(name)
+    for dtype in (torch.float16, torch.bfloat16):
+
+        def first(rows, dtype=dtype):
+            seen = {}
+            pairs = [
+                [i, seen.setdefault(tuple(row), i)] for i, row in enumerate((rows.to(dtype).double() + 0.0).tolist())
+            ]
+            return {"left": len(seen), "first": [pair for pair in pairs if pair[0] != pair[1]][:6]}
+
+        says = str(dtype).removeprefix("torch.")
+        n = torch.arange(merge["of"], dtype=torch.float64)
+        assert merge["positions that are cast"][says] == first(n[:, None])
+        if name in ("alibi", "kerple"):
+            heads = range(3 if name == "alibi" else 2)
+            bias = [
+                [-slope(h, 3) * d if name == "alibi" else -p["p"][h] * math.log1p(p["a"][h] * d) for h in heads]
+                for d in range(merge["of"])
+            ]
+            assert merge["distances whose bias is cast"][says] == first(torch.tensor(bias, dtype=torch.float64))
+        if name == "expe":
+            assert merge["positions whose table is cast"][says] == first((n[:, None] + torch.arange(5)) / 2048)
+        if name in OURS and name.startswith("rope-"):
+            f, a = frequencies(p["rope_parameters"], 8, p["max_position_embeddings"], merge["of"])
+            angles = n[:, None] * torch.tensor(f, dtype=torch.float64)
+            assert merge["positions whose table is cast"][says] == first(torch.cat((angles.cos(), angles.sin()), 1) * a)
