@@ -5,8 +5,8 @@ shapes. It returns the case's first output or a tuple of the first ones, or a di
 that numpy.asarray takes. For RoPE: def mine(q, k, positions, rope_parameters): ...; return q, k
 
 It is called for two sequences, one with gaps (near), for positions up to 10^6 (far) and for one step with a cache
-(decode: only then there are cached_k and cached_v, give them a default). Exit status: 0 if all is right; 1 if not, with
-one line that says where, and what kind of error it looks like; 2 if it could not be checked.
+(decode: cached_k and cached_v are there alone, give them a default). Exit status: 0 if all is right; 1 if not, with one
+line that says where and what kind of error it looks like; 2 if it could not be checked.
 """
 
 import argparse
@@ -22,8 +22,9 @@ import numpy as np
 
 VECTORS = Path(__file__).resolve().parent / "vectors"
 
-class CannotCheck(Exception):
-    """One line: what was wrong, and what would be right."""
+def refuse(message):
+    print("conform.py: error:", " ".join(str(message).split()), file=sys.stderr)
+    sys.exit(2)
 
 def load(name):
     """The function of MODULE:FUNCTION; the module may lie in the folder where one is."""
@@ -34,9 +35,9 @@ def load(name):
         for part in path.split("."):
             found = getattr(found, part)
         inspect.signature(found)
+        return found
     except Exception as error:                                          # whatever a user's file can raise
-        raise CannotCheck(f"{name} is no MODULE:FUNCTION here: {type(error).__name__}: {error}") from None
-    return found
+        refuse(f"{name} is no MODULE:FUNCTION here: {type(error).__name__}: {error}")
 
 def called(function, given, names):
     """{output: array} of what the function returns for those of the given inputs that it names."""
@@ -44,7 +45,7 @@ def called(function, given, names):
     everything = any(p.kind == p.VAR_KEYWORD for p in takes.values())
     for name, p in takes.items():
         if name not in given and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            raise CannotCheck(f"there is no {name!r} among {', '.join(given)}: give it a default")
+            refuse(f"the function asks for {name!r}, and there are {', '.join(given)}: give it a default")
     try:
         result = function(**{name: x for name, x in given.items() if everything or name in takes})
         if not isinstance(result, dict):
@@ -52,9 +53,9 @@ def called(function, given, names):
         result = {name: np.asarray(x) for name, x in result.items()}
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
-        raise CannotCheck(f"{Path(at.filename).name}:{at.lineno}: {type(error).__name__}: {error}") from None
+        refuse(f"{Path(at.filename).name}:{at.lineno}: {type(error).__name__}: {error}")
     if not result or not result.keys() <= {*names}:
-        raise CannotCheck(f"it must return some of {', '.join(names)}, got {', '.join(result) or 'nothing'}")
+        refuse(f"the function must return some of {', '.join(names)}, got {', '.join(result) or 'nothing'}")
     return result
 
 def errors(name, got, right, length):
@@ -72,17 +73,16 @@ def errors(name, got, right, length):
 
 def looks_like(name, got, right, length, allowed, mistakes):
     """The words of the known mistake that is nearest to all of this, or, of the output of this name, to a multiple."""
-    last = {name: [y[-1:] if y.ndim > 2 else y for y in (x, right[name])] for name, x in got.items()}
-    known = [("the right numbers", {})]
-    known += [(m["looks like"], {name: np.array(x, float) for name, x in m["outputs"].items()}) for m in mistakes]
-    near, words = min((max(errors(of, x, wrong.get(of, y), length).max() for of, (x, y) in last.items()), words)
-                      for words, wrong in known)
-    if near <= max(allowed, 1e-4):
-        return words
-    x, y = last[name]
-    for words, wrong in ((words, wrong.get(name, y)) for words, wrong in known if wrong.get(name, y).shape == x.shape):
-        times = np.nansum(x * wrong) / np.nansum(wrong * wrong)
-        if errors(name, x, times * wrong, length).max() <= max(allowed, 1e-4):
+    last, near = lambda x: x[-1:] if x.ndim > 2 else x, max(allowed, 1e-4)  # noqa: E731
+    known = {m["looks like"]: {name: np.array(x, float) for name, x in m["outputs"].items()} for m in mistakes}
+    off = {words: max(errors(of, last(x), wrong.get(of, last(right[of])), length).max() for of, x in got.items())
+           for words, wrong in known.items()}
+    if off and min(off.values()) <= near:
+        return min(off, key=off.get)
+    for words, wrong in {"the right numbers": {}, **known}.items():
+        x, y = last(got[name]), wrong.get(name, last(right[name]))
+        times = np.nansum(x * y) / np.nansum(y * y) if x.shape == y.shape else 1
+        if errors(name, x, times * y, length).max() <= near:
             return f"{words}, times {times:.6g}"
     return "no mistake that is known here"
 
@@ -90,8 +90,8 @@ def check(function, case, dtype=None):
     """(whether all is right, a line that says so or what is not)."""
     left = []
     for part, data in case["parts"].items():
-        given = data["inputs"] | case["parameters"]
-        given = {name: np.array(x) if isinstance(x, list) else x for name, x in given.items()}
+        given = (data["inputs"] | case["parameters"]).items()
+        given = {name: np.array(x) if isinstance(x, list) else x for name, x in given}
         right = {name: np.array(x, float) for name, x in data["outputs"].items()}
         found, length = called(function, given, [*case["returns"]]), given["length"]
         got = {name: found[name].astype(float) for name in right if name in found}
@@ -113,9 +113,8 @@ def check(function, case, dtype=None):
     return True, f"right; largest errors, of those allowed: {', '.join(left)}"
 
 def main(argv=None):
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="conform.py", description=__doc__, formatter_class=raw)
-    parser.error = lambda message: parser.exit(2, f"conform.py: error: {' '.join(str(message).split())}\n")
+    parser = argparse.ArgumentParser("conform.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.error = refuse
     parser.add_argument("function", nargs="?", metavar="MODULE:FUNCTION")
     parser.add_argument("--case", metavar="NAME", help="a file of vectors/, such as rope-yarn")
     parser.add_argument("--dtype", choices=("float64", "float32", "float16", "bfloat16"),
@@ -127,11 +126,8 @@ def main(argv=None):
         return print(*(f"{name}: {case['formula']}" for name, case in cases.items()), sep="\n")
     if args.function is None or args.case not in cases:
         parser.error(f"give MODULE:FUNCTION and --case, one of {', '.join(cases)}")
-    try:
-        with np.errstate(all="ignore"):
-            fine, line = check(load(args.function), cases[args.case], args.dtype)
-    except CannotCheck as error:
-        parser.error(f"{args.function}: {error}")
+    with np.errstate(all="ignore"):
+        fine, line = check(load(args.function), cases[args.case], args.dtype)
     print(f"{args.case}: {line}")
     sys.exit(not fine)
 

@@ -264,7 +264,7 @@ def test_the_command_needs_numpy_alone_and_answers_in_one_line(tmp_path):
         (("yours:f", "--case", "alibi"), "No module named"),
         (("mine", "--case", "alibi"), "is no MODULE:FUNCTION"),
         (("mine:np", "--case", "alibi"), "is no MODULE:FUNCTION"),
-        (("mine:asks", "--case", "alibi"), "there is no 'colour' among positions"),
+        (("mine:asks", "--case", "alibi"), "asks for 'colour', and there are positions"),
         (("mine:fails", "--case", "alibi"), "mine.py:15: IndexError"),
         (("mine:nothing", "--case", "t5"), "got nothing"),
         (("mine:other", "--case", "t5"), "must return some of bias, scores, out, got queries"),
