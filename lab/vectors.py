@@ -265,11 +265,11 @@ def alibi_mistakes(case, x):
             "denominator: slopes of 2^(-h H/8), not 2^(-8h/H)": {"bias": lambda y: y / slopes * 2.0 ** (-h * 3 / 8)}}
 
 def t5_mistakes(case, x):
-    d = expe.distances(x["positions"], x["key_positions"]).clip(1)
-    undivided = np.where(d < 16, d, np.minimum(16 + np.floor(16 * np.log(d / 16)), 31)).astype(int)
+    d = expe.distances(x["positions"], x["key_positions"]).clip(0)
+    undivided = np.where(d < 16, d, np.minimum(16 + np.floor(16 * np.log(d.clip(1) / 16)), 31)).astype(int)
     return {"buckets of both sides, half of which are for keys ahead": {"pairs": lambda y: expe.t5_bucket(d, 16)},
             "denominator: floor(16 ln(d/16)), not divided by ln(max_distance/16)":
-            {"pairs": lambda y: np.where(y == 0, 0, undivided)}}
+            {"pairs": lambda y: undivided}}
 
 def shaw_mistakes(case, x):
     return {"denominator: q.keys[r] is not divided by sqrt(D)": {"bias": lambda y: 2 * y},

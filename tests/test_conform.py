@@ -73,6 +73,8 @@ SWAPPED, MISSING, SQUARED, DENOMINATOR = (
     "factor squared",
     "denominator",
 )
+LOW, HIGH = (8 * math.log(4096 / turns / 2 / math.pi) / 2 / math.log(1e4) for turns in (32, 1))
+RAMPED = [10.0**-i * (1 - 0.75 * min(max((i - LOW) / (HIGH - LOW), 0), 1)) for i in range(4)]
 BREAKS = [  # (case, how ours is broken, what must be said)
     ("rope-default", {"interleaved": True}, SWAPPED),
     ("rope-yarn", {"interleaved": True}, SWAPPED),
@@ -153,7 +155,26 @@ BREAKS = [  # (case, how ours is broken, what must be said)
     ("grape", {"gate_root": 1.0}, f"{DENOMINATOR}: v.q/|v| is not divided by sqrt(D)"),
     ("grape", {"power": 2}, SQUARED),
     ("softmax-log", {"s": np.ones(2)}, f"{MISSING}: s is left out"),
-    ("softmax-log", {"more": 1}, "off by one: ln(n + 1)"),
+    ("softmax-log", {"count": lambda n: n + 1}, "off by one: ln(n + 1)"),
+    ("rope-proportional", {"f": lambda f: [1, 0.01]}, "as partial RoPE has it"),
+    ("rope-partial", {"f": lambda f: [1, 0.1, 0, 0]}, "as proportional RoPE has it"),
+    ("rope-llama3", {"f": lambda f: [1, 0.1, 0.01 / 8, 0.001 / 8]}, "there is no ramp"),
+    ("rope-yarn", {"f": lambda f: RAMPED}, "the ends of YaRN's ramp are not rounded"),
+    ("sinusoidal", {"fs": (math.cos, math.sin)}, "sines and cosines are exchanged"),
+    ("expe", {"parts": "k"}, "the override is on k, not on qk"),
+    ("expe", {"parts": "q"}, "the override is on q, not on qk"),
+    ("expe-keys", {"parts": "q"}, "the override is on q, not on k"),
+    ("expe-keys", {"parts": "qkv"}, "the override is on qkv, not on k"),
+    ("exqpe", {"late": 5}, "off by one: floor((n - j)/l) raises"),
+    ("alibi", {"slope": lambda h, H: 2 ** (-8 * (h + 1) / H)}, "slopes of 2^(-8h/H), which are for H a power of two"),
+    ("alibi", {"slope": lambda h, H: 2 ** (-(h + 1) * H / 8)}, f"{DENOMINATOR}: slopes of 2^(-h H/8)"),
+    ("t5", {"buckets": 16}, "buckets of both sides"),
+    ("shaw", {"times": 2.0}, f"{DENOMINATOR}: q.keys[r] is not divided"),
+    ("kerple", {"p": np.array([0.3, 0.9]), "a": np.array([0.7, 1.6])}, "p and a are exchanged"),
+    ("fire", {"grows": 0}, f"{DENOMINATOR}: psi(L) at every m"),
+    ("fox", {"first": 0, "last": 0}, "off by one: ln f_m, the query's own, is left out"),
+    ("grape", {"norm": 1.0}, f"{DENOMINATOR}: v.q/sqrt(D) is not divided by |v|"),
+    ("softmax-log", {"count": lambda n: 6}, "n is the length of the array"),
     ("softmax-sinks", {"b": np.array([-1e9, -1e9])}, f"{MISSING}: a plain softmax"),
     ("softmax-sinks", {"b": np.log([0.5, 1.2])}, "b is added to the denominator, not exp(b)"),
 ]
@@ -163,6 +184,11 @@ BREAKS = [  # (case, how ours is broken, what must be said)
 def test_each_mistake_is_named_by_breaking_ours(name, broken, words):
     line = says(name, of(name, **broken))
     assert words in line.partition("it looks like ")[2], line
+
+
+def test_no_mistake_is_known_that_is_not_made_here():
+    known = {mistake["looks like"] for file in FILES.values() for mistake in file["mistakes"]}
+    assert not [words for words in known if not any(said in words for _, _, said in BREAKS)]
 
 
 @pytest.mark.parametrize("name, broken, words", [b for b in BREAKS if b[0][:5] == "rope-" and "known" not in b[2]])

@@ -110,7 +110,8 @@ def rope(
     **exponent,
 ):
     g, factor = frequencies(rope_parameters, head_dim, max_position_embeddings, length, **exponent)
-    g, factor, r = f(g), a(factor), len(g)
+    g, factor = f(g), a(factor)
+    r = len(g)
     pairs = [(2 * i, 2 * i + 1) if interleaved else (i, i + r) for i in range(r)]
     q, k = (turned(x, n(positions), g, factor, pairs, angle) for x in (q, k))
     return attention(q, k, v, cached_k, cached_v, root=root) | {
@@ -147,12 +148,25 @@ def table(positions, row, width, n=same):
     return np.array([[row(int(m), [0.0] * width) for m in ns] for ns in n(positions)])
 
 
-def sinusoidal(x, wq, wk, wv, positions, base, cached_k=None, cached_v=None, halves=False, exponent=None, **broken):
+def sinusoidal(
+    x,
+    wq,
+    wk,
+    wv,
+    positions,
+    base,
+    cached_k=None,
+    cached_v=None,
+    halves=False,
+    exponent=None,
+    fs=(math.sin, math.cos),
+    **broken,
+):
     C = x.shape[-1]
     exponent = exponent or (lambda i: 2 * i / C)
 
     def row(n, x):
-        waves = [f(n * base ** -exponent(i)) for i in range(C // 2) for f in (math.sin, math.cos)]
+        waves = [f(n * base ** -exponent(i)) for i in range(C // 2) for f in fs]
         return [y + z for y, z in zip(waves[::2] + waves[1::2] if halves else waves, x, strict=True)]
 
     found = reading(x, wq, wk, wv, positions, row, cached_k, cached_v, **broken)
@@ -175,13 +189,13 @@ def expe(x, wq, wk, wv, positions, l, start, theta, cached_k=None, cached_v=None
     return found | {"table": table(positions, row, x.shape[-1], broken.get("n", same))[..., :l]}
 
 
-def exqpe(x, wq, wk, wv, positions, l, start, theta1, theta2, cached_k=None, cached_v=None, **broken):
-    rows = [[start + theta2 * (i == 0) + theta1 * i for i in range(l)]]  # the paper's recurrence, from p_0 on
+def exqpe(x, wq, wk, wv, positions, l, start, theta1, theta2, cached_k=None, cached_v=None, late=0, **broken):
+    rows = [[start + theta2 * (i == late) + theta1 * i for i in range(l)]]  # the paper's recurrence, from p_0 on
     while len(rows) <= 2100:
-        rows.append([x + theta2 * (i == len(rows) % l) for i, x in enumerate(rows[-1])])
+        rows.append([x + theta2 * (i == len(rows) % l and len(rows) >= late) for i, x in enumerate(rows[-1])])
 
     def row(n, x):
-        far = n - n % l if n > 2000 else 0  # whole rounds raise all alike
+        far = n - n % l - l if n > 2000 else 0  # whole rounds raise all alike
         return [y + theta2 * far / l for y in rows[n - far]] + x[l:]
 
     found = reading(x, wq, wk, wv, positions, row, cached_k, cached_v, parts="qk", **broken)
@@ -222,13 +236,14 @@ def softplus(x):
 
 
 def fire_bias(h, m, n, q, p):
-    y = math.log(1 + p["c"] * (m - n)) / math.log(1 + p["c"] * max(m, p["L"]))
+    y = math.log(1 + p["c"] * (m - n)) / math.log(1 + p["c"] * max(m * p.get("grows", 1), p["L"]))
     return sum(w2 * max(w1 * y + b1, 0) for w1, b1, w2 in zip(p["w1"], p["b1"], p["w2"][h], strict=True))
 
 
 def grape_bias(h, m, n, q, p):
     v, root = p["gate_v"][h], p.get("gate_root", math.sqrt(len(q)))
-    along = sum(a * b for a, b in zip(v, q, strict=True)) / math.sqrt(sum(a * a for a in v)) / root
+    norm = p.get("norm", math.sqrt(sum(a * a for a in v)))
+    along = sum(a * b for a, b in zip(v, q, strict=True)) / norm / root
     return -(m - n) * slope(h, p["H"]) ** p.get("power", 1) * softplus(p["w"][h]) * softplus(along)
 
 
@@ -264,20 +279,20 @@ def cope(q, k, v, e, cached_k=None, cached_v=None, root=None, divide=1.0, own=1)
     return attention(q, k, v, cached_k, cached_v, bias, root)
 
 
-def fox(q, k, v, h, weight, gate_bias, cached_k=None, cached_v=None, cached_h=None, root=None, first=1):
+def fox(q, k, v, h, weight, gate_bias, cached_k=None, cached_v=None, cached_h=None, root=None, first=1, last=1):
     h = h if cached_h is None else np.concatenate((cached_h, h), 1)
 
     def bias(b, head, i, j):
         z = [
             sum(x * y for x, y in zip(weight[head], h[b, o], strict=True)) + gate_bias[head]
-            for o in range(j + first, i + 1)
+            for o in range(j + first, i + last)
         ]
         return sum(math.log(1 / (1 + math.exp(-y))) for y in z)
 
     return attention(q, k, v, cached_k, cached_v, bias, root)
 
 
-def softmax_log(q, k, v, s, cached_k=None, cached_v=None, more=0):
+def softmax_log(q, k, v, s, cached_k=None, cached_v=None, count=same):
     """As scores times s ln n, so that softmax(s ln(n) x) is n^(s x) over its sum."""
     k = k if cached_k is None else np.concatenate((cached_k, k), 2)
     v = v if cached_v is None else np.concatenate((cached_v, v), 2)
@@ -285,7 +300,7 @@ def softmax_log(q, k, v, s, cached_k=None, cached_v=None, more=0):
     weights = np.zeros((B, H, T, S))
     for b, h, t in np.ndindex(B, H, T):
         n = S - T + t + 1
-        powers = [(n + more) ** (s[h] * float(q[b, h, t] @ k[b, h, j]) / math.sqrt(D)) for j in range(n)]
+        powers = [count(n) ** (s[h] * float(q[b, h, t] @ k[b, h, j]) / math.sqrt(D)) for j in range(n)]
         weights[b, h, t, :n] = [x / sum(powers) for x in powers]
     return {"weights": weights, "out": weights @ v}
 
@@ -317,7 +332,7 @@ OURS = {name: rope for name in FILES if name.startswith("rope-")} | {
     "expe-keys": lambda x, wq, wk, wv, positions, l, start, theta, cached_k=None, cached_v=None, parts="k", **broken: (
         expe(x, wq, wk, wv, positions, l, start, theta, cached_k, cached_v, parts=parts, **broken)
     ),
-    "alibi": biased(lambda h, m, n, q, p: -(m - n) * slope(h, p["H"]) ** p.get("power", 1)),
+    "alibi": biased(lambda h, m, n, q, p: -(m - n) * p.get("slope", slope)(h, p["H"]) ** p.get("power", 1)),
     "t5": biased(lambda h, m, n, q, p: float(p["weight"][bucket(m - n, p)][h])),
     "kerple": biased(lambda h, m, n, q, p: -p["p"][h] * math.log(1 + p["a"][h] * abs(m - n))),
     "grape": biased(grape_bias),
