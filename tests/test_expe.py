@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from config import EncodingConfig
+from config import PRESETS, EncodingConfig
 from expe import (
     affine_parts,
     alibi_slopes,
@@ -155,7 +155,8 @@ def test_alibi_slopes_equal_those_of_transformers_bloom(n_heads):
 def test_alibi_bias_is_minus_slope_times_distance():
     n, keys = np.array([[4, 0, 9], [1, 2, 3]]), np.array([[7, 0], [2, 2]])
     for k in (n, keys):
-        table = alibi_forward(np.zeros((1, 3, 3, 4)), None, None, EncodingConfig("alibi").pairs(n, k, None), {})[0]
+        pairs = EncodingConfig("alibi").pairs(n, k, PRESETS["mini"].model)
+        table = alibi_forward(np.zeros((1, 3, 3, 4)), None, None, pairs, {})[0]
         assert table.shape == (2, 3, 3, k.shape[1])
         for b, h, m, s in np.ndindex(*table.shape):
             assert table[b, h, m, s] == -(2.0 ** -[4, 8, 2][h]) * (n[b, m] - k[b, s])
