@@ -177,8 +177,8 @@ def main(argv=None):
         if args.curves:
             from lab import curves
 
-            if args.json or args.plot:
-                parser.error("--curves draws and scores nothing: leave out --json and --plot")
+            if args.json or args.plot or args.lengths:
+                parser.error("--curves draws and scores nothing: leave out --json, --plot and --lengths")
             return curves.main([*args.runs, "--out", args.curves])
         if args.lengths:
             args.lengths.sort()

@@ -90,10 +90,11 @@ def variant_of(run):
     return "-".join([pe, *words]) + plus + more
 
 def names_of(runs):
-    """{run: what no other one of them is called}: its variant's name, its folder's, or its path."""
-    called = {run: (name(variant_of(run)), Path(run).name) for run in runs}
+    """{run: what no other one of them is called}: its variant's name, if need be with its folder's, or its path."""
+    names = {run: name(variant_of(run)) for run in runs}
+    called = {run: (word, f"{word} ({Path(run).name})", f"{word} ({run})") for run, word in names.items()}
     often = Counter(itertools.chain(*map(set, called.values())))
-    return {run: next((word for word in words if often[word] == 1), run) for run, words in called.items()}
+    return {run: next(word for word in words if often[word] == 1) for run, words in called.items()}
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------

@@ -81,4 +81,5 @@ def test_a_run_is_called_by_its_encoding_or_its_folder_or_its_path(workplace, tm
     one, other, two, rope = (str(tmp_path / name) for name in ("a/one", "b/one", "b/two", "rope"))
     shutil.copytree(workplace / "runs/rope", rope)
     assert pictures.names_of([one, rope]) == {one: "ExPE", rope: "RoPE"}
-    assert pictures.names_of([one, other, two]) == {one: one, other: other, two: "two"}
+    found = {one: f"ExPE ({one})", other: f"ExPE ({other})", two: "ExPE (two)"}
+    assert pictures.names_of([one, other, two]) == found

@@ -57,7 +57,8 @@ def test_runs_of_one_encoding_are_named_by_the_run_and_told_apart_by_their_line(
     shutil.copytree(run, tmp_path / "rope")
     pictures.losses(rows(run, [3, 4]) + rows(tmp_path / "other", [3, 5]) + rows(tmp_path / "rope", [2, 3]), "")
     axis = drawn[0].axes[0]
-    assert {text.get_text() for text in axis.texts} == {f"{run}: 4.00", "other: 5.00", f"{tmp_path / 'rope'}: 3.00"}
+    named = {f"RoPE ({run}): 4.00", "RoPE (other): 5.00", f"RoPE ({tmp_path / 'rope'}): 3.00"}
+    assert {text.get_text() for text in axis.texts} == named
     found = [container.lines[0] for container in axis.containers]
     assert len({line.get_color() for line in found}) == 1 and len({line.get_linestyle() for line in found}) == 3
 
