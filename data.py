@@ -25,6 +25,7 @@ import re
 import shutil
 import sys
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -355,17 +356,19 @@ def _save(folder, state):
 def _write_tokens(texts, encoding, folder, state):
     """Encode (split, name, text) on all cores into .bin files; yields the characters so far, when they are in them."""
     counts, names, asked, characters = state["counts"], state["names"], state["asked"], 0
+    encode = functools.partial(encoding.encode_to_numpy, disallowed_special=())        # of no text <|endoftext|> itself
     texts = iter(progress(texts, "encoding"))
     with contextlib.ExitStack() as stack:
+        cores = stack.enter_context(ThreadPoolExecutor(os.cpu_count()))
         files = {split: stack.enter_context(open(folder / f"{split}.bin", "ab")) for split in SPLITS}
         while taken := _take(texts, ENCODE_CHARS):
-            encoded = encoding.encode_ordinary_batch([text for *_, text in taken], num_threads=os.cpu_count())
+            encoded = cores.map(encode, [text for *_, text in taken])
             for (split, name, text), tokens in zip(taken, encoded, strict=True):
                 characters += len(text)
                 if len(tokens) < asked["min_doc_tokens"]:
                     state["dropped"]["short"] += 1
                     continue
-                files[split].write(np.array([encoding.eot_token, *tokens], np.uint16))
+                files[split].write(np.append(encoding.eot_token, tokens).astype(np.uint16))
                 counts[split]["documents"] += 1
                 counts[split]["tokens"] += len(tokens) + 1
                 if split in names:

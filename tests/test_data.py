@@ -566,15 +566,15 @@ def contents(folder):
 
 
 def stop_at(monkeypatch, batch):
-    """Let the encoding of a batch end the preparation, as a Ctrl-C does."""
-    encode, count = tiktoken.Encoding.encode_ordinary_batch, itertools.count(1)
+    """End the preparation where a batch is taken to be encoded, as a Ctrl-C does."""
+    take, count = data._take, itertools.count()  # the first is taken for the tokenizer
 
-    def encode_or_stop(self, *arguments, **named):
+    def take_or_stop(*arguments):
         if next(count) == batch:
             raise KeyboardInterrupt
-        return encode(self, *arguments, **named)
+        return take(*arguments)
 
-    monkeypatch.setattr(tiktoken.Encoding, "encode_ordinary_batch", encode_or_stop)
+    monkeypatch.setattr(data, "_take", take_or_stop)
 
 
 @pytest.mark.parametrize("batch", [5, 14, 29, 40])
