@@ -122,7 +122,7 @@ class RoPE(Encoding):
 class ALiBi(Encoding):
     """Press et al. 2022: the score of a key falls with its distance, by a fixed slope for each head.
 
-    Without a causal mask it falls to both sides (the authors' issue 5), and is no product of two numbers.
+    Without a causal mask it falls to both sides, as its authors advise, and is no product of two numbers.
     """
 
     def __init__(self, settings, config):
