@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -21,6 +22,23 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402  (the project is a folder of scripts, not a package)
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """stop_at(step): a Ctrl-C comes as that step's batch is drawn, in each run until monkeypatch.undo()."""
+    def stop(at):
+        batch = data.batch
+
+        def batch_that_is_stopped(tokens, context, n, seed, step):
+            if step == at:
+                signal.raise_signal(signal.SIGINT)
+            return batch(tokens, context, n, seed, step)
+
+        monkeypatch.setattr(data, "batch", batch_that_is_stopped)
+
+    return stop
+
 
 TINY = ["--preset", "mini", "--context", "16", "--batch-size", "4", "--vocab", "300"]
 

@@ -1,7 +1,6 @@
 """train.py --init-from RUN: which weights go on, which are dropped and new, and what a run says of its parent."""
 
 import shutil
-import signal
 
 import numpy as np
 import pytest
@@ -112,19 +111,12 @@ def test_additional_training_at_another_length_or_scale(flags, new, parents, tok
 
 
 @pytest.mark.parametrize("backend", ["torch", "numpy"])
-def test_it_resumes_bit_for_bit_and_without_its_parent(backend, parents, tokens, tmp_path, monkeypatch):
+def test_it_resumes_bit_for_bit_and_without_its_parent(backend, parents, tokens, tmp_path, stop_at, monkeypatch):
     shutil.copytree(parents / "runs" / "kerple", tmp_path / "runs" / "kerple")
     flags = [*TINY, "--data", tokens, "--steps", "6", "--dropout", "0.1", "--pe", "t5", "--init-from", "runs/kerple",
              "--backend", backend]  # fmt: skip
     assert command("train.py", *flags, "--out", "runs/a", cwd=tmp_path).returncode == 0
-    whole = data.batch
-
-    def batch_that_is_stopped(tokens, context, n, seed, step):
-        if step == 3:
-            signal.raise_signal(signal.SIGINT)
-        return whole(tokens, context, n, seed, step)
-
-    monkeypatch.setattr(data, "batch", batch_that_is_stopped)
+    stop_at(3)
     assert command("train.py", *flags, "--out", "runs/b", cwd=tmp_path).returncode == 130
     monkeypatch.undo()
     shutil.rmtree(tmp_path / "runs" / "kerple")

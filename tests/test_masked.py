@@ -93,8 +93,7 @@ def test_t5s_buckets_of_both_sides_are_transformers_own(buckets, far):
     d = expe.distances(n, n)
     right = T5Attention._relative_position_bucket(torch.from_numpy(-d), True, buckets, far).numpy()
     found = expe.t5_bucket(d, buckets, far, both_sides=True)
-    edges = np.abs(found - right) > 0  # theirs are rounded by floats, at edges of buckets alone
-    assert edges.mean() < 0.01 and np.abs(found - right).max() <= 1
+    np.testing.assert_array_equal(found, right)
     assert (found[d < 0] >= buckets // 2).all() and (found[d >= 0] < buckets // 2).all()
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import signal
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import safetensors.torch
 import torch
 from conftest import TINY, command, refused
 
-import data
 import runs
 import train
 from config import ENCODINGS, PRESETS, EncodingConfig, ModelConfig
@@ -61,17 +59,10 @@ def test_muon_takes_the_matrices_of_blocks_and_adamw_the_rest(pe):
     assert all(x.shape == backend.shapes[name[2:]] for name, x in backend.moments().items())
 
 
-def test_a_run_by_muon_resumes_bit_for_bit(tokens, tmp_path, monkeypatch):
+def test_a_run_by_muon_resumes_bit_for_bit(tokens, tmp_path, stop_at, monkeypatch):
     flags = [*TINY, "--pe", "kerple", "--data", tokens, "--steps", "6", "--dropout", "0.1", "--optimizer", "muon"]
     assert command("train.py", *flags, "--out", "runs/a", cwd=tmp_path).returncode == 0
-    batch = data.batch
-
-    def batch_that_is_stopped(tokens, context, n, seed, step):
-        if step == 3:
-            signal.raise_signal(signal.SIGINT)
-        return batch(tokens, context, n, seed, step)
-
-    monkeypatch.setattr(data, "batch", batch_that_is_stopped)
+    stop_at(3)
     assert command("train.py", *flags, "--out", "runs/b", cwd=tmp_path).returncode == 130
     monkeypatch.undo()
     assert runs.read_run(tmp_path / "runs" / "b")[2]["checkpoint"]["step"] == 4

@@ -14,7 +14,6 @@ import safetensors.numpy
 import torch
 from conftest import ROOT, TINY, command
 
-import data
 import runs
 import train
 from config import PRESETS, InputError
@@ -91,16 +90,9 @@ def test_ctrl_c_keeps_the_last_step_of_all(alone, tmp_path):
 
 
 @pytest.mark.slow
-def test_resume_with_another_number_of_processes_is_the_run_of_one(alone, tmp_path, monkeypatch):
+def test_resume_with_another_number_of_processes_is_the_run_of_one(alone, tmp_path, stop_at, monkeypatch):
     folder, flags = alone
-    batch = data.batch
-
-    def batch_that_is_stopped(tokens, context, n, seed, step):
-        if step == 1:
-            signal.raise_signal(signal.SIGINT)
-        return batch(tokens, context, n, seed, step)
-
-    monkeypatch.setattr(data, "batch", batch_that_is_stopped)
+    stop_at(1)
     assert command("train.py", *flags, "--out", "runs/a", cwd=tmp_path).returncode == 130
     monkeypatch.undo()
     assert runs.read_run(tmp_path / "runs" / "a")[2]["checkpoint"]["step"] == 2

@@ -1,7 +1,6 @@
 """train.py --random-positions P: positions that are the seed's and the step's alone, and 0, 1, 2, ... at the end."""
 
 import dataclasses
-import signal
 
 import numpy as np
 import pytest
@@ -101,21 +100,14 @@ def test_drawn_of_as_many_as_there_are_they_are_0_1_2_bit_for_bit(tokens, tmp_pa
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("pe", ["learned", "kerple"])
-def test_a_run_resumes_bit_for_bit_and_its_name_says_so(pe, name, tokens, tmp_path, monkeypatch):
+def test_a_run_resumes_bit_for_bit_and_its_name_says_so(pe, name, tokens, tmp_path, stop_at, monkeypatch):
     flags = ["--pe", pe, *TINY, "--data", tokens, "--steps", "6", "--eval-every", "3", "--random-positions", "64",
              "--backend", name, *["--n-positions", "64"] * (pe == "learned")]  # fmt: skip
     done = command("train.py", *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert "-random_positions64-" in run.name and read_run(run)[1].random_positions == 64
-    whole = data.batch
-
-    def batch_that_is_stopped(tokens, context, n, seed, step):
-        if step == 3:
-            signal.raise_signal(signal.SIGINT)
-        return whole(tokens, context, n, seed, step)
-
-    monkeypatch.setattr(data, "batch", batch_that_is_stopped)
+    stop_at(3)
     assert command("train.py", *flags, "--out", "runs/b", cwd=tmp_path).returncode == 130
     monkeypatch.undo()
     done = command("train.py", "--out", "runs/b", "--resume", cwd=tmp_path)

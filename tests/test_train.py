@@ -158,18 +158,11 @@ def test_variants_train_resume_and_evaluate(variant, name, backend, tokens, tmp_
 
 
 @pytest.mark.parametrize("backend", ["torch", "numpy"])
-def test_what_each_block_has_and_what_zoo_holds_resume_bit_for_bit(backend, tokens, tmp_path, monkeypatch):
+def test_what_each_block_has_and_what_zoo_holds_resume_bit_for_bit(backend, tokens, tmp_path, stop_at, monkeypatch):
     flags = [*TINY, "--data", tokens, "--steps", "6", "--eval-every", "3", "--dropout", "0.1", "--pe", "kerple",
              "--nope-every", "2", "--window", "8", "--backend", backend]  # fmt: skip
     assert command("train.py", *flags, "--out", "runs/a", cwd=tmp_path).returncode == 0
-    batch = data.batch
-
-    def batch_that_is_stopped(tokens, context, n, seed, step):
-        if step == 3:
-            signal.raise_signal(signal.SIGINT)
-        return batch(tokens, context, n, seed, step)
-
-    monkeypatch.setattr(data, "batch", batch_that_is_stopped)
+    stop_at(3)
     assert command("train.py", *flags, "--out", "runs/b", cwd=tmp_path).returncode == 130
     monkeypatch.undo()
     assert read_run(tmp_path / "runs" / "b")[2]["checkpoint"]["step"] == 4
