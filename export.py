@@ -4,7 +4,8 @@
     python export.py handed/ --from transformers runs/back                a run, of a Llama or a GPT-NeoX
 
 The folder is loaded offline, with its tokenizer, and generates with its cache. Where transformers has not the encoding,
-it brings its own code, one file to read first: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True).
+it brings its own code, one file to read first: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True),
+and the same for AutoTokenizer, which reads the config too.
 """
 
 from cli import CommandLine

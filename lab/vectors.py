@@ -91,12 +91,13 @@ def frequencies(case, length, rows=same):
     cos, sin = np.split(rows(case.scale(model.encoding.rows(one, model)), one)[0, 0, 0], 2)
     return np.arctan2(sin, cos), np.hypot(cos, sin)[0]
 
-def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores=same, interleaved=False, pe=None,
+def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores=same, order=None, pe=None,
             settings=None, parameters=None):
     """{name: array} for the inputs x, of all tokens at once. What is left out is right; what is given makes a mistake.
 
-    n, keys: of positions; rows: of the table and positions; pairs, bias, scores: of these; interleaved: pairs
-    (2i, 2i+1) turn; pe, settings, parameters: another encoding, and what comes before the case's own.
+    n, keys: of positions; rows: of the table and positions; pairs, bias, scores: of these; order: of r and D, the
+    dimensions of a head in which they turn; pe, settings, parameters: another encoding, and what comes before the
+    case's own.
     """
     case = case._replace(pe=pe or case.pe, settings=case.settings | (settings or {}))
     model, learned = settled(case, x["length"]), case.learned(case.parameters | (parameters or {}))
@@ -110,9 +111,8 @@ def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores
         parts, _ = encoding.override[0](h, table, learned)
         q, k, v = (model_numpy.split_heads(y @ x[f"w{name}"].T, H) for name, y in zip("qkv", parts, strict=True))
         found["table"] = table if table.dtype.kind == "f" else learned["weight"][table]
-    if interleaved:
-        r = min(table.shape[-1], q.shape[-1])
-        order = np.append(np.arange(r).reshape(-1, 2).T, np.arange(r, q.shape[-1]))
+    if order:
+        order = order(min(table.shape[-1], q.shape[-1]), q.shape[-1])
         q, k, _ = encoding.rotate[0](q[..., order], k[..., order], table, learned)
         q, k = (y[..., np.argsort(order)] for y in (q, k))
     else:
@@ -150,24 +150,54 @@ def turning(inv_freq, factor=1.0, angle=same):
         return np.concatenate((np.cos(angles), np.sin(angles)), -1) * factor
     return rows
 
+def interleaved(r, D):
+    return np.append(np.arange(r).reshape(-1, 2).T, np.arange(r, D))
+
 def rounding(dtype):
     return lambda n: round_to(n.astype(float), ROUNDED[dtype])
+
+def rounded(dtype):
+    return lambda n: rounding(dtype)(n).astype(int)
 
 def usual(case, x):
     """Of any encoding; those that change nothing are left out later."""
     root, found = math.sqrt(case.heads[1]), {}
     if case.pe in TURNS - {"sinusoidal"}:
-        swapped = "halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + D/2) belongs"
-        found[swapped] = {"interleaved": True}
+        half = "r/2" if case.pe == "partial" else "D/2"
+        swapped = f"halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + {half}) belongs"
+        found[swapped] = {"order": interleaved}
     found["off by one: positions are counted from 1, not from 0"] = {"n": lambda n: n + 1}
+    if case.pe in TURNS | {"expe", "exqpe"}:                                                   # others have no row -1
+        found["off by one: positions are counted from -1, not from 0"] = {"n": lambda n: n - 1}
     found["off by one: the distance is m - n + 1, not m - n"] = {"keys": lambda n: n - 1}
+    found["off by one: the distance is m - n - 1, not m - n"] = {"keys": lambda n: n + 1}
+    found["positions are not read: all are taken for 0"] = {"n": lambda n: 0 * n}
+    found["positions are not read: tokens are counted as they stand"] = {"n": as_they_stand}
     for dtype in ROUNDED:
-        found[f"rounded positions: they were cast to {dtype}"] = {"n": lambda n, d=dtype: rounding(d)(n).astype(int)}
+        found[f"rounded positions: they were cast to {dtype}"] = {"n": rounded(dtype)}
+    if case.pe in TURNS | {"expe", "exqpe"}:
+        found["rounded table: it was cast to bfloat16"] = {"rows": lambda y, n: rounding("bfloat16")(y)}
+    found["rounded bias: it was cast to bfloat16"] = {"bias": rounding("bfloat16")}
     return found | {
         "denominator: scores are not divided by sqrt(D)": {"scores": lambda y: y * root},
         "denominator: scores are divided by D, not by sqrt(D)": {"scores": lambda y: y / root},
         "denominator: the bias is divided by sqrt(D)": {"bias": lambda y: y / root},
         "the bias has the other sign": {"bias": lambda y: -y}}
+
+def as_they_stand(n):
+    return np.broadcast_to(np.arange(n.shape[-1]), n.shape)
+
+def usual_of_decode(case, x):
+    """Of the step with a cache alone: the new token's position, or the bias."""
+    new = lambda f: {"n": lambda n: np.append(n[:, :-1], f(n)[:, -1:], axis=1)}  # noqa: E731
+    begin = "in decoding alone, "
+    return {
+        begin + "the bias is 0: the new token is taken for the only one": {"bias": lambda y: 0 * y},
+        begin + "the new token's position is taken for 0": new(lambda n: 0 * n),
+        begin + "the new token's position is the number of those before it": new(as_they_stand),
+        begin + "positions are not read: tokens are counted as they stand": {"n": as_they_stand},
+        begin + "off by one: the new token's position is one more": new(lambda n: n + 1),
+        begin + "off by one: the new token's position is one less": new(lambda n: n - 1)}
 
 def usual_of_rope(case, x):
     f, a = frequencies(case, x["length"])
@@ -185,7 +215,9 @@ def usual_of_rope(case, x):
         "off by one: the exponent's i is counted from 1, not from 0": {"rows": turning(f * g[1], a)},
         "the other direction: turned by minus the angle": {"rows": turning(-f, a)},
         **{f"rounded frequencies: inv_freq was cast to {d}": {"rows": turning(rounding(d)(f), a)} for d in ROUNDED},
-        **{f"rounded angles: they were cast to {d}": {"rows": turning(f, a, rounding(d))} for d in ROUNDED}}
+        **{f"rounded angles: they were cast to {d}": {"rows": turning(f, a, rounding(d))} for d in ROUNDED},
+        "rounded positions, inv_freq and angles: all were cast to bfloat16": {
+            "n": rounded("bfloat16"), "rows": turning(rounding("bfloat16")(f), a, rounding("bfloat16"))}}
 
 def yarn_mistakes(case, x):
     f, a = frequencies(case, x["length"])
@@ -193,7 +225,11 @@ def yarn_mistakes(case, x):
     low, high = (8 * math.log(case.context / (2 * math.pi * turns)) / (2 * math.log(10000)) for turns in (32, 1))
     ramp = np.clip((np.arange(4) - low) / (high - low), 0, 1)
     inverted, ends = g * (1 + 1 / s) - f, g * (1 - ramp + ramp / s)
-    return {"YaRN's ramp is inverted: fast pairs are stretched, and slow ones kept": {"rows": turning(inverted, a)},
+    longest, _ = expe.rope_inv_freq(8, scaling="yarn", factor=s, trained_length=case.context * int(s))
+    return {"length: L is max_position_embeddings, not the original one": {"rows": turning(longest, a)},
+            "there is no ramp: all frequencies are divided by the factor": {"rows": turning(g / s, a)},
+            "mscale is not read: attention_factor is 0.1 ln(factor) + 1": {"rows": turning(f, 0.1 * math.log(s) + 1)},
+            "YaRN's ramp is inverted: fast pairs are stretched, and slow ones kept": {"rows": turning(inverted, a)},
             "the ends of YaRN's ramp are not rounded (truncate: false)": {"rows": turning(ends, a)}}
 
 def dynamic_mistakes(case, x):
@@ -214,12 +250,17 @@ def partial_mistakes(case, x):
     whole_head = 10000.0 ** -(np.arange(2) / 4)
     return {"denominator: the exponent is 2i/D, D the whole head, not 2i/r": {"rows": turning(whole_head)},
             "as proportional RoPE has it: pairs (i, i + D/2) by the exponent 2i/D": {"pe": "proportional"},
+            "halves of the whole head: (i, i + D/2) turns, where (i, i + r/2) belongs":
+            {"pe": "proportional", "rows": turning(np.array([1, 0.01, 0, 0]))},
+            "the last r dimensions of a head turn, not the first": {"order": lambda r, D: np.roll(np.arange(D), r)},
             "factor missing: the whole head turns": {"settings": {"rotary_fraction": 1.0}}}
 
 def proportional_mistakes(case, x):
     by_r = np.array([1, 0.01, 0, 0])
     return {"denominator: the exponent is 2i/r, not 2i/D, D the whole head": {"rows": turning(by_r)},
             "as partial RoPE has it: pairs (i, i + r/2) by the exponent 2i/r": {"pe": "partial"},
+            "halves of what turns: (i, i + r/2) turns, where (i, i + D/2) belongs":
+            {"pe": "partial", "rows": turning(np.array([1, 0.1]))},
             "factor missing: the whole head turns": {"settings": {"rotary_fraction": 1.0}}}
 
 def xpos_mistakes(case, x):
@@ -262,6 +303,7 @@ def alibi_mistakes(case, x):
     return {"factor missing: the slopes are left out": {"bias": lambda y: y / slopes},
             "factor squared: the slopes are applied twice": {"bias": lambda y: y * slopes},
             "slopes of 2^(-8h/H), which are for H a power of two": {"bias": lambda y: y / slopes * 2.0 ** (-8 * h / 3)},
+            "slopes of the next higher power of two": {"bias": lambda y: y / slopes * 2.0 ** (-8 * h / 4)},
             "denominator: slopes of 2^(-h H/8), not 2^(-8h/H)": {"bias": lambda y: y / slopes * 2.0 ** (-h * 3 / 8)}}
 
 def t5_mistakes(case, x):
@@ -495,6 +537,8 @@ def plain(y, digits):
 
 def alike(name, x, y, close):
     """Whether these differ by nothing, or by what a softmax drops."""
+    if np.shape(x) != np.shape(y):
+        return False
     ways = [(x, y)] + ([(x - x[..., :1], y - y[..., :1])] if name in ("bias", "scores") else [])
     return any(np.allclose(*way, rtol=close, atol=close, equal_nan=True) for way in ways)
 
@@ -502,14 +546,17 @@ def mistaken(case, parts, close):
     """The mistakes that can be told from what is right and from each other: [{words, part, its last sequence}]."""
     found, seen = [], set()
     for part, (x, right) in parts.items():
-        changes = case.mistakes(case, x) | (usual(case, x) if part == "near" else {})
-        for words in [words for words in changes if words not in seen and part != "decode"]:
+        changes = usual_of_decode(case, x) if part == "decode" else case.mistakes(case, x)
+        changes |= usual(case, x) if part == "near" else {}
+        for words in [words for words in changes if words not in seen]:
             _, wrong = cut(part, x, forward(case, x, **changes[words]), case.returns)
+            if all(alike(name, y, right[name], close) for name, y in wrong.items()):
+                continue
             wrong = {name: plain(y[-1:], 5) if np.ndim(y) > 2 else plain(y, 15) for name, y in wrong.items()
-                     if np.shape(y) != np.shape(right[name]) or not alike(name, y, right[name], close)}
-            if wrong and json.dumps(wrong) not in seen:
+                     if not alike(name, y, right[name], 1e-5)}
+            if json.dumps(wrong) not in seen:
                 found.append({"looks like": words, "part": part, "outputs": wrong})
-            seen |= {words, json.dumps(wrong)} if wrong else set()
+            seen |= {words, json.dumps(wrong)}
     return found
 
 def left(rows):

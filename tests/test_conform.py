@@ -22,14 +22,17 @@ from expe import alibi_slopes
 from lab import elsewhere
 
 
-def of(name, cast=lambda x: x, **broken):
-    """A function for conform.py: ours of this case, broken, and what it returns cast but for frequencies."""
+def of(name, cast=lambda x: x, decoding=None, **broken):
+    """A function for conform.py: ours of this case, broken, and what it returns cast but for frequencies.
+
+    decoding: how it is broken at the step with a cache alone.
+    """
     ours, exact = OURS[name], ("inv_freq", "attention_factor")
     takes = inspect.signature(ours).parameters
 
     def function(**everything):
         mine = {key: x for key, x in everything.items() if key in takes or {"p", "given"} & {*takes}}
-        found = ours(**mine | broken)
+        found = ours(**mine | broken | (decoding or {} if "cached_k" in everything else {}))
         return {key: x if key in exact else cast(x) for key, x in found.items() if key in FILES[name]["returns"]}
 
     return function
@@ -65,6 +68,14 @@ def bf16(n):
 
 def fp16(n):
     return np.asarray(n, np.float16).astype(int)
+
+
+def stand(n):
+    return np.broadcast_to(np.arange(n.shape[-1]), n.shape)
+
+
+def rounded(x):
+    return float(torch.tensor(x).bfloat16())
 
 
 SWAPPED, MISSING, SQUARED, DENOMINATOR = (
@@ -175,6 +186,55 @@ BREAKS = [  # (case, how ours is broken, what must be said)
     ("fox", {"first": 0, "last": 0}, "off by one: ln f_m, the query's own, is left out"),
     ("grape", {"norm": 1.0}, f"{DENOMINATOR}: v.q/sqrt(D) is not divided by |v|"),
     ("softmax-log", {"count": lambda n: 6}, "n is the length of the array"),
+    ("rope-default", {"n": lambda n: n - 1}, "off by one: positions are counted from -1"),
+    ("kerple", {"key": lambda n: n + 1}, "off by one: the distance is m - n - 1"),
+    ("rope-yarn", {"n": lambda n: 0 * n}, "positions are not read: all are taken for 0"),
+    ("alibi", {"times": 0}, "positions are not read: all are taken for 0"),
+    ("rope-default", {"n": stand}, "positions are not read: tokens are counted as they stand"),
+    (
+        "rope-default",
+        {"n": bf16, "f": lambda f: [*map(rounded, f)], "angle": rounded},
+        "rounded positions, inv_freq and angles",
+    ),
+    (
+        "sinusoidal",
+        {"fs": (lambda x: rounded(math.sin(x)), lambda x: rounded(math.cos(x)))},
+        "rounded table: it was cast to bfloat16",
+    ),
+    (
+        "t5",
+        {"weight": torch.tensor(FILES["t5"]["parameters"]["weight"]).bfloat16().double().numpy()},
+        "rounded bias: it was cast to bfloat16",
+    ),
+    ("rope-partial", {"f": lambda f: [*f, 0, 0]}, "halves of the whole head: (i, i + D/2) turns"),
+    ("rope-partial", {"first": 4}, "the last r dimensions of a head turn"),
+    ("rope-proportional", {"f": lambda f: f[:2]}, "halves of what turns: (i, i + r/2) turns"),
+    (
+        "rope-yarn",
+        {
+            "rope_parameters": FILES["rope-yarn"]["parameters"]["rope_parameters"]
+            | {"original_max_position_embeddings": 16384}
+        },
+        "length: L is max_position_embeddings",
+    ),
+    ("rope-yarn", {"f": lambda f: [0.25 * 10.0**-i for i in range(4)]}, "there is no ramp: all frequencies"),
+    ("rope-yarn-mscale", {"a": lambda a: 1 + 0.1 * math.log(4)}, "mscale is not read"),
+    ("alibi", {"slope": lambda h, H: 2 ** (-2 * (h + 1))}, "slopes of the next higher power of two"),
+    ("alibi", {"decoding": {"times": 0}}, "in decoding alone, the bias is 0"),
+    ("fox", {"decoding": {"first": 9}}, "in decoding alone, the bias is 0"),
+    ("alibi", {"decoding": {"n": stand}}, "in decoding alone, positions are not read: tokens are counted as they"),
+    ("rope-yarn", {"decoding": {"n": lambda n: 0 * n}}, "in decoding alone, the new token's position is taken for 0"),
+    ("expe", {"decoding": {"n": lambda n: 0 * n + 5}}, "position is the number of those before it"),
+    (
+        "rope-partial",
+        {"decoding": {"n": lambda n: n + 1}},
+        "in decoding alone, off by one: the new token's position is one more",
+    ),
+    (
+        "expe-keys",
+        {"decoding": {"n": lambda n: n - 1}},
+        "in decoding alone, off by one: the new token's position is one less",
+    ),
     ("softmax-sinks", {"b": np.array([-1e9, -1e9])}, f"{MISSING}: a plain softmax"),
     ("softmax-sinks", {"b": np.log([0.5, 1.2])}, "b is added to the denominator, not exp(b)"),
 ]
@@ -201,6 +261,40 @@ def test_q_and_k_in_float32_are_enough_to_name_it(name, broken, words):
 
     fine, line = conform.check(rotation, FILES[name])
     assert fine if "root" in broken else words in line, line
+
+
+def test_only_what_is_wrong_is_named_and_only_by_mistakes_that_change_it():
+    rope = of("rope-default")
+
+    def in_float32(q, k, positions):
+        """float64 all through but for the product of positions and frequencies."""
+        angles = positions.astype(np.float32)[:, None, :, None] * (10000.0 ** -(np.arange(4) / 4)).astype(np.float32)
+        turn = np.exp(1j * angles.astype(float))
+        z = [(x[..., :4] + 1j * x[..., 4:]) * turn for x in (q, k)]
+        return tuple(np.concatenate((y.real, y.imag), -1) for y in z)
+
+    assert "rounded numbers: they are right to float32" in says("rope-default", in_float32)
+    assert conform.check(in_float32, FILES["rope-default"], "float32")[0]
+
+    def of_each_length(**everything):
+        """Of dynamic's rule, by the length of each sequence, where that of the whole batch belongs."""
+        names = ("positions", "key_positions", "q", "k", "v", "cached_k", "cached_v")
+        parts = []
+        for b in range(len(everything["q"])):
+            alone = everything | {name: everything[name][b : b + 1] for name in names if name in everything}
+            parts.append(of("rope-dynamic")(**alone | {"length": int(alone["key_positions"].max()) + 1}))
+        return tuple(np.concatenate([part[name] for part in parts]) for name in "qk")
+
+    assert "the last sequence's: it is right" in says("rope-dynamic", of_each_length)
+
+    def keys_stay(**everything):
+        return rope(**everything)["q"], everything["k"]
+
+    line = says("rope-default", keys_stay)
+    assert "k[0, 0, 1, 0]" in line and "positions are not read: all are taken for 0" in line
+    yarn = of("rope-yarn"), of("rope-yarn", a=lambda a: 1.0)
+    line = says("rope-yarn", lambda **x: (yarn[0](**x)["q"], yarn[1](**x)["k"]))
+    assert "k[0, 0, 0, 0]" in line and "attention factor missing" in line
 
 
 def test_arrays_of_any_type_and_shapes_that_stand_for_the_whole_batch():
@@ -240,6 +334,8 @@ def test_the_line_says_the_place_the_right_value_and_a_multiple():
         "learned", lambda positions: positions[..., None, None, None]
     )
     assert "is nan, not" in says("learned", lambda positions: weight[positions] * np.nan)
+    line = says("alibi", lambda q, key_positions: np.full((*q.shape[:3], key_positions.shape[1]), np.inf))
+    assert "is inf, not 0" in line and line.endswith("no mistake that is known here")
     swapped = says("rope-default", of("rope-default", interleaved=True))
     x, y = (np.array(FILES["rope-default"]["parts"]["near"][part]["q"]) for part in ("inputs", "outputs"))
     turned = x[0, 0, 1, 0] * math.cos(1) - x[0, 0, 1, 1] * math.sin(1)

@@ -106,13 +106,14 @@ def rope(
     a=same,
     angle=same,
     interleaved=False,
+    first=0,
     root=None,
     **exponent,
 ):
     g, factor = frequencies(rope_parameters, head_dim, max_position_embeddings, length, **exponent)
     g, factor = f(g), a(factor)
     r = len(g)
-    pairs = [(2 * i, 2 * i + 1) if interleaved else (i, i + r) for i in range(r)]
+    pairs = [(2 * i, 2 * i + 1) if interleaved else (first + i, first + i + r) for i in range(r)]
     q, k = (turned(x, n(positions), g, factor, pairs, angle) for x in (q, k))
     return attention(q, k, v, cached_k, cached_v, root=root) | {
         "q": q,
