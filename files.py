@@ -134,13 +134,13 @@ def check_new(folder, files, overwrite, advice):
     """InputError unless a folder may be written: a new one or, by --overwrite, one of these files and no others."""
     if not os.path.lexists(folder):
         return
-    if not overwrite:
-        raise InputError(f"{folder} exists: {advice}, replace it by --overwrite, or choose another --out")
     names = os.listdir(folder) if os.path.isdir(folder) else []
     there = {name.removesuffix(".new") for name in names if not name.startswith(".")}       # .tmp...: safetensors' own
     if files[0] not in there or there - set(files):
         what = f"no {files[0]}" if files[0] not in there else min(there - set(files))
-        raise InputError(f"{folder} exists and holds {what}, so it is not overwritten: choose another --out")
+        raise InputError(f"{folder} exists and holds {what}, so it is not overwritten: choose another folder")
+    if not overwrite:
+        raise InputError(f"{folder} exists: {advice}, replace it by --overwrite, or choose another folder")
     if Path(os.path.realpath(folder)) in (here := Path.cwd(), *here.parents):
         raise InputError(f"{folder} is or holds the folder you are in, so it is not overwritten: leave it first")
 
