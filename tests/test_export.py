@@ -266,7 +266,7 @@ WRONG = [
     ("run x", "say one of them: --to transformers, or --from transformers", None),
     ("run --to transformers --from transformers x", "say one of them", None),
     ("run --to transformers", "the following arguments are required: OUT", None),
-    ("run --to transformers handed", "handed exists: it holds a model, replace it by --overwrite, or choose another fol",
+    ("run --to transformers handed", "handed exists: it holds a model, replace it by --overwrite, or choose another f",
      None),
     ("run --to transformers run/log.jsonl", "exists and holds no config.json, so it is not overwritten: choose another",
      None),
