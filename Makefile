@@ -1,13 +1,14 @@
 # Targets, which do all their own set-up:
 #   make demo     train three encodings shortly, evaluate, draw and generate: runs/demo/index.html
 #   make train    prepare data, train, evaluate     make train PE="expe rope sinusoidal" compares three encodings
+#   make explorer train five encodings, and write explorer.html, which runs them in a browser
 #   make test     ruff and the quick tests
 # A Python 3.11 or newer other than python3: make train PYTHON=python3.12
 
 PYTHON ?= python3
 PE     ?= expe
 .DEFAULT_GOAL := help
-.PHONY: help demo train test
+.PHONY: help demo explorer train test
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -26,6 +27,9 @@ help:
 
 demo: .venv/installed
 	.venv/bin/python -m lab.demo
+
+explorer: .venv/installed
+	.venv/bin/python -m lab.explorer
 
 # One run an encoding, under runs/; a run that was stopped goes on, and a complete one is left as it is.
 expe_flags = --l 24

@@ -78,14 +78,20 @@ def label(name, how):
     """A name, and how its positions are scaled in the field's words: 'RoPE', 'yarn auto' -> 'RoPE, YaRN'."""
     return ", ".join(filter(None, (name, re.sub(f"({'|'.join(WORDS)})( auto)?", lambda found: WORDS[found[1]], how))))
 
+def changed(model):
+    """[(name, value, value in short)] of the settings of a model's encoding that are not its defaults, numbers last."""
+    wide = dataclasses.replace(model, d_model=64 * model.d_model)      # that any default fits
+    default = dataclasses.asdict(EncodingConfig(model.encoding.pe).fit(wide))
+    found = [(key, x) for key, x in dataclasses.asdict(model.encoding).items() if x not in (default[key], None)]
+    found.sort(key=lambda knob: not isinstance(knob[1], bool | str))
+    return [(key, x, str(x) if isinstance(x, bool | str) else                                           # 1/2048
+             min(f"{x:g}", str(Fraction(x).limit_denominator(10**6)), key=len)) for key, x in found]
+
 def variant_of(run):
-    """The variant that a run is: its encoding, and the settings that are not its defaults, numbers last."""
+    """The variant that a run is: its encoding, and the settings that are not its defaults."""
     model, _, _ = read_run(run)
-    default = dataclasses.asdict(EncodingConfig(model.encoding.pe).fit(model))
-    changed = [(key, x) for key, x in dataclasses.asdict(model.encoding).items() if x not in (default[key], None)]
-    changed.sort(key=lambda knob: not isinstance(knob[1], bool | str))
-    words = [key if x is True else f"{key}-{x}" if isinstance(x, str) else
-             key + min(f"{x:g}", str(Fraction(x).limit_denominator(10**6)), key=len) for key, x in changed]  # 1/2048
+    words = [key if x is True else f"{key}-{x}" if isinstance(x, str) else key + short
+             for key, x, short in changed(model)]
     pe, plus, more = model.encoding.pe.partition("+")
     return "-".join([pe, *words]) + plus + more
 

@@ -1,0 +1,144 @@
+"""One page that runs trained models in the browser: a text past their trained length, what their heads do, the knobs.
+
+    python -m lab.explorer                 trains what is missing of five small runs, and writes explorer.html
+    python -m lab.explorer RUN RUN ...     of runs that there are, of one data set
+
+The page is one file without links to anything outside: its models' weights in half precision, their tokenizer and some
+held-out texts are in it. lab/web/ holds its parts; model.js is a third backend, for layernorm and gelu.
+"""
+
+import base64
+import dataclasses
+import json
+import re
+import shlex
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+import data
+import train
+from cli import CommandLine, new_file
+from config import PRESETS, InputError
+from files import read_text, write_whole
+from lab.measures import held_out, usable
+from lab.pictures import changed, colour, names_of, variant_of
+from runs import read_run, read_weights
+
+WEB, FOLDER, OUT = Path(__file__).parent / "web", Path("runs/explorer"), Path("explorer.html")
+RUNS = {                                 # name: flags of train.py
+    "expe": "--pe expe",
+    "expe-on-k": "--pe expe --on k --theta 256/512",
+    "rope": "--pe rope",
+    "alibi": "--pe alibi",
+    "fox": "--pe fox",
+}
+ENCODINGS = ("nope", "sinusoidal", "expe", "exqpe", "rope", "alibi", "fox")        # those of web/encodings.js
+MULTIPLES, TEXTS = 16, 4                 # the longest length, in trained ones; held-out texts
+
+def train_missing(steps):
+    """The run directories of RUNS, each trained if it is not there, or gone on with."""
+    for variant, flags in RUNS.items():
+        run = FOLDER / variant
+        resume = "--resume" if (run / "config.json").exists() else ""
+        train.main(shlex.split(f"--preset mini {flags} --steps {steps} --out {run} {resume}"))
+    return [FOLDER / variant for variant in RUNS]
+
+def check(run, model):
+    """InputError unless web/model.js can read a run's model."""
+    e = model.encoding
+    plain = {"norm": "layernorm", "mlp": "gelu", "nope_every": 0, "window": 0, "causal": True}
+    wrong = [f"{key} {getattr(model, key)}" for key, value in plain.items() if getattr(model, key) != value]
+    wrong += [f"pe {e.pe}"] * (e.pe not in ENCODINGS)
+    wrong += [f"{key} {getattr(e, key)}" for key, value in {"learn": "none", "once": False}.items()
+              if getattr(e, key, value) != value]
+    if wrong:
+        raise InputError(f"{run} has {', '.join(wrong)}, and the page reads layernorm and gelu with one of "
+                         f"{', '.join(ENCODINGS)}")
+
+def packed(tensors):
+    """Weights for a page: (halves, all high bytes before all low ones, deflated, in base85 with "," for "<"; bytes)."""
+    halves = np.concatenate([np.ravel(w) for w in tensors.values()]).astype("<f2")
+    if not np.isfinite(halves).all():
+        raise InputError("the weights have numbers above 65,504, which half precision can't hold")
+    low, high = halves.view(np.uint8).reshape(-1, 2).T
+    small = zlib.compress(high.tobytes() + low.tobytes(), 9)
+    return base64.b85encode(small, pad=True).decode().replace("<", ","), len(small)
+
+def model_of(run, called):
+    """What the page knows of a run: (a dict for JSON, the weights as text)."""
+    tensors, model, _ = read_weights(run)
+    check(run, model)
+    weights, size = packed(tensors)
+    flags = [f"--{key}" if x is True else f"--{key} {short}" for key, x, short in changed(model)]
+    return {"id": re.sub(r"\W+", "-", Path(run).name), "name": called, "flags": " ".join([f"--pe {model.encoding.pe}",
+            *flags]), "colour": colour(variant_of(run)), "config": dataclasses.asdict(model), "bytes": size,
+            "tensors": [(key, w.shape) for key, w in tensors.items()]}, weights
+
+def texts_of(run, record, length):
+    """[{"title", "text"}] of held-out documents of that many tokens or more, cut behind them."""
+    _, documents = held_out(run, record, "val", None)
+    encoding, found = data.run_tokenizer(run, record["data"]), []
+    for i, document in enumerate(usable(documents, length, TEXTS)):
+        text = encoding.decode([int(token) for token in document[1 : length + 1]], errors="ignore")
+        first = next((line for line in text.splitlines() if line.strip()), "")
+        found.append({"title": f"held-out text {i + 1}: {first.strip()[:40]}", "text": text})
+    return found
+
+def links(text, root=WEB.parent.parent):
+    """Every {{file: words}} made into file#Ln, n the line that begins with these words."""
+    def place(match):
+        path, words = match.groups()
+        lines = (root / path).read_text(encoding="utf-8").splitlines()
+        return f"{path}#L{1 + next(i for i, line in enumerate(lines) if line.startswith(words))}"
+
+    return re.sub(r"\{\{([\w./]+): (.+?)\}\}", place, text)
+
+def page(runs):
+    """The HTML of run directories, of one data set and trained length."""
+    called, models, weights = names_of(runs), [], []
+    short = Counter(word.partition(",")[0] for word in called.values())    # ExPE on keys, theta 0.5
+    first, _, record = read_run(runs[0])
+    for run in runs:
+        model, _, its = read_run(run)
+        if its["data"]["tokenizer"] != record["data"]["tokenizer"] or model.context != first.context:
+            raise InputError(f"{run} has another tokenizer or trained length than {runs[0]}: compare runs of one kind")
+        word = called[run].partition(",")[0]
+        made, its = model_of(run, word if short[word] == 1 else called[run])
+        if made["id"] in {other["id"] for other in models}:
+            raise InputError(f"two runs are called {made['id']}: rename the folder of one")
+        models.append(made)
+        weights.append(its)
+    texts = texts_of(runs[0], record, MULTIPLES * first.context)
+    tokens = {read_run(run)[2]["checkpoint"]["step"] * read_run(run)[1].batch_size * first.context for run in runs}
+    about = (f"{len(runs)} models of {first.n_layers} blocks and {first.d_model} dimensions, trained on "
+             f"{' or '.join(f'{n:,}' for n in sorted(tokens))} tokens of {record['data']['source']} in windows of "
+             f"{first.context}, here in half precision; held-out texts of the same source.")
+    known = {"trained": first.context, "models": models, "texts": texts, "about": about}
+    safe = lambda text: text.replace("</", "<\\/").replace("<!--", "<\\!--")  # noqa: E731   ends no script element
+    parts = {"data": "\n".join([
+        f'<script type="application/json" id="data">{safe(json.dumps(known))}</script>',
+        f'<script type="text/plain" id="tokenizer">{read_text(Path(runs[0]) / "tokenizer.tiktoken")}</script>',
+        *(f'<script type="text/plain" id="weights-{model["id"]}">{its}</script>'
+          for model, its in zip(models, weights, strict=True))])}
+    parts |= {path.name: links(path.read_text(encoding="utf-8")).rstrip() for path in WEB.iterdir()}
+    return re.sub(r"\{\{([\w.]+)\}\}", lambda match: parts[match[1]], parts["page.html"]) + "\n"
+
+def main(argv=None):
+    parser = CommandLine(prog="python -m lab.explorer", description="Write one page that runs trained models in the "
+                         "browser: read a text past their trained length, look inside, turn the knobs.")
+    parser.add_argument("runs", nargs="*", metavar="RUN",
+                        help=f"run directories of train.py (default: {', '.join(RUNS)} of mini, trained if missing)")
+    parser.add_argument("--out", type=new_file, default=OUT, metavar="FILE", help=f"the page (default: {OUT})")
+    parser.add_argument("--steps", type=int, default=PRESETS["mini"].train.steps, metavar="N",
+                        help="of each run that is trained (default: mini's)")
+    with parser.one_line_errors():
+        args = parser.parse_args(argv)
+        html = page([Path(run) for run in args.runs] or train_missing(args.steps))
+        write_whole(args.out, html)
+        print(f"open {args.out}: {len(html.encode()) / 1e6:.1f} MB")
+
+if __name__ == "__main__":
+    main()
