@@ -44,6 +44,7 @@ TOKENIZER_CHARS = 2**28             # the tokenizer is trained on at most so muc
 ENCODE_CHARS = 2**22                # text that is encoded at a time
 SAVE_CHARS = 2**27                  # between two notes of how far it has come, about: a kill costs no more than that
 LINE_BYTES = 2**26                  # of .jsonl, at most
+ROWS = 1000                         # of .parquet at a time; datasets would take as many as the first group, be it none
 NGRAM = 24                          # tokens that two texts have in common, one after the other
 NEAR = 1 / 2                        # a held-out document with a larger share of its n-grams in train is left out: of
                                     # stdlib's 50, 44 have 0.38 at most and six 0.79 or more. (Of all of it: where the
@@ -155,7 +156,7 @@ def _read_rows(what):
     """The column "text" of a .parquet file, or of a shard of a data set."""
     if isinstance(what, Path) and what.suffix in PACKED:
         raise InputError(f"{what} is packed, and parquet is read from its end: unpack it first")
-    rows = _streamed(what, path="parquet", data_files=[str(what)]) if isinstance(what, Path) else what
+    rows = _streamed(what, path="parquet", data_files=[str(what)], batch_size=ROWS) if isinstance(what, Path) else what
     with _naming(what):
         for number, row in enumerate(rows, 1):
             if not isinstance(row.get("text"), str):
@@ -478,10 +479,15 @@ def _ngrams(path, eot, every):
 def _blocks(path, eot, more=0):
     """(tokens, the number of each one's document) of a file by blocks, each with `more` tokens of the next one."""
     first = -1
-    for start in progress(range(0, os.path.getsize(path) // 2, BLOCK), "comparing", unit=" blocks"):
+    for start in progress(range(0, os.path.getsize(path) // 2, BLOCK), "reading back", unit=" blocks"):
         block = np.fromfile(path, np.uint16, BLOCK + more, offset=2 * start)
         yield block, first + np.cumsum(block == eot)
         first += np.count_nonzero(block[:BLOCK] == eot)
+
+def _lengths(path, eot):
+    """Tokens of each document of a file, <|endoftext|> not counted, (n,): by blocks, for it may exceed the memory."""
+    starts = [i * BLOCK + np.flatnonzero(block == eot) for i, (block, _) in enumerate(_blocks(path, eot))]
+    return np.diff(np.concatenate([*starts, [os.path.getsize(path) // 2]])) - 1
 
 
 # ---- reading: a folder of tokens to batches and documents ------------------------------------------------------------
@@ -575,11 +581,10 @@ def show(folder):
         print(f"left out of {split}, as nearly in train: {len(names):,}{named}; the others share {most} at most")
     print(f"\n{'split':6}{'documents':>11}{'tokens':>15}{'median length':>16}")
     for split in SPLITS:
-        tokens = open_split(folder, split)
-        lengths = [len(document) - 1 for document in split_documents(tokens, meta["eot"])]
-        print(f"{split:6}{len(lengths):11,}{len(tokens):15,}{int(np.median(lengths or [0])):16,}")
-    encoding = run_tokenizer(folder, meta)
-    sample = split_documents(open_split(folder, "val"), meta["eot"])[0][1:201]
+        tokens, lengths = open_split(folder, split), _lengths(folder / f"{split}.bin", meta["eot"])
+        print(f"{split:6}{len(lengths):11,}{len(tokens):15,}{int(np.median(lengths) if len(lengths) else 0):16,}")
+    encoding, val = run_tokenizer(folder, meta), folder / "val.bin"
+    sample = open_split(folder, "val")[1 : 1 + min(200, _lengths(val, meta["eot"])[0])]
     print(f"\nthe first {len(sample)} tokens of the first val document, decoded:\n\n{encoding.decode(sample.tolist())}")
 
 def main():

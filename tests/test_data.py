@@ -7,11 +7,13 @@ import json
 import lzma
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from conftest import ROOT, command, fallen_to, refused, split_of
 import cli
 import data
 from config import InputError
+from files import fingerprint, read_json, write_json
 
 TEXTS = [f"{i}: " + "the quick brown fox\njumps over – the lazy dog, ünïcödé\n" * (i + 1) for i in range(12)]
 
@@ -130,6 +133,17 @@ def test_unreadable_sources_are_named(tmp_path, name, content, message):
     with pytest.raises(InputError, match=message):  # also from within the tokenizer's training
         data.prepare(str(tmp_path / name), tmp_path / "out", 300)
     assert sorted(os.listdir(tmp_path)) == [name]
+
+
+def test_a_parquet_without_rows_has_no_documents(tmp_path):
+    """Its only group of none, too."""
+    import pyarrow
+    import pyarrow.parquet
+
+    for name, texts in (("a", []), ("b", ["x", "y"])):
+        table = pyarrow.table({"text": pyarrow.array(texts, pyarrow.string())})
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet")
+    assert list(data.documents(str(tmp_path))) == [("b.parquet:1", "x"), ("b.parquet:2", "y")]
 
 
 def test_a_parquet_without_text_and_a_folder_without_files_are_named(tmp_path):
@@ -533,6 +547,28 @@ def test_text_is_named_from_here_and_a_folder_that_has_its_whole_path_is_still_i
     monkeypatch.chdir(tmp_path)
     assert data.ensure(str(tmp_path / "mine"), 300) == data.ensure("mine", 300) == path.parent.relative_to(tmp_path)
     assert data.full_name("text") == str(books.resolve())
+
+
+def test_a_folder_is_shown_in_little_memory_whatever_its_size(tokens, tmp_path, monkeypatch, capsys):
+    """16M tokens in train, an array of which, or a byte for each, would be seen; documents go over the blocks' ends."""
+    folder = shutil.copytree(tokens, tmp_path / "t")
+    data.show(folder)
+    before = capsys.readouterr().out
+    monkeypatch.setattr(data, "BLOCK", 1000)
+    data.show(folder)
+    assert capsys.readouterr().out == before
+    monkeypatch.undo()
+    long = np.zeros(2**24, np.uint16)
+    long[::2048] = 299
+    long.tofile(folder / "train.bin")
+    meta = read_json(folder / "meta.json")
+    meta["splits"]["train"] = {"documents": 2**13, "tokens": 2**24, **fingerprint(folder / "train.bin")}
+    write_json(folder / "meta.json", meta)
+    tracemalloc.start()
+    data.show(folder)
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
+    assert re.search(r"train +8,192 +16,777,216 +2,047\n", capsys.readouterr().out)
 
 
 # ---- a corpus of many files, stopped and gone on with ----------------------------------------------------------------
