@@ -91,6 +91,12 @@ def test_nor_does_one_that_recomputes_or_is_muons(changes):
     assert step_without_a_wait(CONFIGS["expe"], **changes) == 2
 
 
+def test_masked_tokens_bring_their_places_and_random_positions_a_table_for_each_step():
+    masked = dataclasses.replace(CONFIGS["expe"], causal=False)
+    assert step_without_a_wait(masked, objective="mlm") == 3
+    assert step_without_a_wait(CONFIGS["expe"], random_positions=64) == 2 + 2  # rows, and keys' places
+
+
 def looks(x):
     x.sum().item()
 
