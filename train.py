@@ -452,7 +452,10 @@ def together():
     """Meet the other processes; at the end of the block, however it is left, the first one sends them away."""
     import torch
 
-    torch.distributed.init_process_group(timeout=datetime.timedelta(days=7))           # data may be prepared first
+    try:
+        torch.distributed.init_process_group(timeout=datetime.timedelta(days=7))       # data may be prepared first
+    except ValueError as error:                                         # a variable that torchrun sets is not there
+        raise InputError(f"WORLD_SIZE is {WORLD}: start by torchrun, or unset it ({error})") from None
     try:
         yield
     finally:

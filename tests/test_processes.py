@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from conftest import ROOT, TINY, command
+from conftest import ROOT, TINY, command, process, refused
 
 import runs
 import train
@@ -149,6 +149,11 @@ def test_what_cannot_work_is_said_once_and_ends_the_job(alone, more, message, tm
     ours = [line for line in err.splitlines() if "train.py: error: " in line]
     assert code != 0 and len(ours) == 1 and message in ours[0] and "exitcode  : 2 " in err
     assert "[rank" not in err and os.listdir(tmp_path) == []           # no traceback of any process
+
+
+def test_a_variable_of_torchruns_without_torchrun_is_one_line(tmp_path):
+    line = refused(process("train.py", cwd=tmp_path, WORLD_SIZE="2"))
+    assert "WORLD_SIZE is 2: start by torchrun, or unset it" in line and "RANK expected" in line
 
 
 @pytest.mark.slow
