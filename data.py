@@ -439,6 +439,8 @@ def _drop_near(folder, eot, counts, names):
         path, size = folder / f"{split}.bin", len(names[split])
         compared, shared = np.zeros((2, size), int)
         for document, hashes in _ngrams(path, eot, every):
+            order = hashes.argsort()                        # numbers in their order are found ten times as fast
+            document, hashes = document[order], hashes[order]
             hit = np.searchsorted(known, hashes, "left") < np.searchsorted(known, hashes, "right")
             compared += np.bincount(document, minlength=size)
             shared += np.bincount(document[hit], minlength=size)
