@@ -293,7 +293,9 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     asked = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "min_doc_tokens": min_doc_tokens,
              "max_tokens": max_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0]}
     with new_folder(out, FILES, overwrite, f"use it with --data {out}", wait=True, keep=STATE) as scratch:
-        state, seen = _state(scratch, asked, tokenizer and fingerprint(tokenizer))
+        here = [] if source in HUB else [(name, path.stat().st_size) for name, path in _files(source)]
+        state, seen = _state(scratch, asked, {"tokenizer": tokenizer and fingerprint(tokenizer),
+                                              "files": hashlib.sha256(repr(here).encode()).hexdigest()})
         dropped, skipped, path = state["dropped"], state["not_utf8"], scratch / "tokenizer.tiktoken"
         texts = progress(documents(source, max_doc_chars, skipped, state["at"]), "reading")
         texts, first = _unique(texts, min_doc_tokens, dropped, seen), []
@@ -331,12 +333,12 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
             "tokenizer": fingerprint(path)})
     return out
 
-def _state(folder, asked, tokenizer):
+def _state(folder, asked, found):
     """(how far a preparation has come, the texts it has seen): by what one that was stopped left, or at its beginning.
 
-    What is left is of use if the same was asked, and is cut back to what it had when that was noted.
+    What is left is of use if the same was asked and found, and is cut back to what it had when that was noted.
     """
-    asked, path = asked | {"tokenizer": tokenizer}, folder / STATE
+    asked, path = asked | found, folder / STATE
     if path.exists() and (state := read_json(path))["asked"] == asked:
         for split in SPLITS:
             os.truncate(folder / f"{split}.bin", 2 * state["counts"][split]["tokens"])

@@ -24,6 +24,7 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -157,6 +158,11 @@ class Work:
 
 # ---- rows, in turn ---------------------------------------------------------------------------------------------------
 
+def begin():
+    """Of a process that works for another: a Ctrl-C is the asker's, and it ends with the asker, even a killed one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=lambda: multiprocessing.parent_process().join() or os._exit(1), daemon=True).start()
+
 def answer(arguments, method, *asked):
     return getattr(Work(*arguments), method)(*asked)
 
@@ -171,8 +177,7 @@ class Row:
         self.names = {"preset": args.preset, "pe": pe, "backend": backend, "batch": args.batch_size,
                       "dtype": args.dtype, "device": args.device}
         self.work = *self.names.values(), args.compile
-        no_ctrl_c = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # it is the asker's
-        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), *no_ctrl_c)
+        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), begin)
 
     def ask(self, method, *arguments):
         """What the Work answers in its process; InputError that says why it cannot."""

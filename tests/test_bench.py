@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+import time
 from argparse import Namespace
 from dataclasses import replace
 
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import process
+from conftest import ROOT, process
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -151,3 +154,32 @@ def test_peak_memory_of_a_step_of_paper_35m(tmp_path):
     ours, plain = (row["peak_bytes"] for row in json.loads((tmp_path / "b.json").read_text()))
     print(f"\n{ours / 1e9:.2f} GB, and {plain / 1e9:.2f} GB of the plain GPT")
     assert ours < 0.65 * plain
+
+
+def test_its_processes_end_with_it_even_if_it_is_killed(tmp_path):
+    code = """
+import multiprocessing, os
+from concurrent.futures import ProcessPoolExecutor
+from lab.bench import begin
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), begin)
+    print(pool.submit(os.getpid).result(), flush=True)
+    os.kill(os.getpid(), 9)
+"""
+    (script := tmp_path / "main.py").write_text(code)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == -9
+    end = time.monotonic() + 30
+    while alive(int(done.stdout)):
+        assert time.monotonic() < end, "its process lives on"
+        time.sleep(0.1)
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+        return True
+    except ProcessLookupError:
+        return False

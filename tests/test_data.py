@@ -643,6 +643,21 @@ def test_what_another_preparation_left_is_of_no_use(corpus, small, tmp_path, mon
     assert contents(data.prepare(str(folder), tmp_path / "tokens", 300, min_doc_tokens=100)) == expected
 
 
+def test_files_that_have_changed_meanwhile_are_read_from_the_first(corpus, small, tmp_path, monkeypatch):
+    folder, _ = corpus
+    text = tmp_path / "text"
+    text.mkdir()
+    for path in folder.glob("*.parquet"):
+        shutil.copy(path, text)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_at(patch, 29)
+        data.prepare(str(text), tmp_path / "tokens", 300, min_doc_tokens=64)
+    assert (tmp_path / ".tokens.partial" / "state.json").exists()
+    (text / "000_0.txt").write_text("one more, which comes before all others. " * 40)
+    expected = contents(data.prepare(str(text), tmp_path / "whole", 300, min_doc_tokens=64))
+    assert contents(data.prepare(str(text), tmp_path / "tokens", 300, min_doc_tokens=64)) == expected
+
+
 def test_a_data_set_of_the_hub_is_read_shard_by_shard(corpus, monkeypatch):
     folder, texts = corpus
     monkeypatch.setitem(data.HUB, "fineweb", str(folder))
