@@ -15,10 +15,14 @@ from config import InputError
 FLOOR_SCALE, ATTN_SCALE = 8192, 0.1
 
 
+def bare(settings):
+    """Whether a block has no encoding but this: by --pe nope+llama4, or as config.block names those of --nope-every."""
+    return settings.pe.startswith("nope+")
+
 def Settings(base):
     class Settings(base):
         def fit(self, model):
-            if not (self.pe.startswith("nope+") or model.nope_every):
+            if not (bare(self) or model.nope_every):
                 raise InputError(f"llama4 is for blocks without an encoding, and with {self.pe} there is none: give "
                                  "--nope-every too, or another --pe")
             return super().fit(model)
@@ -42,7 +46,7 @@ def doors(base):
             dz, down = inner.softmax[1](dp, cache)
             return c * dz, down
 
-        return inner._replace(softmax=(forward, backward)) if settings.pe.startswith("nope+") else inner
+        return inner._replace(softmax=(forward, backward)) if bare(settings) else inner
 
     return doors
 
@@ -59,7 +63,7 @@ def torch_class():
                 steps = steps.to(torch.promote_types(scores.dtype, torch.float32))
                 return inner((1 + ATTN_SCALE * steps.log1p()) * scores).type_as(scores)
 
-            if settings.pe.startswith("nope+"):
+            if bare(settings):
                 encoding.softmax = softmax
             return encoding
 
