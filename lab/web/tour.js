@@ -48,7 +48,9 @@ const STEPS = [
     text: "What a ramp on the keys adds to a score is a line in the key's position, and the query chooses its slope. Look inside ExPE at the trained length.",
     do: async () => {
       await show(1);
+      view.steepest = null;                                              // choose the head anew
       STEPS[4].slope = await lookAt(named("expe", "qk"), Math.min(TRAINED, state.tokens.length - 1) - 1);
+      STEPS[4].head = view.shown;
     },
     seen: () => `In its steepest head this query gives a key ${signed(STEPS[4].slope)} nats for each token that it is nearer.`,
     links: [["the slopes", "{{lab/slopes.py: class TiltedAttention}}"], ["docs", "docs/explained.md"]],
@@ -58,9 +60,11 @@ const STEPS = [
     text: "On queries and keys the query's own position enters its slope. Look at the last token with all that comes before it.",
     do: async () => {
       await show(most());
-      STEPS[5].slope = await lookAt(named("expe", "qk"), state.multiple * TRAINED - 1);
+      await lookAt(named("expe", "qk"), state.multiple * TRAINED - 1);
+      showHead(STEPS[4].head);
+      STEPS[5].slope = slopeOf(view.heads[view.shown]);
     },
-    seen: () => `At position ${state.multiple * TRAINED - 1} the steepest head's slope is ${signed(STEPS[5].slope)}, and was ` +
+    seen: () => `At position ${state.multiple * TRAINED - 1} the same head's slope is ${signed(STEPS[5].slope)}, and was ` +
       `${signed(STEPS[4].slope)} at the trained length: ${rise(named("expe", "qk"))} nats on the same targets.`,
     links: [["override_on", "{{model_numpy.py: def override_on}}"], ["docs", "docs/explained.md"]],
   },
@@ -91,7 +95,7 @@ async function doStep() {
   at(where).scrollIntoView();
   at("tour-do").disabled = true;
   at("tour-seen").textContent = "...";
-  if (mine > 4 && STEPS[4].slope === undefined) await STEPS[4].do();
+  if (mine === 5 && STEPS[4].slope === undefined) await STEPS[4].do();
   await act();
   at("tour-do").disabled = false;
   if (mine === step) at("tour-seen").textContent = seen();
