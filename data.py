@@ -41,7 +41,7 @@ SPLITS = ("train", "val", "test")
 HELD_OUT = 1 / 14                   # share of the documents in val, and in test: the 50M of 700M tokens of the paper
 MAX_DOC_CHARS = 2**20               # longer texts are cut, so that no document needs much memory
 TOKENIZER_CHARS = 2**28             # the tokenizer is trained on at most so much of a source, held in memory
-ENCODE_CHARS = 2**22                # text that is encoded at a time
+ENCODE_CHARS = 2**25                # text that is encoded at a time, on all cores while more of it is read
 SAVE_CHARS = 2**27                  # between two notes of how far it has come, about: a kill costs no more than that
 LINE_BYTES = 2**26                  # of .jsonl, at most
 ROWS = 1000                         # of .parquet at a time; datasets would take as many as the first group, be it none
@@ -51,6 +51,7 @@ NEAR = 1 / 2                        # a held-out document with a larger share of
                                     # end alone is in train, as a main() like any other, the loss there is as elsewhere)
 HASHES = 2**22                      # n-grams of train that are held in memory, about
 BLOCK = 2**18                       # tokens that are hashed at a time
+BASE = 0x9E3779B97F4A7C15           # of the hashes: odd, and large
 NAMED = 3                           # documents whose names are printed, at most
 EOT = "<|endoftext|>"
 STATE, SEEN = "state.json", "seen.bin"      # of a preparation that is under way
@@ -302,7 +303,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
         if tokenizer is not None:
             shutil.copyfile(tokenizer, path)
         elif not path.exists():
-            first = _take(texts, TOKENIZER_CHARS)[::-1]
+            first = list(_take(texts, TOKENIZER_CHARS))[::-1]
             print(f"training a tokenizer of {vocab:,} entries on {sum(len(text) for *_, text in first):,} characters",
                   flush=True)
             save_tokenizer(train_tokenizer((text for split, _, text in first[::-1] if split == "train"), vocab), path)
@@ -362,11 +363,12 @@ def _write_tokens(texts, encoding, folder, state):
     encode = functools.partial(encoding.encode_to_numpy, disallowed_special=())        # of no text <|endoftext|> itself
     texts = iter(progress(texts, "encoding"))
     with contextlib.ExitStack() as stack:
-        cores = stack.enter_context(ThreadPoolExecutor(os.cpu_count()))
+        cores = ThreadPoolExecutor(os.cpu_count())
+        stack.callback(cores.shutdown, cancel_futures=True)            # a Ctrl-C waits for no more than is under way
         files = {split: stack.enter_context(open(folder / f"{split}.bin", "ab")) for split in SPLITS}
-        while taken := _take(texts, ENCODE_CHARS):
-            encoded = cores.map(encode, [text for *_, text in taken])
-            for (split, name, text), tokens in zip(taken, encoded, strict=True):
+        while taken := [(one, cores.submit(encode, one[-1])) for one in _take(texts, ENCODE_CHARS)]:
+            for (split, name, text), encoded in taken:
+                tokens = encoded.result()
                 characters += len(text)
                 if len(tokens) < asked["min_doc_tokens"]:
                     state["dropped"]["short"] += 1
@@ -384,11 +386,9 @@ def _write_tokens(texts, encoding, folder, state):
 
 def _take(texts, size):
     """The next (split, name, text), of about `size` characters in all."""
-    taken = []
     while size > 0 and (one := next(texts, None)):
-        taken.append(one)
+        yield one
         size -= len(one[-1])
-    return taken
 
 def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
     """The folder of a source's tokens: the source itself if it is one, found under data/, or prepared now.
@@ -468,17 +468,28 @@ def _distinct(values):
 
 def _ngrams(path, eot, every):
     """(document, hash) of the n-grams within a document whose hash is a multiple of `every`, (n,) each, by blocks."""
-    for block, document in _blocks(path, eot, NGRAM - 1):
-        size = max(0, len(block) - NGRAM + 1)
-        hashes = np.zeros(size, np.uint64)
-        for i in range(NGRAM):                              # a polynomial in an odd number, modulo 2^64
-            hashes *= 0x9E3779B97F4A7C15
-            hashes += block[i : i + size]
+    def chosen(part):
+        block, document = part
+        hashes = _polynomial(block, NGRAM)
         hashes ^= hashes >> 32                              # or else low bits would be of the tokens' low bits alone
         hashes *= 0xBF58476D1CE4E5B9
         hashes ^= hashes >> 32
-        chosen = (document[:size] == document[NGRAM - 1 :]) & (hashes % every == 0)
-        yield document[:size][chosen], hashes[chosen]
+        here = document[: len(hashes)]
+        some = np.flatnonzero((here == document[NGRAM - 1 :]) & (hashes % every == 0))
+        return here[some], hashes[some]
+
+    blocks = _blocks(path, eot, NGRAM - 1)
+    with ThreadPoolExecutor(os.cpu_count()) as cores:
+        while some := list(itertools.islice(blocks, 4 * os.cpu_count())):
+            yield from cores.map(chosen, some)
+
+def _polynomial(x, n):
+    """The sum over j < n of x_(i+j) b^(n-1-j) modulo 2^64, b odd, for each i: from sums of half as many."""
+    if n == 1 or len(x) < n:
+        return x[: max(0, len(x) - n + 1)].astype(np.uint64)
+    power, half = n // 2, _polynomial(x, n // 2)
+    whole = half[:-power] * np.uint64(pow(BASE, power, 2**64)) + half[power:]
+    return whole[:-1] * np.uint64(BASE) + x[n - 1 :] if n % 2 else whole
 
 def _blocks(path, eot, more=0):
     """(tokens, the number of each one's document) of a file by blocks, each with `more` tokens of the next one."""

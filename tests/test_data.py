@@ -669,6 +669,14 @@ def test_a_data_set_of_the_hub_is_read_shard_by_shard(corpus, monkeypatch):
     assert list(data.documents("fineweb", at=at)) == found[298:] and at == [6, 0]
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 24])
+def test_hashes_of_ngrams_are_the_polynomial_that_they_are_said_to_be(n):
+    for size in (0, 1, n - 1, n, n + 1, 100):
+        x = np.random.default_rng(size).integers(2**16, size=size).astype(np.uint16)
+        wanted = [sum(int(x[i + j]) * data.BASE ** (n - 1 - j) for j in range(n)) % 2**64 for i in range(size - n + 1)]
+        assert data._polynomial(x, n).tolist() == wanted
+
+
 def test_what_was_seen_is_eight_bytes_each(tmp_path):
     rng, seen, known = random.Random(0), data._Seen(), set()
     for _ in range(5):
