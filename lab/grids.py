@@ -5,7 +5,7 @@ from typing import NamedTuple
 from config import ENCODINGS
 from lab import tuned
 
-VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags of train.py
+VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags of train.py; {seed}: of the run itself
     "expe-on-k": "--pe expe --on k",
     "exqpe-on-k": "--pe exqpe --on k",
     "expe-constant": "--pe expe --constant",
@@ -23,7 +23,18 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
     for more, extra in {"start1": "--start 1", "start8": "--start 8", "start1-bf16": "--start 1 --dtype bf16"}.items()
     for name, flags in {"expe": "--pe expe", "expe-l8": "--pe expe --l 8", "expe-constant": "--pe expe --constant",
                         "expe-constant-l8": "--pe expe --constant --l 8", "exqpe": "--pe exqpe"}.items()
-} | tuned.variants()
+} | tuned.variants() | {
+    "rope-log": "--pe rope+log",
+    "rope-sinks": "--pe rope+sinks",
+    "expe-on-k-log": "--pe expe+log --on k",
+    "rope-nope4": "--pe rope --nope-every 4",
+    "rope-nope4-window": "--pe rope --nope-every 4 --window 32",
+    "rope-nope4-log": "--pe rope+log --nope-every 4",
+    "rope-nope4-window-log": "--pe rope+log --nope-every 4 --window 32",
+    "rope-then-nope": f"--pe nope --init-from runs/{tuned.STUDY}/rope-s{{seed}} --steps 160",      # a tenth of mini's
+    "learned-random": "--pe learned --n-positions 2048 --random-positions 2048",
+} | {f"{name}-random": f"{flags} --random-positions 2048"
+     for name, flags in {"expe": "--pe expe", "expe-on-k": "--pe expe --on k", "rope": "--pe rope"}.items()}
 EVALUATIONS = {                          # flags of eval.py, by the name of the file that they fill
     "nonoverlap": "--per-position",
     "same-targets": "--protocol same-targets",
@@ -97,6 +108,15 @@ GRIDS = {
                       ("same-targets", "precision-same-targets"))
         | dict.fromkeys(("expe-start1-bf16", "expe-constant-start1-bf16", "exqpe-start1-bf16"),
                         ("same-targets", "precision-same-targets")), study=True),
+    "zoo": Grid(
+        "The field's other methods and mixes, trained alike, each at its authors' first values",
+        dict.fromkeys(("nope", "rope", "alibi", "expe-on-k", "kerple", "fire", "cope", "fox", "grape", "xpos",
+                       "partial", "proportional", "rope-log", "rope-sinks", "expe-on-k-log", "rope-nope4",
+                       "rope-nope4-window", "rope-nope4-log", "rope-nope4-window-log", "rope-then-nope"), LOSSES), study=True),
+    "random": Grid(
+        "Trained at random positions up to 16 times the trained length",
+        dict.fromkeys(("expe", "expe-random", "expe-on-k", "expe-on-k-random", "rope", "rope-random", "learned-random"),
+                      LOSSES), study=True),
 }
 ALL = ("table2", "ablations", "scaling", "extensions", "precision")    # what the grid `all` stands for
 

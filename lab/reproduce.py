@@ -85,7 +85,7 @@ def jobs_of_run(variant, seed, evaluations, args):
     """A run's training and its evaluations; InputError if it is there, and not by these flags."""
     name, results = f"{variant}-s{seed}", Path("results") / args.place
     run, device = Path("runs") / args.place / name, ["--device", args.device] if args.device else []
-    command = ["python", "train.py", "--preset", args.preset, *shlex.split(VARIANTS[variant])]
+    command = ["python", "train.py", "--preset", args.preset, *shlex.split(VARIANTS[variant].format(seed=seed))]
     command += ["--seed", str(seed), "--out", str(run), *device, *args.train_flags]
     model, config = configs_of(command, args)
     if (run / "config.json").exists():
