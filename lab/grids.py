@@ -112,7 +112,8 @@ GRIDS = {
         "The field's other methods and mixes, trained alike, each at its authors' first values",
         dict.fromkeys(("nope", "rope", "alibi", "expe-on-k", "kerple", "fire", "cope", "fox", "grape", "xpos",
                        "partial", "proportional", "rope-log", "rope-sinks", "expe-on-k-log", "rope-nope4",
-                       "rope-nope4-window", "rope-nope4-log", "rope-nope4-window-log", "rope-then-nope"), LOSSES), study=True),
+                       "rope-nope4-window", "rope-nope4-log", "rope-nope4-window-log", "rope-then-nope"), LOSSES),
+        study=True),
     "random": Grid(
         "Trained at random positions up to 16 times the trained length",
         dict.fromkeys(("expe", "expe-random", "expe-on-k", "expe-on-k-random", "rope", "rope-random", "learned-random"),
