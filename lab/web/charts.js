@@ -19,9 +19,10 @@ function options(select, pairs) {
 }
 
 // curves: [{name, colour, points: [[x, y], ...], dots}]. x: "log" or not, y: both [low, high] or made from the points;
-// mark: an x with a dotted line; ticks: of the x axis.
-function draw(where, curves, { xs, ys, log = false, mark, ticks, unit = "", about }) {
-  const W = 460, H = 230, left = 44, right = 92, top = 10, bottom = 30;
+// mark: an x with a dotted line, and words for it; ticks: of the x axis.
+function draw(where, curves, { xs, ys, log = false, mark, ticks, about }) {
+  const W = Math.min(innerWidth - 30, 460), H = 230, left = 50, top = 10, bottom = 30;         // so that text is not made smaller
+  const right = Math.min(0.4 * W, 26 + 7 * Math.max(0, ...curves.map(({ name }) => name?.length ?? 0)));
   const all = curves.flatMap((curve) => curve.points).filter(([, y]) => Number.isFinite(y));
   const scale = (x) => (log ? Math.log2(x) : x);
   const span = (values, least) => {
@@ -43,10 +44,14 @@ function draw(where, curves, { xs, ys, log = false, mark, ticks, unit = "", abou
     svg.append(element("text", { x: left - 5, y: py(y) + 4, "text-anchor": "end" }, y.toFixed(digits)));
   }
   for (const x of ticks ?? [xs?.[0] ?? 0, xs?.[1] ?? 1]) {
-    const [place, words] = [px(x), `${x.toLocaleString("en")}${unit}`];
+    const [place, words] = [px(x), x.toLocaleString("en")];
     svg.append(element("text", { x: place, y: H - bottom + 16, "text-anchor": "middle" }, words));
   }
-  if (mark !== undefined) line(px(mark), top, px(mark), H - bottom, "trained");
+  if (mark) {
+    const x = px(mark[0]), late = x > W / 2;
+    line(x, top, x, H - bottom, "trained");
+    svg.append(element("text", { x: x + (late ? -4 : 4), y: H - bottom - 5, "text-anchor": late ? "end" : "start" }, mark[1]));
+  }
   const ends = [];
   for (const { name, colour, points, dots } of curves) {
     const shown = points.filter(([, y]) => Number.isFinite(y));
@@ -60,7 +65,7 @@ function draw(where, curves, { xs, ys, log = false, mark, ticks, unit = "", abou
   ends.forEach((end, i) => { end.y = Math.max(end.y, i ? ends[i - 1].y + 13 : top + 4); });
   const over = ends.length ? Math.max(0, ends.at(-1).y - (H - bottom)) : 0;
   for (const { name, colour, y } of ends) {
-    svg.append(element("text", { x: W - right + 6, y: y - over + 4, style: `fill: ${colour}`, class: "name" }, name));
+    svg.append(element("text", { x: W - right + 6, y: y - over + 4, style: `--colour: ${colour}`, class: "name" }, name));
   }
   where.replaceChildren(svg);
 }

@@ -112,12 +112,12 @@ function redraw() {
   at("table-words").textContent = `${knobs.pe === "alibi" ? "Bias of a distance (down) in each head" : "Position (down) by dimension"}: ` +
     `${low.toPrecision(3)} (blue) to ${high.toPrecision(3)} (orange)`;
   point();
-  const queries = [TRAINED, 4 * TRAINED, 16 * TRAINED], most = TRAINED;
-  const colours = DATA.models.slice(0, 3).map(({ colour }) => colour);
-  draw(at("by-distance"), queries.map((m, i) => ({
-    name: `query at ${m}`, colour: colours[i],
-    points: Array.from({ length: most }, (_, d) => [d, kind.score(m, m - d, s) - kind.score(m, m, s)]),
-  })), { xs: [0, most], ticks: [0, most / 2, most], about: "Score by distance, from 0 at the query's own key, at three positions of the query" });
+  const queries = [[TRAINED, "var(--link)"], [4 * TRAINED, "var(--text)"], [16 * TRAINED, "var(--hot)"]], most = 2 * TRAINED;
+  draw(at("by-distance"), queries.map(([m, colour]) => {
+    const own = kind.score(m, m, s);
+    return { name: `query at ${m}`, colour,
+             points: Array.from({ length: Math.min(m, most) }, (_, d) => [d, kind.score(m, m - d, s) - own]) };
+  }), { xs: [0, most], ticks: [0, most], mark: [TRAINED, `trained: ${TRAINED}`], about: "Score by distance, from 0 at the query's own key, at three positions of the query" });
   strips();
 }
 
