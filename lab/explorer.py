@@ -10,6 +10,7 @@ held-out texts are in it. lab/web/ holds its parts; model.js is a third backend,
 import base64
 import dataclasses
 import json
+import os
 import re
 import shlex
 import zlib
@@ -24,7 +25,7 @@ from cli import CommandLine, new_file
 from config import PRESETS, InputError
 from files import read_text, write_whole
 from lab.measures import held_out, usable
-from lab.pictures import changed, colour, names_of, variant_of
+from lab.pictures import COLOURS, GREY, changed, colour, names_of, variant_of
 from runs import read_run, read_weights
 
 WEB, FOLDER, OUT = Path(__file__).parent / "web", Path("runs/explorer"), Path("explorer.html")
@@ -50,31 +51,33 @@ def check(run, model):
     """InputError unless web/model.js can read a run's model."""
     e = model.encoding
     plain = {"norm": "layernorm", "mlp": "gelu", "nope_every": 0, "window": 0, "causal": True}
+    alone = {"learn": "none", "once": False, "scale": 1.0, "rope_scaling": "none"}
     wrong = [f"{key} {getattr(model, key)}" for key, value in plain.items() if getattr(model, key) != value]
     wrong += [f"pe {e.pe}"] * (e.pe not in ENCODINGS)
-    wrong += [f"{key} {getattr(e, key)}" for key, value in {"learn": "none", "once": False}.items()
-              if getattr(e, key, value) != value]
+    wrong += [f"{key} {getattr(e, key)}" for key, value in alone.items() if getattr(e, key, value) != value]
     if wrong:
         raise InputError(f"{run} has {', '.join(wrong)}, and the page reads layernorm and gelu with one of "
                          f"{', '.join(ENCODINGS)}")
 
-def packed(tensors):
+def packed(run, tensors):
     """Weights for a page: (halves, all high bytes before all low ones, deflated, in base85 with "," for "<"; bytes)."""
-    halves = np.concatenate([np.ravel(w) for w in tensors.values()]).astype("<f2")
+    with np.errstate(over="ignore"):
+        halves = np.concatenate([np.ravel(w) for w in tensors.values()]).astype("<f2")
     if not np.isfinite(halves).all():
-        raise InputError("the weights have numbers above 65,504, which half precision can't hold")
+        raise InputError(f"{run} has weights above 65,504, which half precision can't hold")
     low, high = halves.view(np.uint8).reshape(-1, 2).T
     small = zlib.compress(high.tobytes() + low.tobytes(), 9)
     return base64.b85encode(small, pad=True).decode().replace("<", ","), len(small)
 
-def model_of(run, called):
-    """What the page knows of a run: (a dict for JSON, the weights as text)."""
+def model_of(run, called, taken):
+    """What the page knows of a run: (a dict for JSON, the weights as text). taken: colours that others have."""
     tensors, model, _ = read_weights(run)
     check(run, model)
-    weights, size = packed(tensors)
+    weights, size = packed(run, tensors)
+    free = [colour(variant_of(run)), *(each for each in reversed(COLOURS) if each not in taken), GREY]
     flags = [f"--{key}" if x is True else f"--{key} {short}" for key, x, short in changed(model)]
     return {"id": re.sub(r"\W+", "-", Path(run).name), "name": called, "flags": " ".join([f"--pe {model.encoding.pe}",
-            *flags]), "colour": colour(variant_of(run)), "config": dataclasses.asdict(model), "bytes": size,
+            *flags]), "colour": free[free[0] in taken], "config": dataclasses.asdict(model), "bytes": size,
             "tensors": [(key, w.shape) for key, w in tensors.items()]}, weights
 
 def texts_of(run, record, length):
@@ -96,8 +99,8 @@ def links(text, root=WEB.parent.parent):
 
     return re.sub(r"\{\{([\w./]+): (.+?)\}\}", place, text)
 
-def page(runs):
-    """The HTML of run directories, of one data set and trained length."""
+def page(runs, root=""):
+    """The HTML of run directories, of one tokenizer and trained length. root: what leads from it to this repository."""
     called, models, weights = names_of(runs), [], []
     short = Counter(word.partition(",")[0] for word in called.values())    # ExPE on keys, theta 0.5
     first, _, record = read_run(runs[0])
@@ -106,17 +109,20 @@ def page(runs):
         if its["data"]["tokenizer"] != record["data"]["tokenizer"] or model.context != first.context:
             raise InputError(f"{run} has another tokenizer or trained length than {runs[0]}: compare runs of one kind")
         word = called[run].partition(",")[0]
-        made, its = model_of(run, word if short[word] == 1 else called[run])
+        made, its = model_of(run, word if short[word] == 1 else called[run], {other["colour"] for other in models})
         if made["id"] in {other["id"] for other in models}:
             raise InputError(f"two runs are called {made['id']}: rename the folder of one")
         models.append(made)
         weights.append(its)
     texts = texts_of(runs[0], record, MULTIPLES * first.context)
-    tokens = {read_run(run)[2]["checkpoint"]["step"] * read_run(run)[1].batch_size * first.context for run in runs}
-    about = (f"{len(runs)} models of {first.n_layers} blocks and {first.d_model} dimensions, trained on "
-             f"{' or '.join(f'{n:,}' for n in sorted(tokens))} tokens of {record['data']['source']} in windows of "
-             f"{first.context}, here in half precision; held-out texts of the same source.")
-    known = {"trained": first.context, "models": models, "texts": texts, "about": about}
+    read = [read_run(run) for run in runs]
+    either = lambda found: " or ".join(dict.fromkeys(found))  # noqa: E731
+    sizes = either(f"{model.n_layers} blocks and {model.d_model} dimensions" for model, _, _ in read)
+    tokens = either(f"{its['checkpoint']['step'] * how.batch_size * model.context:,}" for model, how, its in read)
+    about = (f"{len(runs)} models of {sizes}, trained on {tokens} tokens of "
+             f"{either(its['data']['source'] for _, _, its in read)} in windows of {first.context}, here in half "
+             f"precision; held-out texts of {record['data']['source']}.")
+    known = {"trained": first.context, "models": models, "texts": texts, "about": about, "root": root}
     safe = lambda text: text.replace("</", "<\\/").replace("<!--", "<\\!--")  # noqa: E731   ends no script element
     parts = {"data": "\n".join([
         f'<script type="application/json" id="data">{safe(json.dumps(known))}</script>',
@@ -132,11 +138,14 @@ def main(argv=None):
     parser.add_argument("runs", nargs="*", metavar="RUN",
                         help=f"run directories of train.py (default: {', '.join(RUNS)} of mini, trained if missing)")
     parser.add_argument("--out", type=new_file, default=OUT, metavar="FILE", help=f"the page (default: {OUT})")
-    parser.add_argument("--steps", type=int, default=PRESETS["mini"].train.steps, metavar="N",
+    parser.add_argument("--steps", type=int, metavar="N",
                         help="of each run that is trained (default: mini's)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        html = page([Path(run) for run in args.runs] or train_missing(args.steps))
+        if args.runs and args.steps:
+            raise InputError("--steps is for runs that are trained here: leave it out, or the runs")
+        root = os.path.relpath(WEB.parent.parent, Path(args.out).parent).replace(os.sep, "/") + "/"
+        html = page([Path(run) for run in args.runs] or train_missing(args.steps or PRESETS["mini"].train.steps), root)
         write_whole(args.out, html)
         print(f"open {args.out}: {len(html.encode()) / 1e6:.1f} MB")
 

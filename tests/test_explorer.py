@@ -64,6 +64,20 @@ def test_the_page_holds_all_it_needs_and_each_weight_to_half_precision(runs):
         assert model["tensors"] == [[name, list(w.shape)] for name, w in tensors.items()]
 
 
+def test_what_the_page_says_of_its_runs_is_true_of_all(runs, tmp_path):
+    shutil.copytree(runs["rope"], tmp_path / "seed1")
+    html = explorer.page([runs["rope"], tmp_path / "seed1", runs["expe"]], "../here/")
+    known = json.loads(of(html, "data"))
+    assert known["root"] == "../here/" and len({model["colour"] for model in known["models"]}) == 3
+    shutil.copytree(runs["rope"], tmp_path / "longer")
+    record = json.loads((tmp_path / "longer" / "config.json").read_text())
+    record["checkpoint"]["step"] *= 3
+    files.write_json(tmp_path / "longer" / "config.json", record)
+    step = record["checkpoint"]["step"] * record["train"]["batch_size"] * 16
+    about = json.loads(of(explorer.page([runs["rope"], tmp_path / "longer"]), "data"))["about"]
+    assert f"{step // 3:,} or {step:,} tokens" in about
+
+
 def test_each_link_to_a_line_leads_to_what_it_names(runs):
     html = explorer.page([runs[name] for name in TOUR])
     tour = (explorer.WEB / "tour.js").read_text()
@@ -90,6 +104,9 @@ def test_a_run_that_the_page_cannot_read_is_refused(workplace, runs, tmp_path):
     assert "has pe learned, and the page reads" in said("runs/learned")
     assert "no such run directory" in said("runs/none")
     assert "another tokenizer or trained length" in said(runs["expe"], changed(runs["rope"], tmp_path, context=8))
+    assert "has scale 0.5, and" in said(set_in_encoding(runs["expe"], tmp_path / "c", scale=0.5))
+    assert "has rope_scaling linear, and" in said(set_in_encoding(runs["rope"], tmp_path / "d", rope_scaling="linear"))
+    assert "--steps is for runs that are trained here" in said(runs["expe"], "--steps", 3)
     assert "has mlp swiglu" in said(changed(runs["rope"], tmp_path / "b", mlp="swiglu"))
     shutil.copytree(runs["expe"], tmp_path / "again" / "expe")
     assert "two runs are called expe" in said(runs["expe"], tmp_path / "again" / "expe")
@@ -107,6 +124,10 @@ def changed(run, folder, **changes):
         record["checkpoint"]["files"]["model.safetensors"] = files.fingerprint(folder / "copy" / "model.safetensors")
     files.write_json(folder / "copy" / "config.json", record)
     return folder / "copy"
+
+
+def set_in_encoding(run, folder, **changes):
+    return changed(run, folder, encoding=json.loads((run / "config.json").read_text())["model"]["encoding"] | changes)
 
 
 def torch_zeros(shapes):
@@ -131,9 +152,9 @@ def browser():
 
 @pytest.fixture(scope="module")
 def html(runs, tmp_path_factory):
-    """The page of the tour's runs, and another of all."""
+    """The page of the tour's runs, another of all, and one without ExPE."""
     folder = tmp_path_factory.mktemp("pages")
-    for name, chosen in {"tour": TOUR, "all": KINDS}.items():
+    for name, chosen in {"tour": TOUR, "all": KINDS, "few": ("rope", "alibi")}.items():
         (folder / f"{name}.html").write_text(explorer.page([runs[run] for run in chosen]), encoding="utf-8")
     return folder
 
@@ -383,6 +404,62 @@ def test_the_tour_can_be_taken(opened, tmp_path, width, theme):
             page.focus("#tour-next")
             page.keyboard.press("Enter")
     assert page.inner_text("#tour-title").startswith("Tour, step 7 of 7")
+
+
+def taken(page, step):
+    """What a step of the tour says once it is done."""
+    page.evaluate(f"(showStep({step}), doStep(), 0)")
+    page.wait_for_function("at('tour-seen').textContent.length > 9")
+    return page.inner_text("#tour-seen")
+
+
+@pytest.mark.slow
+def test_a_tour_without_some_models_lacks_their_steps(opened):
+    page = opened("few")
+    assert page.evaluate("STEPS.length") == 4
+    for step in range(4):
+        said = taken(page, step)
+        assert "NaN" not in said and "undefined" not in said
+    strokes = page.eval_on_selector_all("#by-distance polyline",
+                                         "(lines) => lines.map((line) => line.getAttribute('stroke'))")
+    assert len(strokes) == 3 and "undefined" not in strokes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["", "def"])
+def test_a_tour_from_a_text_too_short_reads_one_that_is_not(opened, text):
+    page = opened("tour")
+    page.select_option("#text", "own")
+    page.fill("#own", text)
+    page.wait_for_timeout(600)
+    assert "16 and 256 tokens" in taken(page, 2) and "At position 255" in taken(page, 5)
+
+
+@pytest.mark.slow
+def test_a_step_that_something_came_between_says_so(opened):
+    page = opened("tour")
+    page.evaluate("(showStep(2), doStep(), show(16), 0)")
+    page.wait_for_function("at('tour-seen').textContent.length > 9")
+    assert "Something else was asked for" in page.inner_text("#tour-seen")
+    page.wait_for_function("threads.every((thread) => !thread.waiting.size)")
+
+
+@pytest.mark.slow
+def test_the_targets_are_in_sight_and_the_first_token_has_no_slope(opened):
+    page = opened("tour", 360)
+    page.evaluate("show(16)")
+    assert page.evaluate("""threads.every(({ box, spans }) => {
+        const top = spans.at(-16).getBoundingClientRect().top - box.getBoundingClientRect().top;
+        return top > -2 && top < box.clientHeight;
+    })""")
+    page.evaluate("pick(threads[0], 0)")
+    page.wait_for_function("view.index === 1")
+    assert "NaN" not in page.inner_text("#inside-words")
+    outside = page.evaluate("""[...document.querySelectorAll("figure svg text")].filter((text) => {
+        const [a, b] = [text, text.ownerSVGElement].map((x) => x.getBoundingClientRect());
+        return a.left < b.left - 1 || a.right > b.right + 1;
+    }).map((text) => text.textContent)""")
+    assert outside == []
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ const state = { tokens: [], multiple: 1, chosen: null, found: new Map(), failed:
 class Thread {
   constructor(made) {
     const engine = [at("engine"), at("worker")].map((script) => script.textContent).join("\n");
-    Object.assign(this, made, { waiting: new Map(), count: 0, queue: Promise.resolve() });
+    Object.assign(this, made, { waiting: new Map(), count: 0 });
     this.worker = new Worker(URL.createObjectURL(new Blob([engine], { type: "text/javascript" })));
     this.worker.onmessage = ({ data }) => this.waiting.get(data.id)?.(data);
     this.worker.onerror = (event) => { state.failed = event.message; tell(); };
@@ -29,7 +29,6 @@ class Thread {
 }
 
 const threads = DATA.models.map((made) => new Thread(made));
-const colourOf = (name) => DATA.models.find((model) => model.name === name).colour;
 
 // ---- what is read ----
 
@@ -52,7 +51,7 @@ function choose(text) {
   return show();
 }
 
-// Read the window of this length in every model; resolves when all are through, or when something else is read.
+// Read the window of this length in every model; false if there is none, or if something else was asked for meanwhile.
 let asked = 0;
 async function show(multiple = state.multiple) {
   Object.assign(state, { multiple, chosen: multiple === state.multiple ? state.chosen : null });
@@ -60,7 +59,8 @@ async function show(multiple = state.multiple) {
   const mine = ++asked, window = windowOf(multiple);
   panels(window);
   tell();
-  if (window.length < 2) return;
+  for (const thread of threads) thread.ask({});                          // what it may still be reading is of no use
+  if (window.length < 2) return false;
   await Promise.all(threads.map(async (thread) => {
     const key = `${thread.id} ${multiple}`;
     if (!state.found.has(key) || state.found.get(key).some(Number.isNaN)) {
@@ -68,27 +68,19 @@ async function show(multiple = state.multiple) {
       if (mine !== asked) return;
       const losses = new Float64Array(window.length - 1).fill(NaN);
       state.found.set(key, losses);
-      await Promise.race([whenOther(mine), thread.ask({ read: window }, ({ from, losses: piece }) => {
+      await thread.ask({ read: window }, ({ from, losses: piece }) => {
         losses.set(piece, from);
         if (mine === asked) colour(thread, losses, from, from + piece.length);
-      })]);
+      });
     }
     if (mine === asked) colour(thread, lossesAt(thread, multiple), 0, window.length - 1);
   }));
-  if (mine === asked && state.chosen !== null) look();
+  if (mine === asked && state.chosen !== null) pick(threads.find(({ id }) => id === at("inside-model").value), state.chosen);
+  return mine === asked;
 }
 
-const whenOther = (mine) => new Promise((done) => {
-  const look = () => (asked === mine ? setTimeout(look, 100) : done());
-  look();
-});
-
 async function everyLength() {
-  for (const multiple of MULTIPLES.filter(fits)) {
-    const mine = asked + 1;
-    await show(multiple);
-    if (mine !== asked) return;
-  }
+  for (const multiple of MULTIPLES.filter(fits)) if (!(await show(multiple))) return;
 }
 
 // ---- what is seen ----
@@ -110,10 +102,12 @@ function panels(window) {
       event.preventDefault();
       const now = state.chosen ?? (step > 0 ? -1 : spans.length);
       pick(thread, Math.max(0, Math.min(spans.length - 1, now + step)));
+      spans[state.chosen]?.scrollIntoView({ block: "nearest" });
     };
-    const head = element("h3", { style: `color: ${thread.colour}` }, thread.name);
+    const head = element("h3", { class: "name", style: `--colour: ${thread.colour}` }, thread.name);
     return element("article", { class: "model" }, head, thread.bar, thread.mean, thread.box);
   }));
+  for (const { box, spans } of threads) if (first > 0) box.scrollTop = spans[first].offsetTop - box.offsetTop;
 }
 
 function colour(thread, losses, from, to) {
@@ -130,7 +124,7 @@ function curves() {
   const lengths = MULTIPLES.filter(fits).map((multiple) => multiple * TRAINED), last = Math.max(lengths.at(-1) ?? 0, 2 * TRAINED);
   const sameTargets = threads.map((thread) => ({
     name: thread.name, colour: thread.colour, dots: true,
-    points: MULTIPLES.map((multiple) => [multiple * TRAINED, targetsMean(lossesAt(thread, multiple))]),
+    points: MULTIPLES.filter(fits).map((multiple) => [multiple * TRAINED, targetsMean(lossesAt(thread, multiple))]),
   }));
   const words = sameTargets.map(({ name, points }) => `${name}: ${points.filter(([, y]) => !Number.isNaN(y))
     .map(([x, y]) => `${number(y)} at ${x}`).join(", ") || "not read yet"}`);
@@ -141,24 +135,25 @@ function curves() {
     for (let i = 0; i < losses.length; i += part) points.push([i + part / 2, mean([...losses.slice(i, i + part)])]);
     return { name: thread.name, colour: thread.colour, points };
   });
-  draw(at("by-position"), positions, { xs: [0, size], mark: TRAINED, ticks: [0, TRAINED, size],
+  draw(at("by-position"), positions, { xs: [0, size], mark: [TRAINED, `trained: ${TRAINED}`], ticks: [0, size],
        about: `Mean loss of each ${part} tokens, by position, in each model` });
 }
 
+// Choose target i; true once the model has been looked into.
 function pick(thread, i) {
   state.chosen = i;
   for (const each of threads) each.spans.forEach((span, at) => span.classList.toggle("chosen", at === i));
   const window = windowOf(state.multiple), loss = lossesAt(thread, state.multiple)?.[i];
   at("chosen").textContent = `Token ${JSON.stringify(TOKENIZER.show(window[i + 1]))} at position ${i + 1}: ` +
     threads.map((each) => `${each.name} ${number(lossesAt(each, state.multiple)?.[i], 2)}`).join(", ") + " nats";
-  thread.spans[i].scrollIntoView({ block: "nearest" });
   at("inside-model").value = thread.id;
-  if (Number.isFinite(loss)) look();
+  return Number.isFinite(loss) && look();
 }
 
 function tell() {
   const tokens = state.tokens.length - 1, words = state.multiple * TRAINED;
-  at("length-words").textContent = `${Math.min(words, tokens).toLocaleString("en")} tokens: ${state.multiple}x the trained length`;
+  at("length-words").textContent = `${Math.min(words, tokens).toLocaleString("en")} tokens: ` +
+    (tokens < TRAINED ? "less than the trained length" : `${state.multiple}x the trained length`);
   at("length").setAttribute("aria-valuetext", at("length-words").textContent);
   at("read-note").textContent = state.failed ? `A model stopped: ${state.failed}` :
     tokens < 1 ? "Type a text: nothing to read yet." :

@@ -1,6 +1,6 @@
 "use strict";
-// A model in a thread of its own. In: {load}, {read: window}, {inside: window, index}, each with an id; a later read or
-// inside stops an earlier one. A window is tokens, each of which but the first is a target.
+// A model in a thread of its own. In: {load}, {read: window}, {inside: window, index} or nothing, each with an id; a
+// later one stops an earlier read or inside. Each is answered. A window is tokens, each but the first of them a target.
 const PIECE = 32;
 let model, latest = 0;
 
@@ -27,6 +27,6 @@ onmessage = async ({ data: { id, ...asked } }) => {
   }
   latest = id;
   const window = asked.read ?? asked.inside, last = asked.read ? window.length - 1 : asked.index;
-  const whole = await readUpTo(id, window, last, asked.read && ((from, losses) => postMessage({ id, from, losses })));
-  if (whole) postMessage({ id, done: true, found: asked.inside && model.inside(asked.index - 1) });
+  const whole = window && await readUpTo(id, window, last, asked.read && ((from, losses) => postMessage({ id, from, losses })));
+  postMessage({ id, done: true, found: whole && asked.inside && model.inside(asked.index - 1) });
 };
