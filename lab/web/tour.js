@@ -95,10 +95,12 @@ async function doStep() {
     at("text").value = 0;
     at("text").onchange();
   }
-  const acting = act();
-  at(where).closest("figure").scrollIntoView({ block: "nearest" });
+  const acting = act(), bring = () => at(where).closest("figure").scrollIntoView({ block: "nearest" });
+  bring();                                                               // to see it drawn, and where it then stands
   const found = await acting;
-  if (mine === doing) at("tour-seen").textContent = found === false ? "Something else was asked for meanwhile: do it again." : seen(found);
+  if (mine !== doing) return;
+  at("tour-seen").textContent = found === false ? "Something else was asked for meanwhile: do it again." : seen(found);
+  bring();
 }
 
 at("tour-back").onclick = () => showStep(step - 1);
