@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, process
+from conftest import ROOT, command, process
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -90,11 +90,11 @@ def test_the_operations_of_a_step_are_those_that_torch_counts(config):
 
 
 def test_rows_stand_beside_nope(tmp_path):
-    parts = "train,evaluate,generate,data,profile"
+    parts = "train,evaluate,generate,profile"
     done = process("lab.bench", "--parts", parts, "--pe", "learned,expe", "--backends", "torch,plain,plain+malloc",
                    "--repeats", 1, "--batch-size", 2, "--device", "cpu", "--json", "b.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    *rows, text = json.loads((tmp_path / "b.json").read_text())
+    rows = json.loads((tmp_path / "b.json").read_text())
     assert [(row["pe"], row["backend"]) for row in rows] == [
         ("nope", "torch"), ("learned", "torch"), ("expe", "torch"), ("nope", "plain"), ("nope", "plain+malloc")
     ]
@@ -111,7 +111,14 @@ def test_rows_stand_beside_nope(tmp_path):
     assert "evaluate_tokens_per_s" not in plain and "cached_tokens_per_s" not in plain
     shares = expe["profile"]
     assert list(shares)[0] == "aten::mm" and sum(shares.values()) == pytest.approx(1) and "aten::mm\n" in done.stdout
-    assert text["part"] == "data" and text["over_tiktoken"] > 0
+
+
+def test_data_is_timed_beside_tiktoken(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "TEXT", 2**20)
+    done = command("lab.bench", "--parts", "data", "--repeats", 1, "--json", "b.json", cwd=tmp_path)
+    [row] = json.loads((tmp_path / "b.json").read_text())
+    assert row["part"] == "data" and row["over_tiktoken"] > 0 and row["over_all_cores"] > 0
+    assert f"({row['over_tiktoken']:.2f}x)" in done.stdout and f"({row['over_all_cores']:.2f}x)" in done.stdout
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -42,8 +42,8 @@ const targetsMean = (losses) => {
 };
 
 function choose(text) {
-  const tokens = TOKENIZER.encode(text).slice(0, MULTIPLES.at(-1) * TRAINED);
-  Object.assign(state, { tokens: [TOKENIZER.eot, ...tokens], chosen: null, found: new Map() });
+  const all = TOKENIZER.encode(text), tokens = all.slice(0, MULTIPLES.at(-1) * TRAINED);
+  Object.assign(state, { tokens: [TOKENIZER.eot, ...tokens], cut: all.length > tokens.length, chosen: null, found: new Map() });
   const most = MULTIPLES.filter(fits).length;
   at("length").max = Math.max(most - 1, 0);
   at("length").disabled = at("all-lengths").disabled = most < 2;
@@ -117,10 +117,12 @@ function colour(thread, losses, from, to) {
   thread.bar.value = losses.findLastIndex((loss) => !Number.isNaN(loss)) + 1;
   thread.mean.textContent = `${thread.flags}: targets ${number(targetsMean(losses))} nats, all ` +
     number(mean([...losses].filter((loss) => !Number.isNaN(loss))));
-  curves();
+  due ??= setTimeout(curves, 100);                                       // for all that comes in until then
 }
 
+let due = null;
 function curves() {
+  due = null;
   const lengths = MULTIPLES.filter(fits).map((multiple) => multiple * TRAINED), last = Math.max(lengths.at(-1) ?? 0, 2 * TRAINED);
   const sameTargets = threads.map((thread) => ({
     name: thread.name, colour: thread.colour, dots: true,
@@ -158,7 +160,8 @@ function tell() {
   at("read-note").textContent = state.failed ? `A model stopped: ${state.failed}` :
     tokens < 1 ? "Type a text: nothing to read yet." :
     tokens < TRAINED ? `${tokens} tokens: the trained length is ${TRAINED}, and past it there is more to see.` :
-    tokens < MULTIPLES.at(-1) * TRAINED ? `${tokens.toLocaleString("en")} tokens: enough for ${MULTIPLES.filter(fits).at(-1)}x.` : "";
+    tokens < MULTIPLES.at(-1) * TRAINED ? `${tokens.toLocaleString("en")} tokens: enough for ${MULTIPLES.filter(fits).at(-1)}x.` :
+    state.cut ? `The first ${tokens.toLocaleString("en")} tokens of this text are read.` : "";
 }
 
 options(at("text"), [...DATA.texts.map(({ title }, i) => [i, title]), [OWN, "my own text"]]);
