@@ -1,18 +1,23 @@
-"""Where our ablations and the paper's table 7 disagree: does something else in the model make the difference?
+"""One thing changed in the model: does an ablation follow, do keys alone?
 
     python -m lab.causes                         every pair below, one run of seed 0 each, of the preset mini
     python -m lab.causes --causes biases,post-norm --variants expe,expe-l1
+    python -m lab.causes --variants expe-on-k --causes none,trained-gains,spread-gains,rotary-half --seeds 0,1,2
 
 In the paper "p is stable" loses 0.33 nats at the trained length, and l = 1 rises by 1.53 up to four times that length;
-of ours neither does. Each run here changes one thing that a GPT may have otherwise, and is scored on val by the paper's
+of ours neither does. So the first causes are what a GPT may have otherwise. The last three are of ExPE on keys alone,
+whose gain they make another for each head, or which they join with RoPE. Each run is scored on val by the paper's
 protocol. The numbers of all runs stand in results/study/causes.json, and what stands there is not trained again.
 """
 
+import itertools
 import shlex
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from tqdm import tqdm
 
 import cli
@@ -21,14 +26,15 @@ import fast
 import model_torch
 import train
 from cli import CommandLine, listed, pick_device
-from config import PRESETS
+from config import ENCODINGS, PRESETS
 from files import held, read_json, write_rows
 from lab import measures
 from lab.grids import VARIANTS
 from lab.tuned import STUDY
 
-WHICH, BATCH = ("expe", "expe-constant", "expe-l1"), 4096               # the latter in tokens
-MULTIPLES, LONGEST = (1, 2, 4), 16       # of the trained length: those scored, and what a document has, as in eval.py
+ABLATIONS = ("expe", "expe-constant", "expe-l1")
+MULTIPLES = (1, 2, 4, 16)                # of the trained length
+BATCH = 4096                             # tokens
 
 class WithBiases(fast.Attention):
     """W_q, W_k and W_v with a bias each; nn.Linear's own are used where it is called."""
@@ -59,20 +65,69 @@ def torch_start(model):
         if isinstance(part, nn.Linear | nn.Embedding):
             part.reset_parameters()
 
+class PlaceGains(nn.Module):
+    """W_k's columns of the position times a gain for each row: b_n + n w, the key at n, becomes b_n + n (gains * w)."""
+
+    def __init__(self, l, gains):
+        super().__init__()
+        self.l, self.gains = l, gains                                      # a function that gives (C, 1)
+
+    def forward(self, w):                                                  # (3C, C)
+        q, k, v = w.chunk(3)
+        return torch.cat((q, torch.cat((k[:, : self.l] * self.gains(), k[:, self.l :]), 1), v))
+
+class TrainedGains(nn.Module):
+    """One a head, (C, 1) of them; its logarithm is what is trained, from that of `first`, (H,)."""
+
+    def __init__(self, first, width):
+        super().__init__()
+        self.log, self.width = nn.Parameter(first.log()), width
+
+    def forward(self):
+        return self.log.exp().repeat_interleave(self.width)[:, None]
+
+def trained_gains(model, ratio=1.0):
+    """In each block, head i starts with the gain ratio^i."""
+    config = model.config
+    for block in model.blocks:
+        gains = TrainedGains(ratio ** torch.arange(config.n_heads), config.d_head)
+        parametrize.register_parametrization(block.attn.qkv, "weight", PlaceGains(config.encoding.l, gains))
+
+def spread_gains(model):
+    trained_gains(model, 8.0)
+
+def rotary_half(model):
+    """Half of each head's dimensions turn, as those of the encoding `partial` do, and the other half has the place."""
+    config, settings = model.config, ENCODINGS["partial"]("partial", rotary_fraction=0.5)
+    turning = model_torch.ENCODINGS["partial"](settings, config)
+    still = (torch.arange(config.d_model) % config.d_head >= config.d_head // 2)[:, None].float()
+    for block in model.blocks:
+        parametrize.register_parametrization(block.attn.qkv, "weight", PlaceGains(config.encoding.l, lambda: still))
+
+    def rotate(q, k, table):
+        rows = settings.rows(np.arange(q.shape[2]), config)
+        return turning.rotate(q, k, model_torch.as_tensor(rows, q))
+
+    model.encoding.rotate = rotate
+
 CAUSES = {                               # name: (flags of train.py, what is done to the model before its first step)
     "none": ("", None),
     "biases": ("", biases),
     "post-norm": ("", post_norm),
-    "torch's first weights": ("", torch_start),
-    "dropout 0.1": ("--dropout 0.1", None),
-    "tied embedding": ("--tied", None),
-    "Adam's own betas, no decay": ("--beta2 0.999 --weight-decay 0", None),
-    "rmsnorm and swiglu": ("--norm rmsnorm --mlp swiglu", None),
+    "torch-start": ("", torch_start),
+    "dropout": ("--dropout 0.1", None),
+    "tied": ("--tied", None),
+    "adam": ("--beta2 0.999 --weight-decay 0", None),                      # Adam's own betas, and no decay
+    "llama": ("--norm rmsnorm --mlp swiglu", None),
+    "trained-gains": ("", trained_gains),
+    "spread-gains": ("", spread_gains),
+    "rotary-half": ("", rotary_half),
 }
+OF_KEYS = ("none", "trained-gains", "spread-gains", "rotary-half")
 
 def losses(model, documents, context):
-    """The loss by the paper's protocol, of windows of each of MULTIPLES."""
-    settings, found = measures.Settings(context, LONGEST * context, 1, 1, None), []
+    """By the paper's protocol, in windows of each of MULTIPLES."""
+    settings, found = measures.Settings(context, MULTIPLES[-1] * context, 1, 1, None), []
     for length in (multiple * context for multiple in MULTIPLES):
         [windows] = measures.nonoverlap(documents, length, settings)
         parts = torch.tensor([window.tokens.tolist() for window in windows]).split(max(1, BATCH // length))
@@ -80,10 +135,10 @@ def losses(model, documents, context):
         found.append(total / (len(windows) * length))
     return found
 
-def run(variant, cause, args):
-    """Train and score one pair; a row of the file."""
+def run(variant, cause, seed, args):
+    """Train and score one model; a row of the file."""
     flags, change = CAUSES[cause]
-    words = shlex.split(f"{VARIANTS[variant]} {flags} --seed {args.seed}") + args.train_flags
+    words = shlex.split(f"{VARIANTS[variant]} {flags} --seed {seed}") + args.train_flags
     model_config, config = train.configure(train.command_line().parse_args(words), *PRESETS["mini"])
     folder = data.ensure(config.data, model_config.vocab_size, config.min_doc_tokens, config.max_tokens)
     tokens, context = data.open_split(folder, "train"), model_config.context
@@ -96,17 +151,16 @@ def run(variant, cause, args):
         loss, _ = backend.step(data.batch(tokens, context, config.batch_size, config.seed, step), step)
     model.eval()
     documents = data.split_documents(data.open_split(folder, "val"), data.read_meta(folder)["eot"])
-    found = losses(model, measures.usable(documents, LONGEST * context, None), context)
+    found = losses(model, measures.usable(documents, MULTIPLES[-1] * context, None), context)
     return {"variant": variant, "cause": cause, "seed": config.seed, "flags": shlex.join(words), "steps": config.steps,
             "train_loss": float(loss), "losses": found}
 
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.causes", description=__doc__)
-    parser.add_argument("--causes", type=listed(str, *CAUSES), default=[*CAUSES], metavar="NAME,...",
-                        help=f"default: all, {', '.join(CAUSES)}")
-    parser.add_argument("--variants", type=listed(str, *VARIANTS), default=[*WHICH], metavar="NAME,...",
-                        help=f"default: {','.join(WHICH)}")
-    parser.add_argument("--seed", type=cli.at_least(0), default=0, metavar="N", help="default: 0")
+    parser.add_argument("--causes", type=listed(str, *CAUSES), metavar="NAME,...", help=", ".join(CAUSES))
+    parser.add_argument("--variants", type=listed(str, *VARIANTS), metavar="NAME,...",
+                        help=f"default: {','.join(ABLATIONS)}; expe-on-k for {','.join(OF_KEYS)}")
+    parser.add_argument("--seeds", type=listed(cli.at_least(0)), default=[0], metavar="N,N,...", help="default: 0")
     parser.add_argument("--out", type=cli.new_file, metavar="FILE", help=f"default: results/{STUDY}/causes.json")
     parser.add_argument("train_flags", nargs="*", metavar="-- FLAGS", help="of train.py, for every run")
     with parser.one_line_errors():
@@ -115,13 +169,21 @@ def main(argv=None):
         path.parent.mkdir(parents=True, exist_ok=True)
         with held(path.parent):
             rows = read_json(path, [dict]) if path.exists() else []
-            for pair in [(variant, cause) for cause in args.causes for variant in args.variants]:
-                if not any((row["variant"], row["cause"], row["seed"]) == (*pair, args.seed) for row in rows):
-                    rows.append(run(*pair, args))
+            for variant, cause, seed in asked(args):
+                if not any((row["variant"], row["cause"], row["seed"]) == (variant, cause, seed) for row in rows):
+                    rows.append(run(variant, cause, seed, args))
                     write_rows(path, rows)
-        print(f"{'what is changed':28}{'variant':18}" + "".join(f"{k}x".rjust(8) for k in MULTIPLES))
+        print(f"{'what is changed':16}{'variant':16}{'seed':>4}" + "".join(f"{k}x".rjust(8) for k in MULTIPLES))
         for row in rows:
-            print(f"{row['cause']:28}{row['variant']:18}" + "".join(f"{loss:8.3f}" for loss in row["losses"]))
+            losses = "".join(f"{loss:8.3f}" for loss in row["losses"])
+            print(f"{row['cause']:16}{row['variant']:16}{row['seed']:4}{losses}")
+
+def asked(args):
+    """(variant, cause, seed) of every run: without --variants, of the ablations or of keys alone."""
+    for seed, cause in itertools.product(args.seeds, args.causes or CAUSES):
+        own = ABLATIONS * (cause == "none" or cause not in OF_KEYS) + ("expe-on-k",) * (cause in OF_KEYS)
+        for variant in args.variants or own:
+            yield variant, cause, seed
 
 if __name__ == "__main__":
     main()

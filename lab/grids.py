@@ -34,7 +34,9 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
     "rope-then-nope": f"--pe nope --init-from runs/{tuned.STUDY}/rope-s{{seed}} --steps 160",      # a tenth of mini's
     "learned-random": "--pe learned --n-positions 2048 --random-positions 2048",
 } | {f"{name}-random": f"{flags} --random-positions 2048"
-     for name, flags in {"expe": "--pe expe", "expe-on-k": "--pe expe --on k", "rope": "--pe rope"}.items()}
+     for name, flags in {"expe": "--pe expe", "expe-on-k": "--pe expe --on k", "rope": "--pe rope"}.items()} | {
+    f"{name}-tokens-x{times}": f"{tuned.variants()[name]} --steps {times * 1600}"
+    for name in ("expe-on-k-x256", "rope-base100", "alibi-x4-lr-x2") for times in (2, 4)}
 EVALUATIONS = {                          # flags of eval.py, by the name of the file that they fill
     "nonoverlap": "--per-position",
     "same-targets": "--protocol same-targets",
@@ -57,7 +59,7 @@ class Grid(NamedTuple):
     evaluations: dict                    # variant: names of EVALUATIONS
     paper: dict = {}                     # (variant, how): its losses at 1x, 2x, 4x, ... in the paper
     of: tuple = ()                       # the presets that these losses are of
-    study: bool = False                  # whether it varies what mini has, as `tuned` does, and shares its runs
+    place: str = ""                      # the folder of its runs and results, if not the preset's: only mini has these
 
 TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k", "exqpe-on-k", "alibi", "t5", "shaw", "learned", "nope")
 TABLE7 = ("expe", "expe-constant", "expe-l1", "expe-learn-init", "expe-learn-random", "expe-once")
@@ -91,36 +93,45 @@ GRIDS = {
         dict.fromkeys(("expe", "exqpe", "expe-on-k"), ("same-targets", "precision-same-targets"))),
     "doors": Grid(
         "Which of W_q, W_k and W_v the override enters",
-        dict.fromkeys(("expe-on-k", "expe-on-q", "expe", "expe-on-qkv", "expe-once"), LOSSES), study=True),
+        dict.fromkeys(("expe-on-k", "expe-on-q", "expe", "expe-on-qkv", "expe-once"), LOSSES), place=tuned.STUDY),
     "gain": Grid(
         "ExPE's gain: theta times 1/4 to 1,024, and one dimension with the gain of 24",
         dict.fromkeys((f"{method}{gain}" for method in ("expe", "expe-on-k")
                        for gain in ("-x0.25", "", "-x4", "-x16", "-x64", "-x256", "-x1024")), LOSSES)
-        | dict.fromkeys(("expe-l1", "expe-l1-x24"), LOSSES), study=True),
+        | dict.fromkeys(("expe-l1", "expe-l1-x24"), LOSSES), place=tuned.STUDY),
     "hold": Grid(
         "Queries held at the last trained position, after training",
         {**dict.fromkeys(("expe", "expe-x16", "exqpe"), ("same-targets", "held-same-targets")),
-         "expe-on-k": ("same-targets",)}, study=True),
+         "expe-on-k": ("same-targets",)}, place=tuned.STUDY),
     "dither": Grid(
         "The staggered ramp as a dither: a start at which fewer bits merge neighbouring positions",
         dict.fromkeys((f"{name}-{start}" for start in ("start1", "start8")
                        for name in ("expe", "expe-constant", "exqpe", "expe-l8", "expe-constant-l8")),
                       ("same-targets", "precision-same-targets"))
         | dict.fromkeys(("expe-start1-bf16", "expe-constant-start1-bf16", "exqpe-start1-bf16"),
-                        ("same-targets", "precision-same-targets")), study=True),
+                        ("same-targets", "precision-same-targets")), place=tuned.STUDY),
     "zoo": Grid(
         "The field's other methods and mixes, trained alike, each at its authors' first values",
-        dict.fromkeys(("nope", "rope", "alibi", "expe-on-k", "kerple", "fire", "cope", "fox", "grape", "xpos",
+        dict.fromkeys(("nope", "rope", "alibi", "expe", "expe-on-k", "kerple", "fire", "cope", "fox", "grape", "xpos",
                        "partial", "proportional", "rope-log", "rope-sinks", "expe-on-k-log", "rope-nope4",
                        "rope-nope4-window", "rope-nope4-log", "rope-nope4-window-log", "rope-then-nope"), LOSSES),
-        study=True),
+        place=tuned.STUDY),
     "random": Grid(
         "Trained at random positions up to 16 times the trained length",
         dict.fromkeys(("expe", "expe-random", "expe-on-k", "expe-on-k-random", "rope", "rope-random", "learned-random"),
-                      LOSSES), study=True),
+                      LOSSES), place=tuned.STUDY),
+    "budget": Grid(
+        "Twice and four times the tokens, each method as it is best",
+        dict.fromkeys((f"{name}{tokens}" for tokens in ("", "-tokens-x2", "-tokens-x4")
+                       for name in ("expe-on-k-x256", "rope-base100", "alibi-x4-lr-x2")), LOSSES), place=tuned.STUDY),
+    "books": Grid(
+        "English novels, read on other authors' (python -m lab.books): the default and the best",
+        dict.fromkeys(("expe", "expe-x16", "expe-on-k", "expe-on-k-x256", "rope", "rope-base100", "alibi",
+                       "alibi-x4-lr-x2"), LOSSES), place="books"),
 }
+DATA = {"books": ("--data data/eltec", "--data data/eltec-heldout")}   # of a place: the flags of train.py, of eval.py
 ALL = ("table2", "ablations", "scaling", "extensions", "precision")    # what the grid `all` stands for
 
 def place_of(grid, preset):
-    """The folder under runs/ and results/ of a grid: its preset's, or the study's."""
-    return tuned.STUDY if grid == "tuned" or (grid in GRIDS and GRIDS[grid].study) else preset
+    """The folder under runs/ and results/ of a grid: its own, or its preset's."""
+    return tuned.STUDY if grid == "tuned" else (grid in GRIDS and GRIDS[grid].place) or preset

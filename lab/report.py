@@ -170,19 +170,18 @@ def losses_table(grid, preset, lines):
         rows.append(cells + [""] * (len(heads) - len(cells)))
     return table(heads, rows)
 
-def same_targets_tables(lines):
-    """Losses with their differences, and the differences of each seed."""
+def same_targets_tables(lines, than):
+    """Losses with their differences, also from one of these lines, and the differences of each seed."""
     end = MULTIPLES[-1]
     sliding = {line.variant: line.rows["sliding", 1] for line in reversed(lines)}      # positions as they were trained
-    expe = {line.label: line for line in lines}["expe"]
-    names, heads = ["run", "positions"], [f"{end}x - 1x", f"{end}x - sliding", "1x - expe's", f"{end}x - expe's"]
-    rows, by_seed = [], []
+    names, heads = ["run", "positions"], [f"{end}x - 1x", f"{end}x - sliding", f"1x - {than}'s", f"{end}x - {than}'s"]
+    other, rows, by_seed = {line.label: line for line in lines}[than], [], []
     for line in lines:
         first, last = (line.rows["same-targets", multiple] for multiple in (1, end))
         losses = [*line.losses("same-targets"), [row["loss"] for row in line.rows["sliding", 1]]]
         pairs = [paired(last, first), paired(last, sliding[line.variant])]
         for multiple, mine in ((1, first), (end, last)):
-            pairs.append(("", "") if line is expe else paired(mine, expe.rows["same-targets", multiple]))
+            pairs.append(("", "") if line is other else paired(mine, other.rows["same-targets", multiple]))
         rows.append([line.variant, line.how, *map(mean_sd, losses), *(cell for cell, _ in pairs)])
         by_seed.append([line.variant, line.how, *(seeds for _, seeds in pairs)])
     return table([*names, *TIMES, "sliding 1x", *heads], rows), table(names + heads, by_seed)
@@ -260,6 +259,9 @@ def draw(name, preset, lines):
     """The pictures of a grid, in pictures/; returns their Markdown."""
     Path("pictures").mkdir(exist_ok=True)
     title, images = GRIDS[name].title if name in GRIDS else tuned.TITLE, []
+    if name == "tuned":                                                    # of each method the first one: its best
+        lines = {protocol: list({line.colour: line for line in reversed(found)}.values())[::-1]
+                 for protocol, found in lines.items()}
     losses = draw_differences if name == "precision" else draw_losses
     jobs = [(protocol, losses, protocol, title) for protocol in LOSSES if lines[protocol]]
     if name == "ablations":
@@ -293,7 +295,7 @@ def report():
 def preset_report(folder):
     """The sections of one preset, whose files are in that folder; nothing is drawn before all of them are checked."""
     place, ready, files = folder.name, {}, collect(folder)             # ready: the seeds of each grid that has any
-    preset = tuned.PRESET if place == tuned.STUDY else place
+    preset = tuned.PRESET if place in {grid.place for grid in GRIDS.values()} else place
     runs = [run for (_, what), found in files.items() if what == "run" for run in found.values()]
     if not runs:
         return []
@@ -325,17 +327,17 @@ def what_was_run(preset, runs):
             f"{said('{provenance[versions][torch]}')}, {said('{provenance[machine]}').split('-')[0]}.\n")
 
 def tuned_section(folder, files):
-    """The trials that there are; and once all are, the best and the defaults, of fresh seeds on the test split."""
+    """The trials that there are; then the best and the default of each method that has all of its own, on test."""
     def loss(name):
         rows = files.get((name, tuned.TRIALS[0]), {}).get(tuned.SEED)
         return rows and rows[0]["loss"]
 
-    rows, wanted = [], {}
+    rows, finals = [], []
     scored = {name: found for name in VARIANTS if (found := loss(name)) is not None
               and tuned.SEED in files.get((name, tuned.TRIALS[1]), {})}      # or a grid was stopped in between
     for method in tuned.METHODS:
         names, best = tuned.trials(method, loss)
-        wanted |= dict.fromkeys((method, best), tuned.FINALS)
+        finals += [(best, method)] * (best is not None)
         for name in filter(scored.get, names):
             same = lines_of(Grid("", {name: tuned.TRIALS[1:]}), files, [tuned.SEED])[0].losses(tuned.TRIALS[1])
             losses = f"{scored[name]:.3f}", *(f"{same[MULTIPLES.index(k)][0]:.3f}" for k in (1, 4, 16))
@@ -343,14 +345,23 @@ def tuned_section(folder, files):
     heads = ["trial", "flags", "1x, the paper's protocol", *(f"{k}x, the same targets" for k in (1, 4, 16))]
     parts = [f"\n### {tuned.TITLE}\n", f"Each trial is one run of seed {tuned.SEED}, scored on val. The best of a "
              f"method has the lowest loss of the first column.\n\n{table(heads, rows)}"]
-    if None not in wanted and (seeds := finished(grid := Grid(tuned.TITLE, wanted), files)):
+    grids = [Grid(tuned.TITLE, dict.fromkeys(pair, tuned.FINALS)) for pair in finals]
+    seeds = max((finished(grid, files) for grid in grids), key=len, default=[])
+    finals = [pair for pair, grid in zip(finals, grids, strict=True) if finished(grid, files) == seeds]
+    if seeds:
+        finals.sort(key=lambda pair: pair[1] != "expe-on-k")               # first, and so what all are compared with
+        bests_first = itertools.chain(*zip(*finals, strict=True))
+        grid = Grid(tuned.TITLE, dict.fromkeys(bests_first, tuned.FINALS))
         check_alike(folder, grid, files, seeds)
-        parts.append("The best and the defaults on the test split, which nothing was tuned on:\n")
+        parts.append("The best and then the defaults, on the test split, which nothing was tuned on:\n")
         parts += section("tuned", grid, tuned.PRESET, files, seeds)[1:]
     return parts
 
 def section(name, grid, preset, files, seeds):
-    """The pictures and tables of one grid, and the command that makes it."""
+    """The pictures and tables of one grid, and the command that makes it.
+
+    Differences are from ExPE's losses, or, in a grid without it, from those of its first variant.
+    """
     lines = lines_of(grid, files, seeds)
     by = {protocol: [line for line in lines if (protocol, 1) in line.rows] for protocol in LOSSES}
     parts = [f"\n### {grid.title}\n", draw(name, preset, by)]
@@ -358,7 +369,8 @@ def section(name, grid, preset, files, seeds):
         parts.append(f"By the paper's protocol (nonoverlap):\n\n{losses_table(grid, preset, by['nonoverlap'])}")
     if name == "table2":
         parts.append(which_of_two(lines))
-    same_targets, by_seed = same_targets_tables(by["same-targets"])
+    than = "expe" if "expe" in grid.evaluations and name != "tuned" else next(iter(grid.evaluations))
+    same_targets, by_seed = same_targets_tables(by["same-targets"], than)
     parts.append(f"The same targets with more and more context:\n\n{same_targets}")
     if len(seeds) > 1:
         parts.append(f"The differences by seed ({', '.join(map(str, seeds))}):\n\n{by_seed}")

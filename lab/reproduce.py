@@ -31,7 +31,7 @@ from cli import CommandLine, at_least, clock, listed, pick_device
 from config import PRESETS, InputError
 from files import held, read_json, write_json
 from lab import tuned
-from lab.grids import ALL, EVALUATIONS, GRIDS, VARIANTS, place_of
+from lab.grids import ALL, DATA, EVALUATIONS, GRIDS, VARIANTS, place_of
 from model_numpy import count_parameters
 from runs import read_run
 
@@ -60,14 +60,14 @@ def jobs_of(args):
     wanted = {}                          # the evaluations of each run, without repeats
     for variant, seed, names in runs_of(args):
         wanted.setdefault((variant, seed), {}).update(dict.fromkeys(names))
-    own = OWN.union(*(VARIANTS[variant].split() for variant, _ in wanted))
+    own = OWN.union(*(VARIANTS[variant].split() for variant, _ in wanted), *(flags.split() for flags in data_of(args)))
     if taken := [flag for flag in args.train_flags if flag.startswith("-") and flag.partition("=")[0] in own]:
         raise InputError(f"{taken[0].partition('=')[0]} is the grid's own: leave it out of what follows --")
     return [job for (variant, seed), names in wanted.items() for job in jobs_of_run(variant, seed, names, args)]
 
 def runs_of(args):
     """(variant, seed, evaluations) of every run of the grids that are asked for; of `tuned`, as far as it has come."""
-    if args.place == tuned.STUDY and args.preset != tuned.PRESET:
+    if args.place != args.preset != tuned.PRESET:
         raise InputError(f"{args.grids[0]} varies what the preset {tuned.PRESET} has: leave out --preset")
     if args.grids == ("tuned",):
         if tuned.SEED in args.seeds:
@@ -75,6 +75,10 @@ def runs_of(args):
         return tuned.runs(args.seeds, lambda name: trial_loss(name, args))
     return [(variant, seed, names) for seed in args.seeds for grid in args.grids
             for variant, names in GRIDS[grid].evaluations.items()]
+
+def data_of(args):
+    """The flags of train.py, and of eval.py, that say which text a place's runs are trained on and scored by."""
+    return DATA.get(args.place, ("", ""))
 
 def trial_loss(name, args):
     """The loss by which `tuned` chooses, or None if the trial is not done."""
@@ -86,7 +90,8 @@ def jobs_of_run(variant, seed, evaluations, args):
     name, results = f"{variant}-s{seed}", Path("results") / args.place
     run, device = Path("runs") / args.place / name, ["--device", args.device] if args.device else []
     command = ["python", "train.py", "--preset", args.preset, *shlex.split(VARIANTS[variant].format(seed=seed))]
-    command += ["--seed", str(seed), "--out", str(run), *device, *args.train_flags]
+    data, held_out = map(shlex.split, data_of(args))
+    command += ["--seed", str(seed), "--out", str(run), *data, *device, *args.train_flags]
     model, config = configs_of(command, args)
     if (run / "config.json").exists():
         given = train.command_line().parse_args([*command[2:], "--resume"])
@@ -99,7 +104,8 @@ def jobs_of_run(variant, seed, evaluations, args):
     for what in evaluations:
         flags, file = EVALUATIONS[what], results / f"{name}.{what}.json"
         tokens = (1 + flags.count(",")) * WINDOWS * sum(evaluation.MULTIPLES) * model.context
-        command = ["python", "eval.py", str(run), *shlex.split(flags), *documents, *device, "--json", str(file)]
+        command = ["python", "eval.py", str(run), *shlex.split(flags), *held_out, *documents, *device]
+        command += ["--json", str(file)]
         work = tokens / 3                                              # no backward pass
         jobs.append(Job(variant, seed, run, what, file, command, work, args))
     return jobs

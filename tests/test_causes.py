@@ -1,6 +1,7 @@
 """Models with one thing changed: that it is changed, and that nothing else is."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -62,7 +63,48 @@ def test_with_nothing_changed_it_is_train_pys_own_run_and_what_is_there_is_not_t
     assert first["train_loss"] == log[4]["loss"] != second["train_loss"]
     done = command("eval.py", "run", "--lengths", "16,32,64,256", "--json", "rows.json", cwd=tmp_path)
     scored = {row["length"]: row["loss"] for row in json.loads((tmp_path / "rows.json").read_text())}
-    assert done.returncode == 0 and first["losses"] == pytest.approx([scored[n] for n in (16, 32, 64)], abs=1e-6)
+    assert done.returncode == 0 and first["losses"] == pytest.approx([scored[n] for n in (16, 32, 64, 256)], abs=1e-6)
     again = command(*asked, "--causes", "none", "--", *flags, "--steps", "7", cwd=tmp_path)
     assert again.returncode == 0 and json.loads((tmp_path / "c.json").read_text()) == [first, second]
     assert "'new' is not one of none" in refused(command("lab.causes", "--causes", "new", cwd=tmp_path))
+
+
+def keys_alone(change=None, theta=1 / 64):
+    encoding = EncodingConfig("expe", on="k", l=8, theta=theta)
+    made = model_torch.GPT(ModelConfig(2, 32, 2, 16, 50, encoding=encoding), **causes.fast.PARTS).double()
+    for block in made.blocks:
+        block.attn.qkv.weight.data *= 20  # first weights are small, and so is what positions change
+    if change is not None:
+        change(made)
+    return made.double()
+
+
+def test_a_trained_gain_of_a_head_is_theta_times_it_and_learns():
+    changed = keys_alone(causes.trained_gains)
+    gains = [block.attn.qkv.parametrizations.weight[0].gains for block in changed.blocks]
+    assert torch.equal(changed(TOKENS), keys_alone()(TOKENS))
+    for gain in gains:
+        gain.log.data.fill_(math.log(5))
+    assert torch.allclose(changed(TOKENS), keys_alone(theta=5 / 64)(TOKENS), rtol=0, atol=1e-12)
+    changed(TOKENS, TOKENS).backward()
+    assert all(gain.log.grad.abs().min() > 1e-9 for gain in gains)
+    causes.spread_gains(spread := keys_alone())
+    weight, plain = spread.blocks[1].attn.qkv.weight, keys_alone().blocks[1].attn.qkv.weight
+    times = torch.ones_like(plain)
+    times[32 + 16 : 32 + 32, :8] = 8  # W_k's rows of the second head, and the columns of the position
+    assert torch.allclose(weight, plain * times, rtol=1e-6)
+
+
+def test_with_half_of_each_head_turning_keys_alone_stay_relative():
+    plain, changed = keys_alone(), keys_alone(causes.rotary_half)
+    at = torch.arange(15)
+    assert torch.allclose(changed(TOKENS, positions=at + 1000), changed(TOKENS, positions=at), rtol=0, atol=1e-10)
+    assert (changed(TOKENS) - plain(TOKENS)).abs().max() > 1e-3
+    w, own = (made.blocks[0].attn.qkv.weight[32:64, :8].unflatten(0, (2, 16)) for made in (changed, plain))
+    assert not w[:, :8].any() and torch.equal(w[:, 8:], own[:, 8:])
+    q, k = torch.randn(2, 1, 2, 9, 16, dtype=torch.float64)
+    turned_q, turned_k = changed.encoding.rotate(q, k, None)
+    assert torch.equal(turned_q[..., 8:], q[..., 8:]) and torch.equal(turned_k[..., 8:], k[..., 8:])
+    angles = torch.arange(9)[:, None] * 10000 ** (-torch.arange(4, dtype=torch.float64) / 4)
+    pairs = torch.complex(q[..., :4], q[..., 4:8]) * torch.polar(torch.ones_like(angles), angles)
+    assert torch.allclose(turned_q[..., :8], torch.cat((pairs.real, pairs.imag), -1), rtol=0, atol=1e-12)

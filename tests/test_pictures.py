@@ -80,7 +80,7 @@ def test_every_variant_has_a_name_of_its_own_and_the_colour_of_its_encoding():
     assert len(set(map(pictures.name, VARIANTS))) == len(VARIANTS)
     assert pictures.colour("rope-base100-lr-x2") == pictures.colour("rope") != pictures.colour("expe-on-k-x16")
     assert pictures.colour("expe-on-k-x16") == pictures.colour("expe-on-k") != pictures.colour("expe-x16")
-    for grid in (grid for grid in GRIDS.values() if not grid.study):  # where curves of one encoding differ by dash
+    for grid in (grid for grid in GRIDS.values() if not grid.place):  # where curves of one encoding differ by dash
         assert len({pictures.colour(variant) for variant in grid.evaluations}) == len(grid.evaluations)
     others = [pe for pe in ENCODINGS if (ROOT / f"zoo/{pe}.py").exists()]
     assert others and set(others) < set(pictures.NAMES)

@@ -1,0 +1,49 @@
+"""The decision table: counts that can be worked out by hand, and what stands under results/."""
+
+import json
+
+import pytest
+from conftest import ROOT, command, refused
+
+from config import PRESETS, EncodingConfig, ModelConfig
+from lab import costs
+
+
+def config_of(pe, **knobs):
+    return ModelConfig(2, 32, 2, 16, 50, encoding=EncodingConfig(pe, **knobs).fit(PRESETS["mini"].model))
+
+
+def test_operations_are_those_of_the_formulas():
+    plain, l, C, T, V, layers = costs.operations(config_of("nope")), 8, 32, 16, 50, 2
+    products = layers * 2 * (4 * C * C + 8 * C * C + 2 * T * C) + 2 * C * V  # projections, MLP, attention; the head
+    assert products < plain < products + layers * (40 * C + 8 * 2 * T)  # norms, gelu, residuals; scores
+    assert costs.operations(config_of("sinusoidal")) - plain == C  # one sum
+    assert costs.operations(config_of("learned")) - plain == C
+    assert costs.operations(config_of("expe", l=l)) == plain  # it moves numbers
+    assert costs.operations(config_of("rope")) - plain == layers * 2 * 6 * C // 2  # a pair: four products, two sums
+    assert costs.operations(config_of("t5")) - plain == 0
+
+
+@pytest.mark.parametrize(
+    "pe, expected",
+    [("nope", "0 yes causal"), ("learned", "512 no causal"), ("t5", "64 yes another"), ("alibi", "0 yes causal"),
+     ("rope+log", "4 yes another"), ("fox", "132 yes causal")],
+)  # fmt: skip
+def test_what_a_model_can_do(pe, expected):
+    found = costs.costs(config_of(pe))
+    assert f"{found['parameters']} {found['streams']} {found['kernel']}" == expected
+    cache = 2 * 4 * 2 * 32  # keys and values, fp32, two blocks of width 32
+    assert found["cache, B"] == (f"{3 * cache // 2}" if pe == "fox" else f"{cache}")  # the block's input as well
+
+
+def test_losses_are_those_of_the_files(tmp_path):
+    done = command("lab.costs", "--variants", "rope,rope-sinks", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((ROOT / "results/study/rope-s0.same-targets.json").read_text())
+    at = {(row["protocol"], row["length"]): row["loss"] for row in rows}
+    head, _, rope, sinks = ([cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines())
+    if rope[-1] == "0":
+        first, last, sliding = at["same-targets", 128], at["same-targets", 2048], at["sliding", 128]
+        assert rope[6:9] == [f"{first:.3f}", f"{last - first:+.3f}", f"{last - sliding:+.3f}"]
+    assert rope[1:6] == ["0", "3,072", "4,096", "yes", "causal"] and sinks[4:6] == ["yes", "another"]
+    assert "'new' is not one of nope" in refused(command("lab.costs", "--variants", "new", cwd=tmp_path))
