@@ -14,12 +14,13 @@ import time
 import pytest
 from conftest import ROOT, command, refused
 
+from lab import pictures
 from lab.grids import EVALUATIONS, GRIDS, VARIANTS
 from lab.measures import student
 from runs import read_run
 
 WHAT = ("run", "nonoverlap", "same-targets", "scaled", "scaled-same-targets")
-SMALL = ["--context", "16", "--batch-size", "4", "--vocab", "300"]
+SMALL = ["--layers", "1", "--width", "32", "--heads", "2", "--context", "16", "--batch-size", "4", "--vocab", "300"]
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +228,8 @@ def without(value):
 
 
 @pytest.mark.parametrize("what", ["run", *(pytest.param(what, marks=pytest.mark.slow) for what in WHAT[1:])])
-def test_a_report_names_a_field_that_is_missing_or_does_without_it(grid, tmp_path, what):
+def test_a_report_names_a_field_that_is_missing_or_does_without_it(grid, tmp_path, what, monkeypatch):
+    monkeypatch.setattr(pictures, "curves", lambda *line, **how: None)  # seconds each
     shutil.copytree(grid / "results", tmp_path / "results")
     path = tmp_path / f"results/mini/expe-s0.{what}.json"
     whole = json.loads(path.read_text())
@@ -265,4 +267,4 @@ def test_a_report_has_the_grids_that_are_finished_alone(grid):
     assert [line for line in text.splitlines() if line.startswith("### ")] == [
         f"### {GRIDS['scaling'].title}", "### The commands (mini)"
     ]
-    assert "`python -m lab.reproduce scaling --preset mini --seeds 0,1 -- --context 16" in text
+    assert "`python -m lab.reproduce scaling --preset mini --seeds 0,1 -- --layers 1 " in text

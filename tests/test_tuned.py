@@ -11,7 +11,7 @@ from lab.grids import EVALUATIONS, VARIANTS
 from lab.pictures import name as name_of
 from train import command_line, configure
 
-SMALL = ["--context", "16", "--batch-size", "4", "--vocab", "300", "--steps", "2", "--width", "32"]
+SMALL = ["--context", "16", "--batch-size", "4", "--vocab", "300", "--steps", "2", "--width", "32", "--layers", "1"]
 
 
 def config_of(name):
