@@ -303,7 +303,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
         if tokenizer is not None:
             shutil.copyfile(tokenizer, path)
         elif not path.exists():
-            first = list(_take(texts, TOKENIZER_CHARS))[::-1]
+            first = list(take(texts, TOKENIZER_CHARS))[::-1]
             print(f"training a tokenizer of {vocab:,} entries on {sum(len(text) for *_, text in first):,} characters",
                   flush=True)
             save_tokenizer(train_tokenizer((text for split, _, text in first[::-1] if split == "train"), vocab), path)
@@ -366,7 +366,7 @@ def _write_tokens(texts, encoding, folder, state):
         cores = ThreadPoolExecutor(os.cpu_count())
         stack.callback(cores.shutdown, cancel_futures=True)            # a Ctrl-C waits for no more than is under way
         files = {split: stack.enter_context(open(folder / f"{split}.bin", "ab")) for split in SPLITS}
-        while taken := [(one, cores.submit(encode, one[-1])) for one in _take(texts, ENCODE_CHARS)]:
+        while taken := [(one, cores.submit(encode, one[-1])) for one in take(texts, ENCODE_CHARS)]:
             for (split, name, text), encoded in taken:
                 tokens = encoded.result()
                 characters += len(text)
@@ -384,7 +384,7 @@ def _write_tokens(texts, encoding, folder, state):
                 break
             yield characters
 
-def _take(texts, size):
+def take(texts, size):
     """The next (split, name, text), of about `size` characters in all."""
     while size > 0 and (one := next(texts, None)):
         yield one

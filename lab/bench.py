@@ -253,7 +253,7 @@ def measure_data(vocab, repeats):
 
     And of tiktoken alone, on one core and by as many threads as there are cores.
     """
-    texts = [text for _, text in data._take(data.documents("packages"), TEXT)]
+    texts = [text for _, text in data.take(data.documents("packages"), TEXT)]
     with tempfile.TemporaryDirectory() as folder:
         source, tokenizer = Path(folder) / "text.jsonl", Path(folder) / "t.tiktoken"
         source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")

@@ -603,14 +603,14 @@ def contents(folder):
 
 def stop_at(monkeypatch, batch):
     """End the preparation where a batch is taken to be encoded, as a Ctrl-C does."""
-    take, count = data._take, itertools.count()  # the first is taken for the tokenizer
+    take, count = data.take, itertools.count()  # the first is taken for the tokenizer
 
     def take_or_stop(*arguments):
         if next(count) == batch:
             raise KeyboardInterrupt
         return take(*arguments)
 
-    monkeypatch.setattr(data, "_take", take_or_stop)
+    monkeypatch.setattr(data, "take", take_or_stop)
 
 
 @pytest.mark.parametrize("batch", [5, 14, 29, 40])
