@@ -178,7 +178,8 @@ class Override(EncodingConfig):
         if self.l > model.d_model:
             raise InputError(f"l must be from 1 to d_model, {model.d_model}, got {self.l}")
         ramp = 1 / (4 * model.context)
-        values = {"start": 0.0, "theta": ramp, "theta1": ramp, "theta2": 1 / 16}
+        keys = 64 / model.context                                      # what keys alone do best with: docs/evidence.md
+        values = {"start": 0.0, "theta": keys if self.on == "k" else ramp, "theta1": ramp, "theta2": 1 / 16}
         return replace(self, **{name: values[name] for name in values.keys() & self.__dataclass_fields__.keys()
                                 if getattr(self, name) is None and name not in self.drawn()})
 
@@ -195,7 +196,7 @@ class ExPE(Override):
     """The paper's equations 2 and 3."""
 
     theta: float | None = knob(None, number(), "ExPE's step from one position to the next "
-                               "(default: 1/(4 x context), table 9's 1/2048 at 512)")
+                               "(default: 1/(4 x context), table 9's 1/2048 at 512; with --on k 64/context)")
     constant: bool = knob(False, TRUTH, 'the ablation "p is stable": the same number in all l dimensions')
     trained: ClassVar[tuple] = ("start", "theta")
 

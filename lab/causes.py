@@ -29,7 +29,7 @@ from cli import CommandLine, listed, pick_device
 from config import ENCODINGS, PRESETS
 from files import held, read_json, write_rows
 from lab import measures
-from lab.grids import VARIANTS
+from lab.grids import VARIANTS, flags_of
 from lab.tuned import STUDY
 
 ABLATIONS = ("expe", "expe-constant", "expe-l1")
@@ -138,7 +138,7 @@ def losses(model, documents, context):
 def run(variant, cause, seed, args):
     """Train and score one model; a row of the file."""
     flags, change = CAUSES[cause]
-    words = shlex.split(f"{VARIANTS[variant]} {flags} --seed {seed}") + args.train_flags
+    words = shlex.split(f"{flags_of(variant)} {flags} --seed {seed}") + args.train_flags
     model_config, config = train.configure(train.command_line().parse_args(words), *PRESETS["mini"])
     folder = data.ensure(config.data, model_config.vocab_size, config.min_doc_tokens, config.max_tokens)
     tokens, context = data.open_split(folder, "train"), model_config.context

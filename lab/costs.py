@@ -23,7 +23,7 @@ import model_torch
 import train
 from cli import CommandLine, listed
 from config import PRESETS, EncodingConfig
-from lab.grids import GRIDS, TABLE2, VARIANTS, Grid
+from lab.grids import GRIDS, TABLE2, VARIANTS, Grid, flags_of
 from lab.report import collect, lines_of, mean_sd, table
 from lab.tuned import PRESET, STUDY
 from model_numpy import count_parameters
@@ -94,7 +94,7 @@ def main(argv=None):
         args = parser.parse_args(argv)
         files, rows = collect(Path("results") / (STUDY if args.preset == PRESET else args.preset)), []
         for variant in args.variants:
-            flags = train.command_line().parse_args(VARIANTS[variant].format(seed=0).split())
+            flags = train.command_line().parse_args(flags_of(variant, preset=args.preset).split())
             config, _ = train.configure(flags, *PRESETS[args.preset])
             cells = costs(config) | losses(variant, files)
             rows.append([variant, *(cells.get(head, "-") for head in HEADS[1:])])

@@ -32,7 +32,7 @@ def measured(folder):
         raise InputError(f"{folder} has not two seeds of table2: run that grid first")
     rows = {line.label: line.rows for line in lines_of(grid, files, seeds)}
     pairs = [(f"{name} - expe {k}x", rows[name]["same-targets", k], rows["expe"]["same-targets", k], "unit_losses")
-             for name in ("rope", "alibi", "expe-on-k") for k in (1, 16)]
+             for name in ("rope", "alibi", "expe-on-k-x1") for k in (1, 16)]
     pairs += [(f"{name} swap 16x", *[rows[name]["swap", 16]] * 2, "unit_losses_without") for name in ("t5", "shaw")]
     for name, mine, others, key in pairs:
         d = np.array([np.subtract(x[key], y["unit_losses"]) for x, y in zip(mine, others, strict=True)])

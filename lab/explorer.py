@@ -31,7 +31,7 @@ from runs import read_run, read_weights
 WEB, FOLDER, OUT = Path(__file__).parent / "web", Path("runs/explorer"), Path("explorer.html")
 RUNS = {                                 # name: flags of train.py
     "expe": "--pe expe",
-    "expe-on-k": "--pe expe --on k --theta 256/512",
+    "expe-on-k": "--pe expe --on k",
     "rope": "--pe rope",
     "alibi": "--pe alibi",
     "fox": "--pe fox",

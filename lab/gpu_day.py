@@ -26,7 +26,7 @@ from cli import CommandLine, at_least, pick_device
 from config import PRESETS, InputError
 from files import read_json, write_json
 from lab import bench, curves, measures, pictures
-from lab.grids import EVALUATIONS, VARIANTS
+from lab.grids import EVALUATIONS, flags_of
 
 # torch is imported where it is used, so that --help and a wrong flag answer at once.
 
@@ -108,8 +108,8 @@ def train_one(day, name, steps):
     run, every = day.work / name, max(1, steps // 10)
     few = "--batch-size 2" if day.rehearse else "--dtype bf16 --compile"
     resume = "--resume" * (run / "config.json").exists()
-    train.main([*shlex.split(f"--preset {day.preset} {VARIANTS[name]} --steps {steps} --eval-every {every} "
-                             f"--checkpoint-every {every} --device {day.device} {few} {resume}"),
+    train.main([*shlex.split(f"--preset {day.preset} {flags_of(name, preset=day.preset)} --steps {steps} "
+                             f"--eval-every {every} --checkpoint-every {every} --device {day.device} {few} {resume}"),
                 "--data", str(day.tokens), "--out", str(run)])
     home = day.out / "runs" / name
     home.mkdir(exist_ok=True)

@@ -2,11 +2,10 @@
 
 from typing import NamedTuple
 
-from config import ENCODINGS
+from config import ENCODINGS, PRESETS
 from lab import tuned
 
-VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags of train.py; {seed}: of the run itself
-    "expe-on-k": "--pe expe --on k",
+VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags of train.py, with what flags_of puts in
     "exqpe-on-k": "--pe exqpe --on k",
     "expe-constant": "--pe expe --constant",
     "expe-l1": "--pe expe --l 1",
@@ -15,9 +14,9 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
     "expe-once": "--pe expe --once",
     "expe-on-q": "--pe expe --on q",
     "expe-on-qkv": "--pe expe --on qkv",
-    "expe-l1-x24": "--pe expe --l 1 --theta 24/512",
-    "expe-x1024": "--pe expe --theta 1024/512",
-    "expe-on-k-x1024": "--pe expe --on k --theta 1024/512",
+    "expe-l1-x24": f"--pe expe --l 1 {tuned.STEP.format(24)}",
+    "expe-x1024": f"--pe expe {tuned.STEP.format(1024)}",
+    "expe-on-k-x1024": f"--pe expe --on k {tuned.STEP.format(1024)}",
 } | {
     f"{name}-{more}": f"{flags} {extra}"
     for more, extra in {"start1": "--start 1", "start8": "--start 8", "start1-bf16": "--start 1 --dtype bf16"}.items()
@@ -36,7 +35,7 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
 } | {f"{name}-random": f"{flags} --random-positions 2048"
      for name, flags in {"expe": "--pe expe", "expe-on-k": "--pe expe --on k", "rope": "--pe rope"}.items()} | {
     f"{name}-tokens-x{times}": f"{tuned.variants()[name]} --steps {times * 1600}"
-    for name in ("expe-on-k-x256", "rope-base100", "alibi-x4-lr-x2") for times in (2, 4)}
+    for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2") for times in (2, 4)}
 EVALUATIONS = {                          # flags of eval.py, by the name of the file that they fill
     "nonoverlap": "--per-position",
     "same-targets": "--protocol same-targets",
@@ -61,7 +60,8 @@ class Grid(NamedTuple):
     of: tuple = ()                       # the presets that these losses are of
     place: str = ""                      # the folder of its runs and results, if not the preset's: only mini has these
 
-TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k", "exqpe-on-k", "alibi", "t5", "shaw", "learned", "nope")
+TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k-x1", "exqpe-on-k", "alibi", "t5", "shaw", "learned",
+          "nope")
 TABLE7 = ("expe", "expe-constant", "expe-l1", "expe-learn-init", "expe-learn-random", "expe-once")
 GRIDS = {
     "table2": Grid(
@@ -76,7 +76,7 @@ GRIDS = {
         of=("paper-35m",)),
     "scaling": Grid(
         "Table 3: ExPE's and ExQPE's values halved after training",
-        dict.fromkeys(("expe", "exqpe", "expe-on-k"), (*LOSSES, "scaled", "scaled-same-targets")),
+        dict.fromkeys(("expe", "exqpe", "expe-on-k-x1"), (*LOSSES, "scaled", "scaled-same-targets")),
         {("expe", ""): (2.63, 2.59, 2.71, 5.19, 7.56), ("expe", "scale 0.5"): (2.76, 2.71, 2.68, 2.98, 5.65),
          ("exqpe", ""): (2.63, 2.59, 2.68, 5.01, 7.39), ("exqpe", "scale 0.5"): (2.74, 2.69, 2.65, 2.76, 4.98)},
         of=("llama-342m",)),
@@ -86,23 +86,23 @@ GRIDS = {
         of=("llama-342m",)),
     "extensions": Grid(
         "ExPE against RoPE with position interpolation, NTK, YaRN and dual chunks",
-        {"expe": ("same-targets", "scaled-same-targets"), "expe-on-k": ("same-targets",),
+        {"expe": ("same-targets", "scaled-same-targets"), "expe-on-k-x1": ("same-targets",),
          "rope": ("same-targets", "extended-same-targets")}),
     "precision": Grid(
         "ExPE and ExQPE in fewer bits (the claim of section 2.3)",
-        dict.fromkeys(("expe", "exqpe", "expe-on-k"), ("same-targets", "precision-same-targets"))),
+        dict.fromkeys(("expe", "exqpe", "expe-on-k-x1"), ("same-targets", "precision-same-targets"))),
     "doors": Grid(
         "Which of W_q, W_k and W_v the override enters",
-        dict.fromkeys(("expe-on-k", "expe-on-q", "expe", "expe-on-qkv", "expe-once"), LOSSES), place=tuned.STUDY),
+        dict.fromkeys(("expe-on-k-x1", "expe-on-q", "expe", "expe-on-qkv", "expe-once"), LOSSES), place=tuned.STUDY),
     "gain": Grid(
         "ExPE's gain: theta times 1/4 to 1,024, and one dimension with the gain of 24",
-        dict.fromkeys((f"{method}{gain}" for method in ("expe", "expe-on-k")
-                       for gain in ("-x0.25", "", "-x4", "-x16", "-x64", "-x256", "-x1024")), LOSSES)
+        dict.fromkeys([f"expe{gain}" for gain in ("-x0.25", "", "-x4", "-x16", "-x64", "-x256", "-x1024")]
+                      + [f"expe-on-k{gain}" for gain in ("-x0.25", "-x1", "-x4", "-x16", "-x64", "", "-x1024")], LOSSES)
         | dict.fromkeys(("expe-l1", "expe-l1-x24"), LOSSES), place=tuned.STUDY),
     "hold": Grid(
         "Queries held at the last trained position, after training",
         {**dict.fromkeys(("expe", "expe-x16", "exqpe"), ("same-targets", "held-same-targets")),
-         "expe-on-k": ("same-targets",)}, place=tuned.STUDY),
+         "expe-on-k-x1": ("same-targets",)}, place=tuned.STUDY),
     "dither": Grid(
         "The staggered ramp as a dither: a start at which fewer bits merge neighbouring positions",
         dict.fromkeys((f"{name}-{start}" for start in ("start1", "start8")
@@ -112,25 +112,29 @@ GRIDS = {
                         ("same-targets", "precision-same-targets")), place=tuned.STUDY),
     "zoo": Grid(
         "The field's other methods and mixes, trained alike, each at its authors' first values",
-        dict.fromkeys(("nope", "rope", "alibi", "expe", "expe-on-k", "kerple", "fire", "cope", "fox", "grape", "xpos",
-                       "partial", "proportional", "rope-log", "rope-sinks", "expe-on-k-log", "rope-nope4",
-                       "rope-nope4-window", "rope-nope4-log", "rope-nope4-window-log", "rope-then-nope"), LOSSES),
-        place=tuned.STUDY),
+        dict.fromkeys(("nope", "rope", "alibi", "expe", "expe-on-k-x1", "expe-on-k", "kerple", "fire", "cope", "fox",
+                       "grape", "xpos", "partial", "proportional", "rope-log", "rope-sinks", "expe-on-k-log",
+                       "rope-nope4", "rope-nope4-window", "rope-nope4-log", "rope-nope4-window-log",
+                       "rope-then-nope"), LOSSES), place=tuned.STUDY),
     "random": Grid(
         "Trained at random positions up to 16 times the trained length",
-        dict.fromkeys(("expe", "expe-random", "expe-on-k", "expe-on-k-random", "rope", "rope-random", "learned-random"),
-                      LOSSES), place=tuned.STUDY),
+        dict.fromkeys(("expe", "expe-random", "expe-on-k", "expe-on-k-random", "rope", "rope-random",
+                       "learned-random"), LOSSES), place=tuned.STUDY),
     "budget": Grid(
         "Twice and four times the tokens, each method as it is best",
         dict.fromkeys((f"{name}{tokens}" for tokens in ("", "-tokens-x2", "-tokens-x4")
-                       for name in ("expe-on-k-x256", "rope-base100", "alibi-x4-lr-x2")), LOSSES), place=tuned.STUDY),
+                       for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")), LOSSES), place=tuned.STUDY),
     "books": Grid(
         "English novels, read on other authors' (python -m lab.books): the default and the best",
-        dict.fromkeys(("expe", "expe-x16", "expe-on-k", "expe-on-k-x256", "rope", "rope-base100", "alibi",
+        dict.fromkeys(("expe", "expe-x16", "expe-on-k-x1", "expe-on-k", "rope", "rope-base100", "alibi",
                        "alibi-x4-lr-x2"), LOSSES), place="books"),
 }
 DATA = {"books": ("--data data/eltec", "--data data/eltec-heldout")}   # of a place: the flags of train.py, of eval.py
 ALL = ("table2", "ablations", "scaling", "extensions", "precision")    # what the grid `all` stands for
+
+def flags_of(variant, seed=0, preset=tuned.PRESET):
+    """The flags of train.py of a run; ramp: one over the paper's step, four contexts."""
+    return VARIANTS[variant].format(seed=seed, ramp=4 * PRESETS[preset].model.context)
 
 def place_of(grid, preset):
     """The folder under runs/ and results/ of a grid: its own, or its preset's."""

@@ -14,7 +14,7 @@ from config import InputError
 from eval import MULTIPLES
 from files import check_shape, read_json, read_text, write_whole
 from lab import pictures, tuned
-from lab.grids import EVALUATIONS, GRIDS, LOSSES, PROBES, VARIANTS, Grid, place_of
+from lab.grids import EVALUATIONS, GRIDS, LOSSES, PROBES, VARIANTS, Grid, flags_of, place_of
 from lab.measures import MEASURES, interval_of_seeds
 from lab.pictures import Curve
 
@@ -337,11 +337,11 @@ def tuned_section(folder, files):
               and tuned.SEED in files.get((name, tuned.TRIALS[1]), {})}      # or a grid was stopped in between
     for method in tuned.METHODS:
         names, best = tuned.trials(method, loss)
-        finals += [(best, method)] * (best is not None)
+        finals += [(best, tuned.default_of(method))] * (best is not None)
         for name in filter(scored.get, names):
             same = lines_of(Grid("", {name: tuned.TRIALS[1:]}), files, [tuned.SEED])[0].losses(tuned.TRIALS[1])
             losses = f"{scored[name]:.3f}", *(f"{same[MULTIPLES.index(k)][0]:.3f}" for k in (1, 4, 16))
-            rows.append([pictures.name(name) + " (best)" * (name == best), f"`{VARIANTS[name]}`", *losses])
+            rows.append([pictures.name(name) + " (best)" * (name == best), f"`{flags_of(name)}`", *losses])
     heads = ["trial", "flags", "1x, the paper's protocol", *(f"{k}x, the same targets" for k in (1, 4, 16))]
     parts = [f"\n### {tuned.TITLE}\n", f"Each trial is one run of seed {tuned.SEED}, scored on val. The best of a "
              f"method has the lowest loss of the first column.\n\n{table(heads, rows)}"]
@@ -349,7 +349,7 @@ def tuned_section(folder, files):
     seeds = max((finished(grid, files) for grid in grids), key=len, default=[])
     finals = [pair for pair, grid in zip(finals, grids, strict=True) if finished(grid, files) == seeds]
     if seeds:
-        finals.sort(key=lambda pair: pair[1] != "expe-on-k")               # first, and so what all are compared with
+        finals.sort(key=lambda pair: "expe-on-k" not in pair)              # first, and so what all are compared with
         bests_first = itertools.chain(*zip(*finals, strict=True))
         grid = Grid(tuned.TITLE, dict.fromkeys(bests_first, tuned.FINALS))
         check_alike(folder, grid, files, seeds)

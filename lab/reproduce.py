@@ -31,7 +31,7 @@ from cli import CommandLine, at_least, clock, listed, pick_device
 from config import PRESETS, InputError
 from files import held, read_json, write_json
 from lab import tuned
-from lab.grids import ALL, DATA, EVALUATIONS, GRIDS, VARIANTS, place_of
+from lab.grids import ALL, DATA, EVALUATIONS, GRIDS, VARIANTS, flags_of, place_of
 from model_numpy import count_parameters
 from runs import read_run
 
@@ -89,7 +89,7 @@ def jobs_of_run(variant, seed, evaluations, args):
     """A run's training and its evaluations; InputError if it is there, and not by these flags."""
     name, results = f"{variant}-s{seed}", Path("results") / args.place
     run, device = Path("runs") / args.place / name, ["--device", args.device] if args.device else []
-    command = ["python", "train.py", "--preset", args.preset, *shlex.split(VARIANTS[variant].format(seed=seed))]
+    command = ["python", "train.py", "--preset", args.preset, *shlex.split(flags_of(variant, seed, args.preset))]
     data, held_out = map(shlex.split, data_of(args))
     command += ["--seed", str(seed), "--out", str(run), *data, *device, *args.train_flags]
     model, config = configs_of(command, args)

@@ -17,17 +17,20 @@ TRIALS = ("nonoverlap", "same-targets")  # by what they are scored, on val
 FINALS = ("test-nonoverlap", "test-same-targets")
 RATES = {f"lr-x{rate:g}": f"--lr {0.004 * rate:g}" for rate in (0.25, 0.5, 2)}         # multiples of mini's
 MORE = {f"lr-x{rate:g}": f"--lr {0.004 * rate:g}" for rate in (0.35, 0.7, 1.2, 1.4, 1.7)}
-GAINS = {f"x{gain}": f"--theta {gain}/512" for gain in (0.25, 4, 16, 64, 256)}         # of theta; mini's is 1/512
+STEP = "--theta {}/{{ramp}}"             # so many times the paper's, 1/ramp
+GAINS = {f"x{gain}": STEP.format(gain) for gain in (0.25, 4, 16, 64, 256)}
+GAINS_OF_KEYS = {value: flags for value, flags in GAINS.items() if value != "x256"}    # their default
 BASES = {f"base{base}": f"--base {base}" for base in (30, 100, 300, 1000, 100_000)}
 
 class Method(NamedTuple):
     flags: str                           # of train.py
     knob: dict                           # {name of a value: its flags}, beside the default
     rates: dict = RATES
+    before: str = ""                     # the value that was the default before it was tuned, if it is another since
 
 METHODS = {
     "expe": Method("--pe expe", GAINS),
-    "expe-on-k": Method("--pe expe --on k", GAINS),
+    "expe-on-k": Method("--pe expe --on k", {"x1": STEP.format(1)} | GAINS_OF_KEYS, before="x1"),
     "rope": Method("--pe rope", BASES),
     "alibi": Method("--pe alibi", {f"x{slopes}": f"--slopes {slopes}" for slopes in (0.25, 0.5, 1.5, 2, 4)}),
     "t5": Method("--pe t5", {f"distance{far}": f"--max-distance {far}" for far in (24, 32, 64, 256, 512)}),
@@ -37,9 +40,9 @@ METHODS = {
 }
 
 def variants():
-    """{name: flags of train.py} of every trial that there can be: METHOD, METHOD-VALUE, and either with -RATE."""
+    """{name: as lab.grids.VARIANTS} of every trial that there can be: METHOD, METHOD-VALUE, and either with -RATE."""
     found = {}
-    for method, (flags, knob, rates) in METHODS.items():
+    for method, (flags, knob, rates, _) in METHODS.items():
         first = {method: flags} | {f"{method}-{value}": f"{flags} {more}" for value, more in knob.items()}
         for name, own in first.items():
             found |= {name: own} | {f"{name}-{rate}": f"{own} {more}" for rate, more in rates.items()}
@@ -50,12 +53,16 @@ def trials(method, loss):
 
     loss(name): of a trial on val at the trained length, or None as long as it is missing.
     """
-    _, knob, rates = METHODS[method]
+    _, knob, rates, _ = METHODS[method]
     names = [method, *(f"{method}-{value}" for value in knob)]
     if (first := best_of(names, loss)) is None:
         return names, None
     names += [f"{first}-{rate}" for rate in rates]
     return names, best_of(names, loss)
+
+def default_of(method):
+    """The name of its trial with the default, as that was before."""
+    return f"{method}-{METHODS[method].before}" if METHODS[method].before else method
 
 def best_of(names, loss):
     """The name with the lowest loss, the first of equal ones; None as long as any loss is missing."""
@@ -68,4 +75,4 @@ def runs(seeds, loss):
         names, best = trials(method, loss)
         yield from ((name, SEED, TRIALS) for name in names)
         if best is not None:
-            yield from ((name, seed, FINALS) for name in dict.fromkeys((method, best)) for seed in seeds)
+            yield from ((name, seed, FINALS) for name in dict.fromkeys((default_of(method), best)) for seed in seeds)

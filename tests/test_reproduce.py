@@ -43,15 +43,15 @@ def test_every_variant_is_a_run_of_its_own():
 
 
 def test_a_grid_leaves_runs_results_a_report_and_pictures(grid):
-    names = {f"{variant}-s{seed}" for variant in ("expe", "exqpe", "expe-on-k") for seed in (0, 1)}
+    names = {f"{variant}-s{seed}" for variant in ("expe", "exqpe", "expe-on-k-x1") for seed in (0, 1)}
     assert {path.name for path in (grid / "runs/mini").iterdir()} == names
     files = {path.name for path in (grid / "results/mini").iterdir()}
     assert files == {f"{name}.{what}.json" for name in names for what in WHAT}
-    model, _, _ = read_run(grid / "runs/mini/expe-on-k-s1")
+    model, _, _ = read_run(grid / "runs/mini/expe-on-k-x1-s1")
     assert model.encoding.on == "k" and model.encoding.pe == "expe"
     assert (grid / "pictures/mini-scaling-nonoverlap.png").read_bytes().startswith(b"\x89PNG")
     text = (grid / "RESULTS.md").read_text()
-    assert "python train.py --preset mini --pe expe --on k --seed 1" in text and "## Notes" in text
+    assert "python train.py --preset mini --pe expe --on k --theta 1/512 --seed 1" in text and "## Notes" in text
 
 
 def test_numbers_of_the_report_are_those_of_the_files(grid):
@@ -128,7 +128,7 @@ def test_what_is_done_is_left_alone_and_what_is_lost_is_made_again(grid, tmp_pat
     plan = command(*again[:4], "--dry-run", *again[4:], cwd=folder)
     assert {tuple(line.split()) for line in plan.stdout.split("\n\n")[0].splitlines()[1:]} == {
         (f"{name}-s{seed}", "256", "trained", "scaled" if (name, seed) == ("exqpe", 1) else "nothing")
-        for name in ("expe", "exqpe", "expe-on-k") for seed in (0, 1)}  # fmt: skip
+        for name in ("expe", "exqpe", "expe-on-k-x1") for seed in (0, 1)}  # fmt: skip
     assert "left: 0 runs and 1 evaluations" in plan.stdout
     shutil.copy(grid / "results/mini/exqpe-s1.scaled.json", folder / "results/mini")
     plan = command(*again[:4], "--dry-run", *again[4:], cwd=folder)
@@ -171,7 +171,7 @@ def test_a_grid_that_is_killed_three_times_is_finished(tokens, tmp_path):
     done = command("lab.reproduce", *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert steps == sorted(steps) and len(list((tmp_path / "results/mini").glob("*.json"))) == 15
-    for variant in ("expe", "exqpe", "expe-on-k"):
+    for variant in ("expe", "exqpe", "expe-on-k-x1"):
         assert read_run(tmp_path / f"runs/mini/{variant}-s0")[2]["checkpoint"]["step"] == 60
     straight = tmp_path / "straight"
     straight.mkdir()

@@ -7,7 +7,7 @@ from conftest import command, refused
 
 from config import PRESETS
 from lab import reproduce, tuned
-from lab.grids import EVALUATIONS, VARIANTS
+from lab.grids import EVALUATIONS, flags_of
 from lab.pictures import name as name_of
 from train import command_line, configure
 
@@ -16,7 +16,7 @@ SMALL = ["--context", "16", "--batch-size", "4", "--vocab", "300", "--steps", "2
 
 def config_of(name):
     """What a variant's flags make of mini: (EncodingConfig, learning rate)."""
-    args = command_line().parse_args(["--preset", "mini", *VARIANTS[name].split()])
+    args = command_line().parse_args(["--preset", "mini", *flags_of(name).split()])
     model, train = configure(args, *PRESETS["mini"])
     return model.encoding, train.lr
 
@@ -78,7 +78,7 @@ def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp
         second = f"{min(loss, key=loss.get)}-lr-x2"
         loss[second] = said(f"{second}-s0.nonoverlap")[0]["loss"]
         best = min(loss, key=loss.get)
-        assert f"| {name_of(best)} (best) | `{VARIANTS[best]}` | {loss[best]:.3f} |" in page
+        assert f"| {name_of(best)} (best) | `{flags_of(best)}` | {loss[best]:.3f} |" in page
         assert page.count("(best)") == 2
         for name in {method, best}:
             assert {row["split"] for row in said(f"{name}-s1.test-same-targets")} == {"test"}
