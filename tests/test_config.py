@@ -86,6 +86,8 @@ def test_unset_fields_take_their_defaults_where_the_context_is_known():
     expe = dataclasses.replace(SMALL, d_model=32, encoding=EncodingConfig("expe")).encoding
     assert (expe.l, expe.start, expe.theta) == (24, 0.0, 1 / 64)
     assert not hasattr(expe, "theta1") and not hasattr(expe, "base")
+    keys = dataclasses.replace(SMALL, d_model=32, encoding=EncodingConfig("expe", on="k")).encoding
+    assert (keys.start, keys.theta) == (0.0, 64 / 16)
     assert dataclasses.replace(SMALL, encoding=EncodingConfig("rope")).encoding.base == 10000.0
 
 

@@ -30,13 +30,19 @@ def test_rows_are_those_of_the_tables_to_the_last_bit_at_any_position(l):
         np.testing.assert_array_equal(ExQPE(l, 0.3, 1 / 300, 0.1).rows(n).numpy(), right)
 
 
+def default(pe, on):
+    """What `tiny` has, by the defaults of the command line."""
+    ramp = 1 / (4 * T)
+    return ExPE(5, 0.0, 64 / T if on == "k" else ramp, on) if pe == "expe" else ExQPE(5, 0.0, ramp, 1 / 16, on)
+
+
 @pytest.mark.parametrize("on", ["k", "q", "qk", "qkv"])
 @pytest.mark.parametrize("pe", ["expe", "exqpe"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_what_enters_is_what_enters_in_our_model_at_long_positions_too(pe, on, dtype):
     model = tiny(pe, variant={"on": on}).to(dtype)
     h, n = torch.randn(2, T, 16, dtype=dtype), torch.arange(T) + 10**6
-    theirs = ExPE(5, 0.0, 1 / (4 * T), on) if pe == "expe" else ExQPE(5, 0.0, 1 / (4 * T), 1 / 16, on)
+    theirs = default(pe, on)
     ours = model.encoding.override(h, model.tables(n.numpy())[model.config.encoding].rows)
     for positions in (n, n.expand(2, T)):
         for found, right in zip(theirs(h, positions), ours, strict=True):
@@ -93,8 +99,7 @@ def llama(ours, **changes):
 @pytest.mark.parametrize("on", ["k", "qk"])
 def test_a_llama_with_it_is_our_model(pe, on):
     ours, tokens = tiny(pe, "llama", variant={"on": on}), some_tokens(2, 3 * T)
-    encoding = ExPE(5, 0.0, 1 / (4 * T), on) if pe == "expe" else ExQPE(5, 0.0, 1 / (4 * T), 1 / 16, on)
-    theirs = drop_in(filled(llama(ours), ours), encoding)
+    theirs = drop_in(filled(llama(ours), ours), default(pe, on))
     torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=1e-5, atol=1e-5)  # norms in fp32
     theirs, left = theirs.float(), torch.tensor([[0] * 3 + [1] * 9, [1] * 12])  # padded on the left
     how = dict(attention_mask=left, max_new_tokens=20, do_sample=False, pad_token_id=0)

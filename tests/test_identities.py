@@ -272,7 +272,7 @@ def test_all_overridden_columns_of_the_keys_get_one_gradient(on, l):
 
 def test_adamw_moves_these_columns_as_one():
     """What sets them apart is what they started with, and weight decay shrinks that: by 1 - rate x decay a step."""
-    model, l, decay = expe("k", l=5), 5, 0.1
+    model, l, decay = expe("k", l=5, theta=RAMP), 5, 0.1
     [optimizer] = new_optimizers(model, TrainConfig(1, 1, lr=0.01, end_lr=0.01, weight_decay=decay))
     w = model.blocks[0].attn.qkv.weight
     before = w.detach()[C : 2 * C, :l].clone()

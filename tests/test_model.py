@@ -93,7 +93,8 @@ def attention_in_loops(h, w_qkv, w_proj, n_heads, override=None, turn=None, on="
                     k = (k[: D // 2] + 1j * k[D // 2 :]) * np.exp(1j * turn[n])
                 scores.append(np.vdot(q, k).real / math.sqrt(D) + (bias(head, m, n) if bias else 0))
                 values.append(v)
-            weights = np.exp(scores) / np.sum(np.exp(scores))
+            weights = np.exp(np.subtract(scores, max(scores)))
+            weights /= weights.sum()
             out[m, part] = sum(weight * value for weight, value in zip(weights, values, strict=True))
     return out @ w_proj.T
 
@@ -112,7 +113,8 @@ def loops_say(model, i, h, n, variant):
     own = {name: p.detach().numpy() for name, p in model.encoding.named_parameters()}
     bare = config.nope_every > 0 and i % config.nope_every == config.nope_every - 1
     pe, options = "nope" if bare else config.encoding.pe, {"window": 0 if bare else config.window}
-    two = own.get("weight", {"expe": (0.0, ramp), "exqpe": (ramp, 1 / 16)}.get(pe))  # what --learn trains
+    theta = 64 / T if variant.get("on") == "k" else ramp
+    two = own.get("weight", {"expe": (0.0, theta), "exqpe": (ramp, 1 / 16)}.get(pe))  # what --learn trains
     if pe == "expe":
         options["override"] = expe_table(n, 5, *two, step=0 if variant.get("constant") else 1)
     if pe == "exqpe":
@@ -442,8 +444,9 @@ def test_a_model_of_fast_parts_has_the_plain_ones_loss_and_gradients(style, monk
         torch.testing.assert_close(found.grad, right.grad, rtol=1e-10, atol=1e-12, msg=name)
 
 
-LINEAR = [("alibi", {}), ("alibi", {"slopes": 3}), ("expe", {"on": "k"}),
-          ("expe", {"on": "k", "constant": True, "start": 1.0, "scale": 3.0}), ("fox", {}), ("grape", {})]
+LINEAR = [("alibi", {}), ("alibi", {"slopes": 3}), ("fox", {}), ("grape", {}),
+          ("expe", {"on": "k", "theta": 1 / 48}),
+          ("expe", {"on": "k", "theta": 1 / 48, "constant": True, "start": 1.0, "scale": 3.0})]
 
 
 def same_losses_and_gradients(quick, plain, digits, **given):

@@ -547,7 +547,8 @@ def stream_in_loops(model, tokens, sinks, window):
     def position_part(e, w, n, part):
         if e.pe not in ("expe", "exqpe") or part not in e.on:
             return 0
-        two = p.get("encoding.weight", {"expe": (0.0, ramp), "exqpe": (ramp, 1 / 16)}[e.pe])
+        theta = 64 / T if e.on == "k" else ramp
+        two = p.get("encoding.weight", {"expe": (0.0, theta), "exqpe": (ramp, 1 / 16)}[e.pe])
         row = expe_table(n, 5, *two) if e.pe == "expe" else exqpe_table(n, 5, 0.0, *two)
         return w[:, :5] @ (e.scale * row)
 
