@@ -32,10 +32,11 @@ explorer: .venv/installed
 	.venv/bin/python -m lab.explorer
 
 # One run an encoding, under runs/; a run that was stopped goes on, and a complete one is left as it is.
-expe_flags = --l 24
+expe_flags = --pe expe --l 24
+expe-on-k_flags = --pe expe --l 24 --on k
 train: .venv/installed
 	@set -e; $(foreach pe,$(PE),\
-	    .venv/bin/python train.py --preset mini --pe $(pe) $($(pe)_flags) --out runs/$(pe) $(if $(wildcard runs/$(pe)/config.json),--resume);) \
+	    .venv/bin/python train.py --preset mini $(or $($(pe)_flags),--pe $(pe)) --out runs/$(pe) $(if $(wildcard runs/$(pe)/config.json),--resume);) \
 	.venv/bin/python eval.py $(addprefix runs/,$(PE)) --plot runs/loss.png
 
 test: .venv/installed-dev

@@ -270,7 +270,7 @@ def draw(name, preset, lines):
         jobs.append(("positions", draw_positions, "nonoverlap", "Loss by position"))
     for kind, job, protocol, words in jobs:
         path = Path("pictures") / f"{preset}-{name}-{kind}.png"
-        where = f"{preset}, {pictures.PROTOCOLS[protocol]}"
+        where = f"{preset}, {pictures.PROTOCOLS[protocol]}{', the test split' * (name == 'tuned')}"
         job(path, lines[protocol], protocol, f"{words}\n{where}")
         images.append(f"![{words} ({where})]({path})\n")
     return "".join(images)
