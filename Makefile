@@ -1,6 +1,6 @@
 # Targets, which do all their own set-up:
 #   make demo     train three encodings shortly, evaluate, draw and generate: runs/demo/index.html
-#   make train    prepare data, train, evaluate     make train PE="expe rope sinusoidal" compares three encodings
+#   make train    prepare data, train, evaluate     make train PE="expe expe-on-k rope" compares three encodings
 #   make explorer train five encodings, and write explorer.html, which runs them in a browser
 #   make test     ruff and the quick tests
 # A Python 3.11 or newer other than python3: make train PYTHON=python3.12

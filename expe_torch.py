@@ -56,8 +56,8 @@ class ExPE(nn.Module):
     """(h, positions) to what enters W_q, W_k and W_v, h (..., T, C): the paper's equations 2 and 3. No parameters.
 
     on: whose input is overridden, of "q", "k" and "v": "k" (exactly relative), "qk" (the paper's) or others.
-    start 0 and theta 1/(4 x the context in training) are the paper's. Raises ValueError for positions that are not
-    integers, an l below 1 or above C, and another `on`.
+    start 0 and theta 1/(4 x the context in training) are the paper's; keys alone did best with 64/context
+    (docs/evidence.md). Raises ValueError for positions that are not integers, an l below 1 or above C, another `on`.
     """
 
     def __init__(self, l, start=0.0, theta=1 / 2048, on="k"):

@@ -71,7 +71,7 @@ def main(argv=None):
     model = LlamaForCausalLM(LlamaConfig(
         vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, bos_token_id=None, eos_token_id=None))
-    drop_in(model, ExPE(l=24, theta=1 / (4 * 64), on="k"))
+    drop_in(model, ExPE(l=24, theta=64 / 64, on="k"))
     with open(__file__, encoding="utf-8") as file:
         losses = train(model, file.read())
     print("loss of each step:", *(f"{loss:.2f}" for loss in losses))

@@ -81,10 +81,9 @@ def label(name, how):
 def changed(model):
     """[(name, value, value in short)] of the settings of a model's encoding that are not its defaults, numbers last."""
     wide = dataclasses.replace(model, d_model=64 * model.d_model)      # that any default fits
-    knobs = dataclasses.asdict(model.encoding)
-    words = {key: x for key, x in knobs.items() if isinstance(x, bool | str)}      # by which numbers have their defaults
-    default = dataclasses.asdict(EncodingConfig(**words).fit(wide))
-    default |= {key: dataclasses.asdict(EncodingConfig(model.encoding.pe))[key] for key in words}
+    knobs, plain = map(dataclasses.asdict, (model.encoding, EncodingConfig(model.encoding.pe)))
+    words = {key: x for key, x in knobs.items() if isinstance(x, bool | str)}      # on which numbers' defaults depend
+    default = dataclasses.asdict(EncodingConfig(**words).fit(wide)) | {key: plain[key] for key in words}
     found = [(key, x) for key, x in knobs.items() if x not in (default[key], None)]
     found.sort(key=lambda knob: not isinstance(knob[1], bool | str))
     return [(key, x, str(x) if isinstance(x, bool | str) else                                           # 1/2048
