@@ -45,9 +45,9 @@ EVALUATIONS = {                          # flags of eval.py, by the name of the 
     "scaled-same-targets": "--protocol same-targets --scale 0.5,auto",
     "extended-same-targets": "--protocol same-targets --rope-scaling linear,ntk,dynamic,yarn,dual-chunk",
     "precision-same-targets": "--protocol same-targets --dtype bf16,fp16,int8",
-    "held-same-targets": "--protocol same-targets --rope-scaling hold",
     "test-nonoverlap": "--split test",
     "test-same-targets": "--split test --protocol same-targets",
+    "test-held-same-targets": "--split test --protocol same-targets --rope-scaling hold",
 }
 LOSSES, PROBES = ("nonoverlap", "same-targets"), ("swap", "repeat")
 
@@ -100,9 +100,9 @@ GRIDS = {
                       + [f"expe-on-k{gain}" for gain in ("-x0.25", "-x1", "-x4", "-x16", "-x64", "", "-x1024")], LOSSES)
         | dict.fromkeys(("expe-l1", "expe-l1-x24"), LOSSES), place=tuned.STUDY),
     "hold": Grid(
-        "Queries held at the last trained position, after training",
-        {**dict.fromkeys(("expe", "expe-x16", "exqpe"), ("same-targets", "held-same-targets")),
-         "expe-on-k-x1": ("same-targets",)}, place=tuned.STUDY),
+        "Queries held at the last trained position, after training, on the test split",
+        {**dict.fromkeys(("expe", "expe-x16", "exqpe"), ("test-same-targets", "test-held-same-targets")),
+         **dict.fromkeys(("expe-on-k", "alibi-x4-lr-x2"), ("test-same-targets",))}, place=tuned.STUDY),
     "dither": Grid(
         "The staggered ramp as a dither: a start at which fewer bits merge neighbouring positions",
         dict.fromkeys((f"{name}-{start}" for start in ("start1", "start8")
