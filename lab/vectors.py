@@ -285,7 +285,8 @@ def sinusoidal_mistakes(case, x):
 
 def expe_mistakes(case, x):
     theta, on = case.parameters["theta"], case.settings.get("on", "qk")
-    others = {f"the override is on {y}, not on {on}": {"settings": {"on": y}} for y in ("k", "q", "qk", "qkv")}
+    others = {f"the override is on {y}, not on {on}": {"settings": {"on": y, "theta": theta}}
+              for y in ("k", "q", "qk", "qkv")}
     return {"factor: theta is 1/(2 x context), not 1/(4 x context)": {"settings": {"theta": 2 * theta}},
             "factor missing: theta is left out": {"settings": {"theta": 1.0}},
             "factor squared: theta is applied twice": {"settings": {"theta": theta**2}},
@@ -461,7 +462,8 @@ CASES = {
         {"l": 5, "start": 0.0, "theta": 1 / 2048}, **READ, mistakes=expe_mistakes),
     "expe-keys": Case(
         "expe", "row n is start + theta (n + j), j = 0 .. l-1; phi = row n, then x past its first l numbers; q = wq x, "
-        "k = wk phi, v = wv x by heads", "the ExPE paper's equations 2 and 3, on keys alone", {"l": 5, "on": "k"},
+        "k = wk phi, v = wv x by heads", "the ExPE paper's equations 2 and 3, on keys alone",
+        {"l": 5, "on": "k", "theta": 1 / 2048},
         {"l": 5, "start": 0.0, "theta": 1 / 2048}, **READ, mistakes=expe_mistakes),
     "exqpe": Case(
         "exqpe", "row n is start + theta1 j + theta2 max(0, floor((n - j)/l) + 1), j = 0 .. l-1; the rest as expe",

@@ -32,7 +32,8 @@ def test_knobs_and_rates_span_what_the_page_says():
     spans = {"expe": ("theta", 1 / 2048, 1 / 2), "rope": ("base", 30, 100_000), "alibi": ("slopes", 0.25, 4),
              "t5": ("max_distance", 24, 512), "shaw": ("max_distance", 4, 128), "expe-on-k": ("theta", 1 / 2048, 1 / 2)}
     for method, (field, low, high) in spans.items():
-        found = [getattr(config_of(f"{method}-{value}")[0], field) for value in tuned.METHODS[method].knob]
+        names = [method, *(f"{method}-{value}" for value in tuned.METHODS[method].knob)]
+        found = [getattr(config_of(name)[0], field) for name in names]
         assert (min(found), max(found)) == (low, high)
     for method in tuned.METHODS:
         rates = [config_of(f"{method}-{rate}")[1] for rate in tuned.METHODS[method].rates]
