@@ -1,7 +1,7 @@
 # Targets, which do all their own set-up:
-#   make demo     train three encodings shortly, evaluate, draw and generate: runs/demo/index.html
-#   make train    prepare data, train, evaluate     make train PE="expe expe-on-k rope" compares three encodings
-#   make explorer train five encodings, and write explorer.html, which runs them in a browser
+#   make demo     train three shortly, draw and generate: runs/demo/index.html
+#   make train    prepare data, train, evaluate; PE="expe expe-on-k rope": three
+#   make explorer train five encodings; explorer.html runs them in a browser
 #   make test     ruff and the quick tests
 # A Python 3.11 or newer other than python3: make train PYTHON=python3.12
 
@@ -11,7 +11,7 @@ PE     ?= expe
 .PHONY: help demo explorer train test
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "this needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=...")'
