@@ -1,6 +1,6 @@
 """What each encoding costs and what it can do, counted and not timed; and how far its loss rises, by results/.
 
-    python -m lab.costs                          those of the grids `table2` and `zoo`, at mini
+    python -m lab.costs                          those of the grids `table2`, `zoo` and `mixes`, at mini
     python -m lab.costs --preset paper-35m --variants expe,expe-on-k,rope,fox
 
 Beyond NoPE's: the parameters; and the operations a token of a forward pass at the trained length, those of matrix
@@ -89,7 +89,7 @@ def main(argv=None):
     parser = CommandLine(prog="python -m lab.costs", description=__doc__)
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model (default: mini)")
     parser.add_argument("--variants", type=listed(str, *VARIANTS), metavar="NAME,...", help="of lab/grids.py",
-                        default=[*dict.fromkeys((*TABLE2, *GRIDS["zoo"].evaluations))])
+                        default=[*dict.fromkeys((*TABLE2, *GRIDS["zoo"].evaluations, *GRIDS["mixes"].evaluations))])
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         files, rows = collect(Path("results") / (STUDY if args.preset == PRESET else args.preset)), []

@@ -49,7 +49,7 @@ EVALUATIONS = {                          # flags of eval.py, by the name of the 
     "test-same-targets": "--split test --protocol same-targets",
     "test-held-same-targets": "--split test --protocol same-targets --rope-scaling hold",
 }
-LOSSES, PROBES = ("nonoverlap", "same-targets"), ("swap", "repeat")
+LOSSES, PROBES, SAME = ("nonoverlap", "same-targets"), ("swap", "repeat"), ("same-targets",)
 
 class Grid(NamedTuple):
     """Variants to train, and which evaluations each of them gets. (`tuned`, which finds them as it goes, is none.)"""
@@ -86,7 +86,7 @@ GRIDS = {
         of=("llama-342m",)),
     "extensions": Grid(
         "ExPE against RoPE with position interpolation, NTK, YaRN and dual chunks",
-        {"expe": ("same-targets", "scaled-same-targets"), "expe-on-k-x1": ("same-targets",),
+        {"expe": ("same-targets", "scaled-same-targets"), "expe-on-k-x1": SAME,
          "rope": ("same-targets", "extended-same-targets")}),
     "precision": Grid(
         "ExPE and ExQPE in fewer bits (the claim of section 2.3)",
@@ -97,8 +97,8 @@ GRIDS = {
     "gain": Grid(
         "ExPE's gain: theta times 1/4 to 1,024, and one dimension with the gain of 24",
         dict.fromkeys([f"expe{gain}" for gain in ("-x0.25", "", "-x4", "-x16", "-x64", "-x256", "-x1024")]
-                      + [f"expe-on-k{gain}" for gain in ("-x0.25", "-x1", "-x4", "-x16", "-x64", "", "-x1024")], LOSSES)
-        | dict.fromkeys(("expe-l1", "expe-l1-x24"), LOSSES), place=tuned.STUDY),
+                      + [f"expe-on-k{gain}" for gain in ("-x0.25", "-x1", "-x4", "-x16", "-x64", "", "-x1024")], SAME)
+        | dict.fromkeys(("expe-l1", "expe-l1-x24"), SAME), place=tuned.STUDY),
     "hold": Grid(
         "Queries held at the last trained position, after training, on the test split",
         {**dict.fromkeys(("expe", "expe-x16", "exqpe"), ("test-same-targets", "test-held-same-targets")),
@@ -111,19 +111,22 @@ GRIDS = {
         | dict.fromkeys(("expe-start1-bf16", "expe-constant-start1-bf16", "exqpe-start1-bf16"),
                         ("same-targets", "precision-same-targets")), place=tuned.STUDY),
     "zoo": Grid(
-        "The field's other methods and mixes, trained alike, each at its authors' first values",
-        dict.fromkeys(("nope", "rope", "alibi", "expe", "expe-on-k-x1", "expe-on-k", "kerple", "fire", "cope", "fox",
-                       "grape", "xpos", "partial", "proportional", "rope-log", "rope-sinks", "expe-on-k-log",
-                       "rope-nope4", "rope-nope4-window", "rope-nope4-log", "rope-nope4-window-log",
-                       "rope-then-nope"), LOSSES), place=tuned.STUDY),
+        "The field's other methods, trained alike, each at its authors' first values",
+        dict.fromkeys(("nope", "rope", "alibi", "expe", "expe-on-k", "kerple", "fire", "cope", "fox", "grape", "xpos",
+                       "partial", "proportional"), SAME), place=tuned.STUDY),
+    "mixes": Grid(
+        "Blocks without an encoding, windows, other softmaxes, and RoPE dropped after training",
+        dict.fromkeys(("rope", "rope-log", "rope-sinks", "rope-nope4", "rope-nope4-log", "rope-nope4-window",
+                       "rope-nope4-window-log", "rope-then-nope", "expe-on-k", "expe-on-k-log"), SAME),
+        place=tuned.STUDY),
     "random": Grid(
         "Trained at random positions up to 16 times the trained length",
         dict.fromkeys(("expe", "expe-random", "expe-on-k", "expe-on-k-random", "rope", "rope-random",
-                       "learned-random"), LOSSES), place=tuned.STUDY),
+                       "learned-random"), SAME), place=tuned.STUDY),
     "budget": Grid(
         "Twice and four times the tokens, each method as it is best",
         dict.fromkeys((f"{name}{tokens}" for tokens in ("", "-tokens-x2", "-tokens-x4")
-                       for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")), LOSSES), place=tuned.STUDY),
+                       for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")), SAME), place=tuned.STUDY),
     "books": Grid(
         "English novels, read on other authors' (python -m lab.books): the default and the best",
         dict.fromkeys(("expe", "expe-x16", "expe-on-k-x1", "expe-on-k", "rope", "rope-base100", "alibi",
