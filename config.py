@@ -284,7 +284,7 @@ class Registry(Mapping):
                 part = self.part(importlib.import_module(f"zoo.{file}"))
                 self.read[name] = part(self[of]) if of else part
             except Exception as error:                                 # whatever a file of the user's can raise
-                raise InputError(f"zoo/{name}.py cannot be used: {type(error).__name__}: {error}") from error
+                raise InputError(f"zoo/{file}.py cannot be used: {type(error).__name__}: {error}") from error
         return self.read[name]
 
     def __iter__(self):

@@ -111,7 +111,8 @@ def further(q, k, a, b):
 
     a (..., H, T or 1), b (..., 1 or H, T). To the softmax both are one. Half precision has a and b in parts, a whole
     number below 2^16 exactly in two, and kernels sum in fp32. In fp32 a large a_m b_n would round the rest of the score
-    away, so that -a_m b_m comes beside it, before q and k: with parts of a of 8 bits both are exact, and so is the sum.
+    away, so that -a_m b_m comes beside it, before q and k: with parts of a of 8 bits and a whole b both are exact, and
+    so is the sum.
     """
     a = math.sqrt(q.shape[-1]) * a
     if q.dtype.itemsize == 2:                                                          # 2^8: fp16 ends at 65,504
@@ -141,7 +142,7 @@ class Attention(model_torch.Attention):
     fused = True                         # False: by a bias, for those who want to see the scores
 
     def forward(self, h, at):
-        if self.encoding.linear is None or self.window or not in_half_precision(h):
+        if self.encoding.linear is None or not in_half_precision(h):
             return super().forward(h, at)
         nowhere = None if at.rows is None else torch.zeros_like(at.rows)
         q, k, v = self.heads(model_torch.project(self.encoding.override(h, nowhere), self.qkv.weight))

@@ -136,7 +136,8 @@ def begin_from(parent, backend, model, data):
             if name in new and w.shape == new[name].shape and (same or "encoding." not in name)}
     dropped, anew = (", ".join(name for name in all if name not in kept) or "none" for all in (weights, new))
     step = record["checkpoint"]["step"]
-    print(f"from step {step:,} of {parent}, {its.encoding.pe}: weights dropped: {dropped}; new: {anew}")
+    print(f"from step {step:,} of {parent}, {its.encoding.pe} to {model.encoding.pe}: weights dropped: {dropped}; "
+          f"new: {anew}; the optimizer begins anew")
     backend.load(new | kept, {}, 0)
     return {"run": str(parent), "step": step, "weights": record["checkpoint"]["files"][CHECKPOINT[0]]}
 

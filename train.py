@@ -753,6 +753,8 @@ def main(argv=None):
         else:
             files.check_new(run, runs.FILES, args.overwrite, "go on with it by --resume")
             if config.init_from != "none":
+                if run.resolve() == Path(config.init_from).resolve():
+                    raise InputError(f"init_from must be another run than --out, {run}, which it would replace")
                 runs.check_parent(config.init_from, model)
             if args.preset == "auto":
                 print(f"--preset auto: {preset}, for a {kind}", flush=True)

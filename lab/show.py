@@ -59,10 +59,11 @@ def print_table(rows, title, key, form="{:.3f}"):
         if row["loss"] is not None and key not in row:
             continue
         alone = form == INTERVAL and len(row.get("unit_targets", ())) == 1
-        text = "-" if row["loss"] is None else (ALONE if alone else form).format(row[key])
+        none = "not finite" if row["n_targets"] else "-"                   # "-": none is scored there
+        text = none if row["loss"] is None else (ALONE if alone else form).format(row[key])
         beside, length = row["protocol"] != main, row["length"]
         heads[beside, length] = f"{row['protocol']} {length:,} " if beside else f"{length:,} "
-        trained = length == row["trained_length"] and not beside and text != "-"
+        trained = length == row["trained_length"] and not beside and row["loss"] is not None
         cells[beside, length] = text + "* "[not trained]
     if not heads:
         return

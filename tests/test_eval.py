@@ -430,6 +430,12 @@ def test_precisions_round_what_they_say(workplace):
             assert torch.equal(found, w)
 
 
+def test_a_loss_that_is_not_finite_is_called_so(workplace):
+    """fp16 ends at 65,504, and so before these rows do."""
+    done = command("eval.py", "runs/expe", "--dtype", "fp16", "--scale", "1e6", "--lengths", "16,64", cwd=workplace)
+    assert done.returncode == 0 and done.stdout.count("not finite") == 4, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("run", ["runs/expe", "runs/rope", "windowed"])
 def test_attention_is_what_the_outputs_are_made_of(workplace, windowed, run):
     """The weights are causal, sum to 1, and are those of the fused kernel: W_v and W_proj make the same sum of them."""

@@ -65,8 +65,8 @@ def test_all_but_the_encodings_weights_go_on(parent, pe, backend, parents, token
         assert (name in theirs and np.array_equal(w, theirs[name])) == (name not in own or pe == parent), name
     dropped = "none" if pe == parent or parent == "rope" else "encoding.weight"
     new = "none" if pe == parent or not own else ", ".join(own)
-    said = f"from step 3 of runs/{parent}, {parent}: weights dropped: {dropped}; new: {new}\n"
-    assert said in done.stdout and done.stdout.count("from step") == 1
+    said = f", {parent} to {pe}: weights dropped: {dropped}; new: {new}; the optimizer begins anew\n"
+    assert f"from step 3 of runs/{parent}{said}" in done.stdout and done.stdout.count("from step") == 1
 
 
 def test_the_parent_is_recorded_and_the_name_is_another(parents, tokens, monkeypatch):
@@ -106,7 +106,7 @@ def test_a_step_from_a_parent_is_the_optimizers_first_on_the_parents_loss(parent
 def test_additional_training_at_another_length_or_scale(flags, new, parents, tokens, monkeypatch):
     pe = flags[1]
     done, first = begun(parents, tokens, monkeypatch, *flags, "--init-from", f"runs/{pe}", "--out", "runs/child")
-    assert f"of runs/{pe}, {pe}: weights dropped: " in done.stdout and f"; new: {new}" in done.stdout
+    assert f"of runs/{pe}, {pe} to {pe}: weights dropped: " in done.stdout and f"; new: {new}" in done.stdout
     assert np.array_equal(first["blocks.0.attn.qkv.weight"], arrays(parents / "runs" / pe)["blocks.0.attn.qkv.weight"])
 
 
@@ -142,6 +142,14 @@ def test_what_does_not_fit_is_named_in_one_line(flags, message, parents, tokens)
     flags = [*TINY, "--data", tokens, "--pe", "nope", "--init-from", "runs/rope", *flags]
     assert message in refused(command("train.py", *flags, "--out", "runs/no", cwd=parents))
     assert sorted((parents / "runs").iterdir()) == before
+
+
+def test_a_run_does_not_replace_the_one_that_it_begins_from(parents, tokens):
+    flags = [*TINY, "--data", tokens, "--pe", "nope", "--init-from", "runs/rope", "--out", "runs/../runs/rope"]
+    before = files.fingerprint(parents / "runs" / "rope" / "model.safetensors")
+    line = refused(command("train.py", *flags, "--overwrite", cwd=parents))
+    assert "init_from must be another run than --out, runs/../runs/rope, which it would replace" in line
+    assert files.fingerprint(parents / "runs" / "rope" / "model.safetensors") == before
 
 
 def test_another_tokenizer_and_a_damaged_parent_are_named(parents, books, tokens, tmp_path):

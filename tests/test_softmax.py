@@ -17,9 +17,11 @@ from config import ENCODINGS, EncodingConfig, InputError
 from past.cache import Cache
 from runs import read_run
 
+PLAIN = model_numpy.Encoding().softmax
 NUMBERS = zoo._llama4.FLOOR_SCALE, zoo._llama4.ATTN_SCALE
 KINDS = [
-    *((f"{pe}+{more}", {}) for pe in ENCODINGS for more in ("log", "sinks")),
+    *((f"{pe}+log", {}) for pe in ENCODINGS),
+    *((f"{pe}+sinks", {}) for pe in ENCODINGS if model_numpy.doors_of(EncodingConfig(pe)).softmax == PLAIN),
     *((f"{pe}+sinks+log", {}) for pe in ("nope", "shaw", "kerple")),
     ("expe+log", {"on": "k"}), ("expe+sinks", {"on": "k"}), ("expe+sinks", {"once": True, "learn": "init"}),
 ]
@@ -195,8 +197,8 @@ def test_llama4_leaves_blocks_with_an_encoding_alone_and_needs_one_without():
 
 
 READ = [("rope+log", {}), ("nope+sinks", {}), ("t5+sinks+log", {"nope_every": 2}), ("rope+llama4", {"nope_every": 2}),
-        ("expe+log", {"on": "k"}), ("alibi+sinks", {"window": 5}), ("rope+log", {"chunk": 5}),
-        ("rope+sinks", {"groups": (5, 3)})]  # fmt: skip
+        ("expe+log", {"on": "k"}), ("expe+sinks", {"on": "k"}), ("fox+sinks", {}), ("grape+sinks", {}),
+        ("alibi+sinks", {"window": 5}), ("rope+log", {"chunk": 5}), ("rope+sinks", {"groups": (5, 3)})]  # fmt: skip
 
 
 @pytest.mark.parametrize("pe, variant", READ, ids=str)
@@ -258,7 +260,8 @@ def test_runs_train_resume_evaluate_and_begin_from_each_other(backend, tokens, t
     ("--pe rotary+log", "--pe: invalid choice: 'rotary+log' (choose from"),
     ("--pe _log", "--pe: invalid choice: '_log' (choose from"), ("--pe _kerple", "--pe: invalid choice: '_kerple'"),
     ("--pe rope+log+log", "--pe: invalid choice: 'rope+log+log' (choose from"),
-    ("--pe rope+log+sinks", "sinks come before what scales the scores, as in rope+sinks+log, got rope+log+sinks"),
+    ("--pe rope+log+sinks", "sinks stand in the softmax's place, and rope+log has its own: they come before what "
+     "scales the scores, as in rope+sinks+log, got rope+log+sinks"),
     ("--pe rope+llama4", "llama4 is for blocks without an encoding, and with rope+llama4 there is none: give --n"),
     ("--pe alibi+log --base 9", "base is for sinusoidal and rope and"),
 ])

@@ -323,6 +323,14 @@ def test_partial_of_all_is_rope_and_of_a_width_that_has_no_pairs_is_refused():
             ModelConfig(1, 16, 2, T, 40, encoding=EncodingConfig("partial", rotary_fraction=fraction))
 
 
+@pytest.mark.parametrize(
+    "pe, fraction, width", [("partial", 0.14, 14), ("partial", 0.58, 58), ("proportional", 0.56, 100)])
+def test_a_share_that_is_whole_is_taken_though_its_product_is_not(pe, fraction, width):
+    model = ModelConfig(1, 100, 1, T, 40, encoding=EncodingConfig(pe, rotary_fraction=fraction))
+    rows = model.encoding.rows(np.arange(T), model)
+    assert rows.shape == (1, T, width) and (rows[0, 1, : width // 2] != 1).sum() == round(fraction * 100) // 2
+
+
 # ---- RoPE of which only the fast pairs turn --------------------------------------------------------------------------
 
 

@@ -5,7 +5,8 @@
 All of a score is multiplied, a bias too, since the paper puts this in the softmax's place; without one it is the query
 that is. n_m counts the keys that are left by the mask, a window or a stream, never the length of the array. The first
 token sees itself alone: ln 1 = 0 makes its score 0, and its weight is 1 as with any score. s starts at 1/(ln 1024 - 1),
-by which the factors of 1,024 tokens are 1 on average. An encoding that enters at the embedding shares it among blocks.
+by which the factors of 1,024 tokens are 1 on average. An encoding that enters at the embedding shares it among blocks;
+of any other each block has all parameters of its own, T5's buckets too.
 """
 
 import functools

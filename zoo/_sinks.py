@@ -3,8 +3,9 @@
     p_mn = exp(scores_mn) / (exp(b_h) + sum over the seen n of exp(scores_mn)),  b_h of each head of each block
 
 So that a head's weights may sum to less than 1. b starts from N(0, 0.02^2), as in transformers' modeling_gpt_oss. Any
-encoding has it; one that enters at the embedding shares b among blocks. With +log or +llama4 it comes first:
-rope+sinks+log, where the scores are scaled and the sink is not.
+encoding with the plain softmax has it; one that enters at the embedding shares b among blocks, and of any other each
+block has all parameters of its own, T5's buckets too. With +log or +llama4 it comes first: rope+sinks+log, where the
+scores are scaled and the sink is not. On ExPE's keys alone a sink sees the positions that otherwise only distances do.
 """
 
 import numpy as np
@@ -16,8 +17,10 @@ from config import InputError
 def Settings(base):
     class Settings(base):
         def fit(self, model):
-            if self.pe.split("+")[1] != "sinks":
-                raise InputError(f"sinks come before what scales the scores, as in rope+sinks+log, got {self.pe}")
+            of = self.pe.partition("+sinks")[0]
+            if model_numpy.ENCODINGS[of](self).softmax != model_numpy.Encoding().softmax:
+                raise InputError(f"sinks stand in the softmax's place, and {of} has its own: they come before what "
+                                 f"scales the scores, as in rope+sinks+log, got {self.pe}")
             return super().fit(model)
 
         @property
@@ -54,6 +57,8 @@ def doors(base):
 def torch_class():
     import torch
 
+    from model_torch import Encoding
+
     def of(base):
         def make(settings, config):
             encoding = base(settings, config)
@@ -63,6 +68,8 @@ def torch_class():
                 return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
 
             encoding.softmax = softmax
+            if type(encoding).override is not Encoding.override:       # on keys alone: it leaves out a number of each
+                encoding.linear = None                                 # query's, which is not dropped here
             return encoding
 
         return make

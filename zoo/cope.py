@@ -4,7 +4,8 @@
 
 e (P, D) is trained, and linear between whole numbers; it starts at 0, and all heads of a block share it. The gates are
 of q.k as it is (the paper's equation 3); the listing in its appendix, and the authors' code, divide by sqrt(D) first.
-The bias is added to q.k/sqrt(D) undivided, as in that listing. Keys are counted in the order in which they stand, up to
+The bias is added to q.k/sqrt(D) undivided, as in that listing; the code divides it too, unless told not to
+(cope_nodiv). Keys are counted in the order in which they stand, up to
 the query's own: other positions than these do not exist here.
 """
 
@@ -54,12 +55,15 @@ def doors(settings):
     )
 
 def torch_class():
+    import torch
+
     from model_torch import Encoding
 
     class Cope(Encoding):
         def score(self, q, k, h, table):
             T, S, last = q.shape[2], k.shape[2], len(self.e) - 1
-            gates = (q @ k.mT).sigmoid().tril(S - T)                                           # (B, H, T, S)
+            scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32))                # sums need the digits
+            gates = scores.sigmoid().tril(S - T)                                               # (B, H, T, S)
             p = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)
             low, high = ((q @ self.e.T).gather(-1, end.long()) for end in (p.floor(), p.ceil()))
             return low + (p - p.floor()) * (high - low)                                        # (B, H, T, S)

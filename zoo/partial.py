@@ -1,4 +1,4 @@
-"""RoPE on a part of each head only, as GPT-NeoX and Pythia have it (a quarter), GLM-4 (a half).
+"""RoPE on a part of each head only, as GPT-NeoX and Pythia have it (a quarter).
 
     The first r = fraction * D dimensions turn as RoPE's do, inv_freq_i = base^(-2i/r), pairs (i, i + r/2); the rest of
     a head knows no position. Source: GPT-NeoX-20B, Black et al. 2022, section 2.1.
@@ -19,7 +19,7 @@ class Settings(Sinusoidal):                                          # --base is
                                   "share of each head's dimensions that turn (default: 0.25)")
 
     def width(self, model):
-        return self.rotary_fraction * model.d_head
+        return round(self.rotary_fraction * model.d_head, 9)             # 0.14 of 100 is 14
 
     def fit(self, model):
         if self.width(model) % 2:

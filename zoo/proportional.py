@@ -19,8 +19,11 @@ class Settings(Sinusoidal):                                          # --base is
     rotary_fraction: float = knob(0.25, number("above 0 and at most 1", lambda x: 0 < x <= 1),
                                   "share of each head's pairs that turn (default: 0.25)")
 
+    def turning(self, model):
+        return round(self.rotary_fraction * model.d_head / 2, 9)         # 0.28 of 50 is 14
+
     def fit(self, model):
-        turning = self.rotary_fraction * model.d_head / 2
+        turning = self.turning(model)
         if model.d_head % 2 or turning % 1:
             raise InputError(f"rotary_fraction must leave whole pairs: {self.rotary_fraction} of d_head, "
                              f"{model.d_head}, is {turning:g} of them")
@@ -29,8 +32,8 @@ class Settings(Sinusoidal):                                          # --base is
     def rows(self, positions, model):
         table = expe.rope_table(positions, model.d_head, self.base)                                 # (..., T, D)
         cos, sin = np.split(table, 2, axis=-1)                                                      # views of it
-        still = int(self.rotary_fraction * model.d_head / 2)
-        cos[..., still:], sin[..., still:] = 1, 0
+        turning = int(self.turning(model))
+        cos[..., turning:], sin[..., turning:] = 1, 0
         return table[..., None, :, :]                                                               # (..., 1, T, D)
 
 def doors(settings):
