@@ -25,7 +25,6 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
 } | tuned.variants() | {
     "rope-log": "--pe rope+log",
     "rope-sinks": "--pe rope+sinks",
-    "expe-on-k-log": "--pe expe+log --on k",
     "rope-nope4": "--pe rope --nope-every 4",
     "rope-nope4-window": "--pe rope --nope-every 4 --window 32",
     "rope-nope4-log": "--pe rope+log --nope-every 4",
@@ -117,8 +116,7 @@ GRIDS = {
     "mixes": Grid(
         "Blocks without an encoding, windows, other softmaxes, and RoPE dropped after training",
         dict.fromkeys(("rope", "rope-log", "rope-sinks", "rope-nope4", "rope-nope4-log", "rope-nope4-window",
-                       "rope-nope4-window-log", "rope-then-nope", "expe-on-k", "expe-on-k-log"), SAME),
-        place=tuned.STUDY),
+                       "rope-nope4-window-log", "rope-then-nope", "alibi", "expe-on-k"), SAME), place=tuned.STUDY),
     "random": Grid(
         "Trained at random positions up to 16 times the trained length",
         dict.fromkeys(("expe", "expe-random", "expe-on-k", "expe-on-k-random", "rope", "rope-random",
