@@ -110,9 +110,13 @@ GRIDS = {
         | dict.fromkeys(("expe-start1-bf16", "expe-constant-start1-bf16", "exqpe-start1-bf16"),
                         ("same-targets", "precision-same-targets")), place=tuned.STUDY),
     "zoo": Grid(
-        "The field's other methods, trained alike, each at its authors' first values",
+        "The field's other methods, trained alike, each with its default values",
         dict.fromkeys(("nope", "rope", "alibi", "expe", "expe-on-k", "kerple", "fire", "cope", "fox", "grape", "xpos",
                        "partial", "proportional"), SAME), place=tuned.STUDY),
+    "fox": Grid(
+        "FoX as its authors start it, beside those that are tuned, on the test split",
+        dict.fromkeys(("fox", "alibi-x4-lr-x2", "expe-on-k", "rope-base100"), ("test-same-targets",)),
+        place=tuned.STUDY),
     "mixes": Grid(
         "Blocks without an encoding, windows, other softmaxes, and RoPE dropped after training",
         dict.fromkeys(("rope", "rope-log", "rope-sinks", "rope-nope4", "rope-nope4-log", "rope-nope4-window",
