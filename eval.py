@@ -65,7 +65,7 @@ def evaluate(run, work, scalings, args, bar):
                 losses = [model.window_losses(windows, bar, stream) for windows in conditions]
                 row |= measures.summary(conditions, losses)
                 row["targets_sha256"] = measures.fingerprint(conditions[0])
-                if args.per_position:
+                if args.per_position and row["loss"] is not None:
                     block = max(1, context // 8)
                     row |= {"block": block, "by_position": measures.by_position(losses[0], block)}
             rows.append(row)

@@ -155,11 +155,14 @@ class Attention(model_torch.Attention):
         with torch.autocast(q.device.type, enabled=False) if autocasts(q) else contextlib.nullcontext():
             x, h, w = map(at_least_fp32, (q, h, w))
             a, b = self.encoding.linear(x, h, w, n.type_as(x))
-            if T != S or self.window or self.encoding.softmax or not self.fused:
-                return self.attend(q, k, v, a[..., None] * (b[..., None, :] - b[..., -T:, None]), None)
+            if T != S or self.encoding.softmax or not self.fused:                      # in fp32, for the bias' digits
+                bias = a[..., None] * (b[..., None, :] - b[..., -T:, None])
+                return self.attend(x, k.type_as(x), v.type_as(x), bias, None).type_as(q)
             q, k = further(q, k, a, b)
             v, scale = F.pad(v, (0, 8)), 1 / math.sqrt(D)                              # kernels want one width
-            return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=scale)[..., :D]
+            seen = ~model_torch.unseen(T, S, True, self.window, q.device) if self.window else None
+            causal = self.causal and seen is None
+            return F.scaled_dot_product_attention(q, k, v, seen, is_causal=causal, scale=scale)[..., :D]
 
 PARTS = {"attention": Attention, "dropout": Dropout, "cross_entropy": cross_entropy}            # of GPT
 

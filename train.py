@@ -202,7 +202,8 @@ def run_name(preset, model, train):
 
 def show(preset, run, model, train):
     """--show: every setting, its flag and its value, marked where the preset with this --pe has another."""
-    plain = settings_of(*configure(argparse.Namespace(pe=model.encoding.pe), *PRESETS[preset]))
+    some = argparse.Namespace(pe=model.encoding.pe, nope_every=model.nope_every)       # without it some cannot be
+    plain = settings_of(*configure(some, *PRESETS[preset])) | {"nope_every": PRESETS[preset].model.nope_every}
     total, _ = model_numpy.count_parameters(model)
     print(f"{run}: {total:,} parameters, {train.steps * train.batch_size * model.context:,} training tokens\n"
           f"(* is other than {preset} with --pe {model.encoding.pe})\n")

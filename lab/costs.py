@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 import model_torch
 import train
-from cli import CommandLine, listed
+from cli import CommandLine, at_least, listed
 from config import PRESETS, EncodingConfig
 from lab.grids import GRIDS, TABLE2, VARIANTS, Grid, flags_of
 from lab.report import collect, lines_of, mean_sd, table
@@ -72,9 +72,9 @@ def costs(config):
         "kernel": "another" if reader.masked() else "causal",
     }
 
-def losses(variant, files):
-    """{head: cell} of its losses on the same targets, over all seeds that there are; files: what `collect` gives."""
-    seeds = sorted(files.get((variant, WHAT), {}))
+def losses(variant, files, seeds):
+    """{head: cell} of its losses on the same targets, over those of the seeds that there are; files: `collect`'s."""
+    seeds = [seed for seed in seeds if seed in files.get((variant, WHAT), {})]
     if not seeds:
         return {}
     [line] = (line for line in lines_of(Grid("", {variant: (WHAT,)}), files, seeds) if not line.how)
@@ -90,13 +90,15 @@ def main(argv=None):
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model (default: mini)")
     parser.add_argument("--variants", type=listed(str, *VARIANTS), metavar="NAME,...", help="of lab/grids.py",
                         default=[*dict.fromkeys((*TABLE2, *GRIDS["zoo"].evaluations, *GRIDS["mixes"].evaluations))])
+    parser.add_argument("--seeds", type=listed(at_least(0)), metavar="N,...", default=[1, 2, 3],
+                        help="of the losses (default: 1,2,3, those of the study)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         files, rows = collect(Path("results") / (STUDY if args.preset == PRESET else args.preset)), []
         for variant in args.variants:
             flags = train.command_line().parse_args(flags_of(variant, preset=args.preset).split())
             config, _ = train.configure(flags, *PRESETS[args.preset])
-            cells = costs(config) | losses(variant, files)
+            cells = costs(config) | losses(variant, files, args.seeds)
             rows.append([variant, *(cells.get(head, "-") for head in HEADS[1:])])
         print(table(HEADS, rows), end="")
 

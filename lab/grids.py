@@ -115,7 +115,7 @@ GRIDS = {
                        "partial", "proportional"), SAME), place=tuned.STUDY),
     "fox": Grid(
         "FoX as its authors start it, beside those that are tuned, on the test split",
-        dict.fromkeys(("fox", "alibi-x4-lr-x2", "expe-on-k", "rope-base100"), ("test-same-targets",)),
+        dict.fromkeys(("fox", "alibi-x4-lr-x2", "expe-on-k", "expe-x16", "rope-base100"), ("test-same-targets",)),
         place=tuned.STUDY),
     "mixes": Grid(
         "Blocks without an encoding, windows, other softmaxes, and RoPE dropped after training",

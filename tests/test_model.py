@@ -513,10 +513,10 @@ def error_by_quarter(model, pe, variant=()):
 
 
 SCORED = [*LINEAR[:2], ("t5", {}), ("shaw", {}), ("kerple", {}), ("expe", {"on": "k", "theta": 1 / 8}),
-          ("fire", {}), ("cope", {}), ("fox", {}), ("grape", {})]
+          ("fire", {}), ("cope", {}), ("fox", {}), ("grape", {}), ("expe+log", {"on": "k", "theta": 1 / 8})]
 
 
-@pytest.mark.parametrize("window", [0, 64])
+@pytest.mark.parametrize("window", [0, 64, 256])
 @pytest.mark.parametrize("pe, variant", SCORED, ids=str)
 def test_positions_cost_bf16_training_no_digits(pe, variant, window):
     """In no quarter of 512 tokens is the error twice NoPE's own."""

@@ -508,6 +508,8 @@ def test_token_losses_are_torchs_at_any_positions():
 
 @pytest.mark.parametrize("pe", ENCODINGS)
 def test_without_mask_and_encoding_a_permuted_input_gives_the_permuted_output(pe):
+    if model_numpy.doors_of(EncodingConfig(pe)).softmax != model_numpy.Encoding().softmax:
+        pytest.skip("a softmax of its own may know an order, or none")
     model, permutation = tiny(pe, causal=False), np.random.default_rng(0).permutation(T)
     tokens = np.random.default_rng(1).integers(0, V, (1, T))
     params = numpy_params(model)

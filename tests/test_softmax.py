@@ -260,8 +260,9 @@ def test_runs_train_resume_evaluate_and_begin_from_each_other(backend, tokens, t
     ("--pe rotary+log", "--pe: invalid choice: 'rotary+log' (choose from"),
     ("--pe _log", "--pe: invalid choice: '_log' (choose from"), ("--pe _kerple", "--pe: invalid choice: '_kerple'"),
     ("--pe rope+log+log", "--pe: invalid choice: 'rope+log+log' (choose from"),
-    ("--pe rope+log+sinks", "sinks stand in the softmax's place, and rope+log has its own: they come before what "
-     "scales the scores, as in rope+sinks+log, got rope+log+sinks"),
+    ("--pe rope+log+sinks", "sinks take the place of a plain softmax, before what scales the scores, as in "
+     "rope+sinks+log: not in rope+log+sinks"),
+    ("--pe rope+llama4+sinks --nope-every 4", "rope+sinks+log: not in rope+llama4+sinks"),
     ("--pe rope+llama4", "llama4 is for blocks without an encoding, and with rope+llama4 there is none: give --n"),
     ("--pe alibi+log --base 9", "base is for sinusoidal and rope and"),
 ])

@@ -5,7 +5,8 @@
 So that a head's weights may sum to less than 1. b starts from N(0, 0.02^2), as in transformers' modeling_gpt_oss. Any
 encoding with the plain softmax has it; one that enters at the embedding shares b among blocks, and of any other each
 block has all parameters of its own, T5's buckets too. With +log or +llama4 it comes first: rope+sinks+log, where the
-scores are scaled and the sink is not. On ExPE's keys alone a sink sees the positions that otherwise only distances do.
+scores are scaled and the sink is not. With ExPE on keys alone weights then depend on absolute positions: all scores of
+a query share a part that grows with its position, which the plain softmax drops.
 """
 
 import numpy as np
@@ -18,9 +19,9 @@ def Settings(base):
     class Settings(base):
         def fit(self, model):
             of = self.pe.partition("+sinks")[0]
-            if model_numpy.ENCODINGS[of](self).softmax != model_numpy.Encoding().softmax:
-                raise InputError(f"sinks stand in the softmax's place, and {of} has its own: they come before what "
-                                 f"scales the scores, as in rope+sinks+log, got {self.pe}")
+            if "+" in of or model_numpy.ENCODINGS[of](self).softmax != model_numpy.Encoding().softmax:
+                raise InputError("sinks take the place of a plain softmax, before what scales the scores, as in "
+                                 f"rope+sinks+log: not in {self.pe}")
             return super().fit(model)
 
         @property

@@ -5,8 +5,8 @@
 e (P, D) is trained, and linear between whole numbers; it starts at 0, and all heads of a block share it. The gates are
 of q.k as it is (the paper's equation 3); the listing in its appendix, and the authors' code, divide by sqrt(D) first.
 The bias is added to q.k/sqrt(D) undivided, as in that listing; the code divides it too, unless told not to
-(cope_nodiv). Keys are counted in the order in which they stand, up to
-the query's own: other positions than these do not exist here.
+(cope_nodiv). Keys are counted in the order in which they stand, up to the query's own: other positions than these do
+not exist here.
 """
 
 from dataclasses import dataclass

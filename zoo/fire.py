@@ -2,9 +2,9 @@
 
     bias_mn = f_h(psi(m - n) / psi(max(m, L))),  psi(x) = ln(1 + c x),  f an MLP with ReLU, 1 -> 32 -> H
 
-c starts at 0.1 and L at the trained length, 512 there. Both are powers of e here and so stay positive: nothing is
-divided by 0, and no epsilon is needed. m counts from 0, as in the paper's listing. Every block has a function of its
-own (FIRE-S shares one). What f gives to all keys alike the softmax drops: here f has no last bias, and f(0) = 0, by
+c starts at 0.1 and L at the trained length, where the authors have 512. Both are powers of e here and so stay positive:
+nothing is divided by 0, and no epsilon is needed. m counts from 0, as in the paper's listing. Every block has its own
+function (FIRE-S shares one). What f gives to all keys alike the softmax drops: f has no last bias, and f(0) = 0, by
 
     f(x) = W_2 (relu(w_1 x + b_1) - relu(b_1)) = W_2 max(w_1 x + min(b_1, 0), min(-b_1, 0))
 """

@@ -22,7 +22,7 @@ class Settings(Sinusoidal):                                          # --base is
         return round(self.rotary_fraction * model.d_head, 9)             # 0.14 of 100 is 14
 
     def fit(self, model):
-        if self.width(model) % 2:
+        if self.width(model) % 2 or not self.width(model):
             raise InputError(f"rotary_fraction must leave an even width: {self.rotary_fraction} of d_head, "
                              f"{model.d_head}, is {self.width(model):g}")
         return self

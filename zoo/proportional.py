@@ -24,7 +24,7 @@ class Settings(Sinusoidal):                                          # --base is
 
     def fit(self, model):
         turning = self.turning(model)
-        if model.d_head % 2 or turning % 1:
+        if model.d_head % 2 or turning % 1 or not turning:
             raise InputError(f"rotary_fraction must leave whole pairs: {self.rotary_fraction} of d_head, "
                              f"{model.d_head}, is {turning:g} of them")
         return self
