@@ -432,8 +432,10 @@ def test_precisions_round_what_they_say(workplace):
 
 def test_a_loss_that_is_not_finite_is_called_so(workplace):
     """fp16 ends at 65,504, and so before these rows do."""
-    done = command("eval.py", "runs/expe", "--dtype", "fp16", "--scale", "1e6", "--lengths", "16,64", cwd=workplace)
+    done = command("eval.py", "runs/expe", "--dtype", "fp16", "--scale", "1e6", "--lengths", "16,64", "--per-position",
+                   "--json", "none.json", cwd=workplace)  # fmt: skip
     assert done.returncode == 0 and done.stdout.count("not finite") == 4, done.stdout + done.stderr
+    assert "NaN" not in (workplace / "none.json").read_text()  # which is no JSON
 
 
 @pytest.mark.parametrize("run", ["runs/expe", "runs/rope", "windowed"])

@@ -470,8 +470,7 @@ def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
     monkeypatch.setattr(fast, "in_half_precision", lambda x: True)
     shut = quick.blocks[0].attn.encoding.linear is None  # no product of two numbers
     assert shut == (changes == {"causal": False} and pe in ("alibi", "grape"))
-    if "window" not in changes:  # there a bias does it, whose bits may be the plain one's
-        assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T))) == shut
+    assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T))) == shut
     if pe == "grape":  # the gradient of its w is a sum that cancels: in fp32 its terms' digits count
         digits *= 10 if dtype == torch.float32 else 2
     same_losses_and_gradients(quick, plain, digits, positions=positions)
