@@ -2,12 +2,12 @@
 
     python -m lab.causes                         every pair below, one run of seed 0 each, of the preset mini
     python -m lab.causes --causes biases,post-norm --variants expe,expe-l1
-    python -m lab.causes --variants expe-on-k --causes none,trained-gains,spread-gains,rotary-half --seeds 0,1,2
+    python -m lab.causes --variants expe-on-k --causes none,trained-gains,spread-gains,rotary-half --seeds 1,2,3
 
 In the paper "p is stable" loses 0.33 nats at the trained length, and l = 1 rises by 1.53 up to four times that length;
 of ours neither does. So the first causes are what a GPT may have otherwise. The last three are of ExPE on keys alone,
 whose gain they make another for each head, or which they join with RoPE. Each run is scored on val by the paper's
-protocol. The numbers of all runs stand in results/study/causes.json, and what stands there is not trained again.
+protocol. The numbers of all runs stand in results/mini/causes.json, and what stands there is not trained again.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from config import ENCODINGS, PRESETS
 from files import held, read_json, write_rows
 from lab import measures
 from lab.grids import VARIANTS, flags_of
-from lab.tuned import STUDY
+from lab.tuned import PRESET
 
 ABLATIONS = ("expe", "expe-constant", "expe-l1")
 MULTIPLES = (1, 2, 4, 16)                # of the trained length
@@ -161,11 +161,11 @@ def main(argv=None):
     parser.add_argument("--variants", type=listed(str, *VARIANTS), metavar="NAME,...",
                         help=f"default: {','.join(ABLATIONS)}; expe-on-k for {','.join(OF_KEYS)}")
     parser.add_argument("--seeds", type=listed(cli.at_least(0)), default=[0], metavar="N,N,...", help="default: 0")
-    parser.add_argument("--out", type=cli.new_file, metavar="FILE", help=f"default: results/{STUDY}/causes.json")
+    parser.add_argument("--out", type=cli.new_file, metavar="FILE", help=f"default: results/{PRESET}/causes.json")
     parser.add_argument("train_flags", nargs="*", metavar="-- FLAGS", help="of train.py, for every run")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        path = Path(args.out or f"results/{STUDY}/causes.json")
+        path = Path(args.out or f"results/{PRESET}/causes.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         with held(path.parent):
             rows = read_json(path, [dict]) if path.exists() else []

@@ -23,9 +23,8 @@ import model_torch
 import train
 from cli import CommandLine, at_least, listed
 from config import PRESETS, EncodingConfig
-from lab.grids import GRIDS, TABLE2, VARIANTS, Grid, flags_of
+from lab.grids import GRIDS, SEEDS, TABLE2, VARIANTS, Grid, flags_of
 from lab.report import collect, lines_of, mean_sd, table
-from lab.tuned import PRESET, STUDY
 from model_numpy import count_parameters
 from past.cache import Cache
 from past.reading import Reader
@@ -79,22 +78,22 @@ def losses(variant, files, seeds):
         return {}
     [line] = (line for line in lines_of(Grid("", {variant: (WHAT,)}), files, seeds) if not line.how)
     first, *_, last = line.losses(WHAT)
+    found = {"1x": mean_sd(first), "seeds": ",".join(map(str, seeds))}
     if np.isnan(last).any():                                           # learned: no rows past the trained length
-        return {"1x": mean_sd(first)}
+        return found
     sliding = np.array([row["loss"] for row in line.rows["sliding", 1]])
-    return {"1x": mean_sd(first), "16x - 1x": mean_sd(last - first, "+.3f"),
-            "16x - sliding": mean_sd(last - sliding, "+.3f"), "seeds": ",".join(map(str, seeds))}
+    return found | {"16x - 1x": mean_sd(last - first, "+.3f"), "16x - sliding": mean_sd(last - sliding, "+.3f")}
 
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.costs", description=__doc__)
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model (default: mini)")
     parser.add_argument("--variants", type=listed(str, *VARIANTS), metavar="NAME,...", help="of lab/grids.py",
                         default=[*dict.fromkeys((*TABLE2, *GRIDS["zoo"].evaluations, *GRIDS["mixes"].evaluations))])
-    parser.add_argument("--seeds", type=listed(at_least(0)), metavar="N,...", default=[1, 2, 3],
-                        help="of the losses (default: 1,2,3, those of the study)")
+    parser.add_argument("--seeds", type=listed(at_least(0)), metavar="N,...", default=SEEDS,
+                        help="of the losses (default: those of the grids)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        files, rows = collect(Path("results") / (STUDY if args.preset == PRESET else args.preset)), []
+        files, rows = collect(Path("results") / args.preset), []
         for variant in args.variants:
             flags = train.command_line().parse_args(flags_of(variant, preset=args.preset).split())
             config, _ = train.configure(flags, *PRESETS[args.preset])

@@ -15,7 +15,7 @@ from lab.measures import interval_of_seeds, intervals, student
 from lab.report import collect, finished, lines_of
 
 TRIALS, DRAWS = 4000, 1000                                             # each eighth trial is bootstrapped
-DESIGNS = (3, 27, 0), (3, 27, 1), (3, 15, 0), (5, 27, 0), (10, 27, 0)  # seeds, documents, whether these are uneven
+DESIGNS = (3, 24, 0), (3, 24, 1), (3, 12, 0), (5, 24, 0), (10, 24, 0)  # seeds, documents, whether these are uneven
 
 def variances(d, weights):
     """What seeds, documents, and both together add to the variance of the mean of d (..., seeds, documents)."""

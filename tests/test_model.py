@@ -556,6 +556,19 @@ def test_what_would_cost_bf16_digits(monkeypatch):
         assert (error_by_quarter(tiny(pe, variant=variant).float(), pe, variant) > 4 * bare)[quarters].all()
 
 
+def test_copes_counts_are_summed_in_fp32():
+    """In bf16 a count of 100 is a multiple of 1/2; vectors as long as these tell it by a sixth of the largest score."""
+    config = tiny("cope", variant={"count_to": 128}).config
+    door = model_torch.ENCODINGS["cope"](config.encoding, config)
+    q, k, e = torch.randn(3, 128, config.d_head, generator=torch.Generator().manual_seed(0)).bfloat16()
+    scored = []
+    for dtype in (torch.float64, torch.bfloat16):
+        door.e = torch.nn.Parameter(e.to(dtype))
+        scored.append(door.score(q[None, None].to(dtype), k[None, None].to(dtype), None, torch.arange(128)).tril())
+    right, found = scored
+    assert (found - right).abs().max() < 0.1 * right.abs().max()
+
+
 @pytest.mark.parametrize("parts", [{}, fast.PARTS], ids=["plain", "fast"])
 def test_token_losses_are_the_terms_of_the_mean_loss(parts, monkeypatch):
     model, tokens, targets = tiny("rope", parts=parts), some_tokens(3, 50), some_tokens(3, 50, seed=5)

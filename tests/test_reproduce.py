@@ -147,8 +147,8 @@ def test_a_dry_run_writes_nothing(tmp_path):
     told = command("lab.reproduce", "table2", "--seeds", "0", "--dry-run", "--verbose", cwd=tmp_path).stdout
     assert "    python train.py --preset mini --pe exqpe --on k --seed 0 --out runs/mini/exqpe-on-k-s0\n" in told
     assert "    python eval.py runs/mini/shaw-s0 --probe swap --json results/mini/shaw-s0.swap.json\n" in told
-    assert told.count("    python train.py ") == 11 and told.count("    python eval.py ") == 44
-    assert "11 runs, 18,022,400 training tokens; left: 11 runs and 44 evaluations, about" in done.stdout
+    assert told.count("    python train.py ") == 12 and told.count("    python eval.py ") == 48
+    assert "12 runs, 19,660,800 training tokens; left: 12 runs and 48 evaluations, about" in done.stdout
     assert not list(tmp_path.iterdir())
 
 

@@ -72,7 +72,7 @@ def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp
     monkeypatch.setattr(tuned, "METHODS", few)
     flags = ["tuned", "--seeds", "1", "--max-docs", "2", "--", *SMALL, "--data", str(tokens)]
     reproduce.main(flags)
-    said = lambda name: json.loads((tmp_path / f"results/study/{name}.json").read_text())  # noqa: E731
+    said = lambda name: json.loads((tmp_path / f"results/mini/{name}.json").read_text())  # noqa: E731
     page = (tmp_path / "RESULTS.md").read_text()
     for method, first in (("expe", ["expe", "expe-x4"]), ("nope", ["nope"])):
         loss = {name: said(f"{name}-s0.nonoverlap")[0]["loss"] for name in first}
@@ -83,19 +83,19 @@ def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp
         assert page.count("(best)") == 2
         for name in {method, best}:
             assert {row["split"] for row in said(f"{name}-s1.test-same-targets")} == {"test"}
-    cut = tmp_path / "results/study/expe-x4-s0.same-targets.json"  # as by a kill before its last evaluation
+    cut = tmp_path / "results/mini/expe-x4-s0.same-targets.json"  # as by a kill before its last evaluation
     text = cut.read_text()
     cut.unlink()
     reproduce.main(["report"])
     assert "| ExPE, x4 | `" not in (tmp_path / "RESULTS.md").read_text()
     cut.write_text(text)
-    files = sorted(tmp_path.rglob("results/study/*"))
+    files = sorted(tmp_path.rglob("results/mini/*"))
     before = {path: path.stat().st_mtime_ns for path in files}
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
     capsys.readouterr()
     reproduce.main([*flags[:1], "--use-results", *flags[1:]])
     assert not (tmp_path / "runs").exists()
-    assert {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("results/study/*"))} == before
+    assert {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("results/mini/*"))} == before
     reproduce.main([*flags[:1], "--dry-run", *flags[1:]])
     assert "4 runs" not in capsys.readouterr().out.splitlines()[-1].partition("left: ")[2], "they are trained again"
 
@@ -104,7 +104,7 @@ def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp
     "flags, message",
     [
         (["tuned", "--preset", "paper-35m"], "tuned varies what the preset mini has: leave out --preset"),
-        (["gain", "--preset", "paper-35m"], "gain varies what the preset mini has: leave out --preset"),
+        (["budget", "--preset", "paper-35m"], "budget varies what the preset mini has: leave out --preset"),
         (["tuned", "--seeds", "0,1"], "seed 0 is that of the trials: give tuned --seeds without it"),
     ],
 )
