@@ -80,8 +80,10 @@ def test_every_variant_has_a_name_of_its_own_and_the_colour_of_its_encoding():
     assert len(set(map(pictures.name, VARIANTS))) == len(VARIANTS)
     assert pictures.colour("rope-base100-lr-x2") == pictures.colour("rope") != pictures.colour("expe-on-k-x16")
     assert pictures.colour("expe-on-k-x16") == pictures.colour("expe-on-k") != pictures.colour("expe-x16")
-    for grid in (grid for grid in GRIDS.values() if not grid.place):  # where curves of one encoding differ by dash
-        assert len({pictures.colour(variant) for variant in grid.evaluations}) == len(grid.evaluations)
+    for grid in GRIDS.values():                            # curves of one encoding have one colour and differ by dash
+        assert len(set(map(pictures.colour, grid.evaluations))) == len(set(map(pictures.family, grid.evaluations)))
+    for name in ("ablations", "scaling", "extensions", "precision", "large"):
+        assert len(set(map(pictures.colour, GRIDS[name].evaluations))) == len(GRIDS[name].evaluations)
     others = [pe for pe in ENCODINGS if (ROOT / f"zoo/{pe}.py").exists()]
     assert others and set(others) < set(pictures.NAMES)
     assert len(pictures.NAMES) == len(set(pictures.COLOURS)) == len(set(map(pictures.colour, pictures.NAMES)))
