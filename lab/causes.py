@@ -139,7 +139,7 @@ def run(variant, cause, seed, args):
     """Train and score one model; a row of the file."""
     flags, change = CAUSES[cause]
     words = shlex.split(f"{flags_of(variant)} {flags} --seed {seed}") + args.train_flags
-    model_config, config = train.configure(train.command_line().parse_args(words), *PRESETS["mini"])
+    model_config, config = train.configure(train.command_line().parse_args(words), *PRESETS[PRESET])
     folder = data.ensure(config.data, model_config.vocab_size, config.min_doc_tokens, config.max_tokens)
     tokens, context = data.open_split(folder, "train"), model_config.context
     torch.manual_seed(config.seed)

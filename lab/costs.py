@@ -90,7 +90,7 @@ def main(argv=None):
     parser.add_argument("--variants", type=listed(str, *VARIANTS), metavar="NAME,...", help="of lab/grids.py",
                         default=[*dict.fromkeys((*TABLE2, *GRIDS["zoo"].evaluations, *GRIDS["mixes"].evaluations))])
     parser.add_argument("--seeds", type=listed(at_least(0)), metavar="N,...", default=SEEDS,
-                        help="of the losses (default: those of the grids)")
+                        help=f"of the losses (default: {','.join(map(str, SEEDS))})")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         files, rows = collect(Path("results") / args.preset), []

@@ -96,7 +96,7 @@ GRIDS = {
         "Which of W_q, W_k and W_v the override enters",
         dict.fromkeys(("expe-on-k-x1", "expe-on-q", "expe", "expe-on-qkv", "expe-once"), LOSSES)),
     "gain": Grid(
-        "ExPE's gain: theta times 1/4 to 1,024, one dimension with the gain of 24, and a gain that is trained",
+        "ExPE's gain: theta times 1/4 to 1,024, one dimension by 24 times, a trained theta",
         dict.fromkeys([f"expe{gain}" for gain in ("-x0.25", "", "-x4", "-x16", "-x64", "-x256", "-x1024")]
                       + [f"expe-on-k{gain}" for gain in ("-x0.25", "-x1", "-x4", "-x16", "-x64", "", "-x1024")], SAME)
         | dict.fromkeys(("expe-l1", "expe-l1-x24", "expe-learn-init", "expe-on-k-x1-learn-init"), SAME)),

@@ -231,7 +231,7 @@ def main(argv=None):
     parser.add_argument("grid", choices=titles, metavar="GRID", help="one of those below")
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model (default: mini)")
     parser.add_argument("--seeds", type=listed(at_least(0)), metavar="N,N,...",
-                        help="default: 1,2,3 (the trials of tuned have seed 0)")
+                        help=f"default: {','.join(map(str, SEEDS))} (the trials of tuned have seed {tuned.SEED})")
     parser.add_argument("--max-docs", type=at_least(1), metavar="N", help="score the first N held-out documents only")
     parser.add_argument("--device", help="of training and evaluation (default: a GPU if there is one)")
     parser.add_argument("--use-results", action="store_true",
