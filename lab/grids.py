@@ -61,6 +61,10 @@ class Grid(NamedTuple):
     of: tuple = ()                       # the presets that these losses are of
     place: str = ""                      # the folder of its runs and results, if only mini has these
 
+GAINS = {                                # {theta over the paper's step: the variant that has it} of two methods
+    method: {gain: method if gain == default else f"{method}-x{gain}" for gain in (0.25, 1, 4, 16, 64, 256, 1024)}
+    for method, default in {"expe": 1, "expe-on-k": 256}.items()}
+
 TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k-x1", "expe-on-k", "exqpe-on-k", "alibi", "t5", "shaw",
           "learned", "nope")
 TABLE7 = ("expe", "expe-constant", "expe-l1", "expe-learn-init", "expe-learn-random", "expe-once")
@@ -97,8 +101,7 @@ GRIDS = {
         dict.fromkeys(("expe-on-k-x1", "expe-on-q", "expe", "expe-on-qkv", "expe-once"), LOSSES)),
     "gain": Grid(
         "ExPE's gain: theta times 1/4 to 1,024, one dimension by 24 times, a trained theta",
-        dict.fromkeys([f"expe{gain}" for gain in ("-x0.25", "", "-x4", "-x16", "-x64", "-x256", "-x1024")]
-                      + [f"expe-on-k{gain}" for gain in ("-x0.25", "-x1", "-x4", "-x16", "-x64", "", "-x1024")], SAME)
+        dict.fromkeys((name for method in GAINS.values() for name in method.values()), SAME)
         | dict.fromkeys(("expe-l1", "expe-l1-x24", "expe-learn-init", "expe-on-k-x1-learn-init"), SAME)),
     "hold": Grid(
         "Queries held at the last trained position, after training, on the test split",

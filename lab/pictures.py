@@ -40,6 +40,7 @@ PROTOCOLS = {"nonoverlap": "the paper's protocol", "same-targets": "the same tar
              "streaming": "token by token, in constant memory", "swap": "swap: the far context is another document's",
              "repeat": "repeat: random tokens at both ends of a window, and another beginning",
              "passkey": "passkey: a number in the first sentence, and another one there"}
+LENGTHS, POSITIONS = "tokens in the window", "position"                # what x can be called
 DASHES = ("-", "--", "-.", (0, (8, 2)), (0, (6, 1, 1, 1, 1, 1)), (0, (2, 2)))
 DOTS = {"linestyle": (0, (1, 1.5)), "linewidth": 1.2}
 LEAST = 0.5                              # nats from the bottom to the top of a picture: 0.02 is to look small
@@ -151,11 +152,12 @@ def styles(lines, height):
             found[name] |= {"linestyle": (6 * (n - i % n), (6, 6 * (n - 1)))} if i else {}
     return found
 
-def curves(path, lines, title, trained, what="loss", positions=False, note=""):
+def curves(path, lines, title, trained, what="loss", across=LENGTHS, note=""):
     """Curves of {name: Curve}, each named at its end with its last value; x on a log axis.
 
     trained: the lengths where dotted lines mark the trained one. what: "loss", or something that is measured from 0.
-    positions: whether x is the position in one window, and not its length. note: what is said of 0, at its right.
+    across: what x is called; of POSITIONS, those in one window, the points have no markers. note: what is said of 0, at
+    its right.
     InputError if there is no point to draw.
     """
     lines = {name: line for name, line in lines.items() if len(line.x)}
@@ -167,7 +169,7 @@ def curves(path, lines, title, trained, what="loss", positions=False, note=""):
     height = max(LEAST, np.ptp(np.concatenate([line.y for line in lines.values()])))
     looks = styles({name: (line.colour, line.x, line.y) for name, line in lines.items()}, height)
     for name, (x, y, errors, colour, window) in lines.items():
-        look = looks[name] | ({"marker": ""} if positions else {})
+        look = looks[name] | ({"marker": ""} if across == POSITIONS else {})
         axis.errorbar(x, y, errors, **look, elinewidth=1, capsize=2)
         value = f"{y[-1]:{form}}".replace("+0.000", "0.000")
         ends.append((y[-1], x[-1], f"{name}: {value}" + f" at {x[-1]:,.0f}" * (x[-1] < longest), colour))
@@ -180,16 +182,16 @@ def curves(path, lines, title, trained, what="loss", positions=False, note=""):
     if what != "loss":
         axis.axhline(0, color=GREY, linewidth=1)
     name_ends(axis, sorted([end for end in ends if end[1] == longest] + [(0, longest, note, GREY)] * bool(note)))
-    if positions:
+    if across == POSITIONS:
         ticks = {2**i for i in range(3, 1 + math.ceil(math.log2(longest)))}
     ticks = sorted(ticks | set(trained))
     axis.set_xscale("log", base=2)
-    axis.set_xticks(ticks, [f"{tick:,.0f}" + "\n(trained)" * (tick in trained) for tick in ticks])
+    axis.set_xticks(ticks, [f"{tick:,g}" + "\n(trained)" * (tick in trained) for tick in ticks])
     axis.minorticks_off()
     axis.margins(x=0.03)
     for length in trained:
         axis.axvline(length, color=GREY, linestyle=":", linewidth=1)
-    axis.set(xlabel="position" if positions else "tokens in the window", ylabel=f"{what}, nats a token")
+    axis.set(xlabel=across, ylabel=f"{what}, nats a token")
     axis.set_title(title, loc="left", fontsize=11)
     name_inside(axis, [end for end in ends if end[1] < longest])
     save(figure, path)
@@ -280,7 +282,8 @@ def losses(rows, path):
     title = ("What the far context is worth, with 95% intervals" if probe else
              "Loss by position in a window" if positions else "Loss past the trained length")
     title += f"\n{PROTOCOLS.get(protocol, protocol)}"
-    curves(path, drawn, title, {row["trained_length"] for row in rows}, "gain" if probe else "loss", positions)
+    across = POSITIONS if positions else LENGTHS
+    curves(path, drawn, title, {row["trained_length"] for row in rows}, "gain" if probe else "loss", across)
 
 
 PANELS = {"loss": "loss, nats a token", "val_loss": "validation loss, nats a token",

@@ -14,7 +14,7 @@ from config import InputError
 from eval import MULTIPLES
 from files import check_shape, read_json, read_text, write_whole
 from lab import pictures, tuned
-from lab.grids import EVALUATIONS, GRIDS, LOSSES, PROBES, VARIANTS, Grid, flags_of, place_of
+from lab.grids import EVALUATIONS, GAINS, GRIDS, LOSSES, PROBES, VARIANTS, Grid, flags_of, place_of
 from lab.measures import MEASURES, interval_of_seeds
 from lab.pictures import Curve
 
@@ -240,6 +240,15 @@ def draw_differences(path, lines, protocol, title):
     note = f"{' and '.join(little)}: within {within:.3f}" if little else ""
     pictures.curves(path, drawn, title, {lines[0].context}, "loss over that in fp32", note=note)
 
+def draw_gains(path, lines, protocol, title):
+    """Loss at the trained length and at the longest one over the gain of ExPE, on both and on keys alone."""
+    losses, drawn = {line.label: line for line in lines}, {}
+    for (method, gains), i in itertools.product(GAINS.items(), (0, -1)):
+        mine = [losses[variant] for variant in gains.values()]
+        found = pictures.by_length([*gains], np.stack([line.losses(protocol)[i] for line in mine]))
+        drawn[f"{pictures.name(method)}, {TIMES[i]}"] = Curve(*found, mine[0].colour)
+    pictures.curves(path, drawn, title, set(), across="theta over the paper's step")
+
 def draw_positions(path, lines, protocol, title):
     """Loss by position in the longest window that each line has a loss for."""
     drawn = {}
@@ -247,7 +256,7 @@ def draw_positions(path, lines, protocol, title):
         rows = [line.rows[protocol, multiple] for multiple in MULTIPLES]
         longest = [some for some in rows if some[0]["loss"] is not None][-1]
         drawn[line.name] = Curve(*pictures.by_position(longest), line.colour)
-    pictures.curves(path, drawn, title, {lines[0].context}, positions=True)
+    pictures.curves(path, drawn, title, {lines[0].context}, across=pictures.POSITIONS)
 
 def draw_bars(path, lines, protocol, title):
     """Bars of the losses at a few lengths."""
@@ -268,6 +277,8 @@ def draw(name, preset, lines):
         jobs.append(("bars", draw_bars, "nonoverlap", title))
     if name == "table2":
         jobs.append(("positions", draw_positions, "nonoverlap", "Loss by position"))
+    if name == "gain":
+        jobs.append(("steps", draw_gains, "same-targets", "Loss by ExPE's gain, at 1 and 16 times the trained length"))
     for kind, job, protocol, words in jobs:
         path = Path("pictures") / f"{preset}-{name}-{kind}.png"
         where = f"{preset}, {pictures.PROTOCOLS[protocol]}{', the test split' * (name == 'tuned')}"
