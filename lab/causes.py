@@ -1,11 +1,12 @@
-"""One thing changed in the model: does an ablation follow, do keys alone?
+r"""One thing changed in the model: does an ablation follow, do keys alone?
 
     python -m lab.causes                         every pair below, one run of seed 0 each, of the preset mini
     python -m lab.causes --causes biases,post-norm --variants expe,expe-l1
-    python -m lab.causes --variants expe-on-k --causes none,trained-gains,spread-gains,rotary-half --seeds 1,2,3
+    python -m lab.causes --variants expe-on-k --causes none,trained-gains,smaller-gains,larger-gains,rotary-half \
+        --seeds 1,2,3
 
 In the paper "p is stable" loses 0.33 nats at the trained length, and l = 1 rises by 1.53 up to four times that length;
-of ours neither does. So the first causes are what a GPT may have otherwise. The last three are of ExPE on keys alone,
+of ours neither does. So the first causes are what a GPT may have otherwise. The last four are of ExPE on keys alone,
 whose gain they make another for each head, or which they join with RoPE. Each run is scored on val by the paper's
 protocol. The numbers of all runs stand in results/mini/causes.json, and what stands there is not trained again.
 """
@@ -93,7 +94,10 @@ def trained_gains(model, ratio=1.0):
         gains = TrainedGains(ratio ** torch.arange(config.n_heads), config.d_head)
         parametrize.register_parametrization(block.attn.qkv, "weight", PlaceGains(config.encoding.l, gains))
 
-def spread_gains(model):
+def smaller_gains(model):
+    trained_gains(model, 1 / 8)
+
+def larger_gains(model):
     trained_gains(model, 8.0)
 
 def rotary_half(model):
@@ -120,10 +124,11 @@ CAUSES = {                               # name: (flags of train.py, what is don
     "adam": ("--beta2 0.999 --weight-decay 0", None),                      # Adam's own betas, and no decay
     "llama": ("--norm rmsnorm --mlp swiglu", None),
     "trained-gains": ("", trained_gains),
-    "spread-gains": ("", spread_gains),
+    "smaller-gains": ("", smaller_gains),
+    "larger-gains": ("", larger_gains),
     "rotary-half": ("", rotary_half),
 }
-OF_KEYS = ("none", "trained-gains", "spread-gains", "rotary-half")
+OF_KEYS = ("none", "trained-gains", "smaller-gains", "larger-gains", "rotary-half")
 
 def losses(model, documents, context):
     """By the paper's protocol, in windows of each of MULTIPLES."""
