@@ -43,6 +43,7 @@ EVALUATIONS = {                          # flags of eval.py, by the name of the 
     "repeat": "--probe repeat",
     "scaled": "--scale 0.5",
     "scaled-same-targets": "--protocol same-targets --scale 0.5,auto",
+    "spread-same-targets": "--protocol same-targets --scale 2,4,8,16",
     "extended-same-targets": "--protocol same-targets --rope-scaling linear,ntk,dynamic,yarn,dual-chunk",
     "precision-same-targets": "--protocol same-targets --dtype bf16,fp16,int8",
     "test-nonoverlap": "--split test",
@@ -128,8 +129,9 @@ GRIDS = {
                        "rope-nope4-window-log", "rope-then-nope", "alibi", "expe-on-k"), SAME), place=tuned.PRESET),
     "random": Grid(
         "Trained at random positions up to 16 times the trained length",
-        dict.fromkeys(("expe", "expe-random", "expe-on-k", "expe-on-k-random", "rope", "rope-random",
-                       "learned-random"), SAME), place=tuned.PRESET),
+        dict.fromkeys(("expe", "expe-on-k", "rope", "rope-random", "learned-random"), SAME)
+        | dict.fromkeys(("expe-random", "expe-on-k-random"), ("same-targets", "spread-same-targets")),
+        place=tuned.PRESET),
     "budget": Grid(
         "Twice and four times the tokens, each method as it is best",
         dict.fromkeys((f"{name}{tokens}" for tokens in ("", "-tokens-x2", "-tokens-x4")
@@ -137,7 +139,7 @@ GRIDS = {
     "books": Grid(
         "English novels, read on other authors' (python -m lab.books): the default and the best",
         dict.fromkeys(("expe", "expe-x16", "expe-on-k-x1", "expe-on-k", "rope", "rope-base100", "alibi",
-                       "alibi-x4-lr-x2"), LOSSES), place="books"),
+                       "alibi-x4-lr-x2"), SAME), place="books"),
 }
 DATA = {"books": ("--data data/eltec", "--data data/eltec-heldout")}   # of a place: the flags of train.py, of eval.py
 ALL = ("table2", "ablations", "scaling", "extensions", "precision")    # what the grid `all` stands for
