@@ -44,6 +44,7 @@ EVALUATIONS = {                          # flags of eval.py, by the name of the 
     "scaled": "--scale 0.5",
     "scaled-same-targets": "--protocol same-targets --scale 0.5,auto",
     "spread-same-targets": "--protocol same-targets --scale 2,4,8,16",
+    "spread-rope-same-targets": "--protocol same-targets --rope-scaling linear --factor 1/16",
     "extended-same-targets": "--protocol same-targets --rope-scaling linear,ntk,dynamic,yarn,dual-chunk",
     "precision-same-targets": "--protocol same-targets --dtype bf16,fp16,int8",
     "test-nonoverlap": "--split test",
@@ -129,7 +130,8 @@ GRIDS = {
                        "rope-nope4-window-log", "rope-then-nope", "alibi", "expe-on-k"), SAME), place=tuned.PRESET),
     "random": Grid(
         "Trained at random positions up to 16 times the trained length",
-        dict.fromkeys(("expe", "expe-on-k", "rope", "rope-random", "learned-random"), SAME)
+        dict.fromkeys(("expe", "expe-on-k", "rope", "learned-random"), SAME)
+        | {"rope-random": ("same-targets", "spread-rope-same-targets")}
         | dict.fromkeys(("expe-random", "expe-on-k-random"), ("same-targets", "spread-same-targets")),
         place=tuned.PRESET),
     "budget": Grid(
@@ -137,7 +139,7 @@ GRIDS = {
         dict.fromkeys((f"{name}{tokens}" for tokens in ("", "-tokens-x2", "-tokens-x4")
                        for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")), SAME), place=tuned.PRESET),
     "books": Grid(
-        "English novels, read on other authors' (python -m lab.books): the default and the best",
+        "English novels, scored on other authors': the default and the best",
         dict.fromkeys(("expe", "expe-x16", "expe-on-k-x1", "expe-on-k", "rope", "rope-base100", "alibi",
                        "alibi-x4-lr-x2"), SAME), place="books"),
 }

@@ -14,7 +14,7 @@ from config import InputError
 from eval import MULTIPLES
 from files import check_shape, read_json, read_text, write_whole
 from lab import pictures, tuned
-from lab.grids import EVALUATIONS, GAINS, GRIDS, LOSSES, PROBES, VARIANTS, Grid, flags_of, place_of
+from lab.grids import DATA, EVALUATIONS, GAINS, GRIDS, LOSSES, PROBES, VARIANTS, Grid, flags_of, place_of
 from lab.measures import MEASURES, interval_of_seeds
 from lab.pictures import Curve
 
@@ -22,9 +22,10 @@ NOTES = "\n## Notes\n"
 HEAD = ("# Results\n\nMade by `python -m lab.reproduce report` from the files under results/, one a run and "
         "evaluation; only the notes at the end are written by hand. Losses are in nats a token, as the mean over seeds "
         "± their standard deviation. 1x is the trained length. `nonoverlap` is the paper's protocol; `same-targets` "
-        "scores the same last tokens of each document with more and more context. 95% intervals (in brackets) are of "
-        "paired differences, for other seeds and other documents; one seed alone has none. docs/evidence.md says how "
-        "they are made, and what each protocol can and cannot show.\n")
+        "scores the same last tokens of each document with more and more context, and `16x - sliding` is less the loss "
+        "with 1x alone, at positions that are not scaled in any row. 95% intervals (in brackets) are of paired "
+        "differences, for other seeds and other documents; one seed alone has none. docs/evidence.md says how they "
+        "are made, and what each protocol can and cannot show.\n")
 NUMBER = int | float
 RUN = {"variant": str, "seed": int, "command": str, "weights": str, "dtype": str, "parameters": int, "tokens": int,
        "trained_length": int, "seconds": NUMBER,
@@ -291,7 +292,7 @@ def draw(name, preset, lines):
 
 def report():
     """Write RESULTS.md and the pictures from results/; its notes are kept."""
-    presets = sorted(path for path in Path("results").glob("*") if path.is_dir())
+    presets = sorted((path for path in Path("results").glob("*") if path.is_dir()), key=lambda path: path.name in DATA)
     if not presets:
         raise InputError("there is nothing under results/ to report: run a grid first, such as table2 --preset mini")
     notes = "\nWrite here: what stands below this heading is kept when the rest is made anew.\n"
