@@ -33,7 +33,8 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
     "rope-then-nope": f"--pe nope --init-from runs/{tuned.PRESET}/rope-s{{seed}} --steps 160",      # a tenth of mini's
     "learned-random": "--pe learned --n-positions 2048 --random-positions 2048",
 } | {f"{name}-random": f"{flags} --random-positions 2048"
-     for name, flags in {"expe": "--pe expe", "expe-on-k": "--pe expe --on k", "rope": "--pe rope"}.items()} | {
+     for name, flags in {"expe": "--pe expe", "expe-on-k": "--pe expe --on k", "rope": "--pe rope",
+                         "expe-on-k-x16": tuned.variants()["expe-on-k-x16"]}.items()} | {
     f"{name}-tokens-x{times}": f"{tuned.variants()[name]} --steps {times * 1600}"
     for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2") for times in (2, 4)}
 EVALUATIONS = {                          # flags of eval.py, by the name of the file that they fill
@@ -132,7 +133,8 @@ GRIDS = {
         "Trained at random positions up to 16 times the trained length",
         dict.fromkeys(("expe", "expe-on-k", "rope", "learned-random"), SAME)
         | {"rope-random": ("same-targets", "spread-rope-same-targets")}
-        | dict.fromkeys(("expe-random", "expe-on-k-random"), ("same-targets", "spread-same-targets")),
+        | dict.fromkeys(("expe-random", "expe-on-k-random", "expe-on-k-x16-random"),
+                        ("same-targets", "spread-same-targets")),
         place=tuned.PRESET),
     "budget": Grid(
         "Twice and four times the tokens, each method as it is best",

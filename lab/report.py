@@ -23,7 +23,7 @@ HEAD = ("# Results\n\nMade by `python -m lab.reproduce report` from the files un
         "evaluation; only the notes at the end are written by hand. Losses are in nats a token, as the mean over seeds "
         "± their standard deviation. 1x is the trained length. `nonoverlap` is the paper's protocol; `same-targets` "
         "scores the same last tokens of each document with more and more context, and `16x - sliding` is less the loss "
-        "with 1x alone, at positions that are not scaled in any row. 95% intervals (in brackets) are of paired "
+        "with 1x alone, by the run's way of reading that is best at that. 95% intervals (in brackets) are of paired "
         "differences, for other seeds and other documents; one seed alone has none. docs/evidence.md says how they "
         "are made, and what each protocol can and cannot show.\n")
 NUMBER = int | float
@@ -174,7 +174,9 @@ def losses_table(grid, preset, lines):
 def same_targets_tables(lines, than):
     """Losses with their differences, also from one of these lines, and the differences of each seed."""
     end = MULTIPLES[-1]
-    sliding = {line.variant: line.rows["sliding", 1] for line in reversed(lines)}      # positions as they were trained
+    sliding = {}                         # of each variant, by the way of reading that makes it lowest
+    for line in sorted(lines, key=lambda line: -np.mean([row["loss"] for row in line.rows["sliding", 1]])):
+        sliding[line.variant] = line.rows["sliding", 1]
     names, heads = ["run", "positions"], [f"{end}x - 1x", f"{end}x - sliding", f"1x - {than}'s", f"{end}x - {than}'s"]
     other, rows, by_seed = {line.label: line for line in lines}[than], [], []
     for line in lines:
