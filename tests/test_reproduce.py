@@ -14,7 +14,8 @@ import time
 import pytest
 from conftest import ROOT, command, refused
 
-from lab import pictures
+from eval import MULTIPLES
+from lab import pictures, report
 from lab.grids import EVALUATIONS, GRIDS, VARIANTS
 from lab.measures import student
 from runs import read_run
@@ -81,6 +82,15 @@ def test_numbers_of_the_report_are_those_of_the_files(grid):
     assert re.search(rf"\| exqpe \| scale auto \|.*\| {re.escape(found)} \|", text)
     rest = text.split("The differences by seed (0, 1)")[1]
     assert f"| exqpe | scale auto | {by_seed[0]:+.3f} {by_seed[1]:+.3f} |" in rest
+
+
+def test_each_way_of_reading_is_compared_with_the_best_sliding_window_of_its_run():
+    row = lambda loss: [{"loss": loss, "unit_losses": [loss, loss], "unit_targets": [8, 8]}]  # noqa: E731
+    rows = lambda loss, beside: {("same-targets", k): row(loss) for k in MULTIPLES} | {("sliding", 1): row(beside)}  # noqa: E731
+    for beside in (2.75, 2.5), (2.5, 2.75):
+        lines = [report.Line("expe", how, 16, rows(3.0, x)) for how, x in zip(("", "scale 4.0"), beside, strict=True)]
+        table, _ = report.same_targets_tables(lines, "expe")
+        assert [line.split(" | ")[9] for line in table.splitlines()] == ["16x - sliding", "---", "+0.500", "+0.500"]
 
 
 def test_a_report_of_one_seed_has_differences_and_no_interval(grid, tmp_path):
