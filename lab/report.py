@@ -175,7 +175,7 @@ def same_targets_tables(lines, than):
     """Losses with their differences, also from one of these lines, and the differences of each seed."""
     end = MULTIPLES[-1]
     sliding = {}                         # of each variant, by the way of reading that makes it lowest
-    for line in sorted(lines, key=lambda line: -np.mean([row["loss"] for row in line.rows["sliding", 1]])):
+    for line in sorted(lines, key=lambda line: -pictures.over_seeds([row["loss"] for row in line.rows["sliding", 1]])[0]):
         sliding[line.variant] = line.rows["sliding", 1]
     names, heads = ["run", "positions"], [f"{end}x - 1x", f"{end}x - sliding", f"1x - {than}'s", f"{end}x - {than}'s"]
     other, rows, by_seed = {line.label: line for line in lines}[than], [], []
@@ -294,7 +294,8 @@ def draw(name, preset, lines):
 
 def report():
     """Write RESULTS.md and the pictures from results/; its notes are kept."""
-    presets = sorted((path for path in Path("results").glob("*") if path.is_dir()), key=lambda path: path.name in DATA)
+    presets = [path for path in sorted(Path("results").glob("*")) if path.is_dir()]
+    presets.sort(key=lambda path: path.name in DATA)
     if not presets:
         raise InputError("there is nothing under results/ to report: run a grid first, such as table2 --preset mini")
     notes = "\nWrite here: what stands below this heading is kept when the rest is made anew.\n"
