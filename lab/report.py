@@ -175,8 +175,9 @@ def same_targets_tables(lines, than):
     """Losses with their differences, also from one of these lines, and the differences of each seed."""
     end = MULTIPLES[-1]
     sliding = {}                         # of each variant, by the way of reading that makes it lowest
-    for line in sorted(lines, key=lambda line: -pictures.over_seeds([row["loss"] for row in line.rows["sliding", 1]])[0]):
-        sliding[line.variant] = line.rows["sliding", 1]
+    for rows, variant in ((line.rows["sliding", 1], line.variant) for line in lines):
+        found = sliding.setdefault(variant, rows)
+        sliding[variant] = min(found, rows, key=lambda some: pictures.over_seeds([row["loss"] for row in some])[0])
     names, heads = ["run", "positions"], [f"{end}x - 1x", f"{end}x - sliding", f"1x - {than}'s", f"{end}x - {than}'s"]
     other, rows, by_seed = {line.label: line for line in lines}[than], [], []
     for line in lines:
