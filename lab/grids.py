@@ -137,9 +137,10 @@ GRIDS = {
                         ("same-targets", "spread-same-targets")),
         place=tuned.PRESET),
     "budget": Grid(
-        "Twice and four times the tokens, each method as it is best",
+        "Twice and four times the tokens, each method as it is best, on the test split",
         dict.fromkeys((f"{name}{tokens}" for tokens in ("", "-tokens-x2", "-tokens-x4")
-                       for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")), SAME), place=tuned.PRESET),
+                       for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")), ("test-same-targets",)),
+        place=tuned.PRESET),
     "books": Grid(
         "English novels, scored on other authors': the default and the best",
         dict.fromkeys(("expe", "expe-x16", "expe-on-k-x1", "expe-on-k", "rope", "rope-base100", "alibi",
