@@ -88,8 +88,8 @@ def test_a_trained_gain_of_a_head_is_theta_times_it_and_learns():
     assert torch.allclose(changed(TOKENS), keys_alone(theta=5 / 64)(TOKENS), rtol=0, atol=1e-12)
     changed(TOKENS, TOKENS).backward()
     assert all(gain.log.grad.abs().min() > 1e-9 for gain in gains)
-    for change, ratio in (causes.smaller_gains, 1 / 8), (causes.larger_gains, 8):
-        change(spread := keys_alone())
+    for name, ratio in ("smaller-gains", 1 / 8), ("larger-gains", 8):
+        causes.CAUSES[name][1](spread := keys_alone())
         weight, plain = spread.blocks[1].attn.qkv.weight, keys_alone().blocks[1].attn.qkv.weight
         times = torch.ones_like(plain)
         times[32 + 16 : 32 + 32, :8] = ratio  # W_k's rows of the second head, and the columns of the position
