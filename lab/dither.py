@@ -1,0 +1,91 @@
+"""ExPE's table in fewer bits, all else in fp32: what columns lose that are equal, and columns that are offset by j.
+
+    python -m lab.reproduce dither                        trains the runs that are named below, and others
+    python -m lab.dither runs/mini/*-start[18]-s[123] --json results/mini/dither.json
+
+Where neighbouring positions fall on one number of a format, equal columns merge them, and columns that are offset by j
+round at different places (docs/explained.md). The losses are those of same-targets. Runs whose names differ in their
+seed alone, as those of lab.reproduce do, are one row. Intervals are for other seeds and other documents.
+"""
+
+import itertools
+import re
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import cli
+from cli import CommandLine, new_file
+from config import InputError, Override
+from files import write_rows
+from lab.formats import round_to
+from lab.measures import Settings, held_out, same_targets, summary, usable
+from lab.report import paired
+from past.reading import Reader
+from runs import load_model
+
+MULTIPLES = (1, 4, 16)                   # of the trained length
+
+def int8(table):
+    """255 levels from minus to plus the table's largest number, as eval.py rounds weights."""
+    step = np.abs(table).max() / 127
+    return np.rint(table / step) * step
+
+FORMATS = {"fp32": np.asarray, "bf16": partial(round_to, dtype="bf16"), "fp16": partial(round_to, dtype="fp16"),
+           "int8": int8}
+FEWER = tuple(FORMATS)[1:]
+
+class Rounded(Reader):
+    """Reader whose table is rounded, each window's apart, and nothing else."""
+
+    format = "fp32"
+
+    def tables(self, n, cache=None):
+        rounded = {}
+        for settings, at in super().tables(n, cache).items():
+            rows = FORMATS[self.format](at.rows.double().numpy())
+            rounded[settings] = at._replace(rows=torch.from_numpy(rows).to(at.rows))
+        return rounded
+
+def losses_of(run, bar):
+    """A row for each format and multiple of the trained length, with the mean loss of each document's last targets."""
+    model, record = load_model(run, Rounded)
+    e, context = model.config.encoding, model.config.context
+    if not isinstance(e, Override) or e.on != "qk" or e.once or e.learn != "none":
+        raise InputError(f"{run} must have expe or exqpe on queries and keys, with no --once and no --learn")
+    settings, rows = Settings(context, MULTIPLES[-1] * context, context // 2, 1, None), []
+    documents = usable(held_out(run, record, "val", None)[1], settings.longest, None)
+    for model.format, multiple in itertools.product(FORMATS, MULTIPLES):
+        [windows] = same_targets(documents, multiple * context, settings)
+        rows.append({"run": run, "seed": record["train"]["seed"], "format": model.format, "multiple": multiple}
+                    | summary([windows], [model.window_losses(windows, bar)]))
+    return rows
+
+def main(argv=None):
+    parser = CommandLine(prog="python -m lab.dither", description=__doc__)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories of train.py, with expe or exqpe")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list")
+    with parser.one_line_errors():
+        args, rows = parser.parse_args(argv), []
+        for run in tqdm(args.runs, unit="run", leave=False, disable=None, bar_format=cli.BAR):
+            rows += losses_of(run, SimpleNamespace(update=int))
+        if args.json:
+            write_rows(args.json, rows)
+        found = {}
+        for row in rows:
+            name = re.sub("-s[0-9]+$", "", row["run"].rstrip("/"))
+            found.setdefault(name, {}).setdefault((row["multiple"], row["format"]), []).append(row)
+        print("the loss, and by how much it rises if the table is rounded: 95% intervals\n")
+        print(" " * 9 + "".join(f"{format:>23}" for format in FEWER))
+        for name, losses in found.items():
+            print(name)
+            for multiple in MULTIPLES:
+                exact = losses[multiple, "fp32"]
+                rises = [paired(losses[multiple, format], exact)[0].replace(",", "") for format in FEWER]
+                print(f"{multiple:2}x {np.mean([row['loss'] for row in exact]):.3f}" + ("{:>23}" * 3).format(*rises))
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""ExPE's table in fewer bits: what is rounded, what is not, and what equal columns lose."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, command, refused
+
+from config import EncodingConfig, ModelConfig
+from lab import dither
+from past.reading import Reader
+
+TOKENS = torch.arange(64)[None] % 50
+
+
+def model(constant=False, format="fp32"):
+    made = dither.Rounded(ModelConfig(2, 32, 2, 64, 50, encoding=EncodingConfig("expe", l=24, start=1.0,
+                                                                                constant=constant)))
+    for block in made.blocks:
+        block.attn.qkv.weight.data *= 20  # first weights are small, and so is what positions change
+    made.format = format
+    return made.eval()
+
+
+def test_each_format_is_torchs_own_or_a_quantizer_of_torch():
+    table = np.random.default_rng(0).normal(size=(50, 24)) * 3
+    for name, dtype in ("bf16", torch.bfloat16), ("fp16", torch.float16):
+        assert np.array_equal(dither.FORMATS[name](table), torch.from_numpy(table).to(dtype).double().numpy())
+    scale = float(np.abs(table).max() / 127)
+    expected = torch.fake_quantize_per_tensor_affine(torch.from_numpy(table).float(), scale, 0, -127, 127)
+    assert np.allclose(dither.FORMATS["int8"](table), expected, atol=1e-6)
+    assert len(np.unique(dither.FORMATS["int8"](np.linspace(-1, 1, 9999)))) == 255
+
+
+def test_the_table_alone_is_rounded():
+    n = np.arange(64)
+    exact, rounded = model(), model(format="bf16")
+    [at], [at16] = exact.tables(n).values(), rounded.tables(n).values()
+    assert torch.equal(at16.rows, at.rows.bfloat16().float()) and not torch.equal(at16.rows, at.rows)
+    reader = Reader(exact.config)
+    reader.load_state_dict(exact.state_dict())
+    with torch.no_grad():
+        assert torch.equal(exact(TOKENS), reader.eval()(TOKENS))
+        assert 1e-4 < (rounded(TOKENS) - exact(TOKENS)).abs().max()
+    rounded.format = "fp32"  # nothing is kept from format to format
+    with torch.no_grad():
+        assert torch.equal(rounded(TOKENS), exact(TOKENS))
+
+
+@pytest.mark.parametrize("format", ["bf16", "int8"])
+def test_equal_columns_merge_positions_that_offset_ones_keep_apart(format):
+    def apart(constant):  # how many of 64 neighbours have a mean over columns of their own
+        [at] = model(constant, format).tables(np.arange(64)).values()
+        return len(at.rows.double().mean(-1).unique())
+
+    assert apart(constant=True) < 40 and apart(constant=False) == 64
+
+
+def test_runs_of_one_name_are_one_row_with_an_interval(tokens, tmp_path):
+    flags = [*TINY[2:], "--l", "8", "--start", "1", "--data", tokens, "--steps", "3", "--batch-size", "4"]
+    for seed in 1, 2:
+        done = command("train.py", "--preset", "mini", "--pe", "expe", *flags, "--seed", seed, "--out", f"a-s{seed}",
+                       cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    done = command("lab.dither", "a-s1", "a-s2", "--json", "rows.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines, rows = done.stdout.splitlines(), json.loads((tmp_path / "rows.json").read_text())
+    assert [line.split()[0] for line in lines[2:]] == ["bf16", "a", "1x", "4x", "16x"] and max(map(len, lines)) <= 80
+    assert all(line.count("(") == 3 for line in lines[-3:]) and len(rows) == 2 * 4 * 3
+    done = command("eval.py", "a-s1", "--protocol", "same-targets", "--lengths", "16,64,256", "--json", "e.json",
+                   cwd=tmp_path)
+    scored = json.loads((tmp_path / "e.json").read_text())
+    exact = [row["loss"] for row in scored if row["protocol"] == "same-targets"]
+    found = [row["loss"] for row in rows if row["seed"] == 1 and row["format"] == "fp32"]
+    assert found == pytest.approx(exact, abs=1e-6)
+
+
+def test_runs_that_have_no_such_table_are_named(tokens, tmp_path):
+    done = command("train.py", "--preset", "mini", "--pe", "expe", "--on", "k", *TINY[2:], "--data", tokens, "--steps",
+                   "1", "--out", "k", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "k must have expe or exqpe on queries and keys" in refused(command("lab.dither", "k", cwd=tmp_path))
