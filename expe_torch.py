@@ -1,6 +1,6 @@
 """ExPE and ExQPE for any attention in PyTorch: one file that needs torch alone (pip install . and import expe_torch).
 
-    encoding = ExPE(l=24, theta=1 / (4 * context))           on="k": keys alone, which is exactly relative
+    encoding = ExPE(l=24, theta=64 / context)                on="k": keys alone, which is exactly relative
     h_q, h_k, h_v = encoding(h, positions)                   h (B, T, C) is what would have entered all three
     q, k, v = W_q(h_q), W_k(h_k), W_v(h_v)                   any number of heads, of keys fewer than of queries too
 

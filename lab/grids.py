@@ -98,7 +98,7 @@ GRIDS = {
          "rope": ("same-targets", "extended-same-targets")}),
     "precision": Grid(
         "ExPE and ExQPE in fewer bits (the claim of section 2.3)",
-        dict.fromkeys(("expe", "exqpe", "expe-on-k-x1"), ("same-targets", "precision-same-targets"))),
+        dict.fromkeys(("expe", "exqpe", "expe-on-k", "expe-on-k-x1"), ("same-targets", "precision-same-targets"))),
     "doors": Grid(
         "Which of W_q, W_k and W_v the override enters",
         dict.fromkeys(("expe-on-k-x1", "expe-on-q", "expe", "expe-on-qkv", "expe-once"), LOSSES)),

@@ -152,10 +152,15 @@ def paired(rows, others, key="unit_losses", other_key="unit_losses"):
     by_seed = " ".join(f"{x:+.3f}" for x in np.average(differences, axis=1, weights=targets))
     return f"{mean:+.3f}" + f" ({low:+.3f}, {high:+.3f})" * (not np.isnan(low)), by_seed
 
-def losses_table(grid, preset, lines):
-    """Ours by the paper's protocol beside the paper's numbers; what is comparable in another model is the rise."""
+def losses_table(grid, preset, lines, than):
+    """Ours by the paper's protocol, with their differences from one of these lines, beside the paper's numbers.
+
+    What is comparable in another model is the rise.
+    """
     end = MULTIPLES[max(map(len, grid.paper.values()), default=len(MULTIPLES)) - 1]
-    heads = ["run", "positions", *TIMES, f"rise to {end}x"]
+    ends = [("nonoverlap", multiple) for multiple in (1, MULTIPLES[-1])]
+    heads = ["run", "positions", *TIMES, f"rise to {end}x", *(f"{multiple}x - {than}'s" for _, multiple in ends)]
+    other = {line.label: line for line in lines}[than]
     if grid.paper:
         heads += [f"paper, 1x to {end}x", "paper's rise", "our rise - paper's"]
         heads += ["our losses - paper's"] if preset in grid.of else []
@@ -164,6 +169,7 @@ def losses_table(grid, preset, lines):
         losses = line.losses("nonoverlap")
         rises = losses[MULTIPLES.index(end)] - losses[0]
         cells = [line.variant, line.how, *map(mean_sd, losses), mean_sd(rises, "+.3f")]
+        cells += ["" if line is other else paired(line.rows[at], other.rows[at])[0] for at in ends]
         if paper := grid.paper.get((line.variant, line.how)):
             rise, over = paper[-1] - paper[0], losses[: len(paper)].mean(1) - paper
             cells += [" ".join(f"{loss:.2f}" for loss in paper), f"{rise:+.2f}", mean_sd([rises.mean() - rise], "+.2f")]
@@ -385,11 +391,11 @@ def section(name, grid, preset, files, seeds):
     lines = lines_of(grid, files, seeds)
     by = {protocol: [line for line in lines if (protocol, 1) in line.rows] for protocol in LOSSES}
     parts = [f"\n### {grid.title}\n", draw(name, preset, by)]
+    than = "expe" if "expe" in grid.evaluations and name != "tuned" else next(iter(grid.evaluations))
     if by["nonoverlap"]:
-        parts.append(f"By the paper's protocol (nonoverlap):\n\n{losses_table(grid, preset, by['nonoverlap'])}")
+        parts.append(f"By the paper's protocol (nonoverlap):\n\n{losses_table(grid, preset, by['nonoverlap'], than)}")
     if name == "table2":
         parts.append(which_of_two(lines))
-    than = "expe" if "expe" in grid.evaluations and name != "tuned" else next(iter(grid.evaluations))
     same_targets, by_seed = same_targets_tables(by["same-targets"], than)
     parts.append(f"The same targets with more and more context:\n\n{same_targets}")
     if len(seeds) > 1:
