@@ -111,7 +111,7 @@ GRIDS = {
         {**dict.fromkeys(("expe", "expe-x16", "exqpe"), ("test-same-targets", "test-held-same-targets")),
          **dict.fromkeys(("expe-on-k", "alibi-x4-lr-x2"), ("test-same-targets",))}, place=tuned.PRESET),
     "dither": Grid(
-        "The staggered ramp as a dither: a start at which fewer bits merge neighbouring positions",
+        "The staggered ramp as a dither: starts at which bf16 merges neighbours",
         dict.fromkeys((f"{name}-{start}" for start in ("start1", "start8")
                        for name in ("expe", "expe-constant", "exqpe", "expe-l8", "expe-constant-l8")),
                       ("same-targets", "precision-same-targets"))

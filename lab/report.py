@@ -274,6 +274,12 @@ def draw_bars(path, lines, protocol, title):
     losses = np.stack([line.losses(protocol)[few] for line in lines], axis=1)          # (few, lines, seeds)
     pictures.bars(path, [line.name for line in lines], [TIMES[i] for i in few], losses, title)
 
+MORE_PICTURES = {                        # of a grid: kind, what draws it, of which protocol, and its title
+    "table2": ("positions", draw_positions, "nonoverlap", "Loss by position"),
+    "ablations": ("bars", draw_bars, "nonoverlap", GRIDS["ablations"].title),
+    "gain": ("steps", draw_gains, "same-targets", "Loss by ExPE's gain, at 1 and 16 times the trained length"),
+}
+
 def draw(name, preset, lines):
     """The pictures of a grid, in pictures/; returns their Markdown."""
     Path("pictures").mkdir(exist_ok=True)
@@ -281,14 +287,12 @@ def draw(name, preset, lines):
     if name == "tuned":                                                    # of each method the first one: its best
         lines = {protocol: list({line.colour: line for line in reversed(found)}.values())[::-1]
                  for protocol, found in lines.items()}
-    losses = draw_differences if name == "precision" else draw_losses
+    if name == "dither":                                                   # what bf16 adds to what was trained in fp32
+        lines = {protocol: [line for line in found if line.how in ("", "bf16") and "bf16" not in line.variant]
+                 for protocol, found in lines.items()}
+    losses = draw_differences if name in ("precision", "dither") else draw_losses
     jobs = [(protocol, losses, protocol, title) for protocol in LOSSES if lines[protocol]]
-    if name == "ablations":
-        jobs.append(("bars", draw_bars, "nonoverlap", title))
-    if name == "table2":
-        jobs.append(("positions", draw_positions, "nonoverlap", "Loss by position"))
-    if name == "gain":
-        jobs.append(("steps", draw_gains, "same-targets", "Loss by ExPE's gain, at 1 and 16 times the trained length"))
+    jobs += [MORE_PICTURES[name]] if name in MORE_PICTURES else []
     for kind, job, protocol, words in jobs:
         path = Path("pictures") / f"{preset}-{name}-{kind}.png"
         where = f"{preset}, {pictures.PROTOCOLS[protocol]}{', the test split' * (name == 'tuned')}"
