@@ -7,8 +7,8 @@ r"""One thing changed in the model: does an ablation follow, do keys alone?
         --seeds 1,2,3
 
 In the paper "p is stable" loses 0.33 nats at the trained length. Up to four times that length l = 1 rises by 1.53 and
-"learn p" by 1.01. Ours do none of this, so the first causes are what a GPT may have otherwise. ("Learn p, random" does
-as in the paper, by the seed.) The last four are of ExPE on keys alone, whose gain they make another for each head, or
+"learn p" by 1.01. Ours do none of this, so the first causes are what a GPT may have otherwise. ("Learn p, random" is
+bad too, by the seed.) The last four are of ExPE on keys alone, whose gain they make another for each head, or
 which they join with RoPE. Each run is scored on val by the paper's protocol. The numbers of all runs stand in
 results/mini/causes.json, and what stands there is not trained again.
 """

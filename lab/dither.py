@@ -25,12 +25,12 @@ from lab.formats import round_to
 from lab.measures import Settings, held_out, same_targets, summary, usable
 from lab.report import paired
 from past.reading import Reader
-from runs import load_model
+from runs import load_model, read_run
 
 MULTIPLES = (1, 4, 16)                   # of the trained length
 
 def int8(table):
-    """255 levels from minus to plus the table's largest number, as eval.py rounds weights."""
+    """255 levels from minus to plus the table's largest number."""
     step = np.abs(table).max() / 127
     return np.rint(table / step) * step
 
@@ -44,19 +44,22 @@ class Rounded(Reader):
     format = "fp32"
 
     def tables(self, n, cache=None):
-        rounded = {}
-        for settings, at in super().tables(n, cache).items():
-            rows = FORMATS[self.format](at.rows.double().numpy())
-            rounded[settings] = at._replace(rows=torch.from_numpy(rows).to(at.rows))
-        return rounded
+        found = super().tables(n, cache)
+        return {settings: at._replace(rows=self.rounded(at.rows)) for settings, at in found.items()}
+
+    def rounded(self, rows):
+        return None if rows is None else torch.from_numpy(FORMATS[self.format](rows.double().numpy())).to(rows)
+
+def check(run):
+    e = read_run(run)[0].encoding
+    if not isinstance(e, Override) or e.on != "qk" or e.once or e.learn != "none":
+        raise InputError(f"{run} must have expe or exqpe on queries and keys, with no --once and no --learn")
 
 def losses_of(run, bar):
     """A row for each format and multiple of the trained length, with the mean loss of each document's last targets."""
     model, record = load_model(run, Rounded)
-    e, context = model.config.encoding, model.config.context
-    if not isinstance(e, Override) or e.on != "qk" or e.once or e.learn != "none":
-        raise InputError(f"{run} must have expe or exqpe on queries and keys, with no --once and no --learn")
-    settings, rows = Settings(context, MULTIPLES[-1] * context, context // 2, 1, None), []
+    context, rows = model.config.context, []
+    settings = Settings(context, MULTIPLES[-1] * context, context // 2, 1, None)
     documents = usable(held_out(run, record, "val", None)[1], settings.longest, None)
     for model.format, multiple in itertools.product(FORMATS, MULTIPLES):
         [windows] = same_targets(documents, multiple * context, settings)
@@ -70,6 +73,8 @@ def main(argv=None):
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list")
     with parser.one_line_errors():
         args, rows = parser.parse_args(argv), []
+        for run in args.runs:
+            check(run)
         for run in tqdm(args.runs, unit="run", leave=False, disable=None, bar_format=cli.BAR):
             rows += losses_of(run, SimpleNamespace(update=int))
         if args.json:
@@ -85,7 +90,8 @@ def main(argv=None):
             for multiple in MULTIPLES:
                 exact = losses[multiple, "fp32"]
                 rises = [paired(losses[multiple, format], exact)[0].replace(",", "") for format in FEWER]
-                print(f"{multiple:2}x {np.mean([row['loss'] for row in exact]):.3f}" + ("{:>23}" * 3).format(*rises))
+                mean = np.mean(np.array([row["loss"] for row in exact], dtype=float))   # nan, if one is not finite
+                print(f"{multiple:2}x {mean:.3f}" + ("{:>23}" * 3).format(*rises))
 
 if __name__ == "__main__":
     main()

@@ -74,10 +74,16 @@ def test_runs_of_one_name_are_one_row_with_an_interval(tokens, tmp_path):
     exact = [row["loss"] for row in scored if row["protocol"] == "same-targets"]
     found = [row["loss"] for row in rows if row["seed"] == 1 and row["format"] == "fp32"]
     assert found == pytest.approx(exact, abs=1e-6)
+    losses = {(row["format"], row["multiple"]): row["loss"] for row in rows if row["seed"] == 1}
+    assert all(losses[format, 16] != losses["fp32", 16] for format in ("bf16", "int8"))
 
 
-def test_runs_that_have_no_such_table_are_named(tokens, tmp_path):
-    done = command("train.py", "--preset", "mini", "--pe", "expe", "--on", "k", *TINY[2:], "--data", tokens, "--steps",
-                   "1", "--out", "k", cwd=tmp_path)
+def test_blocks_without_a_table_are_read_and_runs_that_have_none_are_named(tokens, tmp_path):
+    for name, more in ("bare", ["--nope-every", "2"]), ("log", []), ("k", ["--on", "k"]):
+        pe = "expe+log" if name == "log" else "expe"
+        done = command("train.py", "--preset", "mini", "--pe", pe, *more, *TINY[2:], "--data", tokens, "--steps", "1",
+                       "--out", name, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    done = command("lab.dither", "bare", "log", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "k must have expe or exqpe on queries and keys" in refused(command("lab.dither", "k", cwd=tmp_path))
+    assert "k must have expe or exqpe on queries and keys" in refused(command("lab.dither", "bare", "k", cwd=tmp_path))
