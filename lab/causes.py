@@ -167,6 +167,11 @@ def main(argv=None):
     parser.add_argument("train_flags", nargs="*", metavar="-- FLAGS", help="of train.py, for every run")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
+        if args.train_flags and not args.out:
+            parser.error("runs with flags of their own need a file of their own: add --out FILE")
+        for variant, cause, _ in asked(args):
+            if cause in OF_KEYS[1:] and "--pe expe" not in VARIANTS[variant]:
+                parser.error(f"{cause} changes what ExPE puts into W_k, which {variant} lacks: name a variant of expe")
         path = Path(args.out or f"results/{PRESET}/causes.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         with held(path.parent):

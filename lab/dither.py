@@ -73,8 +73,10 @@ def main(argv=None):
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list")
     with parser.one_line_errors():
         args, rows = parser.parse_args(argv), []
-        for run in args.runs:
+        for i, run in enumerate(args.runs):
             check(run)
+            if run in args.runs[:i]:
+                raise InputError(f"{run} is named twice: name each run once")
         for run in tqdm(args.runs, unit="run", leave=False, disable=None, bar_format=cli.BAR):
             rows += losses_of(run, SimpleNamespace(update=int))
         if args.json:
