@@ -25,7 +25,8 @@ HEAD = ("# Results\n\nMade by `python -m lab.reproduce report` from the files un
         "scores the same last tokens of each document with more and more context, and `16x - sliding` is less the loss "
         "with 1x alone, by the run's way of reading that is best at that. 95% intervals (in brackets) are of paired "
         "differences, for other seeds and other documents; one seed alone has none. docs/evidence.md says how they "
-        "are made, and what each protocol can and cannot show.\n")
+        "are made, and what each protocol can and cannot show. `expe-x16` has 16 times the paper's theta, `expe-on-k` "
+        "256 times and `expe-on-k-x1` once.\n")
 NUMBER = int | float
 RUN = {"variant": str, "seed": int, "command": str, "weights": str, "dtype": str, "parameters": int, "tokens": int,
        "trained_length": int, "seconds": NUMBER,
