@@ -66,7 +66,13 @@ def test_with_nothing_changed_it_is_train_pys_own_run_and_what_is_there_is_not_t
     assert done.returncode == 0 and first["losses"] == pytest.approx([scored[n] for n in (16, 32, 64, 256)], abs=1e-6)
     again = command(*asked, "--causes", "none", "--", *flags, "--steps", "7", cwd=tmp_path)
     assert again.returncode == 0 and json.loads((tmp_path / "c.json").read_text()) == [first, second]
-    assert "'new' is not one of none" in refused(command("lab.causes", "--causes", "new", cwd=tmp_path))
+    for words, said in {
+        "--causes new": "'new' is not one of none",
+        "-- --steps 2": "add --out FILE",
+        "--variants rope --causes trained-gains": "which rope lacks: name a variant of expe",
+    }.items():
+        assert said in refused(command("lab.causes", *words.split(), cwd=tmp_path))
+    assert not (tmp_path / "results").exists()
 
 
 def keys_alone(change=None, theta=1 / 64):

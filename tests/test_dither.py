@@ -87,3 +87,4 @@ def test_blocks_without_a_table_are_read_and_runs_that_have_none_are_named(token
     done = command("lab.dither", "bare", "log", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "k must have expe or exqpe on queries and keys" in refused(command("lab.dither", "bare", "k", cwd=tmp_path))
+    assert "log is named twice" in refused(command("lab.dither", "log", "log", cwd=tmp_path))

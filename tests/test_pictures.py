@@ -82,7 +82,7 @@ def test_every_variant_has_a_name_of_its_own_and_the_colour_of_its_encoding():
     assert pictures.colour("expe-on-k-x16") == pictures.colour("expe-on-k") != pictures.colour("expe-x16")
     for grid in GRIDS.values():                            # curves of one encoding have one colour and differ by dash
         assert len(set(map(pictures.colour, grid.evaluations))) == len(set(map(pictures.family, grid.evaluations)))
-    for name in ("ablations", "scaling", "extensions", "precision", "large"):
+    for name in ("ablations", "scaling", "extensions", "large"):
         assert len(set(map(pictures.colour, GRIDS[name].evaluations))) == len(GRIDS[name].evaluations)
     others = [pe for pe in ENCODINGS if (ROOT / f"zoo/{pe}.py").exists()]
     assert others and set(others) < set(pictures.NAMES)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import operator
 import os
 import re
 import shutil
@@ -57,14 +58,27 @@ def test_a_grid_leaves_runs_results_a_report_and_pictures(grid):
 
 def test_numbers_of_the_report_are_those_of_the_files(grid):
     text = (grid / "RESULTS.md").read_text()
-    at = [{(row["how"], row["length"]): row["loss"] for what in ("nonoverlap", "scaled")
+    at = [{(row["how"], row["length"]): row for what in ("nonoverlap", "scaled")
            for row in json.loads((grid / f"results/mini/expe-s{seed}.{what}.json").read_text())}
           for seed in (0, 1)]
+
+    def from_the_plain(length):
+        parts = [(part["scale 0.5", length], part["", length]) for part in at]
+        d = [[x - y for x, y in zip(row["unit_losses"], plain["unit_losses"], strict=True)] for row, plain in parts]
+        targets = parts[0][0]["unit_targets"]
+        weights = [x / sum(targets) for x in targets]
+        by_seed = [sum(map(operator.mul, x, weights)) for x in d]
+        mean, n = statistics.mean(by_seed), 1 / sum(w * w for w in weights)
+        spread = sum(w * ((x + y) / 2 - mean) ** 2 for w, x, y in zip(weights, *d, strict=True)) / (n - 1)
+        half = math.hypot(12.7062 * statistics.stdev(by_seed) / math.sqrt(2), student(n - 1) * math.sqrt(spread))
+        return f"{mean:+.3f} ({mean - half:+.3f}, {mean + half:+.3f})"
+
     for how in ("", "scale 0.5"):
-        losses = [[part[how, length] for part in at] for length in (16, 32, 64, 128, 256)]
+        losses = [[part[how, length]["loss"] for part in at] for length in (16, 32, 64, 128, 256)]
         cells = [f"{statistics.mean(x):.3f} ± {statistics.stdev(x):.3f}" for x in losses]
         rises = [b - a for a, b in zip(losses[0], losses[4], strict=True)]
         line = f"| expe | {how} | {' | '.join(cells)} | {statistics.mean(rises):+.3f} ± {statistics.stdev(rises):.3f} |"
+        line += f" {from_the_plain(16)} | {from_the_plain(256)} |" if how else "  |  |"
         numbers = {"": "2.63 2.59 2.71 5.19 7.56", "scale 0.5": "2.76 2.71 2.68 2.98 5.65"}[how]
         paper = float(numbers.split()[-1]) - float(numbers.split()[0])
         assert f"{line} {numbers} | {paper:+.2f} | {statistics.mean(rises) - paper:+.2f} |" in text
