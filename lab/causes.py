@@ -30,7 +30,7 @@ import fast
 import model_torch
 import train
 from cli import CommandLine, listed, pick_device
-from config import ENCODINGS, PRESETS
+from config import ENCODINGS, PRESETS, InputError, Override
 from files import held, read_json, write_rows
 from lab import measures
 from lab.grids import VARIANTS, flags_of
@@ -137,11 +137,18 @@ def losses(model, documents, context):
         found.append(total / (len(windows) * length))
     return found
 
+def configured(variant, cause, seed, args):
+    """The flags of train.py of one run, and the ModelConfig and TrainConfig that they make; InputError if none."""
+    words = shlex.split(f"{flags_of(variant)} {CAUSES[cause][0]} --seed {seed}") + args.train_flags
+    model_config, config = train.configure(train.command_line().parse_args(words), *PRESETS[PRESET])
+    if cause in OF_KEYS[1:] and not isinstance(model_config.encoding, Override):
+        raise InputError(f"{cause} changes what ExPE puts into W_k, which {variant} lacks: name a variant of expe")
+    return words, model_config, config
+
 def run(variant, cause, seed, args):
     """Train and score one model; a row of the file."""
-    flags, change = CAUSES[cause]
-    words = shlex.split(f"{flags_of(variant)} {flags} --seed {seed}") + args.train_flags
-    model_config, config = train.configure(train.command_line().parse_args(words), *PRESETS[PRESET])
+    change = CAUSES[cause][1]
+    words, model_config, config = configured(variant, cause, seed, args)
     folder = data.ensure(config.data, model_config.vocab_size, config.min_doc_tokens, config.max_tokens)
     tokens, context = data.open_split(folder, "train"), model_config.context
     torch.manual_seed(config.seed)
@@ -169,9 +176,8 @@ def main(argv=None):
         args = parser.parse_args(argv)
         if args.train_flags and not args.out:
             parser.error("runs with flags of their own need a file of their own: add --out FILE")
-        for variant, cause, _ in asked(args):
-            if cause in OF_KEYS[1:] and "--pe expe" not in VARIANTS[variant]:
-                parser.error(f"{cause} changes what ExPE puts into W_k, which {variant} lacks: name a variant of expe")
+        for wanted in asked(args):
+            configured(*wanted, args)                                      # all are right before the first is trained
         path = Path(args.out or f"results/{PRESET}/causes.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         with held(path.parent):

@@ -55,11 +55,11 @@ def check(run):
     if not isinstance(e, Override) or e.on != "qk" or e.once or e.learn != "none":
         raise InputError(f"{run} must have expe or exqpe on queries and keys, with no --once and no --learn")
 
-def losses_of(run, bar):
+def losses_of(run):
     """A row for each format and multiple of the trained length, with the mean loss of each document's last targets."""
     model, record = load_model(run, Rounded)
     context, rows = model.config.context, []
-    settings = Settings(context, MULTIPLES[-1] * context, context // 2, 1, None)
+    settings, bar = Settings(context, MULTIPLES[-1] * context, context // 2, 1, None), SimpleNamespace(update=int)
     documents = usable(held_out(run, record, "val", None)[1], settings.longest, None)
     for model.format, multiple in itertools.product(FORMATS, MULTIPLES):
         [windows] = same_targets(documents, multiple * context, settings)
@@ -78,7 +78,7 @@ def main(argv=None):
             if run in args.runs[:i]:
                 raise InputError(f"{run} is named twice: name each run once")
         for run in tqdm(args.runs, unit="run", leave=False, disable=None, bar_format=cli.BAR):
-            rows += losses_of(run, SimpleNamespace(update=int))
+            rows += losses_of(run)
         if args.json:
             write_rows(args.json, rows)
         found = {}
