@@ -95,91 +95,26 @@ def learned_rows(positions, context):
                          f"and none for position {outside[0]}")
     return n
 
-def rope_inv_freq(d_head, base=10000.0, scaling="none", factor=1.0, trained_length=512, length=None,
-                  **lists):
-    """RoPE's angle in radians by which each pair of dimensions turns per position. Su et al. 2021, section 3.2.2.
+def rope_inv_freq(d_head, base=10000.0):
+    """The angle in radians by which RoPE turns each pair of dimensions per position. Shape (d_head/2,), float64.
 
-        inv_freq_i = base^(-2i/D),  i = 0 .. D/2-1
+        inv_freq_i = base^(-2i/D),  i = 0 .. D/2-1                                Su et al. 2021, section 3.2.2
 
-    Past the trained length L, s being the factor:
-
-        linear   inv_freq_i / s: position interpolation (Chen et al. 2023)
-        ntk      base s^(D/(D-2)) for base (bloc97 2023): the first pair as it was, the last one slower by exactly s
-        dynamic  likewise, by s length/L - (s - 1) for s; up to the trained length nothing changes
-        yarn     pairs that turn 32 times or more in L positions as they were, those that turn once at most divided by
-                 s, and a straight ramp over i between the two (Peng et al. 2023, section 3.2)
-        llama3   likewise of those that turn 4 times or more and once at most, the ramp being over the number of turns
-                 (Llama 3.1's code; Meta 2024)
-        longrope inv_freq_i / x_i, of D/2 numbers x each: `long` past L, `short` up to it, all 1 if left out (Ding et
-                 al. 2024). A search finds them, model by model
-
-    Returns ((D/2,) float64, attention_factor): cosines and sines are to be multiplied by the factor, which is 1 but for
-    yarn: 0.1 ln s + 1 if s > 1 (its section 3.4; queries and keys both have it, so that scores get its square); and for
-    longrope: sqrt(1 + ln s / ln L) if s > 1. `length` is that of the whole sequence, which dynamic and longrope alone
-    read: one set of frequencies holds for all of its keys.
-    Raises ValueError for an odd d_head, a scaling that is not known, a factor of 0 or less or above 1e6, a base of 1 or
-    less, a length below 1 or left out where it is needed, and a d_head of 2 where the base changes.
+    Raises ValueError for an odd d_head and for a base of 1 or less. (past/scaling.py has the scalings for long texts.)
     """
     if _width("d_head", d_head) % 2:
         raise ValueError(f"d_head must be even for RoPE to pair its dimensions, got {d_head}")
-    if scaling not in ROPE_SCALINGS:
-        raise ValueError(f"scaling must be one of {', '.join(ROPE_SCALINGS)}, got {scaling!r}")
-    if not 0 < factor <= 1e6:
-        raise ValueError(f"factor must be above 0 and at most 1e6, got {factor!r}")
     if not 1 < base < np.inf:
         raise ValueError(f"base must be a finite number above 1, got {base!r}")
-    L = _width("trained_length", trained_length)
-    return ROPE_SCALINGS[scaling](d_head, float(base), factor, L, length, **lists)
+    return float(base) ** (-np.arange(0, d_head, 2) / d_head)                     # (D/2,)
 
-def _unscaled(D, base, s, L, length):
-    return base ** (-np.arange(0, D, 2) / D), 1.0                                 # (D/2,)
-
-def _linear(D, base, s, L, length):
-    return _unscaled(D, base, s, L, length)[0] / s, 1.0
-
-def _ntk(D, base, s, L, length):
-    if D == 2:
-        raise ValueError("d_head must be at least 4 to scale the base: a single pair turns by 1 whatever the base")
-    return _unscaled(D, base * s ** (D / (D - 2)), s, L, length)
-
-def _dynamic(D, base, s, L, length):
-    if length is None:
-        raise ValueError("dynamic needs the length of the whole sequence, got None")
-    return _ntk(D, base, max(1.0, s * _width("length", length) / L - (s - 1)), L, length)
-
-def _yarn(D, base, s, L, length):
-    def pair(turns):                                                              # that turns so often in L positions
-        return D * np.log(L / (2 * np.pi * turns)) / (2 * np.log(base))
-
-    low, high = max(np.floor(pair(32)), 0), min(np.ceil(pair(1)), D - 1)
-    ramp = np.clip((np.arange(D // 2) - low) / max(high - low, 0.001), 0, 1)      # a step where the two coincide
-    inv_freq, _ = _unscaled(D, base, s, L, length)
-    return inv_freq * (1 - ramp + ramp / s), 0.1 * np.log(s) + 1 if s > 1 else 1.0
-
-def _llama3(D, base, s, L, length):
-    inv_freq, _ = _unscaled(D, base, s, L, length)
-    ramp = np.clip((L * inv_freq / (2 * np.pi) - 1) / (4 - 1), 0, 1)              # of the turns in L positions
-    return inv_freq * (ramp + (1 - ramp) / s), 1.0
-
-def _longrope(D, base, s, L, length, long=(), short=None):
-    short = (1,) * len(long) if short is None else short
-    if length is None or L < 2 or not len(long) == len(short) == D // 2:
-        raise ValueError(f"longrope needs the length of the whole sequence, a trained length of at least 2, and D/2 = "
-                         f"{D // 2} numbers each, long and short; got {length}, {L}, {len(long)} and {len(short)}")
-    inv_freq, _ = _unscaled(D, base, s, L, length)
-    return inv_freq / np.array(long if length > L else short), np.sqrt(1 + np.log(s) / np.log(L)) if s > 1 else 1.0
-
-ROPE_SCALINGS = {"none": _unscaled, "linear": _linear, "ntk": _ntk, "dynamic": _dynamic, "yarn": _yarn,
-                 "llama3": _llama3, "longrope": _longrope}
-
-def rope_table(positions, d_head, base=10000.0, **scaling):
+def rope_table(positions, d_head, base=10000.0):
     """Cosines, then sines, of every pair's angle n * inv_freq_i. Shape (..., d_head). Su et al. 2021, equation 34.
 
-    The keywords scaling, factor, trained_length, length, long and short are rope_inv_freq's, and so is what it raises.
+    Raises ValueError as rope_inv_freq does, and for positions that are not integers.
     """
-    inv_freq, attention_factor = rope_inv_freq(d_head, base, **scaling)
-    angle = _integers(positions)[..., None] * inv_freq                            # (..., D/2)
-    return np.concatenate((np.cos(angle), np.sin(angle)), axis=-1) * attention_factor
+    angle = _integers(positions)[..., None] * rope_inv_freq(d_head, base)         # (..., D/2)
+    return np.concatenate((np.cos(angle), np.sin(angle)), axis=-1)
 
 def distances(queries, keys):
     """m - n for every query position m and key position n: (..., T) and (..., S) to (..., T, S)."""

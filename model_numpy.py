@@ -7,7 +7,7 @@ forward's list of calls, read upwards. Functions keep no state, and change no ar
 Where the paper's equations are (preprint's numbers; tables are in expe.py):
 
     1, 6, 8, 11    attention, softmax(q k^T / sqrt(D)) v      attend_forward
-    2, 4, 7, 9     q = W_q phi(h), k = W_k phi(h), v = W_v h  attention_forward, override_on
+    2, 4, 7, 9     q = W_q phi(h), k = W_k phi(h), v = W_v h  project_forward, override_on
     3, 5           phi, by ExPE's and by ExQPE's rows         phi_forward, expe_table, exqpe_table
     12             learned positions                          add_learned_forward
     13, 14         sinusoidal positions                       add_forward, sinusoidal_table
@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 import expe
-from config import InputError, Registry
+from config import CORE, zoo_module
 
 # ---- linear, embedding, dropout --------------------------------------------------------------------------------------
 
@@ -230,6 +230,7 @@ class Encoding(NamedTuple):
                     lambda dout, cache: (0, {}))
     shapes: Callable = lambda model: {}
     start: Callable = small_numbers
+    each_block: bool = False                                            # whether each block has parameters of its own
 
 def add_forward(x, table, learned):
     """out = x + table. x (B, T, C); table (..., T, C)."""
@@ -325,6 +326,10 @@ def rotate_backward(dq, dk, cache):
     cos, sin = cache
     return turn(dq, cos, -sin), turn(dk, cos, -sin), {}
 
+def score_divisor(q):
+    """What q k^T is divided by: sqrt(D). q (..., D)."""
+    return math.sqrt(q.shape[-1])
+
 def alibi_forward(q, k, h, table, learned):
     """bias = -slope (m - n), by a fixed slope for each head. table m - n (..., 1, T, S)."""
     slopes = expe.alibi_slopes(q.shape[1]).astype(table.dtype)                    # (H,)
@@ -357,7 +362,7 @@ def spread_backward(dout, cache):
 
 def shaw_score_forward(q, k, h, table, learned):
     """bias_mn = q_m . a_r / sqrt(D), r = table_mn. table (..., 1, T, S), a (r, D)."""
-    a = learned["keys"] * (1 / math.sqrt(q.shape[-1]))
+    a = learned["keys"] * (1 / score_divisor(q))
     bias, cache = spread_forward(q @ a.T, table, k.shape[2])                      # (B, H, T, r) to (B, H, T, S)
     return bias, (q, a, cache)
 
@@ -367,7 +372,7 @@ def shaw_score_backward(dbias, cache):
     dby_distance = spread_backward(dbias, cache)                                  # (B, H, T, r)
     dq = dby_distance @ a
     rows = dby_distance.reshape(-1, len(a))                                       # (B*H*T, r)
-    dkeys = rows.T @ q.reshape(len(rows), -1) * (1 / math.sqrt(q.shape[-1]))
+    dkeys = rows.T @ q.reshape(len(rows), -1) * (1 / score_divisor(q))
     return dq, 0, 0, {"keys": dkeys}
 
 def shaw_value_forward(p, table, learned):
@@ -393,21 +398,26 @@ def shaw_shapes(model):
     size = (model.encoding.max_distance * (1 if model.causal else 2) + 1, model.d_head)
     return {"keys": size, "values": size}
 
-ENCODINGS = Registry(                                                             # settings to doors
-    {
-        "nope": lambda settings: Encoding(),
-        "sinusoidal": lambda settings: Encoding(embed=(add_forward, add_backward)),
-        "learned": lambda settings: Encoding(embed=(add_learned_forward, add_learned_backward), shapes=learned_shapes),
-        "expe": overriding,
-        "exqpe": overriding,
-        "rope": lambda settings: Encoding(rotate=(rotate_forward, rotate_backward)),
-        "alibi": lambda settings: Encoding(score=(alibi_forward, alibi_backward)),
-        "t5": lambda settings: Encoding(score=(t5_score_forward, t5_score_backward), shapes=t5_shapes),
-        "shaw": lambda settings: Encoding(score=(shaw_score_forward, shaw_score_backward),
-                                          value=(shaw_value_forward, shaw_value_backward), shapes=shaw_shapes),
-    },
-    lambda module: module.doors,
-)
+ENCODINGS = {                                                                     # settings to doors
+    "nope": lambda settings: Encoding(),
+    "sinusoidal": lambda settings: Encoding(embed=(add_forward, add_backward)),
+    "learned": lambda settings: Encoding(embed=(add_learned_forward, add_learned_backward), shapes=learned_shapes),
+    "expe": overriding,
+    "exqpe": overriding,
+    "rope": lambda settings: Encoding(rotate=(rotate_forward, rotate_backward)),
+    "alibi": lambda settings: Encoding(score=(alibi_forward, alibi_backward)),
+    "t5": lambda settings: Encoding(score=(t5_score_forward, t5_score_backward), shapes=t5_shapes),
+    "shaw": lambda settings: Encoding(score=(shaw_score_forward, shaw_score_backward),
+                                      value=(shaw_value_forward, shaw_value_backward), shapes=shaw_shapes),
+}
+
+def doors_of(settings, config):
+    """The Encoding that these settings open, with the softmax of the model's config."""
+    make_doors = ENCODINGS[settings.pe] if settings.pe in CORE else zoo_module(settings.pe).doors
+    if config.softmax == "plain":
+        return make_doors(settings)
+    from zoo import softmax
+    return softmax.doors(make_doors(settings), settings, config)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -429,7 +439,7 @@ def attend_forward(q, k, v, h, encoding, table, learned, causal=True, window=0):
 
     q, k, v and y (B, H, T, D); the doors score, softmax and value of the encoding are here.
     """
-    scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.swapaxes(-1, -2)              # (B, H, T, S)
+    scores = (q * (1 / score_divisor(q))) @ k.swapaxes(-1, -2)                    # (B, H, T, S)
     bias, cache_score = encoding.score[0](q, k, h, table, learned)
     if bias is not None:
         scores += bias
@@ -453,8 +463,8 @@ def attend_backward(dy, cache):
     dq_score, dk_score, dh, down_score = encoding.score[1](dscores, cache_score)
     np.matmul(dscores, k, out=dq)
     np.matmul(dscores.swapaxes(-1, -2), q, out=dk)
-    dq *= 1 / math.sqrt(q.shape[-1])
-    dk *= 1 / math.sqrt(q.shape[-1])
+    dq *= 1 / score_divisor(q)
+    dk *= 1 / score_divisor(q)
     dq += dq_score
     dk += dk_score
     return dq, dk, dv, dh, down_value | down_softmax | down_score
@@ -469,28 +479,48 @@ def merge_heads(x):
     B, H, T, D = x.shape
     return x.swapaxes(1, 2).reshape(B, T, H * D)                                  # (B, T, C)
 
-def attention_forward(h, p, config, encoding, at, learned, window=0):
-    """out = W_proj attend(W_q h_q, W_k h_k, W_v h_v), the h's by the override door. h (B, T, C). Paper, equation 2."""
+def project_forward(h, p, n_heads, encoding, at, learned):
+    """q, k, v = W_q h_q, W_k h_k, W_v h_v, the h's by the override door, q and k rotated. The paper's equation 2."""
     parts, cache_override = encoding.override[0](h, at.rows, learned)             # (B, T, C) each, for W_q, W_k, W_v
     (q, cache_q), (k, cache_k), (v, cache_v) = map(linear_forward, parts, np.split(p["qkv.weight"], 3))
-    q, k, v = (split_heads(x, config.n_heads) for x in (q, k, v))                 # (B, H, T, D) each
+    q, k, v = (split_heads(x, n_heads) for x in (q, k, v))                        # (B, H, T, D) each
     q, k, cache_rotate = encoding.rotate[0](q, k, at.rows, learned)
-    y, cache_attend = attend_forward(q, k, v, h, encoding, at.pairs, learned, config.causal, window)
-    out, cache_proj = linear_forward(merge_heads(y), p["proj.weight"])            # (B, T, C)
-    caches = (cache_override, (cache_q, cache_k, cache_v), cache_rotate, cache_attend, cache_proj)
-    return out, (encoding, config.n_heads, caches)
+    return q, k, v, (encoding, cache_override, (cache_q, cache_k, cache_v), cache_rotate)
 
-def attention_backward(dout, cache):
-    """out = W_proj attend(W_q h_q, W_k h_k, W_v h_v): h gets gradients through each of the three, and from a bias."""
-    encoding, n_heads, (cache_override, cache_qkv, cache_rotate, cache_attend, cache_proj) = cache
-    dy, dw_proj = linear_backward(dout, cache_proj)                               # (B, T, C)
-    dq, dk, dv, dh_score, down_attend = attend_backward(split_heads(dy, n_heads), cache_attend)
+def project_backward(dq, dk, dv, cache):
+    """q, k, v = W_q h_q, W_k h_k, W_v h_v: h gets gradients through each of the three."""
+    encoding, cache_override, cache_qkv, cache_rotate = cache
     dq, dk, down_rotate = encoding.rotate[1](dq, dk, cache_rotate)                # (B, H, T, D) each
     merged = map(merge_heads, (dq, dk, dv))                                       # (B, T, C) each
     (dq, dw_q), (dk, dw_k), (dv, dw_v) = map(linear_backward, merged, cache_qkv)
     dh, down_override = encoding.override[1]((dq, dk, dv), cache_override)        # (B, T, C)
-    grads = {"qkv.weight": np.concatenate((dw_q, dw_k, dw_v)), "proj.weight": dw_proj}
-    return dh + dh_score, grads, summed(down_attend, down_rotate, down_override)
+    return dh, {"qkv.weight": np.concatenate((dw_q, dw_k, dw_v))}, down_rotate | down_override
+
+def output_forward(y, h, p):
+    """out = W_proj y, the heads side by side. y (B, H, T, D); h (B, T, C), the block's input, is not used here."""
+    out, cache = linear_forward(merge_heads(y), p["proj.weight"])                 # (B, T, C)
+    return out, (cache, y.shape[1])
+
+def output_backward(dout, cache):
+    """out = W_proj y: the gradients of y and of h, which is not used, and of the parameters."""
+    cache_proj, n_heads = cache
+    dy, dw_proj = linear_backward(dout, cache_proj)                               # (B, T, C)
+    return split_heads(dy, n_heads), 0, {"proj.weight": dw_proj}
+
+def attention_forward(h, p, config, encoding, at, learned, window=0):
+    """out = output(attend(project(h))). h and out (B, T, C)."""
+    q, k, v, cache_project = project_forward(h, p, config.n_heads, encoding, at, learned)
+    y, cache_attend = attend_forward(q, k, v, h, encoding, at.pairs, learned, config.causal, window)
+    out, cache_output = output_forward(y, h, p)                                   # (B, T, C)
+    return out, (cache_project, cache_attend, cache_output)
+
+def attention_backward(dout, cache):
+    """out = output(attend(project(h))): h gets gradients from all three."""
+    cache_project, cache_attend, cache_output = cache
+    dy, dh_output, grads_output = output_backward(dout, cache_output)             # (B, H, T, D)
+    dq, dk, dv, dh_score, down_attend = attend_backward(dy, cache_attend)
+    dh, grads_project, down_project = project_backward(dq, dk, dv, cache_project)
+    return dh + dh_score + dh_output, grads_project | grads_output, summed(down_attend, down_project)
 
 
 # ---- the block -------------------------------------------------------------------------------------------------------
@@ -538,36 +568,40 @@ def summed(*dicts):
 
 # ---- the loss --------------------------------------------------------------------------------------------------------
 
-def cross_entropy_forward(logits, targets):
-    """loss_i = -log softmax(logits_i)[target_i] in nats; returns all of them. logits (N, V), targets (N,), losses (N,).
+IGNORED = -100                                                                    # a target that the loss leaves out
 
-    Nothing overflows: with the row's largest logit subtracted, loss = log(sum exp(logits)) - logits[target].
+def cross_entropy_forward(logits, targets):
+    """loss_i = -log softmax(logits_i)[target_i] in nats, 0 where the target is IGNORED. logits (N, V), targets (N,).
+
+    Returns all losses (N,). Nothing overflows: with the row's largest logit subtracted, loss = log(sum exp(logits)) -
+    logits[target].
     """
-    at_target = (np.arange(len(targets)), targets)
+    counted = targets != IGNORED
+    at_target = (np.arange(len(targets)), np.where(counted, targets, 0))
     p = logits - logits.max(-1, keepdims=True)
     losses = -p[at_target]
     np.exp(p, out=p)
     total = p.sum(-1, keepdims=True)
     losses += np.log(total[:, 0])
     p /= total
-    return losses, (p, at_target)
+    return np.where(counted, losses, 0), (p, at_target, counted)
 
 def cross_entropy_backward(dlosses, cache):
     """loss = log(sum_j exp(z_j)) - z_target, so dz_i = dloss (p_i - [i = target]). Uses up its cache. dlosses (N,)."""
-    p, at_target = cache
+    p, at_target, counted = cache
     p[at_target] -= 1
-    p *= dlosses[:, None]
+    p *= (dlosses * counted)[:, None]
     return p
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 
 class Tables(NamedTuple):
-    """What an encoding knows of the positions n of one pass: config.EncodingConfig says what rows and pairs are."""
+    """What an encoding derives from the positions n of one pass: config.NoPE says what rows and pairs are."""
 
     rows: np.ndarray | None
     pairs: np.ndarray | None
-    n: np.ndarray | None = None          # where fast.Attention may ask for them
+    n: np.ndarray | None = None          # the positions themselves, for engine/fast.py
 
 def parameter_shapes(config):
     """{name: shape} of all parameters, in the order of torch's state_dict."""
@@ -577,22 +611,21 @@ def parameter_shapes(config):
     mlp = {"up.weight": (config.d_mlp, C), "down.weight": (C, config.d_mlp)}
     if config.mlp == "swiglu":
         mlp = {"gate.weight": (config.d_mlp, C), **mlp}
-    learned = lambda settings: over("encoding.", doors_of(settings).shapes(config))  # noqa: E731
     shapes = {"embedding.weight": (V, C)}
     for i in range(config.n_layers):
-        here = attn | learned(config.block(i)[0]) if config.block(i)[0].each_block else attn
-        block = over("norm1.", norm) | over("attn.", here) | over("norm2.", norm) | over("mlp.", mlp)
+        doors = doors_of(config.block(i)[0], config)
+        own = over("encoding.", doors.shapes(config)) if doors.each_block else {}
+        block = over("norm1.", norm) | over("attn.", attn | own) | over("norm2.", norm) | over("mlp.", mlp)
         shapes |= over(f"blocks.{i}.", block)
     shapes |= over("norm.", norm)
     if not config.tied:
         shapes["head.weight"] = (V, C)
-    return shapes if config.encoding.each_block else shapes | learned(config.encoding)
+    doors = doors_of(config.encoding, config)
+    return shapes if doors.each_block else shapes | over("encoding.", doors.shapes(config))
 
 def count_parameters(config):
-    """(all parameters, those without input embedding and the encoding's learned). A tied matrix counts once."""
-    sizes = {name: math.prod(shape) for name, shape in parameter_shapes(config).items()}
-    inputs = sum(size for name, size in sizes.items() if name == "embedding.weight" or "encoding." in name)
-    return sum(sizes.values()), sum(sizes.values()) - inputs
+    """The number of all parameters. A tied matrix counts once."""
+    return sum(math.prod(shape) for shape in parameter_shapes(config).values())
 
 def init_params(config, seed=0):
     """The first weights of a run, {name: float32}: those of model_torch.GPT(config, seed) too, which loads them.
@@ -601,7 +634,9 @@ def init_params(config, seed=0):
     1, bias 0. An embedding that is not the output layer too starts at 1, torch's own default: no smaller than the rows
     that the sinusoidal encoding adds to it. The encoding's own come last: every encoding starts from the same others.
     """
-    rng, shapes, start = np.random.default_rng(seed), parameter_shapes(config), doors_of(config.encoding).start
+    rng = np.random.default_rng(seed)
+    shapes = parameter_shapes(config)
+    start = doors_of(config.encoding, config).start
     params = dict.fromkeys(shapes)
     for name in sorted(shapes, key=lambda name: "encoding." in name):
         if "encoding." in name:
@@ -618,15 +653,14 @@ def forward(params, tokens, config, positions=None, masks=None):
     """The logits (B, T, V) of integer tokens (B, T), and the cache of backward.
 
     positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. masks: from dropout_masks; None for no dropout.
-    Raises ValueError for tokens or positions of a wrong shape or type, a token outside the vocabulary, and a position
-    without a row.
+    Raises ValueError for positions that are not integers, and for one without a row.
     """
-    check_tokens(tokens, "tokens", config)
-    n = check_positions(positions, *tokens.shape)
-    blocks, dtype = [config.block(i) for i in range(config.n_layers)], params["embedding.weight"].dtype
+    n = np.arange(tokens.shape[1]) if positions is None else np.asarray(positions)
+    dtype = params["embedding.weight"].dtype
+    blocks = [config.block(i) for i in range(config.n_layers)]
     at = {settings: tables(settings, n, config, dtype) for settings in {config.encoding, *(s for s, _ in blocks)}}
+    encoding = doors_of(config.encoding, config)
     shared = under("encoding.", params)
-    encoding = Encoding() if config.encoding.each_block else doors_of(config.encoding)
     masks = itertools.repeat(None) if masks is None else iter(masks)
 
     x, cache_embedding = embedding_forward(tokens, params["embedding.weight"])    # (B, T, C)
@@ -635,8 +669,9 @@ def forward(params, tokens, config, positions=None, masks=None):
     cache_blocks = []
     for i, (settings, window) in enumerate(blocks):
         p = under(f"blocks.{i}.", params)
-        learned = under("attn.encoding.", p) if settings.each_block else shared
-        x, cache = block_forward(x, p, config, doors_of(settings), at[settings], learned, window, masks)
+        doors = doors_of(settings, config)
+        learned = under("attn.encoding.", p) if doors.each_block else shared
+        x, cache = block_forward(x, p, config, doors, at[settings], learned, window, masks)
         cache_blocks.append(cache)
     h, cache_norm = NORMS[config.norm][0](x, config.norm_eps, **under("norm.", params))
     logits, cache_head = linear_forward(h, params[output_name(config)])           # (B, T, V)
@@ -651,7 +686,7 @@ def backward(dlogits, cache):
     for i in reversed(range(config.n_layers)):
         dx, dblock, down = block_backward(dx, cache_blocks[i])
         grads |= over(f"blocks.{i}.", dblock)
-        each = config.block(i)[0].each_block
+        each = doors_of(config.block(i)[0], config).each_block
         downs.append(over(f"blocks.{i}.attn.encoding." if each else "encoding.", down))
     dx = dropout_backward(dx, mask)
     dx, down = encoding.embed[1](dx, cache_embed)
@@ -660,40 +695,26 @@ def backward(dlogits, cache):
     grads = summed(grads, *downs, over("encoding.", down), *ends)                 # blocks may share parameters
     return {name: grads[name] for name in parameter_shapes(config)}
 
-def loss_and_grads(params, tokens, targets, config, positions=None, masks=None, at=None):
-    """(mean cross-entropy in nats, {name: gradient}). targets are integers (B, T) as tokens are; else as forward.
-
-    at, (B, k): the places of each sequence whose targets these are, (B, k); all if left out.
-    """
-    check_tokens(tokens, "tokens", config)
-    check_tokens(targets, "targets", config, (tokens if at is None else at).shape)
+def loss_and_grads(params, tokens, targets, config, positions=None, masks=None):
+    """(mean cross-entropy in nats, {name: gradient}). targets (B, T) may be IGNORED. The rest is as in forward."""
     logits, cache = forward(params, tokens, config, positions, masks)
-    asked = logits[places(at)]                                                    # (B, T or k, V)
-    losses, cache_loss = cross_entropy_forward(asked.reshape(-1, config.vocab_size), targets.ravel())
-    dlosses, dlogits = np.full_like(losses, 1 / losses.size), np.zeros_like(logits)            # loss = mean(losses)
-    dlogits[places(at)] = cross_entropy_backward(dlosses, cache_loss).reshape(asked.shape)
-    return losses.mean(), backward(dlogits, cache)
+    losses, cache_loss = cross_entropy_forward(logits.reshape(-1, config.vocab_size), targets.ravel())
+    n_targets = np.count_nonzero(targets != IGNORED)
+    dlosses = np.full_like(losses, 1 / n_targets)                                 # loss = sum(losses) / n_targets
+    dlogits = cross_entropy_backward(dlosses, cache_loss).reshape(logits.shape)
+    return losses.sum() / losses.dtype.type(n_targets), backward(dlogits, cache)
 
-def token_losses(params, tokens, targets, config, positions=None, at=None):
-    """The cross-entropy of each target in nats, in their shape; arguments as loss_and_grads has them."""
-    check_tokens(tokens, "tokens", config)
-    check_tokens(targets, "targets", config, (tokens if at is None else at).shape)
+def token_losses(params, tokens, targets, config, positions=None):
+    """The cross-entropy of each target in nats, (B, T), 0 where it is IGNORED; arguments as loss_and_grads has them."""
     logits, _ = forward(params, tokens, config, positions)
-    losses, _ = cross_entropy_forward(logits[places(at)].reshape(-1, config.vocab_size), targets.ravel())
+    losses, _ = cross_entropy_forward(logits.reshape(-1, config.vocab_size), targets.ravel())
     return losses.reshape(targets.shape)
-
-def places(at):
-    """The index of what is asked for in an array (B, T, ...)."""
-    return ... if at is None else (np.arange(len(at))[:, None], at)
-
-def doors_of(settings):
-    """The Encoding that these settings open."""
-    return ENCODINGS[settings.pe](settings)
 
 def tables(settings, positions, config, dtype):
     """The Tables of an encoding: exact in float64 or integers, floats cast once."""
-    found = settings.rows(positions, config), settings.pairs(positions, positions, config)
-    return Tables(*(x.astype(dtype) if x is not None and x.dtype.kind == "f" else x for x in found))
+    rows = settings.rows(positions, config)
+    pairs = settings.pairs(positions, positions, config)
+    return Tables(*(x.astype(dtype) if x is not None and x.dtype.kind == "f" else x for x in (rows, pairs)))
 
 def output_name(config):
     return "embedding.weight" if config.tied else "head.weight"
@@ -703,23 +724,6 @@ def dropout_masks(config, B, T, rng, dtype=np.float32):
     for _ in range(1 + 2 * config.n_layers):
         kept = rng.random((B, T, config.d_model), dtype=np.float32) >= config.dropout
         yield kept * np.dtype(dtype).type(1 / (1 - config.dropout))
-
-def check_tokens(tokens, name, config, shape=None, look=True):
-    """InputError unless these are integers of the shape (B, T), or of the shape given, and, by a look, all below V."""
-    dtype = str(getattr(tokens, "dtype", type(tokens).__name__)).removeprefix("torch.")
-    found = tuple(getattr(tokens, "shape", ()))
-    if "int" not in dtype or len(found) != 2 or 0 in found or found != (shape or found):
-        raise InputError(f"{name} must be integers of shape {shape or '(B, T)'}, got {dtype} of {found}")
-    if look and (tokens.min() < 0 or tokens.max() >= config.vocab_size):
-        wrong = int(tokens.min() if tokens.min() < 0 else tokens.max())
-        raise InputError(f"{name} must be from 0 to {config.vocab_size - 1}, got {wrong}")
-
-def check_positions(positions, B, T):
-    """Positions as an array, 0 .. T-1 for None; InputError unless they are integers of shape (T,) or (B, T)."""
-    n = np.arange(T) if positions is None else np.asarray(positions)
-    if n.dtype.kind not in "iu" or n.shape not in ((T,), (B, T)):
-        raise InputError(f"positions must be integers of shape ({T},) or ({B}, {T}), got {n.dtype} of {n.shape}")
-    return n
 
 
 # ---- the optimizer ---------------------------------------------------------------------------------------------------
@@ -744,7 +748,8 @@ def adamw_step(params, grads, state, lr, beta1=0.9, beta2=0.95, eps=1e-8, weight
         w = w - lr decay w - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
     """
     state["step"] += 1
-    unbias1, unbias2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
+    unbias1 = 1 - beta1 ** state["step"]
+    unbias2 = 1 - beta2 ** state["step"]
     for name, whole in params.items():
         decay = weight_decay if whole.ndim >= 2 else 0.0
         for rows in row_blocks(whole):

@@ -1,7 +1,7 @@
 """The GPT in PyTorch, as plain as it can be said, with six doors for a positional encoding.
 
-This is the clean version. Others make it fast (fast.py) and take it past the trained length (past/): each replaces a
-part that GPT is given, and tests hold it equal to what stands here. model_numpy.py is the same model by hand.
+This is the plain version. Others make it fast (engine/fast.py) and take it past the trained length (past/): each
+replaces a part that GPT is given, and tests compare it with what stands here. model_numpy.py is the same model by hand.
 
 B batch, T query length, S key length (here S = T), H heads, D width of a head, C = H*D model width, V vocabulary,
 l overridden dimensions, n a position.
@@ -13,13 +13,21 @@ norm "rmsnorm" with mlp "swiglu" makes it the Llama-style model of the paper's t
 
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import model_numpy
-from config import EncodingConfig, Registry
-from expe import alibi_slopes, distances
+from config import CORE, zoo_module
+from expe import alibi_slopes
+
+# ---- what scores are divided by --------------------------------------------------------------------------------------
+
+def score_divisor(q):
+    """What q k^T is divided by: sqrt(D). q (..., D)."""
+    return math.sqrt(q.shape[-1])
+
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
@@ -32,13 +40,15 @@ class Encoding(nn.Module):
 
     softmax = None                       # softmax(scores): in the place of the plain one; masked scores (B, H, T, S)
     value = None                         # value(weights, table): added to the attention's output, (B, H, T, D)
-    linear = None                        # linear(q, h, w, n): a score that is a product of two numbers, for fast.py
+    linear = None                        # linear(q, h, w, n): a score that is a product of two numbers: engine/fast.py
     keeps_input = False                  # whether the score reads the block's input h of all keys: caches keep it then
 
     def __init__(self, settings, config):
         super().__init__()
         self.settings = settings
-        for name, shape in model_numpy.doors_of(settings).shapes(config).items():
+        doors = model_numpy.doors_of(settings, config)
+        self.each_block = doors.each_block
+        for name, shape in doors.shapes(config).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
 
     def embed(self, x, table):
@@ -79,12 +89,12 @@ class ExPE(Encoding):
         phi = torch.cat((table.expand(*h.shape[:-1], l), h[..., l:]), -1)  # equation 3
         return [phi if part in self.settings.on else h for part in "qkv"]  # equation 2
 
-class KeysAlone(ExPE):
-    """ExPE with --on k: a position adds one vector to its key, times n, and so a number of the query's to the score."""
+class ExPEOnKeys(ExPE):
+    """ExPE-K, --on k: a position adds one vector to its key, times n, and so a number of the query's to the score."""
 
     def linear(self, q, h, w, n):
         step = self.settings.scale * self.settings.theta * w[..., : self.settings.l].sum(-1)           # (H, D)
-        return (q * step[:, None]).sum(-1) / math.sqrt(q.shape[-1]), n                 # (B, H, T), (..., 1, S)
+        return (q * step[:, None]).sum(-1) / score_divisor(q), n                       # (B, H, T), (..., 1, S)
 
 class ExPEAblation(ExPE):
     """Table 7: --once overrides the residual stream before block 1 and nothing after that; --learn trains two numbers
@@ -100,12 +110,11 @@ class ExPEAblation(ExPE):
     def override(self, h, table):
         return (h, h, h) if self.settings.once else super().override(h, self.trained(table))
 
-def exqpe(settings, config, keys_alone=ExPE):
-    kind = keys_alone if settings.on == "k" else ExPE
-    return (ExPEAblation if settings.once or settings.learn != "none" else kind)(settings, config)
-
-def expe(settings, config):
-    return exqpe(settings, config, KeysAlone)
+def override_class(settings, on_keys):
+    """The class of ExPE or ExQPE with these settings; on_keys: that of an override of the keys only."""
+    if settings.once or settings.learn != "none":
+        return ExPEAblation
+    return on_keys if settings.on == "k" else ExPE
 
 class RoPE(Encoding):
     """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions turns by the angle n * inv_freq_i."""
@@ -161,18 +170,33 @@ class Shaw(Encoding):
     """
 
     def score(self, q, k, h, table):
-        by_distance = q @ self.keys.T / math.sqrt(q.shape[-1])                         # (B, H, T, r)
+        by_distance = q @ self.keys.T / score_divisor(q)                               # (B, H, T, r)
         return by_distance.gather(-1, table.expand(*q.shape[:2], *table.shape[-2:]))   # (B, H, T, S)
 
     def value(self, weights, table):
         by_distance = weights.new_zeros(*weights.shape[:-1], len(self.values))         # (B, H, T, r)
         return by_distance.scatter_add(-1, table.expand_as(weights), weights) @ self.values            # (B, H, T, D)
 
-ENCODINGS = Registry(
-    {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": expe, "exqpe": exqpe, "rope": RoPE,
-     "alibi": ALiBi, "t5": T5, "shaw": Shaw},
-    lambda module: module.torch_class(),
-)
+ENCODINGS = {                                                              # settings to the class of their module
+    "nope": lambda settings: Encoding,
+    "sinusoidal": lambda settings: Sinusoidal,
+    "learned": lambda settings: Learned,
+    "expe": lambda settings: override_class(settings, ExPEOnKeys),
+    "exqpe": lambda settings: override_class(settings, ExPE),
+    "rope": lambda settings: RoPE,
+    "alibi": lambda settings: ALiBi,
+    "t5": lambda settings: T5,
+    "shaw": lambda settings: Shaw,
+}
+
+def make_encoding_module(settings, config):
+    """The Encoding of these settings, with the softmax of the model's config."""
+    kind = ENCODINGS[settings.pe](settings) if settings.pe in CORE else zoo_module(settings.pe).torch_class()
+    encoding = kind(settings, config)
+    if config.softmax != "plain":
+        from zoo import softmax
+        softmax.set_softmax(encoding, config)
+    return encoding
 
 
 # ---- the layers ------------------------------------------------------------------------------------------------------
@@ -225,40 +249,66 @@ def unseen(T, S, causal, window, device):
     return ahead | one.tril(S - T - window) if window else ahead
 
 class Attention(nn.Module):
-    """Multi-head attention, the paper's equations 1 and 2, with the encoding and the window of one block."""
+    """Multi-head attention, the paper's equations 1 and 2, with the encoding and the window of one block.
+
+    Its steps are project, attend (or scores, where the weights themselves are needed) and output. Classes that are
+    faster or read with a cache override a step, and share the others.
+    """
 
     def __init__(self, config, encoding, window):
         super().__init__()
-        self.n_heads, self.causal, self.window = config.n_heads, config.causal, window
+        self.n_heads = config.n_heads
+        self.causal = config.causal
+        self.window = window
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)           # W_q, W_k and W_v, stacked
         self.proj = nn.Linear(config.d_model, config.d_model, bias=False)
-        if encoding.settings.each_block:
+        if encoding.each_block:
             self.encoding = encoding
         else:
             self.__dict__["encoding"] = encoding                                       # shared: GPT's own parameters
 
     def forward(self, h, at):
-        q, k, v = self.heads(project(self.encoding.override(h, at.rows), self.qkv.weight))     # (B, H, T, D) each
-        q, k = self.encoding.rotate(q, k, at.rows)
+        q, k, v = self.project(h, at)                                                  # (B, H, T, D) each
         y = self.attend(q, k, v, self.encoding.score(q, k, h, at.pairs), at.pairs)     # (B, H, T, D)
-        return self.proj(y.transpose(1, 2).flatten(2))                                 # (B, T, C)
+        return self.output(y, h)                                                       # (B, T, C)
+
+    def project(self, h, at):
+        """The queries, keys and values of a block's input h (B, T, C), (B, H, T, D) each."""
+        q, k, v = self.heads(project(self.encoding.override(h, at.rows), self.qkv.weight))
+        return *self.encoding.rotate(q, k, at.rows), v
 
     def heads(self, parts):
         return (x.unflatten(-1, (self.n_heads, -1)).transpose(-2, -3) for x in parts)  # (..., T, C) to (..., H, T, D)
 
     def attend(self, q, k, v, bias, table):
         """softmax(q k^T / sqrt(D) + bias) v over the keys that are seen, and what the encoding's value door adds."""
-        T, S, fused = q.shape[2], k.shape[2], self.encoding.value is None and self.encoding.softmax is None
-        if bias is None and not self.window and fused and T in (1, S):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and T > 1)
-        bias = q.new_zeros(T, S) if bias is None else bias.type_as(q)
-        if (never := unseen(T, S, self.causal, self.window, q.device)) is not None:
-            bias = bias.masked_fill(never, -math.inf)
-        if fused:                                                                      # if bias has 2 or 4 axes
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None] if bias.ndim == 3 else bias)
-        scores, soften = q @ k.mT / math.sqrt(q.shape[-1]) + bias, self.encoding.softmax or nn.Softmax(-1)
-        weights = soften(scores)                                                       # (B, H, T, S)
+        T, S = q.shape[2], k.shape[2]
+        plain_softmax = self.encoding.value is None and self.encoding.softmax is None
+        if plain_softmax and bias is None and not self.window and T in (1, S):
+            causal = self.causal and T > 1
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1 / score_divisor(q))
+        bias = self.mask(q, k, bias)
+        if plain_softmax:                                                              # if bias has 2 or 4 axes
+            bias = bias[None] if bias.ndim == 3 else bias
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1 / score_divisor(q))
+        soften = self.encoding.softmax or nn.Softmax(-1)
+        weights = soften(self.scores(q, k) + bias)                                     # (B, H, T, S)
         return weights @ v + (self.encoding.value(weights, table) if self.encoding.value else 0)
+
+    def scores(self, q, k):
+        """q k^T / sqrt(D), (B, H, T, S)."""
+        return q @ k.mT / score_divisor(q)
+
+    def mask(self, q, k, bias):
+        """The bias, or 0, with -inf at keys that are not seen."""
+        T, S = q.shape[2], k.shape[2]
+        bias = q.new_zeros(T, S) if bias is None else bias.type_as(q)
+        never = unseen(T, S, self.causal, self.window, q.device)
+        return bias if never is None else bias.masked_fill(never, -math.inf)
+
+    def output(self, y, h):
+        """W_proj y, (B, T, C), of the heads' y (B, H, T, D); h (B, T, C), the block's input, is not used here."""
+        return self.proj(y.transpose(1, 2).flatten(2))                                 # (B, T, C)
 
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), with dropout on what is added."""
@@ -278,7 +328,10 @@ class Block(nn.Module):
 # ---- the model -------------------------------------------------------------------------------------------------------
 
 def cross_entropy(h, w, targets, reduction="mean"):
-    """-log softmax(h W^T) at targets (B, T), in nats: the mean, or by "none" all. h (B, T, C), w (V, C)."""
+    """-log softmax(h W^T) at targets (B, T), in nats: the mean, or all by "none". h (B, T, C), w (V, C).
+
+    Targets of -100 are left out: of the mean, and with "none" their loss is 0.
+    """
     logits = F.linear(h, w)                                                            # (B, T, V)
     losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), reduction=reduction)
     return losses if reduction == "mean" else losses.view(targets.shape)
@@ -286,60 +339,59 @@ def cross_entropy(h, w, targets, reduction="mean"):
 class GPT(nn.Module):
     """A decoder-only transformer with any encoding of config.ENCODINGS.
 
-    tokens: integers below V, (B, T). With targets, likewise, it returns the scalar mean cross-entropy in nats, without
-    them the logits (B, T, V); at, (B, k), asks for k places of each sequence alone. positions: any integers, (T,) or
-    (B, T); 0 .. T-1 if left out. Any length works, save for `learned`. Raises ValueError for a wrong shape or dtype, a
-    token outside the vocabulary, and a position without a row. Its first weights are model_numpy.init_params of the
-    seed.
+    tokens: integers below V, (B, T). With targets, likewise or -100, it returns the scalar mean cross-entropy in nats,
+    without them the logits (B, T, V). positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. Any length works,
+    save for `learned`. Raises ValueError for positions that are not integers, and for one without a row. Its first
+    weights are model_numpy.init_params of the seed.
 
-    attention, dropout and cross_entropy are the parts of which fast.py and past/ have others; how: what `tables` takes
-    besides, there.
+    attention, dropout and cross_entropy are the parts of which engine/fast.py and past/ have others.
     """
 
     def __init__(self, config, seed=0, attention=Attention, dropout=nn.Dropout, cross_entropy=cross_entropy):
         super().__init__()
-        self.config, self.cross_entropy, self._tables = config, cross_entropy, (None, None)
+        self.config = config
+        self.cross_entropy = cross_entropy
+        self._tables = (None, None)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.dropout = dropout(config.dropout)
-        shared, blocks = {}, []                                         # one encoding for all blocks of a kind
-        for settings, window in map(config.block, range(config.n_layers)):
-            encoding = shared.get(settings) or ENCODINGS[settings.pe](settings, config)
-            if not settings.each_block:
+        self.blocks = nn.ModuleList()
+        shared = {}                                                     # one encoding for all blocks of a kind
+        for i in range(config.n_layers):
+            settings, window = config.block(i)
+            encoding = shared.get(settings) or make_encoding_module(settings, config)
+            if not encoding.each_block:
                 shared[settings] = encoding
-            blocks.append(Block(config, attention(config, encoding, window), dropout(config.dropout)))
-        self.blocks = nn.ModuleList(blocks)
+            self.blocks.append(Block(config, attention(config, encoding, window), dropout(config.dropout)))
         self.norm = NORMS[config.norm](config.d_model, eps=config.norm_eps)
         if not config.tied:
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.encoding = shared.get(config.encoding) or Encoding(EncodingConfig(), config)
+        self.encoding = shared.get(config.encoding)                     # None where each block has its own
         weights = model_numpy.init_params(config, seed)
         self.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
 
-    def forward(self, tokens, targets=None, positions=None, **how):
-        h = self.hidden(tokens, positions, **how)                                      # (B, T, C)
+    def forward(self, tokens, targets=None, positions=None, **options):
+        h = self.hidden(tokens, positions, **options)                                  # (B, T, C)
         if targets is None:
             return F.linear(h, self.output_weight)                                     # (B, T, V)
-        self.check(targets, "targets", tuple(h.shape[:2]))
         return self.cross_entropy(h, self.output_weight, targets)
 
     @torch.no_grad()
-    def token_losses(self, tokens, targets, positions=None, **how):
-        """The cross-entropy of each target in nats, (B, T)."""
-        h = self.hidden(tokens, positions, **how)
-        self.check(targets, "targets", tuple(h.shape[:2]))
+    def token_losses(self, tokens, targets, positions=None, **options):
+        """The cross-entropy of each target in nats, (B, T), 0 where it is -100."""
+        h = self.hidden(tokens, positions, **options)
         return self.cross_entropy(h, self.output_weight, targets, reduction="none")
 
-    def hidden(self, tokens, positions=None, at=None, **how):
-        """The final norm's output (B, T, C): what the output layer reads. at: at these places alone, (B, k)."""
-        self.check(tokens, "tokens")
-        positions = positions.cpu() if torch.is_tensor(positions) else positions
-        tables = self.tables(model_numpy.check_positions(positions, *tokens.shape), **how)
+    def hidden(self, tokens, positions=None, **options):
+        """The final norm's output (B, T, C): what the output layer reads."""
+        n = np.arange(tokens.shape[1]) if positions is None else np.asarray(positions)
+        tables = self.tables(n, **options)
         x = self.embedding(tokens.long())                                              # (B, T, C)
-        x = self.dropout(self.encoding.embed(x, tables[self.encoding.settings].rows))
+        if self.encoding is not None:
+            x = self.encoding.embed(x, tables[self.encoding.settings].rows)
+        x = self.dropout(x)
         for block in self.blocks:
             x = block(x, tables[block.attn.encoding.settings])
-        x = self.norm(x)
-        return x if at is None else x.take_along_dim(at[..., None], 1)                 # (B, T or k, C)
+        return self.norm(x)
 
     @property
     def output_weight(self):
@@ -353,19 +405,11 @@ class GPT(nn.Module):
         w = self.embedding.weight
         asked = (self.config, n.shape, n.tobytes(), w.dtype, w.device)
         if self._tables[0] != asked:
-            kinds = {self.encoding.settings, *(block.attn.encoding.settings for block in self.blocks)}
+            kinds = {self.config.block(i)[0] for i in range(self.config.n_layers)} | {self.config.encoding}
             self._tables = asked, {s: model_numpy.Tables(as_tensor(s.rows(n, self.config), w),
                                                          as_tensor(s.pairs(n, n, self.config), w),
-                                                         as_tensor(from_the_last(n), w)) for s in kinds}
+                                                         as_tensor(n, w)) for s in kinds}
         return self._tables[1]
-
-    def check(self, tokens, name, shape=None):
-        on_cpu = tokens.device.type == "cpu"                            # elsewhere a look would stall the device
-        model_numpy.check_tokens(tokens, name, self.config, shape, look=on_cpu)
-
-def from_the_last(n):
-    """Positions n, (T,) or (B, T), counted from the last: 0 or less in order, (..., 1, T)."""
-    return -distances(n[..., -1:], n)
 
 def as_tensor(table, like):
     """An encoding's table, or None, on the device of a tensor; floats in its dtype, cast once."""

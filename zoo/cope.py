@@ -15,13 +15,12 @@ from typing import ClassVar
 import numpy as np
 
 import model_numpy
-from config import EncodingConfig, knob, whole
+from config import NoPE, knob, whole
 
 
 @dataclass(frozen=True)
-class Settings(EncodingConfig):
+class Settings(NoPE):
     count_to: int = knob(64, whole(2, 2**16), "positions that CoPE tells apart, 0 .. N-1 (default: 64)")
-    each_block: ClassVar[bool] = True
     both_sides: ClassVar[bool] = False
 
 def score_forward(q, k, h, table, learned):
@@ -52,6 +51,7 @@ def doors(settings):
         score=(score_forward, score_backward),
         shapes=lambda model: {"e": (settings.count_to, model.d_head)},
         start=lambda rng, name, shape: np.zeros(shape, np.float32),
+        each_block=True,
     )
 
 def torch_class():

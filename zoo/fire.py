@@ -17,17 +17,16 @@ import numpy as np
 
 import expe
 import model_numpy
-from config import POSITIVE, SIZE, EncodingConfig, knob
+from config import POSITIVE, SIZE, NoPE, knob
 
 PAIRS = 2**12                            # of query and key, whose hidden numbers are in memory at a time, and in cache
 
 
 @dataclass(frozen=True)
-class Settings(EncodingConfig):
+class Settings(NoPE):
     threshold: float | None = knob(None, POSITIVE, "FIRE's first L: queries before it share one scale of distances "
                                    "(default: the trained length)")
     fire_width: int = knob(32, SIZE, "hidden width of FIRE's function (default: 32)")
-    each_block: ClassVar[bool] = True
     both_sides: ClassVar[bool] = False
 
     def fit(self, model):
@@ -84,6 +83,7 @@ def doors(settings):
         shapes=lambda model: {"c": (1,), "L": (1,), "w1": (settings.fire_width,), "b1": (settings.fire_width,),
                               "w2": (model.n_heads, settings.fire_width)},
         start=start,
+        each_block=True,
     )
 
 def torch_class():

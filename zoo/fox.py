@@ -15,12 +15,11 @@ from typing import ClassVar
 import numpy as np
 
 import model_numpy
-from config import EncodingConfig
+from config import NoPE
 
 
 @dataclass(frozen=True)
-class Settings(EncodingConfig):
-    each_block: ClassVar[bool] = True
+class Settings(NoPE):
     both_sides: ClassVar[bool] = False
 
 def score_forward(q, k, h, table, learned):
@@ -47,6 +46,7 @@ def doors(settings):
         score=(score_forward, score_backward),
         shapes=lambda model: {"weight": (model.n_heads, model.d_model), "bias": (model.n_heads,)},
         start=start,
+        each_block=True,
     )
 
 def torch_class():

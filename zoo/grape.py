@@ -16,12 +16,11 @@ import numpy as np
 
 import expe
 import model_numpy
-from config import EncodingConfig
+from config import NoPE
 
 
 @dataclass(frozen=True)
-class Settings(EncodingConfig):
-    each_block: ClassVar[bool] = True
+class Settings(NoPE):
     both_sides: ClassVar[bool] = False
 
     def pairs(self, queries, keys, model):
@@ -35,7 +34,7 @@ def score_forward(q, k, h, table, learned):
     v, w, slopes = learned["v"], learned["w"], expe.alibi_slopes(len(learned["w"])).astype(q.dtype)
     size = np.sqrt(np.vecdot(v, v))[:, None]                                                   # (H, 1)
     u, omega = v / size, slopes * np.logaddexp(0, w)                                           # (H, D), (H,)
-    z = np.vecdot(q, u[:, None]) * (1 / math.sqrt(q.shape[-1]))                                # (B, H, T)
+    z = np.vecdot(q, u[:, None]) * (1 / model_numpy.score_divisor(q))                          # (B, H, T)
     gate = np.logaddexp(0, z)
     return -(omega[:, None] * gate)[..., None] * table, (q, table, w, slopes, size, u, omega, z, gate)
 
@@ -44,7 +43,7 @@ def score_backward(dbias, cache):
     q, table, w, slopes, size, u, omega, z, gate = cache
     dslope = -(dbias * table).sum(-1)                                                          # (B, H, T)
     dw = (dslope * gate).sum((0, 2)) * slopes * sigmoid(w)
-    dz = dslope * omega[:, None] * sigmoid(z) * (1 / math.sqrt(q.shape[-1]))
+    dz = dslope * omega[:, None] * sigmoid(z) * (1 / model_numpy.score_divisor(q))
     du = (dz[..., None] * q).sum((0, 2))                                                       # (H, D)
     dv = (du - u * np.vecdot(u, du)[:, None]) / size
     return dz[..., None] * u[:, None], 0, 0, {"v": dv, "w": dw}
@@ -59,17 +58,18 @@ def doors(settings):
         score=(score_forward, score_backward),
         shapes=lambda model: {"v": (model.n_heads, model.d_head), "w": (model.n_heads,)},
         start=start,
+        each_block=True,
     )
 
 def torch_class():
     import torch.nn.functional as F
 
-    from model_torch import ALiBi
+    from model_torch import ALiBi, score_divisor
 
     class Grape(ALiBi):
         def slope(self, q, like):
             u, w = F.normalize(self.v.type_as(like), dim=-1), self.w.type_as(like)             # (H, D), (H,)
-            gate = F.softplus((q * u[:, None]).sum(-1) / math.sqrt(q.shape[-1]))               # (B, H, T)
+            gate = F.softplus((q * u[:, None]).sum(-1) / score_divisor(q))                     # (B, H, T)
             return self.of_each_head(q, like)[..., 0] * F.softplus(w)[:, None] * gate
 
         def score(self, q, k, h, table):

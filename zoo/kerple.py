@@ -12,11 +12,11 @@ import numpy as np
 
 import expe
 import model_numpy
-from config import EncodingConfig
+from config import NoPE
 
 
 @dataclass(frozen=True)
-class Settings(EncodingConfig):
+class Settings(NoPE):
     def pairs(self, queries, keys, model):
         return np.abs(expe.distances(queries, keys)).astype(float)[..., None, :, :]            # (..., 1, T, S)
 

@@ -23,8 +23,8 @@ class Settings(Sinusoidal):                                          # --base is
 
     def fit(self, model):
         if self.width(model) % 2 or not self.width(model):
-            raise InputError(f"rotary_fraction must leave an even width: {self.rotary_fraction} of d_head, "
-                             f"{model.d_head}, is {self.width(model):g}")
+            raise InputError(f"--rotary-fraction must leave an even width: {self.rotary_fraction} of a head's "
+                             f"{model.d_head} dimensions is {self.width(model):g}")
         return self
 
     def rows(self, positions, model):

@@ -25,8 +25,8 @@ class Settings(Sinusoidal):                                          # --base is
     def fit(self, model):
         turning = self.turning(model)
         if model.d_head % 2 or turning % 1 or not turning:
-            raise InputError(f"rotary_fraction must leave whole pairs: {self.rotary_fraction} of d_head, "
-                             f"{model.d_head}, is {turning:g} of them")
+            raise InputError(f"--rotary-fraction must leave whole pairs: {self.rotary_fraction} of a head's "
+                             f"{model.d_head} dimensions is {turning:g} of them")
         return self
 
     def rows(self, positions, model):

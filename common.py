@@ -1,0 +1,273 @@
+"""What the scripts share: a run on disk, and a command line that answers a wrong flag, file or value in one line.
+
+    runs/<name>/   config.json              settings, provenance, and the hashes of the data; written once
+                   checkpoint.safetensors   weights, AdamW's moments, and as metadata the step and a hash of the tensors
+                   log.jsonl                the loss of each step, and the validation losses
+                   tokenizer.tiktoken       a copy of the data's tokenizer
+
+A checkpoint is written beside the old one and takes its place with one rename, so that a kill leaves one of the two. A
+run that is killed before its first checkpoint has none, and begins again at step 0.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from config import InputError, ModelConfig, TrainConfig
+
+# torch and safetensors are imported where they are used: data.py and the NumPy model need neither.
+
+CHECKPOINT = "checkpoint.safetensors"
+RUN = {"model": dict, "train": dict, "data": dict, "provenance": dict}            # what config.json holds
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+class CommandLine(argparse.ArgumentParser):
+    """An ArgumentParser that reports every wrong input as one line on stderr, with exit status 2."""
+
+    def __init__(self, **options):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
+    def error(self, message):
+        printable = "".join(c if c.isprintable() else " " for c in str(message))
+        self.exit(2, f"{self.prog}: error: {' '.join(printable.split())}\n")
+
+    @contextlib.contextmanager
+    def one_line_errors(self):
+        """Everything that the user or the machine can get wrong ends in error(); a bug keeps its traceback."""
+        try:
+            yield
+            sys.stdout.flush()
+        except InputError as error:
+            self.error(error)
+        except KeyboardInterrupt:
+            self.exit(130, f"{self.prog}: stopped\n")
+        except BrokenPipeError:                                        # what reads the output, such as head, has ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError as error:
+            self.error(f"{error.filename}: {error.strerror}" if error.filename else error)
+        except (MemoryError, RuntimeError) as error:                   # the latter is torch's
+            if isinstance(error, RuntimeError) and "memory" not in str(error):
+                raise
+            self.error(f"not enough memory: use smaller sizes ({str(error).partition(chr(10))[0]})")
+
+def number(text):
+    """A finite float from "0.5", "1e-3" or "1/2048", for argparse."""
+    above, _, below = text.partition("/")
+    with contextlib.suppress(ValueError, ZeroDivisionError):
+        value = float(above) / float(below or 1)
+        if math.isfinite(value):
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 0.5, 1e-3 or 1/2048")
+
+def whole(text):
+    """An int of at most 2^53 from "600000000", "600_000_000", "6e8" or "600M" (or k, or B), for argparse."""
+    unit = {"k": 1e3, "M": 1e6, "B": 1e9}.get(text[-1:], 1)
+    with contextlib.suppress(ValueError):
+        value = float(text[:-1] if unit > 1 else text) * unit
+        if value.is_integer() and abs(value) <= 2**53:
+            return int(value)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (of at most 2^53)")
+
+def at_least(low):
+    """The argparse type of a whole number of at least `low`."""
+    def read(text):
+        value = whole(text)
+        if value < low:
+            raise argparse.ArgumentTypeError(f"must be at least {low}, got {value}")
+        return value
+    return read
+
+def listed(kind, *known):
+    """The argparse type of "A,B,...": a list without repeats of what `kind` reads, each one of `known` if any are."""
+    def read(text):
+        values = list(dict.fromkeys(kind(part) for part in text.split(",")))
+        for value in values:
+            if known and value not in known:
+                raise argparse.ArgumentTypeError(f"{value!r} is not one of {', '.join(known)}")
+        return values
+    return read
+
+def clock(seconds):
+    """"1:05", or "1:00:05"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
+
+def pick_device(name="auto"):
+    """A torch.device from "auto" (a GPU if any), "cpu", "cuda", "cuda:1" or "mps"; InputError if it is not here."""
+    import torch
+
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind in available if available[kind]))
+    kind, _, index = name.partition(":")
+    if not re.fullmatch(r"cpu|mps|cuda(:[0-9]{1,3})?", name):
+        raise InputError(f"--device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
+    if not available[kind] or (index and int(index) >= torch.cuda.device_count()):
+        raise InputError(f"--device {name}: torch {torch.__version__} sees none on this machine: use --device cpu")
+    return torch.device(name)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+def read_text(path):
+    """The text of a file; InputError if it is no regular file, or not UTF-8."""
+    if not os.path.isfile(path):
+        raise InputError(f"{path} is {'no regular file' if os.path.lexists(path) else 'missing'}")
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text") from None
+
+def read_json(path, shape):
+    """The object in a JSON file; InputError unless it has these fields: shape is {name: type}."""
+    text = read_text(path)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not valid JSON: it was cut short or edited") from None
+    for name, kind in shape.items():
+        if not isinstance(value, dict) or not isinstance(value.get(name), kind):
+            raise InputError(f"{path} lacks {name!r}, or it is not of the type {kind.__name__}: it was edited")
+    return value
+
+def write_text(path, text):
+    """Write a file beside its place and rename it, so that no reader sees half of it."""
+    new = Path(f"{path}.new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, path)
+
+def hash_file(path):
+    """The SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+def output_folder(folder, flag="--out"):
+    """The path of a folder to write, from here if it lies below; links and .. are resolved once, before any question.
+
+    InputError for an empty path or a file.
+    """
+    path = Path(os.path.realpath(folder))
+    if not str(folder) or (path.exists() and not path.is_dir()):
+        raise InputError(f"{flag} must name a folder, got {str(folder)!r}")
+    here = Path.cwd()
+    return path.relative_to(here) if here in path.parents else path
+
+def holds_files(folder):
+    """Whether a folder holds anything besides a lock."""
+    return folder.exists() and any(path.name != ".lock" for path in folder.iterdir())
+
+@contextlib.contextmanager
+def lock(folder):
+    """Hold a folder that exists for this process alone; InputError if another process holds it."""
+    from filelock import FileLock, Timeout
+
+    if not Path(folder).is_dir():                                      # FileLock would make it
+        raise InputError(f"{folder}: no such folder")
+    held = FileLock(Path(folder) / ".lock")
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        raise InputError(f"{folder} is in use by another process: wait for its end, or choose another folder") from None
+    with held:
+        yield
+
+
+# ---- a run on disk ---------------------------------------------------------------------------------------------------
+
+def named_runs(names):
+    """The run directories that are named, or else every one under runs/; InputError if there is none."""
+    found = [Path(name) for name in names] or sorted(path.parent for path in Path("runs").glob("*/config.json"))
+    if not found:
+        raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
+    return found
+
+def read_run(run):
+    """(ModelConfig, TrainConfig, all of config.json) of a run directory; InputError that says what is wrong with it."""
+    path = Path(run) / "config.json"
+    if not path.exists():
+        raise InputError(f"{run} is no run directory (no config.json): train one with python train.py --out {run}")
+    record = read_json(path, RUN)
+    try:
+        return ModelConfig.from_dict(record["model"]), TrainConfig.from_dict(record["train"]), record
+    except (InputError, LookupError, TypeError) as error:
+        raise InputError(f"{path}: {error}") from None
+
+def hash_tensors(tensors):
+    """The SHA-256 of {name: array}: names, shapes and numbers, in the order of the names."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(f"{name} {tensors[name].shape} {tensors[name].dtype}\n".encode())
+        found.update(np.ascontiguousarray(tensors[name]))
+    return found.hexdigest()
+
+def save_checkpoint(run, tensors, step, seconds=0.0):
+    """Replace the run's checkpoint with one rename; seconds: trained so far."""
+    import safetensors.numpy
+
+    new = Path(run) / f"{CHECKPOINT}.new"
+    metadata = {"step": str(step), "seconds": f"{seconds:.3f}", "sha256": hash_tensors(tensors)}
+    try:
+        safetensors.numpy.save_file(tensors, new, metadata)
+    except safetensors.SafetensorError as error:                       # how it reports a full disk
+        raise InputError(f"{new} cannot be written: {error}") from None
+    os.replace(new, Path(run) / CHECKPOINT)
+
+def read_checkpoint(run):
+    """({name: array} of weights and moments, {"step", "seconds", "sha256"}) of a run.
+
+    InputError if it has no checkpoint, and for one that was damaged.
+    """
+    import safetensors
+
+    path = Path(run) / CHECKPOINT
+    if not path.exists():
+        raise InputError(f"{run} has no checkpoint yet: go on with python train.py --out {run} --resume")
+    try:
+        with safetensors.safe_open(path, "np") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = file.metadata()
+        info = {"step": int(found["step"]), "seconds": float(found["seconds"]), "sha256": found["sha256"]}
+    except (safetensors.SafetensorError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is not a checkpoint of train.py ({error}): it was cut short or replaced") from None
+    if hash_tensors(tensors) != info["sha256"]:
+        raise InputError(f"{path} has another SHA-256 than it says: it was damaged")
+    return tensors, info
+
+def checkpoint_info(run):
+    """{"step", "seconds", "sha256"} of the run's checkpoint; step 0 and no hash if it has none yet."""
+    if not (Path(run) / CHECKPOINT).exists():
+        return {"step": 0, "seconds": 0.0, "sha256": None}
+    return read_checkpoint(run)[1]
+
+def read_weights(run):
+    """({name: array}, ModelConfig, config.json with the checkpoint's step and sha256) of a run; InputError as above."""
+    from model_numpy import parameter_shapes
+
+    config, _, record = read_run(run)
+    tensors, info = read_checkpoint(run)
+    shapes = parameter_shapes(config)
+    for name, shape in shapes.items():
+        if name not in tensors or tensors[name].shape != shape:
+            raise InputError(f"{run}: {CHECKPOINT} has no tensor {name} of shape {shape}: config.json was edited")
+    return {name: tensors[name] for name in shapes}, config, record | info
+
+def load_model(run, make=None):
+    """(GPT on the CPU in eval mode, record as above) of a run directory; make(config): another class than GPT."""
+    import torch
+
+    from model_torch import GPT
+
+    weights, config, record = read_weights(run)
+    model = (make or GPT)(config)
+    model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
+    return model.eval(), record

@@ -1,0 +1,142 @@
+"""Other softmaxes, for any encoding: --softmax log, sinks or llama4.
+
+log, SSMax (Nakanishi 2025, arXiv 2501.19399): scores grow with the logarithm of how many keys a query sees.
+
+    p_m = softmax(s_h ln(n_m) scores_m),  n_m the keys that m sees, s_h trained, one for each head of each block
+
+The whole score is multiplied, with any bias, since the paper puts this in the softmax's place; without a bias it is the
+query that is multiplied. n_m counts the keys that the mask, a window or a stream leaves, never the length of the array.
+The first token sees itself alone: ln 1 = 0 makes its score 0, and its weight is 1 as with any score. s starts at
+1/(ln 1024 - 1), with which the factors of 1,024 tokens are 1 on average.
+
+sinks (gpt-oss; OpenAI 2025): a trained logit of each head joins the softmax's denominator and has no value.
+
+    p_mn = exp(scores_mn) / (exp(b_h) + sum over the seen n of exp(scores_mn)),  b_h of each head of each block
+
+So that a head's weights may sum to less than 1. b starts from N(0, 0.02^2), as in transformers' modeling_gpt_oss. With
+ExPE-K weights then depend on absolute positions: all scores of a query share a part that grows with its position, which
+the plain softmax drops.
+
+llama4 (Meta 2025): in blocks without an encoding scores grow in steps with how many keys a query sees.
+
+    p_m = softmax((1 + attn_scale ln(1 + floor(n_m / floor_scale))) scores_m),  n_m the keys that m sees
+
+Such a query sees all before it, so that n_m = m + 1. The names and numbers, 0.1 and 8,192, are those of Llama 4's
+configuration in transformers. Blocks with an encoding keep the plain softmax: give --nope-every, or --pe nope.
+
+An encoding that enters at the embedding shares the parameters of log and sinks among blocks; with any other, each block
+has all parameters of its own, T5's buckets too.
+"""
+
+import numpy as np
+
+import model_numpy
+
+FLOOR_SCALE = 8192
+ATTN_SCALE = 0.1
+
+
+# ---- NumPy -----------------------------------------------------------------------------------------------------------
+
+def log_forward(scores, learned):
+    """p = softmax(s c scores), c = ln n. scores (B, H, T, S), -inf for keys that are not seen; s (H,)."""
+    seen = scores > -np.inf
+    c = np.log(seen.sum(-1, keepdims=True)).astype(scores.dtype)                               # (B, H, T, 1)
+    s = learned["temperature"][:, None, None]                                                  # (H, 1, 1)
+    x = np.where(seen, scores, 0)
+    p, cache = model_numpy.softmax_forward(np.where(seen, s * c * x, -np.inf), learned)
+    return p, (s, c, x, cache)
+
+def log_backward(dp, cache):
+    """z = s c x: dx = s c dz, and s_h gets the sum of c x dz over all pairs."""
+    s, c, x, cache = cache
+    dz, _ = model_numpy.softmax_backward(dp, cache)                                            # 0 where none is seen
+    return s * c * dz, {"temperature": (c * x * dz).sum((0, 2, 3))}
+
+def sinks_forward(scores, learned):
+    """p = exp(scores) / (exp(b) + sum of exp(scores)). scores (B, H, T, S), b (H,)."""
+    b = learned["sinks"][:, None, None]                                                        # (H, 1, 1)
+    top = np.maximum(scores.max(-1, keepdims=True), b)                                         # exp cannot overflow
+    p = np.exp(scores - top)
+    p /= np.exp(b - top) + p.sum(-1, keepdims=True)
+    return p, p
+
+def sinks_backward(dp, p):
+    """As the plain one; b is a score whose weight is 1 - sum p and whose dp is 0: db = -(1 - sum p) sum_j dp_j p_j."""
+    along = np.vecdot(dp, p)[..., None]                                                        # (B, H, T, 1)
+    return p * (dp - along), {"sinks": -((1 - p.sum(-1, keepdims=True)) * along).sum((0, 2, 3))}
+
+def llama4_forward(scores, learned):
+    """p = softmax(c scores), c = 1 + 0.1 ln(1 + floor(n / 8192)). scores (B, H, T, S)."""
+    n = (scores > -np.inf).sum(-1, keepdims=True)                                              # (B, H, T, 1)
+    c = (1 + ATTN_SCALE * np.log1p(n // FLOOR_SCALE)).astype(scores.dtype)
+    p, cache = model_numpy.softmax_forward(c * scores, learned)
+    return p, (c, cache)
+
+def llama4_backward(dp, cache):
+    """z = c scores, and c is fixed."""
+    c, cache = cache
+    dz, down = model_numpy.softmax_backward(dp, cache)
+    return c * dz, down
+
+def start_temperature(rng, name, shape):
+    return np.full(shape, 1 / (np.log(1024) - 1), np.float32)
+
+PAIRS = {"log": (log_forward, log_backward), "sinks": (sinks_forward, sinks_backward),
+         "llama4": (llama4_forward, llama4_backward)}
+PARAMETERS = {"log": ("temperature", start_temperature), "sinks": ("sinks", model_numpy.small_numbers)}
+
+def doors(inner, settings, config):
+    """The doors `inner` of an encoding with the softmax of the model's config."""
+    if config.softmax == "llama4":
+        return inner._replace(softmax=PAIRS["llama4"]) if settings.pe == "nope" else inner
+    own, start_own = PARAMETERS[config.softmax]
+
+    def shapes(model):
+        return inner.shapes(model) | {own: (model.n_heads,)}
+
+    def start(rng, name, shape):
+        return (start_own if name == own else inner.start)(rng, name, shape)
+
+    in_blocks = inner.embed is model_numpy.Encoding().embed
+    return inner._replace(softmax=PAIRS[config.softmax], shapes=shapes, start=start, each_block=in_blocks)
+
+
+# ---- PyTorch ---------------------------------------------------------------------------------------------------------
+
+def set_softmax(encoding, config):
+    """Give an Encoding of model_torch.py the softmax of the model's config."""
+    from model_torch import Encoding
+
+    if config.softmax == "log":
+        encoding.softmax = lambda scores: log_softmax(scores, encoding.temperature)
+    if config.softmax == "sinks":
+        encoding.softmax = lambda scores: sinks_softmax(scores, encoding.sinks)
+        if type(encoding).override is not Encoding.override:           # the linear door leaves out a number of each
+            encoding.linear = None                                     # query's: the plain softmax alone drops it
+    if config.softmax == "llama4" and encoding.settings.pe == "nope":
+        encoding.softmax = llama4_softmax
+
+def log_softmax(scores, temperature):
+    """softmax(s ln(n) scores): scores (B, H, T, S), -inf for keys that are not seen; s (H,)."""
+    import torch
+
+    seen = scores > -torch.inf
+    c = seen.sum(-1, keepdim=True).to(torch.promote_types(scores.dtype, torch.float32)).log()
+    z = temperature[:, None, None] * c * scores.masked_fill(~seen, 0)
+    return z.masked_fill(~seen, -torch.inf).softmax(-1).type_as(scores)
+
+def sinks_softmax(scores, sinks):
+    """softmax over the scores (B, H, T, S) and one more logit b (H,), whose weight is left out."""
+    import torch
+
+    sinks = sinks[:, None, None].expand(*scores.shape[:-1], 1).type_as(scores)
+    return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+
+def llama4_softmax(scores):
+    """softmax((1 + 0.1 ln(1 + floor(n / 8192))) scores): scores (B, H, T, S), -inf for keys that are not seen."""
+    import torch
+
+    steps = (scores > -torch.inf).sum(-1, keepdim=True) // FLOOR_SCALE
+    steps = steps.to(torch.promote_types(scores.dtype, torch.float32))
+    return ((1 + ATTN_SCALE * steps.log1p()) * scores).softmax(-1).type_as(scores)
