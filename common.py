@@ -249,25 +249,18 @@ def checkpoint_info(run):
         return {"step": 0, "seconds": 0.0, "sha256": None}
     return read_checkpoint(run)[1]
 
-def read_weights(run):
-    """({name: array}, ModelConfig, config.json with the checkpoint's step and sha256) of a run; InputError as above."""
-    from model_numpy import parameter_shapes
+def load_model(run, make=None):
+    """(GPT on the CPU in eval mode, config.json with the checkpoint's step and sha256) of a run directory.
+
+    make(config, seed): another class than GPT. InputError as above.
+    """
+    from model_torch import GPT
 
     config, _, record = read_run(run)
     tensors, info = read_checkpoint(run)
-    shapes = parameter_shapes(config)
-    for name, shape in shapes.items():
-        if name not in tensors or tensors[name].shape != shape:
-            raise InputError(f"{run}: {CHECKPOINT} has no tensor {name} of shape {shape}: config.json was edited")
-    return {name: tensors[name] for name in shapes}, config, record | info
-
-def load_model(run, make=None):
-    """(GPT on the CPU in eval mode, record as above) of a run directory; make(config): another class than GPT."""
-    import torch
-
-    from model_torch import GPT
-
-    weights, config, record = read_weights(run)
-    model = (make or GPT)(config)
-    model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
-    return model.eval(), record
+    model = (make or GPT)(config, seed=None)
+    try:
+        model.load_weights({name: tensors[name] for name in model.state_dict()})
+    except (RuntimeError, KeyError) as error:
+        raise InputError(f"{run}: {CHECKPOINT} is of another model than config.json ({error}): it was edited") from None
+    return model.eval(), record | info

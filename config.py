@@ -126,8 +126,7 @@ class Override(NoPE):
     start: float | None = knob(None, number(), "value at position 0, the paper's S (default: 0)")
     on: str = knob("qk", one_of("k", "q", "qk", "qkv"), "whose input is overridden: k, q, qk or qkv (default: qk)")
     once: bool = knob(False, TRUTH, "the ablation: override the residual stream before block 1, and nothing after that")
-    learn: str = knob("none", one_of("none", "init", "random"),
-                      "train the two numbers that set the ramp: init from their values, random from N(0, 1), or none")
+    learn: str = knob("none", one_of("none", "init", "random"), "train the ramp's two numbers from init or random values")
     scale: float = knob(1.0, POSITIVE)          # after training: by which all values are multiplied (section 4.3)
 
     trained: ClassVar[tuple] = ()               # the two numbers that --learn trains, in the order of encoding.weight
@@ -153,8 +152,7 @@ class Override(NoPE):
 class ExPE(Override):
     """The paper's equations 2 and 3."""
 
-    theta: float | None = knob(None, number(), "ExPE's step from one position to the next "
-                               "(default: 1/(4 x context), table 9's 1/2048 at 512; with --on k 64/context)")
+    theta: float | None = knob(None, number(), "step between positions (default: 1/(4 x context); --on k: 64/context)")
     constant: bool = knob(False, TRUTH, 'the ablation "p is stable": the same number in all l dimensions')
     trained: ClassVar[tuple] = ("start", "theta")
 
@@ -191,7 +189,7 @@ class RoPE(Sinusoidal):
 
 @dataclass(frozen=True)
 class ALiBi(NoPE):
-    slopes: float = knob(1.0, POSITIVE, "by which ALiBi's slopes are multiplied (default: 1)")
+    slopes: float = knob(1.0, POSITIVE, "by which ALiBi's slopes are multiplied")
 
     def pairs(self, queries, keys, model):
         d = expe.distances(queries, keys).astype(float)
@@ -199,8 +197,8 @@ class ALiBi(NoPE):
 
 @dataclass(frozen=True)
 class T5(NoPE):
-    buckets: int = knob(32, whole(2, 1024), "T5's buckets of distances (default: 32)")
-    max_distance: int = knob(128, whole(1, 2**16), "distance from which on T5 does not tell two apart (default: 128)")
+    buckets: int = knob(32, whole(2, 1024), "buckets of distances")
+    max_distance: int = knob(128, whole(1, 2**16), "distance from which on all share a bucket")
 
     def check(self):
         if self.max_distance <= self.buckets // 2:
@@ -213,7 +211,7 @@ class T5(NoPE):
 
 @dataclass(frozen=True)
 class Shaw(NoPE):
-    max_distance: int = knob(16, whole(1, 2**16), "distance from which on Shaw does not tell two apart (default: 16)")
+    max_distance: int = knob(16, whole(1, 2**16), "distance from which on all share a vector")
 
     def pairs(self, queries, keys, model):
         d = expe.distances(queries, keys)[..., None, :, :]                                     # (..., 1, T, S)
@@ -266,19 +264,16 @@ class ModelConfig(Checked):
     dropout: float = knob(0.0, BELOW_ONE, "rate on the embedding and on each residual branch")
     norm_eps: float = knob(1e-5, POSITIVE)
     causal: bool = knob(True, TRUTH, "a query sees no later key; --no-causal shows what order the encoding alone knows")
-    nope_every: int = knob(0, ("0 or a whole number of at least 2", lambda x: whole(0)[1](x) and x != 1),
-                           "blocks N, 2N, ... have no encoding and see all (RNoPE); 0: none")
+    nope_every: int = knob(0, whole(0), "blocks N, 2N, ... have no encoding and see all keys (RNoPE); 0: none")
     window: int = knob(0, whole(0), "the other blocks see the last N keys, a query's own among them; 0: all")
-    softmax: str = knob("plain", one_of("plain", "log", "sinks", "llama4"),
-                        "plain, or log, sinks or llama4 of zoo/softmax.py")
-    encoding: NoPE = field(default_factory=make_encoding,
-                           metadata={"rule": ("made by make_encoding", lambda x: isinstance(x, NoPE))})
+    softmax: str = knob("plain", one_of("plain", "log", "sinks", "llama4"), "plain, or another of zoo/softmax.py")
+    encoding: NoPE = knob(NoPE("nope"), ("made by make_encoding", lambda x: isinstance(x, NoPE)))
 
     def check(self):
         if self.d_model % self.n_heads:
             raise InputError(f"--heads must be a divisor of --width, {self.d_model}, got {self.n_heads}")
-        if self.nope_every > self.n_layers:
-            raise InputError(f"--nope-every must be at most --layers, {self.n_layers}, got {self.nope_every}")
+        if self.nope_every == 1 or self.nope_every > self.n_layers:
+            raise InputError(f"--nope-every must be 0, or from 2 to --layers, {self.n_layers}, got {self.nope_every}")
         if self.window and not self.causal:
             raise InputError("--window counts the keys before a query: leave out --no-causal")
         if self.softmax == "llama4" and self.encoding.pe != "nope" and not self.nope_every:
@@ -313,24 +308,18 @@ class TrainConfig(Checked):
     lr: float = knob(dataclasses.MISSING, POSITIVE, "peak learning rate")
     end_lr: float = knob(dataclasses.MISSING, NOT_NEGATIVE, "learning rate of the last step")
     micro_batch: int = knob(0, whole(0), "sequences in memory at once; 0: the whole batch")
-    warmup: float = knob(0.1, number("from 0 to 1", lambda x: 0 <= x <= 1),
-                         "share of the steps in which the rate climbs linearly to --lr")
+    warmup: float = knob(0.1, BELOW_ONE, "share of the steps in which the rate climbs linearly to --lr")
     beta1: float = knob(0.9, BELOW_ONE, "AdamW's decay of the first moment")
     beta2: float = knob(0.95, BELOW_ONE, "AdamW's decay of the second moment")
     weight_decay: float = knob(0.1, NOT_NEGATIVE, "AdamW's decoupled decay, on matrices only")
     clip: float = knob(1.0, POSITIVE, "largest norm of the whole gradient")
-    backend: str = knob("torch", one_of("torch", "numpy"),
-                        "torch, or numpy: the same model with gradients by hand, in fp32 on the CPU")
-    dtype: str = knob("fp32", one_of("fp32", "tf32", "bf16"),
-                      "fp32, tf32 (a GPU may round products), or bf16 by autocast, with the weights in fp32")
+    backend: str = knob("torch", one_of("torch", "numpy"), "torch, or numpy: gradients by hand, in fp32 on the CPU")
+    dtype: str = knob("fp32", one_of("fp32", "tf32", "bf16"), "fp32, tf32 (a GPU may round products), or bf16 by autocast")
     fast: bool = knob(False, TRUTH, "use engine/fast.py: the same losses in less time and memory")
-    objective: str = knob("lm", one_of("lm", "mlm"),
-                          "lm: the next token; mlm: masked ones, 15 in 100, both sides in sight (Devlin et al. 2019)")
-    random_positions: int = knob(0, whole(0), "P: train at positions drawn from 0 .. P-1, in order, new at each step "
-                                 "and the same for a whole batch (Ruoss et al. 2023); 0: at 0, 1, 2, ...")
+    objective: str = knob("lm", one_of("lm", "mlm"), "lm: the next token; mlm: masked ones (Devlin et al. 2019)")
+    random_positions: int = knob(0, whole(0), "P: train at sorted positions drawn from 0 .. P-1 (Ruoss et al. 2023); 0: none")
     seed: int = knob(0, whole(0, 2**32 - 1), "seed of the first weights, the order of the data and dropout")
-    data: str = knob("stdlib", TEXT, "stdlib, packages (the requirements' Python), fineweb, fineweb-edu, a file or "
-                     "folder of text, or a folder made by data.py")
+    data: str = knob("stdlib", TEXT, "stdlib, packages, fineweb, fineweb-edu, a file or folder of text or of tokens")
     init_from: str = knob("none", TEXT, "begin with the weights of another run, whose directory this is")
     min_doc_tokens: int = knob(1, SIZE, "leave shorter documents out when the data is prepared on the way")
     max_tokens: int = knob(0, whole(0), "tokens to collect when the data is prepared on the way; 0: all")

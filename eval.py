@@ -1,200 +1,121 @@
-"""What a run's loss is past the trained length, for one run or many, as tables and pictures.
+"""The loss of runs past their trained length, by the paper's protocol: windows that do not overlap.
 
-    python eval.py                              every run under runs/, at 1, 2, 4, 8, 16 times its trained length
-    python eval.py --protocol same-targets      the same targets with more and more context, with intervals
-    python eval.py runs/expe --probe swap       whether what is far back was used at all
-    python eval.py runs/expe runs/rope --scale 1,auto --rope-scaling none,linear,ntk,yarn,dual-chunk
+    python eval.py                          every run under runs/, at 1, 2, 4, 8 and 16 times its trained length
+    python eval.py runs/expe runs/rope --lengths 128,512 --plot loss.png
 
-A measure (lab/measures.py) turns held-out documents into windows of tokens, of which lab/plan.py says how many there
-are; a Reader (past/reading.py) gives the loss of each target; here are the two brought together, a row a run and
-length.
+At each length the same held-out tokens are scored: of every document that is long enough, the largest multiple of the
+longest length. (python -m lab.measure has other protocols, probes, scaled positions, streams and number formats.)
 """
 
-import itertools
-import textwrap
-import timeit
-from types import SimpleNamespace
+import math
+from pathlib import Path
 
-import cli
-import files
-import runs
-from cli import CommandLine, at_least, listed, new_file, picture
+import numpy as np
+import torch
+
+import common
+import data
+from common import CommandLine, at_least, listed, pick_device
 from config import InputError
-from lab import measures, plan
-from past import scaling
 
-# torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
-MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length, when no --lengths are given
+MULTIPLES = (1, 2, 4, 8, 16)    # of the trained length, when no --lengths are given
+BATCH_TOKENS = 2**13            # in one forward pass, so that memory does not grow with the number of windows
 
+def held_out(run, record, split, source):
+    """(name, documents) a run is scored on; each document is an array of <|endoftext|> and its own tokens.
 
-# ---- one run ---------------------------------------------------------------------------------------------------------
-
-def name_of(how, dtype):
-    """How positions are scaled and numbers rounded, in a word or two; "" as they were trained, in fp32."""
-    scale, method = how["scale"], how["rope_scaling"]
-    parts = [f"scale {scale}"] * (scale != 1)
-    if method != "none":
-        parts.append(method if method in (scaling.DUAL_CHUNK, scaling.HOLD) else f"{method} {how['factor']}")
-    return ", ".join(parts + [dtype] * (dtype != "fp32"))
-
-def evaluate(run, work, scalings, args, bar):
-    """One row a dtype, scaling of positions and length, as --json writes them; loss None where there is none.
-
-    work: what plan.measured gives; the bar is told of each token.
+    source: a prepared folder, or text as data.py reads it; None for what the run was trained on. InputError if the
+    tokens are not those of the run's tokenizer, or not those that were there when it was trained.
     """
-    from past.reading import load
+    folder = Path(source or record["data"]["folder"])
+    if source and not (folder / "meta.json").exists():
+        encoding = data.run_tokenizer(run, record["data"])
+        texts = (text for _, text in data.documents(source))
+        return source, [np.array([encoding.eot_token, *encoding.encode_ordinary(text)], np.uint16) for text in texts]
+    meta = data.read_meta(folder)
+    if meta["tokenizer"]["sha256"] != record["data"]["tokenizer"]["sha256"]:
+        raise InputError(f"{folder} was made with another tokenizer than {run}'s: give --data the text itself")
+    if not source and meta["splits"][split]["sha256"] != record["data"]["splits"][split]["sha256"]:
+        raise InputError(f"{folder}/{split}.bin is not what it was when {run} was trained: give --data {folder}")
+    return f"{split} of {folder}", data.split_documents(data.open_split(folder, split), meta["eot"])
 
-    (source, documents, jobs), rows = work, []
-    for dtype, how in itertools.product(args.dtype, scalings):
-        model, record = load(run, cli.pick_device(args.device), dtype)
-        context, train, checkpoint = model.trained.context, record["train"], record["checkpoint"]
-        stream = scaling.stream_sizes(args, context) if measures.MEASURES[args.measure].stream else None
-        for job, length, conditions in jobs:
-            span = min(length, sum(stream) + 1) if stream else length                  # no position is beyond that
-            e = model.scale_to(span, **how).config.encoding
-            row = {
-                "run": str(run), "pe": e.pe, "protocol": job, "how": name_of(how, dtype),
-                "scale": getattr(e, "scale", 1.0), "rope_scaling": how["rope_scaling"],
-                "factor": getattr(e, "factor", None), "chunk": model.chunk, "dtype": dtype, "length": length,
-                "loss": None, "perplexity": None, "n_targets": 0, "trained_length": context,
-                "step": checkpoint["step"], "trained_tokens": checkpoint["step"] * train["batch_size"] * context,
-                "seed": train["seed"], "weights": checkpoint["files"]["model.safetensors"]["sha256"],
-                "split": args.split, "data": source, "n_documents": len(documents), "max_docs": args.max_docs,
-            }
-            if conditions and span <= model.longest and (not stream or model.streams()):
-                losses = [model.window_losses(windows, bar, stream) for windows in conditions]
-                row |= measures.summary(conditions, losses)
-                row["targets_sha256"] = measures.fingerprint(conditions[0])
-                if args.per_position and row["loss"] is not None:
-                    block = max(1, context // 8)
-                    row |= {"block": block, "by_position": measures.by_position(losses[0], block)}
-            rows.append(row)
+def cut_windows(documents, length, longest):
+    """Windows (length + 1,) that do not overlap; of a document, a multiple of the longest length in targets."""
+    return [document[i : i + length + 1] for document in documents
+            for i in range(0, (len(document) - 1) // longest * longest, length)]
+
+def mean_loss(model, windows):
+    """The mean loss of all targets of windows of one length, in nats."""
+    total = 0.0
+    at_once = max(1, BATCH_TOKENS // len(windows[0]))
+    for i in range(0, len(windows), at_once):
+        tokens = torch.from_numpy(np.stack(windows[i : i + at_once]).astype(np.int64))           # (B, T+1)
+        tokens = tokens.to(model.embedding.weight.device)
+        total += model.token_losses(tokens[:, :-1], tokens[:, 1:]).double().sum().item()
+    return total / sum(len(window) - 1 for window in windows)
+
+def evaluate(run, args):
+    """A row for each length: what --json writes. The loss is None past the positions that an encoding has."""
+    model, record = common.load_model(run)
+    model.to(pick_device(args.device))
+    context = model.config.context
+    if record["train"]["objective"] == "mlm":
+        raise InputError(f"{run} predicts masked tokens, and not the next one: python -m lab.curves draws its losses")
+    lengths = sorted(args.lengths or [context * multiple for multiple in MULTIPLES])
+    longest = lengths[-1]
+    if any(longest % length for length in lengths):
+        raise InputError(f"--lengths must divide the longest of them, {longest}, so that each scores the same tokens")
+    name, documents = held_out(run, record, args.split, args.data)
+    usable = [document for document in documents if len(document) > longest][: args.max_docs]
+    if not usable:
+        raise InputError(f"no document of {name} has {longest:,} tokens, the longest of --lengths: the longest document "
+                         f"has {max(map(len, documents), default=1) - 1:,}")
+    rows = []
+    for length in lengths:
+        windows = cut_windows(usable, length, longest)
+        loss = mean_loss(model, windows) if length <= model.config.encoding.longest(model.config) else None
+        rows.append({"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "nonoverlap", "how": "",
+                     "length": length, "loss": loss, "perplexity": None if loss is None else math.exp(loss),
+                     "n_targets": length * len(windows), "n_documents": len(usable), "data": name,
+                     "trained_length": context, "step": record["step"], "weights": record["sha256"]})
     return rows
 
-
-# ---- as a script -----------------------------------------------------------------------------------------------------
-
-def command_line():
-    def explained(title, entries):
-        return f"{title}:\n" + "\n".join(
-            textwrap.fill(f"{name}: {measure.about}", 80, initial_indent="  ", subsequent_indent="      ")
-            for name, measure in entries.items())
-
-    parser = CommandLine(
-        prog="eval.py", description="Score runs at lengths past the trained one, on the same held-out tokens at each.",
-        epilog=explained("protocols", measures.PROTOCOLS) + "\n\n" + explained("probes", measures.PROBES))
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
-    parser.add_argument("--lengths", type=listed(at_least(1)), metavar="N,N,...",
-                        help="default: 1, 2, 4, 8 and 16 times the trained length")
-    parser.add_argument("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
-    parser.add_argument("--data", metavar="DIR|PATH",
-                        help="score this instead: a prepared folder, or text as data.py reads it")
-    parser.add_argument("--max-docs", type=at_least(1), metavar="N", help="score the first N usable documents only")
-    what = parser.add_argument_group("what is measured").add_mutually_exclusive_group()
-    what.add_argument("--protocol", dest="measure", choices=tuple(measures.PROTOCOLS), default="nonoverlap",
-                      help="how tokens are scored (default: nonoverlap)")
-    what.add_argument("--probe", dest="measure", choices=tuple(measures.PROBES),
-                      help="whether and how the far context is used")
-    what.add_argument("--curves", type=picture, metavar="FILE",
-                      help="score nothing: draw how the runs were trained, from their logs (python -m lab.curves)")
-    how = parser.add_argument_group("of some protocols and probes")
-    how.add_argument("--per-position", action="store_true", default=None,
-                     help="the loss by position in the window too, smoothed over eighths of the trained length: where "
-                          "does an encoding break? (nonoverlap and streaming; --plot draws it)")
-    how.add_argument("--targets", type=at_least(1), metavar="N",
-                     help="same-targets, sliding and swap: targets at the end of each document (default: half the "
-                          "trained length)")
-    how.add_argument("--stride", type=at_least(1), metavar="N",
-                     help="sliding: targets that one window scores (default: a quarter of the trained length)")
-    scaling.add_stream_flags(how)
-    scaling.add_scaling_flags(parser, several=True)
-    parser.add_argument("--dtype", type=listed(str, *scaling.PRECISIONS), default=["fp32"], metavar="NAME,...",
-                        help="of the weights and of what is computed: fp32, bf16, fp16, or int8 (weights alone); each "
-                             "a row")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    parser.add_argument("--json", type=new_file, metavar="FILE",
-                        help="write the numbers as a list of objects, one a run and length")
-    parser.add_argument("--plot", type=picture, metavar="FILE",
-                        help="draw loss against length: .png (and an .svg beside it), .svg or .pdf")
-    return parser
-
-def check(args):
-    """InputError for a flag that what is measured has no use for."""
-    measure, kind = measures.MEASURES[args.measure], "probe" if args.measure in measures.PROBES else "protocol"
-    for name in ("targets", "stride", "sinks", "window", "per_position"):
-        if name not in measure.flags and getattr(args, name) is not None:
-            flag = name.replace("_", "-")
-            raise InputError(f"--{flag} has no use with --{kind} {args.measure}: leave it out")
-
-def estimate(work, tokens, args):
-    """The time that so many take, by the first run's longest window, read twice."""
-    from past.reading import load
-
-    run, (_, _, jobs) = next(iter(work.items()))
-    model, _ = load(run, cli.pick_device(args.device), args.dtype[0])
-    windows = max((conditions[0][:1] for *_, conditions in jobs if conditions), key=lambda one: len(one[0].tokens))
-    length = min(len(windows[0].tokens) - 1, model.longest, model.trained.context)
-    windows = [windows[0]._replace(tokens=windows[0].tokens[-length - 1 :], scored=1)]
-    bar = SimpleNamespace(update=lambda tokens: None)
-    seconds = timeit.repeat(lambda: model.window_losses(windows, bar), number=1, repeat=2)[1]
-    return cli.clock(tokens * seconds / length)
-
-def score(args):
-    """The rows of the runs that are named, as --json writes them."""
-    from tqdm import tqdm
-
-    configs = {str(run): runs.read_run(run) for run in runs.named_runs(args.runs)}
-    if masked := [run for run, (_, train, _) in configs.items() if train.objective == "mlm"]:
-        raise InputError(f"{masked[0]} tells masked tokens, and not the next one: eval.py --curves draws its losses")
-    scalings = plan.scalings(configs, scaling.scaling_of(args))
-    work = {run: plan.measured(run, record, args.lengths or [model.context * multiple for multiple in MULTIPLES], args)
-            for run, (model, _, record) in configs.items()}
-    tokens = {run: plan.tokens_of(jobs, scalings[run], args) for run, (_, _, jobs) in work.items()}
-    rows, every = [], sum(tokens.values())
-    if len(configs) > 1:
-        print(f"{len(configs)} runs, {every:,} tokens to read, about {estimate(work, every, args)}", flush=True)
-    with tqdm(total=every, unit="tok", unit_scale=True, leave=False, disable=None, smoothing=0,
-              bar_format=cli.BAR) as bar:
-        for i, run in enumerate(configs, 1):
-            where = cli.CONTROL.sub("", f"run {i} of {len(configs)}, {run}")
-            bar.set_description(where[:30])                     # or 80 columns have no room for the time left
-            if bar.disable:                                     # stderr is no terminal
-                print(f"{where}: scoring {tokens[run]:,} tokens ...", flush=True)
-            rows += evaluate(run, work.pop(run), scalings[run], args, bar)
-    if all(row["loss"] is None for row in rows) and args.measure == "streaming":
-        from past.reading import CANNOT_STREAM
-
-        raise InputError(f"{' and '.join(sorted({row['pe'] for row in rows}))} {CANNOT_STREAM}")
-    for run, (_, train, record) in configs.items():
-        if record["checkpoint"]["step"] < train.steps:
-            print(f"{run} is not finished: step {record['checkpoint']['step']:,} of {train.steps:,}")
-    return rows
+def print_rows(rows):
+    """A line for each run, with a column for each length; * marks the trained length."""
+    row = rows[-1]
+    print(f"{row['data']}: {row['n_documents']} documents, {row['n_targets']:,} targets at every length\n")
+    print(f"{'loss, nats a token (* trained length)':40}" + "".join(f"{row['length']:9,}" for row in rows))
+    for what, form in (("loss", ".3f"), ("perplexity", ".1f")):
+        cells = [f"{row[what]:8{form}}" + " *"[row["length"] == row["trained_length"]] if row[what] else f"{'-':>9}"
+                 for row in rows]
+        print(f"{row['run'] if what == 'loss' else '    ' + what:40}{''.join(cells)}", flush=True)
 
 def main(argv=None):
-    parser = command_line()
+    parser = CommandLine(prog="eval.py", description="Score runs past their trained length.",
+                         epilog="python -m lab.measure has other protocols, probes, scaled positions and streams")
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
+    add("--lengths", type=listed(at_least(1)), metavar="N,N,...", help="default: 1, 2, 4, 8, 16 x the trained length")
+    add("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
+    add("--data", metavar="DIR|PATH", help="score this instead: a prepared folder, or text as data.py reads it")
+    add("--max-docs", type=at_least(1), metavar="N", help="score the first N documents that are long enough")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
+    add("--json", metavar="FILE", help="write the numbers as a list of objects, one for each run and length")
+    add("--plot", metavar="FILE", help="draw loss against length: .png, .svg or .pdf (needs matplotlib)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        if args.curves:
-            from lab import curves
-
-            if args.json or args.plot or args.lengths:
-                parser.error("--curves draws and scores nothing: leave out --json, --plot and --lengths")
-            return curves.main([*args.runs, "--out", args.curves])
-        if args.lengths:
-            args.lengths.sort()
-        check(args)
-        rows = score(args)
-        from lab import show
-
-        show.compare(rows)
-        if args.json:
-            files.write_rows(args.json, rows)
-        show.print_rows(rows)
         if args.plot:
             from lab import pictures
-
+        rows = []
+        for run in common.named_runs(args.runs):
+            found = evaluate(run, args)
+            print_rows(found)
+            rows += found
+        if args.json:
+            common.write_text(args.json, common.format_rows(rows))
+        if args.plot:
             pictures.losses(rows, args.plot)
-            print(f"\npicture: {args.plot}")
+            print(f"picture: {args.plot}")
 
 if __name__ == "__main__":
     main()

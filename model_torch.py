@@ -110,11 +110,12 @@ class ExPEAblation(ExPE):
     def override(self, h, table):
         return (h, h, h) if self.settings.once else super().override(h, self.trained(table))
 
-def override_class(settings, on_keys):
-    """The class of ExPE or ExQPE with these settings; on_keys: that of an override of the keys only."""
-    if settings.once or settings.learn != "none":
-        return ExPEAblation
-    return on_keys if settings.on == "k" else ExPE
+def exqpe(settings, config):
+    return (ExPEAblation if settings.once or settings.learn != "none" else ExPE)(settings, config)
+
+def expe(settings, config):
+    plain = settings.on == "k" and settings.learn == "none"
+    return ExPEOnKeys(settings, config) if plain else exqpe(settings, config)
 
 class RoPE(Encoding):
     """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions turns by the angle n * inv_freq_i."""
@@ -177,21 +178,12 @@ class Shaw(Encoding):
         by_distance = weights.new_zeros(*weights.shape[:-1], len(self.values))         # (B, H, T, r)
         return by_distance.scatter_add(-1, table.expand_as(weights), weights) @ self.values            # (B, H, T, D)
 
-ENCODINGS = {                                                              # settings to the class of their module
-    "nope": lambda settings: Encoding,
-    "sinusoidal": lambda settings: Sinusoidal,
-    "learned": lambda settings: Learned,
-    "expe": lambda settings: override_class(settings, ExPEOnKeys),
-    "exqpe": lambda settings: override_class(settings, ExPE),
-    "rope": lambda settings: RoPE,
-    "alibi": lambda settings: ALiBi,
-    "t5": lambda settings: T5,
-    "shaw": lambda settings: Shaw,
-}
+ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": expe, "exqpe": exqpe, "rope": RoPE,
+             "alibi": ALiBi, "t5": T5, "shaw": Shaw}
 
 def make_encoding_module(settings, config):
     """The Encoding of these settings, with the softmax of the model's config."""
-    kind = ENCODINGS[settings.pe](settings) if settings.pe in CORE else zoo_module(settings.pe).torch_class()
+    kind = ENCODINGS[settings.pe] if settings.pe in CORE else zoo_module(settings.pe).torch_class()
     encoding = kind(settings, config)
     if config.softmax != "plain":
         from zoo import softmax
@@ -342,7 +334,7 @@ class GPT(nn.Module):
     tokens: integers below V, (B, T). With targets, likewise or -100, it returns the scalar mean cross-entropy in nats,
     without them the logits (B, T, V). positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. Any length works,
     save for `learned`. Raises ValueError for positions that are not integers, and for one without a row. Its first
-    weights are model_numpy.init_params of the seed.
+    weights are model_numpy.init_params of the seed; with seed None they are to be loaded.
 
     attention, dropout and cross_entropy are the parts of which engine/fast.py and past/ have others.
     """
@@ -366,7 +358,11 @@ class GPT(nn.Module):
         if not config.tied:
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.encoding = shared.get(config.encoding)                     # None where each block has its own
-        weights = model_numpy.init_params(config, seed)
+        if seed is not None:
+            self.load_weights(model_numpy.init_params(config, seed))
+
+    def load_weights(self, weights):
+        """Take the weights from {name: array}."""
         self.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
 
     def forward(self, tokens, targets=None, positions=None, **options):

@@ -12,7 +12,6 @@ draws dropout's masks with its own generator.)
 import argparse
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import math
 import os
@@ -57,7 +56,7 @@ def read_flags(argv):
         prog="train.py", description="Train a GPT with one of the positional encodings, and write its run directory.",
         epilog="examples:\n  python train.py --pe expe --l 24\n  python train.py --pe rope --seed 1\n"
                "  python train.py --pe exqpe --theta2 1/8 --data my_books/ --tokens 3e6", add_help=False)
-    add = parser.add_argument_group("the run").add_argument
+    add = parser.add_argument
     add("--preset", choices=PRESETS, help="the model and how it is trained (default: paper-35m on a GPU, else mini)")
     add("--pe", choices=ENCODINGS, help="the positional encoding (default: expe); it says which other flags there are")
     add("--out", metavar="DIR", help="the run directory (default: runs/<preset>-<pe>-<flags that differ>-s<seed>)")
@@ -70,13 +69,11 @@ def read_flags(argv):
     add("-h", "--help", action="help", help="print this, with the flags of the --pe and the --preset that are given")
     preset = first.preset or ("paper-35m" if torch.cuda.is_available() else "mini")
     pe = first.pe or "expe"
-    groups = {f"--pe {pe}": settings_class(pe), "the model": ModelConfig, "training": TrainConfig}
     defaults = settings_of(*configure({}, pe, preset))
-    for title, kind in groups.items():
-        group = parser.add_argument_group(title)
+    for kind in (settings_class(pe), ModelConfig, TrainConfig):
         for f in dataclasses.fields(kind):
-            if f.metadata.get("help"):
-                add_flag(group, f, defaults[f.name])
+            if f.metadata["help"]:
+                add_flag(parser, f, defaults[f.name])
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         raise InputError(f"{unknown[0]} is no flag with --pe {pe}: python train.py --pe {pe} --help lists them")
@@ -89,15 +86,14 @@ def read_flags(argv):
     args.preset = preset
     return args, model, train
 
-def add_flag(group, f, default):
+def add_flag(parser, f, default):
     """A flag for a field, with the preset's value in its help."""
     name = flag_of(f)
-    note = "" if "default" in f.metadata["help"] else f" (default: {default})"
+    help = f"{f.metadata['help']} (here: {default})"
     if f.type is bool:
-        reading = {"action": argparse.BooleanOptionalAction}
+        parser.add_argument(name, dest=f.name, action=argparse.BooleanOptionalAction, default=None, help=help)
     else:
-        reading = {"type": READERS[f.type], "metavar": name.strip("-").upper()}
-    group.add_argument(name, dest=f.name, default=None, help=f.metadata["help"].replace("%", "%%") + note, **reading)
+        parser.add_argument(name, dest=f.name, type=READERS[f.type], metavar=name.strip("-").upper(), help=help)
 
 def configure(given, pe, preset):
     """(ModelConfig, TrainConfig) of a preset, with {field: value} of the flags that were given."""
@@ -151,15 +147,14 @@ def check_resumed(run, given):
     return model, config, record
 
 def describe_origin(preset, argv, device):
-    """What a number of this run can be traced by: preset, command line, git commit, versions, machine."""
-    git = None
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):   # no git, or no repository
+    """What a number of this run can be traced by: preset, command line, commit, versions, machine."""
+    git = ""
+    with contextlib.suppress(OSError):                                  # there is no git here
         describe = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty", "--abbrev=40"]
-        git = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "tiktoken", "rustbpe")}
+        git = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
     return {"preset": preset, "command": shlex.join(["python", "train.py", *argv]), "git": git, "device": str(device),
-            "versions": {"python": platform.python_version()} | versions, "machine": platform.platform(),
-            "threads": torch.get_num_threads(), "processes": int(os.environ.get("WORLD_SIZE", 1))}
+            "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
+            "machine": platform.platform(), "threads": torch.get_num_threads()}
 
 
 # ---- the two backends ------------------------------------------------------------------------------------------------
@@ -179,14 +174,11 @@ def draw_positions(config, step, T):
     rng = np.random.default_rng([config.seed, step, 1])                 # apart from those of the data and of dropout
     return np.sort(rng.choice(config.random_positions, T, replace=False))
 
-def make_inputs(config, vocab, batch, seeds):
-    """(tokens, targets), (B, T) each, of a batch (B, T+1), by the objective."""
-    return data.OBJECTIVES[config.objective](batch, vocab, np.random.default_rng(seeds))
-
-def micro_batches(config, *arrays):
-    """The arrays in pieces of as many sequences as may be in memory at once."""
+def micro_batches(config, vocab, batch, seeds):
+    """(tokens, targets) of a batch (B, T+1) by the objective, as many sequences at once as may be in memory."""
+    inputs = data.OBJECTIVES[config.objective](batch, vocab, np.random.default_rng(seeds))
     size = config.micro_batch or config.batch_size
-    return [[x[i : i + size] for x in arrays] for i in range(0, len(arrays[0]), size)]
+    return [[x[i : i + size] for x in inputs] for i in range(0, len(batch), size)]
 
 class TorchBackend:
     """GPT, or another module of which model(tokens, targets, positions) is the loss, and AdamW, on any device."""
@@ -248,10 +240,9 @@ class TorchBackend:
         return loss.item(), norm.item()
 
     def micro_batches(self, batch, seeds):
-        """(tokens, targets) on the device, as many sequences at once as memory allows."""
-        tokens, targets = make_inputs(self.config, self.vocab, batch, seeds)
-        return [[torch.from_numpy(x).to(self.device) for x in part]
-                for part in micro_batches(self.config, tokens, targets)]
+        """As above, on the device."""
+        parts = micro_batches(self.config, self.vocab, batch, seeds)
+        return [[torch.from_numpy(x).to(self.device) for x in part] for part in parts]
 
     def validation_loss(self, batch):
         """The mean loss of a batch (B, T+1), in nats."""
@@ -286,10 +277,9 @@ class NumpyBackend:
         config = self.config
         rng = np.random.default_rng([config.seed, step])                # of dropout
         positions = draw_positions(config, step, batch.shape[1] - 1)
-        inputs = make_inputs(config, self.model_config.vocab_size, batch, [config.seed, step, 2])
         loss = 0
         grads = {}
-        for tokens, targets in micro_batches(config, *inputs):
+        for tokens, targets in micro_batches(config, self.model_config.vocab_size, batch, [config.seed, step, 2]):
             masks = None
             if self.model_config.dropout:
                 masks = model_numpy.dropout_masks(self.model_config, *tokens.shape, rng)
@@ -306,8 +296,7 @@ class NumpyBackend:
     def validation_loss(self, batch):
         """The mean loss of a batch (B, T+1), in nats."""
         total = count = 0
-        for tokens, targets in micro_batches(self.config, *make_inputs(self.config, self.model_config.vocab_size, batch,
-                                                                       [0])):
+        for tokens, targets in micro_batches(self.config, self.model_config.vocab_size, batch, [0]):
             total += model_numpy.token_losses(self.params, tokens, targets, self.model_config).sum(dtype="float64")
             count += np.count_nonzero(targets >= 0)
         return float(total / count)
@@ -440,9 +429,8 @@ def main(argv=None, make_backend=make_backend):
             elif config.init_from != "none":
                 from engine import init_from
                 record["parent"] = init_from.load_parent(config.init_from, backend, model_config, meta)
-            size = model_numpy.count_parameters(model_config) / 1e6
-            print(f"{run}: {model_config.encoding.pe}, {size:.2f}M parameters, {config.backend} on {device}, steps "
-                  f"{info['step']:,} to {config.steps:,} of {config.batch_size} x {model_config.context} tokens", flush=True)
+            print(f"{run}: {model_numpy.count_parameters(model_config):,} parameters, {config.backend} on {device}, steps "
+                  f"{info['step']:,} to {config.steps:,} of {config.batch_size} x {model_config.context} tokens")
             done = train(run, record, model_config, config, backend, folder, info["step"], info["seconds"])
         if done < config.steps:
             print(f"stopped; go on with: python train.py --out {run} --resume", file=sys.stderr)

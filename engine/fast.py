@@ -1,27 +1,24 @@
-"""What is fast and not plain: each stands for a plain line of model_torch.py, and a test holds the two equal.
+"""What is fast and not plain: each replaces a plain part of model_torch.py, and a test compares the two.
 
-    cross_entropy    the loss without an array of all logits                     model_torch.cross_entropy
-    Attention        a linear bias as further dimensions, in half precision      model_torch.Attention
-    Dropout          16 random bits a number on a CPU instead of a whole word    nn.Dropout
-    compile          torch.compile of the blocks and of the loss                 the model as it is
-    checkpoint_activations  what a block computes, twice instead of kept         the model as it is
-    keep_freed_memory                                                            the C library's own settings
+    cross_entropy      the loss without an array of all logits                     model_torch.cross_entropy
+    Attention          a linear bias as further dimensions, in half precision      model_torch.Attention
+    Dropout            16 random bits a number on a CPU instead of a whole word    nn.Dropout
+    compile            torch.compile of the blocks and of the loss                 the model as it is
+    keep_freed_memory                                                              the C library's own settings
 
-train.py uses them, and so does what reads long texts; GPT takes the first three as parts.
+train.py uses them with --fast, and so does what reads long texts; GPT takes the first three as parts.
 """
 
 import contextlib
 import ctypes
 import functools
-import math
-import types
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import model_torch
+from model_torch import score_divisor
 
 # Numbers in the largest array of logits that a loss keeps. On a CPU 42 MB: up to 32 MB the C library may leave what was
 # freed in a heap that is full of holes, and a process that only reads grew by a gigabyte.
@@ -38,19 +35,20 @@ def rows_at_a_time(h, w):
     """How many of h's rows have so few logits that they may be in memory at once."""
     return max(1, LOGITS[h.device.type] // len(w))
 
-def softmax_parts(logits, targets):
+def softmax_parts(logits, targets, counted):
     """(e, total, loss) of logits (rows, V) and targets (rows, 1): the softmax is e / total, the loss summed over rows.
 
-    In fp32 at least, and e in the place of the logits if they are of that; e is returned in the logits' dtype.
+    Only rows that are counted (rows, 1) are in the loss. In fp32 at least, and e in the place of the logits if they are
+    of that; e is returned in the logits' dtype.
     """
     e = at_least_fp32(logits)
     e -= e.amax(-1, keepdim=True)
     right = e.gather(-1, targets)                                                      # (rows, 1)
     total = e.exp_().sum(-1, keepdim=True)                                             # (rows, 1)
-    return e.to(logits.dtype), total, (total.log() - right).sum()
+    return e.to(logits.dtype), total, (total.log() - right).where(counted, 0).sum()
 
 class CrossEntropy(torch.autograd.Function):
-    """The mean of -log softmax(h W^T) at the targets, in nats: h (N, C), W (V, C), targets (N,).
+    """The mean of -log softmax(h W^T) at the targets, in nats: h (N, C), W (V, C), targets (N,), -100 left out.
 
     The logits are the largest array of a training step, and F.cross_entropy keeps three of that size. But they are
     needed for their gradient alone, (softmax - onehot) / N, which takes their place, a few rows at a time, and goes at
@@ -59,21 +57,26 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, h, w, targets, parts=softmax_parts):
-        loss, dh, dw = 0, torch.empty_like(h), torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32))
+        loss = 0
+        dh = torch.empty_like(h)
+        dw = torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32))
         for x, dx, target in zip(*(x.split(rows_at_a_time(h, w)) for x in (h, dh, targets[:, None])), strict=True):
-            e, total, part = parts(x @ w.T, target)                                    # (rows, V), (rows, 1), ()
+            counted = target >= 0                                                      # (rows, 1)
+            target = target.clamp(min=0)
+            e, total, part = parts(x @ w.T, target, counted)                           # (rows, V), (rows, 1), ()
             loss += part
             e.scatter_add_(-1, target, -total.to(e.dtype))                             # total (softmax - onehot)
-            dx.copy_((e @ w) / total)
-            x = (x / total).to(w.dtype)
+            dx.copy_(((e @ w) / total).where(counted, 0))
+            x = (x / total).where(counted, 0).to(w.dtype)
             dw.addmm_(e.T, x) if dw.dtype == w.dtype else dw.add_(e.T @ x)             # long sums in fp32 at least
-        ctx.save_for_backward(dh, dw)
-        return loss / len(h)
+        count = (targets >= 0).sum()
+        ctx.save_for_backward(dh, dw, count)
+        return loss / count
 
     @staticmethod
     def backward(ctx, dloss):
-        dh, dw = ctx.saved_tensors
-        dloss = dloss / len(dh)
+        dh, dw, count = ctx.saved_tensors
+        dloss = dloss / count
         return dloss * dh, dloss * dw, None, None
 
 def cross_entropy(h, w, targets, reduction="mean", parts=softmax_parts):
@@ -85,7 +88,7 @@ def cross_entropy(h, w, targets, reduction="mean", parts=softmax_parts):
     pieces = zip(*(x.flatten(0, 1).split(rows_at_a_time(h, w)) for x in (h, targets)), strict=True)
     losses = torch.cat([F.cross_entropy(at_least_fp32(F.linear(x, w)), target.long(), reduction="none")
                         for x, target in pieces])
-    return losses.mean() if reduction == "mean" else losses.view(targets.shape)
+    return losses.sum() / (targets >= 0).sum() if reduction == "mean" else losses.view(targets.shape)
 
 class Dropout(nn.Dropout):
     """nn.Dropout, at 16 random bits a number on a CPU, where torch draws a whole word for each, one by one."""
@@ -114,7 +117,7 @@ def further(q, k, a, b):
     away, so that -a_m b_m comes beside it, before q and k: with parts of a of 8 bits and a whole b both are exact, and
     so is the sum.
     """
-    a = math.sqrt(q.shape[-1]) * a
+    a = score_divisor(q) * a
     if q.dtype.itemsize == 2:                                                          # 2^8: fp16 ends at 65,504
         terms = [(x, y) for x in split(a * 2**8, q.dtype, 2) for y in split(b / 2**8, q.dtype, 3)]
     else:
@@ -145,24 +148,30 @@ class Attention(model_torch.Attention):
         if self.encoding.linear is None or not in_half_precision(h):
             return super().forward(h, at)
         nowhere = None if at.rows is None else torch.zeros_like(at.rows)
-        q, k, v = self.heads(model_torch.project(self.encoding.override(h, nowhere), self.qkv.weight))
-        y = self.attend_linear(q, k, v, h, at.n)                                       # (B, H, T, D)
-        return self.proj(y.transpose(1, 2).flatten(2))                                 # (B, T, C)
+        q, k, v = self.project(h, at._replace(rows=nowhere))
+        return self.output(self.attend_linear(q, k, v, h, from_the_last(at.n)), h)     # (B, T, C)
 
     def attend_linear(self, q, k, v, h, n):
-        """As attend; the keys' places n (..., 1, S) are those of model_torch.from_the_last."""
-        (T, D), S, w = q.shape[2:], k.shape[2], self.qkv.weight.chunk(3)[1].unflatten(0, (self.n_heads, -1))
+        """As attend; the keys' places n (..., 1, S) are counted from the last."""
+        T, D = q.shape[2:]
+        S = k.shape[2]
+        w = self.qkv.weight.chunk(3)[1].unflatten(0, (self.n_heads, -1))               # (H, D, C)
         with torch.autocast(q.device.type, enabled=False) if autocasts(q) else contextlib.nullcontext():
             x, h, w = map(at_least_fp32, (q, h, w))
             a, b = self.encoding.linear(x, h, w, n.type_as(x))
             if T != S or self.encoding.softmax or not self.fused:                      # in fp32, for the bias' digits
                 bias = a[..., None] * (b[..., None, :] - b[..., -T:, None])
                 return self.attend(x, k.type_as(x), v.type_as(x), bias, None).type_as(q)
+            scale = 1 / score_divisor(q)
             q, k = further(q, k, a, b)
-            v, scale = F.pad(v, (0, 8)), 1 / math.sqrt(D)                              # kernels want one width
+            v = F.pad(v, (0, 8))                                                       # kernels want one width
             seen = ~model_torch.unseen(T, S, True, self.window, q.device) if self.window else None
             causal = self.causal and seen is None
             return F.scaled_dot_product_attention(q, k, v, seen, is_causal=causal, scale=scale)[..., :D]
+
+def from_the_last(n):
+    """Integer positions n, (T,) or (B, T), counted from the last: 0 or less in order, (..., 1, T)."""
+    return (n - n[..., -1:])[..., None, :]
 
 PARTS = {"attention": Attention, "dropout": Dropout, "cross_entropy": cross_entropy}            # of GPT
 
@@ -171,14 +180,6 @@ def compile(model, **how):
     for block in model.blocks:
         block.compile(**how)
     model.cross_entropy = functools.partial(cross_entropy, parts=torch.compile(softmax_parts, **how))
-
-def checkpoint_activations(model):
-    """Of each block keep the input alone, and compute the rest again for its gradient, masks too (Chen et al. 2016)."""
-    def forward(block, x, at):
-        return checkpoint(model_torch.Block.forward, block, x, at, use_reentrant=False)
-
-    for block in model.blocks:
-        block.forward = types.MethodType(forward, block)
 
 def keep_freed_memory():
     """Let this process keep the memory of arrays that it has freed, for the next step; for long runs, on Linux.
