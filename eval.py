@@ -7,6 +7,7 @@ At each length the same held-out tokens are scored: of every document that is lo
 longest length. (python -m lab.measure has other protocols, probes, scaled positions, streams and number formats.)
 """
 
+import json
 import math
 from pathlib import Path
 
@@ -68,8 +69,8 @@ def evaluate(run, args):
     name, documents = held_out(run, record, args.split, args.data)
     usable = [document for document in documents if len(document) > longest][: args.max_docs]
     if not usable:
-        raise InputError(f"no document of {name} has {longest:,} tokens, the longest of --lengths: the longest document "
-                         f"has {max(map(len, documents), default=1) - 1:,}")
+        raise InputError(f"no document of {name} has {longest:,} tokens, the longest of --lengths: the longest one has "
+                         f"{max(map(len, documents), default=1) - 1:,}")
     rows = []
     for length in lengths:
         windows = cut_windows(usable, length, longest)
@@ -112,7 +113,7 @@ def main(argv=None):
             print_rows(found)
             rows += found
         if args.json:
-            common.write_text(args.json, common.format_rows(rows))
+            common.write_text(args.json, json.dumps(rows, indent=1) + "\n")
         if args.plot:
             pictures.losses(rows, args.plot)
             print(f"picture: {args.plot}")

@@ -8,6 +8,7 @@ A text begins as a training document does, after <|endoftext|>. Each new token i
 tokens before it; --cache keeps their keys and values instead (past/), and brings flags of its own.
 """
 
+import codecs
 import sys
 import time
 
@@ -99,24 +100,27 @@ def main(argv=None):
         longest = model.config.encoding.longest(model.config)
         n_tokens = args.tokens or max(1, min(TOKENS, longest - len(prompt) + 1))
         if len(prompt) + n_tokens - 1 > longest:         # the last token is drawn, and not read
-            raise InputError(f"{args.run} has positions for {longest} tokens: <|endoftext|> and prompt are {len(prompt)}, "
-                             f"so that --tokens can be at most {longest - len(prompt) + 1}")
+            raise InputError(f"{args.run} has positions for {longest} tokens: <|endoftext|> and prompt are "
+                             f"{len(prompt)}, so that --tokens can be at most {longest - len(prompt) + 1}")
         print_text(args.prompt, generate(model, prompt, args.seed, **sampling), n_tokens, encoding)
 
-def print_text(prompt, tokens, n_tokens, encoding):
-    """Print a prompt and up to n_tokens new tokens as they come, and to stderr how long it took."""
+def print_text(prompt, tokens, n_tokens, encoding, stop=True):
+    """Print a prompt and up to n_tokens new tokens as they come, to <|endoftext|> if `stop`; then how long it took."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")           # a character that lacks bytes waits for them
     begun = time.perf_counter()
-    written = []
+    count = 0
     print(prompt, end="", flush=True)
-    for token in tokens:
-        if token == encoding.eot_token or len(written) == n_tokens:
-            break
-        text = encoding.decode(written)
-        written.append(token)
-        if not (longer := encoding.decode(written)).endswith("\ufffd"):      # a character that lacks bytes still waits
-            print(longer[len(text):], end="", flush=True)
-    seconds = time.perf_counter() - begun
-    print(f"\n{len(written):,} tokens in {seconds:.1f} s, {len(written) / seconds:,.0f} tokens/s", file=sys.stderr)
+    try:
+        for token in tokens:
+            if stop and token == encoding.eot_token:
+                break
+            print(decoder.decode(encoding.decode_bytes([token])), end="", flush=True)
+            count += 1
+            if count == n_tokens:
+                break
+    finally:
+        seconds = time.perf_counter() - begun
+        print(f"\n{count:,} tokens in {seconds:.1f} s, {count / seconds:,.0f} tokens/s", file=sys.stderr)
 
 if __name__ == "__main__":
     main()

@@ -1,10 +1,10 @@
 """A trained GPT that reads on: with a cache, in a stream, in dual chunks, any length in linear memory.
 
-Reader is the model of model_torch.py with another attention, which calls the same doors; tests hold it equal to the
-plain one. A key's content and its place come apart because the override is affine: phi(h, P) = phi(h, 0) + phi(0, P).
-So its content is the door with a table of zeros, and its place is the door with an input of zeros. That is all that
-streams and dual chunks need: nothing in the model knows of them. Where an encoding has a linear door (fast.py), keys
-stay free of position for good, and all is read at once.
+Reader is the model of model_torch.py with another attention, which calls the same steps and doors; tests compare it
+with the plain one. A key's content and its place come apart because the override is affine: phi(h, P) = phi(h, 0) +
+phi(0, P). So its content is the door with a table of zeros, and its place is the door with an input of zeros. That is all that
+streams and dual chunks need: nothing in the model knows of them. Where an encoding has a linear door (engine/fast.py),
+keys stay free of position for good, and all is read at once.
 
 B batch, T new tokens, S keys (S > T with a cache), H heads, D width of a head, C = H*D model width.
 """
@@ -17,14 +17,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-import fast
+from common import load_model
 from config import InputError
+from engine import fast
+from engine.fast import from_the_last
 from expe import distances
-from model_numpy import check_positions
-from model_torch import GPT, Encoding, as_tensor, from_the_last, project
+from model_torch import GPT, Encoding, as_tensor, project, score_divisor
 from past.cache import Cache
 from past.scaling import HOLD, Groups, dual_chunk_positions, scaled, self_extend_queries
-from runs import load_model
 
 BLOCK, PAIRS = 256, 2**21                # queries, and queries times keys, read at a time where scores need a bias
 BATCH_TOKENS = 2**13                     # in one forward pass of window_losses: bounds the memory, whatever the length
@@ -49,28 +49,32 @@ class ReadingAttention(fast.Attention):
 
     def forward(self, h, at):
         if at.keys is None and not at.further:           # all get theirs once, here
-            q, k, v = self.heads(project(self.encoding.override(h, at.rows), self.qkv.weight))
-            q, k = self.encoding.rotate(q, k, at.rows)
+            q, k, v = self.project(h, at)
         else:
-            nowhere = None if at.rows is None else torch.zeros_like(at.rows)
-            content, k, v = self.heads(project(self.encoding.override(h, nowhere), self.qkv.weight))
+            content, k, v = self.project_content(h, at)
             q = self.positioned(0, content, at.rows, at)
             k = self.positioned(1, k, at.rows, at) if at.keys is None else k
+        inputs = h                                                      # of all S keys, (B, S, C)
         if at.cache is not None:
-            inputs = self.heads([h]) if self.encoding.keeps_input else ()
-            k, v, *inputs = at.cache.extend(self, k, v, *inputs)        # (B, H, S, D) each
-            h = inputs[0].transpose(1, 2).flatten(2) if inputs else h   # (B, S, C)
+            kept = self.heads([h]) if self.encoding.keeps_input else ()
+            k, v, *kept = at.cache.extend(self, k, v, *kept)            # (B, H, S, D) each
+            inputs = kept[0].transpose(1, 2).flatten(2) if kept else h
         free = k
         if at.keys is not None:
             k = self.positioned(1, free, at.keys, at)
-        bias = self.encoding.score(q, k, h, at.pairs) if at.n is None else None
+        bias = self.encoding.score(q, k, inputs, at.pairs) if at.n is None else None
         for rows, keys, where in at.further:                    # dual chunk attention, and groups
             moved = self.positioned(0, content, rows, at)
             moved = (moved - q) @ k.mT if keys is None else moved @ self.positioned(1, free, keys, at).mT - q @ k.mT
-            moved = moved / math.sqrt(q.shape[-1])                      # (B, H, T, S)
+            moved = moved / score_divisor(q)                            # (B, H, T, S)
             bias = moved * where if bias is None else bias + moved * where
-        y = self.attend(q, k, v, bias, at.pairs) if at.n is None else self.attend_linear(q, k, v, h, at.n)
-        return self.proj(y.transpose(1, 2).flatten(2))                  # (B, T, C)
+        y = self.attend(q, k, v, bias, at.pairs) if at.n is None else self.attend_linear(q, k, v, inputs, at.n)
+        return self.output(y, h)                                        # (B, T, C)
+
+    def project_content(self, h, at):
+        """As project, queries and keys free of position: the override's door with rows of zeros, and no rotation."""
+        nowhere = None if at.rows is None else torch.zeros_like(at.rows)
+        return self.heads(project(self.encoding.override(h, nowhere), self.qkv.weight))
 
     def positioned(self, part, content, rows, at):
         """Queries (part 0) or keys (1) free of position, (B, H, T, D), at the positions of rows."""
@@ -93,10 +97,12 @@ class Reader(GPT):
 
     def __init__(self, config, seed=0, attention=ReadingAttention):
         super().__init__(config, seed, **fast.PARTS | {"attention": attention})
-        self.trained, self.chunk, self.hold = config, 0, False
+        self.trained = config
+        self.chunk = 0
+        self.hold = False
 
     def encodings(self):
-        return {self.encoding, *(block.attn.encoding for block in self.blocks)}
+        return {block.attn.encoding for block in self.blocks}
 
     def scale_to(self, length, **how):
         """Go on with the positions that past.scaling.scaled makes of the trained ones. Returns self."""
@@ -104,7 +110,7 @@ class Reader(GPT):
         self.hold = how.get("rope_scaling") == HOLD
         e = self.config.encoding
         for encoding in self.encodings():
-            encoding.settings = e if type(encoding.settings) is type(e) else encoding.settings
+            encoding.settings = e if encoding.settings.pe == e.pe else encoding.settings
         return self
 
     @property
@@ -154,13 +160,12 @@ class Reader(GPT):
         return losses
 
     def hidden(self, tokens, positions=None, cache=None):
-        self.check(tokens, "tokens")
         if cache is not None:
             self.check_cache(cache, tokens, positions)
         T, read = tokens.shape[1], super().hidden
         if positions is None and cache:
             positions = np.arange(T) + cache.positions[..., -1:] + 1
-        n = check_positions(positions.cpu() if torch.is_tensor(positions) else positions, *tokens.shape)
+        n = np.arange(T) if positions is None else np.asarray(positions)
         begins = self.begins(T, cache)
         if len(begins) > 1 and cache is None:
             cache = Cache()
@@ -218,7 +223,8 @@ class Reader(GPT):
             return as_tensor(settings.rows(n, self.config), w)
 
         if encoding.linear is not None:
-            new, n = rows(queries), as_tensor(from_the_last(keys), w)
+            new = rows(queries)
+            n = as_tensor(from_the_last(keys), w)
             one = np.arange(1)
             if queries.shape == keys.shape or settings.pairs(one, one, self.config) is None:
                 return At(None if new is None else torch.zeros_like(new), None, n, None, (), (), {}, None)

@@ -1,24 +1,135 @@
-"""Other positions for a model that is trained: scaled tables, dual chunks, and their flags, as eval and generate have.
+"""Other positions for a trained model: scaled tables, dual chunks, and the flags for them.
 
-After training a model's positions can be scaled, for texts longer than those it was trained on: ExPE's and
-ExQPE's values times a number, RoPE's frequencies scaled, keys and queries counted anew in chunks or far ones in groups,
-or ExPE's queries held at the last trained position.
+After training a model's positions can be scaled, for texts longer than those it was trained on: ExPE's and ExQPE's
+values times a number, RoPE's frequencies scaled, keys and queries counted anew in chunks or far ones in groups, or
+ExPE's queries held at the last trained position.
 """
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from cli import at_least, listed, number, number_or_auto, whole
-from config import InputError, Override, RoPE, Unused
-from expe import ROPE_SCALINGS
+from common import at_least, listed, number, whole
+from config import SIZE, InputError, Override, RoPE, knob, one_of
+from config import number as number_rule
+from expe import rope_inv_freq
 
 DUAL_CHUNK, SELF_EXTEND, HOLD = "dual-chunk", "self-extend", "hold"      # what --rope-scaling takes besides RoPE's
-METHODS = (*ROPE_SCALINGS, DUAL_CHUNK, SELF_EXTEND, HOLD)
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 SINKS = 4                                # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
+
+class NotForThisEncoding(InputError):
+    """What the user gave is for other encodings, and this one cannot use it."""
+
+
+# ---- RoPE's scalings -------------------------------------------------------------------------------------------------
+
+def scaled_inv_freq(d_head, base=10000.0, scaling="none", factor=1.0, trained_length=512, length=None, **lists):
+    """RoPE's angles per position, expe.rope_inv_freq, for texts past the trained length L, s being the factor:
+
+        linear   inv_freq_i / s: position interpolation (Chen et al. 2023)
+        ntk      base s^(D/(D-2)) for base (bloc97 2023): the first pair as it was, the last one slower by exactly s
+        dynamic  likewise, by s length/L - (s - 1) for s; up to the trained length nothing changes
+        yarn     pairs that turn 32 times or more in L positions as they were, those that turn once at most divided by
+                 s, and a straight ramp over i between the two (Peng et al. 2023, section 3.2)
+        llama3   likewise of those that turn 4 times or more and once at most, the ramp being over the number of turns
+                 (Llama 3.1's code; Meta 2024)
+        longrope inv_freq_i / x_i, of D/2 numbers x each: `long` past L, `short` up to it, all 1 if left out (Ding et
+                 al. 2024). A search finds them, model by model
+
+    Returns ((D/2,) float64, attention_factor): cosines and sines are to be multiplied by the factor, which is 1 but for
+    yarn: 0.1 ln s + 1 if s > 1 (its section 3.4; queries and keys both have it, so that scores get its square); and for
+    longrope: sqrt(1 + ln s / ln L) if s > 1. `length` is that of the whole sequence, which dynamic and longrope alone
+    read: one set of frequencies holds for all of its keys.
+    Raises ValueError as rope_inv_freq does, and for a scaling that is not known, a factor of 0 or less or above 1e6, a
+    length below 1 or left out where it is needed, and a d_head of 2 where the base changes.
+    """
+    if scaling not in ROPE_SCALINGS:
+        raise ValueError(f"scaling must be one of {', '.join(ROPE_SCALINGS)}, got {scaling!r}")
+    if not 0 < factor <= 1e6:
+        raise ValueError(f"factor must be above 0 and at most 1e6, got {factor!r}")
+    if trained_length < 1 or (length is not None and length < 1):
+        raise ValueError(f"lengths must be at least 1, got {trained_length} and {length}")
+    return ROPE_SCALINGS[scaling](d_head, float(base), factor, trained_length, length, **lists)
+
+def _unscaled(D, base, s, L, length):
+    return rope_inv_freq(D, base), 1.0                                            # (D/2,)
+
+def _linear(D, base, s, L, length):
+    return _unscaled(D, base, s, L, length)[0] / s, 1.0
+
+def _ntk(D, base, s, L, length):
+    if D == 2:
+        raise ValueError("d_head must be at least 4 to scale the base: a single pair turns by 1 whatever the base")
+    return _unscaled(D, base * s ** (D / (D - 2)), s, L, length)
+
+def _dynamic(D, base, s, L, length):
+    if length is None:
+        raise ValueError("dynamic needs the length of the whole sequence, got None")
+    return _ntk(D, base, max(1.0, s * length / L - (s - 1)), L, length)
+
+def _yarn(D, base, s, L, length):
+    def pair(turns):                                                              # that turns so often in L positions
+        return D * np.log(L / (2 * np.pi * turns)) / (2 * np.log(base))
+
+    low, high = max(np.floor(pair(32)), 0), min(np.ceil(pair(1)), D - 1)
+    ramp = np.clip((np.arange(D // 2) - low) / max(high - low, 0.001), 0, 1)      # a step where the two coincide
+    inv_freq, _ = _unscaled(D, base, s, L, length)
+    return inv_freq * (1 - ramp + ramp / s), 0.1 * np.log(s) + 1 if s > 1 else 1.0
+
+def _llama3(D, base, s, L, length):
+    inv_freq, _ = _unscaled(D, base, s, L, length)
+    ramp = np.clip((L * inv_freq / (2 * np.pi) - 1) / (4 - 1), 0, 1)              # of the turns in L positions
+    return inv_freq * (ramp + (1 - ramp) / s), 1.0
+
+def _longrope(D, base, s, L, length, long=(), short=None):
+    short = (1,) * len(long) if short is None else short
+    if length is None or L < 2 or not len(long) == len(short) == D // 2:
+        raise ValueError(f"longrope needs the length of the whole sequence, a trained length of at least 2, and D/2 = "
+                         f"{D // 2} numbers each, long and short; got {length}, {L}, {len(long)} and {len(short)}")
+    inv_freq, _ = _unscaled(D, base, s, L, length)
+    return inv_freq / np.array(long if length > L else short), np.sqrt(1 + np.log(s) / np.log(L)) if s > 1 else 1.0
+
+ROPE_SCALINGS = {"none": _unscaled, "linear": _linear, "ntk": _ntk, "dynamic": _dynamic, "yarn": _yarn,
+                 "llama3": _llama3, "longrope": _longrope}
+
+METHODS = (*ROPE_SCALINGS, DUAL_CHUNK, SELF_EXTEND, HOLD)
+
+def scaled_rope_table(positions, d_head, base=10000.0, **scaling):
+    """expe.rope_table with scaled frequencies; the keywords are scaled_inv_freq's, and so is what it raises."""
+    inv_freq, attention_factor = scaled_inv_freq(d_head, base, **scaling)
+    angle = np.asarray(positions)[..., None] * inv_freq                           # (..., D/2)
+    return np.concatenate((np.cos(angle), np.sin(angle)), axis=-1) * attention_factor
+
+LIST = "numbers above 0", lambda x: isinstance(x, tuple) and all(number > 0 for number in x)
+
+@dataclass(frozen=True)
+class ScaledRoPE(RoPE):
+    """RoPE's settings with a scaling that is chosen after training."""
+
+    rope_scaling: str = knob("none", one_of(*ROPE_SCALINGS))
+    factor: float = knob(1.0, number_rule("above 0 and at most 1e6", lambda x: 0 < x <= 1e6))
+    length: int | None = knob(None, SIZE)                              # of the whole sequence, for dynamic and longrope
+    long: tuple | None = knob(None, LIST, flag="--long-factors")       # longrope's numbers, past the context
+    short: tuple | None = knob(None, LIST, flag="--short-factors")     # and up to it
+
+    def fit(self, model):
+        try:
+            self.rows(np.arange(1), super().fit(model) and model)
+        except ValueError as error:                                    # a width that cannot be scaled in this way
+            raise InputError(f"--rope-scaling {self.rope_scaling}: {error}") from None
+        return self
+
+    def rows(self, positions, model):
+        scaling = {"scaling": self.rope_scaling, "factor": self.factor, "length": self.length}
+        scaling |= {name: getattr(self, name) for name in ("long", "short") if getattr(self, name) is not None}
+        table = scaled_rope_table(positions, model.d_head, self.base, trained_length=model.context, **scaling)
+        return table[..., None, :, :]                                                          # (..., 1, T, D)
+
+
+# ---- a trained model's positions -------------------------------------------------------------------------------------
 
 class Groups(NamedTuple):
     """Of Self-Extend: distances below `window` are as they are, and beyond it `size` positions count as one."""
@@ -29,40 +140,45 @@ class Groups(NamedTuple):
 def scaled(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk=None, **lists):
     """A trained model's positions for sequences of `length` tokens: (its config, dual chunks' size in tokens or 0).
 
-    scale multiplies ExPE's and ExQPE's values. rope_scaling is one of expe.ROPE_SCALINGS by a factor (and for longrope
+    scale multiplies ExPE's and ExQPE's values. rope_scaling is one of ROPE_SCALINGS with a factor (and for longrope
     by lists, the tuples `long` and `short`); or dual-chunk, which ExPE and ExQPE have too, in chunks of `chunk` tokens
     (default: 3/4 of the trained length); or self-extend, likewise, which returns Groups instead, with a window of
     `chunk` tokens (default: half the trained length) and by the factor a whole size; or hold, which the two alone have.
     "auto" is length/context as a factor, its inverse as a scale, and 1 up to the trained length; for self-extend it is
     the least size by which no distance is above the trained ones.
-    Raises Unused for what the encoding has no use for, and InputError for a wrong value.
+    Raises NotForThisEncoding for what the encoding cannot use, and InputError for a wrong value.
     """
-    auto, changes, e = max(1.0, length / trained.context), {}, trained.encoding
+    auto = max(1.0, length / trained.context)
+    e = trained.encoding
     if scale != 1:
-        changes["scale"] = 1 / auto if scale == "auto" else scale
+        if not isinstance(e, Override):
+            raise NotForThisEncoding(f"--scale is for expe and exqpe, and this run has {e.pe}: leave it out")
+        e = replace(e, scale=1 / auto if scale == "auto" else scale)
     if rope_scaling not in ("none", DUAL_CHUNK, SELF_EXTEND, HOLD):
-        changes |= {"rope_scaling": rope_scaling, "factor": auto if factor == "auto" else factor, "length": length}
-        changes |= lists if rope_scaling == "longrope" else {}
-    config = replace(trained, encoding=replace(e, **changes))
+        if not isinstance(e, RoPE):
+            raise NotForThisEncoding(f"--rope-scaling {rope_scaling} is for rope, and this run has {e.pe}")
+        lists = lists if rope_scaling == "longrope" else {}
+        e = ScaledRoPE(e.pe, e.base, rope_scaling, auto if factor == "auto" else factor, length, **lists)
+    config = replace(trained, encoding=e)
     if rope_scaling == HOLD and not (isinstance(e, Override) and e.on == "qk" and not e.once):
-        raise Unused(f"hold is for queries that know their position, of expe and exqpe --on qk, and {e.pe} as trained "
-                     "here has no use for it: leave it out")
+        raise NotForThisEncoding(f"--rope-scaling hold is for queries that know their position, of expe and exqpe --on "
+                                 f"qk, and {e.pe} as trained here has none: leave it out")
     if rope_scaling not in (DUAL_CHUNK, SELF_EXTEND):
         return config, 0
     quarters = 3 if rope_scaling == DUAL_CHUNK else 2
     chunk = max(1, quarters * trained.context // 4) if chunk is None else chunk
     if not isinstance(chunk, int) or not 1 <= chunk < trained.context:
-        raise InputError(f"chunk must be from 1 to {trained.context - 1}, got {chunk}")
+        raise InputError(f"--chunk must be from 1 to {trained.context - 1}, got {chunk}")
     if not isinstance(e, (Override, RoPE)):
-        raise Unused(f"{rope_scaling} is for expe, exqpe and rope, and {e.pe} has no use for it: leave it out")
+        raise NotForThisEncoding(f"--rope-scaling {rope_scaling} is for expe, exqpe and rope, and this run has {e.pe}")
     if isinstance(e, Override) and (e.once or e.on != "qk"):
-        raise Unused(f"{rope_scaling} moves queries against keys: it needs an override of these two, --on qk")
+        raise NotForThisEncoding(f"--rope-scaling {rope_scaling} moves queries against keys: it needs --on qk")
     if rope_scaling == DUAL_CHUNK:
         return config, chunk
     if factor == "auto":
         factor = next(G for G in itertools.count(1) if self_extend_queries(length - 1, chunk, G) < trained.context)
     if factor < 1 or factor % 1:
-        raise InputError(f"factor must be a whole number of at least 1 for self-extend, got {factor:g}")
+        raise InputError(f"--factor must be a whole number of at least 1 for self-extend, got {factor:g}")
     return config, Groups(chunk, int(factor))
 
 def dual_chunk_positions(positions, chunk, local):
@@ -87,6 +203,10 @@ def self_extend_queries(positions, window, size):
 
 
 # ---- the flags -------------------------------------------------------------------------------------------------------
+
+def number_or_auto(text):
+    """A finite float, or "auto", for argparse."""
+    return text if text == "auto" else number(text)
 
 def numbers(text):
     """A tuple of finite floats from "X,X,...", for argparse."""
