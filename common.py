@@ -13,20 +13,16 @@ import argparse
 import contextlib
 import hashlib
 import json
-import math
 import os
 import re
 import sys
 from pathlib import Path
-
-import numpy as np
 
 from config import InputError, ModelConfig, TrainConfig
 
 # torch and safetensors are imported where they are used: data.py and the NumPy model need neither.
 
 CHECKPOINT = "checkpoint.safetensors"
-RUN = {"model": dict, "train": dict, "data": dict, "provenance": dict}            # what config.json holds
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------
@@ -61,22 +57,19 @@ class CommandLine(argparse.ArgumentParser):
             self.error(f"not enough memory: use smaller sizes ({str(error).partition(chr(10))[0]})")
 
 def number(text):
-    """A finite float from "0.5", "1e-3" or "1/2048", for argparse."""
+    """A float from "0.5", "1e-3" or "1/2048", for argparse."""
     above, _, below = text.partition("/")
-    with contextlib.suppress(ValueError, ZeroDivisionError):
-        value = float(above) / float(below or 1)
-        if math.isfinite(value):
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 0.5, 1e-3 or 1/2048")
+    try:
+        return float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 0.5, 1e-3 or 1/2048") from None
 
 def whole(text):
-    """An int of at most 2^53 from "600000000", "600_000_000", "6e8" or "600M" (or k, or B), for argparse."""
-    unit = {"k": 1e3, "M": 1e6, "B": 1e9}.get(text[-1:], 1)
-    with contextlib.suppress(ValueError):
-        value = float(text[:-1] if unit > 1 else text) * unit
-        if value.is_integer() and abs(value) <= 2**53:
-            return int(value)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (of at most 2^53)")
+    """An int from "600000000", "600_000_000" or "6e8", for argparse."""
+    value = number(text)
+    if value % 1 or abs(value) > 2**53:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (of at most 2^53)")
+    return int(value)
 
 def at_least(low):
     """The argparse type of a whole number of at least `low`."""
@@ -97,24 +90,20 @@ def listed(kind, *known):
         return values
     return read
 
-def clock(seconds):
-    """"1:05", or "1:00:05"."""
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
-
 def pick_device(name="auto"):
     """A torch.device from "auto" (a GPU if any), "cpu", "cuda", "cuda:1" or "mps"; InputError if it is not here."""
     import torch
 
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    present = torch.accelerator.is_available()
     if name == "auto":
-        return torch.device(next(kind for kind in available if available[kind]))
-    kind, _, index = name.partition(":")
+        return torch.accelerator.current_accelerator() if present else torch.device("cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]{1,3})?", name):
         raise InputError(f"--device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
-    if not available[kind] or (index and int(index) >= torch.cuda.device_count()):
+    device = torch.device(name)
+    here = present and torch.accelerator.current_accelerator().type == device.type
+    if device.type != "cpu" and not (here and (device.index or 0) < torch.accelerator.device_count()):
         raise InputError(f"--device {name}: torch {torch.__version__} sees none on this machine: use --device cpu")
-    return torch.device(name)
+    return device
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -128,17 +117,14 @@ def read_text(path):
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text") from None
 
-def read_json(path, shape):
-    """The object in a JSON file; InputError unless it has these fields: shape is {name: type}."""
+def read_json(path, *names):
+    """The object in a JSON file; InputError unless it has fields of these names."""
     text = read_text(path)
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
-        raise InputError(f"{path} is not valid JSON: it was cut short or edited") from None
-    for name, kind in shape.items():
-        if not isinstance(value, dict) or not isinstance(value.get(name), kind):
-            raise InputError(f"{path} lacks {name!r}, or it is not of the type {kind.__name__}: it was edited")
-    return value
+        return value | {name: value[name] for name in names}
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise InputError(f"{path} was cut short or edited: {type(error).__name__}: {error}") from None
 
 def write_text(path, text):
     """Write a file beside its place and rename it, so that no reader sees half of it."""
@@ -151,16 +137,12 @@ def hash_file(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
-def output_folder(folder, flag="--out"):
-    """The path of a folder to write, from here if it lies below; links and .. are resolved once, before any question.
-
-    InputError for an empty path or a file.
-    """
+def output_folder(folder):
+    """The path of a folder to write, from here if it lies below; links and .. are resolved once, before any use."""
     path = Path(os.path.realpath(folder))
     if not str(folder) or (path.exists() and not path.is_dir()):
-        raise InputError(f"{flag} must name a folder, got {str(folder)!r}")
-    here = Path.cwd()
-    return path.relative_to(here) if here in path.parents else path
+        raise InputError(f"--out must name a folder, got {str(folder)!r}")
+    return path.relative_to(Path.cwd()) if Path.cwd() in path.parents else path
 
 def holds_files(folder):
     """Whether a folder holds anything besides a lock."""
@@ -173,13 +155,11 @@ def lock(folder):
 
     if not Path(folder).is_dir():                                      # FileLock would make it
         raise InputError(f"{folder}: no such folder")
-    held = FileLock(Path(folder) / ".lock")
     try:
-        held.acquire(timeout=0)
+        with FileLock(Path(folder) / ".lock", timeout=0):
+            yield
     except Timeout:
         raise InputError(f"{folder} is in use by another process: wait for its end, or choose another folder") from None
-    with held:
-        yield
 
 
 # ---- a run on disk ---------------------------------------------------------------------------------------------------
@@ -196,7 +176,7 @@ def read_run(run):
     path = Path(run) / "config.json"
     if not path.exists():
         raise InputError(f"{run} is no run directory (no config.json): train one with python train.py --out {run}")
-    record = read_json(path, RUN)
+    record = read_json(path, "model", "train", "data", "provenance")
     try:
         return ModelConfig.from_dict(record["model"]), TrainConfig.from_dict(record["train"]), record
     except (InputError, LookupError, TypeError) as error:
@@ -206,8 +186,7 @@ def hash_tensors(tensors):
     """The SHA-256 of {name: array}: names, shapes and numbers, in the order of the names."""
     found = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(f"{name} {tensors[name].shape} {tensors[name].dtype}\n".encode())
-        found.update(np.ascontiguousarray(tensors[name]))
+        found.update(f"{name} {tensors[name].shape} ".encode() + tensors[name].tobytes())
     return found.hexdigest()
 
 def save_checkpoint(run, tensors, step, seconds=0.0):
@@ -216,10 +195,7 @@ def save_checkpoint(run, tensors, step, seconds=0.0):
 
     new = Path(run) / f"{CHECKPOINT}.new"
     metadata = {"step": str(step), "seconds": f"{seconds:.3f}", "sha256": hash_tensors(tensors)}
-    try:
-        safetensors.numpy.save_file(tensors, new, metadata)
-    except safetensors.SafetensorError as error:                       # how it reports a full disk
-        raise InputError(f"{new} cannot be written: {error}") from None
+    new.write_bytes(safetensors.numpy.save(tensors, metadata))
     os.replace(new, Path(run) / CHECKPOINT)
 
 def read_checkpoint(run):
@@ -254,13 +230,15 @@ def load_model(run, make=None):
 
     make(config, seed): another class than GPT. InputError as above.
     """
+    import torch
+
     from model_torch import GPT
 
     config, _, record = read_run(run)
     tensors, info = read_checkpoint(run)
     model = (make or GPT)(config, seed=None)
     try:
-        model.load_weights({name: tensors[name] for name in model.state_dict()})
+        model.load_state_dict({name: torch.from_numpy(tensors[name]) for name in model.state_dict()})
     except (RuntimeError, KeyError) as error:
         raise InputError(f"{run}: {CHECKPOINT} is of another model than config.json ({error}): it was edited") from None
     return model.eval(), record | info

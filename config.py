@@ -1,8 +1,8 @@
 """The settings of a run in dataclasses, each with its rule beside it; the presets, with their table in the paper.
 
-A run has three parts: the settings of its encoding (how positions enter), ModelConfig (the shape of the GPT) and
-TrainConfig. Every field with a help text is a flag of train.py. A value that breaks a rule raises InputError, which
-names the flag and says what would be right. Tables 5, 6, 8 and 9 are those of the ExPE paper's preprint.
+A run has three parts: the settings of its encoding, ModelConfig and TrainConfig. Every field with a help text is a flag
+of train.py. A value that breaks a rule raises InputError, which names the flag and says what would be right. Tables 5,
+6, 8 and 9 are those of the ExPE paper's preprint.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ POSITIVE = number("a finite number above 0", lambda x: x > 0)
 NOT_NEGATIVE = number("a finite number of at least 0", lambda x: x >= 0)
 BELOW_ONE = number("at least 0 and below 1", lambda x: 0 <= x < 1)
 TRUTH = "true or false", lambda x: isinstance(x, bool)
-TEXT = "a text", lambda x: isinstance(x, str) and x != ""
+TEXT = "a name or a path", lambda x: isinstance(x, str) and x != ""
 
 def knob(default, rule, help=None, flag=None):
     """A field with its rule; with a help text it is a flag of train.py, named after the field unless `flag` is given.
@@ -49,8 +49,7 @@ def knob(default, rule, help=None, flag=None):
     return field(default=default, metadata={"rule": rule, "help": help, "flag": flag})
 
 def flag_of(f):
-    """The flag of a field: its name with dashes, unless it has one of its own."""
-    return f.metadata.get("flag") or "--" + f.name.replace("_", "-")
+    return f.metadata["flag"] or "--" + f.name.replace("_", "-")
 
 class Checked:
     """A dataclass that checks each field by its rule, and then what ties two of them together."""
@@ -120,16 +119,17 @@ class Learned(NoPE):
 
 @dataclass(frozen=True)
 class Override(NoPE):
-    """What ExPE and ExQPE share: rows that override the first l dimensions of what enters W_q and W_k."""
+    """What ExPE and ExQPE share: rows that override the first l dimensions of what enters W_q and W_k.
+
+    `trained` names the two numbers that --learn trains, in the order of encoding.weight.
+    """
 
     l: int = knob(24, SIZE, "overridden dimensions (tables 6 and 9)")
     start: float | None = knob(None, number(), "value at position 0, the paper's S (default: 0)")
-    on: str = knob("qk", one_of("k", "q", "qk", "qkv"), "whose input is overridden: k, q, qk or qkv (default: qk)")
+    on: str = knob("qk", one_of("k", "q", "qk", "qkv"), "whose input is overridden")
     once: bool = knob(False, TRUTH, "the ablation: override the residual stream before block 1, and nothing after that")
-    learn: str = knob("none", one_of("none", "init", "random"), "train the ramp's two numbers from init or random values")
+    learn: str = knob("none", one_of("none", "init", "random"), "train the ramp's two numbers, from which values")
     scale: float = knob(1.0, POSITIVE)          # after training: by which all values are multiplied (section 4.3)
-
-    trained: ClassVar[tuple] = ()               # the two numbers that --learn trains, in the order of encoding.weight
 
     def check(self):
         if self.once and self.on != "qk":
@@ -145,8 +145,8 @@ class Override(NoPE):
         keys = 64 / model.context                                      # the best for ExPE-K: docs/evidence.md
         values = {"start": 0.0, "theta": keys if self.on == "k" else ramp, "theta1": ramp, "theta2": 1 / 16}
         drawn = self.trained if self.learn == "random" else ()
-        missing = [name for name in values if name not in drawn and getattr(self, name, 0) is None]
-        return replace(self, **{name: values[name] for name in missing})
+        return replace(self, **{name: value for name, value in values.items()
+                                if getattr(self, name, 0) is None and name not in drawn})
 
 @dataclass(frozen=True)
 class ExPE(Override):
@@ -219,7 +219,7 @@ class Shaw(NoPE):
 
 CORE = {"nope": NoPE, "sinusoidal": Sinusoidal, "learned": Learned, "expe": ExPE, "exqpe": ExQPE, "rope": RoPE,
         "alibi": ALiBi, "t5": T5, "shaw": Shaw}
-ZOO = tuple(sorted({path.stem for path in (Path(__file__).parent / "zoo").glob("*.py")} - {"softmax", *CORE}))
+ZOO = sorted({path.stem for path in (Path(__file__).parent / "zoo").glob("*.py")} - {"softmax", *CORE})
 ENCODINGS = (*CORE, *ZOO)                       # the names that --pe takes; zoo/NAME.py is found by being there
 
 def zoo_module(pe):
@@ -233,17 +233,10 @@ def settings_class(pe):
     return CORE[pe] if pe in CORE else zoo_module(pe).Settings
 
 def make_encoding(pe="nope", **settings):
-    """The settings of an encoding. InputError for a name, a setting or a value that it cannot have."""
-    return make(settings_class(pe), {"pe": pe} | settings, f"--pe {pe}")
+    """The settings of an encoding. InputError for a name or a value that is wrong, TypeError for an unknown setting."""
+    return settings_class(pe)(pe, **settings)
 
 EncodingConfig = make_encoding
-
-def make(kind, values, name):
-    """An object of a dataclass with these values; InputError for a field that it has not, or that is missing."""
-    try:
-        return kind(**values)
-    except TypeError as error:                                         # Python's own words name the field
-        raise InputError(f"{name}: {str(error).partition('() ')[2]}") from None
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
@@ -293,8 +286,8 @@ class ModelConfig(Checked):
 
     @classmethod
     def from_dict(cls, values):
-        """The inverse of dataclasses.asdict; InputError for a missing or unknown field, or a value that is wrong."""
-        return make(cls, values | {"encoding": make_encoding(**values["encoding"])}, "model")
+        """The inverse of dataclasses.asdict."""
+        return cls(**values | {"encoding": make_encoding(**values["encoding"])})
 
 
 # ---- the training run ------------------------------------------------------------------------------------------------
@@ -307,50 +300,39 @@ class TrainConfig(Checked):
     batch_size: int = knob(dataclasses.MISSING, whole(1, 2**20), "sequences that one optimizer step sees")
     lr: float = knob(dataclasses.MISSING, POSITIVE, "peak learning rate")
     end_lr: float = knob(dataclasses.MISSING, NOT_NEGATIVE, "learning rate of the last step")
-    micro_batch: int = knob(0, whole(0), "sequences in memory at once; 0: the whole batch")
+    micro_batch: int = knob(0, whole(0), "sequences in memory at once, at most; 0: the whole batch")
     warmup: float = knob(0.1, BELOW_ONE, "share of the steps in which the rate climbs linearly to --lr")
     beta1: float = knob(0.9, BELOW_ONE, "AdamW's decay of the first moment")
     beta2: float = knob(0.95, BELOW_ONE, "AdamW's decay of the second moment")
     weight_decay: float = knob(0.1, NOT_NEGATIVE, "AdamW's decoupled decay, on matrices only")
     clip: float = knob(1.0, POSITIVE, "largest norm of the whole gradient")
     backend: str = knob("torch", one_of("torch", "numpy"), "torch, or numpy: gradients by hand, in fp32 on the CPU")
-    dtype: str = knob("fp32", one_of("fp32", "tf32", "bf16"), "fp32, tf32 (a GPU may round products), or bf16 by autocast")
+    dtype: str = knob("fp32", one_of("fp32", "tf32", "bf16"), "tf32 lets a GPU round products, bf16 is autocast")
     fast: bool = knob(False, TRUTH, "use engine/fast.py: the same losses in less time and memory")
     objective: str = knob("lm", one_of("lm", "mlm"), "lm: the next token; mlm: masked ones (Devlin et al. 2019)")
-    random_positions: int = knob(0, whole(0), "P: train at sorted positions drawn from 0 .. P-1 (Ruoss et al. 2023); 0: none")
+    random_positions: int = knob(0, whole(0), "P: train at positions drawn from 0 .. P-1 (Ruoss et al. 2023)")
     seed: int = knob(0, whole(0, 2**32 - 1), "seed of the first weights, the order of the data and dropout")
     data: str = knob("stdlib", TEXT, "stdlib, packages, fineweb, fineweb-edu, a file or folder of text or of tokens")
     init_from: str = knob("none", TEXT, "begin with the weights of another run, whose directory this is")
-    min_doc_tokens: int = knob(1, SIZE, "leave shorter documents out when the data is prepared on the way")
-    max_tokens: int = knob(0, whole(0), "tokens to collect when the data is prepared on the way; 0: all")
+    min_doc_tokens: int = knob(1, SIZE)         # of documents, where data is prepared on the way
+    max_tokens: int = knob(0, whole(0))         # to collect then; 0: all
     eval_every: int = knob(250, SIZE, "steps from one validation loss to the next")
-    eval_windows: int = knob(256, SIZE, "windows of --context tokens in a validation loss")
     checkpoint_every: int = knob(500, SIZE, "steps from one checkpoint to the next")
 
     def check(self):
         if self.end_lr > self.lr:
             raise InputError(f"--end-lr must be from 0 to --lr, {self.lr}, got {self.end_lr}")
-        if self.batch_size % (self.micro_batch or self.batch_size):
-            raise InputError(f"--micro-batch must be a divisor of --batch-size, {self.batch_size}, "
-                             f"got {self.micro_batch}")
         if self.backend == "numpy" and (self.dtype != "fp32" or self.fast):
             raise InputError("--backend numpy computes in fp32 and has no fast path: leave out --dtype and --fast")
-
-    @classmethod
-    def from_dict(cls, values):
-        """The inverse of dataclasses.asdict; InputError for a missing or unknown field, or a value that is wrong."""
-        return make(cls, values, "train")
 
 def check_together(model, train):
     """InputError for a model that cannot be trained in this way."""
     if train.objective == "mlm" and (model.causal or not model.encoding.both_sides):
         raise InputError("--objective mlm sees both sides: leave out --causal" if model.causal else
                          f"--objective mlm sees both sides, and --pe {model.encoding.pe} is for a causal mask alone")
-    positions = train.random_positions
-    if 0 < positions < model.context:
-        raise InputError(f"--random-positions must be 0 or at least --context, {model.context}, got {positions}")
-    if positions > model.encoding.longest(model):
-        raise InputError(f"--random-positions {positions} needs as many rows: give --n-positions {positions} too")
+    if train.random_positions and not model.context <= train.random_positions <= model.encoding.longest(model):
+        raise InputError(f"--random-positions must be 0 or from --context, {model.context}, to the positions that the "
+                         f"encoding has (--n-positions), {model.encoding.longest(model)}, got {train.random_positions}")
 
 class Preset(NamedTuple):
     """A model and how it is trained. Its encoding is ExPE as the paper sets it; ExQPE takes l from it."""
@@ -372,7 +354,7 @@ PRESETS = {
     "mini": Preset(
         ModelConfig(4, 128, 4, context=128, vocab_size=1024, encoding=make_encoding("expe", l=24)),
         TrainConfig(steps=1600, batch_size=8, lr=4e-3, end_lr=4e-5,             # small batches learn more from a token
-                    min_doc_tokens=16 * 128, eval_every=200, eval_windows=128),
+                    min_doc_tokens=16 * 128, eval_every=200),
     ),
     # Tables 5 and 6; 600M training tokens of documents of 4,000 tokens or more (section 3.1).
     "paper-35m": Preset(

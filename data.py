@@ -7,7 +7,7 @@ documents are read into memory, split by a hash of their text, encoded with a by
                             tokenizer.tiktoken           tiktoken's own text format: "base64 rank" lines
                             meta.json                    counts, source and SHA-256 of each file; written last
 
-What does not fit in memory (FineWeb, .parquet) is prepared by engine/corpora.py, as such a folder too.
+FineWeb, .parquet, .jsonl and what does not fit in memory are prepared by engine/corpora.py, as such a folder too.
 """
 
 import base64
@@ -29,16 +29,8 @@ from common import CommandLine, at_least, hash_file, read_json, whole, write_tex
 from config import PRESETS, InputError
 
 SPLITS = ("train", "val", "test")
-HELD_OUT = 1 / 14                   # share of the documents in val, and in test: the 50M of 700M tokens of the paper
-MAX_DOC_CHARS = 2**20               # longer texts are cut, so that no document needs much memory
-NGRAM = 24                          # tokens that two texts have in common, one after the other
-NEAR = 1 / 2                        # a held-out document with a larger share of its n-grams in train is left out: of
-                                    # stdlib's 50, 44 have 0.38 at most and six 0.79 or more
-HASHES = 2**22                      # n-grams of train that are compared, about
-BASE = 0x9E3779B97F4A7C15           # of the hashes: odd, and large
 EOT = "<|endoftext|>"
-META = {"source": str, "vocab": int, "eot": int, "min_doc_tokens": int, "max_tokens": int, "splits": dict,
-        "tokenizer": dict, "dropped": dict, "near": dict}
+META = ("source", "vocab", "eot", "min_doc_tokens", "max_tokens", "splits", "tokenizer", "dropped", "near")
 
 # How text falls into pieces before BPE, after cl100k_base (tiktoken): words with the blank before them, up to three
 # digits, runs of signs, line ends, blanks. Possessive quantifiers keep it linear on long runs.
@@ -49,14 +41,13 @@ SPLIT_PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+|
 # ---- sources: a name or a path to texts ------------------------------------------------------------------------------
 
 NAMED_SOURCES = ("stdlib", "packages", "fineweb", "fineweb-edu")
-SUFFIXES = (".txt", ".md", ".py", ".rst", ".jsonl")
 
 def is_large(source):
-    """Whether a source is one that engine/corpora.py reads: FineWeb, or a file or folder of .parquet."""
-    path = Path(source)
-    return source in ("fineweb", "fineweb-edu") or path.suffix == ".parquet" or any(path.glob("**/*.parquet"))
+    """Whether engine/corpora.py reads a source: FineWeb, or a file or folder of .parquet or .jsonl."""
+    found = [Path(source), *Path(source).glob("**/*")]
+    return source in ("fineweb", "fineweb-edu") or any(path.suffix in (".parquet", ".jsonl") for path in found)
 
-def find_files(source):
+def find_files(source, suffixes=(".txt", ".md", ".py", ".rst")):
     """(name, path) of the readable files of a source, in sorted order."""
     if source == "packages":
         lines = (Path(__file__).parent / "requirements.txt").read_text(encoding="utf-8")
@@ -72,53 +63,37 @@ def find_files(source):
     if not path.is_file() and not path.is_dir():
         raise InputError(f"{source}: no such file or folder; --data is {', '.join(NAMED_SOURCES)} or a path")
     root = path if path.is_dir() else path.parent
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    found = [(str(p.relative_to(root)), p) for p in files if p.suffix.lower() in SUFFIXES and p.is_file()
-             and not any(part.startswith(".") for part in p.relative_to(path).parts)]
+    found = [(str(p.relative_to(root)), p) for p in (sorted(path.rglob("*")) if path.is_dir() else [path])
+             if p.suffix.lower() in suffixes and p.is_file() and "/." not in f"/{p.relative_to(root)}"]
     if not found:
-        raise InputError(f"{source} holds no file that ends in {' '.join(SUFFIXES)} or .parquet")
+        raise InputError(f"{source} holds no file that ends in {' '.join(suffixes)} .jsonl or .parquet")
     return found
 
-def read_texts(path):
-    """(place, text) of each text in a file: of .jsonl the field "text" of each line, else the whole file."""
-    content = path.read_text(encoding="utf-8")
-    if path.suffix.lower() != ".jsonl":
-        return [("", content)]
-    found = []
-    for number, line in enumerate(content.split("\n"), 1):
-        try:
-            if line.strip():
-                found.append((f":{number}", "" + json.loads(line)["text"]))    # a TypeError unless it is a string
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise InputError(f'{path} line {number} is not a JSON object with a field "text"') from None
-    return found
-
-def cut(text, limit):
-    """The text in pieces of at most limit characters, cut at a line's end where there is one."""
-    while text:
-        end = limit if len(text) < limit else text.rfind("\n", 0, limit) + 1 or limit
-        yield text[:end]
-        text = text[end:]
-
-def documents(source, max_doc_chars=MAX_DOC_CHARS, skipped=None):
-    """(name, text) of each document of a source, no text longer than max_doc_chars.
+def documents(source, max_chars=2**20, skipped=None):
+    """(name, text) of each document of a source. Longer texts are cut at a line's end, so that none is huge.
 
     Files that are not UTF-8 are left out, and their paths go to the list `skipped`. A name is a path within the source,
-    a line of it after a colon, and after # which piece of a text that was cut, counted from 1: a.jsonl:7#2.
+    and after # which piece of a text that was cut, counted from 1.
     """
     for name, path in find_files(source):
         try:
-            texts = read_texts(path)
+            text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             if skipped is not None:
                 skipped.append(str(path))
             continue
-        for place, text in texts:
-            for part, piece in enumerate(cut(text, max_doc_chars), 1):
-                yield f"{name}{place}" + f"#{part}" * (part > 1), piece
+        part = 1
+        while text:
+            end = max_chars if len(text) < max_chars else text.rfind("\n", 0, max_chars) + 1 or max_chars
+            yield name + f"#{part}" * (part > 1), text[:end]
+            text = text[end:]
+            part += 1
 
-def split_texts(texts, min_bytes, dropped):
-    """(split, name, text) of each text not seen before. The split depends on the text alone, not on the order."""
+def split_texts(texts, min_bytes, dropped, held_out=1 / 14):
+    """(split, name, text) of each text not seen before. The split depends on the text alone, not on the order.
+
+    held_out: the share of val, and of test: the 50M of 700M tokens of the paper.
+    """
     seen = set()
     for name, text in texts:
         encoded = text.encode("utf-8", errors="replace")    # a lone surrogate has no UTF-8: it becomes "?"
@@ -130,7 +105,7 @@ def split_texts(texts, min_bytes, dropped):
             dropped["duplicate"] += 1
         else:
             seen.add(key)
-            split = "val" if share < HELD_OUT else "test" if share < 2 * HELD_OUT else "train"
+            split = "val" if share < held_out else "test" if share < 2 * held_out else "train"
             yield split, name, encoded.decode("utf-8")
 
 
@@ -173,7 +148,7 @@ def run_tokenizer(folder, meta):
 
 # ---- preparing: a source to a folder of tokens -----------------------------------------------------------------------
 
-def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_tokens=0, max_doc_chars=MAX_DOC_CHARS,
+def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_tokens=0, max_doc_chars=2**20,
             overwrite=False):
     """Turn a source into a folder of tokens, `out` or data/<name>-v<vocab>; returns its path.
 
@@ -202,8 +177,8 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     out.mkdir(parents=True, exist_ok=True)
     with common.lock(out):
         check_new(out, overwrite)                           # another process may have made it meanwhile
-        asked = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "min_doc_tokens": min_doc_tokens,
-                 "max_tokens": max_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0]}
+        asked = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
+                 "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0]}
         write_text(out / "meta.json", json.dumps(asked))    # not whole yet, and from now on the folder is ours
         write_text(out / "tokenizer.tiktoken", tokenizer_text)
         encoding = load_tokenizer(out / "tokenizer.tiktoken")
@@ -228,10 +203,9 @@ def check_new(out, overwrite):
     """InputError unless a folder may be written: an empty one, an unfinished one or, by --overwrite, one of ours."""
     if not common.holds_files(out):
         return
-    meta = read_json(out / "meta.json", {}) if (out / "meta.json").exists() else {}
-    if "pattern" not in meta:
+    if not (out / "meta.json").exists() or "pattern" not in read_json(out / "meta.json"):
         raise InputError(f"{out} exists and was not made by data.py, so it is left as it is: choose another --out")
-    if "splits" in meta and not overwrite:
+    if is_whole(out) and not overwrite:
         raise InputError(f"{out} exists: use it with --data {out}, or replace it with --overwrite")
 
 def encode_texts(texts, encoding, min_doc_tokens, max_tokens, dropped):
@@ -247,62 +221,68 @@ def encode_texts(texts, encoding, min_doc_tokens, max_tokens, dropped):
             total += len(tokens) + 1
     return found
 
-def hash_ngrams(tokens, every):
-    """The hashes of a document's n-grams, (n,) uint64: those that are multiples of `every`."""
+def hash_ngrams(tokens, every, n, base=0x9E3779B97F4A7C15):
+    """The hashes of a document's n-grams, uint64: those that are multiples of `every`. base: odd, and large."""
     x = tokens.astype(np.uint64)
-    count = max(0, len(x) - NGRAM + 1)
+    count = max(0, len(x) - n + 1)
     hashes = np.zeros(count, np.uint64)
-    for j in range(NGRAM):                                  # the sum of x_(i+j) BASE^(NGRAM-1-j) modulo 2^64
-        hashes = hashes * np.uint64(BASE) + x[j : j + count]
+    for j in range(n):                                      # the sum of x_(i+j) base^(n-1-j) modulo 2^64
+        hashes = hashes * np.uint64(base) + x[j : j + count]
     hashes ^= hashes >> 32                                  # or else low bits would be of the tokens' low bits alone
     hashes *= 0xBF58476D1CE4E5B9
     hashes ^= hashes >> 32
     return hashes[hashes % every == 0]
 
-def drop_near(tokens):
-    """Leave out of val and test each document of which more than NEAR of the n-grams are in train, in place.
+def drop_near(tokens, n=24, limit=1 / 2, most=2**22):
+    """Leave out of val and test each document of which a share above the limit of the n-grams is in train, in place.
 
     tokens: as encode_texts returns them. Returns what meta.json says of it: names and shares of the documents left out,
-    and the largest share of those that are kept. Of more than HASHES n-grams in train, one in `every` is compared.
+    and the largest share of those that are kept. Of more than `most` n-grams in train, one in `every` is compared. (Of
+    stdlib's 50 held-out documents 44 share 0.38 at most, and six 0.79 or more.)
     """
-    every = max(1, -(-sum(map(len, tokens["train"].values())) // HASHES))
-    hashes = [hash_ngrams(document, every) for document in tokens["train"].values()]
+    every = max(1, -(-sum(map(len, tokens["train"].values())) // most))
+    hashes = [hash_ngrams(document, every, n) for document in tokens["train"].values()]
     known = np.sort(np.concatenate([np.zeros(0, np.uint64), *hashes]))
-    near = {"ngram": NGRAM, "share": NEAR, "every": every, "kept": {}}
+    near = {"ngram": n, "share": limit, "every": every, "kept": {}}
     for split in ("val", "test"):
         shares = {}
         for name, document in tokens[split].items():
-            hashes = np.sort(hash_ngrams(document, every))             # numbers in their order are found faster
+            hashes = np.sort(hash_ngrams(document, every, n))          # numbers in their order are found faster
             shared = np.searchsorted(known, hashes, "left") < np.searchsorted(known, hashes, "right")
-            shares[name] = shared.sum() / max(1, len(hashes))
-        near[split] = {name: round(float(share), 4) for name, share in shares.items() if share > NEAR}
-        near["kept"][split] = round(max((float(share) for share in shares.values() if share <= NEAR), default=0.0), 4)
+            shares[name] = round(float(shared.sum() / max(1, len(hashes))), 4)
+        near[split] = {name: share for name, share in shares.items() if share > limit}
+        near["kept"][split] = max((share for share in shares.values() if share <= limit), default=0.0)
         tokens[split] = {name: document for name, document in tokens[split].items() if name not in near[split]}
     return near
 
 def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
-    """The folder of a source's tokens: the source itself if it is one, found under data/, or prepared now.
+    """(folder, meta.json) of a source's tokens: the source itself if it is one, found under data/, or prepared now.
 
     A folder that exists is used whatever its documents' least length. InputError if its vocabulary is not `vocab`.
     """
-    folder = Path(source) if (Path(source) / "meta.json").exists() else folder_of(source, vocab)
-    if folder != Path(source) and "splits" not in (read_json(folder / "meta.json", {}) if folder.exists() else {}):
+    folder = Path(source) if is_whole(Path(source)) else folder_of(source, vocab)
+    if not is_whole(folder):
         print(f"preparing {folder} from {source}; for other data: --data PATH", flush=True)
         prepare(source, folder, vocab, min_doc_tokens=min_doc_tokens, max_tokens=max_tokens)
     meta = read_meta(folder)
-    if folder != Path(source) and full_name(meta["source"]) != full_name(source):
-        raise InputError(f"{folder} was made from {meta['source']}, not from {source}: prepare that by python data.py "
-                         f"{source} --out DIR, and give --data DIR")
+    if folder != Path(source) and meta["source"] != full_name(source):
+        raise InputError(f"{folder} was made from {meta['source']}, not from {source}: prepare that with python "
+                         f"data.py {source} --out DIR, and give --data DIR")
     if meta["vocab"] != vocab:
         raise InputError(f"{folder} has a vocabulary of {meta['vocab']:,}, and this run has {vocab:,}: add --vocab "
                          f"{meta['vocab']}, or prepare the text again")
-    return folder
+    return folder, meta
+
+def is_whole(folder):
+    """Whether a folder of tokens was prepared to its end."""
+    return (folder / "meta.json").exists() and "splits" in read_json(folder / "meta.json")
 
 def full_name(source):
     """A source's name if it has one, else its path: from here where it lies below, or from the root."""
+    if source in NAMED_SOURCES:
+        return source
     path = Path(os.path.realpath(source))
-    below = f"./{path.relative_to(Path.cwd())}" if Path.cwd() in path.parents else str(path)
-    return source if source in NAMED_SOURCES else below
+    return f"./{path.relative_to(Path.cwd())}" if Path.cwd() in path.parents else str(path)
 
 def folder_of(source, vocab):
     """data/<name>-v<vocab>: where a source's tokens lie unless --out says otherwise."""
@@ -312,10 +292,8 @@ def folder_of(source, vocab):
 # ---- reading: a folder of tokens to batches and documents ------------------------------------------------------------
 
 def read_meta(folder):
-    """meta.json of a prepared folder; InputError if there is none, or if it is not whole."""
-    if not (Path(folder) / "meta.json").exists():
-        raise InputError(f"{folder} is not a folder of tokens (no meta.json): make one with python data.py")
-    return read_json(Path(folder) / "meta.json", META)
+    """meta.json of a folder that data.py has prepared; InputError if there is none, or if it is not whole."""
+    return read_json(Path(folder) / "meta.json", *META)
 
 def open_split(folder, split):
     """The tokens of one split, uint16 (n,), mapped from disk. InputError if the file is not what meta.json says."""
@@ -355,34 +333,6 @@ def split_documents(tokens, eot):
     return np.split(tokens, starts[1:]) if len(starts) else []
 
 
-# ---- objectives: what a model is asked of a batch --------------------------------------------------------------------
-
-SHARE, HIDDEN, OTHER = 0.15, 0.8, 0.1   # of a sequence are masked; of these hidden, and changed to any token
-
-def next_tokens(batch, vocab, rng):
-    """(tokens, targets), (B, T) each, of (B, T+1): at every token the one that follows."""
-    return batch[:, :-1], batch[:, 1:]
-
-def masked_tokens(batch, vocab, rng):
-    """(tokens, targets), (B, T) each, of (B, T+1): the target is what stood at a masked place, elsewhere -100.
-
-    Of a sequence SHARE of the T places, rounded, are masked (Devlin et al. 2019, section 3.1): 8 in 10 of them hold
-    <|endoftext|>, one any token, one its own.
-    """
-    tokens = batch[:, :-1].copy()
-    B, T = tokens.shape
-    at = np.sort(rng.random((B, T)).argsort(-1)[:, : max(1, round(SHARE * T))])         # (B, k)
-    originals = np.take_along_axis(tokens, at, -1)                                      # (B, k)
-    draw = rng.random(at.shape)
-    other = np.where(draw < HIDDEN + OTHER, rng.integers(vocab, size=at.shape), originals)
-    np.put_along_axis(tokens, at, np.where(draw < HIDDEN, vocab - 1, other), -1)
-    targets = np.full_like(tokens, -100)
-    np.put_along_axis(targets, at, originals, -1)
-    return tokens, targets
-
-OBJECTIVES = {"lm": next_tokens, "mlm": masked_tokens}
-
-
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
 def show(folder):
@@ -392,16 +342,10 @@ def show(folder):
           f"{meta['min_doc_tokens']:,} tokens or more")
     print("left out: {short:,} short, {duplicate:,} duplicate, {not_utf8:,} not UTF-8".format(**meta["dropped"]))
     for split in ("val", "test"):
-        print(f"left out of {split}, as nearly in train: {', '.join(meta['near'][split]) or 'none'}; the others share "
-              f"{meta['near']['kept'][split]} at most")
-    print(f"\n{'split':6}{'documents':>11}{'tokens':>15}{'median length':>16}")
+        print(f"left out of {split}, as nearly in train: {', '.join(meta['near'][split]) or 'none'}")
     for split in SPLITS:
-        tokens = open_split(folder, split)
-        lengths = [len(document) - 1 for document in split_documents(tokens, meta["eot"])]
-        print(f"{split:6}{len(lengths):11,}{len(tokens):15,}{int(np.median(lengths or [0])):16,}")
-    sample = split_documents(open_split(folder, "val"), meta["eot"])[0][1:201].tolist()
-    encoding = run_tokenizer(folder, meta)
-    print(f"\nthe first {len(sample)} tokens of the first val document, decoded:\n\n{encoding.decode(sample)}")
+        lengths = [len(document) - 1 for document in split_documents(open_split(folder, split), meta["eot"])]
+        print(f"{split:6}{len(lengths):9,} documents{sum(lengths):14,} tokens, median {np.median(lengths or [0]):,.0f}")
 
 def main():
     parser = CommandLine(description="Turn text into tokens on disk, and show what a folder of them holds.",
@@ -409,13 +353,12 @@ def main():
     mini = PRESETS["mini"]
     size = {"type": at_least(1), "metavar": "N"}
     add = parser.add_argument
-    add("source", help=f"{', '.join(NAMED_SOURCES)}, a file or folder of {' '.join(SUFFIXES)} .parquet, or what this "
-        "has made")
+    add("source", help=f"{', '.join(NAMED_SOURCES)}, a file or folder of text, or what this has made")
     add("--vocab", type=whole, metavar="N", default=mini.model.vocab_size,
         help="entries of the tokenizer to train (default: %(default)s)")
     add("--tokenizer", metavar="FILE", help="use a ready tokenizer, a .tiktoken file")
     add("--min-doc-tokens", **size, default=mini.train.min_doc_tokens, help="drop shorter (default: %(default)s)")
-    add("--max-doc-chars", **size, default=MAX_DOC_CHARS, help="cut longer at a line's end (default: %(default)s)")
+    add("--max-doc-chars", **size, default=2**20, help="cut longer at a line's end (default: %(default)s)")
     add("--max-tokens", type=at_least(0), metavar="N", default=0, help="stop after so many (default: 0, no end)")
     add("--out", metavar="DIR", help="the folder to write (default: data/<name>-v<vocab>)")
     add("--overwrite", action="store_true", help="prepare a folder again that this has made")

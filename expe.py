@@ -9,7 +9,6 @@ Datseris, Vassileva, Koychev and Boytcheva.
 """
 
 import functools
-import operator
 
 import numpy as np
 
@@ -23,13 +22,9 @@ def _integers(positions, name="positions"):
 
 def _width(name, value, least=1):
     """A width as an int; ValueError unless it is a whole number of at least `least`."""
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return value
+    if not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return int(value)
 
 
 # ---- the tables ------------------------------------------------------------------------------------------------------

@@ -212,22 +212,25 @@ def softmax_backward(dp, p):
     dp *= p
     return dp, {}
 
+def no_score_backward(dbias, cache):
+    """Of a door score that adds nothing, or fixed numbers: the gradients of q, k and h. dbias (B, H, T, S)."""
+    return 0, 0, 0, {}
+
 class Encoding(NamedTuple):
     """The doors of an encoding, (forward, backward) each; left out, a door is shut, as here.
 
-    And its own parameters: shapes(model) names their shapes, start(rng, name, shape) their first values.
+    embed takes the residual stream x (B, T, C), once; override h (B, T, C), in each block; rotate queries and keys
+    (B, H, T, D); score returns what is added to the scores, (..., T, S) or None; softmax makes weights of masked
+    scores, (B, H, T, S) each; value returns what is added to p v, (B, H, T, D) or None. And its own parameters:
+    shapes(model) names their shapes, start(rng, name, shape) their first values.
     """
 
-    embed: tuple = (lambda x, table, learned: (x, None),                    # the residual stream x (B, T, C), once
-                    lambda dx, cache: (dx, {}))
+    embed: tuple = (lambda x, table, learned: (x, None), lambda dx, cache: (dx, {}))
     override: tuple = (override_shut_forward, override_shut_backward)
-    rotate: tuple = (lambda q, k, table, learned: (q, k, None),             # queries and keys, (B, H, T, D) each
-                     lambda dq, dk, cache: (dq, dk, {}))
-    score: tuple = (lambda q, k, h, table, learned: (None, None),           # added to the scores: (..., T, S) or None
-                    lambda dbias, cache: (0, 0, 0, {}))                 # for q, k, h; dbias (B, H, T, S)
-    softmax: tuple = (softmax_forward, softmax_backward)                # masked scores to weights, (B, H, T, S) each
-    value: tuple = (lambda p, table, learned: (None, None),                 # added to p v: (B, H, T, D) or None
-                    lambda dout, cache: (0, {}))
+    rotate: tuple = (lambda q, k, table, learned: (q, k, None), lambda dq, dk, cache: (dq, dk, {}))
+    score: tuple = (lambda q, k, h, table, learned: (None, None), no_score_backward)
+    softmax: tuple = (softmax_forward, softmax_backward)
+    value: tuple = (lambda p, table, learned: (None, None), lambda dout, cache: (0, {}))
     shapes: Callable = lambda model: {}
     start: Callable = small_numbers
     each_block: bool = False                                            # whether each block has parameters of its own
@@ -295,17 +298,17 @@ def override_on(parts, phi):
 
 def overriding(settings):
     """ExPE or ExQPE: --learn, --once and --on choose how."""
-    phi, parameters = (phi_forward, phi_backward), {}
-    if settings.learn != "none":
-        def start(rng, name, shape):
-            if settings.learn == "random":
-                return rng.standard_normal(shape, dtype=np.float32)
-            return np.array([getattr(settings, name) for name in settings.trained], np.float32)
-
-        phi, parameters = (learned_phi_forward, learned_phi_backward), {"shapes": lambda model: {"weight": (2,)},
-                                                                        "start": start}
+    phi = (phi_forward, phi_backward) if settings.learn == "none" else (learned_phi_forward, learned_phi_backward)
     door = {"embed": phi} if settings.once else {"override": override_on(settings.on, phi)}
-    return Encoding(**door, **parameters)
+    if settings.learn == "none":
+        return Encoding(**door)
+
+    def start(rng, name, shape):
+        if settings.learn == "random":
+            return rng.standard_normal(shape, dtype=np.float32)
+        return np.array([getattr(settings, name) for name in settings.trained], np.float32)
+
+    return Encoding(**door, shapes=lambda model: {"weight": (2,)}, start=start)
 
 def turn(x, cos, sin):
     """Each pair (a, b) = (x_i, x_(i + D/2)) turned by its angle: (a cos - b sin, b cos + a sin). x (B, H, T, D)."""
@@ -334,10 +337,6 @@ def alibi_forward(q, k, h, table, learned):
     """bias = -slope (m - n), by a fixed slope for each head. table m - n (..., 1, T, S)."""
     slopes = expe.alibi_slopes(q.shape[1]).astype(table.dtype)                    # (H,)
     return -slopes[:, None, None] * table, None                                   # (..., H, T, S)
-
-def alibi_backward(dbias, cache):
-    """bias = -slope (m - n), and both are fixed."""
-    return 0, 0, 0, {}
 
 def t5_score_forward(q, k, h, table, learned):
     """bias = w[table], a number for each head and bucket. table (..., T, S), w (buckets, H)."""
@@ -402,10 +401,9 @@ ENCODINGS = {                                                                   
     "nope": lambda settings: Encoding(),
     "sinusoidal": lambda settings: Encoding(embed=(add_forward, add_backward)),
     "learned": lambda settings: Encoding(embed=(add_learned_forward, add_learned_backward), shapes=learned_shapes),
-    "expe": overriding,
-    "exqpe": overriding,
+    "expe": overriding, "exqpe": overriding,
     "rope": lambda settings: Encoding(rotate=(rotate_forward, rotate_backward)),
-    "alibi": lambda settings: Encoding(score=(alibi_forward, alibi_backward)),
+    "alibi": lambda settings: Encoding(score=(alibi_forward, no_score_backward)),
     "t5": lambda settings: Encoding(score=(t5_score_forward, t5_score_backward), shapes=t5_shapes),
     "shaw": lambda settings: Encoding(score=(shaw_score_forward, shaw_score_backward),
                                       value=(shaw_value_forward, shaw_value_backward), shapes=shaw_shapes),

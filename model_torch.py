@@ -40,8 +40,6 @@ class Encoding(nn.Module):
 
     softmax = None                       # softmax(scores): in the place of the plain one; masked scores (B, H, T, S)
     value = None                         # value(weights, table): added to the attention's output, (B, H, T, D)
-    linear = None                        # linear(q, h, w, n): a score that is a product of two numbers: engine/fast.py
-    keeps_input = False                  # whether the score reads the block's input h of all keys: caches keep it then
 
     def __init__(self, settings, config):
         super().__init__()
@@ -89,13 +87,6 @@ class ExPE(Encoding):
         phi = torch.cat((table.expand(*h.shape[:-1], l), h[..., l:]), -1)  # equation 3
         return [phi if part in self.settings.on else h for part in "qkv"]  # equation 2
 
-class ExPEOnKeys(ExPE):
-    """ExPE-K, --on k: a position adds one vector to its key, times n, and so a number of the query's to the score."""
-
-    def linear(self, q, h, w, n):
-        step = self.settings.scale * self.settings.theta * w[..., : self.settings.l].sum(-1)           # (H, D)
-        return (q * step[:, None]).sum(-1) / score_divisor(q), n                       # (B, H, T), (..., 1, S)
-
 class ExPEAblation(ExPE):
     """Table 7: --once overrides the residual stream before block 1 and nothing after that; --learn trains two numbers
     in which the rows are affine.
@@ -110,12 +101,8 @@ class ExPEAblation(ExPE):
     def override(self, h, table):
         return (h, h, h) if self.settings.once else super().override(h, self.trained(table))
 
-def exqpe(settings, config):
-    return (ExPEAblation if settings.once or settings.learn != "none" else ExPE)(settings, config)
-
 def expe(settings, config):
-    plain = settings.on == "k" and settings.learn == "none"
-    return ExPEOnKeys(settings, config) if plain else exqpe(settings, config)
+    return (ExPEAblation if settings.once or settings.learn != "none" else ExPE)(settings, config)
 
 class RoPE(Encoding):
     """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions turns by the angle n * inv_freq_i."""
@@ -132,13 +119,8 @@ class RoPE(Encoding):
 class ALiBi(Encoding):
     """Press et al. 2022: the score of a key falls with its distance, by a fixed slope for each head.
 
-    Without a causal mask it falls to both sides, as its authors advise, and is no product of two numbers.
+    Without a causal mask it falls to both sides, as its authors advise.
     """
-
-    def __init__(self, settings, config):
-        super().__init__(settings, config)
-        if not config.causal:
-            self.linear = None
 
     slopes = None                        # (H, 1, 1), made where and as the table is: a copy to a GPU would make it wait
 
@@ -149,9 +131,6 @@ class ALiBi(Encoding):
 
     def score(self, q, k, h, table):
         return -self.of_each_head(q, table) * table                                    # (..., H, T, S)
-
-    def linear(self, q, h, w, n):
-        return self.settings.slopes * self.of_each_head(q, n)[..., 0], n               # (H, 1), (..., 1, S)
 
 class T5(Encoding):
     """Raffel et al. 2020: a learned number for each head and bucket of distances, added to the score.
@@ -178,7 +157,7 @@ class Shaw(Encoding):
         by_distance = weights.new_zeros(*weights.shape[:-1], len(self.values))         # (B, H, T, r)
         return by_distance.scatter_add(-1, table.expand_as(weights), weights) @ self.values            # (B, H, T, D)
 
-ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": expe, "exqpe": exqpe, "rope": RoPE,
+ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": expe, "exqpe": expe, "rope": RoPE,
              "alibi": ALiBi, "t5": T5, "shaw": Shaw}
 
 def make_encoding_module(settings, config):
@@ -221,7 +200,8 @@ MLPS = {"gelu": GELU, "swiglu": SwiGLU}
 
 def project(parts, w):
     """W_q h_q, W_k h_k and W_v h_v, (B, T, C) each, w (3C, C); neighbours that are one array share one product."""
-    (h_q, h_k, h_v), C = parts, w.shape[1]
+    h_q, h_k, h_v = parts
+    C = w.shape[1]
     if h_q is h_k is h_v:
         return F.linear(h_q, w).chunk(3, dim=-1)
     if h_q is h_k:
@@ -307,9 +287,10 @@ class Block(nn.Module):
 
     def __init__(self, config, attention, dropout):
         super().__init__()
-        norm = NORMS[config.norm]
-        self.norm1, self.attn = norm(config.d_model, eps=config.norm_eps), attention
-        self.norm2, self.mlp = norm(config.d_model, eps=config.norm_eps), MLPS[config.mlp](config)
+        self.norm1 = NORMS[config.norm](config.d_model, eps=config.norm_eps)
+        self.attn = attention
+        self.norm2 = NORMS[config.norm](config.d_model, eps=config.norm_eps)
+        self.mlp = MLPS[config.mlp](config)
         self.dropout = dropout
 
     def forward(self, x, at):
@@ -357,13 +338,10 @@ class GPT(nn.Module):
         self.norm = NORMS[config.norm](config.d_model, eps=config.norm_eps)
         if not config.tied:
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.encoding = shared.get(config.encoding)                     # None where each block has its own
+        self.encoding = shared.get(config.encoding)                     # its parameters; None where each block has some
         if seed is not None:
-            self.load_weights(model_numpy.init_params(config, seed))
-
-    def load_weights(self, weights):
-        """Take the weights from {name: array}."""
-        self.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
+            weights = model_numpy.init_params(config, seed)
+            self.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
 
     def forward(self, tokens, targets=None, positions=None, **options):
         h = self.hidden(tokens, positions, **options)                                  # (B, T, C)
@@ -382,9 +360,8 @@ class GPT(nn.Module):
         n = np.arange(tokens.shape[1]) if positions is None else np.asarray(positions)
         tables = self.tables(n, **options)
         x = self.embedding(tokens.long())                                              # (B, T, C)
-        if self.encoding is not None:
-            x = self.encoding.embed(x, tables[self.encoding.settings].rows)
-        x = self.dropout(x)
+        first = self.blocks[0].attn.encoding
+        x = self.dropout(first.embed(x, tables[first.settings].rows))
         for block in self.blocks:
             x = block(x, tables[block.attn.encoding.settings])
         return self.norm(x)

@@ -13,11 +13,13 @@ import contextlib
 import ctypes
 import functools
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import model_torch
+from config import ExPE
 from model_torch import score_divisor
 
 # Numbers in the largest array of logits that a loss keeps. On a CPU 42 MB: up to 32 MB the C library may leave what was
@@ -129,23 +131,49 @@ def further(q, k, a, b):
 def in_half_precision(x):
     return x.dtype.itemsize == 2 or autocasts(x)
 
+def linear_of(encoding, causal):
+    """The function linear(q, h, w, n) -> a, b by which an encoding's scores gain a_m b_n; None if it has none.
+
+    q (B, H, T, D) and the block's input h (B, S, C) are free of position, w (H, D, C) is W_k; n (..., 1, S) are the
+    keys' positions counted from the last; all are in fp32 at least. a is (..., H, T or 1), b (..., 1 or H, S). An
+    encoding of zoo/ has it as a method. Of ExPE's and ALiBi's own classes it is derived here: a class that is made of
+    them may have another table, and has none unless it says so.
+    """
+    settings = encoding.settings
+    if type(encoding) is model_torch.ALiBi and causal:
+        return lambda q, h, w, n: (settings.slopes * encoding.of_each_head(q, n)[..., 0], n)       # (H, 1), (..., 1, S)
+    if type(encoding) is not model_torch.ExPE:
+        return getattr(encoding, "linear", None)
+    if not is_straight(settings) or hasattr(encoding, "sinks"):         # what is left out below, a softmax with a sink
+        return None                                                    # does not drop
+
+    def linear(q, h, w, n):
+        """ExPE-K: a position adds one vector to its key, times n, and so a number of the query's to the score."""
+        step = settings.scale * settings.theta * w[..., : settings.l].sum(-1)                      # (H, D)
+        return (q * step[:, None]).sum(-1) / score_divisor(q), n                       # (B, H, T), (..., 1, S)
+
+    return linear
+
+@functools.lru_cache
+def is_straight(settings):
+    """Whether settings are those of ExPE on keys only, and their rows rise by theta from each position to the next."""
+    if type(settings) is not ExPE or settings.on != "k":
+        return False
+    near, far = settings.rows(np.array([1, 2**16]), None) - settings.rows(np.array([0, 0]), None)      # (l,) each
+    return np.allclose(near, settings.scale * settings.theta) and np.allclose(far, 2**16 * near)
+
 class Attention(model_torch.Attention):
     """For encodings by which scores gain a number of the query's times one of the key's, a_m b_n, in half precision.
 
     The two enter as further dimensions of q and k, so that the plain causal kernel does it all: there is no bias of
-    (H, T, S) numbers, and no key holds a position, of which half precision rounds the digits. The encoding's door is
-
-        linear(q, h, w, n) -> a, b      q (B, H, T, D), the block's input h (B, S, C) and w = W_k (H, D, C), free of
-                                        position; n (..., 1, S), the keys' positions counted from the last; all in fp32
-                                        at least; a and b as `further` takes them
-
-    Training in fp32 keeps the plain form, which is no slower there.
+    (H, T, S) numbers, and no key holds a position, of which half precision rounds the digits. Training in fp32 keeps
+    the plain form, which is no slower there.
     """
 
     fused = True                         # False: by a bias, for those who want to see the scores
 
     def forward(self, h, at):
-        if self.encoding.linear is None or not in_half_precision(h):
+        if not in_half_precision(h) or linear_of(self.encoding, self.causal) is None:
             return super().forward(h, at)
         nowhere = None if at.rows is None else torch.zeros_like(at.rows)
         q, k, v = self.project(h, at._replace(rows=nowhere))
@@ -158,7 +186,7 @@ class Attention(model_torch.Attention):
         w = self.qkv.weight.chunk(3)[1].unflatten(0, (self.n_heads, -1))               # (H, D, C)
         with torch.autocast(q.device.type, enabled=False) if autocasts(q) else contextlib.nullcontext():
             x, h, w = map(at_least_fp32, (q, h, w))
-            a, b = self.encoding.linear(x, h, w, n.type_as(x))
+            a, b = linear_of(self.encoding, self.causal)(x, h, w, n.type_as(x))
             if T != S or self.encoding.softmax or not self.fused:                      # in fp32, for the bias' digits
                 bias = a[..., None] * (b[..., None, :] - b[..., -T:, None])
                 return self.attend(x, k.type_as(x), v.type_as(x), bias, None).type_as(q)

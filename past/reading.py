@@ -2,9 +2,9 @@
 
 Reader is the model of model_torch.py with another attention, which calls the same steps and doors; tests compare it
 with the plain one. A key's content and its place come apart because the override is affine: phi(h, P) = phi(h, 0) +
-phi(0, P). So its content is the door with a table of zeros, and its place is the door with an input of zeros. That is all that
-streams and dual chunks need: nothing in the model knows of them. Where an encoding has a linear door (engine/fast.py),
-keys stay free of position for good, and all is read at once.
+phi(0, P). So its content is the door with a table of zeros, and its place is the door with an input of zeros. That is
+all that streams and dual chunks need: nothing in the model knows of them. Where an encoding has a linear door
+(engine/fast.py), keys stay free of position for good, and all is read at once.
 
 B batch, T new tokens, S keys (S > T with a cache), H heads, D width of a head, C = H*D model width.
 """
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from common import load_model
 from config import InputError
 from engine import fast
-from engine.fast import from_the_last
+from engine.fast import from_the_last, linear_of
 from expe import distances
 from model_torch import GPT, Encoding, as_tensor, project, score_divisor
 from past.cache import Cache
@@ -56,7 +56,7 @@ class ReadingAttention(fast.Attention):
             k = self.positioned(1, k, at.rows, at) if at.keys is None else k
         inputs = h                                                      # of all S keys, (B, S, C)
         if at.cache is not None:
-            kept = self.heads([h]) if self.encoding.keeps_input else ()
+            kept = self.heads([h]) if getattr(self.encoding, "keeps_input", False) else ()
             k, v, *kept = at.cache.extend(self, k, v, *kept)            # (B, H, S, D) each
             inputs = kept[0].transpose(1, 2).flatten(2) if kept else h
         free = k
@@ -191,7 +191,7 @@ class Reader(GPT):
         """Whether any block needs a bias or a mask besides the causal one."""
         return bool(self.chunk) or any(
             attn.window or attn.encoding.value or attn.encoding.softmax
-            or (type(attn.encoding).score is not Encoding.score and attn.encoding.linear is None)
+            or (type(attn.encoding).score is not Encoding.score and linear_of(attn.encoding, attn.causal) is None)
             for attn in (block.attn for block in self.blocks))
 
     def tables(self, n, cache=None):
@@ -222,7 +222,7 @@ class Reader(GPT):
         def rows(n):
             return as_tensor(settings.rows(n, self.config), w)
 
-        if encoding.linear is not None:
+        if linear_of(encoding, self.config.causal) is not None:
             new = rows(queries)
             n = as_tensor(from_the_last(keys), w)
             one = np.arange(1)

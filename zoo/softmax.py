@@ -106,14 +106,10 @@ def doors(inner, settings, config):
 
 def set_softmax(encoding, config):
     """Give an Encoding of model_torch.py the softmax of the model's config."""
-    from model_torch import Encoding
-
     if config.softmax == "log":
         encoding.softmax = lambda scores: log_softmax(scores, encoding.temperature)
     if config.softmax == "sinks":
         encoding.softmax = lambda scores: sinks_softmax(scores, encoding.sinks)
-        if type(encoding).override is not Encoding.override:           # the linear door leaves out a number of each
-            encoding.linear = None                                     # query's: the plain softmax alone drops it
     if config.softmax == "llama4" and encoding.settings.pe == "nope":
         encoding.softmax = llama4_softmax
 
