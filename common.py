@@ -1,12 +1,12 @@
 """What the scripts share: a run on disk, and a command line that answers a wrong flag, file or value in one line.
 
     runs/<name>/   config.json              settings, provenance, and the hashes of the data; written once
-                   checkpoint.safetensors   weights, AdamW's moments, and as metadata the step and a hash of the tensors
+                   checkpoint.safetensors   weights, AdamW's moments; as metadata the step and a hash of the tensors
                    log.jsonl                the loss of each step, and the validation losses
                    tokenizer.tiktoken       a copy of the data's tokenizer
 
-A checkpoint is written beside the old one and takes its place with one rename, so that a kill leaves one of the two. A
-run that is killed before its first checkpoint has none, and begins again at step 0.
+A checkpoint takes the place of the last one with one rename. A run that was killed before its first has none, and
+begins again at step 0.
 """
 
 import argparse
@@ -74,19 +74,17 @@ def whole(text):
 def at_least(low):
     """The argparse type of a whole number of at least `low`."""
     def read(text):
-        value = whole(text)
-        if value < low:
-            raise argparse.ArgumentTypeError(f"must be at least {low}, got {value}")
-        return value
+        if whole(text) < low:
+            raise argparse.ArgumentTypeError(f"must be at least {low}, got {text}")
+        return whole(text)
     return read
 
 def listed(kind, *known):
     """The argparse type of "A,B,...": a list without repeats of what `kind` reads, each one of `known` if any are."""
     def read(text):
         values = list(dict.fromkeys(kind(part) for part in text.split(",")))
-        for value in values:
-            if known and value not in known:
-                raise argparse.ArgumentTypeError(f"{value!r} is not one of {', '.join(known)}")
+        if known and not set(values) <= set(known):
+            raise argparse.ArgumentTypeError(f"{text!r} must be of {', '.join(known)}")
         return values
     return read
 
@@ -111,7 +109,7 @@ def pick_device(name="auto"):
 def read_text(path):
     """The text of a file; InputError if it is no regular file, or not UTF-8."""
     if not os.path.isfile(path):
-        raise InputError(f"{path} is {'no regular file' if os.path.lexists(path) else 'missing'}")
+        raise InputError(f"{path} is missing, or no regular file")
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -122,7 +120,7 @@ def read_json(path, *names):
     text = read_text(path)
     try:
         value = json.loads(text)
-        return value | {name: value[name] for name in names}
+        return {name: value[name] for name in names} | value
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise InputError(f"{path} was cut short or edited: {type(error).__name__}: {error}") from None
 
@@ -178,8 +176,8 @@ def read_run(run):
         raise InputError(f"{run} is no run directory (no config.json): train one with python train.py --out {run}")
     record = read_json(path, "model", "train", "data", "provenance")
     try:
-        return ModelConfig.from_dict(record["model"]), TrainConfig.from_dict(record["train"]), record
-    except (InputError, LookupError, TypeError) as error:
+        return ModelConfig.from_dict(record["model"]), TrainConfig(**record["train"]), record
+    except (InputError, LookupError, TypeError) as error:              # of a field that is missing, or unknown
         raise InputError(f"{path}: {error}") from None
 
 def hash_tensors(tensors):
@@ -199,10 +197,7 @@ def save_checkpoint(run, tensors, step, seconds=0.0):
     os.replace(new, Path(run) / CHECKPOINT)
 
 def read_checkpoint(run):
-    """({name: array} of weights and moments, {"step", "seconds", "sha256"}) of a run.
-
-    InputError if it has no checkpoint, and for one that was damaged.
-    """
+    """({name: array} of weights and moments, {"step", "seconds", "sha256"}); InputError if it is none, or damaged."""
     import safetensors
 
     path = Path(run) / CHECKPOINT

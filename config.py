@@ -157,11 +157,10 @@ class ExPE(Override):
     trained: ClassVar[tuple] = ("start", "theta")
 
     def rows(self, positions, model):
-        """(..., T, l); with --learn its three parts, (..., T, l, 3): the table is affine in the numbers trained."""
         step = 0 if self.constant else 1
         if self.learn == "none":
             return self.scale * expe.expe_table(positions, self.l, self.start, self.theta, step)
-        return self.scale * expe.affine_parts(lambda a, b: expe.expe_table(positions, self.l, a, b, step))
+        return self.scale * affine_parts(lambda a, b: expe.expe_table(positions, self.l, a, b, step))
 
 @dataclass(frozen=True)
 class ExQPE(Override):
@@ -174,7 +173,12 @@ class ExQPE(Override):
     def rows(self, positions, model):
         if self.learn == "none":
             return self.scale * expe.exqpe_table(positions, self.l, self.start, self.theta1, self.theta2)
-        return self.scale * expe.affine_parts(lambda a, b: expe.exqpe_table(positions, self.l, self.start, a, b))
+        return self.scale * affine_parts(lambda a, b: expe.exqpe_table(positions, self.l, self.start, a, b))
+
+def affine_parts(table):
+    """The three parts (..., l, 3) of a table that is affine in the two numbers that --learn trains."""
+    from zoo import ablations
+    return ablations.affine_parts(table)
 
 @dataclass(frozen=True)
 class RoPE(Sinusoidal):
@@ -219,7 +223,7 @@ class Shaw(NoPE):
 
 CORE = {"nope": NoPE, "sinusoidal": Sinusoidal, "learned": Learned, "expe": ExPE, "exqpe": ExQPE, "rope": RoPE,
         "alibi": ALiBi, "t5": T5, "shaw": Shaw}
-ZOO = sorted({path.stem for path in (Path(__file__).parent / "zoo").glob("*.py")} - {"softmax", *CORE})
+ZOO = sorted({path.stem for path in (Path(__file__).parent / "zoo").glob("*.py")} - {"ablations", "softmax", *CORE})
 ENCODINGS = (*CORE, *ZOO)                       # the names that --pe takes; zoo/NAME.py is found by being there
 
 def zoo_module(pe):

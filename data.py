@@ -1,19 +1,18 @@
 """Text to tokens on disk; tokens on disk to batches. B batch, T context length.
 
-A source is the running Python's standard library, the requirements' own Python, or a file or folder of text. Its
-documents are read into memory, split by a hash of their text, encoded with a byte-level BPE, and written to
+A source is the running Python's standard library, or a file or folder of text. Its documents are read into memory, split
+by a hash of their text, encoded with a byte-level BPE, and written to
 
     data/<name>-v<vocab>/   train.bin val.bin test.bin   uint16; each document is <|endoftext|> and then its own tokens
                             tokenizer.tiktoken           tiktoken's own text format: "base64 rank" lines
                             meta.json                    counts, source and SHA-256 of each file; written last
 
-FineWeb, .parquet, .jsonl and what does not fit in memory are prepared by engine/corpora.py, as such a folder too.
+engine/corpora.py prepares such a folder from FineWeb, .parquet, .jsonl, and the Python of the installed requirements.
 """
 
 import base64
 import functools
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
@@ -43,17 +42,12 @@ SPLIT_PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+|
 NAMED_SOURCES = ("stdlib", "packages", "fineweb", "fineweb-edu")
 
 def is_large(source):
-    """Whether engine/corpora.py reads a source: FineWeb, or a file or folder of .parquet or .jsonl."""
+    """Whether engine/corpora.py reads a source."""
     found = [Path(source), *Path(source).glob("**/*")]
-    return source in ("fineweb", "fineweb-edu") or any(path.suffix in (".parquet", ".jsonl") for path in found)
+    return source in NAMED_SOURCES[1:] or any(path.suffix in (".parquet", ".jsonl") for path in found)
 
 def find_files(source, suffixes=(".txt", ".md", ".py", ".rst")):
     """(name, path) of the readable files of a source, in sorted order."""
-    if source == "packages":
-        lines = (Path(__file__).parent / "requirements.txt").read_text(encoding="utf-8")
-        names = sorted(re.findall(r"^[\w-]+", lines, re.MULTILINE))
-        found = [file for name in names for file in importlib.metadata.distribution(name).files]
-        return [(str(file), Path(file.locate())) for file in sorted(found) if file.suffix == ".py"]
     if source == "stdlib":
         root = Path(os.__file__).parent
         differs = {"site-packages", "dist-packages", "test", "tests", "idle_test"}         # from machine to machine
@@ -66,7 +60,7 @@ def find_files(source, suffixes=(".txt", ".md", ".py", ".rst")):
     found = [(str(p.relative_to(root)), p) for p in (sorted(path.rglob("*")) if path.is_dir() else [path])
              if p.suffix.lower() in suffixes and p.is_file() and "/." not in f"/{p.relative_to(root)}"]
     if not found:
-        raise InputError(f"{source} holds no file that ends in {' '.join(suffixes)} .jsonl or .parquet")
+        raise InputError(f"{source} holds no file that ends in {' '.join(suffixes)} .jsonl .parquet")
     return found
 
 def documents(source, max_chars=2**20, skipped=None):
@@ -338,11 +332,8 @@ def split_documents(tokens, eot):
 def show(folder):
     """Print what a prepared folder holds, once its files are what meta.json says."""
     meta = read_meta(folder)
-    print(f"{folder}: from {meta['source']}, a vocabulary of {meta['vocab']:,}, documents of "
-          f"{meta['min_doc_tokens']:,} tokens or more")
-    print("left out: {short:,} short, {duplicate:,} duplicate, {not_utf8:,} not UTF-8".format(**meta["dropped"]))
-    for split in ("val", "test"):
-        print(f"left out of {split}, as nearly in train: {', '.join(meta['near'][split]) or 'none'}")
+    print(f"{folder}: from {meta['source']}, a vocabulary of {meta['vocab']:,}; left out: {meta['dropped']}, and as nearly "
+          f"in train {', '.join([*meta['near']['val'], *meta['near']['test']]) or 'none'}")
     for split in SPLITS:
         lengths = [len(document) - 1 for document in split_documents(open_split(folder, split), meta["eot"])]
         print(f"{split:6}{len(lengths):9,} documents{sum(lengths):14,} tokens, median {np.median(lengths or [0]):,.0f}")
@@ -351,15 +342,13 @@ def main():
     parser = CommandLine(description="Turn text into tokens on disk, and show what a folder of them holds.",
                          epilog="example: python data.py my_books/ --vocab 8192")
     mini = PRESETS["mini"]
-    size = {"type": at_least(1), "metavar": "N"}
     add = parser.add_argument
     add("source", help=f"{', '.join(NAMED_SOURCES)}, a file or folder of text, or what this has made")
-    add("--vocab", type=whole, metavar="N", default=mini.model.vocab_size,
-        help="entries of the tokenizer to train (default: %(default)s)")
+    add("--vocab", type=whole, default=mini.model.vocab_size, help="entries of the tokenizer (default: %(default)s)")
     add("--tokenizer", metavar="FILE", help="use a ready tokenizer, a .tiktoken file")
-    add("--min-doc-tokens", **size, default=mini.train.min_doc_tokens, help="drop shorter (default: %(default)s)")
-    add("--max-doc-chars", **size, default=2**20, help="cut longer at a line's end (default: %(default)s)")
-    add("--max-tokens", type=at_least(0), metavar="N", default=0, help="stop after so many (default: 0, no end)")
+    add("--min-doc-tokens", type=at_least(1), default=mini.train.min_doc_tokens, help="drop shorter (here: %(default)s)")
+    add("--max-doc-chars", type=at_least(1), default=2**20, help="cut longer at a line's end (default: %(default)s)")
+    add("--max-tokens", type=at_least(0), default=0, help="stop after so many (default: 0, no end)")
     add("--out", metavar="DIR", help="the folder to write (default: data/<name>-v<vocab>)")
     add("--overwrite", action="store_true", help="prepare a folder again that this has made")
     with parser.one_line_errors():

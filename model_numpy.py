@@ -266,19 +266,6 @@ def phi_backward(dphi, l):
     dh[..., :l] = 0
     return dh, {}
 
-def learned_phi_forward(h, table, learned):
-    """phi(h, n) by a table that two trained numbers w make: table0 + w_0 table1 + w_1 table2. table (..., T, l, 3)."""
-    phi, l = phi_forward(h, table[..., 0] + table[..., 1:] @ learned["weight"], learned)
-    return phi, (l, table)
-
-def learned_phi_backward(dphi, cache):
-    """table = table0 + w_0 table1 + w_1 table2: dw_i is the gradient of what was overridden times table_i, summed."""
-    l, table = cache
-    dtable = dphi[..., :l] if table.ndim == 4 else dphi[..., :l].sum(0)           # as the table is, (..., T, l)
-    dw = np.array([np.vdot(dtable, table[..., i]) for i in (1, 2)])
-    dh, _ = phi_backward(dphi, l)
-    return dh, {"weight": dw}
-
 def override_on(parts, phi):
     """The override of what enters W_q, W_k, W_v, where `parts` is "k", "q", "qk" or "qkv"; the others have h."""
     forward, backward = phi
@@ -297,18 +284,11 @@ def override_on(parts, phi):
     return on_forward, on_backward
 
 def overriding(settings):
-    """ExPE or ExQPE: --learn, --once and --on choose how."""
-    phi = (phi_forward, phi_backward) if settings.learn == "none" else (learned_phi_forward, learned_phi_backward)
-    door = {"embed": phi} if settings.once else {"override": override_on(settings.on, phi)}
-    if settings.learn == "none":
-        return Encoding(**door)
-
-    def start(rng, name, shape):
-        if settings.learn == "random":
-            return rng.standard_normal(shape, dtype=np.float32)
-        return np.array([getattr(settings, name) for name in settings.trained], np.float32)
-
-    return Encoding(**door, shapes=lambda model: {"weight": (2,)}, start=start)
+    """ExPE or ExQPE, on what --on says; the ablations --once and --learn are in zoo/ablations.py."""
+    if settings.once or settings.learn != "none":
+        from zoo import ablations
+        return ablations.doors(settings)
+    return Encoding(override=override_on(settings.on, (phi_forward, phi_backward)))
 
 def turn(x, cos, sin):
     """Each pair (a, b) = (x_i, x_(i + D/2)) turned by its angle: (a cos - b sin, b cos + a sin). x (B, H, T, D)."""
@@ -748,18 +728,12 @@ def adamw_step(params, grads, state, lr, beta1=0.9, beta2=0.95, eps=1e-8, weight
     state["step"] += 1
     unbias1 = 1 - beta1 ** state["step"]
     unbias2 = 1 - beta2 ** state["step"]
-    for name, whole in params.items():
-        decay = weight_decay if whole.ndim >= 2 else 0.0
-        for rows in row_blocks(whole):
-            w, g, m, v = whole[rows], grads[name][rows], state["m"][name][rows], state["v"][name][rows]
-            m *= beta1
-            m += (1 - beta1) * g
-            v *= beta2
-            v += (1 - beta2) * np.square(g)
-            w *= 1 - lr * decay
-            w -= (lr / unbias1) * m / (np.sqrt(v / unbias2) + eps)
-
-def row_blocks(x, size=2**15):
-    """Slices of rows that hold about `size` numbers, few enough to stay in a core's cache from one line to the next."""
-    step = max(1, size * len(x) // x.size)
-    return (slice(i, i + step) for i in range(0, len(x), step))
+    for name, w in params.items():
+        decay = weight_decay if w.ndim >= 2 else 0.0
+        g, m, v = grads[name], state["m"][name], state["v"][name]
+        m *= beta1
+        m += (1 - beta1) * g
+        v *= beta2
+        v += (1 - beta2) * np.square(g)
+        w *= 1 - lr * decay
+        w -= (lr / unbias1) * m / (np.sqrt(v / unbias2) + eps)

@@ -87,22 +87,12 @@ class ExPE(Encoding):
         phi = torch.cat((table.expand(*h.shape[:-1], l), h[..., l:]), -1)  # equation 3
         return [phi if part in self.settings.on else h for part in "qkv"]  # equation 2
 
-class ExPEAblation(ExPE):
-    """Table 7: --once overrides the residual stream before block 1 and nothing after that; --learn trains two numbers
-    in which the rows are affine.
-    """
-
-    def trained(self, table):
-        return table if self.settings.learn == "none" else table[..., 0] + table[..., 1:] @ self.weight    # (..., T, l)
-
-    def embed(self, x, table):
-        return super().override(x, self.trained(table))[0] if self.settings.once else x
-
-    def override(self, h, table):
-        return (h, h, h) if self.settings.once else super().override(h, self.trained(table))
-
 def expe(settings, config):
-    return (ExPEAblation if settings.once or settings.learn != "none" else ExPE)(settings, config)
+    """ExPE or ExQPE; the ablations --once and --learn are in zoo/ablations.py."""
+    if settings.once or settings.learn != "none":
+        from zoo import ablations
+        return ablations.torch_class()(settings, config)
+    return ExPE(settings, config)
 
 class RoPE(Encoding):
     """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions turns by the angle n * inv_freq_i."""

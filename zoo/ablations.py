@@ -1,0 +1,63 @@
+"""The ablations of table 7 that need more than a setting of ExPE's table: --once and --learn, for ExPE and ExQPE.
+
+--once overrides the residual stream before block 1, and nothing after that. --learn trains the two numbers that set the
+ramp, ExPE's start and theta, ExQPE's theta1 and theta2: the table is affine in them.
+"""
+
+import numpy as np
+
+from model_numpy import Encoding, override_on, phi_backward, phi_forward
+
+
+def affine_parts(table):
+    """The three arrays that make up a table which is affine in two numbers, on a last axis: (..., l) to (..., l, 3).
+
+    table(a, b) = parts[..., 0] + a parts[..., 1] + b parts[..., 2]: so a and b can be trained (the paper's "learned").
+    ExPE's table is affine in start and theta, ExQPE's in theta1 and theta2.
+    """
+    zero, one, other = table(0, 0), table(1, 0), table(0, 1)
+    return np.stack((zero, one - zero, other - zero), axis=-1)
+
+def learned_phi_forward(h, table, learned):
+    """phi(h, n) by a table that two trained numbers w make: table0 + w_0 table1 + w_1 table2. table (..., T, l, 3)."""
+    phi, l = phi_forward(h, table[..., 0] + table[..., 1:] @ learned["weight"], learned)
+    return phi, (l, table)
+
+def learned_phi_backward(dphi, cache):
+    """table = table0 + w_0 table1 + w_1 table2: dw_i is the gradient of what was overridden times table_i, summed."""
+    l, table = cache
+    dtable = dphi[..., :l] if table.ndim == 4 else dphi[..., :l].sum(0)           # as the table is, (..., T, l)
+    dw = np.array([np.vdot(dtable, table[..., i]) for i in (1, 2)])
+    dh, _ = phi_backward(dphi, l)
+    return dh, {"weight": dw}
+
+def doors(settings):
+    """ExPE or ExQPE: --learn, --once and --on choose how."""
+    phi = (phi_forward, phi_backward) if settings.learn == "none" else (learned_phi_forward, learned_phi_backward)
+    door = {"embed": phi} if settings.once else {"override": override_on(settings.on, phi)}
+    if settings.learn == "none":
+        return Encoding(**door)
+
+    def start(rng, name, shape):
+        if settings.learn == "random":
+            return rng.standard_normal(shape, dtype=np.float32)
+        return np.array([getattr(settings, name) for name in settings.trained], np.float32)
+
+    return Encoding(**door, shapes=lambda model: {"weight": (2,)}, start=start)
+
+def torch_class():
+    from model_torch import ExPE
+
+    class Ablation(ExPE):
+        def trained(self, table):
+            if self.settings.learn == "none":
+                return table
+            return table[..., 0] + table[..., 1:] @ self.weight                                # (..., T, l)
+
+        def embed(self, x, table):
+            return super().override(x, self.trained(table))[0] if self.settings.once else x
+
+        def override(self, h, table):
+            return (h, h, h) if self.settings.once else super().override(h, self.trained(table))
+
+    return Ablation
