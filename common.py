@@ -5,8 +5,7 @@
                    log.jsonl                the loss of each step, and the validation losses
                    tokenizer.tiktoken       a copy of the data's tokenizer
 
-A checkpoint takes the place of the last one with one rename. A run that was killed before its first has none, and
-begins again at step 0.
+A checkpoint takes the place of the last one with one rename; a run that was killed before its first begins anew.
 """
 
 import argparse
@@ -23,7 +22,6 @@ from config import InputError, ModelConfig, TrainConfig
 # torch and safetensors are imported where they are used: data.py and the NumPy model need neither.
 
 CHECKPOINT = "checkpoint.safetensors"
-
 
 # ---- the command line ------------------------------------------------------------------------------------------------
 
@@ -98,11 +96,10 @@ def pick_device(name="auto"):
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]{1,3})?", name):
         raise InputError(f"--device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
     device = torch.device(name)
-    here = present and torch.accelerator.current_accelerator().type == device.type
-    if device.type != "cpu" and not (here and (device.index or 0) < torch.accelerator.device_count()):
+    kind = torch.accelerator.current_accelerator().type if present else "cpu"
+    if device.type not in ("cpu", kind) or (device.index or 0) >= max(1, torch.accelerator.device_count()):
         raise InputError(f"--device {name}: torch {torch.__version__} sees none on this machine: use --device cpu")
     return device
-
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
@@ -159,15 +156,13 @@ def lock(folder):
     except Timeout:
         raise InputError(f"{folder} is in use by another process: wait for its end, or choose another folder") from None
 
-
 # ---- a run on disk ---------------------------------------------------------------------------------------------------
 
 def named_runs(names):
     """The run directories that are named, or else every one under runs/; InputError if there is none."""
-    found = [Path(name) for name in names] or sorted(path.parent for path in Path("runs").glob("*/config.json"))
-    if not found:
-        raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
-    return found
+    if found := [Path(name) for name in names] or sorted(path.parent for path in Path("runs").glob("*/config.json")):
+        return found
+    raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
 
 def read_run(run):
     """(ModelConfig, TrainConfig, all of config.json) of a run directory; InputError that says what is wrong with it."""

@@ -19,7 +19,6 @@ import expe
 class InputError(ValueError):
     """What the user gave cannot work. The message is one line: what was wrong, and what would be right."""
 
-
 # ---- fields and their rules ------------------------------------------------------------------------------------------
 # A rule is (its words, a function that says whether a value keeps it).
 
@@ -65,17 +64,15 @@ class Checked:
     def check(self):
         """InputError for fields that do not go together."""
 
-
 # ---- the encodings: what each lets you set, and its table ------------------------------------------------------------
 
 @dataclass(frozen=True)
 class NoPE(Checked):
     """No encoding, and the base of every other one's settings; make_encoding("expe", l=24) makes them.
 
-    An encoding derives two things from positions n, integers of shape (..., T). `rows` depends on the position of each
-    token and is used by the doors embed, override and rotate. `pairs` depends on those of queries (..., T) and keys
-    (..., S) and is used by score and value. Both are float64, or integers that look something up, or None. `model` is
-    the ModelConfig.
+    An encoding derives two tables from integer positions: `rows` from each token's (..., T), for the doors embed,
+    override and rotate; `pairs` from those of queries (..., T) and keys (..., S), for score and value. Both are
+    float64, or integers that look something up, or None.
     """
 
     pe: str = knob(dataclasses.MISSING, TEXT)
@@ -134,9 +131,8 @@ class Override(NoPE):
     def check(self):
         if self.once and self.on != "qk":
             raise InputError("--once overrides the residual stream, --on the input of attention: leave one of them out")
-        for name in self.trained if self.learn == "random" else ():
-            if getattr(self, name) is not None:
-                raise InputError(f"--learn random draws {name}: leave out --{name}")
+        if self.learn == "random" and any(getattr(self, name) is not None for name in self.trained):
+            raise InputError(f"--learn random draws its own numbers: leave out --{' and --'.join(self.trained)}")
 
     def fit(self, model):
         if self.l > model.d_model:
@@ -184,8 +180,7 @@ def affine_parts(table):
 class RoPE(Sinusoidal):
     def fit(self, model):
         if model.d_head % 2:
-            raise InputError(f"--pe {self.pe} pairs the dimensions of a head: --width / --heads must be even, "
-                             f"got {model.d_head}")
+            raise InputError(f"--pe {self.pe} needs an even --width / --heads, got {model.d_head}")
         return self
 
     def rows(self, positions, model):
@@ -206,8 +201,7 @@ class T5(NoPE):
 
     def check(self):
         if self.max_distance <= self.buckets // 2:
-            raise InputError(f"--max-distance must be at least {self.buckets // 2 + 1}, above half of --buckets, "
-                             f"got {self.max_distance}")
+            raise InputError(f"--max-distance must be above half of --buckets, {self.buckets}, got {self.max_distance}")
 
     def pairs(self, queries, keys, model):
         d = expe.distances(queries, keys)
@@ -223,8 +217,8 @@ class Shaw(NoPE):
 
 CORE = {"nope": NoPE, "sinusoidal": Sinusoidal, "learned": Learned, "expe": ExPE, "exqpe": ExQPE, "rope": RoPE,
         "alibi": ALiBi, "t5": T5, "shaw": Shaw}
-ZOO = sorted({path.stem for path in (Path(__file__).parent / "zoo").glob("*.py")} - {"ablations", "softmax", *CORE})
-ENCODINGS = (*CORE, *ZOO)                       # the names that --pe takes; zoo/NAME.py is found by being there
+FILES = {path.stem for path in (Path(__file__).parent / "zoo").glob("*.py")} - {"ablations", "llama", "softmax", *CORE}
+ENCODINGS = (*CORE, *sorted(FILES))             # the names that --pe takes; zoo/NAME.py is found by being there
 
 def zoo_module(pe):
     """zoo/NAME.py, which is imported when its encoding is first asked for."""
@@ -241,7 +235,6 @@ def make_encoding(pe="nope", **settings):
     return settings_class(pe)(pe, **settings)
 
 EncodingConfig = make_encoding
-
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 
@@ -293,7 +286,6 @@ class ModelConfig(Checked):
         """The inverse of dataclasses.asdict."""
         return cls(**values | {"encoding": make_encoding(**values["encoding"])})
 
-
 # ---- the training run ------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
@@ -329,15 +321,6 @@ class TrainConfig(Checked):
         if self.backend == "numpy" and (self.dtype != "fp32" or self.fast):
             raise InputError("--backend numpy computes in fp32 and has no fast path: leave out --dtype and --fast")
 
-def check_together(model, train):
-    """InputError for a model that cannot be trained in this way."""
-    if train.objective == "mlm" and (model.causal or not model.encoding.both_sides):
-        raise InputError("--objective mlm sees both sides: leave out --causal" if model.causal else
-                         f"--objective mlm sees both sides, and --pe {model.encoding.pe} is for a causal mask alone")
-    if train.random_positions and not model.context <= train.random_positions <= model.encoding.longest(model):
-        raise InputError(f"--random-positions must be 0 or from --context, {model.context}, to the positions that the "
-                         f"encoding has (--n-positions), {model.encoding.longest(model)}, got {train.random_positions}")
-
 class Preset(NamedTuple):
     """A model and how it is trained. Its encoding is ExPE as the paper sets it; ExQPE takes l from it."""
 
@@ -369,3 +352,30 @@ PRESETS = {
     "llama-135m": _llama(12, 768, 12, d_mlp=2048, l=96, lr=6e-4, micro_batch=64, tied=False),
     "llama-342m": _llama(24, 1024, 16, d_mlp=2816, l=128, lr=3e-4, micro_batch=32, tied=True),
 }
+
+def configure(given, pe, preset):
+    """(ModelConfig, TrainConfig) of a preset, with {field: value} of the flags that were given."""
+    model, train = PRESETS[preset]
+    kind = settings_class(pe)
+    encoding = make_encoding(pe, **pick({"l": model.encoding.l} | given, kind))
+    changes = pick(given, ModelConfig)
+    if "d_model" in given:
+        changes.setdefault("d_mlp", None)
+    if given.get("objective") == "mlm":
+        changes.setdefault("causal", False)
+    model = replace(model, encoding=encoding, **changes)
+    changes = pick(given, TrainConfig)
+    if "lr" in given:
+        changes.setdefault("end_lr", train.end_lr * given["lr"] / train.lr)
+    train = replace(train, **changes)
+    if train.objective == "mlm" and (model.causal or not model.encoding.both_sides):
+        raise InputError("--objective mlm sees both sides: leave out --causal" if model.causal else
+                         f"--objective mlm sees both sides, and --pe {pe} is for a causal mask alone")
+    if train.random_positions and not model.context <= train.random_positions <= model.encoding.longest(model):
+        raise InputError(f"--random-positions must be from --context, {model.context}, to --n-positions, "
+                         f"{model.encoding.longest(model)}, got {train.random_positions}")
+    return model, train
+
+def pick(given, kind):
+    """Those of the flags that are fields of a dataclass; all encodings have the field pe, which is told apart."""
+    return {f.name: given[f.name] for f in dataclasses.fields(kind) if f.name in given and f.name != "pe"}

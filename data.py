@@ -1,7 +1,7 @@
 """Text to tokens on disk; tokens on disk to batches. B batch, T context length.
 
-A source is the running Python's standard library, or a file or folder of text. Its documents are read into memory, split
-by a hash of their text, encoded with a byte-level BPE, and written to
+A source is the running Python's standard library, or a file or folder of text. Its documents are read into memory,
+split by a hash of their text, encoded with a byte-level BPE, and written to
 
     data/<name>-v<vocab>/   train.bin val.bin test.bin   uint16; each document is <|endoftext|> and then its own tokens
                             tokenizer.tiktoken           tiktoken's own text format: "base64 rank" lines
@@ -15,7 +15,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -35,7 +34,6 @@ META = ("source", "vocab", "eot", "min_doc_tokens", "max_tokens", "splits", "tok
 # digits, runs of signs, line ends, blanks. Possessive quantifiers keep it linear on long runs.
 SPLIT_PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
                  r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s")
-
 
 # ---- sources: a name or a path to texts ------------------------------------------------------------------------------
 
@@ -102,7 +100,6 @@ def split_texts(texts, min_bytes, dropped, held_out=1 / 14):
             split = "val" if share < held_out else "test" if share < 2 * held_out else "train"
             yield split, name, encoded.decode("utf-8")
 
-
 # ---- the tokenizer ---------------------------------------------------------------------------------------------------
 
 def train_tokenizer(texts, vocab):
@@ -111,16 +108,11 @@ def train_tokenizer(texts, vocab):
     tokenizer.train_from_iterator(texts, vocab - 1, pattern=SPLIT_PATTERN)
     ranks = {bytes(token): rank for token, rank in tokenizer.get_mergeable_ranks()}
     if len(ranks) < vocab - 1:
-        raise InputError(f"the training text has only enough pairs for --vocab {len(ranks) + 1}: give that, or more "
-                         "text")
+        raise InputError(f"the training text has pairs for --vocab {len(ranks) + 1} only: give that, or more text")
     return ranks
 
-def format_tokenizer(ranks):
-    """{token bytes: rank} in tiktoken's text format."""
-    return "".join(f"{base64.b64encode(token).decode()} {ranks[token]}\n" for token in sorted(ranks, key=ranks.get))
-
-def load_tokenizer(path):
-    """A tiktoken.Encoding from a .tiktoken file; <|endoftext|> is its last rank + 1. InputError for another format."""
+def read_ranks(path):
+    """{token bytes: rank} of a .tiktoken file; InputError for another format."""
     ranks = {}          # not by tiktoken's own loader: it caches by path, and would return what a file held before
     try:
         for token, rank in map(str.split, common.read_text(path).splitlines()):
@@ -129,8 +121,16 @@ def load_tokenizer(path):
         raise InputError(f'{path} is not a file of "base64 rank" lines, tiktoken\'s text format: {error}') from None
     if sorted(ranks.values()) != list(range(len(ranks))) or any(bytes([b]) not in ranks for b in range(256)):
         raise InputError(f"{path} is not a byte-level BPE: its ranks must be 0, 1, 2, ..., the 256 bytes among them")
+    return ranks
+
+def make_tokenizer(ranks):
+    """A tiktoken.Encoding; <|endoftext|> is its last rank + 1."""
     special = {EOT: len(ranks)}
-    return tiktoken.Encoding(Path(path).stem, pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=special)
+    return tiktoken.Encoding("data.py", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=special)
+
+def load_tokenizer(path):
+    """The tiktoken.Encoding of a .tiktoken file; InputError for another format."""
+    return make_tokenizer(read_ranks(path))
 
 def run_tokenizer(folder, meta):
     """The tokenizer in a run directory or a folder of tokens; InputError unless its hash is the one in meta."""
@@ -139,19 +139,17 @@ def run_tokenizer(folder, meta):
         raise InputError(f"{path} is missing, or is not the tokenizer that was recorded")
     return load_tokenizer(path)
 
-
 # ---- preparing: a source to a folder of tokens -----------------------------------------------------------------------
 
 def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_tokens=0, max_doc_chars=2**20,
             overwrite=False):
     """Turn a source into a folder of tokens, `out` or data/<name>-v<vocab>; returns its path.
 
-    A tokenizer of `vocab` entries is trained on the training documents, or `tokenizer` is a .tiktoken file. Documents
-    of fewer than min_doc_tokens tokens are dropped, and held-out ones that are nearly in train. Encoding ends once
-    there are max_tokens (0: never). InputError if train or val gets no document.
+    A tokenizer of `vocab` entries is trained on the training documents, or `tokenizer` is a .tiktoken file. Shorter
+    documents are dropped, and held-out ones that are nearly in train. Encoding ends at max_tokens (0: never).
     """
-    if tokenizer is not None:
-        vocab = load_tokenizer(tokenizer).n_vocab
+    ranks = None if tokenizer is None else read_ranks(tokenizer)
+    vocab = vocab if ranks is None else len(ranks) + 1
     if not 257 <= vocab <= 2**16:
         raise InputError(f"--vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {vocab}")
     out = common.output_folder(folder_of(source, vocab) if out is None else out)
@@ -162,33 +160,29 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     dropped = {"short": 0, "duplicate": 0}
     skipped = []
     texts = list(split_texts(documents(source, max_doc_chars, skipped), min_doc_tokens, dropped))
-    if tokenizer is None:
+    if ranks is None:
         training = [text for split, _, text in texts if split == "train"]
         print(f"training a tokenizer of {vocab:,} entries on {sum(map(len, training)):,} characters", flush=True)
-        tokenizer_text = format_tokenizer(train_tokenizer(training, vocab))
-    else:
-        tokenizer_text = common.read_text(tokenizer)
+        ranks = train_tokenizer(training, vocab)
+    tokens = encode_texts(texts, make_tokenizer(ranks), min_doc_tokens, max_tokens, dropped)
+    near = drop_near(tokens)
+    for name in ("train", "val"):
+        if not tokens[name]:
+            raise InputError(f"{source} has {len(texts)} usable documents, and none fell to {name}: cut them smaller "
+                             "with --max-doc-chars 20000, lower --min-doc-tokens, or give more documents")
+    asked = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
+             "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0]}
     out.mkdir(parents=True, exist_ok=True)
     with common.lock(out):
         check_new(out, overwrite)                           # another process may have made it meanwhile
-        asked = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
-                 "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0]}
         write_text(out / "meta.json", json.dumps(asked))    # not whole yet, and from now on the folder is ours
-        write_text(out / "tokenizer.tiktoken", tokenizer_text)
-        encoding = load_tokenizer(out / "tokenizer.tiktoken")
-        tokens = encode_texts(texts, encoding, min_doc_tokens, max_tokens, dropped)
-        near = drop_near(tokens)
-        for name in ("train", "val"):
-            if not tokens[name]:
-                raise InputError(f"{source} has {len(texts)} usable documents, and none fell to {name}: cut them "
-                                 "smaller with --max-doc-chars 20000, lower --min-doc-tokens, or give more documents")
-        splits = {}
+        write_text(out / "tokenizer.tiktoken", "".join(
+            f"{base64.b64encode(token).decode()} {ranks[token]}\n" for token in sorted(ranks, key=ranks.get)))
         for split in SPLITS:
-            path = out / f"{split}.bin"
-            np.concatenate([*tokens[split].values(), np.zeros(0, np.uint16)]).tofile(path)
-            splits[split] = {"documents": len(tokens[split]), "tokens": path.stat().st_size // 2,
-                             "sha256": hash_file(path)}
-        meta = asked | {"eot": encoding.eot_token, "dropped": dropped | {"not_utf8": len(skipped)}, "near": near,
+            np.concatenate([*tokens[split].values(), np.zeros(0, np.uint16)]).tofile(out / f"{split}.bin")
+        splits = {split: {"documents": len(tokens[split]), "tokens": sum(map(len, tokens[split].values())),
+                          "sha256": hash_file(out / f"{split}.bin")} for split in SPLITS}
+        meta = asked | {"eot": vocab - 1, "dropped": dropped | {"not_utf8": len(skipped)}, "near": near,
                         "splits": splits, "tokenizer": {"sha256": hash_file(out / "tokenizer.tiktoken")}}
         write_text(out / "meta.json", json.dumps(meta, indent=1) + "\n")
     return out
@@ -230,9 +224,8 @@ def hash_ngrams(tokens, every, n, base=0x9E3779B97F4A7C15):
 def drop_near(tokens, n=24, limit=1 / 2, most=2**22):
     """Leave out of val and test each document of which a share above the limit of the n-grams is in train, in place.
 
-    tokens: as encode_texts returns them. Returns what meta.json says of it: names and shares of the documents left out,
-    and the largest share of those that are kept. Of more than `most` n-grams in train, one in `every` is compared. (Of
-    stdlib's 50 held-out documents 44 share 0.38 at most, and six 0.79 or more.)
+    Returns what meta.json says of it: names and shares of the documents left out, and the largest share of those that
+    are kept. (Of stdlib's 50, 44 share 0.38 at most.) Of more than `most` n-grams in train, one in `every` is compared.
     """
     every = max(1, -(-sum(map(len, tokens["train"].values())) // most))
     hashes = [hash_ngrams(document, every, n) for document in tokens["train"].values()]
@@ -282,7 +275,6 @@ def folder_of(source, vocab):
     """data/<name>-v<vocab>: where a source's tokens lie unless --out says otherwise."""
     return Path("data") / f"{Path(full_name(source)).name.split('.')[0] or 'text'}-v{vocab}"
 
-
 # ---- reading: a folder of tokens to batches and documents ------------------------------------------------------------
 
 def read_meta(folder):
@@ -326,14 +318,14 @@ def split_documents(tokens, eot):
     starts = np.flatnonzero(tokens == eot)
     return np.split(tokens, starts[1:]) if len(starts) else []
 
-
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
 def show(folder):
     """Print what a prepared folder holds, once its files are what meta.json says."""
     meta = read_meta(folder)
-    print(f"{folder}: from {meta['source']}, a vocabulary of {meta['vocab']:,}; left out: {meta['dropped']}, and as nearly "
-          f"in train {', '.join([*meta['near']['val'], *meta['near']['test']]) or 'none'}")
+    near = [*meta["near"]["val"], *meta["near"]["test"]]
+    print(f"{folder}: from {meta['source']}, a vocabulary of {meta['vocab']:,}; left out: {meta['dropped']}, and "
+          f"{len(near)} documents of val and test that are nearly in train: {', '.join(near) or 'none'}")
     for split in SPLITS:
         lengths = [len(document) - 1 for document in split_documents(open_split(folder, split), meta["eot"])]
         print(f"{split:6}{len(lengths):9,} documents{sum(lengths):14,} tokens, median {np.median(lengths or [0]):,.0f}")
@@ -346,7 +338,7 @@ def main():
     add("source", help=f"{', '.join(NAMED_SOURCES)}, a file or folder of text, or what this has made")
     add("--vocab", type=whole, default=mini.model.vocab_size, help="entries of the tokenizer (default: %(default)s)")
     add("--tokenizer", metavar="FILE", help="use a ready tokenizer, a .tiktoken file")
-    add("--min-doc-tokens", type=at_least(1), default=mini.train.min_doc_tokens, help="drop shorter (here: %(default)s)")
+    add("--min-doc-tokens", type=at_least(1), default=mini.train.min_doc_tokens, help="drop shorter ones (%(default)s)")
     add("--max-doc-chars", type=at_least(1), default=2**20, help="cut longer at a line's end (default: %(default)s)")
     add("--max-tokens", type=at_least(0), default=0, help="stop after so many (default: 0, no end)")
     add("--out", metavar="DIR", help="the folder to write (default: data/<name>-v<vocab>)")

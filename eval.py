@@ -67,7 +67,7 @@ def evaluate(run, args):
     if any(longest % length for length in lengths):
         raise InputError(f"--lengths must divide the longest of them, {longest}, so that each scores the same tokens")
     name, documents = held_out(run, record, args.split, args.data)
-    usable = [document for document in documents if len(document) > longest][: args.max_docs]
+    usable = [document for document in documents if len(document) > longest]
     if not usable:
         raise InputError(f"no document of {name} has {longest:,} tokens, the longest of --lengths: the longest one has "
                          f"{max(map(len, documents), default=1) - 1:,}")
@@ -99,14 +99,11 @@ def main(argv=None):
     add("--lengths", type=listed(at_least(1)), metavar="N,N,...", help="default: 1, 2, 4, 8, 16 x the trained length")
     add("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
     add("--data", metavar="DIR|PATH", help="score this instead: a prepared folder, or text as data.py reads it")
-    add("--max-docs", type=at_least(1), metavar="N", help="score the first N documents that are long enough")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     add("--json", metavar="FILE", help="write the numbers as a list of objects, one for each run and length")
     add("--plot", metavar="FILE", help="draw loss against length: .png, .svg or .pdf (needs matplotlib)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        if args.plot:
-            from lab import pictures
         rows = []
         for run in common.named_runs(args.runs):
             found = evaluate(run, args)
@@ -115,6 +112,7 @@ def main(argv=None):
         if args.json:
             common.write_text(args.json, json.dumps(rows, indent=1) + "\n")
         if args.plot:
+            from lab import pictures
             pictures.losses(rows, args.plot)
             print(f"picture: {args.plot}")
 

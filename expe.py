@@ -1,7 +1,7 @@
 """Positions in, numbers out: every encoding as a pure function of integer positions, in float64.
 
 The positions may have any shape and order, and hold any integers; every table has one more axis than they have.
-NumPy alone: no torch, no model. (python -m lab.formats draws the tables and counts what number formats merge.)
+NumPy alone: no torch, no model.
 
 n a position, j a dimension, l the number of overridden dimensions, start the paper's S, D the width of a head.
 Paper: "ExPE: Exact Positional Encodings for Generative Transformer Models with Extrapolating Capabilities",
@@ -26,16 +26,13 @@ def _width(name, value, least=1):
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
     return int(value)
 
-
-# ---- the tables ------------------------------------------------------------------------------------------------------
-
 def expe_table(positions, l, start=0.0, theta=1 / 2048, step=1):
     """ExPE's rows: a straight ramp in the position. Shape (..., l). Paper, equation 3.
 
         p_n = start + theta*n,  and row n is (p_n, p_(n+1), ..., p_(n+l-1)), so entry j is start + theta*(n + step*j)
 
     step=0 is the ablation "p is stable" (table 7): the same number in all l dimensions.
-    All l columns carry one ramp up to a constant, so that l and theta together set one number, the ramp's gain.
+    All l columns carry one ramp up to a constant, so that l and theta together set one number.
     Raises ValueError for positions that are not integers and for l below 1.
     """
     n = _integers(positions)[..., None]                                           # (..., 1)

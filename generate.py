@@ -22,8 +22,6 @@ from config import InputError
 
 TOKENS = 200  # of a text, when no --tokens are given
 
-# ---- the next token --------------------------------------------------------------------------------------------------
-
 def distribution(logits, temperature=1.0, top_k=None, top_p=1.0):
     """The probabilities (B, V), float64, from which the next token is drawn.
 
@@ -58,9 +56,6 @@ def generate(model, prompt, seed=0, **sampling):
         logits = model(read)[:, -1].cpu()                                                         # (1, V)
         tokens.append(draw(distribution(logits, **sampling), rng))
         yield tokens[-1]
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
 
 def read_flags(argv):
     parser = CommandLine(prog="generate.py", description="Write text with a trained model, token by token.")

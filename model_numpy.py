@@ -15,8 +15,7 @@ Where the paper's equations are (preprint's numbers; tables are in expe.py):
 
 B batch, T query length, S key length (here S = T), H heads, D width of a head, C = H*D model width, V vocabulary,
 l overridden dimensions, n a position; a linear layer has I inputs and O outputs. Weights lie as in torch, (O, I), and
-params is a flat dict of them by the names of torch's state_dict: a NumPy run and a torch run share their files.
-All is computed in the dtype of the params, float64 or float32.
+params is a flat dict of them by the names of torch's state_dict. All is computed in their dtype, float64 or float32.
 """
 
 import itertools
@@ -65,7 +64,6 @@ def dropout_backward(dout, mask):
     """out = x * mask."""
     return dout if mask is None else dout * mask
 
-
 # ---- norms -----------------------------------------------------------------------------------------------------------
 
 def layernorm_forward(x, eps, weight, bias):
@@ -89,26 +87,11 @@ def layernorm_backward(dout, cache):
     dx = rstd * (dz - dz.mean(-1, keepdims=True) - z * along_z)
     return dx, {"weight": dweight, "bias": dbias}
 
-def rmsnorm_forward(x, eps, weight):
-    """out = z weight, z = x / sqrt(mean(x^2) + eps), by rows. x (..., C); weight (C,)."""
-    rstd = 1 / np.sqrt(np.vecdot(x, x)[..., None] / x.shape[-1] + eps)            # (..., 1)
-    z = x * rstd
-    return z * weight, (z, rstd, weight)
-
-def rmsnorm_backward(dout, cache):
-    """out = z weight, z = x rstd: as layernorm_backward but for the mean. dx = rstd (dz - z mean(dz z))."""
-    z, rstd, weight = cache
-    dweight = (dout * z).sum(tuple(range(dout.ndim - 1)))
-    dz = dout * weight
-    along_z = np.vecdot(dz, z)[..., None] / z.shape[-1]                           # (..., 1)
-    return rstd * (dz - z * along_z), {"weight": dweight}
-
-NORMS = {"layernorm": (layernorm_forward, layernorm_backward), "rmsnorm": (rmsnorm_forward, rmsnorm_backward)}
-
 
 # ---- the MLPs --------------------------------------------------------------------------------------------------------
 
-ROOT, CUBIC = math.sqrt(2 / math.pi), 0.044715                                    # of the tanh form (Hendrycks 2016)
+ROOT = math.sqrt(2 / math.pi)                                                     # of the tanh form (Hendrycks 2016)
+CUBIC = 0.044715
 
 def gelu_forward(x):
     """out = x s, s = (1 + tanh(u))/2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). Any shape."""
@@ -149,34 +132,14 @@ def gelu_mlp_backward(dout, cache):
     dh, dw_up = linear_backward(dup, cache_up)
     return dh, {"up.weight": dw_up, "down.weight": dw_down}
 
-def swiglu_forward(gate, up):
-    """out = gate s up, s = sigmoid(gate) = (1 + tanh(gate/2))/2, which cannot overflow. Any shape."""
-    s = 0.5 * (1 + np.tanh(0.5 * gate))
-    return gate * s * up, (gate, up, s)
+LAYERS = {"layernorm": (layernorm_forward, layernorm_backward), "gelu": (gelu_mlp_forward, gelu_mlp_backward)}
 
-def swiglu_backward(dout, cache):
-    """out = gate s up and ds/dgate = s (1 - s), so dgate = dout up (s + gate s (1 - s)), dup = dout gate s."""
-    gate, up, s = cache
-    return dout * up * s * (1 + gate * (1 - s)), dout * gate * s
-
-def swiglu_mlp_forward(h, p):
-    """out = W_down (silu(W_gate h) W_up h), silu(x) = x sigmoid(x) (Shazeer 2020). h (..., C)."""
-    gate, cache_gate = linear_forward(h, p["gate.weight"])                        # (..., d_mlp)
-    up, cache_up = linear_forward(h, p["up.weight"])                              # (..., d_mlp)
-    a, cache_swiglu = swiglu_forward(gate, up)
-    out, cache_down = linear_forward(a, p["down.weight"])
-    return out, (cache_gate, cache_up, cache_swiglu, cache_down)
-
-def swiglu_mlp_backward(dout, cache):
-    """out = W_down (silu(W_gate h) W_up h): h gets a gradient by way of the gate, and one by way of up."""
-    cache_gate, cache_up, cache_swiglu, cache_down = cache
-    da, dw_down = linear_backward(dout, cache_down)
-    dgate, dup = swiglu_backward(da, cache_swiglu)
-    dh_up, dw_up = linear_backward(dup, cache_up)
-    dh_gate, dw_gate = linear_backward(dgate, cache_gate)
-    return dh_up + dh_gate, {"gate.weight": dw_gate, "up.weight": dw_up, "down.weight": dw_down}
-
-MLPS = {"gelu": (gelu_mlp_forward, gelu_mlp_backward), "swiglu": (swiglu_mlp_forward, swiglu_mlp_backward)}
+def layer(name):
+    """The pair (forward, backward) of a norm or an MLP; rmsnorm and swiglu are in zoo/llama.py."""
+    if name in LAYERS:
+        return LAYERS[name]
+    from zoo import llama
+    return llama.LAYERS[name]
 
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
@@ -397,7 +360,6 @@ def doors_of(settings, config):
     from zoo import softmax
     return softmax.doors(make_doors(settings), settings, config)
 
-
 # ---- attention -------------------------------------------------------------------------------------------------------
 
 def mask(scores, causal=True, window=0):
@@ -500,12 +462,12 @@ def attention_backward(dout, cache):
     dh, grads_project, down_project = project_backward(dq, dk, dv, cache_project)
     return dh + dh_score + dh_output, grads_project | grads_output, summed(down_attend, down_project)
 
-
 # ---- the block -------------------------------------------------------------------------------------------------------
 
 def block_forward(x, p, config, encoding, at, learned, window, masks):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x))). x (B, T, C)."""
-    norm_forward, mlp_forward = NORMS[config.norm][0], MLPS[config.mlp][0]
+    norm_forward, _ = layer(config.norm)
+    mlp_forward, _ = layer(config.mlp)
     h, cache_norm1 = norm_forward(x, config.norm_eps, **under("norm1.", p))
     a, cache_attn = attention_forward(h, under("attn.", p), config, encoding, at, learned, window)
     a, mask1 = dropout_forward(a, next(masks))
@@ -518,7 +480,8 @@ def block_forward(x, p, config, encoding, at, learned, window, masks):
 def block_backward(dout, cache):
     """out = x + branch(x): the gradient goes past the branch as it is, and through it besides."""
     config, cache_norm1, cache_attn, mask1, cache_norm2, cache_mlp, mask2 = cache
-    norm_backward, mlp_backward = NORMS[config.norm][1], MLPS[config.mlp][1]
+    _, norm_backward = layer(config.norm)
+    _, mlp_backward = layer(config.mlp)
     dh, dmlp = mlp_backward(dropout_backward(dout, mask2), cache_mlp)
     dx, dnorm2 = norm_backward(dh, cache_norm2)
     dx += dout
@@ -542,7 +505,6 @@ def summed(*dicts):
     for name, value in itertools.chain(*(d.items() for d in dicts)):
         total[name] = total[name] + value if name in total else value
     return total
-
 
 # ---- the loss --------------------------------------------------------------------------------------------------------
 
@@ -570,7 +532,6 @@ def cross_entropy_backward(dlosses, cache):
     p[at_target] -= 1
     p *= (dlosses * counted)[:, None]
     return p
-
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 
@@ -651,7 +612,7 @@ def forward(params, tokens, config, positions=None, masks=None):
         learned = under("attn.encoding.", p) if doors.each_block else shared
         x, cache = block_forward(x, p, config, doors, at[settings], learned, window, masks)
         cache_blocks.append(cache)
-    h, cache_norm = NORMS[config.norm][0](x, config.norm_eps, **under("norm.", params))
+    h, cache_norm = layer(config.norm)[0](x, config.norm_eps, **under("norm.", params))
     logits, cache_head = linear_forward(h, params[output_name(config)])           # (B, T, V)
     return logits, (config, encoding, cache_embedding, cache_embed, mask, cache_blocks, cache_norm, cache_head)
 
@@ -659,7 +620,7 @@ def backward(dlogits, cache):
     """The gradient of every parameter, by name, from that of the logits (B, T, V): forward, read upwards."""
     config, encoding, cache_embedding, cache_embed, mask, cache_blocks, cache_norm, cache_head = cache
     dh, dw_output = linear_backward(dlogits, cache_head)
-    dx, dnorm = NORMS[config.norm][1](dh, cache_norm)                             # (B, T, C)
+    dx, dnorm = layer(config.norm)[1](dh, cache_norm)                             # (B, T, C)
     grads, downs = over("norm.", dnorm), []
     for i in reversed(range(config.n_layers)):
         dx, dblock, down = block_backward(dx, cache_blocks[i])
@@ -702,7 +663,6 @@ def dropout_masks(config, B, T, rng, dtype=np.float32):
     for _ in range(1 + 2 * config.n_layers):
         kept = rng.random((B, T, config.d_model), dtype=np.float32) >= config.dropout
         yield kept * np.dtype(dtype).type(1 / (1 - config.dropout))
-
 
 # ---- the optimizer ---------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ l overridden dimensions, n a position.
 
 How it differs from GPT-2: positions enter through one of the doors below; no biases in linear layers; dropout on the
 embedding and on each residual branch, never on attention weights; the output layer need not share the embedding.
-norm "rmsnorm" with mlp "swiglu" makes it the Llama-style model of the paper's tables 8 and 9.
 """
 
 import math
@@ -22,12 +21,10 @@ import model_numpy
 from config import CORE, zoo_module
 from expe import alibi_slopes
 
-# ---- what scores are divided by --------------------------------------------------------------------------------------
 
 def score_divisor(q):
     """What q k^T is divided by: sqrt(D). q (..., D)."""
     return math.sqrt(q.shape[-1])
-
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
@@ -159,7 +156,6 @@ def make_encoding_module(settings, config):
         softmax.set_softmax(encoding, config)
     return encoding
 
-
 # ---- the layers ------------------------------------------------------------------------------------------------------
 
 class GELU(nn.Module):
@@ -213,8 +209,7 @@ def unseen(T, S, causal, window, device):
 class Attention(nn.Module):
     """Multi-head attention, the paper's equations 1 and 2, with the encoding and the window of one block.
 
-    Its steps are project, attend (or scores, where the weights themselves are needed) and output. Classes that are
-    faster or read with a cache override a step, and share the others.
+    Classes that are faster, or read with a cache, override one of its steps, and share the others.
     """
 
     def __init__(self, config, encoding, window):
@@ -287,7 +282,6 @@ class Block(nn.Module):
         x = x + self.dropout(self.attn(self.norm1(x), at))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
-
 # ---- the model -------------------------------------------------------------------------------------------------------
 
 def cross_entropy(h, w, targets, reduction="mean"):
@@ -305,9 +299,8 @@ class GPT(nn.Module):
     tokens: integers below V, (B, T). With targets, likewise or -100, it returns the scalar mean cross-entropy in nats,
     without them the logits (B, T, V). positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. Any length works,
     save for `learned`. Raises ValueError for positions that are not integers, and for one without a row. Its first
-    weights are model_numpy.init_params of the seed; with seed None they are to be loaded.
-
-    attention, dropout and cross_entropy are the parts of which engine/fast.py and past/ have others.
+    weights are model_numpy.init_params of the seed; with seed None they are to be loaded. Of attention, dropout and
+    cross_entropy engine/fast.py and past/ have others.
     """
 
     def __init__(self, config, seed=0, attention=Attention, dropout=nn.Dropout, cross_entropy=cross_entropy):

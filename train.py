@@ -4,9 +4,8 @@
     python train.py --pe expe --l 24 --resume   goes on after a Ctrl-C or a kill, bit for bit on a CPU
     torchrun --nproc_per_node 8 -- train.py --pe expe --l 24    the same on eight GPUs (engine/distributed.py)
 
-A run is a pure function of its configs: the batch of a step depends on (seed, step) alone, and so does dropout's mask.
-Two backends compute it, from the same first weights on the same batches: torch, and NumPy with gradients by hand. (Each
-draws dropout's masks with its own generator.)
+A run is a pure function of its configs: the batch of a step, and dropout's mask, depend on (seed, step) alone. Two
+backends compute it, from the same first weights on the same batches: torch, and NumPy with gradients by hand.
 """
 
 import argparse
@@ -32,23 +31,12 @@ import common
 import data
 import model_numpy
 from common import CommandLine, number, pick_device, whole
-from config import (
-    ENCODINGS,
-    PRESETS,
-    InputError,
-    ModelConfig,
-    TrainConfig,
-    check_together,
-    flag_of,
-    make_encoding,
-    settings_class,
-)
+from config import ENCODINGS, PRESETS, InputError, ModelConfig, TrainConfig, configure, flag_of, settings_class
 from model_torch import GPT
 
 READERS = {int: whole, int | None: whole, float: number, float | None: number, str: str}
 UNNAMED = ("seed", "fast", "micro_batch", "eval_every", "checkpoint_every")    # in a run's name
 VALIDATION_WINDOWS = 128        # of the trained length, in a validation loss
-
 
 # ---- from flags to configs -------------------------------------------------------------------------------------------
 
@@ -56,17 +44,19 @@ def read_flags(argv):
     """(args, ModelConfig, TrainConfig): the preset's settings, with the flags that were given."""
     parser = CommandLine(prog="train.py", description=__doc__, usage="train.py [--preset NAME] [--pe NAME] [flags]")
     add = parser.add_argument
-    add("--preset", choices=PRESETS, metavar="NAME", help=f"{', '.join(PRESETS)} (default: paper-35m on a GPU, else mini)")
-    add("--pe", choices=ENCODINGS, metavar="NAME", help=f"{', '.join(ENCODINGS)} (default: expe); it brings its own flags")
+    add("--preset", choices=PRESETS, metavar="NAME", help=f"{', '.join(PRESETS)}; paper-35m on a GPU, else mini")
+    add("--pe", choices=ENCODINGS, metavar="NAME", help=f"{', '.join(ENCODINGS)} (default: expe), with its own flags")
     add("--out", metavar="DIR", help="the run directory (default: runs/<preset>-<pe>-<flags that differ>-s<seed>)")
-    add("--resume", action="store_true", help="go on from the last checkpoint of the run directory")
-    add("--overwrite", action="store_true", help="replace the run in the run directory, once the first step is done")
+    either = parser.add_mutually_exclusive_group().add_argument
+    either("--resume", action="store_true", help="go on from the last checkpoint of the run directory")
+    either("--overwrite", action="store_true", help="replace the run in the run directory, once the first step is done")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     add("--compile", action="store_true", help="use torch.compile for the blocks; it needs a C++ compiler")
     first, _ = parser.parse_known_args([word for word in argv if word not in ("-h", "--help")])
     preset = first.preset or ("paper-35m" if torch.cuda.is_available() else "mini")
     pe = first.pe or "expe"
-    defaults = settings_of(*configure({}, pe, preset))
+    model, train = configure({}, pe, preset)
+    defaults = vars(model.encoding) | vars(model) | vars(train)
     for kind in (settings_class(pe), ModelConfig, TrainConfig):
         for f in dataclasses.fields(kind):
             if f.metadata["help"]:
@@ -81,32 +71,6 @@ def read_flags(argv):
     args.preset = preset
     return args, *configure(args.given, pe, preset)
 
-def configure(given, pe, preset):
-    """(ModelConfig, TrainConfig) of a preset, with {field: value} of the flags that were given."""
-    model, train = PRESETS[preset]
-    kind = settings_class(pe)
-    encoding = make_encoding(pe, **pick({"l": model.encoding.l} | given, kind))
-    changes = pick(given, ModelConfig)
-    if "d_model" in given:
-        changes.setdefault("d_mlp", None)
-    if given.get("objective") == "mlm":
-        changes.setdefault("causal", False)
-    model = dataclasses.replace(model, encoding=encoding, **changes)
-    changes = pick(given, TrainConfig)
-    if "lr" in given:
-        changes.setdefault("end_lr", train.end_lr * given["lr"] / train.lr)
-    train = dataclasses.replace(train, **changes)
-    check_together(model, train)
-    return model, train
-
-def pick(given, kind):
-    """Those of the flags that are fields of a dataclass; all encodings have the field pe, which is told apart."""
-    return {f.name: given[f.name] for f in dataclasses.fields(kind) if f.name in given and f.name != "pe"}
-
-def settings_of(model, train):
-    """{field: value} of all three configs."""
-    return vars(model.encoding) | vars(model) | vars(train)
-
 def run_name(given, pe, preset, defaults):
     """The default directory: the preset, --pe, each given flag with another value than theirs, and the seed."""
     words = [preset, pe]
@@ -120,7 +84,7 @@ def run_name(given, pe, preset, defaults):
 def check_resumed(run, given):
     """(ModelConfig, TrainConfig, record) of the run to resume; InputError for a flag that contradicts it."""
     model, config, record = common.read_run(run)
-    stored = settings_of(model, config) | {"preset": record["provenance"]["preset"]}
+    stored = vars(model.encoding) | vars(model) | vars(config) | {"preset": record["provenance"]["preset"]}
     for name, value in given.items():
         if name in stored and stored[name] != value:
             raise InputError(f"--{name.replace('_', '-')} is {stored[name]} in {run}, and {value} was given: resume "
@@ -132,7 +96,6 @@ def describe_origin(preset, argv, device):
     return {"preset": preset, "command": shlex.join(["python", "train.py", *argv]), "device": str(device),
             "git": subprocess.getoutput(f"git -C '{Path(__file__).parent}' describe --always --dirty --abbrev=40"),
             "python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads()}
-
 
 # ---- the two backends ------------------------------------------------------------------------------------------------
 
@@ -278,7 +241,6 @@ class NumpyBackend:
 
 BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 
-
 # ---- training --------------------------------------------------------------------------------------------------------
 
 def start_run(run, record, tokenizer):
@@ -349,8 +311,6 @@ def train(run, record, model_config, config, backend, folder, first, seconds):
 
 def check_out(run, args):
     """InputError unless a run directory is a new one, an empty one or, with --resume or --overwrite, one with a run."""
-    if args.resume and args.overwrite:
-        raise InputError("--resume goes on with a run and --overwrite replaces it: leave one of them out")
     if common.holds_files(run) and not args.resume:
         if not (run / "config.json").exists():
             raise InputError(f"{run} exists and holds no run, so it is left as it is: choose another --out")
@@ -378,6 +338,7 @@ def main(argv=None, backends=BACKENDS):
             raise InputError(f"{folder} is not the data that {run} was trained on: its hash differs")
         run.mkdir(parents=True, exist_ok=True)
         with common.lock(run):
+            check_out(run, args)                                        # another process may have made it meanwhile
             info = common.checkpoint_info(run) if args.resume else {"step": 0, "seconds": 0.0}
             first = info["step"]
             if first >= config.steps:
