@@ -67,6 +67,10 @@ def documents(source, max_chars=2**20, skipped=None):
     Files that are not UTF-8 are left out, and their paths go to the list `skipped`. A name is a path within the source,
     and after # which piece of a text that was cut, counted from 1.
     """
+    if is_large(source):
+        from engine import corpora
+        yield from corpora.documents(source, max_chars, skipped)
+        return
     for name, path in find_files(source):
         try:
             text = path.read_text(encoding="utf-8")
@@ -123,6 +127,11 @@ def read_ranks(path):
         raise InputError(f"{path} is not a byte-level BPE: its ranks must be 0, 1, 2, ..., the 256 bytes among them")
     return ranks
 
+def write_ranks(path, ranks):
+    """Write {token bytes: rank} in tiktoken's text format."""
+    lines = [f"{base64.b64encode(token).decode()} {ranks[token]}\n" for token in sorted(ranks, key=ranks.get)]
+    write_text(path, "".join(lines))
+
 def make_tokenizer(ranks):
     """A tiktoken.Encoding; <|endoftext|> is its last rank + 1."""
     special = {EOT: len(ranks)}
@@ -156,7 +165,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     check_new(out, overwrite)
     if is_large(source):
         from engine import corpora
-        return corpora.prepare(source, out, vocab, tokenizer, min_doc_tokens, max_tokens, max_doc_chars)
+        return corpora.prepare(source, out, vocab, ranks, min_doc_tokens, max_tokens, max_doc_chars, overwrite)
     dropped = {"short": 0, "duplicate": 0}
     skipped = []
     texts = list(split_texts(documents(source, max_doc_chars, skipped), min_doc_tokens, dropped))
@@ -176,8 +185,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     with common.lock(out):
         check_new(out, overwrite)                           # another process may have made it meanwhile
         write_text(out / "meta.json", json.dumps(asked))    # not whole yet, and from now on the folder is ours
-        write_text(out / "tokenizer.tiktoken", "".join(
-            f"{base64.b64encode(token).decode()} {ranks[token]}\n" for token in sorted(ranks, key=ranks.get)))
+        write_ranks(out / "tokenizer.tiktoken", ranks)
         for split in SPLITS:
             np.concatenate([*tokens[split].values(), np.zeros(0, np.uint16)]).tofile(out / f"{split}.bin")
         splits = {split: {"documents": len(tokens[split]), "tokens": sum(map(len, tokens[split].values())),
@@ -210,7 +218,7 @@ def encode_texts(texts, encoding, min_doc_tokens, max_tokens, dropped):
     return found
 
 def hash_ngrams(tokens, every, n, base=0x9E3779B97F4A7C15):
-    """The hashes of a document's n-grams, uint64: those that are multiples of `every`. base: odd, and large."""
+    """(hashes of n-grams, uint64, where they begin): those that are multiples of `every`. base: odd, and large."""
     x = tokens.astype(np.uint64)
     count = max(0, len(x) - n + 1)
     hashes = np.zeros(count, np.uint64)
@@ -219,7 +227,8 @@ def hash_ngrams(tokens, every, n, base=0x9E3779B97F4A7C15):
     hashes ^= hashes >> 32                                  # or else low bits would be of the tokens' low bits alone
     hashes *= 0xBF58476D1CE4E5B9
     hashes ^= hashes >> 32
-    return hashes[hashes % every == 0]
+    kept = np.flatnonzero(hashes % every == 0)
+    return hashes[kept], kept
 
 def drop_near(tokens, n=24, limit=1 / 2, most=2**22):
     """Leave out of val and test each document of which a share above the limit of the n-grams is in train, in place.
@@ -228,13 +237,13 @@ def drop_near(tokens, n=24, limit=1 / 2, most=2**22):
     are kept. (Of stdlib's 50, 44 share 0.38 at most.) Of more than `most` n-grams in train, one in `every` is compared.
     """
     every = max(1, -(-sum(map(len, tokens["train"].values())) // most))
-    hashes = [hash_ngrams(document, every, n) for document in tokens["train"].values()]
+    hashes = [hash_ngrams(document, every, n)[0] for document in tokens["train"].values()]
     known = np.sort(np.concatenate([np.zeros(0, np.uint64), *hashes]))
     near = {"ngram": n, "share": limit, "every": every, "kept": {}}
     for split in ("val", "test"):
         shares = {}
         for name, document in tokens[split].items():
-            hashes = np.sort(hash_ngrams(document, every, n))          # numbers in their order are found faster
+            hashes = np.sort(hash_ngrams(document, every, n)[0])        # numbers in their order are found faster
             shared = np.searchsorted(known, hashes, "left") < np.searchsorted(known, hashes, "right")
             shares[name] = round(float(shared.sum() / max(1, len(hashes))), 4)
         near[split] = {name: share for name, share in shares.items() if share > limit}

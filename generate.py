@@ -9,6 +9,7 @@ tokens before it; --cache keeps their keys and values instead (past/), and bring
 """
 
 import codecs
+import itertools
 import sys
 import time
 
@@ -74,10 +75,8 @@ def read_flags(argv):
         from past import writing
         writing.add_flags(parser)
     args = parser.parse_args(argv)
-    if args.temperature < 0 or not 0 < args.top_p <= 1:
+    if not args.temperature >= 0 or not 0 < args.top_p <= 1:
         raise InputError("--temperature must be at least 0, and --top-p above 0 and at most 1")
-    if args.temperature == 0 and (args.top_k or args.top_p < 1):
-        raise InputError("--temperature 0 takes the likeliest token: leave out --top-k and --top-p")
     return args
 
 def main(argv=None):
@@ -100,22 +99,16 @@ def main(argv=None):
         print_text(args.prompt, generate(model, prompt, args.seed, **sampling), n_tokens, encoding)
 
 def print_text(prompt, tokens, n_tokens, encoding, stop=True):
-    """Print a prompt and up to n_tokens new tokens as they come, to <|endoftext|> if `stop`; then how long it took."""
+    """Print a prompt and up to n_tokens new tokens as they come, to <|endoftext|> if `stop`; None: without end."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")           # a character that lacks bytes waits for them
     begun = time.perf_counter()
-    count = 0
     print(prompt, end="", flush=True)
-    try:
-        for token in tokens:
-            if stop and token == encoding.eot_token:
-                break
-            print(decoder.decode(encoding.decode_bytes([token])), end="", flush=True)
-            count += 1
-            if count == n_tokens:
-                break
-    finally:
-        seconds = time.perf_counter() - begun
-        print(f"\n{count:,} tokens in {seconds:.1f} s, {count / seconds:,.0f} tokens/s", file=sys.stderr)
+    for count, token in enumerate(itertools.islice(tokens, n_tokens), 1):  # noqa: B007
+        if stop and token == encoding.eot_token:
+            break
+        print(decoder.decode(encoding.decode_bytes([token])), end="", flush=True)
+    seconds = time.perf_counter() - begun
+    print(f"\n{count:,} tokens in {seconds:.1f} s, {count / seconds:,.0f} tokens/s", file=sys.stderr)
 
 if __name__ == "__main__":
     main()

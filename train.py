@@ -172,12 +172,16 @@ class TorchBackend:
                 share = self.model(tokens, targets, positions) * (len(tokens) / len(batch))
             share.backward()
             loss += share.detach()
+        return loss.item(), self.update(step)
+
+    def update(self, step):
+        """Clip the gradients, let AdamW use them up, and return their norm."""
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss.item(), norm.item()
+        return norm.item()
 
     def validation_loss(self, batch):
         """The mean loss of a batch (B, T+1), in nats."""
@@ -349,7 +353,7 @@ def main(argv=None, backends=BACKENDS):
                 cut_log(run, first)
             elif config.init_from != "none":
                 from engine import init_from
-                record["parent"] = init_from.load_parent(config.init_from, backend, model_config, meta)
+                record["parent"] = init_from.load_parent(run, config.init_from, backend, model_config, meta)
             size = model_numpy.count_parameters(model_config)
             print(f"{run}: {size:,} parameters, {config.backend} on {device}, steps {first:,} to {config.steps:,}")
             done = train(run, record, model_config, config, backend, folder, first, info["seconds"])

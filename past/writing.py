@@ -6,7 +6,6 @@ With --stream each new token sees itself, the first tokens (--sinks) and the las
 
 import contextlib
 import itertools
-import math
 
 import numpy as np
 import torch
@@ -56,7 +55,7 @@ def write(args, sampling):
     if args.stream:
         model.check_stream()
         cache = Cache(*scaling.stream_sizes(args, model.config.context))
-        n_tokens = args.tokens or math.inf
+        n_tokens = args.tokens
         longest = cache.sinks + cache.window + 1
     else:
         room = model.longest - len(prompt) + 1           # the last token is drawn, and not read

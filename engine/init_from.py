@@ -1,0 +1,37 @@
+"""train.py --init-from RUN: begin with the weights of another run, all but those of another encoding."""
+
+from pathlib import Path
+
+import common
+import model_numpy
+from config import InputError, flag_of
+
+SHARED = ("n_layers", "d_model", "n_heads", "vocab_size", "norm", "mlp", "d_mlp", "tied")      # what both must have
+
+
+def load_parent(run, parent, backend, model, meta):
+    """Fill the backend of a new run from the checkpoint of another; returns what config.json holds of the parent.
+
+    model: the new run's ModelConfig; meta: of its data. InputError unless the parent is another run, whose weights have
+    the same shapes but for those of its encoding, and whose tokenizer is the same.
+    """
+    if Path(run).resolve() == Path(parent).resolve():
+        raise InputError(f"--init-from must be another run than --out, {run}")
+    its, _, record = common.read_run(parent)
+    for name in SHARED:
+        if getattr(its, name) != getattr(model, name):
+            flag = flag_of(model.__dataclass_fields__[name])
+            raise InputError(f"{flag} is {getattr(its, name)} in {parent}, and {getattr(model, name)} was given")
+    if record["data"]["tokenizer"] != meta["tokenizer"]:
+        raise InputError(f"--data has another tokenizer than {parent}: give its data, {record['data']['folder']}, or "
+                         f"prepare yours with data.py --tokenizer {parent}/tokenizer.tiktoken")
+    tensors, info = common.read_checkpoint(parent)
+    new = model_numpy.init_params(model, backend.config.seed)
+    same = its.encoding.pe == model.encoding.pe
+    kept = {name: w for name, w in tensors.items()
+            if name in new and w.shape == new[name].shape and (same or "encoding." not in name)}
+    fresh = [name for name in new if name not in kept]
+    print(f"from step {info['step']:,} of {parent}, {its.encoding.pe} to {model.encoding.pe}; new weights: "
+          f"{', '.join(fresh) or 'none'}; the optimizer begins anew")
+    backend.load(new | kept, 0)
+    return {"run": str(parent), "step": info["step"], "sha256": info["sha256"]}
