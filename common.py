@@ -19,8 +19,6 @@ from pathlib import Path
 
 from config import InputError, ModelConfig, TrainConfig
 
-# torch and safetensors are imported where they are used: data.py and the NumPy model need neither.
-
 CHECKPOINT = "checkpoint.safetensors"
 
 # ---- the command line ------------------------------------------------------------------------------------------------
@@ -140,8 +138,8 @@ def output_folder(folder):
     return path.relative_to(Path.cwd()) if Path.cwd() in path.parents else path
 
 def holds_files(folder):
-    """Whether a folder holds anything besides a lock."""
-    return folder.exists() and any(path.name != ".lock" for path in folder.iterdir())
+    """Whether a folder holds anything besides what a killed script may have left before it wrote its first file."""
+    return folder.exists() and not {".lock", "config.json.new", "meta.json.new"}.issuperset(os.listdir(folder))
 
 @contextlib.contextmanager
 def lock(folder):

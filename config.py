@@ -19,8 +19,7 @@ import expe
 class InputError(ValueError):
     """What the user gave cannot work. The message is one line: what was wrong, and what would be right."""
 
-# ---- fields and their rules ------------------------------------------------------------------------------------------
-# A rule is (its words, a function that says whether a value keeps it).
+# ---- fields, and their rules: (words, whether a value keeps it) ------------------------------------------------------
 
 def whole(low, high=2**53):
     words = f"a whole number of at least {low:,}" if high == 2**53 else f"a whole number from {low:,} to {high:,}"
@@ -52,7 +51,6 @@ def flag_of(f):
 
 class Checked:
     """A dataclass that checks each field by its rule, and then what ties two of them together."""
-
     def __post_init__(self):
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)

@@ -333,8 +333,8 @@ def show(folder):
     """Print what a prepared folder holds, once its files are what meta.json says."""
     meta = read_meta(folder)
     near = [*meta["near"]["val"], *meta["near"]["test"]]
-    print(f"{folder}: from {meta['source']}, a vocabulary of {meta['vocab']:,}; left out: {meta['dropped']}, and "
-          f"{len(near)} documents of val and test that are nearly in train: {', '.join(near) or 'none'}")
+    print(f"{folder}: from {meta['source']}, a vocabulary of {meta['vocab']:,}; left out: {meta['dropped']}, nearly in "
+          f"train: {', '.join(near) or 'none'}")
     for split in SPLITS:
         lengths = [len(document) - 1 for document in split_documents(open_split(folder, split), meta["eot"])]
         print(f"{split:6}{len(lengths):9,} documents{sum(lengths):14,} tokens, median {np.median(lengths or [0]):,.0f}")

@@ -4,7 +4,7 @@
     python eval.py runs/expe runs/rope --lengths 128,512 --plot loss.png
 
 At each length the same held-out tokens are scored: of every document that is long enough, the largest multiple of the
-longest length. (python -m lab.measure has other protocols, probes, scaled positions, streams and number formats.)
+longest length.
 """
 
 import json
@@ -25,8 +25,7 @@ BATCH_TOKENS = 2**13            # in one forward pass, so that memory does not g
 def held_out(run, record, split, source):
     """(name, documents) a run is scored on; each document is an array of <|endoftext|> and its own tokens.
 
-    source: a prepared folder, or text as data.py reads it; None for what the run was trained on. InputError if the
-    tokens are not those of the run's tokenizer, or not those that were there when it was trained.
+    source: a prepared folder, or text; None for what the run was trained on, if that is still as it was then.
     """
     folder = Path(source or record["data"]["folder"])
     if source and not (folder / "meta.json").exists():
@@ -84,7 +83,7 @@ def evaluate(run, args):
 def print_rows(rows):
     """A line for each run, with a column for each length; * marks the trained length."""
     row = rows[-1]
-    print(f"{row['data']}: {row['n_documents']} documents, {row['n_targets']:,} targets at every length\n")
+    print(f"\n{row['data']}: {row['n_documents']} documents, {row['n_targets']:,} targets at every length")
     print(f"{'loss, nats a token (* trained length)':40}" + "".join(f"{row['length']:9,}" for row in rows))
     for what, form in (("loss", ".3f"), ("perplexity", ".1f")):
         cells = [f"{row[what]:8{form}}" + " *"[row["length"] == row["trained_length"]] if row[what] else f"{'-':>9}"

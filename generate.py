@@ -11,7 +11,6 @@ tokens before it; --cache keeps their keys and values instead (past/), and bring
 import codecs
 import itertools
 import sys
-import time
 
 import numpy as np
 import torch
@@ -101,14 +100,12 @@ def main(argv=None):
 def print_text(prompt, tokens, n_tokens, encoding, stop=True):
     """Print a prompt and up to n_tokens new tokens as they come, to <|endoftext|> if `stop`; None: without end."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")           # a character that lacks bytes waits for them
-    begun = time.perf_counter()
     print(prompt, end="", flush=True)
-    for count, token in enumerate(itertools.islice(tokens, n_tokens), 1):  # noqa: B007
+    for token in itertools.islice(tokens, n_tokens):
         if stop and token == encoding.eot_token:
             break
         print(decoder.decode(encoding.decode_bytes([token])), end="", flush=True)
-    seconds = time.perf_counter() - begun
-    print(f"\n{count:,} tokens in {seconds:.1f} s, {count / seconds:,.0f} tokens/s", file=sys.stderr)
+    print()
 
 if __name__ == "__main__":
     main()

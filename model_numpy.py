@@ -143,9 +143,6 @@ def layer(name):
 
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
-# A door is a pair of functions. `table` is what the encoding's settings (config.py) make of the positions: `rows` for
-# embed, override and rotate, `pairs` for score and value. `learned` are the encoding's parameters, {} if it has none;
-# a backward ends with their gradients.
 
 def small_numbers(rng, name, shape):
     return 0.02 * rng.standard_normal(shape, dtype=np.float32)
@@ -180,7 +177,8 @@ def no_score_backward(dbias, cache):
     return 0, 0, 0, {}
 
 class Encoding(NamedTuple):
-    """The doors of an encoding, (forward, backward) each; left out, a door is shut, as here.
+    """The doors of an encoding, (forward, backward) each; left out, a door is shut, as here. `table` is what config.py
+    makes of the positions, `learned` the encoding's own parameters; a backward ends with their gradients.
 
     embed takes the residual stream x (B, T, C), once; override h (B, T, C), in each block; rotate queries and keys
     (B, H, T, D); score returns what is added to the scores, (..., T, S) or None; softmax makes weights of masked
@@ -597,7 +595,9 @@ def forward(params, tokens, config, positions=None, masks=None):
     n = np.arange(tokens.shape[1]) if positions is None else np.asarray(positions)
     dtype = params["embedding.weight"].dtype
     blocks = [config.block(i) for i in range(config.n_layers)]
-    at = {settings: tables(settings, n, config, dtype) for settings in {config.encoding, *(s for s, _ in blocks)}}
+    at = {}
+    for settings in {config.encoding, *(settings for settings, _ in blocks)}:
+        at[settings] = tables(settings, n, config, dtype)
     encoding = doors_of(config.encoding, config)
     shared = under("encoding.", params)
     masks = itertools.repeat(None) if masks is None else iter(masks)

@@ -361,10 +361,12 @@ class GPT(nn.Module):
         w = self.embedding.weight
         asked = (self.config, n.shape, n.tobytes(), w.dtype, w.device)
         if self._tables[0] != asked:
-            kinds = {self.config.block(i)[0] for i in range(self.config.n_layers)} | {self.config.encoding}
-            self._tables = asked, {s: model_numpy.Tables(as_tensor(s.rows(n, self.config), w),
-                                                         as_tensor(s.pairs(n, n, self.config), w),
-                                                         as_tensor(n, w)) for s in kinds}
+            self._tables = (asked, {})
+            for block in self.blocks:
+                s = block.attn.encoding.settings
+                rows = s.rows(n, self.config)
+                pairs = s.pairs(n, n, self.config)
+                self._tables[1][s] = model_numpy.Tables(*(as_tensor(x, w) for x in (rows, pairs, n)))
         return self._tables[1]
 
 def as_tensor(table, like):
