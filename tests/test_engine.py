@@ -16,7 +16,8 @@ import common
 @pytest.mark.parametrize("pe", ["expe", "learned", "t5"])
 def test_all_but_the_encodings_weights_go_on(pe, backend, workplace, tokens, tmp_path):
     parent = workplace / "runs" / "learned"
-    flags = [*TINY, "--pe", pe, "--backend", backend, "--steps", "1", "--lr", "1e-30", "--end-lr", "0", "--data", tokens]
+    flags = [*TINY, "--pe", pe, "--backend", backend, "--steps", "1", "--lr", "1e-30", "--end-lr", "0"]
+    flags += ["--data", tokens]
     done = command("train.py", *flags, "--init-from", parent, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     old, new = (common.read_checkpoint(run)[0] for run in (parent, tmp_path / "run"))
@@ -31,7 +32,8 @@ def test_all_but_the_encodings_weights_go_on(pe, backend, workplace, tokens, tmp
     ("--heads 2", "--heads is 4"), ("--width 64", "--width is 128"), ("--norm rmsnorm", "--norm is layernorm")])
 def test_a_parent_that_does_not_fit_is_named(flags, message, workplace, tokens, tmp_path):
     parent = workplace / "runs" / "expe"
-    done = command("train.py", *TINY, *flags.split(), "--data", tokens, "--init-from", parent, "--out", "run", cwd=tmp_path)
+    more = ["--data", tokens, "--init-from", parent, "--out", "run"]
+    done = command("train.py", *TINY, *flags.split(), *more, cwd=tmp_path)
     assert message in refused(done)
 
 
@@ -45,8 +47,9 @@ def test_a_run_is_not_its_own_parent(workplace, tokens, tmp_path):
 
 def torchrun(n, *arguments, cwd):
     started = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n, "--"]
-    return subprocess.run([*map(str, (*started, ROOT / "train.py", *arguments))], cwd=cwd, text=True, capture_output=True,
-                          env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=200)
+    words = [*map(str, (*started, ROOT / "train.py", *arguments))]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(words, cwd=cwd, text=True, capture_output=True, env=environment, timeout=200)
 
 
 def test_two_processes_train_as_one_and_resume(tokens, tmp_path):
@@ -57,4 +60,5 @@ def test_two_processes_train_as_one_and_resume(tokens, tmp_path):
     one, two = (common.read_checkpoint(tmp_path / name)[0] for name in ("one", "two"))
     for name in one:
         np.testing.assert_allclose(one[name], two[name], atol=2e-4 if name[:2] not in ("m.", "v.") else 1e-3)
-    assert "--backend numpy is one process" in torchrun(2, *flags, "--backend", "numpy", "--out", "n", cwd=tmp_path).stderr
+    done = torchrun(2, *flags, "--backend", "numpy", "--out", "n", cwd=tmp_path)
+    assert "--backend numpy is one process" in done.stderr

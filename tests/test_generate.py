@@ -90,11 +90,14 @@ def test_a_stream_goes_on_in_constant_memory(workplace):
 
 
 @pytest.mark.parametrize("line, message", [
-    ("runs/none", "no run directory"), ("runs/rope --tokens 0", "--tokens"), ("runs/rope --temperature -1", "--temperature"),
-    ("runs/rope --temperature nan", "--temperature"), ("runs/rope --top-p 0", "--top-p"), ("runs/rope --top-k 0", "--top-k"),
+    ("runs/none", "no run directory"), ("runs/rope --tokens 0", "--tokens"),
+    ("runs/rope --temperature -1", "--temperature"),
+    ("runs/rope --temperature nan", "--temperature"), ("runs/rope --top-p 0", "--top-p"),
+    ("runs/rope --top-k 0", "--top-k"),
     ("runs/learned --tokens 60", "--tokens can be at most 16"), ("runs/rope --stream", "--stream"),
     ("runs/learned --cache --tokens 60", "--tokens can be at most 16"), ("runs/rope --cache --sinks 2", "add --stream"),
-    ("runs/rope --cache --scale 2", "--scale is for expe and exqpe"), ("runs/rope --cache --factor 2", "--factor is for"),
+    ("runs/rope --cache --scale 2", "--scale is for expe and exqpe"),
+    ("runs/rope --cache --factor 2", "--factor is for"),
     ("runs/learned --cache --stream", "cannot stream"), ("runs/rope --device cuda:7", "--device"), ("", "RUN")])
 def test_wrong_input_is_named_in_one_line(line, message, workplace):
     said = command("generate.py", *line.split(), cwd=workplace)

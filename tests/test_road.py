@@ -65,7 +65,8 @@ for pe in "nope sinusoidal learned expe exqpe rope alibi t5 shaw".split():
     assert said.count("perplexity") == 9 and len(list(alone.glob("*/checkpoint.safetensors"))) >= 9
 
 def test_the_numpy_backend_works_without_the_folders(alone):
-    run_alone(alone, "train.py", *"--preset mini --backend numpy --vocab 300 --context 16 --steps 2 --data tokens".split())
+    flags = "--preset mini --backend numpy --vocab 300 --context 16 --steps 2 --data tokens"
+    run_alone(alone, "train.py", *flags.split())
 
 
 def test_at_most_eight_functions_lie_between_main_and_the_table(tokens, tmp_path, monkeypatch):

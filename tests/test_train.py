@@ -49,8 +49,8 @@ def finished(tokens, tmp_path_factory):
 
 def test_a_run_leaves_what_it_promises(finished, tokens):
     _, run = finished["torch"]
-    assert {path.name for path in run.iterdir()} == {"config.json", common.CHECKPOINT, "log.jsonl", "tokenizer.tiktoken",
-                                                     ".lock"}
+    names = {"config.json", common.CHECKPOINT, "log.jsonl", "tokenizer.tiktoken", ".lock"}
+    assert {path.name for path in run.iterdir()} == names
     model, config, record = common.read_run(run)
     shapes = model_numpy.parameter_shapes(model)
     found, info = common.read_checkpoint(run)
@@ -75,7 +75,7 @@ def test_the_loss_falls_and_both_backends_agree(tokens, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["torch", "numpy", "fast"])
-def test_ctrl_c_keeps_the_last_step_and_the_resumed_run_is_the_same(name, finished, tokens, tmp_path, stop_at, monkeypatch):
+def test_ctrl_c_keeps_the_last_step_and_resumes(name, finished, tokens, tmp_path, stop_at, monkeypatch):
     flags, whole = finished[name]
     arguments = ["train.py", *SMALL, *flags, "--data", tokens, "--out", "run"]
     stop_at(6)
@@ -91,8 +91,8 @@ def test_ctrl_c_keeps_the_last_step_and_the_resumed_run_is_the_same(name, finish
 
 VARIANTS = ["--pe expe --on k", "--pe expe --once", "--pe expe --learn random", "--pe exqpe --theta2 1/8", "--pe t5",
             "--pe shaw", "--pe fox", "--pe rope --softmax log", "--pe alibi --window 4", "--pe rope --nope-every 2",
-            "--pe expe --objective mlm", "--pe learned --n-positions 40 --random-positions 40", "--pe sinusoidal --tied",
-            "--pe nope --norm rmsnorm --mlp swiglu", "--pe rope --dtype bf16 --fast"]
+            "--pe expe --objective mlm", "--pe learned --n-positions 40 --random-positions 40",
+            "--pe sinusoidal --tied", "--pe nope --norm rmsnorm --mlp swiglu", "--pe rope --dtype bf16 --fast"]
 
 
 @pytest.mark.parametrize("line", VARIANTS)
@@ -146,7 +146,8 @@ def test_default_names_are_preset_encoding_and_the_flags_that_differ(line):
 
 
 def test_flags_reach_the_configs_and_what_depends_on_them():
-    _, model, config = train.read_flags("--preset paper-35m --pe exqpe --theta2 1/8 --width 48 --heads 3 --lr 2e-3".split())
+    line = "--preset paper-35m --pe exqpe --theta2 1/8 --width 48 --heads 3 --lr 2e-3"
+    _, model, config = train.read_flags(line.split())
     assert (model.encoding.theta2, model.encoding.l, model.d_mlp, config.end_lr) == (1 / 8, 24, 192, 6e-6)
     _, model, _ = train.read_flags("--preset llama-135m --pe expe".split())
     assert (model.encoding.l, model.norm, model.mlp) == (96, "rmsnorm", "swiglu")
@@ -170,7 +171,8 @@ WRONG = {
     "--objective mlm --pe fox": "--objective mlm", "--objective mlm --causal": "leave out --causal",
     "--random-positions 3": "--random-positions must be", "--pe learned --random-positions 900": "--n-positions",
     "--pe learned --n-positions 3": "--n-positions must be", "--pe t5 --buckets 64 --max-distance 8": "--max-distance",
-    "--end-lr 1": "--end-lr must be", "--backend numpy --dtype bf16": "--backend numpy", "--device gpu": "--device must be",
+    "--end-lr 1": "--end-lr must be", "--backend numpy --dtype bf16": "--backend numpy",
+    "--device gpu": "--device must be",
     "--device cuda:99": "--device cuda:99", "--backend numpy --compile": "--backend numpy", "--nonsense": "--nonsense",
     "--data missing": "missing: no such file", "--vocab 400": "add --vocab 300", "--init-from missing": "missing",
     "--learn random --theta 1": "--learn random", "--once --on k": "--once", "--resume --overwrite": "not allowed",
@@ -209,7 +211,8 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tokens, tmp_path):
 
 
 @pytest.mark.parametrize("name, change", [
-    ("config.json", lambda text: text[:-40]), ("config.json", lambda text: text.replace(b'"n_heads": 4', b'"n_heads": 0')),
+    ("config.json", lambda text: text[:-40]),
+    ("config.json", lambda text: text.replace(b'"n_heads": 4', b'"n_heads": 0')),
     ("config.json", lambda text: text.replace(b'"d_model": 128', b'"d_model": 64')),
     ("config.json", lambda text: text.replace(b'"l": 24', b'"m": 24')), ("config.json", lambda text: b"[1]"),
     ("config.json", lambda text: text.replace(b'"steps": 12', b'"steps": "12"')),
