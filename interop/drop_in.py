@@ -1,6 +1,6 @@
 """ExPE in a model of another library: a Llama of transformers, by hooks, trained for ten steps and made to write.
 
-    python -m lab.drop_in
+    python -m interop.drop_in
 
 drop_in and train need transformers and, of this repository, what pip installs: expe_torch. Then it prints what is lost
 at long positions, in a table.
@@ -10,8 +10,8 @@ import math
 
 import torch
 
-from cli import CommandLine
-from expe_torch import ExPE, from_last
+from common import CommandLine
+from interop.expe_torch import ExPE, from_last
 
 
 def drop_in(model, encoding):
@@ -64,7 +64,7 @@ def moved(dtype, first, origin=lambda n: n, T=512, C=64):
     return (weights(dtype, origin(n)) - weights(exact, torch.arange(T))).abs().sum(-1).max().item() / 2
 
 def main(argv=None):
-    CommandLine(prog="python -m lab.drop_in", description=__doc__.partition("\n")[0]).parse_args(argv)
+    CommandLine(prog="python -m interop.drop_in", description=__doc__.partition("\n")[0]).parse_args(argv)
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ it brings its own code, one file to read first: AutoModelForCausalLM.from_pretra
 and the same for AutoTokenizer, which reads the config too.
 """
 
-from cli import CommandLine
+from common import CommandLine
 from config import InputError
 
 # torch and what imports it are imported in main, so that --help and a wrong flag answer at once.
@@ -26,7 +26,7 @@ def main(argv=None):
         args = parser.parse_args(argv)
         if (args.to is None) == (args.origin is None):
             raise InputError("say one of them: --to transformers, or --from transformers")
-        from hand.over import from_transformers, to_transformers
+        from interop.over import from_transformers, to_transformers
         hand = to_transformers if args.to else from_transformers
         architecture, step = hand(args.source, args.out, args.overwrite)
         print(f"{args.out}: {architecture}, step {step:,} of {args.source}" if args.to

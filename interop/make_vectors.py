@@ -1,4 +1,4 @@
-"""vectors/: small JSON files that any implementation of an encoding can be held against: `python -m lab.vectors`.
+"""vectors/: small JSON files that any implementation of an encoding can be held against: `python -m interop.make_vectors`.
 
 One file a case, made by the float64 NumPy reference: inputs, outputs of three parts (near: two sequences, one with
 gaps; far: positions up to 10^6; decode: one step with a cache), and what common mistakes would give, so that conform.py
@@ -16,9 +16,8 @@ import numpy as np
 
 import expe
 import model_numpy
-from cli import CommandLine
-from config import EncodingConfig, ModelConfig
-from files import write_whole
+from common import CommandLine, write_text
+from config import ModelConfig, make_encoding
 from lab.formats import round_to
 
 FOLDER = Path(__file__).resolve().parent.parent / "vectors"
@@ -50,7 +49,7 @@ class Case(NamedTuple):
     pe: str
     formula: str
     source: str
-    settings: dict = {}                                               # of EncodingConfig
+    settings: dict = {}                                               # of make_encoding
     parameters: dict = {}                                             # another's function gets these
     learned: Any = lambda p: {}                                       # the reference's own parameters, of them
     takes: tuple = ("q", "k", "v")
@@ -72,7 +71,7 @@ def settled(case, length):
     """The ModelConfig of a case for a sequence of this length, its encoding in it."""
     H, D = case.heads
     length = {"length": length} if case.settings.get("rope_scaling") in ("dynamic", "longrope") else {}
-    encoding = EncodingConfig(case.pe, **case.settings, **length)
+    encoding = make_encoding(case.pe, **case.settings, **length)
     return ModelConfig(1, H * D, H, case.context, vocab_size=2, encoding=encoding)
 
 def draw(case, positions, seed):
@@ -614,11 +613,11 @@ def text(value, margin=""):
     return json.dumps(value)
 
 def main(argv=None):
-    parser = CommandLine(prog="python -m lab.vectors", description="Write vectors/ by the NumPy reference.")
+    parser = CommandLine(prog="python -m interop.make_vectors", description="Write vectors/ by the NumPy reference.")
     with parser.one_line_errors():
         parser.parse_args(argv)
         for name, case in CASES.items():
-            write_whole(FOLDER / f"{name}.json", text(document(case)) + "\n")
+            write_text(FOLDER / f"{name}.json", text(document(case)) + "\n")
         print(f"wrote {len(CASES)} files of vectors/, {sum(f.stat().st_size for f in FOLDER.glob('*.json')):,} bytes")
 
 if __name__ == "__main__":

@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from UNKNOWN import CHECKPOINT, fingerprint, new_folder
 
 import data
-from config import PRESETS, EncodingConfig, InputError, ModelConfig
-from files import check_shape, fingerprint, naming, new_folder, read_json, write_json, write_whole
-from hand.one_file import one_file
-from hand.tokens import CONFIG, from_tokenizers, to_tokenizers
+from common import load_model, write_text
+from config import PRESETS, InputError, ModelConfig, make_encoding
+from interop.one_file import one_file
+from interop.tokens import CONFIG, from_tokenizers, to_tokenizers
+from lab.files import check_shape, naming, read_json, write_json
 from model_numpy import doors_of, parameter_shapes
-from runs import CHECKPOINT, load_model
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "modeling_gpt.py")
 RUN = ("config.json", *CHECKPOINT, "log.jsonl", "tokenizer.tiktoken")
@@ -174,8 +175,8 @@ def to_transformers(run, out, overwrite=False):
         write_json(folder / "tokenizer.json", to_tokenizers(encoding))
         write_json(folder / "tokenizer_config.json", CONFIG)
         if code:
-            write_whole(folder / "modeling_gpt.py", code)
-    return written["architectures"][0], record["checkpoint"]["step"]
+            write_text(folder / "modeling_gpt.py", code)
+    return written["architectures"][0], record["step"]
 
 def of_its_own(config):
     """What config.json holds for hand/modeling.py's GPTConfig."""
@@ -235,7 +236,7 @@ def from_transformers(folder, out, overwrite=False):
         data.save_tokenizer(ranks, run / "tokenizer.tiktoken")
         write_tensors(run / CHECKPOINT[0], weights)
         write_tensors(run / CHECKPOINT[1], {})
-        write_whole(run / "log.jsonl", "")
+        write_text(run / "log.jsonl", "")
         checkpoint = {"step": 0, "seconds": 0, "files": {name: fingerprint(run / name) for name in CHECKPOINT}}
         write_json(run / "config.json", {
             "model": dataclasses.asdict(config), "train": dataclasses.asdict(PRESETS["mini"].train),
@@ -245,7 +246,7 @@ def from_transformers(folder, out, overwrite=False):
     return kind.architecture, 0
 
 def rotation(kind, theirs):
-    """The EncodingConfig of a config's rope_parameters, or of the fields that earlier versions had in their place."""
+    """The make_encoding of a config's rope_parameters, or of the fields that earlier versions had in their place."""
     old = theirs.get("rope_scaling") or {}
     check_shape(old, {}, "rope_scaling")
     rope = theirs.get("rope_parameters") or {
@@ -256,5 +257,5 @@ def rotation(kind, theirs):
     if rope.get("rope_type", "default") != "default":
         raise InputError(f"rope_type is {rope['rope_type']!r}, and a run begins with 'default'")
     base, fraction = float(rope["rope_theta"]), rope.get("partial_rotary_factor", 1.0) if kind is NEOX else 1.0
-    return EncodingConfig("rope", base=base) if fraction == 1 else EncodingConfig(
+    return make_encoding("rope", base=base) if fraction == 1 else make_encoding(
         "partial", base=base, rotary_fraction=fraction)

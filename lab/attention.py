@@ -8,9 +8,10 @@ import math
 
 import torch
 
-from cli import CommandLine, at_least, listed, pick_device, picture
+from common import CommandLine, at_least, listed, pick_device
 from config import InputError
 from lab import pictures
+from lab.files import picture
 from lab.measures import held_out, usable
 from model_torch import unseen
 from past import scaling

@@ -36,10 +36,10 @@ from tqdm import tqdm
 
 import data
 import train
-from cli import CommandLine, at_least, listed, new_file, pick_device
+from common import CommandLine, at_least, listed, pick_device
 from config import ENCODINGS, PRESETS, InputError
 from eval import MULTIPLES
-from files import write_rows
+from lab.files import new_file, write_rows
 from past.scaling import SINKS
 
 # torch is imported where it is used, so that --help and a wrong flag answer at once.
@@ -72,7 +72,7 @@ class Work:
     """What is measured of one encoding by one backend, in that process."""
 
     def __init__(self, preset, pe, backend, batch, dtype, device, compiled):
-        from fast import keep_freed_memory
+        from engine.fast import keep_freed_memory
         from model_torch import GPT, cross_entropy
         flags = train.command_line().parse_args(["--pe", pe, "--dtype", dtype])
         self.model, config = train.configure(flags, *PRESETS[preset])

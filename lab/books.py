@@ -13,9 +13,10 @@ import hashlib
 from pathlib import Path
 from xml.etree import ElementTree
 
-from cli import CommandLine
+from UNKNOWN import new_folder
+
+from common import CommandLine
 from config import InputError
-from files import new_folder
 
 TEI = "{http://www.tei-c.org/ns/1.0}"
 LARGEST = 5 * 2**19                     # bytes of a file: one novel is longer than any other, and left out

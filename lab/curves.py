@@ -15,10 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cli import CommandLine, new_file, picture
+from common import CommandLine, named_runs, read_run, read_text, write_text
 from config import InputError
-from files import check_shape, read_text, write_whole
-from runs import named_runs, read_run
+from lab.files import check_shape, new_file, picture
 from train import LOGGED
 
 POINTS = 100                             # of the longest run's curve, about: a mean over as many steps of each run
@@ -65,7 +64,7 @@ def main(argv=None):
             parser.error("say where to: --out FILE.png for a picture, --csv FILE for the numbers")
         runs = {str(run): read_log(run) for run in named_runs(args.runs)}
         if args.csv:
-            write_whole(args.csv, rows(runs))
+            write_text(args.csv, rows(runs))
         if args.out:
             from lab import pictures
 

@@ -14,12 +14,11 @@ from pathlib import Path
 import eval as evaluation
 import generate
 import train
-from cli import CommandLine, at_least
+from common import CommandLine, at_least, read_run, write_text
 from config import InputError
-from files import read_json, write_whole
 from lab import curves
+from lab.files import read_json
 from lab.pictures import name as name_of
-from runs import read_run
 
 FOLDER, DOCUMENTS = Path("runs/demo"), 8
 RUNS = {                                 # name: flags of train.py, and what there is to see
@@ -99,7 +98,7 @@ def main(argv=None):
             if (found := read_run(run)[1].steps) != args.steps:
                 raise InputError(f"{run} is there, of {found:,} steps: give --steps {found}, or delete {FOLDER}")
         rows, texts = tour(args.steps)
-        write_whole(FOLDER / "index.html", page(rows, texts, args.steps))
+        write_text(FOLDER / "index.html", page(rows, texts, args.steps))
         print(f"\nopen {FOLDER}/index.html")
 
 if __name__ == "__main__":

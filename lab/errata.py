@@ -4,8 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from cli import CommandLine
-from files import write_whole
+from common import CommandLine, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS, PAGE = ROOT / "tests" / "test_errata.py", ROOT / "docs" / "errata.md"
@@ -37,5 +36,5 @@ if __name__ == "__main__":
     parser = CommandLine(prog="python -m lab.errata", description=__doc__)
     with parser.one_line_errors():
         parser.parse_args()
-        write_whole(PAGE, page())
+        write_text(PAGE, page())
         print(f"wrote {PAGE.relative_to(ROOT)}")

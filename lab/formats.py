@@ -9,7 +9,8 @@ that keep a row of their own once a table is cast.
 import numpy as np
 
 import expe
-from cli import CommandLine, picture, whole
+from common import CommandLine, whole
+from lab.files import picture
 
 # Format: bits of the exponent, bits of the fraction, and how many numbers the paper's section 2.3 sees in [0, 1].
 FORMATS = {"fp32": (8, 23, "about 1e9"), "fp16": (5, 10, "33e6"), "tf32": (8, 10, "about 1e6"),

@@ -22,10 +22,10 @@ from pathlib import Path
 import data
 import eval as evaluation
 import train
-from cli import CommandLine, at_least, pick_device
+from common import CommandLine, at_least, pick_device
 from config import PRESETS, InputError
-from files import read_json, write_json
 from lab import bench, curves, measures, pictures
+from lab.files import read_json, write_json
 from lab.grids import EVALUATIONS, flags_of
 
 # torch is imported where it is used, so that --help and a wrong flag answer at once.

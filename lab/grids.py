@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from config import ENCODINGS, PRESETS
-from lab import tuned
+from studies import tuning as tuned
 
 VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags of train.py, with what flags_of puts in
     "exqpe-on-k": "--pe exqpe --on k",

@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -41,27 +40,6 @@ class Settings(NamedTuple):
 
 
 # ---- the held-out text -----------------------------------------------------------------------------------------------
-
-def held_out(run, record, split, source):
-    """(name, documents) a run is scored on; each document is an array of <|endoftext|> and its own tokens.
-
-    source None, or the text the run was trained on: the split of its own data. Another prepared folder: its split, if
-    its tokenizer is the run's. Other text: all of its documents, encoded with the run's tokenizer.
-    """
-    import data
-
-    trained_on = source is None or data.full_name(source) == data.full_name(record["data"]["source"])
-    folder = Path(record["data"]["folder"] if trained_on else source)
-    if (folder / "meta.json").exists():
-        meta = data.read_meta(folder)
-        if meta["tokenizer"]["sha256"] != record["data"]["tokenizer"]["sha256"]:
-            raise InputError(f"{folder} was made with another tokenizer than the run's: give --data the text itself")
-        return f"{split} of {folder}", data.split_documents(data.open_split(folder, split), meta["eot"])
-    if trained_on:
-        raise InputError(f"{folder}, the data this run was trained on, is not here: score other text with --data PATH")
-    encoding = data.run_tokenizer(run, record["data"])
-    return source, (np.array([encoding.eot_token, *encoding.encode_ordinary(text)], dtype=np.uint16)
-                    for _, text in data.documents(source))
 
 def usable(documents, longest, limit):
     """Those of at least `longest` targets, the first `limit` of them; InputError if there is none."""

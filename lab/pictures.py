@@ -18,9 +18,9 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter
 
-from config import EncodingConfig, InputError
-from files import naming
-from runs import read_run
+from common import read_run
+from config import InputError, make_encoding
+from lab.files import naming
 
 NAMES = {                                # of a variant of lab/grids.py, and of those whose names begin as it does
     "expe": "ExPE", "rope": "RoPE", "expe-on-k": "ExPE on keys", "alibi": "ALiBi", "exqpe": "ExQPE", "shaw": "Shaw",
@@ -82,9 +82,9 @@ def label(name, how):
 def changed(model):
     """[(name, value, value in short)] of the settings of a model's encoding that are not its defaults, numbers last."""
     wide = dataclasses.replace(model, d_model=64 * model.d_model)      # that any default fits
-    knobs, plain = map(dataclasses.asdict, (model.encoding, EncodingConfig(model.encoding.pe)))
+    knobs, plain = map(dataclasses.asdict, (model.encoding, make_encoding(model.encoding.pe)))
     words = {key: x for key, x in knobs.items() if isinstance(x, bool | str)}      # on which numbers' defaults depend
-    default = dataclasses.asdict(EncodingConfig(**words).fit(wide)) | {key: plain[key] for key in words}
+    default = dataclasses.asdict(make_encoding(**words).fit(wide)) | {key: plain[key] for key in words}
     found = [(key, x) for key, x in knobs.items() if x not in (default[key], None)]
     found.sort(key=lambda knob: not isinstance(knob[1], bool | str))
     return [(key, x, str(x) if isinstance(x, bool | str) else                                           # 1/2048

@@ -3,7 +3,8 @@
 import functools
 import itertools
 
-from config import InputError, Unused
+from config import InputError
+from eval import held_out
 from lab import measures
 from past import scaling
 
@@ -23,7 +24,7 @@ def scalings(configs, asked):
             try:
                 scaling.scaled(model, model.context, **plain | {name: value})
                 found[run][name].append(value)
-            except Unused as error:
+            except scaling.NotForThisEncoding as error:
                 errors.append(f"{run}: {error}")
             except InputError as error:
                 raise InputError(f"{run}: {error}") from None
@@ -47,7 +48,7 @@ def measured(run, record, lengths, args):
     for flag in ("targets", "stride"):
         if flag in measure.flags and not 1 <= (value := getattr(settings, flag)) <= min(lengths):
             raise InputError(f"--{flag} must be from 1 to {min(lengths)}, the shortest length, got {value}")
-    source, documents = measures.held_out(run, record, args.split, args.data)
+    source, documents = held_out(run, record, args.split, args.data)
     documents = measures.usable(documents, longest, args.max_docs)
     jobs = [(args.measure, length) for length in lengths]
     if measure.beside and longest > context:

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common import read_text, write_text
 from config import InputError
 from eval import MULTIPLES
-from files import check_shape, read_json, read_text, write_whole
 from lab import pictures, tuned
+from lab.files import check_shape, read_json
 from lab.grids import DATA, EVALUATIONS, GAINS, GRIDS, LOSSES, PROBES, VARIANTS, Grid, flags_of, place_of
 from lab.measures import MEASURES, interval_of_seeds
 from lab.pictures import Curve
@@ -316,7 +317,7 @@ def report():
         if not found:
             raise InputError(f"RESULTS.md has no line {NOTES.strip()!r}: write it above what is to be kept")
     parts = [HEAD, *itertools.chain(*map(preset_report, presets))]
-    write_whole("RESULTS.md", "\n".join(parts) + NOTES + notes)
+    write_text("RESULTS.md", "\n".join(parts) + NOTES + notes)
     print("RESULTS.md is written")
 
 def preset_report(folder):

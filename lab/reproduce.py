@@ -27,13 +27,12 @@ import numpy as np
 
 import eval as evaluation
 import train
-from cli import CommandLine, at_least, clock, listed, pick_device
+from common import CommandLine, at_least, listed, lock, pick_device, read_run
 from config import PRESETS, InputError
-from files import held, read_json, write_json
-from lab import tuned
+from lab.files import clock, read_json, write_json
 from lab.grids import ALL, DATA, EVALUATIONS, GRIDS, SEEDS, VARIANTS, flags_of, place_of
 from model_numpy import count_parameters
-from runs import read_run
+from studies import tuning as tuned
 
 # torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 
@@ -159,7 +158,7 @@ def do(job):
         "seconds": record["checkpoint"].get("seconds"), "trained_length": model.context, "dtype": config.dtype,
         "provenance": record["provenance"],
         "data": {name: record["data"][name] for name in ("source", "vocab", "splits")},
-        "weights": record["checkpoint"]["files"]["model.safetensors"]["sha256"],
+        "weights": record["sha256"],
     })
 
 def rate_of(runs, left):
@@ -257,7 +256,7 @@ def main(argv=None):
         jobs_of(args)                                                  # InputError before a folder is made
         results = Path("results") / args.place
         results.mkdir(parents=True, exist_ok=True)
-        with held(results):
+        with lock(results):
             run_grid(args)
         report()
 

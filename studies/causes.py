@@ -1,9 +1,9 @@
 r"""One thing changed in the model: does an ablation follow, do keys alone?
 
-    python -m lab.causes                         every pair below, one run of seed 0 each, of the preset mini
-    python -m lab.causes --causes biases,post-norm --variants expe,expe-l1
-    python -m lab.causes --variants expe-learn-random --causes none --seeds 0,4,5,6,7
-    python -m lab.causes --variants expe-on-k --causes none,trained-gains,smaller-gains,larger-gains,rotary-half \
+    python -m studies.causes                         every pair below, one run of seed 0 each, of the preset mini
+    python -m studies.causes --causes biases,post-norm --variants expe,expe-l1
+    python -m studies.causes --variants expe-learn-random --causes none --seeds 0,4,5,6,7
+    python -m studies.causes --variants expe-on-k --causes none,trained-gains,smaller-gains,larger-gains,rotary-half \
         --seeds 1,2,3
 
 In the paper "p is stable" loses 0.33 nats at the trained length. Up to four times that length l = 1 rises by 1.53 and
@@ -18,23 +18,23 @@ import shlex
 from functools import partial
 from pathlib import Path
 
+import cli
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 from tqdm import tqdm
 
-import cli
 import data
-import fast
 import model_torch
 import train
-from cli import CommandLine, listed, pick_device
+from common import CommandLine, listed, lock, pick_device
 from config import ENCODINGS, PRESETS, InputError, Override
-from files import held, read_json, write_rows
+from engine import fast
 from lab import measures
+from lab.files import BAR, read_json, write_rows
 from lab.grids import VARIANTS, flags_of
-from lab.tuned import PRESET
+from studies.tuning import PRESET
 
 ABLATIONS = ("expe", "expe-constant", "expe-l1", "expe-learn-init")
 MULTIPLES = (1, 2, 4, 16)                # of the trained length
@@ -156,7 +156,7 @@ def run(variant, cause, seed, args):
     if change is not None:
         change(model)
     backend = train.TorchBackend(model_config, config, pick_device("cpu"), False, model)
-    for step in tqdm(range(config.steps), f"{variant}, {cause}", leave=False, disable=None, bar_format=cli.BAR):
+    for step in tqdm(range(config.steps), f"{variant}, {cause}", leave=False, disable=None, bar_format=BAR):
         loss, _ = backend.step(data.batch(tokens, context, config.batch_size, config.seed, step), step)
     model.eval()
     documents = data.split_documents(data.open_split(folder, "val"), data.read_meta(folder)["eot"])
@@ -165,7 +165,7 @@ def run(variant, cause, seed, args):
             "train_loss": float(loss), "losses": found}
 
 def main(argv=None):
-    parser = CommandLine(prog="python -m lab.causes", description=__doc__)
+    parser = CommandLine(prog="python -m studies.causes", description=__doc__)
     parser.add_argument("--causes", type=listed(str, *CAUSES), metavar="NAME,...", help=", ".join(CAUSES))
     parser.add_argument("--variants", type=listed(str, *VARIANTS), metavar="NAME,...",
                         help=f"default: {','.join(ABLATIONS)}; expe-on-k for {','.join(OF_KEYS)}")
@@ -180,7 +180,7 @@ def main(argv=None):
             configured(*wanted, args)                                      # all are right before the first is trained
         path = Path(args.out or f"results/{PRESET}/causes.json")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with held(path.parent):
+        with lock(path.parent):
             rows = read_json(path, [dict]) if path.exists() else []
             for variant, cause, seed in asked(args):
                 if not any((row["variant"], row["cause"], row["seed"]) == (variant, cause, seed) for row in rows):

@@ -1,7 +1,7 @@
 """What each encoding costs and what it can do, counted and not timed; and how far its loss rises, by results/.
 
-    python -m lab.costs                          those of the grids `table2`, `zoo` and `mixes`, at mini
-    python -m lab.costs --preset paper-35m --variants expe,expe-on-k,rope,fox
+    python -m studies.costs                          those of the grids `table2`, `zoo` and `mixes`, at mini
+    python -m studies.costs --preset paper-35m --variants expe,expe-on-k,rope,fox
 
 Beyond NoPE's: the parameters; and the operations a token of a forward pass at the trained length, those of matrix
 products as torch counts them, and one for each number that anything else computes, but neither moves nor masks. The
@@ -21,8 +21,8 @@ from torch.utils.flop_counter import flop_registry
 
 import model_torch
 import train
-from cli import CommandLine, at_least, listed
-from config import PRESETS, EncodingConfig
+from common import CommandLine, at_least, listed
+from config import PRESETS, make_encoding
 from lab.grids import GRIDS, SEEDS, TABLE2, VARIANTS, Grid, flags_of
 from lab.report import collect, lines_of, mean_sd, table
 from model_numpy import count_parameters
@@ -61,7 +61,7 @@ def operations(config):
 @torch.no_grad()
 def costs(config):
     """{head: cell} of one model's costs."""
-    plain, reader, cache = replace(config, encoding=EncodingConfig(), nope_every=0, window=0), Reader(config), Cache()
+    plain, reader, cache = replace(config, encoding=make_encoding(), nope_every=0, window=0), Reader(config), Cache()
     reader(torch.zeros(1, config.context, dtype=torch.long), cache=cache)
     return {
         "parameters": f"{count_parameters(config)[0] - count_parameters(plain)[0]:,}",
@@ -85,7 +85,7 @@ def losses(variant, files, seeds):
     return found | {"16x - 1x": mean_sd(last - first, "+.3f"), "16x - sliding": mean_sd(last - sliding, "+.3f")}
 
 def main(argv=None):
-    parser = CommandLine(prog="python -m lab.costs", description=__doc__)
+    parser = CommandLine(prog="python -m studies.costs", description=__doc__)
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model (default: mini)")
     parser.add_argument("--variants", type=listed(str, *VARIANTS), metavar="NAME,...", help="of lab/grids.py",
                         default=[*dict.fromkeys((*TABLE2, *GRIDS["zoo"].evaluations, *GRIDS["mixes"].evaluations))])

@@ -1,4 +1,4 @@
-"""How often 95% intervals hold the truth where seeds and documents are both drawn: python -m lab.coverage
+"""How often 95% intervals hold the truth where seeds and documents are both drawn: python -m studies.coverage
 
 d[s, i] = a[s] + b[i] + e[s, i] is a paired difference of seed s on document i, its true mean 0. The sizes of its parts
 are those of the files under results/mini. Seeds are normal; documents have heavy tails, or are skewed as in swap.
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cli import CommandLine
+from common import CommandLine
 from config import InputError
 from lab.grids import GRIDS
 from lab.measures import interval_of_seeds, intervals, student
@@ -64,7 +64,7 @@ def held(rng, d, targets):
     return [np.mean((low <= 0) & (0 <= high)) for low, high in ends]
 
 def main(argv=None):
-    parser = CommandLine(prog="python -m lab.coverage", description=__doc__)
+    parser = CommandLine(prog="python -m studies.coverage", description=__doc__)
     with parser.one_line_errors():
         parser.parse_args(argv)
         (sizes, targets), rng = measured(Path("results/mini")), np.random.default_rng(0)

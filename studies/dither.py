@@ -1,7 +1,7 @@
 """ExPE's table in fewer bits, all else in fp32: what columns lose that are equal, and columns that are offset by j.
 
     python -m lab.reproduce dither                        trains the runs that are named below, and others
-    python -m lab.dither runs/mini/*-start[18]-s[123] --json results/mini/dither.json
+    python -m studies.dither runs/mini/*-start[18]-s[123] --json results/mini/dither.json
 
 Where neighbouring positions fall on one number of a format, equal columns merge them, and columns that are offset by j
 round at different places (docs/explained.md). The losses are those of same-targets. Runs whose names differ in their
@@ -17,15 +17,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import cli
-from cli import CommandLine, new_file
+from common import CommandLine, load_model, read_run
 from config import InputError, Override
-from files import write_rows
+from lab.files import new_file, write_rows
 from lab.formats import round_to
 from lab.measures import Settings, held_out, same_targets, summary, usable
 from lab.report import paired
 from past.reading import Reader
-from runs import load_model, read_run
 
 MULTIPLES = (1, 4, 16)                   # of the trained length
 
@@ -68,7 +66,7 @@ def losses_of(run):
     return rows
 
 def main(argv=None):
-    parser = CommandLine(prog="python -m lab.dither", description=__doc__)
+    parser = CommandLine(prog="python -m studies.dither", description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories of train.py, with expe or exqpe")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list")
     with parser.one_line_errors():
@@ -77,7 +75,7 @@ def main(argv=None):
             check(run)
             if run in args.runs[:i]:
                 raise InputError(f"{run} is named twice: name each run once")
-        for run in tqdm(args.runs, unit="run", leave=False, disable=None, bar_format=cli.BAR):
+        for run in tqdm(args.runs, unit="run", leave=False, disable=None, bar_format=BAR):
             rows += losses_of(run)
         if args.json:
             write_rows(args.json, rows)

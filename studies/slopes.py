@@ -1,6 +1,6 @@
 """The slope that each query chooses, in nats a token: by how much a score rises for each token that a key is nearer.
 
-    python -m lab.slopes runs/expe runs/expe-on-k runs/alibi --out slopes.png
+    python -m studies.slopes runs/expe runs/expe-on-k runs/alibi --out slopes.png
 
 A score of ExPE is (q_m . b_n + n (q_m . w)) / sqrt(D), b_n and w being free of position: so query m has the slope
 q_m . w / sqrt(D), and on queries and keys q_m grows with m. ALiBi's slopes are fixed. (docs/explained.md)
@@ -12,10 +12,10 @@ import math
 import numpy as np
 import torch
 
-from cli import CommandLine, at_least, new_file, picture
+from common import CommandLine, at_least
 from config import ALiBi, ExPE, InputError
-from files import write_rows
 from lab.attention import WatchedAttention, load_watched
+from lab.files import new_file, picture, write_rows
 from lab.measures import held_out, usable
 from lab.pictures import DASHES, GREY, Figure, Line2D, colour, name, names_of, save, shade, variant_of
 from model_torch import as_tensor, project
@@ -93,7 +93,7 @@ def draw(path, rows):
     save(figure, path, dpi=110)
 
 def main(argv=None):
-    parser = CommandLine(prog="python -m lab.slopes", description="Measure and draw the slope that each query chooses, "
+    parser = CommandLine(prog="python -m studies.slopes", description="Measure and draw the slope that each query chooses, "
                          "in each head of runs with ExPE or ALiBi, inside and past the trained length.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories of train.py")
     parser.add_argument("--out", type=picture, required=True, metavar="FILE",

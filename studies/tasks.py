@@ -1,6 +1,6 @@
 """A run as lm_eval sees a language model, for the benchmarks that the paper reports (section 4.2).
 
-    python -m lab.tasks runs/expe --tasks hellaswag,arc_easy,arc_challenge,mmlu
+    python -m studies.tasks runs/expe --tasks hellaswag,arc_easy,arc_challenge,mmlu
 
 lm_eval (https://github.com/EleutherAI/lm-evaluation-harness) has the tasks, their prompts and their scores, and fetches
 their data from a hub; here are the log-likelihoods and the text, by our GPT and its tokenizer.
@@ -19,17 +19,16 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import data
-from cli import CommandLine, at_least, listed, new_file, pick_device
+from common import CommandLine, at_least, listed, named_runs, pick_device
 from config import InputError
-from fast import at_least_fp32
-from files import write_rows
+from engine.fast import at_least_fp32
 from generate import generate
+from lab.files import new_file, write_rows
 from past import scaling
 from past.cache import Cache
 from past.reading import BATCH_TOKENS, load
-from runs import named_runs
 
-PROG, VERSION = "python -m lab.tasks", "0.4.13"
+PROG, VERSION = "python -m studies.tasks", "0.4.13"
 if not urllib.request.getproxies():
     try:                                               # or else the libraries would try for half a minute
         socket.create_connection((urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname, 443), 3)

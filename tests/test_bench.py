@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import model_torch
 import train
-from config import PRESETS, EncodingConfig, InputError
+from config import PRESETS, InputError, make_encoding
 from lab import bench
 from model_torch import GPT
 
@@ -59,7 +59,7 @@ def plain_gpt(config):
 
 
 def test_the_gpt_that_comes_to_mind_first_is_ours_with_learned_positions():
-    ours, plain = GPT(replace(MINI, encoding=EncodingConfig("learned"))), plain_gpt(MINI)
+    ours, plain = GPT(replace(MINI, encoding=make_encoding("learned"))), plain_gpt(MINI)
     names = {"position.weight": "encoding.weight"}
     for part in ("qkv", "proj"):
         names |= {f"blocks.{i}.{part}.weight": f"blocks.{i}.attn.{part}.weight" for i in range(4)}
@@ -79,7 +79,7 @@ def test_the_gpt_that_comes_to_mind_first_is_ours_with_learned_positions():
 
 @pytest.mark.parametrize("config", [MINI, replace(MINI, norm="rmsnorm", mlp="swiglu", d_mlp=300, tied=True)])
 def test_the_operations_of_a_step_are_those_that_torch_counts(config):
-    config = replace(config, encoding=EncodingConfig("nope"))
+    config = replace(config, encoding=make_encoding("nope"))
     model, tokens = GPT(config), torch.zeros(2, 129, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()

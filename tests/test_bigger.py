@@ -11,7 +11,7 @@ from conftest import TINY, command
 import model_numpy
 import runs
 import train
-from config import ENCODINGS, PRESETS, EncodingConfig, ModelConfig
+from config import ENCODINGS, PRESETS, ModelConfig, make_encoding
 
 SMALL = ModelConfig(3, 64, 4, context=32, vocab_size=50, dropout=0.1)
 
@@ -28,7 +28,7 @@ def some_tokens(config, batch=2):
 
 @pytest.mark.parametrize("pe", ENCODINGS)
 def test_activation_checkpointing_changes_no_bit_of_the_loss_and_the_gradients(pe):
-    config, found = dataclasses.replace(SMALL, encoding=EncodingConfig(pe)), []
+    config, found = dataclasses.replace(SMALL, encoding=make_encoding(pe)), []
     for checkpointed in (False, True):
         model = made(config, activation_checkpointing=checkpointed).model.train()
         ran = []
@@ -68,7 +68,7 @@ def test_activations_need_the_memory_that_is_said(preset, pe, dtype):
     by_layers = []
     for layers in (1, 3):
         config = dataclasses.replace(PRESETS[preset].model, n_layers=layers, context=64, vocab_size=64,
-                                     encoding=EncodingConfig(pe))  # fmt: skip
+                                     encoding=make_encoding(pe))  # fmt: skip
         config_of_run = dataclasses.replace(PRESETS[preset].train, batch_size=2, micro_batch=2, dtype=dtype)
         said = train.memory_of(config, config_of_run)[1]
         by_layers.append((kept(config, 2, dtype=dtype), said))

@@ -8,12 +8,12 @@ import torch
 from conftest import TINY, command, refused
 
 import model_torch
-from config import EncodingConfig, ModelConfig
+from config import ModelConfig, make_encoding
 from lab import causes
 
 
 def model(change=None):
-    made = model_torch.GPT(ModelConfig(2, 32, 2, 16, 50, encoding=EncodingConfig("expe", l=8)), **causes.fast.PARTS)
+    made = model_torch.GPT(ModelConfig(2, 32, 2, 16, 50, encoding=make_encoding("expe", l=8)), **causes.fast.PARTS)
     if change is not None:
         change(made)
     return made
@@ -56,7 +56,7 @@ def test_with_nothing_changed_it_is_train_pys_own_run_and_what_is_there_is_not_t
     done = command("train.py", "--preset", "mini", "--pe", "expe", *flags, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
-    asked = ("lab.causes", "--variants", "expe", "--out", "c.json")
+    asked = ("studies.causes", "--variants", "expe", "--out", "c.json")
     done = command(*asked, "--causes", "none,post-norm", "--", *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = json.loads((tmp_path / "c.json").read_text())
@@ -71,12 +71,12 @@ def test_with_nothing_changed_it_is_train_pys_own_run_and_what_is_there_is_not_t
         "-- --steps 2": "add --out FILE",
         "--variants rope --causes trained-gains": "which rope lacks: name a variant of expe",
     }.items():
-        assert said in refused(command("lab.causes", *words.split(), cwd=tmp_path))
+        assert said in refused(command("studies.causes", *words.split(), cwd=tmp_path))
     assert not (tmp_path / "results").exists()
 
 
 def keys_alone(change=None, theta=1 / 64):
-    encoding = EncodingConfig("expe", on="k", l=8, theta=theta)
+    encoding = make_encoding("expe", on="k", l=8, theta=theta)
     made = model_torch.GPT(ModelConfig(2, 32, 2, 16, 50, encoding=encoding), **causes.fast.PARTS).double()
     for block in made.blocks:
         block.attn.qkv.weight.data *= 20  # first weights are small, and so is what positions change

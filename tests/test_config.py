@@ -7,8 +7,8 @@ import pytest
 
 import model_numpy
 import model_torch
-from cli import number, whole
-from config import ENCODINGS, PRESETS, EncodingConfig, InputError, ModelConfig, TrainConfig, Unused
+from common import number, whole
+from config import ENCODINGS, PRESETS, InputError, ModelConfig, TrainConfig, Unused, make_encoding
 from model_numpy import count_parameters
 from train import learning_rate
 
@@ -16,7 +16,7 @@ SMALL = ModelConfig(n_layers=1, d_model=8, n_heads=2, context=16, vocab_size=10)
 
 
 def parameters(preset, pe="expe"):
-    return count_parameters(dataclasses.replace(PRESETS[preset].model, encoding=EncodingConfig(pe)))
+    return count_parameters(dataclasses.replace(PRESETS[preset].model, encoding=make_encoding(pe)))
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_presets_hold_the_papers_hyperparameters():
         assert (train.lr, train.end_lr, train.warmup, train.dtype) == (lr, pytest.approx(lr / 10), 0.05, "bf16")
         assert model.encoding.l == l == model.d_model // 8 and train.batch_size * 512 == 2**19
         assert train.steps * 2**19 == pytest.approx(10e9, rel=1e-3)
-        exqpe = dataclasses.replace(model, encoding=EncodingConfig("exqpe", l=l)).encoding
+        exqpe = dataclasses.replace(model, encoding=make_encoding("exqpe", l=l)).encoding
         assert (exqpe.start, exqpe.theta1, exqpe.theta2) == (0.0, 1 / 2048, 1 / 16)
 
 
 def test_encodings_are_the_same_in_config_and_models():
     assert list(ENCODINGS) == list(model_torch.ENCODINGS) == list(model_numpy.ENCODINGS)
     for pe in ENCODINGS:
-        assert type(EncodingConfig(pe)) is ENCODINGS[pe] and EncodingConfig(pe).pe == pe
+        assert type(make_encoding(pe)) is ENCODINGS[pe] and make_encoding(pe).pe == pe
     core = [kind for kind in ENCODINGS.values() if kind.__module__ == "config"]
     fields = [f for kind in core for f in dataclasses.fields(kind)]
     assert {f.name for f in fields if not f.metadata["help"]} == {"pe", "scale", "rope_scaling", "factor", "length",
@@ -72,7 +72,7 @@ def test_encodings_are_the_same_in_config_and_models():
 
 def test_the_encoding_and_the_window_of_each_block():
     def blocks(**changes):
-        config = dataclasses.replace(SMALL, n_layers=6, encoding=EncodingConfig("alibi"), **changes)
+        config = dataclasses.replace(SMALL, n_layers=6, encoding=make_encoding("alibi"), **changes)
         return [(settings.pe, window) for settings, window in map(config.block, range(6))]
 
     assert blocks() == [("alibi", 0)] * 6 and blocks(window=3) == [("alibi", 3)] * 6
@@ -83,12 +83,12 @@ def test_the_encoding_and_the_window_of_each_block():
 
 
 def test_unset_fields_take_their_defaults_where_the_context_is_known():
-    expe = dataclasses.replace(SMALL, d_model=32, encoding=EncodingConfig("expe")).encoding
+    expe = dataclasses.replace(SMALL, d_model=32, encoding=make_encoding("expe")).encoding
     assert (expe.l, expe.start, expe.theta) == (24, 0.0, 1 / 64)
     assert not hasattr(expe, "theta1") and not hasattr(expe, "base")
-    keys = dataclasses.replace(SMALL, d_model=32, encoding=EncodingConfig("expe", on="k")).encoding
+    keys = dataclasses.replace(SMALL, d_model=32, encoding=make_encoding("expe", on="k")).encoding
     assert (keys.start, keys.theta) == (0.0, 64 / 16)
-    assert dataclasses.replace(SMALL, encoding=EncodingConfig("rope")).encoding.base == 10000.0
+    assert dataclasses.replace(SMALL, encoding=make_encoding("rope")).encoding.base == 10000.0
 
 
 def test_configs_survive_json():
@@ -120,7 +120,7 @@ def test_configs_of_earlier_runs_are_read(pe):
     stored, right = EARLIER[pe]
     values = dataclasses.asdict(SMALL) | {"encoding": {"pe": pe} | NONE | stored}
     values = {name: value for name, value in values.items() if name not in ("nope_every", "window")}  # they are new
-    assert ModelConfig.from_dict(values) == dataclasses.replace(SMALL, encoding=EncodingConfig(pe, **right))
+    assert ModelConfig.from_dict(values) == dataclasses.replace(SMALL, encoding=make_encoding(pe, **right))
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ def test_configs_of_earlier_runs_are_read(pe):
         (dict(dropout=1.0), "dropout must be at least 0 and below 1, got 1.0"),
         (dict(dropout=math.nan), "dropout must be at least 0 and below 1, got nan"),
         (dict(norm_eps=0), "norm_eps must be above 0, got 0"),
-        (dict(encoding="rope"), "encoding must be an EncodingConfig, got 'rope'"),
-        (dict(encoding=EncodingConfig("expe", l=9)), "l must be from 1 to d_model, 8, got 9"),
-        (dict(n_heads=8, encoding=EncodingConfig("rope")), "d_head must be even"),
-        (dict(encoding=EncodingConfig("rope", rope_scaling="dynamic")), "dynamic needs the length of the whole"),
+        (dict(encoding="rope"), "encoding must be an make_encoding, got 'rope'"),
+        (dict(encoding=make_encoding("expe", l=9)), "l must be from 1 to d_model, 8, got 9"),
+        (dict(n_heads=8, encoding=make_encoding("rope")), "d_head must be even"),
+        (dict(encoding=make_encoding("rope", rope_scaling="dynamic")), "dynamic needs the length of the whole"),
         (dict(nope_every=1), "nope_every must be 0 or a whole number of at least 2, got 1"),
         (dict(nope_every=-2), "nope_every must be 0 or a whole number of at least 2, got -2"),
         (dict(nope_every=True), "nope_every must be 0 or a whole number of at least 2, got True"),
@@ -186,7 +186,7 @@ def test_model_config_names_field_value_and_rule(changes, message):
 )
 def test_encoding_config_names_field_value_and_rule(fields, message):
     with pytest.raises(Unused if "no use" in message else InputError, match=message):
-        EncodingConfig(**fields)
+        make_encoding(**fields)
 
 
 @pytest.mark.parametrize(

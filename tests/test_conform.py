@@ -11,13 +11,13 @@ import shutil
 import subprocess
 import sys
 
+import conform
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, refused
 from test_vectors import FILES, OURS
 
-import conform
 from expe import alibi_slopes
 from lab import elsewhere
 

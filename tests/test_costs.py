@@ -5,12 +5,12 @@ import json
 import pytest
 from conftest import ROOT, command, refused
 
-from config import PRESETS, EncodingConfig, ModelConfig
+from config import PRESETS, ModelConfig, make_encoding
 from lab import costs
 
 
 def config_of(pe, **knobs):
-    return ModelConfig(2, 32, 2, 16, 50, encoding=EncodingConfig(pe, **knobs).fit(PRESETS["mini"].model))
+    return ModelConfig(2, 32, 2, 16, 50, encoding=make_encoding(pe, **knobs).fit(PRESETS["mini"].model))
 
 
 def test_operations_are_those_of_the_formulas():
@@ -37,7 +37,7 @@ def test_what_a_model_can_do(pe, expected):
 
 
 def test_losses_are_those_of_the_files(tmp_path):
-    done = command("lab.costs", "--variants", "rope,rope-sinks", "--seeds", "0", cwd=ROOT)
+    done = command("studies.costs", "--variants", "rope,rope-sinks", "--seeds", "0", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     rows = json.loads((ROOT / "results/mini/rope-s0.same-targets.json").read_text())
     at = {(row["protocol"], row["length"]): row["loss"] for row in rows}
@@ -45,4 +45,4 @@ def test_losses_are_those_of_the_files(tmp_path):
     first, last, sliding = at["same-targets", 128], at["same-targets", 2048], at["sliding", 128]
     assert rope[6:] == [f"{first:.3f}", f"{last - first:+.3f}", f"{last - sliding:+.3f}", "0"]
     assert rope[1:6] == ["0", "3,072", "4,096", "yes", "causal"] and sinks[4:6] == ["yes", "another"]
-    assert "'new' is not one of nope" in refused(command("lab.costs", "--variants", "new", cwd=tmp_path))
+    assert "'new' is not one of nope" in refused(command("studies.costs", "--variants", "new", cwd=tmp_path))

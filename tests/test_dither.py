@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import TINY, command, refused
 
-from config import EncodingConfig, ModelConfig
+from config import ModelConfig, make_encoding
 from lab import dither
 from past.reading import Reader
 
@@ -15,7 +15,7 @@ TOKENS = torch.arange(64)[None] % 50
 
 
 def model(constant=False, format="fp32"):
-    made = dither.Rounded(ModelConfig(2, 32, 2, 64, 50, encoding=EncodingConfig("expe", l=24, start=1.0,
+    made = dither.Rounded(ModelConfig(2, 32, 2, 64, 50, encoding=make_encoding("expe", l=24, start=1.0,
                                                                                 constant=constant)))
     for block in made.blocks:
         block.attn.qkv.weight.data *= 20  # first weights are small, and so is what positions change
@@ -63,7 +63,7 @@ def test_runs_of_one_name_are_one_row_with_an_interval(tokens, tmp_path):
         done = command("train.py", "--preset", "mini", "--pe", "expe", *flags, "--seed", seed, "--out", f"a-s{seed}",
                        cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    done = command("lab.dither", "a-s1", "a-s2", "--json", "rows.json", cwd=tmp_path)
+    done = command("studies.dither", "a-s1", "a-s2", "--json", "rows.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines, rows = done.stdout.splitlines(), json.loads((tmp_path / "rows.json").read_text())
     assert [line.split()[0] for line in lines[2:]] == ["bf16", "a", "1x", "4x", "16x"] and max(map(len, lines)) <= 80
@@ -84,7 +84,7 @@ def test_blocks_without_a_table_are_read_and_runs_that_have_none_are_named(token
         done = command("train.py", "--preset", "mini", "--pe", pe, *more, *TINY[2:], "--data", tokens, "--steps", "1",
                        "--out", name, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    done = command("lab.dither", "bare", "log", cwd=tmp_path)
+    done = command("studies.dither", "bare", "log", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "k must have expe or exqpe on queries and keys" in refused(command("lab.dither", "bare", "k", cwd=tmp_path))
-    assert "log is named twice" in refused(command("lab.dither", "log", "log", cwd=tmp_path))
+    assert "k must have expe or exqpe on queries and keys" in refused(command("studies.dither", "bare", "k", cwd=tmp_path))
+    assert "log is named twice" in refused(command("studies.dither", "log", "log", cwd=tmp_path))

@@ -14,8 +14,8 @@ from conftest import ROOT
 from test_model import T, filled, like, some_tokens, tiny
 
 import expe
-from expe_torch import ExPE, ExQPE, from_last
-from lab.drop_in import drop_in, train
+from interop.drop_in import drop_in, train
+from interop.expe_torch import ExPE, ExQPE, from_last
 
 FAR = torch.tensor([[0, 1, 255, 256, 257], [10**6, 10**6 + 1, 2**31 + 7, 10**12, -3]])
 

@@ -15,7 +15,7 @@ from conftest import command
 from test_model import T, attend, filled, like, some_input, some_tokens, tiny
 
 import model_numpy
-from config import PRESETS, EncodingConfig, ModelConfig
+from config import PRESETS, ModelConfig, make_encoding
 from expe import alibi_slopes, distances, expe_table, rope_inv_freq, t5_bucket
 from lab.formats import count_floats
 from past.cache import Cache
@@ -48,7 +48,7 @@ def test_errata_paper_2_1_theta_is_one_over_four_contexts():
     The first position past 512 tokens has the value 0.5 by the one, 0.25 by the other.
     """
     context = 512
-    wrong, right = 1 / (2 * context), ModelConfig(6, 384, 12, context, 32000, encoding=EncodingConfig("expe")).encoding
+    wrong, right = 1 / (2 * context), ModelConfig(6, 384, 12, context, 32000, encoding=make_encoding("expe")).encoding
     assert expe_table(context, 1, theta=wrong)[0] == 0.5  # twice the range 0 .. 0.25 that the paper describes
     assert expe_table(context, 1, theta=right.theta)[0] == 0.25 and right.theta == 1 / 2048  # and its table 9
 
@@ -332,7 +332,7 @@ def test_errata_cope_between_two_whole_positions():
 
 def fire_shares(positions, L):
     """What FIRE's function is given at c = 0.1, (T, S), by a function that is the identity."""
-    config = ModelConfig(1, 16, 1, 512, 40, encoding=EncodingConfig("fire", threshold=L))
+    config = ModelConfig(1, 16, 1, 512, 40, encoding=make_encoding("fire", threshold=L))
     table = model_numpy.tables(config.encoding, positions, config, float).pairs
     learned = {"c": np.log([0.1]), "L": np.log([L]), "w1": np.ones(1), "b1": np.zeros(1), "w2": np.ones((1, 1))}
     return model_numpy.doors_of(config.encoding).score[0](None, None, None, table, learned)[0][0]
@@ -362,7 +362,7 @@ def test_errata_fires_threshold_starts_at_the_trained_length():
     wrong, right = (fire_shares(np.arange(301), L)[300, 0] for L in (512.0 // 2, 512.0))
     assert wrong == pytest.approx(1) and right == pytest.approx(math.log(31) / math.log(52.2))
     assert right == pytest.approx(0.868, abs=1e-3)
-    assert ModelConfig(1, 16, 1, 512, 40, encoding=EncodingConfig("fire")).encoding.threshold == 512
+    assert ModelConfig(1, 16, 1, 512, 40, encoding=make_encoding("fire")).encoding.threshold == 512
 
 
 def test_errata_grapes_gate_is_of_a_product_over_the_root_of_the_width():

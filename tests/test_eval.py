@@ -15,11 +15,11 @@ import tqdm
 from conftest import TINY, command, refused
 
 import data
-from files import read_json, write_json
+from common import load_model
 from lab import attention, bench
+from lab.files import read_json, write_json
 from past.cache import Cache
 from past.reading import load
-from runs import load_model
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from config import PRESETS, EncodingConfig
+from config import PRESETS, make_encoding
 from expe import (
     affine_parts,
     alibi_slopes,
@@ -155,7 +155,7 @@ def test_alibi_slopes_equal_those_of_transformers_bloom(n_heads):
 def test_alibi_bias_is_minus_slope_times_distance():
     n, keys = np.array([[4, 0, 9], [1, 2, 3]]), np.array([[7, 0], [2, 2]])
     for k in (n, keys):
-        pairs = EncodingConfig("alibi").pairs(n, k, PRESETS["mini"].model)
+        pairs = make_encoding("alibi").pairs(n, k, PRESETS["mini"].model)
         table = alibi_forward(np.zeros((1, 3, 3, 4)), None, None, pairs, {})[0]
         assert table.shape == (2, 3, 3, k.shape[1])
         for b, h, m, s in np.ndindex(*table.shape):

@@ -8,18 +8,18 @@ import re
 import shutil
 import zlib
 
+import files
 import numpy as np
 import pytest
 from conftest import ROOT, command, refused
 from test_model import tiny
+from UNKNOWN import read_weights
 
 import data
 import expe
-import files
 import model_numpy
-from hand.over import write_tensors
+from interop.over import write_tensors
 from lab import explorer
-from runs import read_weights
 
 KINDS = {                                # name: encoding, its settings
     "expe": ("expe", {"l": 5}), "keys": ("expe", {"l": 5, "on": "k", "theta": 0.5}), "rope": ("rope", {}),
@@ -71,9 +71,9 @@ def test_what_the_page_says_of_its_runs_is_true_of_all(runs, tmp_path):
     assert known["root"] == "../here/" and len({model["colour"] for model in known["models"]}) == 3
     shutil.copytree(runs["rope"], tmp_path / "longer")
     record = json.loads((tmp_path / "longer" / "config.json").read_text())
-    record["checkpoint"]["step"] *= 3
+    record["step"] *= 3
     files.write_json(tmp_path / "longer" / "config.json", record)
-    step = record["checkpoint"]["step"] * record["train"]["batch_size"] * 16
+    step = record["step"] * record["train"]["batch_size"] * 16
     about = json.loads(of(explorer.page([runs["rope"], tmp_path / "longer"]), "data"))["about"]
     assert f"{step // 3:,} or {step:,} tokens" in about
 
@@ -97,7 +97,7 @@ def test_text_gets_into_the_page_as_text_alone():
 
 def test_a_run_that_the_page_cannot_read_is_refused(workplace, runs, tmp_path):
     def said(*words):
-        done = command("lab.explorer", *words, "--out", tmp_path / "page.html", cwd=workplace)
+        done = command("web.explorer", *words, "--out", tmp_path / "page.html", cwd=workplace)
         assert not (tmp_path / "page.html").exists()
         return refused(done)
 
@@ -110,7 +110,7 @@ def test_a_run_that_the_page_cannot_read_is_refused(workplace, runs, tmp_path):
     assert "has mlp swiglu" in said(changed(runs["rope"], tmp_path / "b", mlp="swiglu"))
     shutil.copytree(runs["expe"], tmp_path / "again" / "expe")
     assert "two runs are called expe" in said(runs["expe"], tmp_path / "again" / "expe")
-    assert "not a file in a folder" in refused(command("lab.explorer", "--out", "nowhere/x.html", cwd=workplace))
+    assert "not a file in a folder" in refused(command("web.explorer", "--out", "nowhere/x.html", cwd=workplace))
 
 
 def changed(run, folder, **changes):

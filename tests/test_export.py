@@ -9,6 +9,7 @@ import subprocess
 import sys
 import unicodedata
 
+import files
 import pytest
 import torch
 import transformers
@@ -18,10 +19,9 @@ from test_tasks import asked
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 import data
-import files
+from common import load_model, read_run
 from config import ENCODINGS
-from hand.over import LLAMA, NEOX, SHAPE, write_tensors
-from runs import load_model, read_run
+from interop.over import LLAMA, NEOX, SHAPE, write_tensors
 
 STEPS = {"quick": 24, "slow": 200}
 OWN = {"rope": "GPTNeoXForCausalLM", "partial": "GPTNeoXForCausalLM", "learned": "GPT2LMHeadModel"}      # with gelu
@@ -194,7 +194,7 @@ def test_there_and_back_is_the_same_run_which_evaluates_and_writes(handed, tmp_p
     done = command("export.py", folder, "--from", "transformers", "back", cwd=tmp_path)
     assert done.returncode == 0 and "step 0, of the" in done.stdout
     model, record = load_model(tmp_path / "back")
-    assert model.config == ours.config and read_run(tmp_path / "back")[1].steps > record["checkpoint"]["step"] == 0
+    assert model.config == ours.config and read_run(tmp_path / "back")[1].steps > record["step"] == 0
     assert all(torch.equal(w, ours.state_dict()[name]) for name, w in model.state_dict().items())
     names = [tmp_path / run / "tokenizer.tiktoken" for run in ("run", "back")]
     assert names[0].read_bytes() == names[1].read_bytes()

@@ -10,8 +10,8 @@ from conftest import command, process, refused
 
 import data
 from config import InputError
-from files import read_json, write_json
 from lab import gpu_day, measures
+from lab.files import read_json, write_json
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from test_model import T, attend, some_input, some_tokens, tiny
 
 import model_numpy
-from config import PRESETS, EncodingConfig, TrainConfig
+from config import PRESETS, TrainConfig, make_encoding
 from expe import expe_table, exqpe_table
 from model_torch import project
 from train import new_optimizers
@@ -235,7 +235,7 @@ def test_at_the_start_of_training_the_slope_is_as_large_as_theta_times_the_root_
     On keys alone, of a normalised h, the slope a_m . w / sqrt(D) then has one of 0.02^2 theta sqrt(l C).
     """
     config, slopes, places = PRESETS["mini"].model, [], []
-    config = dataclasses.replace(config, encoding=EncodingConfig("expe", l=l, theta=theta, on="k"))
+    config = dataclasses.replace(config, encoding=make_encoding("expe", l=l, theta=theta, on="k"))
     for seed in range(4):
         h = np.random.default_rng(seed).standard_normal((256, config.d_model))
         for name, weights in model_numpy.init_params(config, seed).items():
@@ -320,7 +320,7 @@ def test_exqpe_is_the_same_ramp_in_stairs_with_theta2_over_l_for_theta(l):
 
 def in_bf16(**how):
     """What the columns of 2,048 rows say together once each number is rounded: their mean, in positions."""
-    table = torch.from_numpy(EncodingConfig("expe", theta=1 / 2048, start=0.0, **how).rows(np.arange(2048), None))
+    table = torch.from_numpy(make_encoding("expe", theta=1 / 2048, start=0.0, **how).rows(np.arange(2048), None))
     return table.bfloat16().double().mean(-1).numpy() * 2048
 
 

@@ -13,7 +13,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 import data
 import expe
 import model_numpy
-from config import ENCODINGS, EncodingConfig, ModelConfig
+from config import ENCODINGS, ModelConfig, make_encoding
 
 BOTH = [pe for pe in ENCODINGS if ENCODINGS[pe].both_sides]
 V = 40
@@ -100,7 +100,7 @@ def test_t5s_buckets_of_both_sides_are_transformers_own(buckets, far):
 def test_shaws_vectors_of_both_sides():
     d = np.arange(-9, 10)
     assert expe.shaw_index(d, 4, both_sides=True).tolist() == [min(max(x, -4), 4) + 4 for x in d]
-    config = ModelConfig(1, 16, 2, 8, V, causal=False, encoding=EncodingConfig("shaw", max_distance=4))
+    config = ModelConfig(1, 16, 2, 8, V, causal=False, encoding=make_encoding("shaw", max_distance=4))
     shapes = model_numpy.parameter_shapes(config)
     assert shapes["encoding.keys"] == shapes["encoding.values"] == (9, 8)
 

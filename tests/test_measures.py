@@ -236,7 +236,7 @@ def test_the_simulation_says_what_holds(monkeypatch, capsys, tmp_path):
     for (_, name), (documents, _, _, _, both) in shares.items():
         assert both > (84 if "swap" in name else 94) and documents < both
         assert documents < 80 or name != "rope - expe 1x"          # where seeds differ most, documents alone say least
-    assert "results/mini has not two seeds of table2" in refused(command("lab.coverage", cwd=tmp_path))
+    assert "results/mini has not two seeds of table2" in refused(command("studies.coverage", cwd=tmp_path))
 
 
 def test_labels_keep_their_distance_and_move_no_further_than_they_must():

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 
 import config as configs
-import fast
 import model_numpy
 import model_torch
-from config import ENCODINGS, EncodingConfig, ModelConfig
+from config import ENCODINGS, ModelConfig, make_encoding
+from engine import fast
 from expe import expe_table, exqpe_table, sinusoidal_table
-from hand.over import GPT2, LLAMA
+from interop.over import GPT2, LLAMA
 from model_torch import GPT, Encoding
 
 V, T = 40, 12
@@ -26,9 +26,9 @@ SMALL = {"l": 5, "buckets": 6, "max_distance": 5, "threshold": 5.5, "count_to": 
 
 
 def settings(pe, **changes):
-    """An EncodingConfig that suits a width of 16 and a context of 12."""
+    """An make_encoding that suits a width of 16 and a context of 12."""
     known = {f.name for f in dataclasses.fields(ENCODINGS[pe])}
-    return EncodingConfig(pe, **{name: SMALL[name] for name in SMALL if name in known} | changes)
+    return make_encoding(pe, **{name: SMALL[name] for name in SMALL if name in known} | changes)
 
 
 def tiny(pe="nope", style="gpt", seed=0, variant=(), make=GPT, parts=(), **changes):
@@ -204,7 +204,7 @@ def test_value_door_needs_no_score_and_keeps_the_mask(monkeypatch):
 
 def test_score_door_adds_to_the_scaled_scores_before_the_mask(monkeypatch):
     @dataclass(frozen=True)
-    class Settings(EncodingConfig):  # ALiBi's bias for slopes 1/2 and 1/4, in one line
+    class Settings(make_encoding):  # ALiBi's bias for slopes 1/2 and 1/4, in one line
         def pairs(self, queries, keys, model):
             return -np.array([[[0.5]], [[0.25]]]) * np.abs(queries[:, None] - keys).astype(np.float64)
 
@@ -489,7 +489,7 @@ def test_numbers_of_the_query_and_of_the_key_may_come_from_their_content(monkeyp
             a, b = numbers(q, h)
             return a, -b
 
-    add_encoding(monkeypatch, "gated", dataclass(frozen=True)(type("Settings", (EncodingConfig,), {})),
+    add_encoding(monkeypatch, "gated", dataclass(frozen=True)(type("Settings", (make_encoding,), {})),
                  lambda settings: model_numpy.Encoding(), Gated)
     monkeypatch.setattr(fast, "in_half_precision", lambda x: True)
     same_losses_and_gradients(tiny("gated", parts=fast.PARTS), tiny("gated"), 1e-9)

@@ -23,7 +23,7 @@ import model_numpy
 import model_torch
 import runs
 import train
-from config import ENCODINGS, PRESETS, EncodingConfig, TrainConfig
+from config import ENCODINGS, PRESETS, TrainConfig, make_encoding
 from expe import distances, rope_table
 
 EXACT = 1e-9  # float64 has 16 digits; a deep sum loses a few of them, never seven
@@ -508,7 +508,7 @@ def test_token_losses_are_torchs_at_any_positions():
 
 @pytest.mark.parametrize("pe", ENCODINGS)
 def test_without_mask_and_encoding_a_permuted_input_gives_the_permuted_output(pe):
-    if model_numpy.doors_of(EncodingConfig(pe)).softmax != model_numpy.Encoding().softmax:
+    if model_numpy.doors_of(make_encoding(pe)).softmax != model_numpy.Encoding().softmax:
         pytest.skip("a softmax of its own may know an order, or none")
     model, permutation = tiny(pe, causal=False), np.random.default_rng(0).permutation(T)
     tokens = np.random.default_rng(1).integers(0, V, (1, T))
@@ -532,7 +532,7 @@ def test_with_a_mask_order_is_known_even_without_an_encoding(pe):
 
 
 @dataclass(frozen=True)
-class Content(EncodingConfig):
+class Content(make_encoding):
     """bias_mn = c_n + table_mn sum(q_m) sum(k_n), c the running sum of W h: forget gates have one, of the logarithm."""
 
     def pairs(self, queries, keys, model):
@@ -605,7 +605,7 @@ def test_own_parameters_lie_in_the_blocks_that_have_them(each_block, blocks, mon
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_names_and_shapes_are_torchs(preset):
-    sizes = dict(encoding=EncodingConfig("learned"), n_layers=2, vocab_size=50)
+    sizes = dict(encoding=make_encoding("learned"), n_layers=2, vocab_size=50)
     config = dataclasses.replace(PRESETS[preset].model, **sizes)
     theirs = {name: tuple(p.shape) for name, p in model_torch.GPT(config).named_parameters()}
     assert list(model_numpy.parameter_shapes(config).items()) == list(theirs.items())

@@ -11,9 +11,9 @@ from conftest import TINY, command, refused
 
 import runs
 import train
-from config import ENCODINGS, PRESETS, EncodingConfig, ModelConfig
+from config import ENCODINGS, PRESETS, ModelConfig, make_encoding
 
-SMALL = ModelConfig(2, 16, 2, context=8, vocab_size=20, encoding=EncodingConfig("nope"))
+SMALL = ModelConfig(2, 16, 2, context=8, vocab_size=20, encoding=make_encoding("nope"))
 MUON = dataclasses.replace(PRESETS["mini"].train, optimizer="muon", lr=0.01, end_lr=0.01, warmup=0.0, clip=1e9,
                            batch_size=2, micro_batch=2)  # fmt: skip
 
@@ -48,7 +48,7 @@ def test_a_step_makes_singular_values_one_and_is_as_long_as_adamws():
 
 @pytest.mark.parametrize("pe", ENCODINGS)
 def test_muon_takes_the_matrices_of_blocks_and_adamw_the_rest(pe):
-    backend = train.TorchBackend(dataclasses.replace(SMALL, d_model=64, encoding=EncodingConfig(pe)), MUON,
+    backend = train.TorchBackend(dataclasses.replace(SMALL, d_model=64, encoding=make_encoding(pe)), MUON,
                                  torch.device("cpu"), False)  # fmt: skip
     assert backend.moments() == {}
     backend.step(np.zeros((2, 9), np.int64), 0)

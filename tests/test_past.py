@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import config
 import model_numpy
 import past.reading
-from config import ENCODINGS, EncodingConfig, InputError
+from config import ENCODINGS, InputError, make_encoding
 from expe import expe_table, exqpe_table, rope_inv_freq, rope_table
 from model_torch import GPT
 from past.cache import Cache
@@ -260,7 +260,7 @@ def test_scale_multiplies_the_papers_values():
     plain = tiny("expe")
     halved = GPT(dataclasses.replace(plain.config, encoding=dataclasses.replace(plain.config.encoding, scale=0.5)))
     halved.double().eval().load_state_dict(plain.state_dict())
-    theta = GPT(dataclasses.replace(plain.config, encoding=EncodingConfig("expe", l=5, theta=1 / 96)))
+    theta = GPT(dataclasses.replace(plain.config, encoding=make_encoding("expe", l=5, theta=1 / 96)))
     theta.double().eval().load_state_dict(plain.state_dict())
     tokens = some_tokens(2, 30)
     torch.testing.assert_close(halved(tokens), theta(tokens), **EXACT)  # start is 0: half of theta is half of all
@@ -768,12 +768,12 @@ def test_alibis_bias_keeps_its_digits_at_16384():
 PEAK = """
 import sys, numpy as np, torch
 from dataclasses import replace
-from config import PRESETS, EncodingConfig
+from config import PRESETS, make_encoding
 from lab.bench import peak_bytes
 from past.reading import Reader
 preset, pe, length = sys.argv[1], sys.argv[2], int(sys.argv[3])
 config = PRESETS[preset].model
-encoding = config.encoding if pe == "expe" else EncodingConfig(pe)
+encoding = config.encoding if pe == "expe" else make_encoding(pe)
 model = Reader(replace(config, encoding=encoding)).eval()
 tokens = torch.from_numpy(np.random.default_rng(0).integers(0, config.vocab_size, (1, length + 1)))
 assert torch.isfinite(model.token_losses(tokens[:, :-1], tokens[:, 1:])).all()

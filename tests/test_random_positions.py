@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import files
 import numpy as np
 import pytest
 import torch
@@ -10,11 +11,10 @@ from test_model import T, V, settings, some_tokens
 from test_train import assert_same_run, log
 
 import data
-import files
 import model_numpy
 import model_torch
+from common import read_run
 from config import ENCODINGS, ModelConfig, TrainConfig
-from runs import read_run
 from train import BACKENDS, random_positions
 
 P = 40

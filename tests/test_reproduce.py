@@ -15,11 +15,11 @@ import time
 import pytest
 from conftest import ROOT, command, refused
 
+from common import read_run
 from eval import MULTIPLES
 from lab import pictures, report
 from lab.grids import EVALUATIONS, GRIDS, VARIANTS
 from lab.measures import student
-from runs import read_run
 
 WHAT = ("run", "nonoverlap", "same-targets", "scaled", "scaled-same-targets")
 SMALL = ["--layers", "1", "--width", "32", "--heads", "2", "--context", "16", "--batch-size", "4", "--vocab", "300"]

@@ -91,7 +91,7 @@ def test_without_queries_nothing_is_tilted_and_all_keys_weigh_the_same(place):
 
 
 def test_the_table_and_the_file_say_the_same_and_a_picture_is_made(place):
-    done = command("lab.slopes", "qk", "alibi", "--out", "s.png", "--json", "s.json", cwd=place)
+    done = command("studies.slopes", "qk", "alibi", "--out", "s.png", "--json", "s.json", cwd=place)
     assert done.returncode == 0, done.stderr
     assert (place / "s.png").read_bytes().startswith(b"\x89PNG")
     rows, lines = json.loads((place / "s.json").read_text()), done.stdout.splitlines()
@@ -120,10 +120,10 @@ def test_the_table_and_the_file_say_the_same_and_a_picture_is_made(place):
     ("k --length 100000", "no held-out document has 100,000 tokens"),
 ])  # fmt: skip
 def test_wrong_flags_are_named_in_one_line(place, run, message):
-    line = refused(command("lab.slopes", *run.split(), "--out", "a.png", cwd=place))
-    assert message in line and line.startswith("python -m lab.slopes: error: ")
+    line = refused(command("studies.slopes", *run.split(), "--out", "a.png", cwd=place))
+    assert message in line and line.startswith("python -m studies.slopes: error: ")
 
 
 def test_an_encoding_without_slopes_is_refused(workplace):
-    line = refused(command("lab.slopes", "runs/rope", "--out", "a.png", cwd=workplace))
+    line = refused(command("studies.slopes", "runs/rope", "--out", "a.png", cwd=workplace))
     assert "runs/rope has no slopes" in line

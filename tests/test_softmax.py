@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import zoo._llama4
 from conftest import TINY, command, refused
 from test_model import T, attend, like, some_input, some_tokens, tiny
 from test_numpy import EXACT, POSITIONS, climb
@@ -12,16 +13,15 @@ from test_past import plain_model, reading, stream_by_doors
 
 import model_numpy
 import past.reading
-import zoo._llama4
-from config import ENCODINGS, EncodingConfig, InputError
+from common import read_run
+from config import ENCODINGS, InputError, make_encoding
 from past.cache import Cache
-from runs import read_run
 
 PLAIN = model_numpy.Encoding().softmax
 NUMBERS = zoo._llama4.FLOOR_SCALE, zoo._llama4.ATTN_SCALE
 KINDS = [
     *((f"{pe}+log", {}) for pe in ENCODINGS),
-    *((f"{pe}+sinks", {}) for pe in ENCODINGS if model_numpy.doors_of(EncodingConfig(pe)).softmax == PLAIN),
+    *((f"{pe}+sinks", {}) for pe in ENCODINGS if model_numpy.doors_of(make_encoding(pe)).softmax == PLAIN),
     *((f"{pe}+sinks+log", {}) for pe in ("nope", "shaw", "kerple")),
     ("expe+log", {"on": "k"}), ("expe+sinks", {"on": "k"}), ("expe+sinks", {"once": True, "learn": "init"}),
 ]
@@ -272,5 +272,5 @@ def test_what_cannot_be_is_named_in_one_line(flags, message, tmp_path):
 
 def test_those_that_change_the_softmax_are_no_encodings_of_their_own():
     assert not any(name[0] == "_" or "+" in name for name in ENCODINGS) and "rope+log" in ENCODINGS
-    assert EncodingConfig("rope+log") == EncodingConfig("rope+log") != EncodingConfig("rope")
-    assert isinstance(EncodingConfig("rope+log", base=9.0), ENCODINGS["rope"])
+    assert make_encoding("rope+log") == make_encoding("rope+log") != make_encoding("rope")
+    assert isinstance(make_encoding("rope+log", base=9.0), ENCODINGS["rope"])

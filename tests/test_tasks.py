@@ -9,8 +9,8 @@ from conftest import command, refused
 from lm_eval.api.instance import Instance
 
 import data
+from common import load_model
 from lab import tasks
-from runs import load_model
 
 CHOICES = [
     {"question": "import", "choices": ["os", "zebra crossing", "numbers"], "label": 0},
@@ -131,7 +131,7 @@ def test_greedy_text_stops_where_it_is_told(run):
 
 def test_tasks_in_yaml_from_the_command_line(folder, workplace, run):
     flags = ["--tasks", "choose,roll,write", "--task-path", folder, "--json", "t.json"]
-    done = command("lab.tasks", "runs/rope", *flags, cwd=workplace)
+    done = command("studies.tasks", "runs/rope", *flags, cwd=workplace)
     assert done.returncode == 0, done.stderr
     rows = {(row["task"], row["metric"]): row for row in json.loads((workplace / "t.json").read_text())}
     right = 0
@@ -157,7 +157,7 @@ def test_tasks_in_yaml_from_the_command_line(folder, workplace, run):
     ],
 )
 def test_wrong_flags_are_named_in_one_line(flags, message, workplace):
-    assert message in refused(command("lab.tasks", "runs/rope", *flags.split(), cwd=workplace))
+    assert message in refused(command("studies.tasks", "runs/rope", *flags.split(), cwd=workplace))
 
 
 def test_data_that_cannot_be_fetched_is_named(workplace, monkeypatch):
@@ -165,7 +165,7 @@ def test_data_that_cannot_be_fetched_is_named(workplace, monkeypatch):
         raise ConnectionError("no route to the hub")
 
     monkeypatch.setattr(tasks, "simple_evaluate", unreachable)
-    line = refused(command("lab.tasks", "runs/rope", "--tasks", "hellaswag", cwd=workplace))
+    line = refused(command("studies.tasks", "runs/rope", "--tasks", "hellaswag", cwd=workplace))
     assert "the data of hellaswag cannot be had here (ConnectionError)" in line and "--task-path" in line
 
 

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import termios
 
+import cli
+import files
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -20,9 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-import cli
 import data
-import files
 import runs
 
 EVAL = ("eval.py", "runs/expe", "--lengths", "16,32", "--max-docs", "2")
@@ -161,7 +161,7 @@ FAULTS = [
         (fields(model__d_model=2**20), ""),  # too large a model, or not that of the weights
         (fields(model__n_heads=True), "n_heads must be a whole number"),
         (fields(model__colour=1), "unexpected keyword argument 'colour'"),
-        (fields(model__encoding=3), "EncodingConfig lacks the field 'pe'"),
+        (fields(model__encoding=3), "make_encoding lacks the field 'pe'"),
         (fields(model__encoding__pe="rotary"), "pe must be one of nope"),
         (fields(train__steps=-1), "steps must be a whole number"),
         (fields(train__lr=float("nan")), "lr must be a finite number"),
@@ -361,7 +361,7 @@ def test_a_last_line_is_written_over_what_a_bar_and_a_ctrl_c_have_left_there(mon
     with open(theirs, "w") as terminal, pytest.raises(SystemExit):
         monkeypatch.setattr(sys, "stderr", terminal)
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        bar = tqdm(total=10, file=terminal, dynamic_ncols=True, bar_format=cli.BAR)
+        bar = tqdm(total=10, file=terminal, dynamic_ncols=True, bar_format=BAR)
         with cli.CommandLine(prog="a.py").one_line_errors():
             raise KeyboardInterrupt
     drawn, last = os.read(ours, 1000).decode().split("\r\x1b[K")
@@ -426,7 +426,7 @@ def test_text_outside_an_ascii_locale_is_printed_somehow(damaged):
 ], ids=["--resume", "--overwrite"])  # fmt: skip
 def test_a_run_that_is_being_trained_is_left_alone(damaged, second):
     before = contents(damaged)
-    with files.held(damaged / "runs" / "expe"):
+    with files.lock(damaged / "runs" / "expe"):
         line = refused(process("train.py", *second, cwd=damaged))
     who = f"process {os.getpid()}" if sys.platform.startswith("linux") else "another process"
     assert f"runs/expe is in use by {who}: wait for its end" in line

@@ -15,7 +15,7 @@ SMALL = ["--context", "16", "--batch-size", "4", "--vocab", "300", "--steps", "2
 
 
 def config_of(name):
-    """What a variant's flags make of mini: (EncodingConfig, learning rate)."""
+    """What a variant's flags make of mini: (make_encoding, learning rate)."""
     args = command_line().parse_args(["--preset", "mini", *flags_of(name).split()])
     model, train = configure(args, *PRESETS["mini"])
     return model.encoding, train.lr

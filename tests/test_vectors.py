@@ -14,7 +14,7 @@ import torch
 from conftest import ROOT
 
 from config import ENCODINGS
-from lab.vectors import CASES, document, text
+from interop.make_vectors import CASES, document, text
 
 FILES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "vectors").glob("*.json"))}
 
@@ -364,16 +364,16 @@ def test_every_encoding_that_has_positions_has_its_files_and_they_are_small():
 def test_made_again_they_are_the_same(name):
     """All but the last digits, which another CPU's cosine may turn."""
 
-    def held(new, old, at):
+    def lock(new, old, at):
         assert type(new) is type(old) or {type(new), type(old)} == {int, float}, at
         if isinstance(new, dict):
             assert new.keys() == old.keys() and [*new] == [*old], at
             for key in new:
-                held(new[key], old[key], f"{at}: {key}")
+                lock(new[key], old[key], f"{at}: {key}")
         elif isinstance(new, list):
             assert len(new) == len(old), at
             for i, pair in enumerate(zip(new, old, strict=True)):
-                held(*pair, f"{at}, {i}")
+                lock(*pair, f"{at}, {i}")
         elif isinstance(new, float):
             assert new == pytest.approx(
                 old, rel=2e-4 if "mistakes" in at else 1e-12, abs=1e-4 if "mistakes" in at else 1e-12
@@ -381,7 +381,7 @@ def test_made_again_they_are_the_same(name):
         else:
             assert new == old, at
 
-    held(json.loads(text(document(CASES[name]))), FILES[name], name)
+    lock(json.loads(text(document(CASES[name]))), FILES[name], name)
     assert (ROOT / "vectors" / f"{name}.json").read_text(encoding="utf-8") == text(
         FILES[name]
     ) + "\n"  # by no other hand

@@ -15,7 +15,7 @@ from test_model import T, attend, attention_in_loops, filled, like, some_input, 
 from test_numpy import climb, close, has_score, random
 
 import model_numpy
-from config import ENCODINGS, EncodingConfig, InputError, ModelConfig
+from config import ENCODINGS, InputError, ModelConfig, make_encoding
 from expe import alibi_slopes
 
 ODD = np.array([9, 0, 3, 3, 40, 7, 1, 2, 100, 5, 6, 8])  # positions: gaps, a repeat, no order
@@ -141,14 +141,14 @@ def test_fire_is_relative_up_to_its_threshold():
 
 
 def test_fire_starts_as_its_listing_does():
-    config = ModelConfig(2, 64, 8, 512, 40, encoding=EncodingConfig("fire"))
+    config = ModelConfig(2, 64, 8, 512, 40, encoding=make_encoding("fire"))
     p = model_numpy.under("blocks.1.attn.encoding.", model_numpy.init_params(config, 0))
     assert np.exp(p["c"]) == pytest.approx(0.1) and np.exp(p["L"]) == pytest.approx(512)
     assert p["w2"].shape == (8, 32) and 0.9 / 32**0.5 < np.abs(p["w2"]).max() <= 1 / 32**0.5
     assert all(p[name].shape == (32,) and 0.8 < np.abs(p[name]).max() <= 1 for name in ("w1", "b1"))
     for wrong in (0.0, -3.0):
         with pytest.raises(InputError, match=f"threshold must be a finite number above 0, got {wrong}"):
-            EncodingConfig("fire", threshold=wrong)
+            make_encoding("fire", threshold=wrong)
 
 
 # ---- CoPE ------------------------------------------------------------------------------------------------------------
@@ -320,13 +320,13 @@ def test_partial_of_all_is_rope_and_of_a_width_that_has_no_pairs_is_refused():
     for fraction, message in ((0.4, "an even width: 0.4 of d_head, 8, is 3"), (0.01, "is 0"), (0.0, "above 0 and"),
                               (1.5, "at most 1, got 1.5")):
         with pytest.raises(InputError, match=f"rotary_fraction must .*{message}"):
-            ModelConfig(1, 16, 2, T, 40, encoding=EncodingConfig("partial", rotary_fraction=fraction))
+            ModelConfig(1, 16, 2, T, 40, encoding=make_encoding("partial", rotary_fraction=fraction))
 
 
 @pytest.mark.parametrize(
     "pe, fraction, width", [("partial", 0.14, 14), ("partial", 0.58, 58), ("proportional", 0.56, 100)])
 def test_a_share_that_is_whole_is_taken_though_its_product_is_not(pe, fraction, width):
-    model = ModelConfig(1, 100, 1, T, 40, encoding=EncodingConfig(pe, rotary_fraction=fraction))
+    model = ModelConfig(1, 100, 1, T, 40, encoding=make_encoding(pe, rotary_fraction=fraction))
     rows = model.encoding.rows(np.arange(T), model)
     assert rows.shape == (1, T, width) and (rows[0, 1, : width // 2] != 1).sum() == round(fraction * 100) // 2
 
@@ -350,7 +350,7 @@ def test_proportional_has_the_frequencies_of_transformers(seed):
     rope = {"rope_type": "proportional", "rope_theta": float(base), "partial_rotary_factor": fraction}
     theirs, one = ROPE_INIT_FUNCTIONS["proportional"](LlamaConfig(hidden_size=D, num_attention_heads=1,
                                                                   rope_parameters=rope), "cpu")
-    encoding = EncodingConfig("proportional", rotary_fraction=fraction, base=float(base))
+    encoding = make_encoding("proportional", rotary_fraction=fraction, base=float(base))
     model = ModelConfig(1, D, 1, T, 40, encoding=encoding)
     assert one == 1 and int(torch.count_nonzero(theirs)) == min(turning, pairs)
     right = n * theirs.double().numpy()  # in fp32 until here
@@ -364,7 +364,7 @@ def test_proportional_of_all_is_rope_and_of_no_whole_pairs_is_refused():
     half, neox = (tiny(pe, variant={"rotary_fraction": 0.5}) for pe in ("proportional", "partial"))
     assert not torch.allclose(half(tokens), neox(tokens))
     with pytest.raises(InputError, match="rotary_fraction must leave whole pairs: 0.4 of d_head, 8, is 1.6 of them"):
-        ModelConfig(1, 16, 2, T, 40, encoding=EncodingConfig("proportional", rotary_fraction=0.4))
+        ModelConfig(1, 16, 2, T, 40, encoding=make_encoding("proportional", rotary_fraction=0.4))
 
 
 # ---- xPos ------------------------------------------------------------------------------------------------------------
@@ -406,11 +406,11 @@ from dataclasses import dataclass
 
 import expe
 import model_numpy
-from config import EncodingConfig, knob, number
+from config import make_encoding, knob, number
 
 
 @dataclass(frozen=True)
-class Settings(EncodingConfig):
+class Settings(make_encoding):
     slope: float = knob(0.5, number("above 0", lambda x: x > 0), "how fast scores fall (default: 0.5)")
 
     def pairs(self, queries, keys, model):

@@ -1,7 +1,7 @@
 """One page that runs trained models in the browser: a text past their trained length, what their heads do, the knobs.
 
-    python -m lab.explorer                 trains what is missing of five small runs, and writes explorer.html
-    python -m lab.explorer RUN RUN ...     of runs that there are, of one data set
+    python -m web.explorer                 trains what is missing of five small runs, and writes explorer.html
+    python -m web.explorer RUN RUN ...     of runs that there are, of one data set
 
 The page is one file without links to anything outside: its models' weights in half precision, their tokenizer and some
 held-out texts are in it. lab/web/ holds its parts; model.js is a third backend, for layernorm and gelu.
@@ -18,15 +18,15 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from UNKNOWN import read_weights
 
 import data
 import train
-from cli import CommandLine, new_file
+from common import CommandLine, read_run, read_text, write_text
 from config import PRESETS, InputError
-from files import read_text, write_whole
+from lab.files import new_file
 from lab.measures import held_out, usable
 from lab.pictures import COLOURS, GREY, changed, colour, names_of, variant_of
-from runs import read_run, read_weights
 
 WEB, FOLDER, OUT = Path(__file__).parent / "web", Path("runs/explorer"), Path("explorer.html")
 RUNS = {                                 # name: flags of train.py
@@ -133,7 +133,7 @@ def page(runs, root=""):
     return re.sub(r"\{\{([\w.]+)\}\}", lambda match: parts[match[1]], parts["page.html"]) + "\n"
 
 def main(argv=None):
-    parser = CommandLine(prog="python -m lab.explorer", description="Write one page that runs trained models in the "
+    parser = CommandLine(prog="python -m web.explorer", description="Write one page that runs trained models in the "
                          "browser: read a text past their trained length, look inside, turn the knobs.")
     parser.add_argument("runs", nargs="*", metavar="RUN",
                         help=f"run directories of train.py (default: {', '.join(RUNS)} of mini, trained if missing)")
@@ -146,7 +146,7 @@ def main(argv=None):
             raise InputError("--steps is for runs that are trained here: leave it out, or the runs")
         root = os.path.relpath(WEB.parent.parent, Path(args.out).parent).replace(os.sep, "/") + "/"
         html = page([Path(run) for run in args.runs] or train_missing(args.steps or PRESETS["mini"].train.steps), root)
-        write_whole(args.out, html)
+        write_text(args.out, html)
         print(f"open {args.out}: {len(html.encode()) / 1e6:.1f} MB")
 
 if __name__ == "__main__":
