@@ -4,16 +4,14 @@
     python -m lab.attention runs/rope --out attention.png --lengths 128,512 --rope-scaling yarn
 """
 
-import math
-
 import torch
 
 from common import CommandLine, at_least, listed, pick_device
 from config import InputError
+from eval import held_out
 from lab import pictures
 from lab.files import picture
-from lab.measures import held_out, usable
-from model_torch import unseen
+from lab.measures import usable
 from past import scaling
 from past.reading import Reader, ReadingAttention, load
 
@@ -24,10 +22,8 @@ class WatchedAttention(ReadingAttention):
     fused = False                        # ALiBi's and the like: a bias, and no further dimensions of q and k
 
     def attend(self, q, k, v, bias, table):
-        scores = q @ k.mT / math.sqrt(q.shape[-1]) + (0 if bias is None else bias.type_as(q))     # (B, H, T, S)
-        if (never := unseen(*scores.shape[-2:], self.causal, self.window, q.device)) is not None:
-            scores = scores.masked_fill(never, -math.inf)
-        self.weights = (self.encoding.softmax or torch.nn.Softmax(-1))(scores).detach()
+        soften = self.encoding.softmax or torch.nn.Softmax(-1)
+        self.weights = soften(self.scores(q, k) + self.mask(q, k, bias)).detach()
         return super().attend(q, k, v, bias, table)
 
 def load_watched(run, device="cpu", dtype="fp32", attention=WatchedAttention):

@@ -16,6 +16,7 @@ import importlib.metadata
 import io
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -35,9 +36,11 @@ import numpy as np
 from tqdm import tqdm
 
 import data
+import model_numpy
 import train
 from common import CommandLine, at_least, listed, pick_device
 from config import ENCODINGS, PRESETS, InputError
+from engine import corpora
 from eval import MULTIPLES
 from lab.files import new_file, write_rows
 from past.scaling import SINKS
@@ -73,9 +76,9 @@ class Work:
 
     def __init__(self, preset, pe, backend, batch, dtype, device, compiled):
         from engine.fast import keep_freed_memory
-        from model_torch import GPT, cross_entropy
-        flags = train.command_line().parse_args(["--pe", pe, "--dtype", dtype])
-        self.model, config = train.configure(flags, *PRESETS[preset])
+        from model_torch import cross_entropy
+        fast = ["--fast"] if backend == "torch" else ["--no-fast"]
+        _, self.model, config = train.read_flags(["--preset", preset, "--pe", pe, "--dtype", dtype, *fast])
         self.config = replace(config, batch_size=batch, micro_batch=batch)
         self.rng, self.steps = np.random.default_rng(0), itertools.count()
         self.wait, self.memory = lambda: None, peak_bytes
@@ -90,10 +93,9 @@ class Work:
                 self.memory = torch.cuda.max_memory_allocated
         if backend != "plain":
             keep_freed_memory()                                        # as train.py does
-        plain = [GPT(self.model)] if backend in PLAIN else []
-        kind = train.TorchBackend if plain else train.BACKENDS[backend]
-        self.backend = kind(self.model, self.config, device, compiled, *plain)
-        if plain:
+        kind = train.NumpyBackend if backend == "numpy" else train.TorchBackend
+        self.backend = kind(self.model, self.config, device, compiled)
+        if backend in PLAIN:
             self.backend.model.cross_entropy = cross_entropy   # which --compile replaced
 
     @functools.cached_property
@@ -133,14 +135,14 @@ class Work:
 
     def generate(self, streaming):
         """(Seconds to the first token, seconds a token after it, bytes a token in the cache); None if it cannot."""
-        from generate import generate
         from past.cache import Cache
+        from past.writing import generate_cached
         if streaming and not self.reader.streams():
             return None
         context = self.model.context
         cache = Cache(SINKS, context - SINKS - 1) if streaming else Cache()
         prompt = context if streaming else context - GENERATED         # a full stream, or all within the trained length
-        writing = generate(self.reader, [self.tokens(1, prompt - 1)[0].tolist()], cache)
+        writing = generate_cached(self.reader, [self.tokens(1, prompt - 1)[0].tolist()], cache)
         first = self.seconds(next, writing)
         each = self.seconds(lambda: [next(writing) for _ in range(GENERATED)]) / GENERATED
         return first, each, cache.nbytes / len(cache)
@@ -154,6 +156,18 @@ class Work:
         kind = "self_cpu_time_total" if self.backend.device.type == "cpu" else "self_device_time_total"
         times = {event.key: getattr(event, kind) for event in profiler.key_averages()}
         return {name: spent / sum(times.values()) for name, spent in sorted(times.items(), key=lambda x: -x[1])}
+
+
+def flops_a_token(model):
+    """Of a training step: 6 N + 12 L C T (Chowdhery et al. 2022, appendix B), N counting the weights that multiply.
+
+    A weight costs two operations forward and four backward, and so does each of the T keys in attention's two products;
+    under a causal mask they are T/2 on average.
+    """
+    weights = sum(math.prod(shape) for name, shape in model_numpy.parameter_shapes(model).items()
+                  if len(shape) == 2 and (model.tied or name != "embedding.weight"))
+    keys = model.context / (2 if model.causal else 1)
+    return 6 * weights + 12 * model.n_layers * model.d_model * keys
 
 
 # ---- rows, in turn ---------------------------------------------------------------------------------------------------
@@ -209,7 +223,7 @@ class Row:
         (seconds, rate), (over_nope, _) = self.in_turn("step_and_product")
         batch = self.names["batch"]
         return {"step_s": seconds, "tokens_per_s": batch * self.model.context / seconds,
-                "flops_per_s": train.flops_a_token(self.model) * batch * self.model.context / seconds,
+                "flops_per_s": flops_a_token(self.model) * batch * self.model.context / seconds,
                 "gemm_flops_per_s": rate, "over_nope": over_nope, "peak_bytes": self.ask("memory")}
 
     def evaluate(self):
@@ -253,12 +267,12 @@ def measure_data(vocab, repeats):
 
     And of tiktoken alone, on one core and by as many threads as there are cores.
     """
-    texts = [text for _, text in data.take(data.documents("packages"), TEXT)]
+    texts = [text for *_, text in corpora.take(((None, *one) for one in data.documents("packages")), TEXT)]
     with tempfile.TemporaryDirectory() as folder:
         source, tokenizer = Path(folder) / "text.jsonl", Path(folder) / "t.tiktoken"
         source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-        data.save_tokenizer(data.train_tokenizer(iter(texts[:256]), vocab), tokenizer)
-        encode = functools.partial(data.load_tokenizer(tokenizer).encode_to_numpy, disallowed_special=())
+        data.write_ranks(tokenizer, data.train_tokenizer(iter(texts[:256]), vocab))
+        encode = data.load_tokenizer(tokenizer).encode_ordinary
 
         def prepare():
             with contextlib.redirect_stdout(io.StringIO()):

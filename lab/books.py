@@ -13,9 +13,7 @@ import hashlib
 from pathlib import Path
 from xml.etree import ElementTree
 
-from UNKNOWN import new_folder
-
-from common import CommandLine
+from common import CommandLine, holds_files, output_folder
 from config import InputError
 
 TEI = "{http://www.tei-c.org/ns/1.0}"
@@ -59,9 +57,12 @@ def main(argv=None):
             mine = {name: "\n".join(text) + "\n" for name, (author, text) in novels.items() if held_out(author) == held}
             texts = {f"{name}.txt": text for name, text in mine.items()} if not held else {
                 f"{name}-{i}.txt": piece for name, text in mine.items() for i, piece in enumerate(excerpts(text), 1)}
-            with new_folder(folder, sorted(texts), advice=f"use it with --data {folder}") as scratch:
-                for name, text in texts.items():
-                    (scratch / name).write_text(text, encoding="utf-8")
+            out = output_folder(folder)
+            if holds_files(out):
+                raise InputError(f"{folder} exists: use it with --data {folder}, or choose another --out")
+            out.mkdir(parents=True, exist_ok=True)
+            for name, text in texts.items():
+                (out / name).write_text(text, encoding="utf-8")
             authors = len({novels[name][0] for name in mine})
             print(f"{folder}: {len(mine)} novels by {authors} authors, {len(texts)} documents, "
                   f"{sum(map(len, texts.values())):,} characters")

@@ -18,9 +18,10 @@ import numpy as np
 from common import CommandLine, named_runs, read_run, read_text, write_text
 from config import InputError
 from lab.files import check_shape, new_file, picture
-from train import LOGGED
 
 POINTS = 100                             # of the longest run's curve, about: a mean over as many steps of each run
+
+LOGGED = ("step", "loss", "grad_norm", "lr", "val_loss")
 
 def read_log(run):
     """[{"step", "tokens", "loss", "grad_norm", "lr", "val_loss" where there is one}] of a run, by steps.

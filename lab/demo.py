@@ -11,12 +11,11 @@ import io
 import shlex
 from pathlib import Path
 
-import eval as evaluation
 import generate
 import train
 from common import CommandLine, at_least, read_run, write_text
 from config import InputError
-from lab import curves
+from lab import curves, measure
 from lab.files import read_json
 from lab.pictures import name as name_of
 
@@ -31,7 +30,7 @@ RUNS = {                                 # name: flags of train.py, and what the
 PROMPT = "def main("
 NEXT = (
     ("the full runs, some minutes each", 'make train PE="expe rope sinusoidal"'),
-    ("the same targets with more and more context", "python eval.py runs/demo/*/ --protocol same-targets"),
+    ("the same targets with more and more context", "python -m lab.measure runs/demo/*/ --protocol same-targets"),
     ("your own text, a file or folder of it", "python train.py --pe expe --on k --data my_books/"),
 )
 STYLE = """
@@ -57,7 +56,7 @@ def tour(steps):
         train.main(shlex.split(f"--preset mini {flags} --steps {steps} --out {run} {resume}"))
     print("evaluating at 1 to 16 times the trained length", flush=True)
     runs = " ".join(str(FOLDER / name) for name in RUNS)
-    call(evaluation.main, runs, f"--max-docs {DOCUMENTS} --json {FOLDER}/loss.json --plot {FOLDER}/loss.png")
+    call(measure.main, runs, f"--max-docs {DOCUMENTS} --json {FOLDER}/loss.json --plot {FOLDER}/loss.png")
     call(curves.main, runs, f"--out {FOLDER}/training.png")
     print("generating", flush=True)
     texts = {name: call(generate.main, FOLDER / name, f"--prompt '{PROMPT}' --tokens 120 --temperature 0.7")

@@ -24,12 +24,12 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
     for name, flags in {"expe": "--pe expe", "expe-l8": "--pe expe --l 8", "expe-constant": "--pe expe --constant",
                         "expe-constant-l8": "--pe expe --constant --l 8", "exqpe": "--pe exqpe"}.items()
 } | tuned.variants() | {
-    "rope-log": "--pe rope+log",
-    "rope-sinks": "--pe rope+sinks",
+    "rope-log": "--pe rope --softmax log",
+    "rope-sinks": "--pe rope --softmax sinks",
     "rope-nope4": "--pe rope --nope-every 4",
     "rope-nope4-window": "--pe rope --nope-every 4 --window 32",
-    "rope-nope4-log": "--pe rope+log --nope-every 4",
-    "rope-nope4-window-log": "--pe rope+log --nope-every 4 --window 32",
+    "rope-nope4-log": "--pe rope --softmax log --nope-every 4",
+    "rope-nope4-window-log": "--pe rope --softmax log --nope-every 4 --window 32",
     "rope-then-nope": f"--pe nope --init-from runs/{tuned.PRESET}/rope-s{{seed}} --steps 160",      # a tenth of mini's
     "learned-random": "--pe learned --n-positions 2048 --random-positions 2048",
 } | {f"{name}-random": f"{flags} --random-positions 2048"
@@ -37,7 +37,7 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
                          "expe-on-k-x16": tuned.variants()["expe-on-k-x16"]}.items()} | {
     f"{name}-tokens-x{times}": f"{tuned.variants()[name]} --steps {times * 1600}"
     for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2") for times in (2, 4)}
-EVALUATIONS = {                          # flags of eval.py, by the name of the file that they fill
+EVALUATIONS = {                          # flags of lab.measure, by the name of the file that they fill
     "nonoverlap": "--per-position",
     "same-targets": "--protocol same-targets",
     "swap": "--probe swap",

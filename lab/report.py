@@ -13,11 +13,12 @@ import numpy as np
 from common import read_text, write_text
 from config import InputError
 from eval import MULTIPLES
-from lab import pictures, tuned
+from lab import pictures
 from lab.files import check_shape, read_json
 from lab.grids import DATA, EVALUATIONS, GAINS, GRIDS, LOSSES, PROBES, VARIANTS, Grid, flags_of, place_of
 from lab.measures import MEASURES, interval_of_seeds
 from lab.pictures import Curve
+from studies import tuning as tuned
 
 NOTES = "\n## Notes\n"
 HEAD = ("# Results\n\nMade by `python -m lab.reproduce report` from the files under results/, one a run and "

@@ -25,10 +25,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-import eval as evaluation
 import train
-from common import CommandLine, at_least, listed, lock, pick_device, read_run
+from common import CommandLine, at_least, checkpoint_info, listed, lock, pick_device, read_run
 from config import PRESETS, InputError
+from eval import MULTIPLES
+from lab import measure
 from lab.files import clock, read_json, write_json
 from lab.grids import ALL, DATA, EVALUATIONS, GRIDS, SEEDS, VARIANTS, flags_of, place_of
 from model_numpy import count_parameters
@@ -93,8 +94,7 @@ def jobs_of_run(variant, seed, evaluations, args):
     command += ["--seed", str(seed), "--out", str(run), *data, *device, *args.train_flags]
     model, config = configs_of(command, args)
     if (run / "config.json").exists():
-        given = train.command_line().parse_args([*command[2:], "--resume"])
-        train.stored_run(run, given)
+        train.check_resumed(run, train.read_flags([*command[2:], "--resume"])[0].given)
     elif run.exists():
         raise InputError(f"{run} holds no config.json, so it is not a run directory: move it away")
     tokens = config.steps * config.batch_size * model.context
@@ -102,8 +102,8 @@ def jobs_of_run(variant, seed, evaluations, args):
     documents = ["--max-docs", str(args.max_docs)] if args.max_docs else []
     for what in evaluations:
         flags, file = EVALUATIONS[what], results / f"{name}.{what}.json"
-        tokens = (1 + flags.count(",")) * WINDOWS * sum(evaluation.MULTIPLES) * model.context
-        command = ["python", "eval.py", str(run), *shlex.split(flags), *held_out, *documents, *device]
+        tokens = (1 + flags.count(",")) * WINDOWS * sum(MULTIPLES) * model.context
+        command = ["python", "-m", "lab.measure", str(run), *shlex.split(flags), *held_out, *documents, *device]
         command += ["--json", str(file)]
         work = tokens / 3                                              # no backward pass
         jobs.append(Job(variant, seed, run, what, file, command, work, args))
@@ -111,15 +111,15 @@ def jobs_of_run(variant, seed, evaluations, args):
 
 def configs_of(command, args):
     """(ModelConfig, TrainConfig) of a run that is trained by that command."""
-    return train.configure(train.command_line().parse_args(command[2:]), *PRESETS[args.preset])
+    return train.read_flags(command[2:])[1:]
 
 def weights_of(run):
     """(steps done, steps in all, SHA-256 of the weights) of a run, or (0, None, None) if there is none."""
     if not (run / "config.json").exists():
         return 0, None, None
-    _, config, record = read_run(run)
-    checkpoint = record["checkpoint"]
-    return checkpoint["step"], config.steps, checkpoint["files"]["model.safetensors"]["sha256"]
+    _, config, _ = read_run(run)
+    info = checkpoint_info(run)
+    return info["step"], config.steps, info["sha256"]
 
 def done(job):
     """Whether a job's file is there, whole, of the complete run's weights (by their hash), and of as many documents.
@@ -146,19 +146,20 @@ def do(job):
     """Train or evaluate, and leave the job's file; in this process, so that whoever kills one kills the other."""
     if job.evaluation is not None:
         with contextlib.redirect_stdout(io.StringIO()):
-            return evaluation.main(job.command[2:])
+            return measure.main(job.command[3:])
     import torch
     torch.compiler.reset()                                             # what was compiled for another run
     there = (job.run / "config.json").exists()
     train.main(job.command[2:] + ["--resume"] * there)                 # of a complete run, only what a kill left undone
     model, config, record = read_run(job.run)
+    info = checkpoint_info(job.run)
     write_json(job.file, {
         "variant": job.variant, "seed": job.seed, "train_flags": shlex.join(job.args.train_flags),
-        "command": shlex.join(job.command), "parameters": count_parameters(model)[0], "tokens": job.work,
-        "seconds": record["checkpoint"].get("seconds"), "trained_length": model.context, "dtype": config.dtype,
+        "command": shlex.join(job.command), "parameters": count_parameters(model), "tokens": job.work,
+        "seconds": info["seconds"], "trained_length": model.context, "dtype": config.dtype,
         "provenance": record["provenance"],
         "data": {name: record["data"][name] for name in ("source", "vocab", "splits")},
-        "weights": record["sha256"],
+        "weights": info["sha256"],
     })
 
 def rate_of(runs, left):
@@ -169,8 +170,8 @@ def rate_of(runs, left):
     args = runs[0].args
     model, config = configs_of(runs[0].command, args)
     backend = train.TorchBackend(model, config, pick_device(args.device or "auto"), False)
-    batch = np.zeros((min(8, config.micro_batch), model.context + 1), dtype=np.int64)
-    _, seconds = timeit.repeat(lambda: float(backend.step(batch, 0)[0]), number=1, repeat=2)
+    batch = np.zeros((min(8, config.micro_batch or config.batch_size), model.context + 1), dtype=np.int64)
+    _, seconds = timeit.repeat(lambda: backend.step(batch, 0), number=1, repeat=2)
     return batch[:, 1:].size / seconds, "one small step, uncompiled, measured now"
 
 def show_plan(jobs, verbose):

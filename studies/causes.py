@@ -18,7 +18,6 @@ import shlex
 from functools import partial
 from pathlib import Path
 
-import cli
 import numpy as np
 import torch
 from torch import nn
@@ -28,11 +27,11 @@ from tqdm import tqdm
 import data
 import model_torch
 import train
-from common import CommandLine, listed, lock, pick_device
-from config import ENCODINGS, PRESETS, InputError, Override
+from common import CommandLine, at_least, listed, lock, pick_device
+from config import InputError, Override, make_encoding
 from engine import fast
 from lab import measures
-from lab.files import BAR, read_json, write_rows
+from lab.files import BAR, new_file, read_json, write_rows
 from lab.grids import VARIANTS, flags_of
 from studies.tuning import PRESET
 
@@ -99,8 +98,9 @@ def trained_gains(model, ratio=1.0):
 
 def rotary_half(model):
     """Half of each head's dimensions turn, as those of the encoding `partial` do, and the other half has the place."""
-    config, settings = model.config, ENCODINGS["partial"]("partial", rotary_fraction=0.5)
-    turning = model_torch.ENCODINGS["partial"](settings, config)
+    config = model.config
+    settings = make_encoding("partial", rotary_fraction=0.5)
+    turning = model_torch.make_encoding_module(settings, config)
     still = (torch.arange(config.d_model) % config.d_head >= config.d_head // 2)[:, None].float()
     for block in model.blocks:
         parametrize.register_parametrization(block.attn.qkv, "weight", PlaceGains(config.encoding.l, lambda: still))
@@ -140,7 +140,7 @@ def losses(model, documents, context):
 def configured(variant, cause, seed, args):
     """The flags of train.py of one run, and the ModelConfig and TrainConfig that they make; InputError if none."""
     words = shlex.split(f"{flags_of(variant)} {CAUSES[cause][0]} --seed {seed}") + args.train_flags
-    model_config, config = train.configure(train.command_line().parse_args(words), *PRESETS[PRESET])
+    _, model_config, config = train.read_flags(["--preset", PRESET, "--fast", *words])
     if cause in OF_KEYS[1:] and not isinstance(model_config.encoding, Override):
         raise InputError(f"{cause} changes what ExPE puts into W_k, which {variant} lacks: name a variant of expe")
     return words, model_config, config
@@ -149,7 +149,7 @@ def run(variant, cause, seed, args):
     """Train and score one model; a row of the file."""
     change = CAUSES[cause][1]
     words, model_config, config = configured(variant, cause, seed, args)
-    folder = data.ensure(config.data, model_config.vocab_size, config.min_doc_tokens, config.max_tokens)
+    folder, meta = data.ensure(config.data, model_config.vocab_size, config.min_doc_tokens, config.max_tokens)
     tokens, context = data.open_split(folder, "train"), model_config.context
     torch.manual_seed(config.seed)
     model = model_torch.GPT(model_config, config.seed, **fast.PARTS)
@@ -159,7 +159,7 @@ def run(variant, cause, seed, args):
     for step in tqdm(range(config.steps), f"{variant}, {cause}", leave=False, disable=None, bar_format=BAR):
         loss, _ = backend.step(data.batch(tokens, context, config.batch_size, config.seed, step), step)
     model.eval()
-    documents = data.split_documents(data.open_split(folder, "val"), data.read_meta(folder)["eot"])
+    documents = data.split_documents(data.open_split(folder, "val"), meta["eot"])
     found = losses(model, measures.usable(documents, MULTIPLES[-1] * context, None), context)
     return {"variant": variant, "cause": cause, "seed": config.seed, "flags": shlex.join(words), "steps": config.steps,
             "train_loss": float(loss), "losses": found}
@@ -169,8 +169,8 @@ def main(argv=None):
     parser.add_argument("--causes", type=listed(str, *CAUSES), metavar="NAME,...", help=", ".join(CAUSES))
     parser.add_argument("--variants", type=listed(str, *VARIANTS), metavar="NAME,...",
                         help=f"default: {','.join(ABLATIONS)}; expe-on-k for {','.join(OF_KEYS)}")
-    parser.add_argument("--seeds", type=listed(cli.at_least(0)), default=[0], metavar="N,N,...", help="default: 0")
-    parser.add_argument("--out", type=cli.new_file, metavar="FILE", help=f"default: results/{PRESET}/causes.json")
+    parser.add_argument("--seeds", type=listed(at_least(0)), default=[0], metavar="N,N,...", help="default: 0")
+    parser.add_argument("--out", type=new_file, metavar="FILE", help=f"default: results/{PRESET}/causes.json")
     parser.add_argument("train_flags", nargs="*", metavar="-- FLAGS", help="of train.py, for every run")
     with parser.one_line_errors():
         args = parser.parse_args(argv)

@@ -64,7 +64,7 @@ def costs(config):
     plain, reader, cache = replace(config, encoding=make_encoding(), nope_every=0, window=0), Reader(config), Cache()
     reader(torch.zeros(1, config.context, dtype=torch.long), cache=cache)
     return {
-        "parameters": f"{count_parameters(config)[0] - count_parameters(plain)[0]:,}",
+        "parameters": f"{count_parameters(config) - count_parameters(plain):,}",
         "operations": f"{operations(config) - operations(plain):,}",
         "cache, B": f"{cache.nbytes // len(cache):,}",
         "streams": "yes" if reader.streams() else "no",
@@ -95,8 +95,8 @@ def main(argv=None):
         args = parser.parse_args(argv)
         files, rows = collect(Path("results") / args.preset), []
         for variant in args.variants:
-            flags = train.command_line().parse_args(flags_of(variant, preset=args.preset).split())
-            config, _ = train.configure(flags, *PRESETS[args.preset])
+            flags = flags_of(variant, preset=args.preset).split()
+            _, config, _ = train.read_flags(["--preset", args.preset, *flags])
             cells = costs(config) | losses(variant, files, args.seeds)
             rows.append([variant, *(cells.get(head, "-") for head in HEADS[1:])])
         print(table(HEADS, rows), end="")

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from common import CommandLine, load_model, read_run
 from config import InputError, Override
-from lab.files import new_file, write_rows
+from lab.files import BAR, new_file, write_rows
 from lab.formats import round_to
 from lab.measures import Settings, held_out, same_targets, summary, usable
 from lab.report import paired

@@ -6,9 +6,10 @@ import pytest
 from conftest import command, refused
 
 from config import PRESETS
-from lab import reproduce, tuned
+from lab import reproduce
 from lab.grids import EVALUATIONS, flags_of
 from lab.pictures import name as name_of
+from studies import tuning as tuned
 from train import command_line, configure
 
 SMALL = ["--context", "16", "--batch-size", "4", "--vocab", "300", "--steps", "2", "--width", "32", "--layers", "1"]
