@@ -1,4 +1,4 @@
-"""Hold anybody's positional encoding against vectors/: python conform.py MODULE:FUNCTION --case rope-yarn
+"""Hold anybody's positional encoding against vectors/: python -m interop.conform MODULE:FUNCTION --case rope-yarn
 
 FUNCTION takes, by name, any of the case's inputs and parameters, as NumPy arrays: vectors/NAME.json lists them, with
 shapes. It returns the case's first output or a tuple of the first ones, or a dict of any of them by name, as anything

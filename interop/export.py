@@ -1,7 +1,7 @@
 """A run as a model of transformers, and back again.
 
-    python export.py runs/mini-expe-s0 --to transformers handed/          a folder for AutoModelForCausalLM
-    python export.py handed/ --from transformers runs/back                a run, of a Llama or a GPT-NeoX
+    python -m interop.export runs/mini-expe-s0 --to transformers handed/          a folder for AutoModelForCausalLM
+    python -m interop.export handed/ --from transformers runs/back                a run, of a Llama or a GPT-NeoX
 
 The folder is loaded offline, with its tokenizer, and generates with its cache. Where transformers has not the encoding,
 it brings its own code, one file to read first: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True),
@@ -14,7 +14,7 @@ from config import InputError
 # torch and what imports it are imported in main, so that --help and a wrong flag answer at once.
 
 def main(argv=None):
-    parser = CommandLine(prog="export.py", description="Hand a run over to another library, or take one from it.",
+    parser = CommandLine(prog="python -m interop.export", description="Export a run to another library, or import one from it.",
                          epilog=__doc__[__doc__.index("    python") :])
     add = parser.add_argument
     add("source", metavar="RUN", help="run directory of train.py; with --from: a folder of that library")
@@ -27,8 +27,8 @@ def main(argv=None):
         if (args.to is None) == (args.origin is None):
             raise InputError("say one of them: --to transformers, or --from transformers")
         from interop.over import from_transformers, to_transformers
-        hand = to_transformers if args.to else from_transformers
-        architecture, step = hand(args.source, args.out, args.overwrite)
+        convert = to_transformers if args.to else from_transformers
+        architecture, step = convert(args.source, args.out, args.overwrite)
         print(f"{args.out}: {architecture}, step {step:,} of {args.source}" if args.to
               else f"{args.out}: a run at step {step}, of the {architecture} in {args.source}")
 

@@ -1,4 +1,4 @@
-"""vectors/: small JSON files that any implementation of an encoding can be held against: `python -m interop.make_vectors`.
+"""vectors/: small JSON files to check any implementation of an encoding with: `python -m interop.make_vectors`.
 
 One file a case, made by the float64 NumPy reference: inputs, outputs of three parts (near: two sequences, one with
 gaps; far: positions up to 10^6; decode: one step with a cache), and what common mistakes would give, so that conform.py
@@ -19,8 +19,9 @@ import model_numpy
 from common import CommandLine, write_text
 from config import ModelConfig, make_encoding
 from lab.formats import round_to
+from past.scaling import ScaledRoPE, scaled_inv_freq
 
-FOLDER = Path(__file__).resolve().parent.parent / "vectors"
+FOLDER = Path(__file__).resolve().parent / "vectors"
 NEAR, DECODE = [[0, 1, 2, 3, 4, 5], [0, 5, 256, 257, 2048, 2049]], [[0, 1, 2, 300, 301, 303]]
 PARTS = {"near": NEAR, "far": [[3, 4096, 65537, 524288, 999_999, 1_000_000]], "decode": DECODE}
 CLOSE = {"near": NEAR, "decode": DECODE}                              # of what does not know far positions
@@ -71,8 +72,10 @@ def settled(case, length):
     """The ModelConfig of a case for a sequence of this length, its encoding in it."""
     H, D = case.heads
     length = {"length": length} if case.settings.get("rope_scaling") in ("dynamic", "longrope") else {}
-    encoding = make_encoding(case.pe, **case.settings, **length)
-    return ModelConfig(1, H * D, H, case.context, vocab_size=2, encoding=encoding)
+    pe, _, softmax = case.pe.partition("+")
+    make = ScaledRoPE if "rope_scaling" in case.settings else make_encoding
+    encoding = make(pe, **case.settings, **length)
+    return ModelConfig(1, H * D, H, case.context, vocab_size=2, softmax=softmax or "plain", encoding=encoding)
 
 def draw(case, positions, seed):
     """The inputs of a part: integer positions (B, S), and numbers of two digits."""
@@ -100,7 +103,7 @@ def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores
     """
     case = case._replace(pe=pe or case.pe, settings=case.settings | (settings or {}))
     model, learned = settled(case, x["length"]), case.learned(case.parameters | (parameters or {}))
-    encoding, H = model_numpy.doors_of(model.encoding), model.n_heads
+    encoding, H = model_numpy.doors_of(model.encoding, model), model.n_heads
     queries, keys = n(x["positions"]), (keys or n)(x["key_positions"])
     table = rows(case.scale(model.encoding.rows(queries, model)), queries)
     apart, found = pairs(model.encoding.pairs(queries, keys, model)), {}
@@ -200,7 +203,7 @@ def usual_of_decode(case, x):
 
 def usual_of_rope(case, x):
     f, a = frequencies(case, x["length"])
-    g = expe.rope_inv_freq(2 * len(f))[0]
+    g = expe.rope_inv_freq(2 * len(f))
     ntk = case.settings.get("rope_scaling") in ("ntk", "dynamic")
     power = lambda p: f**p if ntk else g**p * f / g  # noqa: E731
     return {
@@ -220,11 +223,11 @@ def usual_of_rope(case, x):
 
 def yarn_mistakes(case, x):
     f, a = frequencies(case, x["length"])
-    g, s = expe.rope_inv_freq(8)[0], case.settings["factor"]
+    g, s = expe.rope_inv_freq(8), case.settings["factor"]
     low, high = (8 * math.log(case.context / (2 * math.pi * turns)) / (2 * math.log(10000)) for turns in (32, 1))
     ramp = np.clip((np.arange(4) - low) / (high - low), 0, 1)
     inverted, ends = g * (1 + 1 / s) - f, g * (1 - ramp + ramp / s)
-    longest, _ = expe.rope_inv_freq(8, scaling="yarn", factor=s, trained_length=case.context * int(s))
+    longest, _ = scaled_inv_freq(8, scaling="yarn", factor=s, trained_length=case.context * int(s))
     return {"length: L is max_position_embeddings, not the original one": {"rows": turning(longest, a)},
             "there is no ramp: all frequencies are divided by the factor": {"rows": turning(g / s, a)},
             "mscale is not read: attention_factor is 0.1 ln(factor) + 1": {"rows": turning(f, 0.1 * math.log(s) + 1)},
@@ -232,16 +235,16 @@ def yarn_mistakes(case, x):
             "the ends of YaRN's ramp are not rounded (truncate: false)": {"rows": turning(ends, a)}}
 
 def dynamic_mistakes(case, x):
-    static = expe.rope_inv_freq(8, scaling="ntk", factor=case.settings["factor"])[0]
+    static = scaled_inv_freq(8, scaling="ntk", factor=case.settings["factor"])[0]
     return {"the static rule: the base times factor^(D/(D-2)) at every length": {"rows": turning(static)}}
 
 def longrope_mistakes(case, x):
-    g, (_, a) = expe.rope_inv_freq(8)[0], frequencies(case, x["length"])
+    g, (_, a) = expe.rope_inv_freq(8), frequencies(case, x["length"])
     return {f"length: the {name} factors, where the others belong": {"rows": turning(g / case.settings[name], a)}
             for name in ("short", "long")}
 
 def llama3_mistakes(case, x):
-    g = expe.rope_inv_freq(8)[0]
+    g = expe.rope_inv_freq(8)
     steps = np.where(case.context * g / (2 * math.pi) > 4, g, g / 8)
     return {"there is no ramp: pairs are kept from 4 turns on, else divided": {"rows": turning(steps)}}
 
@@ -263,7 +266,7 @@ def proportional_mistakes(case, x):
             "factor missing: the whole head turns": {"settings": {"rotary_fraction": 1.0}}}
 
 def xpos_mistakes(case, x):
-    plain = turning(expe.rope_inv_freq(8)[0])
+    plain = turning(expe.rope_inv_freq(8))
     return {"the factors of q and k are exchanged: scores grow": {"rows": lambda y, n: np.roll(y, 8, -1)},
             "factor missing: RoPE alone": {"rows": lambda y, n: np.tile(plain(y, n), 2)},
             "factor squared: z^(m/256)": {"settings": {"scale_base": 256.0}}}
@@ -577,7 +580,7 @@ def merged(case):
     if rows is None:
         pairs = model.encoding.pairs(n[-1:], n[::-1], model)
         nothing = np.zeros((1, model.n_heads, 1, model.d_head))
-        score, _ = model_numpy.doors_of(model.encoding).score
+        score, _ = model_numpy.doors_of(model.encoding, model).score
         bias, _ = score(nothing, nothing, None, pairs, case.learned(case.parameters))          # (..., H, 1, REACH)
         return found | {"distances whose bias is cast": left(np.moveaxis(bias, -1, 0))}
     return found | ({} if rows is False else {"positions whose table is cast": left(case.scale(rows))})

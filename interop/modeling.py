@@ -1,6 +1,6 @@
 """The GPT of model_torch.py as transformers calls it: its config, a forward pass with a cache, and so `generate`.
 
-Of this and what it uses of the reference, hand/one_file.py makes the file that a model is handed over with.
+Of this and what it uses of the reference, interop/one_file.py makes the file that a model is handed over with.
 
 B batch, T new tokens, S keys (S > T with a cache), H heads, D width of a head, C = H*D model width, V vocabulary.
 """
@@ -14,8 +14,9 @@ from torch import nn
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from config import ENCODINGS as SETTINGS
-from model_torch import ENCODINGS, NORMS, Attention, Block, as_tensor, project
+from config import CORE as SETTINGS
+from model_torch import ENCODINGS, NORMS, Attention, Block, as_tensor
+from zoo.softmax import set_softmax
 
 
 class GPTConfig(PretrainedConfig):
@@ -45,19 +46,18 @@ class CachedAttention(Attention):
     """Attention over all keys that a cache of transformers holds."""
 
     def forward(self, h, at):
-        q, k, v = self.heads(project(self.encoding.override(h, at.rows), self.qkv.weight))     # (B, H, T, D) each
-        q, k = self.encoding.rotate(q, k, at.rows)
-        if at.cache is not None and self.encoding.keeps_input:                         # h lies beside the values there
+        q, k, v = self.project(h, at)                                                  # (B, H, T, D) each
+        inputs = h                                                                     # of all S keys, (B, S, C)
+        if at.cache is not None and getattr(self.encoding, "keeps_input", False):      # they lie beside the values
             k, v = at.cache.update(k, torch.cat((v, *self.heads([h])), -1), self.layer)
-            v, h = v.chunk(2, -1)                                                      # (B, H, S, D) each
-            h = h.transpose(1, 2).flatten(2)                                           # (B, S, C)
+            v, kept = v.chunk(2, -1)                                                   # (B, H, S, D) each
+            inputs = kept.transpose(1, 2).flatten(2)
         elif at.cache is not None:
             k, v = at.cache.update(k, v, self.layer)
-        bias = self.encoding.score(q, k, h, at.pairs)
+        bias = self.encoding.score(q, k, inputs, at.pairs)
         if at.padding is not None:
             bias = at.padding if bias is None else bias + at.padding
-        y = self.attend(q, k, v, bias, at.pairs)                                       # (B, H, T, D)
-        return self.proj(y.transpose(1, 2).flatten(2))                                 # (B, T, C)
+        return self.output(self.attend(q, k, v, bias, at.pairs), h)                    # (B, T, C)
 
 class GPTForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = GPTConfig
@@ -66,17 +66,23 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config):
         super().__init__(config)
         settings = {name: SETTINGS[name](**values) for name, values in config.encodings.items()}
-        shared = {name: ENCODINGS[name](of, config) for name, of in settings.items() if not of.each_block}
+        shared = {name: self.make_encoding(of) for name, of in settings.items() if not of.each_block}
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.dropout, self.blocks = nn.Dropout(config.dropout), nn.ModuleList()
         for i, (name, window) in enumerate(config.which):
-            attention = CachedAttention(config, shared.get(name) or ENCODINGS[name](settings[name], config), window)
+            attention = CachedAttention(config, shared.get(name) or self.make_encoding(settings[name]), window)
             attention.layer = i
             self.blocks.append(Block(config, attention, nn.Dropout(config.dropout)))
         self.norm = NORMS[config.norm](config.d_model, eps=config.norm_eps)
         self.head = None if config.tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.encoding = shared.get(config.encoding)                                    # or each block has its own
         self.post_init()
+
+    def make_encoding(self, settings):
+        encoding = ENCODINGS[settings.pe](settings, self.config)
+        if self.config.softmax != "plain":
+            set_softmax(encoding, self.config)
+        return encoding
 
     def get_input_embeddings(self):
         return self.embedding

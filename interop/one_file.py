@@ -1,4 +1,4 @@
-"""One readable file of a model: hand/modeling.py, and all that it and the model's encoding use of the reference.
+"""One readable file of a model: interop/modeling.py, and all that it and the model's encoding use of the reference.
 
 Each definition is copied as it stands there, found by the names that those before it use: a name of this repository
 brings its definition with it, and any other its import.
@@ -17,7 +17,7 @@ from pathlib import Path
 from config import InputError
 
 ROOT = Path(__file__).parent.parent
-GIVEN = {("config", "ENCODINGS"), ("model_torch", "ENCODINGS"), ("model_numpy", "doors_of")}    # written anew below
+GIVEN = {("config", "CORE"), ("model_torch", "ENCODINGS"), ("model_numpy", "doors_of")}        # written anew below
 HEAD = '''"""A GPT with the positional encoding {pe}, for transformers:
 
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
@@ -31,7 +31,7 @@ Made by export.py of the text of its repository (MIT licence): each part stands 
 def read(module):
     """({name: text of its definition}, {name: (module, its name there or None)}) of a file of ours.
 
-    What stands in torch_class counts too: its class, or the function `of` for a softmax.
+    The class that stands in torch_class counts too.
     """
     text = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
     tree, defined, imported = ast.parse(text), {}, {}
@@ -108,29 +108,28 @@ def gathered(todo):
         module, name = todo.pop()
         if (module, name) not in texts:
             text, ours, imports = used(module, read(module)[0][name])
-            text = text.replace("doors_of(settings).shapes(config)", "settings.shapes")
-            texts[module, name] = text.replace("def of(", f"def {module.removeprefix('zoo._')}(", name == "of")
+            text = text.replace("doors_of(settings, config)", "settings")
+            texts[module, name] = text.replace("doors.shapes(config)", "doors.shapes")
             todo, others = todo | ours, others | imports
     return texts, others
 
 def one_file(model):
     """The text of modeling_gpt.py for a GPT of model_torch.py."""
-    roots, others, classes, tables = {("hand.modeling", "GPTForCausalLM")}, set(), [], {"SETTINGS": {}, "ENCODINGS": {}}
+    roots, others, classes, tables = {("interop.modeling", "GPTForCausalLM")}, set(), [], {"SETTINGS": {}, "ENCODINGS": {}}
     for encoding in {block.attn.encoding.settings.pe: block.attn.encoding for block in model.blocks}.values():
         pe, kind = encoding.settings.pe, type(encoding)
-        softmaxes = pe.split("+")[1:]
         name = "".join(re.findall(r"\w", pe)).capitalize() + "Settings"
         text, ours, imports = settings_class(name, encoding.settings)
         classes, others = [*classes, text], others | imports
-        roots |= ours | {(kind.__module__, kind.__name__), *((f"zoo._{softmax}", "of") for softmax in softmaxes)}
-        made = functools.reduce(lambda inner, softmax: f"{softmax}({inner})", softmaxes, kind.__name__)
-        tables["SETTINGS"][pe], tables["ENCODINGS"][pe] = name, made
+        roots |= ours | {(kind.__module__, kind.__name__)}
+        tables["SETTINGS"][pe] = name
+        tables["ENCODINGS"][pe] = kind.__name__
     for table, values in tables.items():
         items = ", ".join(f'"{pe}": {value}' for pe, value in values.items())
         classes.append(f"{table} = {{{items}}}")
     texts, more = gathered(roots)
     parts = {module: [text for name in read(module)[0] if (text := texts.get((module, name)))] for module, _ in texts}
-    order = sorted(parts, key=lambda module: (module == "hand.modeling", module.startswith("zoo."), module))
+    order = sorted(parts, key=lambda module: (module == "interop.modeling", module.startswith("zoo."), module))
     titled = [(f"{module.replace('.', '/')}.py", parts[module]) for module in order]
     titled.insert(-1, ("the encoding's settings and names", classes))
     head = HEAD.format(pe=model.config.encoding.pe) + import_lines(others | more)

@@ -8,25 +8,27 @@ Neither needs transformers: a folder of its is JSON and safetensors.
 """
 
 import dataclasses
+import json
+import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from UNKNOWN import CHECKPOINT, fingerprint, new_folder
+from safetensors.torch import load_file, save
 
+import common
 import data
-from common import load_model, write_text
+import train
 from config import PRESETS, InputError, ModelConfig, make_encoding
 from interop.one_file import one_file
 from interop.tokens import CONFIG, from_tokenizers, to_tokenizers
-from lab.files import check_shape, naming, read_json, write_json
+from lab.files import check_shape, read_json
 from model_numpy import doors_of, parameter_shapes
 
-FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "modeling_gpt.py")
-RUN = ("config.json", *CHECKPOINT, "log.jsonl", "tokenizer.tiktoken")
+MARK = "made_by_exact_positions"         # a field of the config.json of every folder that this has written
 
 
 # ---- the architectures -----------------------------------------------------------------------------------------------
@@ -150,16 +152,16 @@ KINDS = [("rope", LLAMA, turning), ("rope", NEOX, turning), ("partial", NEOX, tu
 
 def to_transformers(run, out, overwrite=False):
     """Write the folder of a run; returns (its architecture's name, the run's step). InputError for what cannot be."""
-    gpt, record = load_model(run)
+    gpt, record = common.load_model(run)
     config, e = gpt.config, gpt.config.encoding
     encoding = data.run_tokenizer(run, record["data"])
     if not config.causal:
         raise InputError(f"{run} sees both sides, and what generates from a cache must be causal: hand over a run "
                          "trained with --objective lm")
-    plain = not (config.nope_every or config.window)
+    plain = not (config.nope_every or config.window) and config.softmax == "plain"
     known = [(kind, of) for pe, kind, of in KINDS if plain and pe == e.pe and kind.ours.items() <= vars(config).items()]
     written = {"dtype": "float32", "bos_token_id": encoding.eot_token, "eos_token_id": encoding.eot_token,
-               "use_cache": True}
+               "use_cache": True, MARK: True}
     if known:
         [(kind, positions)] = known
         written |= {"architectures": [kind.architecture], "model_type": kind.model_type}
@@ -169,32 +171,43 @@ def to_transformers(run, out, overwrite=False):
     else:
         written |= of_its_own(config)
         weights, code = gpt.state_dict(), one_file(gpt)
-    with new_folder(out, FILES, overwrite, "it holds a model") as folder:
-        write_json(folder / "config.json", written)
-        write_tensors(folder / "model.safetensors", weights)
-        write_json(folder / "tokenizer.json", to_tokenizers(encoding))
-        write_json(folder / "tokenizer_config.json", CONFIG)
+    folder = common.output_folder(out)
+    check_folder(folder, overwrite)
+    folder.mkdir(parents=True, exist_ok=True)
+    with common.lock(folder):
         if code:
-            write_text(folder / "modeling_gpt.py", code)
+            common.write_text(folder / "modeling_gpt.py", code)
+        write_tensors(folder / "model.safetensors", weights)
+        common.write_text(folder / "tokenizer.json", json.dumps(to_tokenizers(encoding)))
+        common.write_text(folder / "tokenizer_config.json", json.dumps(CONFIG, indent=1))
+        common.write_text(folder / "config.json", json.dumps(written, indent=1))
     return written["architectures"][0], record["step"]
 
+def check_folder(folder, overwrite):
+    """InputError unless a folder may be written: a new or an empty one or, with --overwrite, one that this has made."""
+    if common.holds_files(folder):
+        config = folder / "config.json"
+        if not config.exists() or MARK not in common.read_json(config):
+            raise InputError(f"{folder} exists and was not written by this, so it is left as it is: choose another OUT")
+        if not overwrite:
+            raise InputError(f"{folder} exists: replace what it holds with --overwrite, or choose another OUT")
+
 def of_its_own(config):
-    """What config.json holds for hand/modeling.py's GPTConfig."""
+    """What config.json holds for interop/modeling.py's GPTConfig."""
     values = dataclasses.asdict(config) | {"encoding": config.encoding.pe, "encodings": {}, "which": []}
     for settings, window in map(config.block, range(config.n_layers)):
         values["encodings"][settings.pe] = dataclasses.asdict(settings) | {
-            "each_block": settings.each_block, "shapes": doors_of(settings).shapes(config)}
+            "each_block": doors_of(settings, config).each_block, "shapes": doors_of(settings, config).shapes(config)}
         values["which"].append((settings.pe, window))
     files = {"AutoConfig": "modeling_gpt.GPTConfig", "AutoModelForCausalLM": "modeling_gpt.GPTForCausalLM"}
     return values | {"architectures": ["GPTForCausalLM"], "model_type": "exact-positions", "auto_map": files,
                      "tie_word_embeddings": False}
 
 def write_tensors(path, tensors):
-    with naming(path):
-        try:
-            save_file(tensors, path, {"format": "pt"})
-        except SafetensorError as error:                                # how it reports a full disk
-            raise InputError(f"{path} cannot be written: {error}") from None
+    """Write {name: tensor} beside its place, and rename it."""
+    new = Path(f"{path}.new")
+    new.write_bytes(save(tensors, {"format": "pt"}))
+    os.replace(new, path)
 
 
 # ---- from transformers -----------------------------------------------------------------------------------------------
@@ -232,17 +245,21 @@ def from_transformers(folder, out, overwrite=False):
     ranks = from_tokenizers(read_json(folder / "tokenizer.json", dict), folder / "tokenizer.json")
     if len(ranks) + 1 != config.vocab_size:
         raise InputError(f"{folder} has {len(ranks) + 1:,} tokens and a vocabulary of {config.vocab_size:,}")
-    with new_folder(out, RUN, overwrite, "evaluate it") as run:
-        data.save_tokenizer(ranks, run / "tokenizer.tiktoken")
-        write_tensors(run / CHECKPOINT[0], weights)
-        write_tensors(run / CHECKPOINT[1], {})
-        write_text(run / "log.jsonl", "")
-        checkpoint = {"step": 0, "seconds": 0, "files": {name: fingerprint(run / name) for name in CHECKPOINT}}
-        write_json(run / "config.json", {
+    run = common.output_folder(out)
+    train.check_out(run, SimpleNamespace(resume=False, overwrite=overwrite))
+    run.mkdir(parents=True, exist_ok=True)
+    with common.lock(run):
+        record = {
             "model": dataclasses.asdict(config), "train": dataclasses.asdict(PRESETS["mini"].train),
             "data": {"folder": "none", "source": "unknown", "pattern": data.SPLIT_PATTERN, "vocab": len(ranks) + 1,
-                     "tokenizer": fingerprint(run / "tokenizer.tiktoken"), "splits": {}},
-            "provenance": {"from": str(folder), "weights": fingerprint(path)}, "checkpoint": checkpoint})
+                     "splits": {}}, "provenance": {"preset": "mini", "from": str(folder)}}
+        for name in (common.CHECKPOINT, "log.jsonl"):
+            (run / name).unlink(missing_ok=True)
+        data.write_ranks(run / "tokenizer.tiktoken", ranks)
+        record["data"]["tokenizer"] = {"sha256": common.hash_file(run / "tokenizer.tiktoken")}
+        common.write_text(run / "config.json", json.dumps(record, indent=1) + "\n")
+        common.write_text(run / "log.jsonl", "")
+        common.save_checkpoint(run, {name: w.numpy() for name, w in weights.items()}, 0)
     return kind.architecture, 0
 
 def rotation(kind, theirs):

@@ -19,9 +19,10 @@ from tqdm import tqdm
 
 from common import CommandLine, load_model, read_run
 from config import InputError, Override
+from eval import held_out
 from lab.files import BAR, new_file, write_rows
 from lab.formats import round_to
-from lab.measures import Settings, held_out, same_targets, summary, usable
+from lab.measures import Settings, same_targets, summary, usable
 from lab.report import paired
 from past.reading import Reader
 

@@ -4,7 +4,7 @@
     python -m web.explorer RUN RUN ...     of runs that there are, of one data set
 
 The page is one file without links to anything outside: its models' weights in half precision, their tokenizer and some
-held-out texts are in it. lab/web/ holds its parts; model.js is a third backend, for layernorm and gelu.
+held-out texts are in it. The files beside this one are its parts; model.js is a third backend, for layernorm and gelu.
 """
 
 import base64
@@ -18,17 +18,19 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from UNKNOWN import read_weights
 
 import data
 import train
-from common import CommandLine, read_run, read_text, write_text
+from common import CommandLine, checkpoint_info, load_model, read_run, read_text, write_text
 from config import PRESETS, InputError
+from eval import held_out
 from lab.files import new_file
-from lab.measures import held_out, usable
+from lab.measures import usable
 from lab.pictures import COLOURS, GREY, changed, colour, names_of, variant_of
 
-WEB, FOLDER, OUT = Path(__file__).parent / "web", Path("runs/explorer"), Path("explorer.html")
+WEB = Path(__file__).parent
+FOLDER = Path("runs/explorer")
+OUT = Path("explorer.html")
 RUNS = {                                 # name: flags of train.py
     "expe": "--pe expe",
     "expe-on-k": "--pe expe --on k",
@@ -36,7 +38,7 @@ RUNS = {                                 # name: flags of train.py
     "alibi": "--pe alibi",
     "fox": "--pe fox",
 }
-ENCODINGS = ("nope", "sinusoidal", "expe", "exqpe", "rope", "alibi", "fox")        # those of web/encodings.js
+ENCODINGS = ("nope", "sinusoidal", "expe", "exqpe", "rope", "alibi", "fox")        # those of encodings.js
 MULTIPLES, TEXTS = 16, 4                 # the longest length, in trained ones; held-out texts
 
 def train_missing(steps):
@@ -48,10 +50,11 @@ def train_missing(steps):
     return [FOLDER / variant for variant in RUNS]
 
 def check(run, model):
-    """InputError unless web/model.js can read a run's model."""
+    """InputError unless model.js can read a run's model."""
     e = model.encoding
-    plain = {"norm": "layernorm", "mlp": "gelu", "nope_every": 0, "window": 0, "causal": True}
-    alone = {"learn": "none", "once": False, "scale": 1.0, "rope_scaling": "none"}
+    plain = {"norm": "layernorm", "mlp": "gelu", "nope_every": 0, "window": 0, "softmax": "plain",
+             "causal": True}
+    alone = {"learn": "none", "once": False, "scale": 1.0}
     wrong = [f"{key} {getattr(model, key)}" for key, value in plain.items() if getattr(model, key) != value]
     wrong += [f"pe {e.pe}"] * (e.pe not in ENCODINGS)
     wrong += [f"{key} {getattr(e, key)}" for key, value in alone.items() if getattr(e, key, value) != value]
@@ -71,7 +74,9 @@ def packed(run, tensors):
 
 def model_of(run, called, taken):
     """What the page knows of a run: (a dict for JSON, the weights as text). taken: colours that others have."""
-    tensors, model, _ = read_weights(run)
+    gpt, _ = load_model(run)
+    model = gpt.config
+    tensors = {name: w.numpy() for name, w in gpt.state_dict().items()}
     check(run, model)
     weights, size = packed(run, tensors)
     free = [colour(variant_of(run)), *(each for each in reversed(COLOURS) if each not in taken), GREY]
@@ -90,7 +95,7 @@ def texts_of(run, record, length):
         found.append({"title": f"held-out text {i + 1}: {first.strip()[:40]}", "text": text})
     return found
 
-def links(text, root=WEB.parent.parent):
+def links(text, root=WEB.parent):
     """Every {{file: words}} made into file#Ln, n the line that begins with these words."""
     def place(match):
         path, words = match.groups()
@@ -118,7 +123,8 @@ def page(runs, root=""):
     read = [read_run(run) for run in runs]
     either = lambda found: " or ".join(dict.fromkeys(found))  # noqa: E731
     sizes = either(f"{model.n_layers} blocks and {model.d_model} dimensions" for model, _, _ in read)
-    tokens = either(f"{its['checkpoint']['step'] * how.batch_size * model.context:,}" for model, how, its in read)
+    tokens = either(f"{checkpoint_info(run)['step'] * how.batch_size * model.context:,}"
+                    for run, (model, how, its) in zip(runs, read, strict=True))
     about = (f"{len(runs)} models of {sizes}, trained on {tokens} tokens of "
              f"{either(its['data']['source'] for _, _, its in read)} in windows of {first.context}, here in half "
              f"precision; held-out texts of {record['data']['source']}.")
@@ -129,7 +135,8 @@ def page(runs, root=""):
         f'<script type="text/plain" id="tokenizer">{read_text(Path(runs[0]) / "tokenizer.tiktoken")}</script>',
         *(f'<script type="text/plain" id="weights-{model["id"]}">{its}</script>'
           for model, its in zip(models, weights, strict=True))])}
-    parts |= {path.name: links(path.read_text(encoding="utf-8")).rstrip() for path in WEB.iterdir()}
+    files = [path for path in WEB.iterdir() if path.suffix in (".js", ".css", ".html")]
+    parts |= {path.name: links(path.read_text(encoding="utf-8")).rstrip() for path in files}
     return re.sub(r"\{\{([\w.]+)\}\}", lambda match: parts[match[1]], parts["page.html"]) + "\n"
 
 def main(argv=None):
@@ -144,7 +151,7 @@ def main(argv=None):
         args = parser.parse_args(argv)
         if args.runs and args.steps:
             raise InputError("--steps is for runs that are trained here: leave it out, or the runs")
-        root = os.path.relpath(WEB.parent.parent, Path(args.out).parent).replace(os.sep, "/") + "/"
+        root = os.path.relpath(WEB.parent, Path(args.out).parent).replace(os.sep, "/") + "/"
         html = page([Path(run) for run in args.runs] or train_missing(args.steps or PRESETS["mini"].train.steps), root)
         write_text(args.out, html)
         print(f"open {args.out}: {len(html.encode()) / 1e6:.1f} MB")
