@@ -143,7 +143,8 @@ def linear_of(encoding, causal):
     if type(encoding) is model_torch.ALiBi and causal:
         return lambda q, h, w, n: (settings.slopes * encoding.of_each_head(q, n)[..., 0], n)       # (H, 1), (..., 1, S)
     if type(encoding) is not model_torch.ExPE:
-        return getattr(encoding, "linear", None)
+        both_sides = isinstance(encoding, model_torch.ALiBi) and not causal              # |m - n| is no such product
+        return None if both_sides else getattr(encoding, "linear", None)
     if not is_straight(settings) or hasattr(encoding, "sinks"):         # what is left out below, a softmax with a sink
         return None                                                    # does not drop
 

@@ -9,7 +9,7 @@ from conftest import TINY, command, refused
 
 import model_torch
 from config import ModelConfig, make_encoding
-from lab import causes
+from studies import causes
 
 
 def model(change=None):

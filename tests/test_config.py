@@ -8,7 +8,7 @@ import pytest
 import model_numpy
 import model_torch
 from common import number, whole
-from config import ENCODINGS, PRESETS, InputError, ModelConfig, TrainConfig, Unused, make_encoding
+from config import ENCODINGS, PRESETS, InputError, ModelConfig, TrainConfig, Unused, make_encoding, settings_class
 from model_numpy import count_parameters
 from train import learning_rate
 
@@ -63,7 +63,7 @@ def test_presets_hold_the_papers_hyperparameters():
 def test_encodings_are_the_same_in_config_and_models():
     assert list(ENCODINGS) == list(model_torch.ENCODINGS) == list(model_numpy.ENCODINGS)
     for pe in ENCODINGS:
-        assert type(make_encoding(pe)) is ENCODINGS[pe] and make_encoding(pe).pe == pe
+        assert type(make_encoding(pe)) is settings_class(pe) and make_encoding(pe).pe == pe
     core = [kind for kind in ENCODINGS.values() if kind.__module__ == "config"]
     fields = [f for kind in core for f in dataclasses.fields(kind)]
     assert {f.name for f in fields if not f.metadata["help"]} == {"pe", "scale", "rope_scaling", "factor", "length",

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 
-import conform
 import numpy as np
 import pytest
 import torch
@@ -19,6 +18,7 @@ from conftest import ROOT, refused
 from test_vectors import FILES, OURS
 
 from expe import alibi_slopes
+from interop import conform
 from lab import elsewhere
 
 

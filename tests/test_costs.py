@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT, command, refused
 
 from config import PRESETS, ModelConfig, make_encoding
-from lab import costs
+from studies import costs
 
 
 def config_of(pe, **knobs):

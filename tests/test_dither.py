@@ -8,8 +8,8 @@ import torch
 from conftest import TINY, command, refused
 
 from config import ModelConfig, make_encoding
-from lab import dither
 from past.reading import Reader
+from studies import dither
 
 TOKENS = torch.arange(64)[None] % 50
 

@@ -16,10 +16,11 @@ from test_model import T, attend, filled, like, some_input, some_tokens, tiny
 
 import model_numpy
 from config import PRESETS, ModelConfig, make_encoding
-from expe import alibi_slopes, distances, expe_table, rope_inv_freq, t5_bucket
+from expe import alibi_slopes, distances, expe_table, t5_bucket
 from lab.formats import count_floats
 from past.cache import Cache
 from past.reading import Reader
+from past.scaling import scaled_inv_freq as rope_inv_freq
 from past.scaling import self_extend_queries
 
 

@@ -8,7 +8,6 @@ import torch
 
 from config import PRESETS, make_encoding
 from expe import (
-    affine_parts,
     alibi_slopes,
     distances,
     expe_table,
@@ -21,6 +20,7 @@ from expe import (
     t5_bucket,
 )
 from model_numpy import alibi_forward
+from zoo.ablations import affine_parts
 
 
 def test_expe_worked_example():

@@ -8,7 +8,6 @@ import re
 import shutil
 import zlib
 
-import files
 import numpy as np
 import pytest
 from conftest import ROOT, command, refused

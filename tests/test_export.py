@@ -9,7 +9,6 @@ import subprocess
 import sys
 import unicodedata
 
-import files
 import pytest
 import torch
 import transformers

@@ -66,7 +66,7 @@ def test_the_door_is_affine_in_the_table(on, far, **how):
     """phi(h, P) = phi(h, 0) + phi(0, P), to the last bit, in both backends."""
     model, h = expe(on, **how), some_input()
     P = torch.from_numpy(model.config.encoding.rows(np.arange(T) + far, model.config))
-    numpys, _ = model_numpy.doors_of(model.config.encoding).override
+    numpys, _ = model_numpy.doors_of(model.config.encoding, model.config).override
     for door, wrap in ((model.encoding.override, lambda x: x), (lambda x, P: numpys(x, P, {})[0], lambda x: x.numpy())):
         whole = door(wrap(h), wrap(P))
         content, place = door(wrap(h), wrap(0 * P)), door(wrap(0 * h), wrap(P))

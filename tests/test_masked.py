@@ -13,9 +13,9 @@ from transformers.models.t5.modeling_t5 import T5Attention
 import data
 import expe
 import model_numpy
-from config import ENCODINGS, ModelConfig, make_encoding
+from config import ENCODINGS, ModelConfig, make_encoding, settings_class
 
-BOTH = [pe for pe in ENCODINGS if ENCODINGS[pe].both_sides]
+BOTH = [pe for pe in ENCODINGS if settings_class(pe).both_sides]
 V = 40
 
 

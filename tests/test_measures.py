@@ -8,9 +8,9 @@ import pytest
 from conftest import ROOT, command, refused
 
 from config import InputError
-from lab import coverage, measures
 from lab.measures import MEASURES, PROTOCOLS, Settings
 from lab.pictures import apart
+from studies import coverage, measures
 
 LENGTHS = (16, 32, 128)
 DOCUMENTS = [1000 * (d + 1) + np.arange(size) for d, size in enumerate((129, 200, 300, 401))]  # token = where it is

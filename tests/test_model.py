@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from engine import fast
 from expe import expe_table, exqpe_table, sinusoidal_table
 from interop.over import GPT2, LLAMA
 from model_torch import GPT, Encoding
+from past.scaling import ScaledRoPE
 
 V, T = 40, 12
 STYLES = {"gpt": dict(norm="layernorm", mlp="gelu", tied=False), "llama": dict(norm="rmsnorm", mlp="swiglu", tied=True)}
@@ -26,14 +28,20 @@ SMALL = {"l": 5, "buckets": 6, "max_distance": 5, "threshold": 5.5, "count_to": 
 
 
 def settings(pe, **changes):
-    """An make_encoding that suits a width of 16 and a context of 12."""
-    known = {f.name for f in dataclasses.fields(ENCODINGS[pe])}
+    """Settings that suit a width of 16 and a context of 12."""
+    if "rope_scaling" in changes:
+        return ScaledRoPE(pe, **changes)
+    known = {f.name for f in dataclasses.fields(configs.settings_class(pe))}
     return make_encoding(pe, **{name: SMALL[name] for name in SMALL if name in known} | changes)
 
 
 def tiny(pe="nope", style="gpt", seed=0, variant=(), make=GPT, parts=(), **changes):
-    """A float64 GPT with 2 layers, width 16, 2 heads, and weights large enough for attention to matter."""
-    config = dict(n_layers=2, d_model=16, n_heads=2, context=T, vocab_size=V, d_mlp=40, **STYLES[style])
+    """A float64 GPT with 2 layers, width 16, 2 heads, and weights large enough for attention to matter.
+
+    pe: an encoding, or rope+log for one with another softmax.
+    """
+    pe, _, softmax = pe.partition("+")
+    config = dict(softmax=softmax or "plain", n_layers=2, d_model=16, n_heads=2, context=T, vocab_size=V, d_mlp=40, **STYLES[style])
     model = make(ModelConfig(**config | {"encoding": settings(pe, **dict(variant))} | changes), **dict(parts))
     model = model.double().eval()
     torch.manual_seed(seed)
@@ -57,11 +65,27 @@ def attend(model, h, n=tuple(range(T))):
     return attention(h, model.tables(np.array(n))[attention.encoding.settings])
 
 
+def doors_of(settings, softmax="plain"):
+    return model_numpy.doors_of(settings, SimpleNamespace(softmax=softmax))
+
+
+def set_each_block(monkeypatch, pe, value=True):
+    """Let each block have parameters of its own of an encoding, or let all share them."""
+    original = model_numpy.doors_of
+
+    def changed(settings, config):
+        doors = original(settings, config)
+        return doors._replace(each_block=value) if settings.pe == pe else doors
+
+    monkeypatch.setattr(model_numpy, "doors_of", changed)
+
+
 def add_encoding(monkeypatch, name, settings, doors, torch_class):
     """Make an encoding known for one test, as a file in zoo/ would for good."""
-    for registry, part in ((configs.ENCODINGS, settings), (model_numpy.ENCODINGS, doors),
+    monkeypatch.setattr(configs, "ENCODINGS", (*configs.ENCODINGS, name))
+    for registry, part in ((configs.CORE, settings), (model_numpy.ENCODINGS, doors),
                            (model_torch.ENCODINGS, torch_class)):
-        monkeypatch.setitem(registry.read, name, part)
+        monkeypatch.setitem(registry, name, part)
 
 
 # ---- against the equations -------------------------------------------------------------------------------------------
@@ -194,7 +218,7 @@ def test_value_door_needs_no_score_and_keeps_the_mask(monkeypatch):
             return 0
 
     plain, windowed = attend(tiny(), some_input()), attend(tiny(window=4), some_input())
-    monkeypatch.setitem(model_torch.ENCODINGS.read, "nope", Nothing)
+    monkeypatch.setitem(model_torch.ENCODINGS, "nope", Nothing)
     for changes, right, first in (({}, plain, -T), ({"window": 4}, windowed, -3)):
         torch.testing.assert_close(attend(tiny(**changes), some_input()), right, rtol=1e-10, atol=1e-12)
         weights = seen.pop()
@@ -204,7 +228,7 @@ def test_value_door_needs_no_score_and_keeps_the_mask(monkeypatch):
 
 def test_score_door_adds_to_the_scaled_scores_before_the_mask(monkeypatch):
     @dataclass(frozen=True)
-    class Settings(make_encoding):  # ALiBi's bias for slopes 1/2 and 1/4, in one line
+    class Settings(configs.NoPE):  # ALiBi's bias for slopes 1/2 and 1/4, in one line
         def pairs(self, queries, keys, model):
             return -np.array([[[0.5]], [[0.25]]]) * np.abs(queries[:, None] - keys).astype(np.float64)
 
@@ -468,7 +492,7 @@ def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
     quick, plain = (tiny(pe, variant=variant, parts=parts, **changes).to(dtype) for parts in (fast.PARTS, {}))
     assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T)))  # the plain form itself, in fp32 and above
     monkeypatch.setattr(fast, "in_half_precision", lambda x: True)
-    shut = quick.blocks[0].attn.encoding.linear is None  # no product of two numbers
+    shut = fast.linear_of(quick.blocks[0].attn.encoding, quick.config.causal) is None  # no product of two numbers
     assert shut == (changes == {"causal": False} and pe in ("alibi", "grape"))
     assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T))) == shut
     if pe == "grape":  # the gradient of its w is a sum that cancels: in fp32 its terms' digits count
@@ -489,7 +513,7 @@ def test_numbers_of_the_query_and_of_the_key_may_come_from_their_content(monkeyp
             a, b = numbers(q, h)
             return a, -b
 
-    add_encoding(monkeypatch, "gated", dataclass(frozen=True)(type("Settings", (make_encoding,), {})),
+    add_encoding(monkeypatch, "gated", dataclass(frozen=True)(type("Settings", (configs.NoPE,), {})),
                  lambda settings: model_numpy.Encoding(), Gated)
     monkeypatch.setattr(fast, "in_half_precision", lambda x: True)
     same_losses_and_gradients(tiny("gated", parts=fast.PARTS), tiny("gated"), 1e-9)
@@ -559,7 +583,7 @@ def test_what_would_cost_bf16_digits(monkeypatch):
 def test_copes_counts_are_summed_in_fp32():
     """In bf16 a count of 100 is a multiple of 1/2; vectors as long as these tell it by a sixth of the largest score."""
     config = tiny("cope", variant={"count_to": 128}).config
-    door = model_torch.ENCODINGS["cope"](config.encoding, config)
+    door = model_torch.make_encoding_module(config.encoding, config)
     q, k, e = torch.randn(3, 128, config.d_head, generator=torch.Generator().manual_seed(0)).bfloat16()
     scored = []
     for dtype in (torch.float64, torch.bfloat16):

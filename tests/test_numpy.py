@@ -16,15 +16,15 @@ import safetensors.numpy
 import torch
 import torch.nn.functional as F
 from conftest import TINY, command, refused
-from test_model import BLOCKS, STYLES, T, V, add_encoding, settings, tiny
+from test_model import BLOCKS, STYLES, T, V, add_encoding, doors_of, set_each_block, settings, tiny
 
 import config as configs
 import model_numpy
 import model_torch
-import runs
 import train
 from config import ENCODINGS, PRESETS, TrainConfig, make_encoding
 from expe import distances, rope_table
+from zoo import ablations, llama
 
 EXACT = 1e-9  # float64 has 16 digits; a deep sum loses a few of them, never seven
 B = 3
@@ -145,7 +145,7 @@ def test_ladder_without_a_mask(pe):
 
 def has_score(pe):
     """Whether an encoding adds something to the scores."""
-    return model_numpy.doors_of(settings(pe)).score != model_numpy.Encoding().score
+    return doors_of(settings(pe)).score != model_numpy.Encoding().score
 
 
 @pytest.mark.parametrize("n_heads", [1, 4, 8])
@@ -181,21 +181,22 @@ DOORS = ("embed", "override", "rotate", "score", "softmax", "value")
 
 def swap(monkeypatch, name, old, new):
     """Put a copy of a function of model_numpy, with one piece of its source changed, wherever the function is used."""
-    original = getattr(model_numpy, name)
+    module = next(module for module in (model_numpy, llama, ablations) if hasattr(module, name))
+    original = getattr(module, name)
     source = inspect.getsource(original)
     body = source.split('"""')[-1]  # beyond the docstring
     assert body.count(old) == 1, (name, old)
-    scope = dict(vars(model_numpy))
+    scope = dict(vars(module))
     exec(source.removesuffix(body) + body.replace(old, new), scope)
     changed = lambda pair: tuple(scope[name] if f is original else f for f in pair)  # noqa: E731
-    monkeypatch.setattr(model_numpy, name, scope[name])
-    for table in (model_numpy.NORMS, model_numpy.MLPS):
+    monkeypatch.setattr(module, name, scope[name])
+    for table in (model_numpy.LAYERS, llama.LAYERS):
         for key, pair in table.items():
             monkeypatch.setitem(table, key, changed(pair))
-    doors_of = model_numpy.doors_of
+    original_doors = model_numpy.doors_of
 
-    def doors_with_it(of):
-        doors = doors_of(of)
+    def doors_with_it(of, config):
+        doors = original_doors(of, config)
         return doors._replace(**{door: changed(getattr(doors, door)) for door in DOORS})
 
     monkeypatch.setattr(model_numpy, "doors_of", doors_with_it)
@@ -336,15 +337,15 @@ LAYERS = {
         lambda x, w, b: F.layer_norm(x, (6,), w, b, 1e-5),
     ),
     "rmsnorm": (
-        lambda x, w: N.rmsnorm_forward(x, 1e-5, w),
-        N.rmsnorm_backward,
+        lambda x, w: llama.rmsnorm_forward(x, 1e-5, w),
+        llama.rmsnorm_backward,
         [random(2, 3, 6), random(6)],
         lambda x, w: F.rms_norm(x, (6,), w, 1e-5),
     ),
     "gelu": (N.gelu_forward, N.gelu_backward, [3 * random(4, 5)], lambda x: F.gelu(x, approximate="tanh")),
     "swiglu": (
-        N.swiglu_forward,
-        N.swiglu_backward,
+        llama.swiglu_forward,
+        llama.swiglu_backward,
         [3 * random(4, 5), random(4, 5, seed=1)],
         lambda gate, up: F.silu(gate) * up,
     ),
@@ -355,8 +356,8 @@ LAYERS = {
         lambda h, up, down: F.gelu(h @ up.T, approximate="tanh") @ down.T,
     ),
     "swiglu_mlp": (
-        by_name(N.swiglu_mlp_forward, "gate.weight", "up.weight", "down.weight"),
-        N.swiglu_mlp_backward,
+        by_name(llama.swiglu_mlp_forward, "gate.weight", "up.weight", "down.weight"),
+        llama.swiglu_mlp_backward,
         [random(2, 3, 4), random(7, 4), random(7, 4, seed=1), random(4, 7)],
         lambda h, gate, up, down: (F.silu(h @ gate.T) * (h @ up.T)) @ down.T,
     ),
@@ -391,8 +392,8 @@ LAYERS = {
         lambda h: torch.cat((torch.from_numpy(TABLE).expand(2, 5, 4), h[..., 4:]), -1),
     ),
     "learned_phi": (
-        lambda h, w: N.learned_phi_forward(h, TRIPLE, {"weight": w}),
-        N.learned_phi_backward,
+        lambda h, w: ablations.learned_phi_forward(h, TRIPLE, {"weight": w}),
+        ablations.learned_phi_backward,
         [random(2, 5, 9), random(2)],
         lambda h, w: torch.cat((affine(w).expand(2, 5, 4), h[..., 4:]), -1),
     ),
@@ -508,7 +509,7 @@ def test_token_losses_are_torchs_at_any_positions():
 
 @pytest.mark.parametrize("pe", ENCODINGS)
 def test_without_mask_and_encoding_a_permuted_input_gives_the_permuted_output(pe):
-    if model_numpy.doors_of(make_encoding(pe)).softmax != model_numpy.Encoding().softmax:
+    if doors_of(make_encoding(pe)).softmax != model_numpy.Encoding().softmax:
         pytest.skip("a softmax of its own may know an order, or none")
     model, permutation = tiny(pe, causal=False), np.random.default_rng(0).permutation(T)
     tokens = np.random.default_rng(1).integers(0, V, (1, T))
@@ -532,7 +533,7 @@ def test_with_a_mask_order_is_known_even_without_an_encoding(pe):
 
 
 @dataclass(frozen=True)
-class Content(make_encoding):
+class Content(configs.NoPE):
     """bias_mn = c_n + table_mn sum(q_m) sum(k_n), c the running sum of W h: forget gates have one, of the logarithm."""
 
     def pairs(self, queries, keys, model):
@@ -560,10 +561,9 @@ class TorchContent(model_torch.Encoding):
 
 
 def add_content(monkeypatch, each_block=False):
-    doors = model_numpy.Encoding(score=(content_forward, content_backward),
+    doors = model_numpy.Encoding(score=(content_forward, content_backward), each_block=each_block,
                                  shapes=lambda model: {"weight": (model.n_heads, model.d_model)})
     add_encoding(monkeypatch, "content", Content, lambda settings: doors, TorchContent)
-    monkeypatch.setattr(Content, "each_block", each_block)
 
 
 @pytest.mark.parametrize("blocks", [{}, *BLOCKS.values()], ids=["plain", *BLOCKS])
@@ -578,14 +578,14 @@ def test_ladder_of_a_score_by_h_q_and_k(each_block, blocks, monkeypatch):
 @pytest.mark.parametrize("pe", ["t5", "shaw", "kerple", "content"])
 def test_ladder_of_encodings_that_each_block_has_for_itself(pe, blocks, monkeypatch):
     add_content(monkeypatch)
-    monkeypatch.setattr(ENCODINGS[pe], "each_block", True)
+    set_each_block(monkeypatch, pe)
     climb(tiny(pe, "llama", **BLOCKS[blocks]), EXACT)
 
 
 @pytest.mark.parametrize("blocks", [{}, *BLOCKS.values()], ids=["plain", *BLOCKS])
 @pytest.mark.parametrize("each_block", [False, True])
 def test_own_parameters_lie_in_the_blocks_that_have_them(each_block, blocks, monkeypatch):
-    monkeypatch.setattr(configs.T5, "each_block", each_block)
+    set_each_block(monkeypatch, "t5", each_block)
     config, blind = tiny("t5", **blocks).config, (1, 3) if "nope_every" in blocks else ()
     names = [f"blocks.{i}.attn.encoding.weight" for i in range(config.n_layers) if i not in blind]
     ours, model = model_numpy.init_params(config, 5), model_torch.GPT(config, 5)

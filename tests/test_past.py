@@ -22,20 +22,22 @@ from test_model import (
     bucket_by_formula,
     error_by_quarter,
     same_losses_and_gradients,
+    set_each_block,
     some_tokens,
     tiny,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import config
 import model_numpy
 import past.reading
-from config import ENCODINGS, InputError, make_encoding
-from expe import expe_table, exqpe_table, rope_inv_freq, rope_table
+from config import CORE, ENCODINGS, InputError, make_encoding
+from expe import expe_table, exqpe_table
 from model_torch import GPT
 from past.cache import Cache
 from past.reading import Reader
 from past.scaling import dual_chunk_positions, scaled
+from past.scaling import scaled_inv_freq as rope_inv_freq
+from past.scaling import scaled_rope_table as rope_table
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -60,7 +62,7 @@ def plain_model(reader):
 
 def kept(model):
     """How many arrays a cache keeps of a block: keys, values, and where the score asks for it the block's input."""
-    return 2 + model.blocks[0].attn.encoding.keeps_input
+    return 2 + getattr(model.blocks[0].attn.encoding, "keeps_input", False)
 
 
 KINDS = [
@@ -81,7 +83,7 @@ KINDS = [
     ("shaw", {"window": 3}),
 ]
 STUCK = [("sinusoidal", {}), ("learned", {}), ("expe", {"on": "qkv"}), ("expe", {"once": True})]  # these cannot stream
-STUCK += [(pe, {}) for pe in ENCODINGS if pe not in ENCODINGS.own and not reading(pe).streams()]  # of zoo/
+STUCK += [(pe, {}) for pe in ENCODINGS if pe not in CORE and not reading(pe).streams()]  # of zoo/
 STREAM = [kind for kind in KINDS if kind not in STUCK]
 
 
@@ -228,22 +230,22 @@ def test_positions_scaled_anew():
     assert found.encoding == dataclasses.replace(expe.encoding, scale=0.5) and chunk == 4
     for trained, more, message in (
         (rope, {"scale": 0.5}, "scale is for expe and exqpe, and rope has no use for it"),
-        (expe, {"rope_scaling": "yarn"}, "rope_scaling is for rope, and expe has no use for it"),
-        (tiny("t5").config, {"rope_scaling": "dual-chunk"}, "for expe, exqpe and rope, and t5 has no use"),
+        (expe, {"rope_scaling": "yarn"}, "is for rope, and this run has expe"),
+        (tiny("t5").config, {"rope_scaling": "dual-chunk"}, "for expe, exqpe and rope, and this run has t5"),
         (rope, {"rope_scaling": "dual-chunk", "chunk": 0}, "chunk must be from 1 to 11, got 0"),
         (rope, {"rope_scaling": "dual-chunk", "chunk": 2.5}, "chunk must be from 1 to 11, got 2.5"),
         (expe, {"scale": 1e40}, r"scale must be above 0 and at most 1e6, got 1e\+40"),
-        (tiny("expe", variant={"on": "qkv"}).config, {"rope_scaling": "dual-chunk"}, "needs an override of these two"),
+        (tiny("expe", variant={"on": "qkv"}).config, {"rope_scaling": "dual-chunk"}, "it needs --on qk"),
         (rope, {"rope_scaling": "dual-chunk", "chunk": 12}, "chunk must be from 1 to 11, got 12"),
-        (rope, {"rope_scaling": "cubic"}, "rope_scaling must be none, linear, .* or longrope, got 'cubic'"),
+        (rope, {"rope_scaling": "cubic"}, "rope-scaling must be none, linear, .* or longrope, got 'cubic'"),
         (rope, {"rope_scaling": "longrope"}, "longrope needs .* D/2 = 4 numbers each, .* got 48, 12, 0 and 0"),
-        (rope, {"rope_scaling": "longrope", "long": (1.0, 0.0, 1.0, 1.0)}, "long must be numbers above 0"),
+        (rope, {"rope_scaling": "longrope", "long": (1.0, 0.0, 1.0, 1.0)}, "long-factors must be numbers above 0"),
         (rope, {"rope_scaling": "self-extend", "factor": 2.5}, "factor must be a whole number of at least 1 for self"),
         (rope, {"rope_scaling": "self-extend", "chunk": 12}, "chunk must be from 1 to 11, got 12"),
-        (tiny("t5").config, {"rope_scaling": "self-extend"}, "self-extend is for expe, exqpe and rope, and t5 has"),
-        (tiny("expe", variant={"on": "k"}).config, {"rope_scaling": "self-extend"}, "needs an override of these two"),
+        (tiny("t5").config, {"rope_scaling": "self-extend"}, "self-extend is for expe, exqpe and rope, and this run has t5"),
+        (tiny("expe", variant={"on": "k"}).config, {"rope_scaling": "self-extend"}, "it needs --on qk"),
         (rope, {"rope_scaling": "ntk", "factor": -1.0}, "factor must be above 0 and at most 1e6, got -1.0"),
-        (tiny("expe", variant={"on": "k"}).config, {"rope_scaling": "dual-chunk"}, "needs an override of these two"),
+        (tiny("expe", variant={"on": "k"}).config, {"rope_scaling": "dual-chunk"}, "it needs --on qk"),
         (tiny("rope", n_heads=8).config, {"rope_scaling": "ntk"}, "d_head must be at least 4"),
     ):
         with pytest.raises(InputError, match=message):
@@ -472,7 +474,7 @@ def test_a_reader_refuses_what_the_plain_model_does(given, message):
 
 
 def test_what_each_block_has_of_its_own_is_cached_and_streamed(monkeypatch):
-    monkeypatch.setattr(config.T5, "each_block", True)
+    set_each_block(monkeypatch, "t5")
     model, tokens = reading("t5", nope_every=3, n_layers=3), some_tokens(2, 40)
     own = [name for name in model.state_dict() if "encoding" in name]
     assert own == ["blocks.0.attn.encoding.weight", "blocks.1.attn.encoding.weight"]
@@ -490,7 +492,7 @@ def test_what_each_block_has_of_its_own_is_cached_and_streamed(monkeypatch):
 def test_an_override_of_values_cannot_stream_whatever_the_dtype_or_if_each_block_has_its_own(monkeypatch):
     merged = {"on": "qkv", "start": 1.0, "theta": 1 / 2048}  # positions 0 and 1 are one number in bf16
     assert not reading("expe", variant=merged).bfloat16().streams()
-    monkeypatch.setattr(config.ExPE, "each_block", True)
+    set_each_block(monkeypatch, "expe")
     assert reading("expe").streams() and not reading("expe", variant={"on": "qkv"}).streams()
 
 
@@ -613,11 +615,11 @@ def stream_by_doors(model, tokens, sinks, window):
         seen = [*sorted({*range(min(sinks, t)), *range(max(0, t - window), t)}), t]
         for i, kept in enumerate(inputs):
             (settings, block_window), block = c.block(i), under(f"blocks.{i}.", p)
-            own = under("attn.encoding.", block) if settings.each_block else under("encoding.", p)
+            own = under("attn.encoding.", block) if model_numpy.doors_of(settings, model.config).each_block else under("encoding.", p)
             kept.append(norm(x, under("norm1.", block)))
             h = np.concatenate([kept[s] for s in seen], axis=1)
             at = model_numpy.tables(settings, np.arange(len(seen)), c, float)
-            doors, attn = model_numpy.doors_of(settings), under("attn.", block)
+            doors, attn = model_numpy.doors_of(settings, model.config), under("attn.", block)
             x = x + model_numpy.attention_forward(h, attn, c, doors, at, own, block_window)[0][:, -1:]
             x = x + model_numpy.MLPS[c.mlp][0](norm(x, under("norm2.", block)), under("mlp.", block))[0]
         logits.append(p["head.weight"] @ norm(x, under("norm.", p))[0, 0])
@@ -629,7 +631,7 @@ def stream_by_doors(model, tokens, sinks, window):
 def test_a_stream_of_twenty_windows_equals_brute_force(pe, variant, sinks, window):
     model, cache = reading(pe, variant=variant), Cache(sinks, window)
     tokens, brute_force = some_tokens(2, 20 * (sinks + window)), stream_in_loops
-    if pe not in ENCODINGS.own:  # of zoo/: the loops do not know it
+    if pe not in CORE:  # of zoo/: the loops do not know it
         brute_force = stream_by_doors
     brute = [brute_force(model, row.tolist(), sinks, window) for row in tokens]
     sizes, ours = itertools.cycle([sinks + window - 1, 1, 1, 2, 7]), []

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import files
 import numpy as np
 import pytest
 import torch

@@ -14,7 +14,7 @@ from test_past import plain_model, reading, stream_by_doors
 import model_numpy
 import past.reading
 from common import read_run
-from config import ENCODINGS, InputError, make_encoding
+from config import ENCODINGS, InputError, make_encoding, settings_class
 from past.cache import Cache
 
 PLAIN = model_numpy.Encoding().softmax
@@ -273,4 +273,4 @@ def test_what_cannot_be_is_named_in_one_line(flags, message, tmp_path):
 def test_those_that_change_the_softmax_are_no_encodings_of_their_own():
     assert not any(name[0] == "_" or "+" in name for name in ENCODINGS) and "rope+log" in ENCODINGS
     assert make_encoding("rope+log") == make_encoding("rope+log") != make_encoding("rope")
-    assert isinstance(make_encoding("rope+log", base=9.0), ENCODINGS["rope"])
+    assert isinstance(make_encoding("rope+log", base=9.0), settings_class("rope"))

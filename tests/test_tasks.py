@@ -10,7 +10,7 @@ from lm_eval.api.instance import Instance
 
 import data
 from common import load_model
-from lab import tasks
+from studies import tasks
 
 CHOICES = [
     {"question": "import", "choices": ["os", "zebra crossing", "numbers"], "label": 0},

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TINY, refused
-from test_model import T, attend, attention_in_loops, filled, like, some_input, some_tokens, tiny
+from test_model import T, attend, attention_in_loops, doors_of, filled, like, some_input, some_tokens, tiny
 from test_numpy import climb, close, has_score, random
 
 import model_numpy
-from config import ENCODINGS, InputError, ModelConfig, make_encoding
+from config import CORE, ENCODINGS, InputError, ModelConfig, make_encoding
 from expe import alibi_slopes
 
 ODD = np.array([9, 0, 3, 3, 40, 7, 1, 2, 100, 5, 6, 8])  # positions: gaps, a repeat, no order
@@ -47,9 +47,9 @@ def test_distances_are_all_that_counts(pe):
     assert not torch.allclose(stretched, model(tokens))
 
 
-@pytest.mark.parametrize("pe", [pe for pe in ENCODINGS if pe not in ENCODINGS.own and has_score(pe)])
+@pytest.mark.parametrize("pe", [pe for pe in ENCODINGS if pe not in CORE and has_score(pe)])
 def test_the_backward_of_a_score_against_central_differences(pe):
-    model, doors = tiny(pe), model_numpy.doors_of(tiny(pe).config.encoding)
+    model, doors = tiny(pe), doors_of(tiny(pe).config.encoding)
     table = model_numpy.tables(model.config.encoding, np.arange(5), model.config, float).pairs
     learned = {name: random(*shape, seed=i) for i, (name, shape) in enumerate(doors.shapes(model.config).items())}
     given = {"q": random(2, 2, 5, 8), "k": random(2, 2, 5, 8, seed=1), "h": random(2, 5, 16, seed=2), **learned}
@@ -85,7 +85,7 @@ def test_kerple_is_its_formula():
 def kerple_bias(params, config):
     """What KERPLE adds to the scores of a query at position 50 and all keys before it, (H, 51)."""
     table = model_numpy.tables(config.encoding, np.arange(51), config, float).pairs
-    score_forward, _ = model_numpy.doors_of(config.encoding).score
+    score_forward, _ = doors_of(config.encoding).score
     return score_forward(None, None, None, table, {name: params[f"encoding.{name}"] for name in "pa"})[0][:, -1]
 
 
@@ -127,7 +127,7 @@ def test_fire_divides_by_the_query_beyond_its_threshold_and_by_the_threshold_bef
     config = tiny("fire").config
     table = model_numpy.tables(config.encoding, np.arange(12), config, float).pairs
     learned = {"c": np.log([0.1]), "L": np.log([5.5]), "w1": np.ones(1), "b1": np.zeros(1), "w2": np.ones((1, 1))}
-    share = model_numpy.doors_of(config.encoding).score[0](None, None, None, table, learned)[0][0]  # (T, S): x itself
+    share = doors_of(config.encoding).score[0](None, None, None, table, learned)[0][0]  # (T, S): x itself
     np.testing.assert_allclose(share[6:, 0], 1, rtol=1e-12)
     np.testing.assert_allclose((share[5, 0], share[8, 3]), (math.log(1.5) / math.log(1.55), fire_share(8, 5)))
     assert share[4, 2] == share[3, 1] == pytest.approx(fire_share(0, 2)) and share[9, 7] < share[8, 6] < share[4, 2]
@@ -212,7 +212,7 @@ def test_grape_falls_with_the_distance_whatever_the_query_after_any_step_of_the_
     grads = {name: np.full_like(w, np.sign(step)) for name, w in params.items()}
     model_numpy.adamw_step(params, grads, model_numpy.adamw_state(params), abs(step))
     table = model_numpy.tables(config.encoding, np.arange(51), config, float).pairs
-    score_forward, _ = model_numpy.doors_of(config.encoding).score
+    score_forward, _ = doors_of(config.encoding).score
     learned = model_numpy.under("blocks.0.attn.encoding.", params)
     bias = score_forward(q, None, None, table, learned)[0][0, :, -1]  # of the last query, (H, 51)
     assert np.isfinite(bias).all() and (np.diff(bias, axis=-1) > 0).all() and (bias[:, -1] == 0).all()
