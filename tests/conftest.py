@@ -24,6 +24,16 @@ sys.path.insert(0, str(ROOT))
 import data  # noqa: E402  (the project is a folder of scripts, not a package)
 
 
+def need(name):
+    """An optional package, imported; a test without it is skipped, or fails where REQUIRE_OPTIONAL is set (as in CI)."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if os.environ.get("REQUIRE_OPTIONAL"):
+            raise
+        pytest.skip(f"this test needs {name}: pip install -r requirements-optional.txt ({error})", allow_module_level=True)
+
+
 @pytest.fixture
 def stop_at(monkeypatch):
     """stop_at(step): a Ctrl-C comes as that step's batch is drawn, in each run until monkeypatch.undo()."""
