@@ -45,9 +45,7 @@ from eval import MULTIPLES
 from lab.files import new_file, write_rows
 from past.scaling import SINKS
 
-# torch is imported where it is used, so that --help and a wrong flag answer at once.
-
-PLAIN = ("plain", "plain+malloc")        # without fast.py; with its memory setting alone
+PLAIN = ("plain", "plain+malloc")        # without engine/fast.py; with its memory setting alone
 BACKENDS = (*train.BACKENDS, *PLAIN)
 FLOOR = "nope"
 PARTS = ("train", "evaluate", "generate", "data", "profile")
@@ -350,8 +348,8 @@ def main(argv=None):
                         help=f"of {', '.join(ENCODINGS)}; {FLOOR}, which all are held against, is always there "
                              "(default: all)")
     parser.add_argument("--backends", type=listed(str, *BACKENDS), metavar="NAME,...",
-                        help=f"of {', '.join(BACKENDS)}: plain is torch without the parts of fast.py, plain+malloc "
-                             "with its memory setting alone (default: all, numpy only where it can)")
+                        help=f"of {', '.join(BACKENDS)}: plain is torch without the parts of engine/fast.py, "
+                             "plain+malloc with its memory setting alone (default: all, numpy only where it can)")
     batches = ", ".join(f"{n} for {preset}" for preset, n in BATCH.items())
     parser.add_argument("--batch-size", type=at_least(1), metavar="N",
                         help=f"sequences in a training step (default: {batches})")

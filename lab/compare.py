@@ -3,10 +3,10 @@
     python -m lab.compare OLD [--cases expe,rope]        OLD: a checkout, such as of commit f821d60
 
 Both train on the same machine with one thread, from the standard library's tokens, with --warmup 0: with warm-up,
-encodings differ by less than what is to be found. These must have the same bits, in the losses and gradient norms of the
-first ten steps and in the weights after forty: our --fast and the old code's only path, our plain path and the old code
-with its fast parts taken away, and NumPy. The plain path's losses differ from the old fast ones by 1e-5 at most. The
-masked objective takes its sums in another order: its losses differ by 1e-5 at most on both paths.
+encodings differ by less than what is to be found. These must have the same bits, in the losses and gradient norms of
+the first ten steps and in the weights after forty: our --fast and the old code's only path, our plain path and the old
+code with its fast parts taken away, and NumPy. The plain path's losses differ from the old fast ones by 1e-5 at most.
+The masked objective takes its sums in another order: its losses differ by 1e-5 at most on both paths.
 """
 
 import json
@@ -26,7 +26,7 @@ CASES = {"expe": "--pe expe", "expe-k": "--pe expe --on k", "rope": "--pe rope",
          "alibi": "--pe alibi", "mlm": "--pe expe --objective mlm", "numpy": "--pe expe --backend numpy"}
 FILES = ("train.bin", "val.bin", "test.bin", "tokenizer.tiktoken")
 TOLERANCE = 1e-5
-PLAIN = "import sys, fast, train; fast.PARTS.clear(); train.main(sys.argv[1:])"      # the old code, without its fast parts
+PLAIN = "import sys, fast, train; fast.PARTS.clear(); train.main(sys.argv[1:])"    # the old code without its fast parts
 
 def run_script(root, *arguments):
     """Run Python in a checkout with one thread; its error goes where ours goes if it fails."""

@@ -48,7 +48,7 @@ def call(main, *words):
     return printed.getvalue()
 
 def tour(steps):
-    """Train, evaluate, draw and generate; returns (rows of eval.py, {run: text})."""
+    """Train, evaluate, draw and generate; returns (rows of lab.measure, {run: text})."""
     for name, (flags, _) in RUNS.items():
         run = FOLDER / name
         print(f"training {run}: {steps:,} steps", flush=True)

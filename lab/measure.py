@@ -1,4 +1,4 @@
-"""What a run's loss is past the trained length, for one run or many, by every protocol and probe, as tables and pictures.
+"""The loss of runs past their trained length, by every protocol and probe, as tables and pictures.
 
     python -m lab.measure                              every run under runs/, at 1, 2, 4, 8, 16 times its trained length
     python -m lab.measure --protocol same-targets      the same targets with more and more context, with intervals
@@ -15,15 +15,15 @@ import textwrap
 import timeit
 from types import SimpleNamespace
 
+from tqdm import tqdm
+
 from common import CommandLine, at_least, checkpoint_info, listed, named_runs, pick_device, read_run
 from config import InputError
 from eval import MULTIPLES
-from lab import measures, plan
+from lab import measures, plan, show
 from lab.files import BAR, clock, new_file, picture, write_rows
 from past import scaling
-
-# torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
-
+from past.reading import CANNOT_STREAM, load
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
@@ -40,8 +40,6 @@ def evaluate(run, work, scalings, args, bar):
 
     work: what plan.measured gives; the bar is told of each token.
     """
-    from past.reading import load
-
     (source, documents, jobs), rows = work, []
     for dtype, how in itertools.product(args.dtype, scalings):
         model, record = load(run, pick_device(args.device), dtype)
@@ -80,7 +78,8 @@ def command_line():
             for name, measure in entries.items())
 
     parser = CommandLine(
-        prog="python -m lab.measure", description="Score runs at lengths past the trained one, on the same held-out tokens at each.",
+        prog="python -m lab.measure",
+        description="Score runs at lengths past the trained one, on the same held-out tokens at each.",
         epilog=explained("protocols", measures.PROTOCOLS) + "\n\n" + explained("probes", measures.PROBES))
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
     parser.add_argument("--lengths", type=listed(at_least(1)), metavar="N,N,...",
@@ -125,8 +124,6 @@ def check(args):
 
 def estimate(work, tokens, args):
     """The time that so many take, by the first run's longest window, read twice."""
-    from past.reading import load
-
     run, (_, _, jobs) = next(iter(work.items()))
     model, _ = load(run, pick_device(args.device), args.dtype[0])
     windows = max((conditions[0][:1] for *_, conditions in jobs if conditions), key=lambda one: len(one[0].tokens))
@@ -138,11 +135,9 @@ def estimate(work, tokens, args):
 
 def score(args):
     """The rows of the runs that are named, as --json writes them."""
-    from tqdm import tqdm
-
     configs = {str(run): read_run(run) for run in named_runs(args.runs)}
     if masked := [run for run, (_, train, _) in configs.items() if train.objective == "mlm"]:
-        raise InputError(f"{masked[0]} tells masked tokens, and not the next one: python -m lab.curves draws its losses")
+        raise InputError(f"{masked[0]} predicts masked tokens, not the next one: python -m lab.curves draws its losses")
     scalings = plan.scalings(configs, scaling.scaling_of(args))
     work = {run: plan.measured(run, record, args.lengths or [model.context * multiple for multiple in MULTIPLES], args)
             for run, (model, _, record) in configs.items()}
@@ -159,8 +154,6 @@ def score(args):
                 print(f"{where}: scoring {tokens[run]:,} tokens ...", flush=True)
             rows += evaluate(run, work.pop(run), scalings[run], args, bar)
     if all(row["loss"] is None for row in rows) and args.measure == "streaming":
-        from past.reading import CANNOT_STREAM
-
         raise InputError(f"{' and '.join(sorted({row['pe'] for row in rows}))} {CANNOT_STREAM}")
     for run, (_, train, _) in configs.items():
         step = checkpoint_info(run)["step"]
@@ -176,15 +169,12 @@ def main(argv=None):
             args.lengths.sort()
         check(args)
         rows = score(args)
-        from lab import show
-
         show.compare(rows)
         if args.json:
             write_rows(args.json, rows)
         show.print_rows(rows)
         if args.plot:
             from lab import pictures
-
             pictures.losses(rows, args.plot)
             print(f"\npicture: {args.plot}")
 

@@ -1,4 +1,4 @@
-"""Which tokens are read, and which targets are scored: every protocol and probe of eval.py, without the model.
+"""Which tokens are read, and which targets are scored: every protocol and probe, without the model.
 
 A measure turns held-out documents into windows: one list of them, or two. A protocol has one: the loss of its targets.
 A probe has two with the same targets, one of which lacks what a model would have to fetch from far back: `gain` is by
@@ -140,7 +140,7 @@ class Measure(NamedTuple):
 
     conditions: Callable                       # to lists of windows: a protocol's one, or a probe's two
     about: str                           # what it can show and what it cannot, for --help
-    flags: tuple = ()                    # of eval.py, that it reads
+    flags: tuple = ()                    # of lab.measure, that it reads
     stream: bool = False                 # whether windows are read by a stream of constant memory
     beside: str | None = None            # the protocol to which it is compared, at the trained length
     whole: bool = False                  # whether all targets of a window are scored
@@ -231,7 +231,8 @@ def interval_of_seeds(differences, targets):
 
     A 95% interval for other seeds and other documents: Student's over seeds and Student's over documents, their half
     widths squared and added (Zou and Donner 2008). What is of one seed on one document is in both, so that it is rather
-    too wide than too narrow (lab/coverage.py). low and high are nan for one seed, or documents that weigh less than 2.
+    too wide than too narrow (studies/coverage.py). low and high are nan for one seed, or documents that weigh less
+    than 2.
     """
     differences, weights = np.asarray(differences, dtype=np.float64), np.divide(targets, np.sum(targets))
     by_seed, by_document = differences @ weights, differences.mean(axis=0)

@@ -57,8 +57,8 @@ matplotlib.rcParams.update({
 
 def family(variant):
     """The longest beginning of a variant's name that is in NAMES; of others, such as a file of zoo/, the first word."""
-    known = [name for name in NAMES if re.match(f"{name}([-+]|$)", variant)]
-    return max(known, key=len, default=re.split("[-+]", variant)[0])
+    known = [name for name in NAMES if re.match(f"{name}(-|$)", variant)]
+    return max(known, key=len, default=variant.partition("-")[0])
 
 def colour(variant):
     """The same whatever is drawn beside it: that of NAMES, or one of the last eight, by the encoding's name."""
@@ -70,9 +70,9 @@ def shade(colour, share):
     return tuple(share * np.array(to_rgb(colour)) + (1 - share) * np.array(to_rgb(GREY)))
 
 def name(variant):
-    """'expe-on-k-x16' -> 'ExPE on keys, x16', 'rope+sinks' -> 'RoPE, sinks'."""
+    """'expe-on-k-x16' -> 'ExPE on keys, x16', 'rope-sinks' -> 'RoPE, sinks'."""
     first = family(variant)
-    more = re.sub("-(?=[a-z])|_", " ", variant[len(first) + 1 :]).replace("+", ", ")
+    more = re.sub("-(?=[a-z])|_", " ", variant[len(first) + 1 :])
     return label(NAMES.get(first, first), re.sub("(?<=[a-wyz])(?=[0-9])", " ", more))          # base100, but not x16
 
 def label(name, how):
@@ -91,12 +91,11 @@ def changed(model):
              min(f"{x:g}", str(Fraction(x).limit_denominator(10**6)), key=len)) for key, x in found]
 
 def variant_of(run):
-    """The variant that a run is: its encoding, and the settings that are not its defaults."""
+    """The variant that a run is: its encoding and softmax, and the encoding's settings that are not its defaults."""
     model, _, _ = read_run(run)
     words = [key if x is True else f"{key}-{x}" if isinstance(x, str) else key + short
              for key, x, short in changed(model)]
-    pe, plus, more = model.encoding.pe.partition("+")
-    return "-".join([pe, *words]) + plus + more
+    return "-".join([model.encoding.pe, *words, *[model.softmax] * (model.softmax != "plain")])
 
 def names_of(runs):
     """{run: what no other one of them is called}: its variant's name, if need be with its folder's, or its path."""
@@ -259,7 +258,7 @@ def by_position(rows):
     return [block * (p.start + p.stop) / 2 for p in parts], [float(np.mean(losses[p])) for p in parts], None
 
 def points(line):
-    """(x, y, errors) of a line of eval.py's rows: the loss by position, a probe's gain with its interval, the loss."""
+    """(x, y, errors) of a line of rows: the loss by position, a probe's gain with its interval, or the loss."""
     lengths = [row["length"] for row in line]
     if "by_position" in line[-1]:
         return by_position(line[-1:])                                  # the last is the longest
@@ -269,7 +268,7 @@ def points(line):
     return lengths, [row["loss"] for row in line], None
 
 def losses(rows, path):
-    """What eval.py's rows say, a curve a run and its positions."""
+    """What the rows of eval.py or lab.measure say, a curve a run and its positions."""
     protocol, lines, drawn = rows[0]["protocol"], {}, {}
     rows = [row for row in rows if row["loss"] is not None]
     beside = {row["run"]: row["loss"] for row in reversed(rows) if row["protocol"] != protocol}

@@ -1,4 +1,4 @@
-"""What eval.py is about to do: which positions each run takes, what it reads, and how many tokens that is."""
+"""What lab.measure is about to do: which positions each run takes, what it reads, and how many tokens that is."""
 
 import functools
 import itertools
@@ -8,7 +8,6 @@ from eval import held_out
 from lab import measures
 from past import scaling
 
-# data is imported where it is used, so that --help and a wrong flag answer at once.
 
 def scalings(configs, asked):
     """{run: [scaled's keywords]}: of the values asked for, each run takes those that its encoding has a use for.

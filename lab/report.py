@@ -414,12 +414,16 @@ def section(name, grid, preset, files, seeds):
     parts.append("`" + "` or `".join(f"{command} -- {more}" if more else command for more in sorted(flags)) + "`\n")
     return parts
 
+def present_flags(command):
+    """A recorded command in the flags that train.py has now: --softmax was a part of the encoding's name."""
+    return re.sub(r"--pe (\w+)\+(\w+)", r"--pe \1 --softmax \2", command)
+
 def commands(preset, runs, files):
     """What made every file of a preset."""
-    rows = [[f"{run['variant']}-s{run['seed']}", f"`{run['command']}`", f"{run['seconds'] or 0:,.0f}",
+    rows = [[f"{run['variant']}-s{run['seed']}", f"`{present_flags(run['command'])}`", f"{run['seconds'] or 0:,.0f}",
              f"{run['parameters']:,}", (run["provenance"]["git"] or "-")[:10]] for run in runs]
     used = {what for _, what in files}
     flags = [[name, f"`{flags}`"] for name, flags in EVALUATIONS.items() if name in used]
-    evaluate = f"python eval.py runs/{preset}/RUN FLAGS --json FILE"
+    evaluate = " ".join(["python -m lab.measure", f"runs/{preset}/RUN FLAGS", *DATA.get(preset, ())[1:], "--json FILE"])
     return [f"\n### The commands ({preset})\n\n" + table(["run", "command", "s", "parameters", "commit"], rows),
             f"Each results/{preset}/RUN.NAME.json is what `{evaluate}` writes:\n\n" + table(["NAME", "FLAGS"], flags)]

@@ -13,6 +13,7 @@ resume from their checkpoint, and an evaluation is done again only if its run's 
 import argparse
 import contextlib
 import io
+import platform
 import shlex
 import shutil
 import statistics
@@ -26,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 import train
-from common import CommandLine, at_least, checkpoint_info, listed, lock, pick_device, read_run
+from common import CommandLine, at_least, checkpoint_info, holds_files, listed, lock, pick_device, read_run
 from config import PRESETS, InputError
 from eval import MULTIPLES
 from lab import measure
@@ -34,8 +35,6 @@ from lab.files import clock, read_json, write_json
 from lab.grids import ALL, DATA, EVALUATIONS, GRIDS, SEEDS, VARIANTS, flags_of, place_of
 from model_numpy import count_parameters
 from studies import tuning as tuned
-
-# torch and what imports it are imported where they are used, so that --help and a wrong flag answer at once.
 
 WINDOWS = 150  # read at each length by an evaluation, about: for the estimate alone
 OWN = {"--preset", "--seed", "--out", "--resume", "--overwrite", "--device", "--help", "-h"}
@@ -95,7 +94,7 @@ def jobs_of_run(variant, seed, evaluations, args):
     model, config = configs_of(command, args)
     if (run / "config.json").exists():
         train.check_resumed(run, train.read_flags([*command[2:], "--resume"])[0].given)
-    elif run.exists():
+    elif holds_files(run):
         raise InputError(f"{run} holds no config.json, so it is not a run directory: move it away")
     tokens = config.steps * config.batch_size * model.context
     jobs = [Job(variant, seed, run, None, results / f"{name}.run.json", command, tokens, args)]
@@ -152,12 +151,13 @@ def do(job):
     there = (job.run / "config.json").exists()
     train.main(job.command[2:] + ["--resume"] * there)                 # of a complete run, only what a kill left undone
     model, config, record = read_run(job.run)
-    info = checkpoint_info(job.run)
+    info, origin = checkpoint_info(job.run), record["provenance"]
     write_json(job.file, {
         "variant": job.variant, "seed": job.seed, "train_flags": shlex.join(job.args.train_flags),
         "command": shlex.join(job.command), "parameters": count_parameters(model), "tokens": job.work,
         "seconds": info["seconds"], "trained_length": model.context, "dtype": config.dtype,
-        "provenance": record["provenance"],
+        "provenance": {name: origin[name] for name in ("git", "device", "threads")} | {
+            "machine": platform.platform(), "versions": {name: origin[name] for name in ("python", "torch")}},
         "data": {name: record["data"][name] for name in ("source", "vocab", "splits")},
         "weights": info["sha256"],
     })

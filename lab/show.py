@@ -1,4 +1,4 @@
-"""What eval.py says of its rows: the paired differences, and the tables."""
+"""What lab.measure prints of its rows: the paired differences, and the tables."""
 
 import shutil
 

@@ -94,8 +94,8 @@ def draw(path, rows):
     save(figure, path, dpi=110)
 
 def main(argv=None):
-    parser = CommandLine(prog="python -m studies.slopes", description="Measure and draw the slope that each query chooses, "
-                         "in each head of runs with ExPE or ALiBi, inside and past the trained length.")
+    parser = CommandLine(prog="python -m studies.slopes", description="Measure and draw the slope that each query "
+                         "chooses, in each head of runs with ExPE or ALiBi, inside and past the trained length.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories of train.py")
     parser.add_argument("--out", type=picture, required=True, metavar="FILE",
                         help="the picture: .png (with an .svg beside it), .svg or .pdf")

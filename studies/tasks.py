@@ -22,11 +22,11 @@ import data
 from common import CommandLine, at_least, listed, named_runs, pick_device
 from config import InputError
 from engine.fast import at_least_fp32
-from generate import generate
 from lab.files import new_file, write_rows
 from past import scaling
 from past.cache import Cache
 from past.reading import BATCH_TOKENS, load
+from past.writing import generate_cached
 
 PROG, VERSION = "python -m studies.tasks", "0.4.13"
 if not urllib.request.getproxies():
@@ -113,7 +113,7 @@ class Run(TemplateLM):
             stop = [data.EOT, *filter(None, kwargs["until"])]
             room = max(self.context // 2, self.context - kwargs["max_gen_toks"])
             prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]          # as loglikelihood's empty context
-            steps = generate(self.model, [prompt], Cache(), temperature=kwargs.get("temperature", 0))
+            steps = generate_cached(self.model, [prompt], Cache(), temperature=kwargs.get("temperature", 0))
             for (token,) in itertools.islice(steps, kwargs["max_gen_toks"]):
                 drawn.append(token)
                 if any(s in self.encoding.decode(drawn) for s in stop):
@@ -151,7 +151,7 @@ def main(argv=None):
     parser.add_argument("--limit", type=at_least(1), metavar="N", help="the first N examples of each task only")
     parser.add_argument("--shots", type=at_least(0), metavar="N", help="examples in the prompt (default: the task's)")
     parser.add_argument("--task-path", metavar="DIR", help="a folder of tasks in lm_eval's own YAML format")
-    parser.add_argument("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in eval.py (default: fp32)")
+    parser.add_argument("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():
