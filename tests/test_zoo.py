@@ -1,8 +1,8 @@
 """The encodings of zoo/ against their formulas and another library; and one more, put there as a file and no more."""
 
+import json
 import math
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, refused
+from conftest import ROOT, TINY, need, refused
 from test_model import T, attend, attention_in_loops, doors_of, filled, like, some_input, some_tokens, tiny
 from test_numpy import climb, close, has_score, random
 
@@ -147,7 +147,7 @@ def test_fire_starts_as_its_listing_does():
     assert p["w2"].shape == (8, 32) and 0.9 / 32**0.5 < np.abs(p["w2"]).max() <= 1 / 32**0.5
     assert all(p[name].shape == (32,) and 0.8 < np.abs(p[name]).max() <= 1 for name in ("w1", "b1"))
     for wrong in (0.0, -3.0):
-        with pytest.raises(InputError, match=f"threshold must be a finite number above 0, got {wrong}"):
+        with pytest.raises(InputError, match=f"--threshold must be a finite number above 0, got {wrong}"):
             make_encoding("fire", threshold=wrong)
 
 
@@ -290,6 +290,7 @@ def test_fox_keeps_its_digits_by_counting_from_the_last_query():
 
 @pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
 def test_partial_turns_as_transformers_gpt_neox_does(fraction):
+    need("transformers")
     from transformers.models.gpt_neox import modeling_gpt_neox as theirs
 
     rope = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": fraction}
@@ -305,6 +306,7 @@ def test_partial_turns_as_transformers_gpt_neox_does(fraction):
 
 
 def test_partial_equals_transformers_stablelm():
+    need("transformers")
     from transformers import StableLmConfig, StableLmForCausalLM
 
     ours = tiny("partial", norm="layernorm", mlp="swiglu", variant={"rotary_fraction": 0.5})
@@ -317,9 +319,9 @@ def test_partial_equals_transformers_stablelm():
 def test_partial_of_all_is_rope_and_of_a_width_that_has_no_pairs_is_refused():
     whole, rope, tokens = tiny("partial", variant={"rotary_fraction": 1.0}), tiny("rope"), some_tokens(1, T)
     torch.testing.assert_close(whole(tokens), rope(tokens), rtol=1e-12, atol=1e-12)
-    for fraction, message in ((0.4, "an even width: 0.4 of d_head, 8, is 3"), (0.01, "is 0"), (0.0, "above 0 and"),
-                              (1.5, "at most 1, got 1.5")):
-        with pytest.raises(InputError, match=f"rotary_fraction must .*{message}"):
+    for fraction, message in ((0.4, "an even width: 0.4 of a head's 8 dimensions is 3.2"), (0.01, "is 0"),
+                              (0.0, "above 0 and"), (1.5, "at most 1, got 1.5")):
+        with pytest.raises(InputError, match=f"--rotary-fraction must .*{message}"):
             ModelConfig(1, 16, 2, T, 40, encoding=make_encoding("partial", rotary_fraction=fraction))
 
 
@@ -341,6 +343,7 @@ def drawn(seed, *ranges):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_proportional_has_the_frequencies_of_transformers(seed):
+    need("transformers")
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -363,7 +366,7 @@ def test_proportional_of_all_is_rope_and_of_no_whole_pairs_is_refused():
     torch.testing.assert_close(whole(tokens), rope(tokens), rtol=1e-12, atol=1e-12)
     half, neox = (tiny(pe, variant={"rotary_fraction": 0.5}) for pe in ("proportional", "partial"))
     assert not torch.allclose(half(tokens), neox(tokens))
-    with pytest.raises(InputError, match="rotary_fraction must leave whole pairs: 0.4 of d_head, 8, is 1.6 of them"):
+    with pytest.raises(InputError, match="leave whole pairs: 0.4 of a head's 8 dimensions is 1.6 of them"):
         ModelConfig(1, 16, 2, T, 40, encoding=make_encoding("proportional", rotary_fraction=0.4))
 
 
@@ -406,12 +409,12 @@ from dataclasses import dataclass
 
 import expe
 import model_numpy
-from config import make_encoding, knob, number
+from config import NoPE, knob, number
 
 
 @dataclass(frozen=True)
-class Settings(make_encoding):
-    slope: float = knob(0.5, number("above 0", lambda x: x > 0), "how fast scores fall (default: 0.5)")
+class Settings(NoPE):
+    slope: float = knob(0.5, number("above 0", lambda x: x > 0), "how fast scores fall")
 
     def pairs(self, queries, keys, model):
         return -self.slope * expe.distances(queries, keys)[..., None, :, :]
@@ -450,40 +453,33 @@ def with_line(tmp_path_factory):
 
 
 def test_an_encoding_put_into_the_zoo_is_listed_with_its_flags(with_line):
-    done = with_line("train.py", "--help")
-    help = " ".join(done.stdout.split())
-    assert done.returncode == 0 and re.search(r"--pe [^-]*\bline\b", help), done.stderr + help
-    assert "--slope SLOPE how fast scores fall (default: 0.5)" in help
-    done = with_line("train.py", "--pe", "rope", "--slope", "1")
-    assert done.returncode == 2 and "slope is for line, and rope has no use for it" in done.stderr
-    done = with_line("train.py", "--pe", "line", "--slope", "-1")
-    assert done.returncode == 2 and "slope must be above 0, got -1" in done.stderr
+    help = " ".join(with_line("train.py", "--pe", "line", "--help").stdout.split())
+    assert "kerple, line, partial" in help and "--slope SLOPE how fast scores fall: above 0 (here: 0.5)" in help
+    assert "--slope must be above 0, got -1" in refused(with_line("train.py", "--pe", "line", "--slope", "-1"))
+    assert "--slope is no flag with --pe rope" in refused(with_line("train.py", "--pe", "rope", "--slope", "1"))
 
 
-def test_an_encoding_put_into_the_zoo_is_trained(with_line, tokens, tmp_path):
-    run = tmp_path / "run"
-    done = with_line("train.py", "--pe", "line", "--slope", "0.25", *TINY, "--steps", 2, "--data", tokens, "--out", run)
-    assert done.returncode == 0 and "line, " in done.stdout, done.stderr
-    assert '"slope": 0.25' in (run / "config.json").read_text()
+ALL = """
+import sys, train, eval, generate
+run, *flags = sys.argv[1:]
+train.main([*flags, "--out", run])
+eval.main([run, "--lengths", "16,32", "--json", run + "/rows.json"])
+generate.main([run, "--tokens", "3"])
+generate.main([run, "--tokens", "3", "--cache"])
+"""
 
 
-def test_an_encoding_put_into_the_zoo_is_held_to_the_tests_of_all(with_line):
+def test_an_encoding_put_into_the_zoo_is_trained_evaluated_and_generated_from(with_line, tokens, tmp_path):
+    done = with_line("-c", ALL, tmp_path, "--pe", "line", "--slope", "0.25", *TINY, "--steps", 2, "--data", tokens)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(row["pe"], row["length"]) for row in rows] == [("line", 16), ("line", 32)] and rows[1]["loss"] > 0
+    assert '"slope": 0.25' in (tmp_path / "config.json").read_text()
+
+
+def test_an_encoding_put_into_the_zoo_goes_through_the_tests_of_all(with_line):
     tests = ("test_numpy.py::test_ladder[line-llama-tied-own]",
              "test_numpy.py::test_ladder_of_blocks_that_differ[line-both]",
              "test_model.py::test_no_token_sees_a_later_one[line-gpt-window]")
-    done = with_line("-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests))
+    done = with_line("-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests))
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("name, text, message", [
-    ("broken", "def (", "zoo/broken.py cannot be used: SyntaxError"),
-    ("empty", "", "zoo/empty.py cannot be used: AttributeError: module 'zoo.empty' has no attribute 'Settings'"),
-    ("rope", LINE, "zoo/rope.py has the name of an encoding that is here already: rename it"),
-])
-def test_a_file_of_the_zoo_that_cannot_be_used_is_named(name, text, message, tmp_path):
-    for path in ROOT.glob("*.py"):
-        shutil.copy(path, tmp_path)
-    (tmp_path / "zoo").mkdir()
-    (tmp_path / "zoo" / f"{name}.py").write_text(text, encoding="utf-8")
-    arguments = [sys.executable, "train.py", "--pe", "expe"]
-    assert message in refused(subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True))
