@@ -1,36 +1,32 @@
-"""The softmax door: +log (SSMax), +llama4 and +sinks, of any encoding, against their formulas and transformers."""
+"""The softmax door, --softmax log (SSMax), sinks and llama4, of any encoding: formulas, and transformers."""
 
+import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import zoo._llama4
-from conftest import TINY, command, refused
+from conftest import TINY, command, need, refused
 from test_model import T, attend, like, some_input, some_tokens, tiny
 from test_numpy import EXACT, POSITIONS, climb
 from test_past import plain_model, reading, stream_by_doors
 
 import model_numpy
 import past.reading
-from common import read_run
-from config import ENCODINGS, InputError, make_encoding, settings_class
+import zoo.softmax
+from config import ENCODINGS, InputError
 from past.cache import Cache
 
-PLAIN = model_numpy.Encoding().softmax
-NUMBERS = zoo._llama4.FLOOR_SCALE, zoo._llama4.ATTN_SCALE
-KINDS = [
-    *((f"{pe}+log", {}) for pe in ENCODINGS),
-    *((f"{pe}+sinks", {}) for pe in ENCODINGS if model_numpy.doors_of(make_encoding(pe)).softmax == PLAIN),
-    *((f"{pe}+sinks+log", {}) for pe in ("nope", "shaw", "kerple")),
-    ("expe+log", {"on": "k"}), ("expe+sinks", {"on": "k"}), ("expe+sinks", {"once": True, "learn": "init"}),
-]
-BLOCKS = [("rope+llama4", {}), ("t5+sinks+log", {}), ("rope+sinks+llama4", {"window": 5}), ("sinusoidal+log", {})]
+NUMBERS = zoo.softmax.FLOOR_SCALE, zoo.softmax.ATTN_SCALE
+KINDS = [*((f"{pe}+{softmax}", {}) for pe in ENCODINGS for softmax in ("log", "sinks")),
+         ("expe+log", {"on": "k"}), ("expe+sinks", {"on": "k"}), ("expe+sinks", {"once": True, "learn": "init"})]
+BLOCKS = [("rope+llama4", {}), ("t5+sinks", {}), ("rope+llama4", {"window": 5}), ("sinusoidal+log", {})]
 
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch):
-    monkeypatch.setattr(zoo._llama4, "FLOOR_SCALE", 3)
+    monkeypatch.setattr(zoo.softmax, "FLOOR_SCALE", 3)
 
 
 # ---- both backends ---------------------------------------------------------------------------------------------------
@@ -46,17 +42,17 @@ def test_ladder_of_blocks_that_differ(pe, more):
     climb(tiny(pe, "llama", n_layers=4, nope_every=2, **more), EXACT)
 
 
-@pytest.mark.parametrize("pe", ["rope+log", "rope+sinks+log", "nope+llama4"])
+@pytest.mark.parametrize("pe", ["rope+log", "rope+sinks", "nope+llama4"])
 def test_ladder_without_a_mask(pe):
     climb(tiny(pe, causal=False), EXACT)
 
 
 def test_ladder_catches_a_flipped_sign(monkeypatch):
     for pe, name in (("rope+log", "temperature"), ("rope+sinks", "sinks")):
-        doors_of = model_numpy.doors_of
+        right_doors = model_numpy.doors_of
 
-        def flipped(settings, doors_of=doors_of):
-            doors = doors_of(settings)
+        def flipped(settings, config, right_doors=right_doors):
+            doors = right_doors(settings, config)
             forward, backward = doors.softmax
 
             def wrong(dp, cache, backward=backward):
@@ -82,7 +78,7 @@ def softmax_in_loops(scores, s=None, b=None):
     return p
 
 
-@pytest.mark.parametrize("pe", ["nope+log", "nope+sinks", "nope+sinks+log"])
+@pytest.mark.parametrize("pe", ["nope+log", "nope+sinks"])
 def test_attention_is_its_formula(pe):
     model, h = tiny(pe), some_input()
     attention = model.blocks[0].attn
@@ -124,10 +120,9 @@ def test_n_counts_the_keys_of_a_window_and_not_the_array():
 
 
 def test_each_block_has_its_own_and_log_starts_as_the_plain_softmax_of_1024_tokens_on_average():
-    model = tiny("rope+sinks+log").config
-    params = model_numpy.init_params(model)
+    params = model_numpy.init_params(tiny("t5+log").config)
     own = [name for name in params if "encoding" in name]
-    assert own == [f"blocks.{i}.attn.encoding.{name}" for i in range(2) for name in ("sinks", "temperature")]
+    assert own == [f"blocks.{i}.attn.encoding.{name}" for i in range(2) for name in ("weight", "temperature")]
     s = params["blocks.0.attn.encoding.temperature"]
     assert s.shape == (2,) and s.mean() * np.log(np.arange(1, 1025)).mean() == pytest.approx(1, rel=1e-3)
     assert [n for n in model_numpy.init_params(tiny("learned+sinks").config) if "sinks" in n] == ["encoding.sinks"]
@@ -139,8 +134,7 @@ def test_each_block_has_its_own_and_log_starts_as_the_plain_softmax_of_1024_toke
 @pytest.mark.parametrize("window", [0, 5])
 def test_sinks_equal_transformers_gpt_oss(window):
     """Its eager attention, with the same queries, keys, values, mask and sinks."""
-    from types import SimpleNamespace
-
+    need("transformers")
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
     model = tiny("nope+sinks", window=window)
@@ -158,10 +152,11 @@ def test_sinks_equal_transformers_gpt_oss(window):
 @pytest.mark.parametrize("floor_scale, attn_scale", [(3, 0.1), (5, 0.7)])
 def test_llama4_equals_transformers(floor_scale, attn_scale, monkeypatch):
     """Its attention of a layer without RoPE, on the same weights."""
+    need("transformers")
     from transformers.models.llama4 import modeling_llama4 as theirs
 
-    monkeypatch.setattr(zoo._llama4, "FLOOR_SCALE", floor_scale)
-    monkeypatch.setattr(zoo._llama4, "ATTN_SCALE", attn_scale)
+    monkeypatch.setattr(zoo.softmax, "FLOOR_SCALE", floor_scale)
+    monkeypatch.setattr(zoo.softmax, "ATTN_SCALE", attn_scale)
     model, h = tiny("nope+llama4"), some_input()
     shape = like(model, head_dim=8, no_rope_layers=[0, 1], attn_temperature_tuning=True, floor_scale=floor_scale,
                  attn_scale=attn_scale, layer_types=["full_attention"] * 2)
@@ -176,6 +171,7 @@ def test_llama4_equals_transformers(floor_scale, attn_scale, monkeypatch):
 
 
 def test_the_numbers_are_those_of_llama_4():
+    need("transformers")
     from transformers import Llama4TextConfig
 
     assert NUMBERS == (Llama4TextConfig.floor_scale, Llama4TextConfig.attn_scale) == (8192, 0.1)
@@ -183,20 +179,19 @@ def test_the_numbers_are_those_of_llama_4():
 
 def test_llama4_leaves_blocks_with_an_encoding_alone_and_needs_one_without():
     model, bare = tiny("rope+llama4", n_layers=2, nope_every=2), tiny("rope", n_layers=2, nope_every=2)
-    assert [s.pe for s, _ in map(model.config.block, range(2))] == ["rope+llama4", "nope+llama4"]
     h = some_input()
     for i, same in ((0, True), (1, False)):
         ours, theirs = (m.blocks[i].attn(h, m.tables(np.arange(T))[m.blocks[i].attn.encoding.settings])
                         for m in (model, bare))
         assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12) == same
-    with pytest.raises(InputError, match="llama4 is for blocks without an encoding, and with rope.llama4 there"):
+    with pytest.raises(InputError, match="--softmax llama4 is for blocks without an encoding: give --nope-every"):
         tiny("rope+llama4")
 
 
 # ---- past the trained length -----------------------------------------------------------------------------------------
 
 
-READ = [("rope+log", {}), ("nope+sinks", {}), ("t5+sinks+log", {"nope_every": 2}), ("rope+llama4", {"nope_every": 2}),
+READ = [("rope+log", {}), ("nope+sinks", {}), ("t5+sinks", {"nope_every": 2}), ("rope+llama4", {"nope_every": 2}),
         ("expe+log", {"on": "k"}), ("expe+sinks", {"on": "k"}), ("fox+sinks", {}), ("grape+sinks", {}),
         ("alibi+sinks", {"window": 5}), ("rope+log", {"chunk": 5}), ("rope+sinks", {"groups": (5, 3)})]  # fmt: skip
 
@@ -220,11 +215,11 @@ def test_read_in_pieces_and_in_blocks_of_queries_it_is_the_plain_model(pe, varia
 def test_a_stream_counts_the_keys_that_it_keeps(pe, variant):
     model, tokens = reading(pe, variant=variant), some_tokens(2, 60)
     with torch.no_grad():
-        brute = [stream_by_doors(model, row.tolist(), 2, 6) for row in tokens]
-        np.testing.assert_allclose(model(tokens, cache=Cache(2, 6)), brute, rtol=1e-9, atol=1e-10)
+        brute_force = stream_by_doors(model, tokens, 2, 6)
+        np.testing.assert_allclose(model(tokens, cache=Cache(2, 6)), brute_force, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("pe", ["rope+log", "rope+sinks", "alibi+sinks+log"])
+@pytest.mark.parametrize("pe", ["rope+log", "rope+sinks", "alibi+log"])
 def test_half_precision_trains_and_reads(pe):
     tokens = some_tokens(2, T)
     exact = tiny(pe)(tokens, tokens)
@@ -242,35 +237,24 @@ def test_half_precision_trains_and_reads(pe):
 
 @pytest.mark.parametrize("backend", ["torch", "numpy"])
 def test_runs_train_resume_evaluate_and_begin_from_each_other(backend, tokens, tmp_path):
-    flags = ["--pe", "rope+sinks+log", *TINY, "--data", tokens, "--steps", "4", "--backend", backend]
+    flags = ["--pe", "rope", "--softmax", "sinks", *TINY, "--data", tokens, "--steps", "4", "--backend", backend]
     done = command("train.py", *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    assert run.name.startswith("mini-rope+sinks+log-context16") and read_run(run)[0].encoding.pe == "rope+sinks+log"
+    assert run.name.startswith("mini-rope-") and "softmax-sinks" in run.name
+    assert json.loads((run / "config.json").read_text())["model"]["softmax"] == "sinks"
     again = command("train.py", *flags, "--resume", cwd=tmp_path)
     assert again.returncode == 0 and "complete: 4 of 4" in again.stdout, again.stderr
-    done = command("eval.py", run, "--lengths", "16,64", "--max-docs", "2", "--rope-scaling", "none,yarn", cwd=tmp_path)
+    done = command("eval.py", run, "--lengths", "16,64", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    done = command("train.py", *flags, "--pe", "rope", "--init-from", run, "--out", "runs/b", cwd=tmp_path)
-    assert done.returncode == 0 and "dropped: blocks.0.attn.encoding.sinks, blocks.0.attn" in done.stdout, done.stderr
+    done = command("train.py", *flags, "--softmax", "log", "--init-from", run, "--out", "runs/b", cwd=tmp_path)
+    new = "new weights: blocks.0.attn.encoding.temperature, blocks.1.attn"
+    assert done.returncode == 0 and new in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("flags, message", [
-    ("--pe rope+cubic", "--pe: invalid choice: 'rope+cubic' (choose from"),
-    ("--pe rotary+log", "--pe: invalid choice: 'rotary+log' (choose from"),
-    ("--pe _log", "--pe: invalid choice: '_log' (choose from"), ("--pe _kerple", "--pe: invalid choice: '_kerple'"),
-    ("--pe rope+log+log", "--pe: invalid choice: 'rope+log+log' (choose from"),
-    ("--pe rope+log+sinks", "sinks take the place of a plain softmax, before what scales the scores, as in "
-     "rope+sinks+log: not in rope+log+sinks"),
-    ("--pe rope+llama4+sinks --nope-every 4", "rope+sinks+log: not in rope+llama4+sinks"),
-    ("--pe rope+llama4", "llama4 is for blocks without an encoding, and with rope+llama4 there is none: give --n"),
-    ("--pe alibi+log --base 9", "base is for sinusoidal and rope and"),
+    ("--softmax cubic", "--softmax must be plain, log, sinks or llama4, got 'cubic'"),
+    ("--softmax llama4", "--softmax llama4 is for blocks without an encoding: give --nope-every too, or --pe nope"),
 ])
 def test_what_cannot_be_is_named_in_one_line(flags, message, tmp_path):
     assert message in refused(command("train.py", "--preset", "mini", "--data", "no/", *flags.split(), cwd=tmp_path))
-
-
-def test_those_that_change_the_softmax_are_no_encodings_of_their_own():
-    assert not any(name[0] == "_" or "+" in name for name in ENCODINGS) and "rope+log" in ENCODINGS
-    assert make_encoding("rope+log") == make_encoding("rope+log") != make_encoding("rope")
-    assert isinstance(make_encoding("rope+log", base=9.0), settings_class("rope"))
