@@ -29,7 +29,7 @@ demo: .venv/installed
 	.venv/bin/python -m lab.demo
 
 explorer: .venv/installed
-	.venv/bin/python -m lab.explorer
+	.venv/bin/python -m web.explorer
 
 # One run an encoding, under runs/; a run that was stopped goes on, and a complete one is left as it is.
 expe_flags = --pe expe --l 24

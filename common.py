@@ -130,11 +130,11 @@ def hash_file(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
-def output_folder(folder):
+def output_folder(folder, flag="--out"):
     """The path of a folder to write, from here if it lies below; links and .. are resolved once, before any use."""
     path = Path(os.path.realpath(folder))
     if not str(folder) or (path.exists() and not path.is_dir()):
-        raise InputError(f"--out must name a folder, got {str(folder)!r}")
+        raise InputError(f"{flag} must name a folder, got {str(folder)!r}")
     return path.relative_to(Path.cwd()) if Path.cwd() in path.parents else path
 
 def holds_files(folder):

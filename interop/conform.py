@@ -23,7 +23,7 @@ import numpy as np
 VECTORS = Path(__file__).resolve().parent / "vectors"
 
 def refuse(message):
-    print("conform.py: error:", " ".join(str(message).split()), file=sys.stderr)
+    print("python -m interop.conform: error:", " ".join(str(message).split()), file=sys.stderr)
     sys.exit(2)
 
 def load(name):
@@ -130,7 +130,8 @@ def check(function, case, dtype=None):
     return True, f"right; largest errors, of those allowed: {', '.join(left)}"
 
 def main(argv=None):
-    parser = argparse.ArgumentParser("conform.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser("python -m interop.conform", description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.error = refuse
     parser.add_argument("function", nargs="?", metavar="MODULE:FUNCTION")
     parser.add_argument("--case", metavar="NAME", help="a file of vectors/, such as rope-yarn")

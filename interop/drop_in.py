@@ -9,6 +9,7 @@ at long positions, in a table.
 import math
 
 import torch
+import torch.nn.functional as F
 
 from common import CommandLine
 from interop.expe_torch import ExPE, from_last
@@ -58,8 +59,8 @@ def moved(dtype, first, origin=lambda n: n, T=512, C=64):
         _, h_k, _ = encoding(h.to(dtype), n)
         q, k = h.to(dtype) @ w_q.to(dtype).T, h_k @ w_k.to(dtype).T                    # (T, C) each
         q, k = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k))
-        scores = (q @ k.T / math.sqrt(C)).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
-        return scores.softmax(-1).to(exact)
+        values = torch.eye(T, dtype=q.dtype)                             # of which attention makes its weights
+        return F.scaled_dot_product_attention(q, k, values, is_causal=True).to(exact)
 
     return (weights(dtype, origin(n)) - weights(exact, torch.arange(T))).abs().sum(-1).max().item() / 2
 

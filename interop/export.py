@@ -1,11 +1,11 @@
-"""A run as a model of transformers, and back again.
+"""Export a run as a model of transformers, or import one as a run.
 
-    python -m interop.export runs/mini-expe-s0 --to transformers handed/          a folder for AutoModelForCausalLM
-    python -m interop.export handed/ --from transformers runs/back                a run, of a Llama or a GPT-NeoX
+    python -m interop.export runs/mini-expe-s0 --to transformers exported/        a folder for AutoModelForCausalLM
+    python -m interop.export exported/ --from transformers runs/back              a run, of a Llama or a GPT-NeoX
 
-The folder is loaded offline, with its tokenizer, and generates with its cache. Where transformers has not the encoding,
-it brings its own code, one file to read first: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True),
-and the same for AutoTokenizer, which reads the config too.
+transformers loads the folder offline, with its tokenizer, and generates with its cache. Where transformers lacks the
+encoding, the folder has its own code in one file, modeling_gpt.py, which you should read first. To use it, load it with
+AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True), and AutoTokenizer likewise.
 """
 
 from common import CommandLine
@@ -14,18 +14,18 @@ from config import InputError
 # torch and what imports it are imported in main, so that --help and a wrong flag answer at once.
 
 def main(argv=None):
-    parser = CommandLine(prog="python -m interop.export", description="Export a run to another library, or import one from it.",
-                         epilog=__doc__[__doc__.index("    python") :])
+    parser = CommandLine(prog="python -m interop.export", epilog=__doc__[__doc__.index("    python") :],
+                         description="Export a run to another library, or import one from it.")
     add = parser.add_argument
     add("source", metavar="RUN", help="run directory of train.py; with --from: a folder of that library")
     add("--to", metavar="LIBRARY", choices=["transformers"], help="the library to write for: transformers")
     add("--from", dest="origin", metavar="LIBRARY", choices=["transformers"], help="or the library to read from")
     add("out", metavar="OUT", help="the folder to write, a new one")
-    add("--overwrite", action="store_true", help="replace OUT if it exists and holds what this has written")
+    add("--overwrite", action="store_true", help="replace the files of an OUT that this has written")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         if (args.to is None) == (args.origin is None):
-            raise InputError("say one of them: --to transformers, or --from transformers")
+            raise InputError("give either --to transformers or --from transformers")
         from interop.over import from_transformers, to_transformers
         convert = to_transformers if args.to else from_transformers
         architecture, step = convert(args.source, args.out, args.overwrite)

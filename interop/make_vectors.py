@@ -120,7 +120,7 @@ def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores
     else:
         q, k, _ = encoding.rotate[0](q, k, table, learned)
     added, _ = encoding.score[0](q, k, h, apart, learned)
-    products = scores(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1]))                         # (B, H, S, S)
+    products = scores(q @ k.swapaxes(-1, -2) / model_numpy.score_divisor(q))                   # (B, H, S, S)
     ahead = np.triu(np.ones(products.shape[-2:], bool), 1)
     added = np.where(ahead, np.nan, 0 * products if added is None else bias(added))
     p, _ = encoding.softmax[0](np.where(ahead, -np.inf, products + added), learned)

@@ -1,6 +1,6 @@
 """The GPT of model_torch.py as transformers calls it: its config, a forward pass with a cache, and so `generate`.
 
-Of this and what it uses of the reference, interop/one_file.py makes the file that a model is handed over with.
+interop/one_file.py copies this, and what it uses of the other files, into the one file of an exported model.
 
 B batch, T new tokens, S keys (S > T with a cache), H heads, D width of a head, C = H*D model width, V vocabulary.
 """

@@ -22,7 +22,7 @@ HEAD = '''"""A GPT with the positional encoding {pe}, for transformers:
 
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 
-Made by export.py of the text of its repository (MIT licence): each part stands below the name of its file.
+Made by interop/export.py of the text of its repository (MIT licence): each part stands below the name of its file.
 """
 
 '''
@@ -115,7 +115,8 @@ def gathered(todo):
 
 def one_file(model):
     """The text of modeling_gpt.py for a GPT of model_torch.py."""
-    roots, others, classes, tables = {("interop.modeling", "GPTForCausalLM")}, set(), [], {"SETTINGS": {}, "ENCODINGS": {}}
+    roots, others, classes = {("interop.modeling", "GPTForCausalLM")}, set(), []
+    tables = {"SETTINGS": {}, "ENCODINGS": {}}
     for encoding in {block.attn.encoding.settings.pe: block.attn.encoding for block in model.blocks}.values():
         pe, kind = encoding.settings.pe, type(encoding)
         name = "".join(re.findall(r"\w", pe)).capitalize() + "Settings"

@@ -1,10 +1,10 @@
-"""A run handed over to transformers, and a model of transformers made into a run.
+"""Export a run to transformers, and import a model of transformers as a run.
 
     to      rope with rmsnorm and swiglu is a Llama; rope, or partial, with layernorm and gelu a GPT-NeoX; learned with
             these two a GPT-2. Any other is a folder with its own code in one file, for trust_remote_code=True.
-    from    a Llama or a GPT-NeoX of our layers: what its config or its weights have besides is named.
+    from    a Llama or a GPT-NeoX with the layers of this project; an error names whatever else the model has.
 
-Neither needs transformers: a folder of its is JSON and safetensors.
+Neither needs transformers, since its folders are JSON and safetensors.
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ import json
 import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,14 +20,14 @@ from safetensors.torch import load_file, save
 
 import common
 import data
-import train
 from config import PRESETS, InputError, ModelConfig, make_encoding
 from interop.one_file import one_file
 from interop.tokens import CONFIG, from_tokenizers, to_tokenizers
 from lab.files import check_shape, read_json
 from model_numpy import doors_of, parameter_shapes
+from model_torch import score_divisor
 
-MARK = "made_by_exact_positions"         # a field of the config.json of every folder that this has written
+MARK = "made_by_exact_positions"         # a field of the config.json of every folder that this writes: its kind
 
 
 # ---- the architectures -----------------------------------------------------------------------------------------------
@@ -47,10 +46,19 @@ class Kind(NamedTuple):
     back: Any = lambda name, w, n_heads: w             # its inverse
 
     def places(self, name):
-        """([their modules], weight or bias) of one of our parameters."""
+        """([their modules], weight or bias) of one of our parameters; our own module if they have none for it."""
         module, _, kind = name.rpartition(".")
         number = "".join(re.findall(r"^blocks\.(\d+)\.", module))
-        return [place.format(number) for place in self.modules[re.sub(r"\.\d+\.", ".", module)]], kind
+        places = self.modules.get(re.sub(r"\.\d+\.", ".", module), [module])
+        return [place.format(number) for place in places], kind
+
+    def fits(self, pe, model):
+        """Whether a GPT of model_torch.py with an encoding is a model of this architecture."""
+        c = model.config
+        plain = not (c.nope_every or c.window) and c.softmax == "plain" and self.ours.items() <= vars(c).items()
+        root = score_divisor(torch.empty(c.d_head)) == c.d_head**0.5                   # theirs divide scores by sqrt(D)
+        modules = {re.sub(r"\.\d+\.", ".", name.rpartition(".")[0]) for name in model.state_dict()}
+        return pe == c.encoding.pe and plain and root and modules <= self.modules.keys()
 
     def theirs(self, weights, n_heads):
         """{their name: tensor} of our {name: tensor}."""
@@ -152,45 +160,45 @@ KINDS = [("rope", LLAMA, turning), ("rope", NEOX, turning), ("partial", NEOX, tu
 
 def to_transformers(run, out, overwrite=False):
     """Write the folder of a run; returns (its architecture's name, the run's step). InputError for what cannot be."""
+    folder = check_out(out, overwrite, "transformers")
     gpt, record = common.load_model(run)
-    config, e = gpt.config, gpt.config.encoding
+    config = gpt.config
     encoding = data.run_tokenizer(run, record["data"])
     if not config.causal:
-        raise InputError(f"{run} sees both sides, and what generates from a cache must be causal: hand over a run "
+        raise InputError(f"{run} sees both sides, and what generates from a cache must be causal: export a run "
                          "trained with --objective lm")
-    plain = not (config.nope_every or config.window) and config.softmax == "plain"
-    known = [(kind, of) for pe, kind, of in KINDS if plain and pe == e.pe and kind.ours.items() <= vars(config).items()]
+    known = [(kind, positions) for pe, kind, positions in KINDS if kind.fits(pe, gpt)]
     written = {"dtype": "float32", "bos_token_id": encoding.eot_token, "eos_token_id": encoding.eot_token,
-               "use_cache": True, MARK: True}
+               "use_cache": True, MARK: "transformers"}
     if known:
         [(kind, positions)] = known
         written |= {"architectures": [kind.architecture], "model_type": kind.model_type}
         written |= {name: getattr(config, field) for name, field in kind.fields.items()}
-        written |= {name: values[0] for name, values in kind.fixed.items()} | positions(e, config)
+        written |= {name: values[0] for name, values in kind.fixed.items()} | positions(config.encoding, config)
         weights, code = kind.theirs(gpt.state_dict(), config.n_heads), None
     else:
         written |= of_its_own(config)
         weights, code = gpt.state_dict(), one_file(gpt)
-    folder = common.output_folder(out)
-    check_folder(folder, overwrite)
     folder.mkdir(parents=True, exist_ok=True)
-    with common.lock(folder):
-        if code:
-            common.write_text(folder / "modeling_gpt.py", code)
-        write_tensors(folder / "model.safetensors", weights)
-        common.write_text(folder / "tokenizer.json", json.dumps(to_tokenizers(encoding)))
-        common.write_text(folder / "tokenizer_config.json", json.dumps(CONFIG, indent=1))
-        common.write_text(folder / "config.json", json.dumps(written, indent=1))
+    (folder / "modeling_gpt.py").unlink(missing_ok=True)
+    if code:
+        common.write_text(folder / "modeling_gpt.py", code)
+    write_tensors(folder / "model.safetensors", weights)
+    common.write_text(folder / "tokenizer.json", json.dumps(to_tokenizers(encoding)))
+    common.write_text(folder / "tokenizer_config.json", json.dumps(CONFIG, indent=1))
+    common.write_text(folder / "config.json", json.dumps(written, indent=1))
     return written["architectures"][0], record["step"]
 
-def check_folder(folder, overwrite):
-    """InputError unless a folder may be written: a new or an empty one or, with --overwrite, one that this has made."""
+def check_out(out, overwrite, kind):
+    """The path of a new folder, an empty one or, with overwrite, one of this kind that this has written; InputError."""
+    folder = common.output_folder(out, "OUT")
     if common.holds_files(folder):
         config = folder / "config.json"
-        if not config.exists() or MARK not in common.read_json(config):
+        if not config.exists() or common.read_json(config).get(MARK) != kind:
             raise InputError(f"{folder} exists and was not written by this, so it is left as it is: choose another OUT")
         if not overwrite:
-            raise InputError(f"{folder} exists: replace what it holds with --overwrite, or choose another OUT")
+            raise InputError(f"{folder} exists: add --overwrite to replace what it holds, or choose another OUT")
+    return folder
 
 def of_its_own(config):
     """What config.json holds for interop/modeling.py's GPTConfig."""
@@ -214,7 +222,7 @@ def write_tensors(path, tensors):
 
 def from_transformers(folder, out, overwrite=False):
     """Make a run, at step 0 of its training here, of a folder of transformers; returns (its architecture, 0)."""
-    folder = Path(folder)
+    run, folder = check_out(out, overwrite, "run"), Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder: give one that save_pretrained has written")
     theirs = read_json(folder / "config.json", dict)
@@ -245,14 +253,12 @@ def from_transformers(folder, out, overwrite=False):
     ranks = from_tokenizers(read_json(folder / "tokenizer.json", dict), folder / "tokenizer.json")
     if len(ranks) + 1 != config.vocab_size:
         raise InputError(f"{folder} has {len(ranks) + 1:,} tokens and a vocabulary of {config.vocab_size:,}")
-    run = common.output_folder(out)
-    train.check_out(run, SimpleNamespace(resume=False, overwrite=overwrite))
     run.mkdir(parents=True, exist_ok=True)
     with common.lock(run):
         record = {
             "model": dataclasses.asdict(config), "train": dataclasses.asdict(PRESETS["mini"].train),
             "data": {"folder": "none", "source": "unknown", "pattern": data.SPLIT_PATTERN, "vocab": len(ranks) + 1,
-                     "splits": {}}, "provenance": {"preset": "mini", "from": str(folder)}}
+                     "splits": {}}, "provenance": {"preset": "mini", "from": str(folder)}, MARK: "run"}
         for name in (common.CHECKPOINT, "log.jsonl"):
             (run / name).unlink(missing_ok=True)
         data.write_ranks(run / "tokenizer.tiktoken", ranks)

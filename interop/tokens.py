@@ -1,4 +1,4 @@
-"""A tokenizer handed over: tiktoken's ranks to the tokenizer.json of the tokenizers library, and back.
+"""Export a tokenizer: tiktoken's ranks to the tokenizer.json of the tokenizers library, and back.
 
 Both merge the pair whose merge has the lowest rank, leftmost first. tiktoken finds it by the ranks of all tokens, and
 tokenizers by a list of pairs: the one that makes a token is what its bytes come to by the merges of lower rank.

@@ -1,4 +1,4 @@
-"""Runs handed over to transformers, which loads, reads and writes on with them as we do; and models taken from it."""
+"""Runs exported to transformers, which loads them, reads and generates as this project does; and models imported."""
 
 import ast
 import dataclasses
@@ -11,62 +11,67 @@ import unicodedata
 
 import pytest
 import torch
-import transformers
-from conftest import TINY, command, refused
+from conftest import TINY, command, need, refused
 from test_model import tiny
-from test_tasks import asked
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from test_paths import PATHS, desk, snapshot  # noqa: F401  (desk is a fixture)
 
 import data
-from common import load_model, read_run
+from common import load_model, read_run, save_checkpoint
 from config import ENCODINGS
-from interop.over import LLAMA, NEOX, SHAPE, write_tensors
+from interop.over import LLAMA, NEOX, SHAPE
 
-STEPS = {"quick": 24, "slow": 200}
 OWN = {"rope": "GPTNeoXForCausalLM", "partial": "GPTNeoXForCausalLM", "learned": "GPT2LMHeadModel"}      # with gelu
-MORE = [
-    ("rope", "llama", {}), ("rope", "llama", {"tied": False}), ("partial", "llama", {}), ("alibi", "llama", {}),
-    ("learned", "gpt", {"tied": True}), ("rope", "gpt", {"nope_every": 2}), ("rope", "gpt", {"window": 4}),
-    ("rope+sinks+log", "llama", {"nope_every": 2, "window": 5}), ("expe+sinks", "gpt", {}), ("nope+llama4", "gpt", {}),
-    ("fox+log", "gpt", {"window": 5}), ("sinusoidal+sinks", "gpt", {}),
+CASES = [
+    *((pe, "gpt", {}) for pe in ENCODINGS), ("rope", "llama", {}), ("rope", "llama", {"tied": False}),
+    ("partial", "llama", {}), ("learned", "gpt", {"tied": True}), ("rope", "gpt", {"nope_every": 2}),
+    ("rope", "gpt", {"window": 4}), ("rope+sinks", "llama", {"nope_every": 2, "window": 5}), ("expe+sinks", "gpt", {}),
+    ("nope+llama4", "gpt", {}), ("fox+log", "gpt", {"window": 5}), ("sinusoidal+sinks", "gpt", {}),
     *(("expe", "gpt", {"variant": variant}) for variant in ({"on": "k"}, {"once": True}, {"learn": "random"})),
 ]  # fmt: skip
-CASES = [*((pe, "gpt", {}) for pe in ENCODINGS), *MORE]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_code(tmp_path_factory):
-    """Where transformers keeps the code that a folder brings; and no hub."""
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """transformers without a hub, and with a folder of its own for the code that a model brings."""
+    transformers = need("transformers")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         for module in (transformers.dynamic_module_utils, transformers.utils.hub, transformers.utils):
             patch.setattr(module, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")), raising=False)
-        yield
+        yield transformers
+
+
+def write_run(model, folder, other):
+    """Make the run directory of a model, at step 8, with the tokenizer and the data of another run."""
+    shutil.copytree(other, folder)
+    change(folder, "config.json", model=dataclasses.asdict(model.config))
+    save_checkpoint(folder, {name: w.numpy() for name, w in model.float().state_dict().items()}, 8)
+
+
+def change(folder, name, **values):
+    """Set fields in a JSON file."""
+    (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | values))
 
 
 @pytest.fixture
-def handed(workplace, tmp_path):
-    """A function: the folder that export.py makes of a run with these weights, and the model as its run has it."""
+def export(workplace, tmp_path):
+    """A function that exports a run with such a model, and returns the folder and the model as its run has it."""
 
-    def hand(pe, style="gpt", **changes):
+    def made(pe, style="gpt", **changes):
         positions = {"n_positions": 300} if pe == "learned" else {}
-        model = tiny(pe, style, vocab_size=300, **{"variant": positions} | changes).float()
-        run, out = tmp_path / "run", tmp_path / "handed"
-        shutil.copytree(workplace / "runs" / "rope", run)
-        write_tensors(run / "model.safetensors", model.state_dict())
-        record = json.loads((run / "config.json").read_text()) | {"model": dataclasses.asdict(model.config)}
-        record["checkpoint"]["files"]["model.safetensors"] = files.fingerprint(run / "model.safetensors")
-        files.write_json(run / "config.json", record)
-        done = command("export.py", run, "--to", "transformers", out, cwd=tmp_path)
+        model = tiny(pe, style, vocab_size=300, **{"variant": positions} | changes)
+        write_run(model, tmp_path / "run", workplace / "runs" / "rope")
+        done = command("interop.export", "run", "--to", "transformers", "exported", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "step 8 of" in done.stdout
-        return out, load_model(run)[0]
+        return tmp_path / "exported", load_model(tmp_path / "run")[0]
 
-    return hand
+    return made
 
 
-def loaded(folder):
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=(folder / "modeling_gpt.py").exists()).eval()
+def load(library, folder):
+    own = (folder / "modeling_gpt.py").exists()
+    model = library.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=own).eval()
     model.generation_config.eos_token_id = None  # or else a text might end
     return model
 
@@ -87,43 +92,28 @@ def greedy(model, tokens, steps):
 
 @pytest.mark.parametrize("pe, style, changes", CASES, ids=str)
 @torch.no_grad()
-def test_logits_and_greedy_tokens_are_our_models(handed, pe, style, changes, steps=STEPS["quick"]):
-    folder, ours = handed(pe, style, **changes)
-    theirs, own = loaded(folder), pe in OWN and not changes.keys() & {"nope_every", "window"}
+def test_logits_loss_and_greedy_tokens_are_our_models_and_padding_changes_nothing(library, export, pe, style, changes):
+    folder, ours = export(pe, style, **changes)
+    theirs, own = load(library, folder), pe in OWN and not changes.keys() & {"nope_every", "window"}
     llama = pe == "rope" and style == "llama" and not changes.keys() & {"nope_every", "window"}
     kind = "LlamaForCausalLM" if llama else OWN[pe] if own and style == "gpt" else "GPTForCausalLM"
     assert type(theirs).__name__ == kind and (folder / "modeling_gpt.py").exists() == (kind == "GPTForCausalLM")
     for T in (12, 48):  # the trained length and four times that
         torch.testing.assert_close(theirs(some(2, T)).logits, ours(some(2, T)), rtol=1e-5, atol=1e-5)
-    found = theirs.generate(some(2, 5), max_new_tokens=steps, do_sample=False)
-    assert torch.equal(found, greedy(ours, some(2, 5), steps))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pe, style, changes", CASES, ids=str)
-def test_two_hundred_greedy_tokens_are_our_models(handed, pe, style, changes):
-    test_logits_and_greedy_tokens_are_our_models(handed, pe, style, changes, STEPS["slow"])
-
-
-@pytest.mark.parametrize("pe, style, changes", CASES, ids=str)
-@torch.no_grad()
-def test_what_pads_a_text_changes_nothing(handed, pe, style, changes):
-    """On the left as `generate` pads, with a cache and without; and the loss is of the next token."""
-    folder, _ = handed(pe, style, **changes)
-    theirs, text = loaded(folder), some(1, 7)
-    tokens = torch.cat((torch.cat((some(1, 4), text), 1), some(1, 11)))
+    found = theirs.generate(some(2, 5), max_new_tokens=20, do_sample=False)
+    assert torch.equal(found, greedy(ours, some(2, 5), 20))
+    text = some(1, 7)
+    torch.testing.assert_close(theirs(text, labels=text).loss, ours(text[:, :-1], text[:, 1:]))
+    tokens = torch.cat((torch.cat((some(1, 4), text), 1), some(1, 11)))  # padded on the left, as `generate` pads
     mask = torch.tensor([[0] * 4 + [1] * 7, [1] * 11])
-    alone = theirs(text).logits
-    how = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
-    torch.testing.assert_close(theirs(tokens, **how).logits[:1, 4:], alone, rtol=1e-4, atol=1e-5)
+    options = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    torch.testing.assert_close(theirs(tokens, **options).logits[:1, 4:], ours(text), rtol=1e-4, atol=1e-5)
     found = theirs.generate(tokens, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=299)
-    assert torch.equal(found[:1, 4:], theirs.generate(text, max_new_tokens=6, do_sample=False))
-    right = torch.nn.functional.cross_entropy(alone[0, :-1], text[0, 1:])
-    torch.testing.assert_close(theirs(text, labels=text).loss, right)
+    assert torch.equal(found[:1, 4:], greedy(ours, text, 6))
 
 
-def test_the_code_that_a_folder_brings_stands_alone_and_names_nothing_that_is_not_there(handed):
-    folder, _ = handed("fire+sinks+log", nope_every=2)
+def test_the_code_that_a_folder_brings_stands_alone_and_has_every_name_that_it_uses(export):
+    folder, _ = export("fire+sinks", nope_every=2)
     path = folder / "modeling_gpt.py"
     subprocess.run([sys.executable, "-m", "ruff", "check", "-q", "--isolated", "--select", "F", path], check=True)
     found = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -132,9 +122,9 @@ def test_the_code_that_a_folder_brings_stands_alone_and_names_nothing_that_is_no
     assert {name.split(".")[0] for name in names} <= {"functools", "math", "typing", "numpy", "torch", "transformers"}
 
 
-def test_it_trains_on(handed):
-    folder, _ = handed("t5")
-    model = loaded(folder).train()
+def test_an_exported_model_can_be_trained(library, export):
+    folder, _ = export("t5")
+    model = load(library, folder).train()
     before = model.encoding.weight.clone()
     model(some(2, 12), labels=some(2, 12)).loss.backward()
     torch.optim.SGD(model.parameters(), lr=1.0).step()
@@ -149,13 +139,14 @@ NASTY = [" ", "  ", "\n", "\r\n", "\r", "\t", "\v", "\x00", "\x1c", "\x85", "\xa
          "\U0001d400", "\u0345", "\u200d", "a", "aaaa"]  # fmt: skip
 
 
-def test_ten_thousand_nasty_strings_are_the_same_tokens(handed):
-    folder, _ = handed("rope")
-    theirs, ours = AutoTokenizer.from_pretrained(folder), data.load_tokenizer(folder.parent / "run/tokenizer.tiktoken")
+def test_three_thousand_nasty_strings_are_the_same_tokens(library, export):
+    folder, _ = export("rope")
+    theirs = library.AutoTokenizer.from_pretrained(folder)
+    ours = data.load_tokenizer(folder.parent / "run/tokenizer.tiktoken")
     rng = random.Random(0)
     anything = [chr(i) for i in range(0x110000) if unicodedata.category(chr(i)) != "Cs"]
-    texts = ["", "\n", " \n ", "x ", *("a" + c + "1" + c for c in anything[::150])]
-    while len(texts) < 10_000:
+    texts = ["", "\n", " \n ", "x ", *("a" + c + "1" + c for c in anything[::700])]
+    while len(texts) < 3_000:
         parts = [rng.choice(NASTY) if rng.random() < 0.8 else rng.choice(anything) for _ in range(rng.randrange(1, 30))]
         texts.append("".join(parts) * rng.choice((1, 1, 1, 5)))
     for text, ids in zip(texts, theirs(texts)["input_ids"], strict=True):
@@ -168,18 +159,20 @@ def test_ten_thousand_nasty_strings_are_the_same_tokens(handed):
 
 
 @pytest.mark.parametrize("pe, style", [("rope", "llama"), ("expe", "gpt")])
-def test_lm_eval_finds_the_same_log_likelihoods(handed, pe, style):
-    pytest.importorskip("accelerate")  # HFLM imports it
-    from lm_eval.models.huggingface import HFLM
+def test_lm_eval_finds_the_same_log_likelihoods(library, export, pe, style):
+    need("lm_eval")
+    need("accelerate")  # HFLM imports it
+    from lm_eval.api.instance import Instance
 
-    from lab import tasks
+    from studies import tasks
 
-    folder, _ = handed(pe, style)
-    theirs = HFLM(str(folder), device="cpu", dtype="float32", batch_size=3, trust_remote_code=True)
+    folder, _ = export(pe, style)
+    theirs = need("lm_eval.models.huggingface").HFLM(str(folder), device="cpu", dtype="float32", batch_size=3, trust_remote_code=True)
     ours = tasks.Run(folder.parent / "run", torch.device("cpu"), "fp32")
     pairs = [("import", " os"), ("def f(self, name, other, more, and_more):\n    return", " None"), ("", "class"),
              ("x =", " 1"), ("for i in", " range(10):")]  # fmt: skip
-    for (found, same), (right, greedy) in zip(*(lm.loglikelihood(asked(*pairs), disable_tqdm=True)
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    for (found, same), (right, greedy) in zip(*(lm.loglikelihood(requests, disable_tqdm=True)
                                                 for lm in (theirs, ours)), strict=True):
         assert found == pytest.approx(right, abs=1e-4) and same == greedy
 
@@ -188,9 +181,9 @@ def test_lm_eval_finds_the_same_log_likelihoods(handed, pe, style):
 
 
 @pytest.mark.parametrize("pe, style", [("rope", "llama"), ("rope", "gpt"), ("partial", "gpt")])
-def test_there_and_back_is_the_same_run_which_evaluates_and_writes(handed, tmp_path, tokens, pe, style):
-    folder, ours = handed(pe, style)
-    done = command("export.py", folder, "--from", "transformers", "back", cwd=tmp_path)
+def test_a_model_that_is_exported_and_imported_is_the_same_run(export, tmp_path, tokens, pe, style):
+    _, ours = export(pe, style)
+    done = command("interop.export", "exported", "--from", "transformers", "back", cwd=tmp_path)
     assert done.returncode == 0 and "step 0, of the" in done.stdout
     model, record = load_model(tmp_path / "back")
     assert model.config == ours.config and read_run(tmp_path / "back")[1].steps > record["step"] == 0
@@ -213,14 +206,14 @@ def saved(model, tokenizer, folder):
 
 
 @torch.no_grad()
-def test_a_llama_of_theirs_with_fewer_keys_than_queries_becomes_a_run(handed, tmp_path):
-    folder, _ = handed("rope", "llama")
+def test_a_llama_of_theirs_with_fewer_keys_than_queries_becomes_a_run(library, export, tmp_path):
+    folder, _ = export("rope", "llama")
     torch.manual_seed(0)
-    theirs = LlamaForCausalLM(transformers.LlamaConfig(
+    theirs = library.LlamaForCausalLM(library.LlamaConfig(
         vocab_size=300, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, rope_theta=500.0, initializer_range=0.5)).eval()  # fmt: skip
     saved(theirs, folder, tmp_path / "theirs")
-    assert command("export.py", "theirs", "--from", "transformers", "back", cwd=tmp_path).returncode == 0
+    assert command("interop.export", "theirs", "--from", "transformers", "back", cwd=tmp_path).returncode == 0
     ours, _ = load_model(tmp_path / "back")
     torch.testing.assert_close(ours(some(2, 30)), theirs(some(2, 30)).logits, rtol=1e-4, atol=1e-4)
 
@@ -230,14 +223,14 @@ NEOX_OF = dict(vocab_size=300, hidden_size=32, intermediate_size=24, num_hidden_
 
 
 @torch.no_grad()
-def test_a_gpt_neox_of_theirs_becomes_a_run_if_its_layers_are_ours(handed, tmp_path):
-    folder, _ = handed("rope", "gpt")
-    made = lambda **changes: transformers.GPTNeoXForCausalLM(  # noqa: E731
-        transformers.GPTNeoXConfig(**NEOX_OF | changes)).eval()
+def test_a_gpt_neox_of_theirs_becomes_a_run_if_its_layers_are_ours(library, export, tmp_path):
+    folder, _ = export("rope", "gpt")
+    made = lambda **changes: library.GPTNeoXForCausalLM(  # noqa: E731
+        library.GPTNeoXConfig(**NEOX_OF | changes)).eval()
     torch.manual_seed(0)
     theirs = made()  # a quarter of each head turns; its biases begin at 0
     saved(theirs, folder, tmp_path / "theirs")
-    assert command("export.py", "theirs", "--from", "transformers", "back", cwd=tmp_path).returncode == 0
+    assert command("interop.export", "theirs", "--from", "transformers", "back", cwd=tmp_path).returncode == 0
     ours, _ = load_model(tmp_path / "back")
     assert ours.config.encoding.pe == "partial"
     torch.testing.assert_close(ours(some(2, 30)), theirs(some(2, 30)).logits, rtol=1e-4, atol=1e-4)
@@ -248,82 +241,85 @@ def test_a_gpt_neox_of_theirs_becomes_a_run_if_its_layers_are_ours(handed, tmp_p
     for name, message in (("biased", "has gpt_neox.layers.1.mlp.dense_4h_to_h.bias, and our layers have no such part"),
                           ("parallel", "use_parallel_residual is True, and our layers have False"),
                           ("gelu", "hidden_act is 'gelu', and our layers have 'gelu_new'")):
-        done = command("export.py", name, "--from", "transformers", "none", cwd=tmp_path)
+        done = command("interop.export", name, "--from", "transformers", "none", cwd=tmp_path)
         assert message in refused(done) and not (tmp_path / "none").exists()
 
 
 # ---- what cannot be --------------------------------------------------------------------------------------------------
 
 
-def change(folder, name, **values):
-    files.write_json(folder / name, json.loads((folder / name).read_text()) | values)
-
-
 WRONG = [
-    ("nowhere --to transformers x", "nowhere: no such run directory", None),
+    ("nowhere --to transformers x", "nowhere is no run directory (no config.json)", None),
     ("run --to gguf x", "--to: invalid choice: 'gguf'", None),
-    ("run x", "say one of them: --to transformers, or --from transformers", None),
-    ("run --to transformers --from transformers x", "say one of them", None),
+    ("run x", "give either --to transformers or --from transformers", None),
+    ("run --to transformers --from transformers x", "give either --to", None),
     ("run --to transformers", "the following arguments are required: OUT", None),
-    ("run --to transformers handed", "handed exists: it holds a model, replace it by --overwrite, or choose another f",
+    ("run --to transformers exported", "exported exists: add --overwrite to replace what it holds, or choose another",
      None),
-    ("run --to transformers run/log.jsonl", "exists and holds no config.json, so it is not overwritten: choose another",
-     None),
-    ("run --to transformers run --overwrite", "run exists and holds log.jsonl, so it is not overwritten", None),
+    ("exported --from transformers exported --overwrite", "exported exists and was not written by this", None),
+    ("run --to transformers x", "run sees both sides, and what generates from a cache must be causal",
+     lambda at: change(at / "run", "config.json", model=read_run(at / "run")[2]["model"] | {"causal": False})),
     ("nowhere --from transformers x", "nowhere: no such folder", None),
     ("run --from transformers x", "is of the kind None, and what can be read is llama and gpt_neox", None),
-    ("handed --from transformers x", "rope_type is 'yarn', and a run begins with 'default'",
-     lambda folder: change(folder, "config.json", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})),
-    ("handed --from transformers x", "rope_parameters must be of type dict, got [1]",
-     lambda folder: change(folder, "config.json", rope_parameters=[1])),
-    ("handed --from transformers x", "d_model must be a whole number of at least 1, got '8'",
-     lambda folder: change(folder, "config.json", hidden_size="8")),
-    ("handed --from transformers x", "config.json lacks 'rms_norm_eps'",
-     lambda folder: files.write_json(folder / "config.json", {"model_type": "llama"} | dict.fromkeys(SHAPE, 8))),
-    ("handed --from transformers x", "head_dim is 64, and our heads have width/heads, 8",
-     lambda folder: change(folder, "config.json", head_dim=64)),
-    ("handed --from transformers x", "lacks model.layers.2.input_layernorm.weight",
-     lambda folder: change(folder, "config.json", num_hidden_layers=3)),
-    ("handed --from transformers x", "has model.layers.1.",
-     lambda folder: change(folder, "config.json", num_hidden_layers=1)),
-    ("handed --from transformers x", "in another shape",
-     lambda folder: change(folder, "config.json", intermediate_size=7)),
-    ("handed --from transformers x", "is missing: the weights must be in one file",
-     lambda folder: (folder / "model.safetensors").unlink()),
-    ("handed --from transformers x", "model.safetensors Error while deserializing",
-     lambda folder: (folder / "model.safetensors").write_bytes(b"none")),
-    ("handed --from transformers x", "tokenizer.json is no byte-level BPE that splits a text as data.py does",
-     lambda folder: change(folder, "tokenizer.json", added_tokens=[])),
-    ("handed --from transformers x", "tokenizer.json is missing", lambda folder: (folder / "tokenizer.json").unlink()),
+    ("exported --from transformers x", "rope_type is 'yarn', and a run begins with 'default'",
+     lambda at: set_in(at, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})),
+    ("exported --from transformers x", "rope_parameters must be of type dict, got [1]",
+     lambda at: set_in(at, rope_parameters=[1])),
+    ("exported --from transformers x", "--width must be a whole number of at least 1, got '8'",
+     lambda at: set_in(at, hidden_size="8")),
+    ("exported --from transformers x", "config.json lacks 'rms_norm_eps'",
+     lambda at: (at / "exported/config.json").write_text(json.dumps({"model_type": "llama"} | dict.fromkeys(SHAPE, 8)))),
+    ("exported --from transformers x", "head_dim is 64, and our heads have width/heads, 8",
+     lambda at: set_in(at, head_dim=64)),
+    ("exported --from transformers x", "lacks model.layers.2.input_layernorm.weight",
+     lambda at: set_in(at, num_hidden_layers=3)),
+    ("exported --from transformers x", "has model.layers.1.", lambda at: set_in(at, num_hidden_layers=1)),
+    ("exported --from transformers x", "in another shape", lambda at: set_in(at, intermediate_size=7)),
+    ("exported --from transformers x", "is missing: the weights must be in one file",
+     lambda at: (at / "exported/model.safetensors").unlink()),
+    ("exported --from transformers x", "model.safetensors Error while deserializing",
+     lambda at: (at / "exported/model.safetensors").write_bytes(b"none")),
+    ("exported --from transformers x", "tokenizer.json is no byte-level BPE that splits a text as data.py does",
+     lambda at: change(at / "exported", "tokenizer.json", added_tokens=[])),
+    ("exported --from transformers x", "tokenizer.json is missing",
+     lambda at: (at / "exported/tokenizer.json").unlink()),
 ]  # fmt: skip
 
 
-def test_wrong_input_is_named_in_one_line_and_leaves_nothing(handed, tmp_path):
-    handed("rope", "llama")
+def set_in(place, **values):
+    change(place / "exported", "config.json", **values)
+
+
+def test_wrong_input_is_named_in_one_line_and_leaves_nothing(export, tmp_path):
+    export("rope", "llama")
     for line, message, damage in WRONG:
         place = shutil.copytree(tmp_path, tmp_path / "place")
         if damage:
-            damage(place / "handed")
-        before = sorted((path, path.stat().st_size) for path in place.rglob("*"))
-        assert message in refused(command("export.py", *line.split(), cwd=place)), line
-        assert sorted((path, path.stat().st_size) for path in place.rglob("*")) == before
+            damage(place)
+        before = snapshot(place)
+        assert message in refused(command("interop.export", *line.split(), cwd=place)), line
+        assert snapshot(place) == before
         shutil.rmtree(place)
 
 
-def test_what_sees_both_sides_cannot_be_handed_over(workplace, tmp_path):
-    shutil.copytree(workplace / "runs" / "expe", tmp_path / "run")
-    record = json.loads((tmp_path / "run" / "config.json").read_text())
-    record["model"]["causal"] = False
-    files.write_json(tmp_path / "run" / "config.json", record)
-    line = refused(command("export.py", "run", "--to", "transformers", "x", cwd=tmp_path))
-    assert "run sees both sides, and what generates from a cache must be causal" in line
+@pytest.mark.parametrize("path", PATHS)
+def test_a_folder_that_export_did_not_make_is_left_as_it_is(path, export, desk):  # noqa: F811
+    folder, _ = export("rope", "llama")
+    before = snapshot(desk.parent)
+    for source, direction in ((folder.parent / "run", "--to"), (folder, "--from")):
+        for flags in ([], ["--overwrite"]):
+            refused(command("interop.export", source, direction, "transformers", path, *flags, cwd=desk))
+            assert snapshot(desk.parent) == before
 
 
-def test_overwrite_replaces_what_was_handed_over(handed, tmp_path):
-    folder, _ = handed("rope", "llama")
-    (folder / "config.json").write_text("{}")
-    assert command("export.py", "run", "--to", "transformers", folder, "--overwrite", cwd=tmp_path).returncode == 0
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+def test_overwrite_replaces_what_was_exported_and_imported_and_nothing_else(export, tmp_path):
+    folder, ours = export("expe")
+    (folder / "notes.txt").write_text("precious")
+    shutil.rmtree(tmp_path / "run")
+    write_run(tiny("rope", "llama", seed=1, vocab_size=300), tmp_path / "run", tmp_path / "old")
+    for direction in (("run", "--to", "transformers", "exported"), ("exported", "--from", "transformers", "back")):
+        assert command("interop.export", *direction, "--overwrite", cwd=tmp_path).returncode == 0
+    assert (folder / "notes.txt").read_text() == "precious" and not (folder / "modeling_gpt.py").exists()
 
 
 @pytest.mark.parametrize("kind, pe, style", [(LLAMA, "rope", "llama"), (NEOX, "partial", "gpt")])

@@ -16,7 +16,7 @@ from conftest import ROOT
 from config import ENCODINGS
 from interop.make_vectors import CASES, document, text
 
-FILES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "vectors").glob("*.json"))}
+FILES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "interop/vectors").glob("*.json"))}
 
 
 # ---- every encoding in loops: what is left out is right, what is given breaks it -------------------------------------
@@ -347,7 +347,7 @@ def test_every_encoding_that_has_positions_has_its_files_and_they_are_small():
     assert {case.pe for case in CASES.values()} >= {*ENCODINGS} - {
         "nope"
     } and FILES.keys() == CASES.keys() == OURS.keys()
-    assert sum(path.stat().st_size for path in (ROOT / "vectors").iterdir()) < 2e6
+    assert sum(path.stat().st_size for path in (ROOT / "interop/vectors").iterdir()) < 2e6
     kinds = {
         json.dumps(sorted(FILES[name]["parameters"]["rope_parameters"].items()))
         for name in FILES
@@ -382,7 +382,7 @@ def test_made_again_they_are_the_same(name):
             assert new == old, at
 
     lock(json.loads(text(document(CASES[name]))), FILES[name], name)
-    assert (ROOT / "vectors" / f"{name}.json").read_text(encoding="utf-8") == text(
+    assert (ROOT / "interop/vectors" / f"{name}.json").read_text(encoding="utf-8") == text(
         FILES[name]
     ) + "\n"  # by no other hand
 
