@@ -135,9 +135,9 @@ class Override(NoPE):
     def fit(self, model):
         if self.l > model.d_model:
             raise InputError(f"--l must be from 1 to the width, {model.d_model}, got {self.l}")
-        ramp = 1 / (4 * model.context)
-        keys = 64 / model.context                                      # the best for ExPE-K: docs/evidence.md
-        values = {"start": 0.0, "theta": keys if self.on == "k" else ramp, "theta1": ramp, "theta2": 1 / 16}
+        ramp = 1 / (4 * model.context)                                 # the paper's; ExPE-K's: see docs/evidence.md
+        theta = 64 / model.context if self.on == "k" else ramp
+        values = {"start": 0.0, "theta": theta, "theta1": ramp, "theta2": 1 / 16}
         drawn = self.trained if self.learn == "random" else ()
         return replace(self, **{name: value for name, value in values.items()
                                 if getattr(self, name, 0) is None and name not in drawn})
@@ -231,8 +231,6 @@ def settings_class(pe):
 def make_encoding(pe="nope", **settings):
     """The settings of an encoding. InputError for a name or a value that is wrong, TypeError for an unknown setting."""
     return settings_class(pe)(pe, **settings)
-
-EncodingConfig = make_encoding
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 

@@ -146,7 +146,7 @@ def run_tokenizer(folder, meta):
     path = Path(folder) / "tokenizer.tiktoken"
     if not path.exists() or hash_file(path) != meta["tokenizer"]["sha256"]:
         raise InputError(f"{path} is missing, or is not the tokenizer that was recorded")
-    return load_tokenizer(path)
+    return make_tokenizer(read_ranks(path))
 
 # ---- preparing: a source to a folder of tokens -----------------------------------------------------------------------
 

@@ -22,22 +22,18 @@ from config import InputError
 
 TOKENS = 200  # of a text, when no --tokens are given
 
-def distribution(logits, temperature=1.0, top_k=None, top_p=1.0):
-    """The probabilities (B, V), float64, from which the next token is drawn.
+def distribution(logits, temperature=1.0, top_k=None):
+    """The probabilities (B, V), float64, from which the next token is drawn: softmax(logits / temperature).
 
-    softmax(logits / temperature); of that the top_k largest, renewed; of those the fewest whose sum reaches top_p
-    (Holtzman et al. 2020), renewed. Temperature 0 puts all on the largest logit.
+    top_k: only the k largest logits keep a probability. Temperature 0 puts all on the largest one.
     """
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
     logits = logits.double() - logits.double().amax(-1, keepdim=True)    # or else a small temperature would overflow
-    p, order = (logits / temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)      # (B, V)
     if top_k is not None:
-        p[:, top_k:] = 0
-        p /= p.sum(-1, keepdim=True)
-    p[p.cumsum(-1) - p >= top_p] = 0                    # what lies before it is enough
-    p /= p.sum(-1, keepdim=True)
-    return torch.zeros_like(p).scatter(-1, order, p)
+        kept = logits.topk(min(top_k, logits.shape[-1])).indices                                  # (B, k)
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, kept, logits.gather(-1, kept))
+    return (logits / temperature).softmax(-1)
 
 def draw(p, rng):
     """A token drawn from the probabilities (1, V)."""
@@ -57,7 +53,8 @@ def generate(model, prompt, seed=0, **sampling):
         tokens.append(draw(distribution(logits, **sampling), rng))
         yield tokens[-1]
 
-def read_flags(argv):
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
     parser = CommandLine(prog="generate.py", description="Write text with a trained model, token by token.")
     add = parser.add_argument
     add("run", metavar="RUN", help="run directory of train.py")
@@ -65,7 +62,6 @@ def read_flags(argv):
     add("--tokens", type=at_least(1), metavar="N", help=f"tokens to write at most (default: {TOKENS})")
     add("--temperature", type=number, metavar="X", default=1.0, help="divides logits; 0: the likeliest (default: 1)")
     add("--top-k", type=at_least(1), metavar="N", help="draw from the N likeliest tokens (default: all)")
-    add("--top-p", type=number, metavar="X", default=1.0, help="draw from the fewest that sum to X (default: 1, all)")
     add("--seed", type=at_least(0), default=0, metavar="N", help="seed of the draw (default: 0)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     add("--cache", action="store_true", help="keep keys and values; adds the flags of past/writing.py: "
@@ -73,28 +69,22 @@ def read_flags(argv):
     if "--cache" in argv:
         from past import writing
         writing.add_flags(parser)
-    args = parser.parse_args(argv)
-    if not args.temperature >= 0 or not 0 < args.top_p <= 1:
-        raise InputError("--temperature must be at least 0, and --top-p above 0 and at most 1")
-    return args
-
-def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    with CommandLine(prog="generate.py").one_line_errors():
-        args = read_flags(argv)
-        sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
+    with parser.one_line_errors():
+        args = parser.parse_args(argv)
+        if not args.temperature >= 0:
+            raise InputError(f"--temperature must be at least 0, got {args.temperature}")
+        sampling = {"temperature": args.temperature, "top_k": args.top_k}
         if args.cache:
-            from past import writing
             return writing.write(args, sampling)
         model, record = common.load_model(args.run)
         model.to(pick_device(args.device))
         encoding = data.run_tokenizer(args.run, record["data"])
         prompt = [encoding.eot_token, *encoding.encode_ordinary(args.prompt)]
-        longest = model.config.encoding.longest(model.config)
-        n_tokens = args.tokens or max(1, min(TOKENS, longest - len(prompt) + 1))
-        if len(prompt) + n_tokens - 1 > longest:         # the last token is drawn, and not read
-            raise InputError(f"{args.run} has positions for {longest} tokens: <|endoftext|> and prompt are "
-                             f"{len(prompt)}, so that --tokens can be at most {longest - len(prompt) + 1}")
+        room = model.config.encoding.longest(model.config) - len(prompt) + 1     # the last token is drawn, and not read
+        n_tokens = args.tokens or max(1, min(TOKENS, room))
+        if n_tokens > room:
+            raise InputError(f"{args.run} has positions for {room + len(prompt) - 1} tokens: <|endoftext|> and prompt "
+                             f"are {len(prompt)}, so that --tokens can be at most {room}")
         print_text(args.prompt, generate(model, prompt, args.seed, **sampling), n_tokens, encoding)
 
 def print_text(prompt, tokens, n_tokens, encoding, stop=True):

@@ -73,13 +73,9 @@ def read_flags(argv):
 
 def run_name(given, pe, preset, defaults):
     """The default directory: the preset, --pe, each given flag with another value than theirs, and the seed."""
-    words = [preset, pe]
-    for name, value in given.items():
-        if name not in UNNAMED and value != defaults.get(name, value):
-            value = Path(value).resolve().name if name in ("data", "init_from") else value
-            word = f"{value:g}" if isinstance(value, float) else str(value)
-            words.append(f"{name}{'_' * word[0].isalpha()}{word}")
-    return Path("runs", "-".join([*words, f"s{given.get('seed', 0)}"]))
+    names = [name for name in given if name not in UNNAMED and given[name] != defaults.get(name, given[name])]
+    words = [f"{name}-{Path(str(given[name])).name}" for name in names]                         # a path's last part
+    return Path("runs", "-".join([preset, pe, *words, f"s{given.get('seed', 0)}"]))
 
 def check_resumed(run, given):
     """(ModelConfig, TrainConfig, record) of the run to resume; InputError for a flag that contradicts it."""
@@ -186,13 +182,12 @@ class TorchBackend:
     def validation_loss(self, batch):
         """The mean loss of a batch (B, T+1), in nats."""
         self.model.eval()
-        total = count = 0
+        total = 0
         for part in micro_batches(self.config, self.vocab, batch, [0]):
             tokens, targets = (torch.from_numpy(x).to(self.device) for x in part)
-            with self.autocast:
-                total += self.model.token_losses(tokens, targets).cpu().double().sum().item()
-            count += (targets >= 0).sum().item()
-        return total / count
+            with torch.no_grad(), self.autocast:
+                total += self.model(tokens, targets).item() * len(tokens)   # all sequences have as many targets
+        return total / len(batch)
 
 class NumpyBackend:
     """The same in NumPy, in fp32 on the CPU. Dropout's masks are drawn by NumPy, and so are not torch's."""

@@ -133,10 +133,10 @@ def test_random_positions_are_sorted_without_repeats_and_new_at_each_step():
     assert first.tolist() == train.draw_positions(config, 0, 30).tolist()
 
 
-NAMES = {"--pe expe --l 24": "mini-expe-s0", "--pe expe --l 8 --lr 2e-3": "mini-expe-l8-lr0.002-s0",
-         "--pe rope --seed 3": "mini-rope-s3", "--steps 5 --eval-every 3": "mini-expe-steps5-s0",
-         "--pe expe --on k": "mini-expe-on_k-s0", "--lr 4e-3 --no-causal": "mini-expe-causal_False-s0",
-         "--preset paper-35m --pe exqpe --data a/b": "paper-35m-exqpe-data_b-s0", "--fast": "mini-expe-s0"}
+NAMES = {"--pe expe --l 24": "mini-expe-s0", "--pe expe --l 8 --lr 2e-3": "mini-expe-l-8-lr-0.002-s0",
+         "--pe rope --seed 3": "mini-rope-s3", "--steps 5 --eval-every 3": "mini-expe-steps-5-s0",
+         "--pe expe --on k": "mini-expe-on-k-s0", "--lr 4e-3 --no-causal": "mini-expe-causal-False-s0",
+         "--preset paper-35m --pe exqpe --data a/b": "paper-35m-exqpe-data-b-s0", "--fast": "mini-expe-s0"}
 
 
 @pytest.mark.parametrize("line", NAMES)
