@@ -1,14 +1,17 @@
-# Targets, which do all their own set-up:
-#   make demo     train three shortly, draw and generate: runs/demo/index.html
-#   make train    prepare data, train, evaluate; PE="expe expe-on-k rope": three
-#   make explorer train five encodings; explorer.html runs them in a browser
-#   make test     ruff and the quick tests
-# A Python 3.11 or newer other than python3: make train PYTHON=python3.12
+# Targets; each installs what it needs into .venv first:
+#   make setup      an environment for the scripts and the tests
+#   make setup-all  and what some instruments need besides (transformers, lm_eval)
+#   make train      prepare data, train, evaluate; PE="expe expe-on-k rope": three
+#   make demo       train three shortly, draw and generate: runs/demo/index.html
+#   make explorer   train five encodings; explorer.html runs them in a browser
+#   make test       ruff, the check ladder, the other tests, and the pages last
+# A Python 3.11 or newer other than python3: make setup PYTHON=python3.12
 
 PYTHON ?= python3
 PE     ?= expe
+PIP     = .venv/bin/pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help demo explorer train test
+.PHONY: help setup setup-all train demo explorer test
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -17,13 +20,16 @@ help:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "this needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=...")'
 	$(PYTHON) -m venv .venv
 
-.venv/installed: .venv/bin/python requirements.txt
-	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+.venv/installed: .venv/bin/python requirements.txt requirements-dev.txt
+	$(PIP) -r requirements-dev.txt
 	@touch $@
 
-.venv/installed-dev: .venv/installed requirements-dev.txt
-	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+.venv/installed-all: .venv/installed requirements-optional.txt
+	$(PIP) -r requirements-optional.txt
 	@touch $@
+
+setup: .venv/installed
+setup-all: .venv/installed-all
 
 demo: .venv/installed
 	.venv/bin/python -m lab.demo
@@ -39,6 +45,9 @@ train: .venv/installed
 	    .venv/bin/python train.py --preset mini $(or $($(pe)_flags),--pe $(pe)) --out runs/$(pe) $(if $(wildcard runs/$(pe)/config.json),--resume);) \
 	.venv/bin/python eval.py $(addprefix runs/,$(PE)) --plot runs/loss.png
 
-test: .venv/installed-dev
+# The ladder first: after a wrong edit it speaks alone. What compares pages with code comes last.
+test: .venv/installed
 	.venv/bin/ruff check .
-	.venv/bin/python -m pytest -q -n auto
+	.venv/bin/python -m pytest -q -x --tb=line tests/test_ladder.py
+	.venv/bin/python -m pytest -q -n auto -m "not slow and not pages" --ignore tests/test_ladder.py
+	.venv/bin/python -m pytest -q --tb=line -m pages tests/test_docs.py tests/test_road.py
