@@ -62,9 +62,11 @@ def used(module, text):
             if name is None and is_ours(place):
                 ours.add((place, node.attr))
                 cuts.append((node.lineno, node.value.col_offset, len(node.value.id) + 1))
-        elif isinstance(node, ast.Name) and node.id in defined:
+        if not isinstance(node, ast.Name) or isinstance(node.ctx, ast.Store):          # a name that is set there
+            continue
+        if node.id in defined:
             ours.add((module, node.id))
-        if isinstance(node, ast.Name) and node.id in imported:
+        if node.id in imported:
             place, name = imported[node.id]
             if not is_ours(place):
                 others.add((place, (name or place) + f" as {node.id}" * (node.id != (name or place)), name is not None))

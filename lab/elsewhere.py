@@ -1,4 +1,4 @@
-"""Other libraries' encodings as functions for conform.py: `python conform.py lab.elsewhere:hf_rope --case rope-yarn`.
+"""Other libraries' encodings as functions to check: python -m interop.conform lab.elsewhere:hf_rope --case rope-yarn
 
 hf_... are of transformers, a test dependency; xt_... of x-transformers, which you install. Each is the library's own
 class or function, given the case's numbers in float32. docs/elsewhere.md says what they come to.
