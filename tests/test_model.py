@@ -1,4 +1,7 @@
-"""The GPT against equations written out in loops, against models of another library, and against its invariants."""
+"""The GPT against models of another library, and its invariants; engine/fast.py against the plain parts.
+
+tests/test_ladder.py compares attention with loops over heads, queries and keys.
+"""
 
 import dataclasses
 import math
@@ -9,46 +12,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import need
+from test_ladder import BLOCKS, STYLES, T, V, attention_in_loops, settings, tiny
+from test_ladder import bucket_by_formula as bucket_by_formula
 
 import config as configs
 import model_numpy
 import model_torch
-from config import ENCODINGS, ModelConfig, make_encoding
+from config import ENCODINGS
 from engine import fast
-from expe import expe_table, exqpe_table, sinusoidal_table
 from interop.over import GPT2, LLAMA
 from model_torch import GPT, Encoding
-from past.scaling import ScaledRoPE
-
-V, T = 40, 12
-STYLES = {"gpt": dict(norm="layernorm", mlp="gelu", tied=False), "llama": dict(norm="rmsnorm", mlp="swiglu", tied=True)}
-BLOCKS = {"every": dict(n_layers=4, nope_every=2), "window": dict(window=4),
-          "both": dict(n_layers=4, nope_every=2, window=4)}
-SMALL = {"l": 5, "buckets": 6, "max_distance": 5, "threshold": 5.5, "count_to": 5}
-
-
-def settings(pe, **changes):
-    """Settings that suit a width of 16 and a context of 12."""
-    if "rope_scaling" in changes:
-        return ScaledRoPE(pe, **changes)
-    known = {f.name for f in dataclasses.fields(configs.settings_class(pe))}
-    return make_encoding(pe, **{name: SMALL[name] for name in SMALL if name in known} | changes)
-
-
-def tiny(pe="nope", style="gpt", seed=0, variant=(), make=GPT, parts=(), **changes):
-    """A float64 GPT with 2 layers, width 16, 2 heads, and weights large enough for attention to matter.
-
-    pe: an encoding, or rope+log for one with another softmax.
-    """
-    pe, _, softmax = pe.partition("+")
-    config = dict(softmax=softmax or "plain", n_layers=2, d_model=16, n_heads=2, context=T, vocab_size=V, d_mlp=40, **STYLES[style])
-    model = make(ModelConfig(**config | {"encoding": settings(pe, **dict(variant))} | changes), **dict(parts))
-    model = model.double().eval()
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
 
 
 def some_tokens(*shape, seed=1):
@@ -89,124 +63,6 @@ def add_encoding(monkeypatch, name, settings, doors, torch_class):
 
 
 # ---- against the equations -------------------------------------------------------------------------------------------
-
-
-def attention_in_loops(h, w_qkv, w_proj, n_heads, override=None, turn=None, on="qk", bias=None, shaw=None, window=0):
-    """Equations 1 to 3 token by token and head by head. h (T, C); override (T, l) for q and k; turn (T, D/2) angles;
-
-    bias(head, m, n) is added to a score; shaw(m, n) returns the vectors that are added to key n and to value n. A query
-    sees the last `window` keys, its own among them; with 0 all up to its own.
-    """
-    T, D = len(h), h.shape[1] // n_heads
-    w_q, w_k, w_v = np.split(w_qkv, 3)
-    phi = h.copy()
-    if override is not None:
-        phi[:, : override.shape[1]] = override
-    enters = {part: phi if part in on else h for part in "qkv"}
-    out = np.zeros_like(h)
-    for head in range(n_heads):
-        part = slice(head * D, (head + 1) * D)
-        for m in range(T):
-            scores, values = [], []
-            for n in range(max(0, m + 1 - window) if window else 0, m + 1):
-                q, k, v = (w_q @ enters["q"][m])[part], (w_k @ enters["k"][n])[part], (w_v @ enters["v"][n])[part]
-                if shaw is not None:
-                    k, v = k + shaw(m, n)[0], v + shaw(m, n)[1]
-                if turn is not None:
-                    q = (q[: D // 2] + 1j * q[D // 2 :]) * np.exp(1j * turn[m])
-                    k = (k[: D // 2] + 1j * k[D // 2 :]) * np.exp(1j * turn[n])
-                scores.append(np.vdot(q, k).real / math.sqrt(D) + (bias(head, m, n) if bias else 0))
-                values.append(v)
-            weights = np.exp(np.subtract(scores, max(scores)))
-            weights /= weights.sum()
-            out[m, part] = sum(weight * value for weight, value in zip(weights, values, strict=True))
-    return out @ w_proj.T
-
-
-def bucket_by_formula(d, buckets, max_distance):
-    """T5's rule as its paper's code has it, for one distance."""
-    half = buckets // 2
-    if d < half:
-        return max(d, 0)
-    return min(half + int(math.log(d / half) / math.log(max_distance / half) * (buckets - half)), buckets - 1)
-
-
-def loops_say(model, i, h, n, variant):
-    """attention_in_loops of block i, of its input h (T, C) at positions n; what it has is worked out anew here."""
-    config, attention, ramp = model.config, model.blocks[i].attn, 1 / (4 * T)
-    own = {name: p.detach().numpy() for name, p in model.encoding.named_parameters()}
-    bare = config.nope_every > 0 and i % config.nope_every == config.nope_every - 1
-    pe, options = "nope" if bare else config.encoding.pe, {"window": 0 if bare else config.window}
-    theta = 64 / T if variant.get("on") == "k" else ramp
-    two = own.get("weight", {"expe": (0.0, theta), "exqpe": (ramp, 1 / 16)}.get(pe))  # what --learn trains
-    if pe == "expe":
-        options["override"] = expe_table(n, 5, *two, step=0 if variant.get("constant") else 1)
-    if pe == "exqpe":
-        options["override"] = exqpe_table(n, 5, variant.get("start", 0.0), *two)
-    if pe == "rope":
-        options["turn"] = np.outer(n, [10000.0 ** (-2 * i / 8) for i in range(4)])
-    if pe == "alibi":
-        options["bias"] = lambda head, m, s: -variant.get("slopes", 1) * 2 ** (-4 * (head + 1)) * (n[m] - n[s])
-    if pe == "t5":
-        options["bias"] = lambda head, m, s: own["weight"][bucket_by_formula(n[m] - n[s], 6, 5), head]
-    if pe == "shaw":
-        options["shaw"] = lambda m, s: [own[part][min(n[m] - n[s], 5)] for part in ("keys", "values")]
-    weights = (w.weight.detach().numpy() for w in (attention.qkv, attention.proj))
-    return attention_in_loops(h, *weights, 2, on=variant.get("on", "qk"), **options)
-
-
-LOOPED = ("nope", "expe", "exqpe", "rope", "alibi", "t5", "shaw")
-
-
-@pytest.mark.parametrize(
-    "pe, variant, blocks",
-    [
-        *((pe, {}, {}) for pe in LOOPED),
-        *(("expe", {"on": on}, {}) for on in ("k", "q", "qkv")),
-        ("exqpe", {"on": "k"}, {}),
-        ("expe", {"constant": True}, {}),
-        ("alibi", {"slopes": 3}, {}),
-        ("expe", {"learn": "init"}, {}),
-        ("exqpe", {"learn": "random", "start": 0.3}, {}),
-        *((pe, {}, blocks) for blocks in BLOCKS.values() for pe in LOOPED),
-        ("expe", {}, {"window": 1}),
-        ("rope", {}, {"window": T}),
-        ("alibi", {}, {"n_layers": 3, "nope_every": 3}),
-    ],
-    ids=str,
-)
-def test_attention_of_each_block_follows_the_papers_equations(pe, variant, blocks):
-    model, n, seen = tiny(pe, variant=variant, **blocks), np.arange(T) * 3 + 100, []
-    for block in model.blocks:
-        block.attn.register_forward_hook(lambda attention, given, out: seen.append((given[0], out)))
-    model(some_tokens(1, T), positions=torch.from_numpy(n))
-    assert len(seen) == model.config.n_layers
-    for i, (h, out) in enumerate(seen):
-        loops = loops_say(model, i, h[0].detach().numpy(), n, variant)
-        np.testing.assert_allclose(out[0].detach().numpy(), loops, rtol=1e-10, atol=1e-12)
-
-
-def before_block_1(pe, variant=()):
-    """What enters the first block, (T, C), the embedding (T, C), and the model."""
-    model, tokens, seen = tiny(pe, variant=variant), some_tokens(1, T), []
-    model.blocks[0].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0]))
-    model(tokens)
-    return seen[0][0].detach().numpy(), model.embedding.weight[tokens[0]].detach().numpy(), model
-
-
-def test_sinusoidal_is_added_to_the_embedding():
-    entered, embedded, _ = before_block_1("sinusoidal")
-    np.testing.assert_allclose(entered, embedded + sinusoidal_table(np.arange(T), 16), rtol=1e-12)
-
-
-def test_once_overrides_the_residual_stream_before_the_first_block_and_nothing_else():
-    entered, expected, model = before_block_1("expe", {"once": True})
-    expected[:, :5] = expe_table(np.arange(T), 5, 0.0, 1 / (4 * T))
-    np.testing.assert_allclose(entered, expected, rtol=1e-12)
-    w = [w.weight.detach().numpy() for w in (model.blocks[0].attn.qkv, model.blocks[0].attn.proj)]
-    for n in (np.arange(T), np.arange(T) + 7):
-        ours = attend(model, some_input(), n)[0].detach().numpy()
-        np.testing.assert_allclose(ours, attention_in_loops(some_input()[0].numpy(), *w, 2), rtol=1e-10, atol=1e-12)
 
 
 def test_value_door_needs_no_score_and_keeps_the_mask(monkeypatch):
@@ -267,35 +123,33 @@ def like(ours, **changes):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_llama_style_equals_transformers_llama(tied):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    transformers = need("transformers")
     ours, tokens = tiny("rope", "llama", tied=tied), some_tokens(2, 3 * T)  # far past the trained length
-    theirs = filled(LlamaForCausalLM(LlamaConfig(**like(ours, rms_norm_eps=1e-5))), ours)
+    theirs = filled(transformers.LlamaForCausalLM(transformers.LlamaConfig(**like(ours, rms_norm_eps=1e-5))), ours)
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)  # angles and norms in fp32
 
 
 @pytest.mark.parametrize("blocks", BLOCKS)
 def test_nope_every_and_window_equal_those_of_transformers_smollm3(blocks):
-    from transformers import SmolLM3Config, SmolLM3ForCausalLM
-
+    transformers = need("transformers")
     ours, tokens = tiny("rope", "llama", **{"n_layers": 4} | BLOCKS[blocks]), some_tokens(2, 3 * T)
     every, window = ours.config.nope_every, ours.config.window
     with_rope = [0 if every and i % every == 0 else 1 for i in range(1, 5)]
     kinds = ["sliding_attention" if window and rope else "full_attention" for rope in with_rope]
-    theirs = SmolLM3Config(**like(ours, rms_norm_eps=1e-5, no_rope_layers=with_rope, layer_types=kinds,
-                                  use_sliding_window=window > 0, sliding_window=window or None))
-    theirs = filled(SmolLM3ForCausalLM(theirs), ours)
+    theirs = transformers.SmolLM3Config(**like(
+        ours, rms_norm_eps=1e-5, no_rope_layers=with_rope, layer_types=kinds, use_sliding_window=window > 0,
+        sliding_window=window or None))
+    theirs = filled(transformers.SmolLM3ForCausalLM(theirs), ours)
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)  # angles and norms in fp32
 
 
 @pytest.mark.parametrize("layers, every, window", [(4, 4, 5), (3, 2, 1), (6, 3, 7), (4, 4, 3 * T)])
 def test_attention_of_each_block_equals_transformers_cohere2(layers, every, window):
     """By its own masks: a query is among the keys of its window. It pairs neighbours, so that our rows are mixed."""
-    from transformers import Cohere2Config, Cohere2Model
-
+    transformers = need("transformers")
     ours, seen = tiny("rope", n_layers=layers, nope_every=every, window=window), []
-    config = Cohere2Config(**like(ours, sliding_window=window, sliding_window_pattern=every))
-    theirs = Cohere2Model(config).double().eval()
+    config = transformers.Cohere2Config(**like(ours, sliding_window=window, sliding_window_pattern=every))
+    theirs = transformers.Cohere2Model(config).double().eval()
     neighbours = torch.arange(16).view(2, 2, 4).mT.flatten()  # (i, i + D/2) of each head side by side
     for block, layer in zip(ours.blocks, theirs.layers, strict=True):
         w_q, w_k, w_v = block.attn.qkv.weight.detach().chunk(3)
@@ -311,11 +165,11 @@ def test_attention_of_each_block_equals_transformers_cohere2(layers, every, wind
 
 
 def test_gpt_style_with_learned_positions_equals_transformers_gpt2():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
+    transformers = need("transformers")
     ours, tokens, targets = tiny("learned", "gpt", tied=True), some_tokens(2, T), some_tokens(2, T, seed=9)
-    theirs = filled(GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=T, n_embd=16, n_layer=2, n_head=2, n_inner=40,
-                                               attn_implementation="eager")), ours, GPT2)
+    config = transformers.GPT2Config(vocab_size=V, n_positions=T, n_embd=16, n_layer=2, n_head=2, n_inner=40,
+                                     attn_implementation="eager")
+    theirs = filled(transformers.GPT2LMHeadModel(config), ours, GPT2)
     logits = ours(tokens)
     torch.testing.assert_close(logits, theirs(tokens).logits, rtol=1e-10, atol=1e-10)
     by_hand = [-logits[b, t].log_softmax(-1)[targets[b, t]] for b in range(2) for t in range(T)]
@@ -373,14 +227,10 @@ def test_shifting_all_positions_changes_nothing_for_relative_encodings_and_somet
         assert torch.allclose(shifted, model(tokens), rtol=1e-9, atol=1e-11) == relative, pe
 
 
-def test_expe_on_keys_alone_is_relative():
-    """n enters scores as n (a_m . w) alone, and the softmax over n drops what all keys share: distances are left."""
+def test_exqpe_on_keys_alone_is_relative_for_shifts_by_a_multiple_of_l():
+    """Its rows are straight from one multiple of l = 5 to the next alone."""
     tokens = some_tokens(1, 8)
-    for on in ("k", "q", "qk", "qkv"):
-        model = tiny("expe", variant={"on": on})
-        shifted = model(tokens, positions=torch.arange(8) + 100)
-        assert torch.allclose(shifted, model(tokens), rtol=1e-9, atol=1e-11) == (on == "k"), on
-    model = tiny("exqpe", variant={"on": "k"})  # its rows are straight from one multiple of l = 5 to the next alone
+    model = tiny("exqpe", variant={"on": "k"})
     for shift in (1, 5, 100, 101):
         shifted = model(tokens, positions=torch.arange(8) + shift)
         assert torch.allclose(shifted, model(tokens), rtol=1e-9, atol=1e-11) == (shift % 5 == 0), shift
