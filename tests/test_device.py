@@ -26,7 +26,8 @@ SMALL = ModelConfig(2, 64, 4, context=32, vocab_size=50, dropout=0.1)
 CONFIGS = {pe: dataclasses.replace(SMALL, encoding=make_encoding(pe)) for pe in ENCODINGS}
 CONFIGS |= {f"expe-{name}": dataclasses.replace(SMALL, encoding=make_encoding("expe", **variant))
             for name, variant in {"k": {"on": "k"}, "learn": {"learn": "init"}, "once": {"once": True}}.items()}
-CONFIGS |= {f"{pe}-blocks": dataclasses.replace(CONFIGS[pe], nope_every=2, window=8) for pe in ("expe", "rope", "alibi")}
+CONFIGS |= {f"{pe}-blocks": dataclasses.replace(CONFIGS[pe], nope_every=2, window=8)
+            for pe in ("expe", "rope", "alibi")}
 
 
 @pytest.mark.parametrize("parts", [{}, fast.PARTS], ids=["plain", "fast"])

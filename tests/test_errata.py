@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import need
-from test_model import T, attend, filled, like, some_input, some_tokens, tiny
+from test_ladder import T, tiny
+from test_model import attend, filled, like, some_input, some_tokens
 
 import model_numpy
 from config import PRESETS, ModelConfig, make_encoding
@@ -258,14 +259,6 @@ def test_errata_tutorial_streaming_cache_slides_a_window_that_is_not_full():
         model(torch.tensor([[10]]), cache=cache)
     assert len(cache) == 9 and torch.equal(cache[first][0][:, :, :2], kept[first][0][:, :, :2])
     assert torch.equal(cache[first][0][:, :, 2:8], kept[first][0][:, :, 3:9])
-
-
-def test_errata_explainer_five_radians_is_less_than_a_revolution():
-    """source: explainer
-    says: five radians are nearly a revolution and a half
-    in fact: 0.8 of one
-    """
-    assert 5 / (2 * math.pi) == pytest.approx(0.796, abs=1e-3)  # the explainer: nearly a revolution and a half
 
 
 def test_errata_a_forget_gate_is_added_as_a_logarithm():

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, command, need, refused
-from test_model import T, V, some_tokens, tiny
+from test_ladder import T, V, tiny
+from test_model import some_tokens
 
 import expe
 import model_numpy

@@ -11,16 +11,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import need
-from test_model import (
-    LINEAR,
-    SCORED,
-    T,
-    error_by_quarter,
-    same_losses_and_gradients,
-    set_each_block,
-    some_tokens,
-    tiny,
-)
+from test_ladder import T, tiny
+from test_model import LINEAR, SCORED, error_by_quarter, same_losses_and_gradients, some_tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import model_numpy
@@ -148,6 +140,8 @@ def test_scaled_frequencies_by_hand():
     plain, one = rope_inv_freq(32)
     np.testing.assert_allclose(plain[[0, 8, 15]], [1, 0.01, 10 ** (-4 * 30 / 32)], rtol=1e-12)
     np.testing.assert_allclose(rope_inv_freq(32, scaling="linear", factor=4)[0], plain / 4, rtol=1e-15)
+    for scaling in ("linear", "ntk", "yarn"):
+        np.testing.assert_allclose(rope_inv_freq(32, scaling=scaling, factor=1.0)[0], plain, rtol=1e-15)
     for factor in (2, 4, 16.5):
         ntk, ntk_factor = rope_inv_freq(32, scaling="ntk", factor=factor)
         assert ntk[0] == 1 and ntk[-1] == pytest.approx(plain[-1] / factor, rel=1e-12)
@@ -163,13 +157,6 @@ def test_scaled_frequencies_by_hand():
     assert rope_inv_freq(32, scaling="yarn", factor=0.5)[1] == 1  # never below
     table = rope_table(np.array([0, 3]), 32, scaling="yarn", factor=4, trained_length=512)
     np.testing.assert_allclose(np.hypot(*np.split(table, 2, axis=-1)), 1.13862944, rtol=1e-8)  # once, in one place
-
-
-def test_identity_inside_the_trained_length():
-    plain = rope_inv_freq(16)[0]
-    assert np.array_equal(rope_inv_freq(16, scaling="dynamic", factor=7, trained_length=512, length=512)[0], plain)
-    for scaling in ("linear", "ntk", "yarn"):
-        np.testing.assert_allclose(rope_inv_freq(16, scaling=scaling, factor=1.0)[0], plain, rtol=1e-15)
 
 
 # ---- the config of a model that is trained ---------------------------------------------------------------------------
@@ -410,27 +397,9 @@ def test_reading_on_counts_from_the_last_position_of_each_sequence():
     torch.testing.assert_close(model(tokens[:, 3:], cache=cache), model(tokens, positions=n)[:, 3:], **EXACT)
 
 
-def test_what_each_block_has_of_its_own_is_cached_and_streamed(monkeypatch):
-    set_each_block(monkeypatch, "t5")
-    model, tokens = reading("t5", nope_every=3, n_layers=3), some_tokens(2, 40)
-    own = [name for name in model.state_dict() if "encoding" in name]
-    assert own == ["blocks.0.attn.encoding.weight", "blocks.1.attn.encoding.weight"]
-    assert not torch.equal(*(model.state_dict()[name] for name in own))
-    whole = plain_model(model)(tokens)
-    for size in (1, 2, 7):
-        cache = Cache()
-        torch.testing.assert_close(torch.cat([model(x, cache=cache) for x in tokens.split(size, 1)], 1), whole, **EXACT)
-    brute_force = stream_by_doors(model, tokens, 2, 6)
-    np.testing.assert_allclose(model(tokens, cache=Cache(2, 6)), brute_force, rtol=1e-9, atol=1e-10)
-    monkeypatch.setattr(past.reading, "BLOCK", 5)
-    torch.testing.assert_close(model(tokens), whole, **EXACT)
-
-
-def test_an_override_of_values_cannot_stream_whatever_the_dtype_or_if_each_block_has_its_own(monkeypatch):
+def test_an_override_of_values_cannot_stream_whatever_the_dtype():
     merged = {"on": "qkv", "start": 1.0, "theta": 1 / 2048}  # positions 0 and 1 are one number in bf16
-    assert not reading("expe", variant=merged).bfloat16().streams()
-    set_each_block(monkeypatch, "expe")
-    assert reading("expe").streams() and not reading("expe", variant={"on": "qkv"}).streams()
+    assert reading("expe").streams() and not reading("expe", variant=merged).bfloat16().streams()
 
 
 def test_what_is_kept_of_positions_follows_the_weights():
@@ -586,13 +555,10 @@ def error_in_fp32(pe, variant, first, size=256):
 
 def test_late_positions_in_fp32():
     """Distances keep their digits at any position; an override of queries and keys loses them with the square."""
-    print()
     linear = [(pe, variant) for pe, variant in LINEAR if pe != "fox"]  # whose tokens count, wherever they are
     kinds, error = [("nope", {}), ("rope", {}), *linear, ("expe", {}), ("exqpe", {})], {}
     for pe, variant in kinds:
-        at = [error_in_fp32(pe, variant, first) for first in (0, 2_048, 16_384, 65_536, 10**6)]
-        error[pe, *variant.values()] = at
-        print(f"{pe:6}{variant!s:60}" + "".join(f"{x:10.1e}" for x in at))
+        error[pe, *variant.values()] = [error_in_fp32(pe, variant, n) for n in (0, 2_048, 16_384, 65_536, 10**6)]
     for pe, variant in linear:
         by_pieces = error_in_fp32(pe, variant, 10**6, size=8)
         assert max(*error[pe, *variant.values()], by_pieces) < 4 * error["nope",][0]

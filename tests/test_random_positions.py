@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, command, refused
-from test_model import T, V, settings, some_tokens
+from test_ladder import T, V, settings
+from test_model import some_tokens
 
 import model_numpy
 import model_torch

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, command, need, refused
-from test_model import T, attend, like, some_input, some_tokens, tiny
-from test_numpy import EXACT, POSITIONS, climb
+from test_ladder import EXACT, POSITIONS, T, climb, tiny
+from test_model import attend, like, some_input, some_tokens
 from test_past import plain_model, reading, stream_by_doors
 
 import model_numpy
@@ -47,23 +47,17 @@ def test_ladder_without_a_mask(pe):
     climb(tiny(pe, causal=False), EXACT)
 
 
-def test_ladder_catches_a_flipped_sign(monkeypatch):
-    for pe, name in (("rope+log", "temperature"), ("rope+sinks", "sinks")):
-        right_doors = model_numpy.doors_of
+@pytest.mark.parametrize("softmax, name", [("log", "temperature"), ("sinks", "sinks")])
+def test_ladder_catches_a_flipped_sign(softmax, name, monkeypatch):
+    forward, backward = zoo.softmax.PAIRS[softmax]
 
-        def flipped(settings, config, right_doors=right_doors):
-            doors = right_doors(settings, config)
-            forward, backward = doors.softmax
+    def wrong(dp, cache):
+        dscores, down = backward(dp, cache)
+        return dscores, {name: -down[name]}
 
-            def wrong(dp, cache, backward=backward):
-                dz, down = backward(dp, cache)
-                return dz, {key: -g for key, g in down.items()}
-
-            return doors._replace(softmax=(forward, wrong))
-
-        with monkeypatch.context() as patch, pytest.raises(AssertionError, match=f"gradient of blocks.1.*{name}"):
-            patch.setattr(model_numpy, "doors_of", flipped)
-            climb(tiny(pe), EXACT)
+    monkeypatch.setitem(zoo.softmax.PAIRS, softmax, (forward, wrong))
+    with pytest.raises(AssertionError, match=f"gradient of blocks.1.*{name}"):
+        climb(tiny(f"rope+{softmax}"), EXACT)
 
 
 # ---- against the formulas --------------------------------------------------------------------------------------------
