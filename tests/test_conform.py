@@ -107,11 +107,8 @@ BREAKS = [  # (case, how ours is broken, what must be said)
     ("rope-longrope", {"length": 5}, "the short factors, where the others belong"),
     ("rope-yarn", {"f": lambda f: [1.25 * 10.0**-i - x for i, x in enumerate(f)]}, "YaRN's ramp is inverted"),
     ("rope-dynamic", {"f": lambda f: [(10000 * 4 ** (8 / 6)) ** (-i / 4) for i in range(4)]}, "the static rule"),
-    (
-        "rope-partial",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-        f"{MISSING}: the whole head turns",
-    ),
+    ("rope-partial", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+     f"{MISSING}: the whole head turns"),
     ("rope-ntk", {"f": lambda f: [10.0**-i for i in range(4)]}, f"{MISSING}: the frequencies are those"),
     ("rope-default", {"root": 1.0}, f"{DENOMINATOR}: scores are not divided by sqrt(D)"),
     ("alibi", {"root": 4.0}, f"{DENOMINATOR}: scores are divided by D"),
@@ -172,32 +169,17 @@ BREAKS = [  # (case, how ours is broken, what must be said)
     ("kerple", {"key": lambda n: n + 1}, "off by one: the distance is m - n - 1"),
     ("alibi", {"times": 0}, "positions are not read: all are taken for 0"),
     ("rope-default", {"n": stand}, "positions are not read: tokens are counted as they stand"),
-    (
-        "rope-default",
-        {"n": bf16, "f": lambda f: [*map(rounded, f)], "angle": rounded},
-        "rounded positions, inv_freq and angles",
-    ),
-    (
-        "sinusoidal",
-        {"fs": (lambda x: rounded(math.sin(x)), lambda x: rounded(math.cos(x)))},
-        "rounded table: it was cast to bfloat16",
-    ),
-    (
-        "t5",
-        {"weight": torch.tensor(FILES["t5"]["parameters"]["weight"]).bfloat16().double().numpy()},
-        "rounded bias: it was cast to bfloat16",
-    ),
+    ("rope-default", {"n": bf16, "f": lambda f: [*map(rounded, f)], "angle": rounded},
+     "rounded positions, inv_freq and angles"),
+    ("sinusoidal", {"fs": (lambda x: rounded(math.sin(x)), lambda x: rounded(math.cos(x)))},
+     "rounded table: it was cast to bfloat16"),
+    ("t5", {"weight": torch.tensor(FILES["t5"]["parameters"]["weight"]).bfloat16().double().numpy()},
+     "rounded bias: it was cast to bfloat16"),
     ("rope-partial", {"f": lambda f: [*f, 0, 0]}, "halves of the whole head: (i, i + D/2) turns"),
     ("rope-partial", {"first": 4}, "the last r dimensions of a head turn"),
     ("rope-proportional", {"f": lambda f: f[:2]}, "halves of what turns: (i, i + r/2) turns"),
-    (
-        "rope-yarn",
-        {
-            "rope_parameters": FILES["rope-yarn"]["parameters"]["rope_parameters"]
-            | {"original_max_position_embeddings": 16384}
-        },
-        "length: L is max_position_embeddings",
-    ),
+    ("rope-yarn", {"rope_parameters": FILES["rope-yarn"]["parameters"]["rope_parameters"]
+                   | {"original_max_position_embeddings": 16384}}, "length: L is max_position_embeddings"),
     ("rope-yarn", {"f": lambda f: [0.25 * 10.0**-i for i in range(4)]}, "there is no ramp: all frequencies"),
     ("rope-yarn-mscale", {"a": lambda a: 1 + 0.1 * math.log(4)}, "mscale is not read"),
     ("alibi", {"slope": lambda h, H: 2 ** (-2 * (h + 1))}, "slopes of the next higher power of two"),
@@ -206,16 +188,10 @@ BREAKS = [  # (case, how ours is broken, what must be said)
     ("alibi", {"decoding": {"n": stand}}, "in decoding alone, positions are not read: tokens are counted as they"),
     ("rope-yarn", {"decoding": {"n": lambda n: 0 * n}}, "in decoding alone, the new token's position is taken for 0"),
     ("expe", {"decoding": {"n": lambda n: 0 * n + 5}}, "position is the number of those before it"),
-    (
-        "rope-partial",
-        {"decoding": {"n": lambda n: n + 1}},
-        "in decoding alone, off by one: the new token's position is one more",
-    ),
-    (
-        "expe-keys",
-        {"decoding": {"n": lambda n: n - 1}},
-        "in decoding alone, off by one: the new token's position is one less",
-    ),
+    ("rope-partial", {"decoding": {"n": lambda n: n + 1}},
+     "in decoding alone, off by one: the new token's position is one more"),
+    ("expe-keys", {"decoding": {"n": lambda n: n - 1}},
+     "in decoding alone, off by one: the new token's position is one less"),
     ("softmax-sinks", {"b": np.array([-1e9, -1e9])}, f"{MISSING}: a plain softmax"),
     ("softmax-sinks", {"b": np.log([0.5, 1.2])}, "b is added to the denominator, not exp(b)"),
 ]
