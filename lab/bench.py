@@ -45,7 +45,7 @@ from eval import MULTIPLES
 from lab.files import new_file, write_rows
 from past.scaling import SINKS
 
-PLAIN = ("plain", "plain+malloc")        # without engine/fast.py; with its memory setting alone
+PLAIN = ("plain", "plain+malloc")        # without --fast; with its memory setting alone
 BACKENDS = (*train.BACKENDS, *PLAIN)
 FLOOR = "nope"
 PARTS = ("train", "evaluate", "generate", "data", "profile")
@@ -348,7 +348,7 @@ def main(argv=None):
                         help=f"of {', '.join(ENCODINGS)}; {FLOOR}, which all are held against, is always there "
                              "(default: all)")
     parser.add_argument("--backends", type=listed(str, *BACKENDS), metavar="NAME,...",
-                        help=f"of {', '.join(BACKENDS)}: plain is torch without the parts of engine/fast.py, "
+                        help=f"of {', '.join(BACKENDS)}: torch is train.py --fast, plain the same without --fast, "
                              "plain+malloc with its memory setting alone (default: all, numpy only where it can)")
     batches = ", ".join(f"{n} for {preset}" for preset, n in BATCH.items())
     parser.add_argument("--batch-size", type=at_least(1), metavar="N",

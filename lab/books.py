@@ -3,7 +3,7 @@
     git clone https://github.com/COST-ELTeC/ELTeC-eng
     python -m lab.books ELTeC-eng                   writes data/eltec and data/eltec-heldout
     python train.py --pe expe --on k --data data/eltec
-    python eval.py RUN --data data/eltec-heldout --protocol same-targets
+    python -m lab.measure RUN --data data/eltec-heldout --protocol same-targets
 
 The text is the level-1 encoding of ELTeC-eng (ed. L. Burnard, COST Action CA16204, doi 10.5281/zenodo.4662490): novels
 in the public domain, markup CC BY 4.0. An author is held out by a hash of the name, with all of the author's books.
@@ -53,16 +53,18 @@ def main(argv=None):
         if not paths:
             raise InputError(f"{args.source} has no level1/*.xml: give a clone of github.com/COST-ELTeC/ELTeC-eng")
         novels = {path.stem: novel(path) for path in paths}
-        for folder, held in ((args.out, False), (f"{args.out}-heldout", True)):
+        out = output_folder(args.out)
+        folders = {out: False, out.with_name(f"{out.name}-heldout"): True}
+        for folder in folders:
+            if output_folder(folder) and holds_files(folder):
+                raise InputError(f"{folder} exists: use it with --data {folder}, or choose another --out")
+        for folder, held in folders.items():
             mine = {name: "\n".join(text) + "\n" for name, (author, text) in novels.items() if held_out(author) == held}
             texts = {f"{name}.txt": text for name, text in mine.items()} if not held else {
                 f"{name}-{i}.txt": piece for name, text in mine.items() for i, piece in enumerate(excerpts(text), 1)}
-            out = output_folder(folder)
-            if holds_files(out):
-                raise InputError(f"{folder} exists: use it with --data {folder}, or choose another --out")
-            out.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             for name, text in texts.items():
-                (out / name).write_text(text, encoding="utf-8")
+                (folder / name).write_text(text, encoding="utf-8")
             authors = len({novels[name][0] for name in mine})
             print(f"{folder}: {len(mine)} novels by {authors} authors, {len(texts)} documents, "
                   f"{sum(map(len, texts.values())):,} characters")

@@ -18,11 +18,11 @@ def clock(seconds):
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
 
 def new_file(text):
-    """The path of a file in a folder that exists and can be written, for argparse."""
-    path = Path(text)
+    """The path of a file in a folder that exists and can be written, for argparse; of a link, the file it names."""
+    path = Path(os.path.realpath(text) if os.path.islink(text) else text)
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)) or (path.exists() and not path.is_file()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists and can be written")
-    return text
+    return str(path)
 
 def picture(text):
     """The path of a picture that can be written, for argparse: known by its suffix before the work that leads to it."""

@@ -117,6 +117,8 @@ class Curve(NamedTuple):
 def save(figure, path, dpi=160):
     """Write a picture without its date; beside a .png also the .svg of that name, which is sharp at any size."""
     path = Path(path)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError(f"a picture must end in .png, .svg or .pdf, got {path}")
     for file in dict.fromkeys((path, path.with_suffix(path.suffix.replace(".png", ".svg")))):
         undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix)
         with naming(file):                                             # where a disk is full

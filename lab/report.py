@@ -318,7 +318,7 @@ def report():
         if not found:
             raise InputError(f"RESULTS.md has no line {NOTES.strip()!r}: write it above what is to be kept")
     parts = [HEAD, *itertools.chain(*map(preset_report, presets))]
-    write_text("RESULTS.md", "\n".join(parts) + NOTES + notes)
+    write_text(os.path.realpath("RESULTS.md"), "\n".join(parts) + NOTES + notes)
     print("RESULTS.md is written")
 
 def preset_report(folder):

@@ -38,6 +38,7 @@ from studies.tuning import PRESET
 ABLATIONS = ("expe", "expe-constant", "expe-l1", "expe-learn-init")
 MULTIPLES = (1, 2, 4, 16)                # of the trained length
 BATCH = 4096                             # tokens
+ROW = {"variant": str, "cause": str, "seed": int, "losses": [float]}
 
 class WithBiases(fast.Attention):
     """W_q, W_k and W_v with a bias each; nn.Linear's own are used where it is called."""
@@ -181,7 +182,7 @@ def main(argv=None):
         path = Path(args.out or f"results/{PRESET}/causes.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         with lock(path.parent):
-            rows = read_json(path, [dict]) if path.exists() else []
+            rows = read_json(path, [ROW]) if path.exists() else []
             for variant, cause, seed in asked(args):
                 if not any((row["variant"], row["cause"], row["seed"]) == (variant, cause, seed) for row in rows):
                     rows.append(run(variant, cause, seed, args))

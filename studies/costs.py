@@ -61,7 +61,8 @@ def operations(config):
 @torch.no_grad()
 def costs(config):
     """{head: cell} of one model's costs."""
-    plain, reader, cache = replace(config, encoding=make_encoding(), nope_every=0, window=0), Reader(config), Cache()
+    plain = replace(config, encoding=make_encoding(), softmax="plain", nope_every=0, window=0)
+    reader, cache = Reader(config), Cache()
     reader(torch.zeros(1, config.context, dtype=torch.long), cache=cache)
     return {
         "parameters": f"{count_parameters(config) - count_parameters(plain):,}",

@@ -1,0 +1,352 @@
+"""lab.measure: each protocol, probe and scaling against an independent loop, and what the user sees."""
+
+import contextlib
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, command, refused
+
+import data
+from common import load_model
+from lab import measure
+from past.cache import Cache
+from past.reading import load
+
+
+@pytest.fixture(scope="module")
+def windowed(workplace, tokens):
+    """A run whose blocks 2 and 4 have no encoding, and the others a window of 8 keys."""
+    flags = ["--pe", "expe", "--nope-every", "2", "--window", "8", *TINY, "--steps", "2", "--data", tokens]
+    done = command("train.py", *flags, "--out", "windowed", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    return "windowed"
+
+
+def rows_of(workplace, *flags, script="lab.measure"):
+    """(rows, what is printed) by lab.measure with these flags."""
+    done = command(script, *flags, "--json", "rows.json", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    return json.loads((workplace / "rows.json").read_text()), done.stdout
+
+
+def documents_of(tokens, longest):
+    """The documents of val that have more tokens than `longest`, as lists."""
+    eot = data.read_meta(tokens)["eot"]
+    documents = [document.tolist() for document in data.split_documents(data.open_split(tokens, "val"), eot)]
+    return [document for document in documents if len(document) > longest]
+
+
+def loss_in_loops(run, tokens, length, sinks_and_window=None, n_documents=None, **scaling):
+    """(mean loss, targets) at a length of which 64 is a multiple: window by window, or token by token in a stream."""
+    model = load(run)[0].scale_to(length, **scaling) if scaling or sinks_and_window else load_model(run)[0]
+    total = count = 0
+    for document in documents_of(tokens, 64)[:n_documents]:
+        starts = range(0, (len(document) - 1) // 64 * 64, length)
+        windows = torch.tensor([document[first : first + length + 1] for first in starts])      # (windows, length + 1)
+        with torch.no_grad():
+            if sinks_and_window:
+                cache = Cache(*sinks_and_window)
+                logits = torch.cat([model(token, cache=cache) for token in windows[:, :-1].split(1, dim=1)], 1)
+            else:
+                logits = torch.cat([model(window[None, :-1]) for window in windows])
+        losses = -torch.log_softmax(logits.double(), -1).gather(-1, windows[:, 1:, None])
+        total, count = total + losses.sum().item(), count + losses.numel()
+    return total / count, count
+
+
+def last_losses(workplace, tokens, begin, n, change=lambda document, d: document):
+    """(documents, n): losses of expe's last n targets, each seen from begin(target's index, document's size) on."""
+    model, _ = load_model(workplace / "runs/expe")  # the plain GPT
+    found = []
+    for d, document in enumerate(documents_of(tokens, 64)):
+        changed, losses = change(document, d), []
+        for i in range(len(document) - n, len(document)):
+            with torch.no_grad():
+                logits = model(torch.tensor([changed[begin(i, len(document)) : i]]))[0, -1].double()
+            losses.append(-torch.log_softmax(logits, -1)[document[i]].item())
+        found.append(losses)
+    return np.array(found)
+
+
+# ---- the paper's protocol, and what is printed -----------------------------------------------------------------------
+
+
+def test_nonoverlap_is_what_eval_py_measures(workplace):
+    flags = ["runs/expe", "runs/learned", "--lengths", "16,64"]
+    ours, right = (rows_of(workplace, *flags, script=script)[0] for script in ("lab.measure", "eval.py"))
+    assert [row["loss"] is None for row in ours] == [False, False, False, True]
+    for row, other in zip(ours, right, strict=True):
+        assert row["loss"] == (other["loss"] and pytest.approx(other["loss"], rel=1e-6))
+        names = ["run", "pe", "protocol", "length", "trained_length", "step", "weights", "data", "n_documents"]
+        names += ["n_targets"] * (row["loss"] is not None)
+        assert [row[name] for name in names] == [other[name] for name in names]
+
+
+@pytest.fixture(scope="module")
+def longer(workplace, tokens):
+    """A run of rope, of 9 steps where the others have 8, with a name that is long."""
+    name = "runs-of-others/a-name-that-leaves-little-room-s0"
+    flags = ["--pe", "rope", *TINY, "--steps", "9", "--data", tokens]
+    assert command("train.py", *flags, "--out", name, cwd=workplace).returncode == 0
+    return name
+
+
+def test_tokens_trained_are_a_column_where_they_differ(workplace, longer):
+    flags = ["--lengths", "16,64", "--max-docs", "1"]
+    rows, printed = rows_of(workplace, "runs/expe", longer, *flags)
+    assert {(row["run"], row["trained_tokens"]) for row in rows} == {("runs/expe", 8 * 64), (longer, 9 * 64)}
+    heading, *lines = printed.split("(* trained length)\n")[1].splitlines()[:3]
+    assert heading.split() == ["run", "pe", "tokens", "16", "64"]
+    assert [line.split()[:3] for line in lines] == [["runs/expe", "expe", "512"], [longer, "rope", "576"]]
+    _, printed = rows_of(workplace, "runs/expe", "runs/rope", *flags)
+    assert "512" not in printed and "tokens  " not in printed
+
+
+@pytest.mark.parametrize("flags", ["--protocol same-targets", "--probe swap", "--max-docs 1"])
+def test_tables_fit_the_terminal_and_say_the_same(workplace, longer, monkeypatch, flags):
+    printed, runs = {}, ["runs/expe", longer]
+    for width in ("80", "300"):
+        monkeypatch.setenv("COLUMNS", width)
+        rows, printed[width] = rows_of(workplace, *runs, *flags.split())
+        tables = printed[width].split("\n\n")[1:]
+        assert all(len(line) <= int(width) for table in tables for line in table.splitlines())
+    numbers = [sorted(re.findall(r"[+-]?\d+\.\d{3}\*?", text.split("\n\n", 1)[1])) for text in printed.values()]
+    assert numbers[0] == numbers[1] and len(numbers[0]) > 8
+    key = {"swap": "gain", "same-targets": "over_1x"}.get(rows[0]["protocol"])
+    for row in (row for row in rows if row.get(key)):  # a line for each run, and below it a line for each length
+        block = printed["80"].split("95% interval")[1].split(f"{row['run']} ")[1]
+        value = next(line for line in block.splitlines() if line.split()[:1] == [f"{row['length']:,}"])
+        assert value.endswith("{:+.3f} ({:+.3f} {:+.3f})".format(*row[key]))
+
+
+def test_a_bar_over_all_runs_counts_every_token_that_is_read(workplace, monkeypatch):
+    counted = {"read": 0, "runs": []}
+
+    class Bar(contextlib.nullcontext):
+        disable = False
+
+        def __init__(self, total, **how):
+            super().__init__(self)
+            counted["total"] = total
+
+        def update(self, n):
+            counted["read"] += n
+
+        def set_description(self, text):
+            counted["runs"].append((text, counted["read"]))
+
+    flags = ["runs/expe", "runs/rope", "--lengths", "16,64", "--max-docs", "1", "--dtype", "fp32,bf16"]
+    _, without_a_terminal = rows_of(workplace, *flags)
+    monkeypatch.setattr(measure, "tqdm", Bar)
+    rows, printed = rows_of(workplace, *flags)
+    n = sum(row["n_targets"] for row in rows if row["run"] == "runs/expe")  # nonoverlap scores all that it reads
+    runs = [("run 1 of 2, runs/expe", 0), ("run 2 of 2, runs/rope", n)]
+    assert counted == {"total": 2 * n, "read": 2 * n, "runs": runs}
+    assert re.search(rf"^2 runs, {2 * n:,} tokens to read, about [0-9:]+:[0-9]{{2}}$", printed, re.M)
+    assert without_a_terminal.splitlines()[1:3] == [f"{where}: scoring {n:,} tokens ..." for where, _ in runs]
+
+
+# ---- other positions and precisions ----------------------------------------------------------------------------------
+
+LISTS = {"long": tuple(1 + i / 4 for i in range(16)), "short": (1.0,) * 15 + (1.5,)}
+SCALED = {                               # flags: {run: {how: the keywords of Reader.scale_to at 64 tokens}}
+    "--scale 1,0.5,auto --rope-scaling none,linear,ntk,dynamic,yarn,dual-chunk,llama3": {
+        "runs/expe": {"": {}, "scale 0.5": {"scale": 0.5}, "scale auto": {"scale": 0.25},
+                      "dual-chunk": {"rope_scaling": "dual-chunk", "chunk": 12},
+                      "scale 0.5, dual-chunk": {"scale": 0.5, "rope_scaling": "dual-chunk"},
+                      "scale auto, dual-chunk": {"scale": 0.25, "rope_scaling": "dual-chunk"}},
+        "runs/rope": {"": {}, "dual-chunk": {"rope_scaling": "dual-chunk", "chunk": 12}}
+        | {f"{method} auto": {"rope_scaling": method, "factor": 4.0}
+           for method in ("linear", "ntk", "dynamic", "yarn", "llama3")},
+        "runs/learned": {"": None}},
+    "--rope-scaling linear --factor 2": {"runs/rope": {"linear 2.0": {"rope_scaling": "linear", "factor": 2.0}}},
+    "--rope-scaling none,self-extend,longrope "
+    + " ".join(f"--{name}-factors {','.join(map(str, numbers))}" for name, numbers in LISTS.items()): {
+        "runs/rope": {"": {}, "self-extend auto": {"rope_scaling": "self-extend"},
+                      "longrope auto": {"rope_scaling": "longrope", **LISTS}},
+        "runs/expe": {"": {}, "self-extend auto": {"rope_scaling": "self-extend"}}},
+}
+
+
+@pytest.mark.parametrize("flags", SCALED, ids=range(3))
+def test_scaled_rows_equal_a_loop_and_each_encoding_takes_what_it_has(workplace, tokens, flags):
+    rows, _ = rows_of(workplace, *SCALED[flags], "--lengths", "16,64", "--max-docs", "1", *flags.split())
+    found = {(row["run"], row["how"], row["length"]): row for row in rows}
+    assert found.keys() == {(run, how, length) for run in SCALED[flags] for how in SCALED[flags][run]
+                            for length in (16, 64)}
+    for run, ways in SCALED[flags].items():
+        for how, scaling in ways.items():
+            row, short = found[run, how, 64], found[run, how, 16]
+            if scaling is None:  # learned has no positions there
+                assert row["loss"] is None and short["loss"] > 1
+                continue
+            loss, _ = loss_in_loops(workplace / run, tokens, 64, n_documents=1, **scaling)
+            assert row["loss"] == pytest.approx(loss, rel=1e-6)
+            assert row["rope_scaling"] == scaling.get("rope_scaling", "none")
+            if how.startswith("longrope"):  # by the short list
+                assert short["loss"] != found[run, "", 16]["loss"]
+            elif "auto" in how or how == "dual-chunk":  # nothing changes at the trained length
+                assert short["loss"] == pytest.approx(found[run, "", 16]["loss"], rel=1e-6)
+        assert len({found[run, how, 64]["loss"] for how in ways}) == len(ways)
+
+
+def test_streaming_equals_a_loop_and_also_where_blocks_have_windows_and_no_encoding(workplace, windowed, tokens):
+    runs, flags = ["runs/expe", "runs/learned", windowed], ["--lengths", "16,64", "--max-docs", "1"]
+    rows, _ = rows_of(workplace, *runs, *flags, "--protocol", "streaming", "--sinks", "2", "--window", "13")
+    plain, _ = rows_of(workplace, *runs, *flags)
+    for kind, stream in ((rows, (2, 13)), (plain, None)):
+        for row in (row for row in kind if row["loss"] is not None):
+            loss, count = loss_in_loops(workplace / row["run"], tokens, row["length"], stream, n_documents=1)
+            assert row["loss"] == pytest.approx(loss, rel=1e-6) and row["n_targets"] == count
+    assert [row["loss"] for row in rows if row["pe"] == "learned"] == [None, None]
+    assert plain[0]["loss"] == pytest.approx(rows[0]["loss"], rel=1e-6)  # the window is not full yet
+    assert plain[1]["loss"] != pytest.approx(rows[1]["loss"], rel=1e-5)
+
+
+def test_precisions_round_what_they_say(workplace):
+    flags = ["runs/expe", "--lengths", "64", "--dtype", "fp32,bf16,fp16,int8", "--max-docs", "1"]
+    losses = {row["dtype"]: row["loss"] for row in rows_of(workplace, *flags)[0]}
+    assert len(set(losses.values())) == 4 and all(abs(loss - losses["fp32"]) < 0.02 for loss in losses.values())
+    exact, rounded = (load(workplace / "runs" / "expe", dtype=dtype)[0] for dtype in ("fp32", "int8"))
+    for name, w in exact.named_parameters():
+        found = rounded.get_parameter(name)
+        if w.ndim == 2:  # whole multiples, from -127 to 127, of a step for each row, none further away than half of it
+            w, found = w.detach().double(), found.detach().double()
+            step = w.abs().amax(1, keepdim=True) / 127
+            levels = found / step
+            assert (levels - levels.round()).abs().max() < 1e-4 and levels.round().abs().max() == 127
+            assert ((found - w).abs() <= step * (0.5 + 1e-4)).all() and not torch.equal(found, w)
+        else:
+            assert torch.equal(found, w)
+
+
+def test_a_loss_that_is_not_finite_is_called_so(workplace):
+    """The largest number of fp16 is 65,504, and these rows are larger."""
+    rows, printed = rows_of(workplace, *"runs/expe --dtype fp16 --scale 1e6 --lengths 16,64 --per-position "
+                            "--max-docs 1".split())
+    assert printed.count("not finite") == 4 and [row["loss"] for row in rows] == [None, None]
+    assert "NaN" not in (workplace / "rows.json").read_text()  # which is no JSON
+
+
+# ---- the same targets, and probes ------------------------------------------------------------------------------------
+
+
+def test_same_targets_and_sliding_equal_a_loop_over_targets_and_two_runs_are_compared(workplace, tokens):
+    rows, printed = rows_of(workplace, "runs/expe", "runs/rope", "--protocol", "same-targets", "--lengths", "16,64",
+                            "--targets", "8")
+    shown, rows, others = "{:+.3f} ({:+.3f} {:+.3f})".format, rows[:3], rows[3:]
+    assert [(row["protocol"], row["length"]) for row in rows] == [
+        ("same-targets", 16), ("same-targets", 64), ("sliding", 16)
+    ]  # fmt: skip
+    assert len({(row["n_targets"], row["targets_sha256"]) for row in rows + others}) == 1
+    begins = (
+        lambda i, end: end - 17,
+        lambda i, end: end - 65,
+        lambda i, end: end - 4 - 17 if i < end - 4 else end - 17,  # two groups of a stride of 4 = 16/4
+    )
+    for row, begin in zip(rows, begins, strict=True):
+        losses = last_losses(workplace, tokens, begin, 8)
+        assert row["n_targets"] == losses.size and row["n_documents"] == len(losses)
+        np.testing.assert_allclose(row["unit_losses"], losses.mean(axis=1), atol=2e-5)
+        assert row["loss"] == pytest.approx(losses.mean(), abs=1e-5)
+    one, four, sliding = (np.array(row["unit_losses"]) for row in rows)
+    assert rows[1]["over_1x"][0] == pytest.approx((four - one).mean(), abs=1e-5)
+    assert rows[1]["over_sliding"][0] == pytest.approx((four - sliding).mean(), abs=1e-5)
+    assert rows[1]["over_1x"][1] < rows[1]["over_1x"][0] < rows[1]["over_1x"][2]
+    assert shown(*rows[1]["over_1x"]) in printed
+    value, difference = rows[1]["minus"]["runs/rope"], four - others[1]["unit_losses"]
+    assert value[0] == pytest.approx(difference.mean(), abs=1e-5) and others[1]["minus"] == {}
+    assert difference.min() <= value[1] < value[0] < value[2] <= difference.max()
+    assert "runs/expe - runs/rope" in printed and shown(*value) in printed
+
+
+def test_the_gain_of_swap_equals_a_loop_with_another_documents_tokens(workplace, tokens):
+    rows, printed = rows_of(workplace, *"runs/expe --probe swap --lengths 16,64 --targets 4".split())
+    assert rows[0]["loss"] is None and rows[1]["protocol"] == "swap"
+    documents = documents_of(tokens, 64)
+
+    def swapped(document, d):
+        other = documents[(d + 1) % len(documents)]
+        return document[: len(document) - 65] + other[-45:] + document[len(document) - 20 :]
+
+    own, other = (last_losses(workplace, tokens, lambda i, end: end - 65, 4, *change) for change in ((), (swapped,)))
+    gains = (other - own).mean(axis=1)
+    assert rows[1]["gain"][0] == pytest.approx(gains.mean(), abs=1e-5)
+    assert rows[1]["won"] == np.mean(gains > 0) and rows[1]["without"] == pytest.approx(other.mean(), abs=1e-5)
+    assert "gain, with its 95% interval" in printed
+
+
+@pytest.mark.parametrize("probe", ["repeat", "passkey"])
+def test_probes_have_a_table_and_a_picture(workplace, probe):
+    flags = ["--probe", probe, "--lengths", "64,128", "--plot", "p.svg"]
+    rows, printed = rows_of(workplace, "runs/expe", "runs/rope", *flags)
+    assert len(rows) == 4 and all(row["gain"][1] <= row["gain"][0] <= row["gain"][2] for row in rows)
+    assert all(row["without"] - row["loss"] == pytest.approx(row["gain"][0], abs=1e-6) for row in rows)
+    assert "runs/rope" in printed and "<svg" in (workplace / "p.svg").read_text()
+
+
+def test_loss_by_position_averages_to_the_loss(workplace):
+    flags = ["runs/expe", "--lengths", "16,64", "--max-docs", "1", "--per-position", "--plot", "position.png"]
+    rows, printed = rows_of(workplace, *flags)
+    for row in rows:
+        assert len(row["by_position"]) == row["length"] // 2 and row["block"] == 2
+        assert np.mean(row["by_position"]) == pytest.approx(row["loss"], abs=1e-5)
+    half = sum(rows[1]["by_position"][16:]) / 16  # positions 32 .. 63
+    assert "loss at positions up to n" in printed and f"{half:.3f}" in printed.split("loss at positions")[1]
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("runs/rope --scale 0.5", "--scale is for expe and exqpe, and this run has rope"),
+        ("runs/expe runs/rope --scale 0", "--scale must be a finite number above 0"),
+        ("runs/expe runs/learned --rope-scaling none,yarn", "--rope-scaling yarn is for rope, and this run has expe"),
+        ("runs/rope --rope-scaling none,cubic", "--rope-scaling: 'none,cubic' must be of none, linear, ntk, dynamic"),
+        ("runs/rope --rope-scaling dual-chunk --chunk 16", "--chunk must be from 1 to 15, got 16"),
+        ("runs/rope --factor 2", "--factor is for --rope-scaling linear, ntk, dynamic, yarn"),
+        ("runs/rope --rope-scaling yarn --chunk 4", "--chunk is for --rope-scaling dual-chunk"),
+        ("runs/rope --rope-scaling self-extend --factor 1/2", "--factor must be a whole number of at least 1 for self"),
+        ("runs/rope --rope-scaling longrope", "longrope needs the length of the whole sequence"),
+        ("runs/rope --rope-scaling longrope --long-factors 1,2", "and D/2 = 16 numbers each, long and short; got"),
+        ("runs/rope --rope-scaling longrope --long-factors 1,0", "--long-factors must be numbers above 0, got"),
+        ("runs/rope --rope-scaling longrope --long-factors 1,x", "--long-factors: 'x' is not a number"),
+        ("runs/rope --rope-scaling yarn --long-factors 1,2", "--long-factors is for --rope-scaling longrope"),
+        ("runs/learned --protocol streaming", "learned cannot stream as trained here"),
+        ("runs/rope --sinks 4", "--sinks has no use with --protocol nonoverlap: leave it out"),
+        ("runs/rope --protocol streaming --window 0", "--window: must be at least 1, got 0"),
+        ("runs/rope --protocol same-targets --targets 17", "--targets must be from 1 to 16, the shortest length, got"),
+        ("runs/rope --protocol sliding --stride 0", "--stride: must be at least 1, got 0"),
+        ("runs/rope --probe swap --per-position", "--per-position has no use with --probe swap"),
+        ("runs/rope --probe swap", "swap has nothing to ask at 16 tokens, of which the trained length is 16"),
+        ("runs/rope --dtype fp8", "'fp8' must be of fp32, bf16, fp16, int8"),
+        ("runs/rope --lengths 16,24", "lengths must divide the longest, 24"),
+        ("runs/rope --lengths 65536", "no held-out document has 65,536 tokens"),
+    ],
+)
+def test_contradictory_flags_are_named_in_one_line(workplace, line, message):
+    assert message in refused(command("lab.measure", "--lengths", "16", *line.split(), cwd=workplace))
+
+
+@pytest.mark.parametrize("script, flag", [("lab.measure", "--json"), ("lab.measure", "--plot"), ("lab.curves", "--csv"),
+                                          ("lab.curves", "--out"), ("lab.attention", "--out")])
+def test_a_file_to_write_is_refused_before_any_work_or_written_in_place(workplace, tmp_path, script, flag):
+    suffix = "json" if flag in ("--json", "--csv") else "svg"
+    (tmp_path / f"folder.{suffix}").mkdir()
+    (tmp_path / f"file.{suffix}").write_text("before")
+    os.symlink(f"file.{suffix}", tmp_path / f"link.{suffix}")
+    before = sorted(os.listdir(tmp_path))
+    call = [script, workplace / "runs/expe", *["--lengths", "16"] * (script != "lab.curves"), flag]
+    for wrong in ("", ".", "..", f"folder.{suffix}", f"missing/a.{suffix}", f"file.{suffix}/a.{suffix}"):
+        assert flag in refused(command(*call, wrong, cwd=tmp_path)), wrong
+    assert sorted(os.listdir(tmp_path)) == before and (tmp_path / f"file.{suffix}").read_text() == "before"
+    done = command(*call, f"link.{suffix}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / f"link.{suffix}").is_symlink() and (tmp_path / f"file.{suffix}").read_text() != "before"
+    assert sorted(os.listdir(tmp_path)) == before
