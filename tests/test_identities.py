@@ -120,7 +120,7 @@ def test_attention_is_that_of_a_linear_bias_whose_slope_each_query_chooses(on):
 
 
 @pytest.mark.parametrize("without", [("contents",), ("slopes",), ("contents", "slopes")])
-def test_a_querys_own_position_matters_twice_on_queries_and_keys_and_never_on_keys_alone(without):
+def test_a_querys_own_position_matters_twice_on_queries_and_keys_and_never_on_keys_only(without):
     """m (u . w) makes the slope grow with m. m (u . b_n) makes some keys better liked, whatever the query asks: it
     depends on n by the key's content, and so the softmax does not drop it.
     """
@@ -132,14 +132,14 @@ def test_a_querys_own_position_matters_twice_on_queries_and_keys_and_never_on_ke
 
 
 @ON
-def test_on_queries_alone_no_score_knows_where_a_key_is(on):
+def test_on_queries_only_no_score_depends_on_where_a_key_is(on):
     model, h, n = expe(on), some_input(), np.arange(T)
     elsewhere = np.append(np.roll(n[:-1], 3), n[-1])
     moved = (attend(model, h, elsewhere) - attend(model, h, n))[0, -1].abs().max()
     assert moved < 1e-12 if on == "q" else moved > 1e-3
 
 
-# ---- 3: keys alone knows distances alone -----------------------------------------------------------------------------
+# ---- 3: on keys only, attention depends on distances only ------------------------------------------------------------
 
 
 def test_on_keys_only_a_shift_of_all_positions_changes_nothing():
@@ -157,7 +157,7 @@ def test_on_queries_and_keys_it_changes_the_logits_the_more_the_further():
     assert 1e-3 < moved[0] < moved[1] < moved[2]
 
 
-# ---- 4: one gain, and what it is under which optimizer ---------------------------------------------------------------
+# ---- 4: one multiplier, and what it means to each optimizer ----------------------------------------------------------
 
 
 def rewritten(model, change, **how):
@@ -186,13 +186,13 @@ def test_theta_and_start_times_c_is_the_overridden_columns_times_c(on, l, factor
         return w
 
     model, h = expe(on, l=l, start=0.7, theta=0.3), some_input()
-    gain = {"start": 0.7 * factor, "theta": 0.3 * factor}
-    assert same(model, rewritten(model, divided, **gain), h)
-    assert not same(model, rewritten(model, lambda w: w, **gain), h)
+    multiplied = {"start": 0.7 * factor, "theta": 0.3 * factor}
+    assert same(model, rewritten(model, divided, **multiplied), h)
+    assert not same(model, rewritten(model, lambda w: w, **multiplied), h)
 
 
 @ON
-def test_start_is_a_shift_of_all_positions_and_drops_out_on_keys_alone(on):
+def test_start_is_a_shift_of_all_positions_and_drops_out_on_keys_only(on):
     model, h, n = expe(on, start=0.0, theta=0.3), some_input(), np.arange(T)
     other = rewritten(model, lambda w: w, start=7 * 0.3)
     close(attend(other, h, n).detach().numpy(), attend(model, h, n + 7).detach().numpy())
@@ -201,7 +201,7 @@ def test_start_is_a_shift_of_all_positions_and_drops_out_on_keys_alone(on):
 
 @pytest.mark.parametrize("on, fewer", [("k", 1), ("k", 2), ("q", 2), ("qk", 2), ("qk", 3)])
 @pytest.mark.parametrize("l", [3, 5, C])
-def test_one_column_says_what_l_columns_say_on_keys_alone_and_two_do_elsewhere(on, fewer, l):
+def test_one_column_says_what_l_columns_say_on_keys_only_and_two_do_elsewhere(on, fewer, l):
     """Whatever the input: with other weights, start 0 and the dimensions that are set free left unused.
 
     A layer sees of its l columns their sum s = sum_j W_j and t = sum_j W_j (start/theta + j): theta (n s + t) is added.
@@ -236,7 +236,7 @@ def test_one_column_is_less_than_two_on_queries_and_keys():
 def test_at_the_start_of_training_the_slope_is_as_large_as_theta_times_the_root_of_l(l, theta):
     """The first weights are normal, of 0.02: so theta sum_j W_j has a deviation of 0.02 theta sqrt(l) in each number.
 
-    On keys alone, of a normalised h, the slope a_m . w / sqrt(D) then has one of 0.02^2 theta sqrt(l C).
+    On keys only, of a normalised h, the slope a_m . w / sqrt(D) then has one of 0.02^2 theta sqrt(l C).
     """
     config, slopes, places = PRESETS["mini"].model, [], []
     config = dataclasses.replace(config, encoding=make_encoding("expe", l=l, theta=theta, on="k"))

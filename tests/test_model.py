@@ -13,8 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import need
-from test_ladder import BLOCKS, STYLES, T, V, attention_in_loops, settings, tiny
-from test_ladder import bucket_by_formula as bucket_by_formula
+from test_ladder import BLOCKS, STYLES, T, V, settings, tiny
 
 import config as configs
 import model_numpy
@@ -43,17 +42,6 @@ def doors_of(settings, softmax="plain"):
     return model_numpy.doors_of(settings, SimpleNamespace(softmax=softmax))
 
 
-def set_each_block(monkeypatch, pe, value=True):
-    """Let each block have parameters of its own of an encoding, or let all share them."""
-    original = model_numpy.doors_of
-
-    def changed(settings, config):
-        doors = original(settings, config)
-        return doors._replace(each_block=value) if settings.pe == pe else doors
-
-    monkeypatch.setattr(model_numpy, "doors_of", changed)
-
-
 def add_encoding(monkeypatch, name, settings, doors, torch_class):
     """Make an encoding known for one test, as a file in zoo/ would for good."""
     monkeypatch.setattr(configs, "ENCODINGS", (*configs.ENCODINGS, name))
@@ -80,23 +68,6 @@ def test_value_door_needs_no_score_and_keeps_the_mask(monkeypatch):
         weights = seen.pop()
         assert torch.equal(weights, weights.tril().triu(first)) and weights.min() == 0
         assert torch.allclose(weights.sum(-1), torch.ones((), dtype=torch.float64))
-
-
-def test_score_door_adds_to_the_scaled_scores_before_the_mask(monkeypatch):
-    @dataclass(frozen=True)
-    class Settings(configs.NoPE):  # ALiBi's bias for slopes 1/2 and 1/4, in one line
-        def pairs(self, queries, keys, model):
-            return -np.array([[[0.5]], [[0.25]]]) * np.abs(queries[:, None] - keys).astype(np.float64)
-
-    class Linear(Encoding):
-        def score(self, q, k, h, table):
-            return table
-
-    add_encoding(monkeypatch, "linear", Settings, lambda settings: model_numpy.Encoding(), Linear)
-    model, h = tiny("linear"), some_input()
-    w = [w.weight.detach().numpy() for w in (model.blocks[0].attn.qkv, model.blocks[0].attn.proj)]
-    right = attention_in_loops(h[0].numpy(), *w, 2, bias=lambda head, m, n: -[0.5, 0.25][head] * (m - n))
-    np.testing.assert_allclose(attend(model, h)[0].detach().numpy(), right, rtol=1e-10, atol=1e-12)
 
 
 # ---- against another library's models --------------------------------------------------------------------------------
@@ -310,12 +281,7 @@ def test_a_model_of_fast_parts_has_the_plain_ones_loss_and_gradients(style, monk
     plain, quick = tiny("t5", style), tiny("t5", style, parts=fast.PARTS)
     assert (quick.cross_entropy, type(quick.dropout), type(quick.blocks[0].dropout), type(quick.blocks[0].attn)) == (
         fast.cross_entropy, fast.Dropout, fast.Dropout, fast.Attention)
-    losses = [model(some_tokens(3, T), some_tokens(3, T, seed=5)) for model in (quick, plain)]
-    torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
-    for loss in losses:
-        loss.backward()
-    for (name, found), right in zip(quick.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(found.grad, right.grad, rtol=1e-10, atol=1e-12, msg=name)
+    same_losses_and_gradients(quick, plain, 1e-12)
 
 
 LINEAR = [("alibi", {}), ("alibi", {"slopes": 3}), ("fox", {}), ("grape", {}),

@@ -3,7 +3,6 @@
 tests/test_ladder.py compares whole models of both backends.
 """
 
-import dataclasses
 import inspect
 import itertools
 import json
@@ -14,21 +13,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import TINY, command, refused
-from test_ladder import BLOCKS, EXACT, POSITIONS, B, T, V, climb, close, numpy_params, settings, tiny
-from test_model import doors_of, set_each_block
+from test_ladder import BLOCKS, EXACT, POSITIONS, B, T, V, climb, close, numpy_params, tiny
 
 import common
 import model_numpy
 import model_torch
 import train
-from config import ENCODINGS, PRESETS, make_encoding
+from config import ENCODINGS
 from expe import rope_table
 from zoo import ablations, llama
-
-
-def has_score(pe):
-    """Whether an encoding adds something to the scores."""
-    return doors_of(settings(pe)).score != model_numpy.Encoding().score
 
 
 @pytest.mark.parametrize("pe", ENCODINGS)
@@ -360,8 +353,6 @@ def test_token_losses_are_torchs_at_any_positions():
 
 @pytest.mark.parametrize("pe", ENCODINGS)
 def test_without_mask_and_encoding_a_permuted_input_gives_the_permuted_output(pe):
-    if doors_of(make_encoding(pe)).softmax != model_numpy.Encoding().softmax:
-        pytest.skip("a softmax of its own may know an order, or none")
     model, permutation = tiny(pe, causal=False), np.random.default_rng(0).permutation(T)
     tokens = np.random.default_rng(1).integers(0, V, (1, T))
     params = numpy_params(model)
@@ -380,6 +371,20 @@ def test_with_a_mask_order_is_known_even_without_an_encoding(pe):
     assert not torch.allclose(model(tokens[:, permutation]), model(tokens)[:, permutation])
 
 
+# ---- parameters of the encodings -------------------------------------------------------------------------------------
+
+
+def set_each_block(monkeypatch, pe, value=True):
+    """Let each block have parameters of its own of an encoding, or let all share them."""
+    original = model_numpy.doors_of
+
+    def changed(settings, config):
+        doors = original(settings, config)
+        return doors._replace(each_block=value) if settings.pe == pe else doors
+
+    monkeypatch.setattr(model_numpy, "doors_of", changed)
+
+
 @pytest.mark.parametrize("blocks", [{}, *BLOCKS.values()], ids=["plain", *BLOCKS])
 @pytest.mark.parametrize("each_block", [False, True])
 def test_own_parameters_lie_in_the_blocks_that_have_them(each_block, blocks, monkeypatch):
@@ -387,35 +392,14 @@ def test_own_parameters_lie_in_the_blocks_that_have_them(each_block, blocks, mon
     config, blind = tiny("t5", **blocks).config, (1, 3) if "nope_every" in blocks else ()
     names = [f"blocks.{i}.attn.encoding.weight" for i in range(config.n_layers) if i not in blind]
     ours, model = model_numpy.init_params(config, 5), model_torch.GPT(config, 5)
-    theirs = numpy_params(model)
     assert [name for name in ours if "encoding" in name] == (names if each_block else ["encoding.weight"])
-    assert list(ours) == list(theirs) and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    assert list(ours) == [name for name, _ in model.named_parameters()]
     assert len({ours[name].tobytes() for name in ours if "encoding" in name}) == (len(names) if each_block else 1)
     objects = {id(model.blocks[i].attn.encoding) for i in range(config.n_layers) if i not in blind}
     assert len(objects) == (len(names) if each_block else 1)
     assert all(not list(model.blocks[i].attn.encoding.parameters()) for i in blind)
     plain = model_numpy.init_params(tiny(**blocks).config, 5)
     assert all(np.array_equal(ours[name], plain[name]) for name in plain)
-
-
-# ---- one set of parameters -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_names_and_shapes_are_torchs(preset):
-    sizes = dict(encoding=make_encoding("learned"), n_layers=2, vocab_size=50)
-    config = dataclasses.replace(PRESETS[preset].model, **sizes)
-    theirs = {name: tuple(p.shape) for name, p in model_torch.GPT(config).named_parameters()}
-    assert list(model_numpy.parameter_shapes(config).items()) == list(theirs.items())
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("pe", ENCODINGS)
-def test_first_weights_are_torchs(pe, tied):
-    config = tiny(pe, tied=tied).config
-    ours, theirs = model_numpy.init_params(config, 5), numpy_params(model_torch.GPT(config, 5))
-    assert all(np.array_equal(ours[name], theirs[name]) and ours[name].dtype == np.float32 for name in theirs)
-    assert not np.array_equal(ours["embedding.weight"], model_numpy.init_params(config, 6)["embedding.weight"])
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -427,16 +411,15 @@ def read_losses(run):
 
 
 def test_both_backends_train_to_the_same_losses(tokens, tmp_path):
-    rate = train.learning_rate(PRESETS["mini"].train, 19)  # 20 steps of warm-up to it begin as mini itself does
+    flags = ["--preset", "mini", "--context", "32", "--width", "64", "--layers", "2", "--vocab", "300"]
     for backend in ("torch", "numpy"):
-        flags = ["--preset", "mini", "--vocab", "300", "--data", tokens, "--pe", "expe", "--steps", "20", "--lr", rate]
-        done = command("train.py", *flags, "--warmup", "0.999", "--backend", backend, "--out", f"runs/{backend}",
-                       cwd=tmp_path)
+        done = command("train.py", *flags, "--data", tokens, "--steps", "30", "--backend", backend,
+                       "--out", f"runs/{backend}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     by_torch, by_numpy = (np.array(read_losses(tmp_path / "runs" / backend)) for backend in ("torch", "numpy"))
-    assert len(by_torch) == 20 and by_numpy[-1] < by_numpy[0] - 0.3
+    assert len(by_torch) == 30 and by_numpy[-1] < by_numpy[0] - 1
     assert abs(by_numpy - by_torch).max() < 1e-3
-    done = command("eval.py", "--lengths", "128,256", "--json", "rows.json", cwd=tmp_path)  # of both runs
+    done = command("eval.py", "--lengths", "32,64", "--json", "rows.json", cwd=tmp_path)  # of both runs
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert len(rows) == 4
