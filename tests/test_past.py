@@ -328,9 +328,8 @@ def longer(model):
     return min(model.longest, 40)
 
 
-@pytest.mark.parametrize("positions", ["default", "gaps", "own"])
-@pytest.mark.parametrize("size", [1, 2, 7])
-@pytest.mark.parametrize("style", ["gpt", "llama"])
+@pytest.mark.parametrize("style, size, positions", [
+    ("gpt", 1, "default"), ("gpt", 7, "gaps"), ("gpt", 2, "own"), ("llama", 7, "default"), ("llama", 1, "own")])
 @pytest.mark.parametrize("pe, variant", KINDS, ids=str)
 def test_cached_logits_equal_uncached_ones(pe, variant, style, size, positions):
     model = reading(pe, style, variant)
