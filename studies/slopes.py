@@ -7,7 +7,6 @@ q_m . w / sqrt(D), and on queries and keys q_m grows with m. ALiBi's slopes are 
 """
 
 import itertools
-import math
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ class TiltedAttention(WatchedAttention):
         rows = as_tensor(self.encoding.settings.rows(np.array([0, FAR]), None), q)
         _, place, _ = self.heads(project(self.encoding.override(nothing, rows), self.qkv.weight))      # (H, 2, D)
         w = (place[:, 1] - place[:, 0]) / FAR                                                          # (H, D)
-        slope = (q @ w[..., None])[..., 0] / math.sqrt(q.shape[-1])                                    # (B, H, T)
+        slope = self.scores(q, w[:, None])[..., 0]                                                     # (B, H, T)
         if bias is not None:                                               # ALiBi's, or keys free of their positions
             slope = (bias[..., 1] - bias[..., 0]).expand_as(slope)
         self.slope = slope.detach()
