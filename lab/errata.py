@@ -32,9 +32,12 @@ def page():
             rows.append("| " + " | ".join(" ".join(part.split()) for part in found.groups()) + " |\n")
     return HEAD + "".join(rows)
 
-if __name__ == "__main__":
+def main(argv=None):
     parser = CommandLine(prog="python -m lab.errata", description=__doc__)
     with parser.one_line_errors():
-        parser.parse_args()
+        parser.parse_args(argv)
         write_text(PAGE, page())
         print(f"wrote {PAGE.relative_to(ROOT)}")
+
+if __name__ == "__main__":
+    main()
