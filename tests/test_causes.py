@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import TINY, command, refused
+from conftest import command, refused
 
 import model_torch
 from config import ModelConfig, make_encoding
@@ -52,8 +52,9 @@ def test_torchs_first_weights_are_uniform_within_one_over_the_root_of_the_inputs
 
 
 def test_with_nothing_changed_it_is_train_pys_own_run_and_what_is_there_is_not_trained_again(tokens, tmp_path):
-    flags = [*TINY[2:], "--data", tokens, "--steps", "5", "--batch-size", "4", "--micro-batch", "4"]
-    done = command("train.py", "--preset", "mini", "--pe", "expe", *flags, "--out", "run", cwd=tmp_path)
+    flags = ["--context", "16", "--vocab", "300", "--layers", "1", "--width", "32", "--heads", "2", "--batch-size", "4"]
+    flags += ["--data", tokens, "--steps", "5"]
+    done = command("train.py", "--preset", "mini", "--fast", "--pe", "expe", *flags, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     asked = ("studies.causes", "--variants", "expe", "--out", "c.json")
@@ -67,7 +68,7 @@ def test_with_nothing_changed_it_is_train_pys_own_run_and_what_is_there_is_not_t
     again = command(*asked, "--causes", "none", "--", *flags, "--steps", "7", cwd=tmp_path)
     assert again.returncode == 0 and json.loads((tmp_path / "c.json").read_text()) == [first, second]
     for words, said in {
-        "--causes new": "'new' is not one of none",
+        "--causes new": "'new' must be of none",
         "-- --steps 2": "add --out FILE",
         "--variants rope --causes trained-gains": "which rope lacks: name a variant of expe",
     }.items():

@@ -5,12 +5,12 @@ import json
 import pytest
 from conftest import ROOT, command, refused
 
-from config import PRESETS, ModelConfig, make_encoding
+from config import ModelConfig, make_encoding
 from studies import costs
 
 
-def config_of(pe, **knobs):
-    return ModelConfig(2, 32, 2, 16, 50, encoding=make_encoding(pe, **knobs).fit(PRESETS["mini"].model))
+def config_of(pe, softmax="plain", **knobs):
+    return ModelConfig(2, 32, 2, 16, 50, softmax=softmax, encoding=make_encoding(pe, **knobs))
 
 
 def test_operations_are_those_of_the_formulas():
@@ -25,12 +25,12 @@ def test_operations_are_those_of_the_formulas():
 
 
 @pytest.mark.parametrize(
-    "pe, expected",
-    [("nope", "0 yes causal"), ("learned", "512 no causal"), ("t5", "64 yes another"), ("alibi", "0 yes causal"),
-     ("rope+log", "4 yes another"), ("fox", "132 yes causal")],
+    "pe, softmax, expected",
+    [("nope", "plain", "0 yes causal"), ("learned", "plain", "512 no causal"), ("t5", "plain", "64 yes another"),
+     ("alibi", "plain", "0 yes causal"), ("rope", "log", "4 yes another"), ("fox", "plain", "132 yes causal")],
 )  # fmt: skip
-def test_what_a_model_can_do(pe, expected):
-    found = costs.costs(config_of(pe))
+def test_what_a_model_can_do(pe, softmax, expected):
+    found = costs.costs(config_of(pe, softmax))
     assert f"{found['parameters']} {found['streams']} {found['kernel']}" == expected
     cache = 2 * 4 * 2 * 32  # keys and values, fp32, two blocks of width 32
     assert found["cache, B"] == (f"{3 * cache // 2}" if pe == "fox" else f"{cache}")  # the block's input as well
@@ -45,4 +45,4 @@ def test_losses_are_those_of_the_files(tmp_path):
     first, last, sliding = at["same-targets", 128], at["same-targets", 2048], at["sliding", 128]
     assert rope[6:] == [f"{first:.3f}", f"{last - first:+.3f}", f"{last - sliding:+.3f}", "0"]
     assert rope[1:6] == ["0", "3,072", "4,096", "yes", "causal"] and sinks[4:6] == ["yes", "another"]
-    assert "'new' is not one of nope" in refused(command("studies.costs", "--variants", "new", cwd=tmp_path))
+    assert "'new' must be of nope" in refused(command("studies.costs", "--variants", "new", cwd=tmp_path))

@@ -68,7 +68,7 @@ def test_runs_of_one_name_are_one_row_with_an_interval(tokens, tmp_path):
     lines, rows = done.stdout.splitlines(), json.loads((tmp_path / "rows.json").read_text())
     assert [line.split()[0] for line in lines[2:]] == ["bf16", "a", "1x", "4x", "16x"] and max(map(len, lines)) <= 80
     assert all(line.count("(") == 3 for line in lines[-3:]) and len(rows) == 2 * 4 * 3
-    done = command("eval.py", "a-s1", "--protocol", "same-targets", "--lengths", "16,64,256", "--json", "e.json",
+    done = command("lab.measure", "a-s1", "--protocol", "same-targets", "--lengths", "16,64,256", "--json", "e.json",
                    cwd=tmp_path)
     scored = json.loads((tmp_path / "e.json").read_text())
     exact = [row["loss"] for row in scored if row["protocol"] == "same-targets"]
@@ -79,12 +79,12 @@ def test_runs_of_one_name_are_one_row_with_an_interval(tokens, tmp_path):
 
 
 def test_blocks_without_a_table_are_read_and_runs_that_have_none_are_named(tokens, tmp_path):
-    for name, more in ("bare", ["--nope-every", "2"]), ("log", []), ("k", ["--on", "k"]):
-        pe = "expe+log" if name == "log" else "expe"
-        done = command("train.py", "--preset", "mini", "--pe", pe, *more, *TINY[2:], "--data", tokens, "--steps", "1",
-                       "--out", name, cwd=tmp_path)
+    for name, more in ("bare", ["--nope-every", "2"]), ("log", ["--softmax", "log"]), ("k", ["--on", "k"]):
+        flags = ["--pe", "expe", *more, *TINY, "--data", tokens, "--steps", "1", "--out", name]
+        done = command("train.py", *flags, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     done = command("studies.dither", "bare", "log", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "k must have expe or exqpe on queries and keys" in refused(command("studies.dither", "bare", "k", cwd=tmp_path))
+    line = refused(command("studies.dither", "bare", "k", cwd=tmp_path))
+    assert "k must have expe or exqpe on queries and keys" in line
     assert "log is named twice" in refused(command("studies.dither", "log", "log", cwd=tmp_path))

@@ -8,9 +8,10 @@ import pytest
 from conftest import ROOT, command, refused
 
 from config import InputError
+from lab import measures
 from lab.measures import MEASURES, PROTOCOLS, Settings
 from lab.pictures import apart
-from studies import coverage, measures
+from studies import coverage
 
 LENGTHS = (16, 32, 128)
 DOCUMENTS = [1000 * (d + 1) + np.arange(size) for d, size in enumerate((129, 200, 300, 401))]  # token = where it is
@@ -153,7 +154,8 @@ def test_an_interval_weighs_documents_by_their_targets():
     assert measures.intervals([[0.5] * 9], range(1, 10))[0] == pytest.approx([0.5] * 3)
 
 
-def test_nineteen_in_twenty_intervals_hold_the_truth():
+def test_nineteen_in_twenty_intervals_hold_the_truth(monkeypatch):
+    monkeypatch.setattr(measures, "RESAMPLES", 1000)  # or it takes seconds
     rng = np.random.default_rng(2)
     held = 0
     for i in range(300):

@@ -10,11 +10,11 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-import train
-from config import ENCODINGS, PRESETS, InputError
+from config import ENCODINGS, InputError
 from lab import pictures, report
 from lab.grids import GRIDS, VARIANTS, flags_of
 from lab.pictures import Curve, curves
+from train import read_flags
 
 
 @pytest.fixture
@@ -67,9 +67,8 @@ def test_runs_of_one_encoding_are_named_by_the_run_and_told_apart_by_their_line(
     ("expe-on-k", "", "ExPE on keys"), ("expe-on-k-x16", "", "ExPE on keys, x16"), ("nope", "", "NoPE"),
     ("exqpe-on-k", "bf16", "ExQPE on keys, bf16"), ("expe-l1", "scale 0.5", "ExPE, l 1, scale 0.5"),
     ("rope-base100", "", "RoPE, base 100"), ("rope", "yarn auto", "RoPE, YaRN"), ("kerple", "", "KERPLE"),
-    ("rope+sinks", "", "RoPE, sinks"), ("rope+sinks+log", "", "RoPE, sinks, log"), ("partial", "", "RoPE, partial"),
-    ("alibi+llama4", "", "ALiBi, Llama 4"), ("expe-on-k-x16+sinks", "", "ExPE on keys, x16, sinks"),
-    ("rope", "ntk 4.0", "RoPE, NTK 4.0"),
+    ("rope-sinks", "", "RoPE, sinks"), ("partial", "", "RoPE, partial"), ("nope-llama4", "", "NoPE, Llama 4"),
+    ("expe-on-k-x16-sinks", "", "ExPE on keys, x16 sinks"), ("rope", "ntk 4.0", "RoPE, NTK 4.0"),
     ("expe", "scale 0.5, dual-chunk", "ExPE, scale 0.5, dual chunks"), ("expe-x4-lr-x0.5", "", "ExPE, x4 lr x0.5"),
 ])
 def test_names_are_read_as_words(variant, how, words):
@@ -89,27 +88,33 @@ def test_every_variant_has_a_name_of_its_own_and_the_colour_of_its_encoding():
     assert len(pictures.NAMES) == len(set(pictures.COLOURS)) == len(set(map(pictures.colour, pictures.NAMES)))
     own = {pictures.colour(variant) for variant in GRIDS["table2"].evaluations}
     assert pictures.colour("somebodys_own") not in own and pictures.name("somebodys_own") == "somebodys_own"
-    for variant, base in (("rope+sinks", "rope"), ("expe-on-k+log", "expe-on-k"), ("kerple+llama4", "kerple")):
+    for variant, base in (("rope-sinks", "rope"), ("expe-on-k-log", "expe-on-k"), ("kerple-llama4", "kerple")):
         assert pictures.colour(variant) == pictures.colour(base)
 
 
-def test_what_is_added_to_an_encoding_is_named_after_its_settings(monkeypatch):
-    args = train.command_line().parse_args("--pe expe+sinks --on k".split())
-    monkeypatch.setattr(pictures, "read_run", lambda run: (*train.configure(args, *PRESETS["mini"]), {}))
-    assert pictures.names_of(["run"]) == {"run": "ExPE on keys, sinks"}
+@pytest.fixture
+def trained_by(monkeypatch):
+    """trained_by(flags): the run that is read next was trained by these flags of train.py."""
+    def pretend(flags):
+        made = (*read_flags(["--preset", "mini", *flags.split()])[1:], {})
+        monkeypatch.setattr(pictures, "read_run", lambda run: made)
+
+    return pretend
 
 
-@pytest.mark.parametrize("variant", [*GRIDS["table2"].evaluations, *GRIDS["ablations"].evaluations])
-def test_a_run_is_named_as_the_variant_that_its_flags_are_of(variant, monkeypatch):
-    args = train.command_line().parse_args(flags_of(variant).split())
-    monkeypatch.setattr(pictures, "read_run", lambda run: (*train.configure(args, *PRESETS["mini"]), {}))
+@pytest.mark.parametrize("variant", [*GRIDS["table2"].evaluations, *GRIDS["ablations"].evaluations, "rope-log"])
+def test_a_run_is_named_as_the_variant_that_its_flags_are_of(variant, trained_by):
+    trained_by(flags_of(variant))
     assert pictures.variant_of("run") == variant.replace("-x1", "-theta1/512")
 
 
-def test_a_run_of_no_variant_is_named_by_its_settings_as_shortly_as_they_can_be_said(monkeypatch):
-    args = train.command_line().parse_args("--pe expe --on k --theta 1/2048 --start 0.1".split())
-    monkeypatch.setattr(pictures, "read_run", lambda run: (*train.configure(args, *PRESETS["mini"]), {}))
-    assert pictures.names_of(["run"]) == {"run": "ExPE on keys, start 0.1 theta 1/2048"}
+@pytest.mark.parametrize("flags, name", [
+    ("--pe expe --softmax sinks --on k", "ExPE on keys, sinks"), ("--pe nope --softmax llama4", "NoPE, Llama 4"),
+    ("--pe expe --on k --theta 1/2048 --start 0.1", "ExPE on keys, start 0.1 theta 1/2048"),
+])
+def test_a_run_of_no_variant_is_named_by_its_settings_as_shortly_as_they_can_be_said(trained_by, flags, name):
+    trained_by(flags)
+    assert pictures.names_of(["run"]) == {"run": name}
 
 
 def luminance(colour):

@@ -1,4 +1,4 @@
-"""lab/slopes.py against the plain model: a key is moved, and its scores are looked at."""
+"""studies/slopes.py against the plain model: a key is moved, and its scores are looked at."""
 
 import json
 import math
@@ -9,8 +9,9 @@ import torch
 from conftest import TINY, command, refused
 
 from expe import alibi_slopes
-from lab import attention, slopes
+from lab import attention
 from model_torch import GPT, project
+from studies import slopes
 
 RUNS = {"qk": ["--pe", "expe"], "k": ["--pe", "expe", "--on", "k", "--start", "0.3"], "alibi": ["--pe", "alibi"],
         "learn": ["--pe", "expe", "--learn", "init"], "once": ["--pe", "expe", "--once"],
@@ -115,7 +116,7 @@ def test_the_table_and_the_file_say_the_same_and_a_picture_is_made(place):
 
 @pytest.mark.parametrize("run, message", [
     ("once", "once has no slopes: its encoding must be expe, without --once, or alibi"),
-    ("none", "none: no such run directory"),
+    ("none", "none is no run directory"),
     ("k --length 1", "argument --length: must be at least 2, got 1"),
     ("k --length 100000", "no held-out document has 100,000 tokens"),
 ])  # fmt: skip

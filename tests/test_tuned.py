@@ -5,20 +5,18 @@ import json
 import pytest
 from conftest import command, refused
 
-from config import PRESETS
 from lab import reproduce
 from lab.grids import EVALUATIONS, flags_of
 from lab.pictures import name as name_of
 from studies import tuning as tuned
-from train import command_line, configure
+from train import read_flags
 
 SMALL = ["--context", "16", "--batch-size", "4", "--vocab", "300", "--steps", "2", "--width", "32", "--layers", "1"]
 
 
 def config_of(name):
-    """What a variant's flags make of mini: (make_encoding, learning rate)."""
-    args = command_line().parse_args(["--preset", "mini", *flags_of(name).split()])
-    model, train = configure(args, *PRESETS["mini"])
+    """What a variant's flags make of mini: (the encoding's settings, learning rate)."""
+    _, model, train = read_flags(["--preset", "mini", *flags_of(name).split()])
     return model.encoding, train.lr
 
 
