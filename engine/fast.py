@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import functools
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -145,8 +144,8 @@ def linear_of(encoding, causal):
     if type(encoding) is not model_torch.ExPE:
         both_sides = isinstance(encoding, model_torch.ALiBi) and not causal              # |m - n| is no such product
         return None if both_sides else getattr(encoding, "linear", None)
-    if not is_straight(settings) or hasattr(encoding, "sinks"):         # what is left out below, a softmax with a sink
-        return None                                                    # does not drop
+    if type(settings) is not ExPE or settings.on != "k" or hasattr(encoding, "sinks"):
+        return None                                  # A softmax with a sink does not drop what is left out below.
 
     def linear(q, h, w, n):
         """ExPE-K: a position adds one vector to its key, times n, and so a number of the query's to the score."""
@@ -154,14 +153,6 @@ def linear_of(encoding, causal):
         return (q * step[:, None]).sum(-1) / score_divisor(q), n                       # (B, H, T), (..., 1, S)
 
     return linear
-
-@functools.lru_cache
-def is_straight(settings):
-    """Whether settings are those of ExPE on keys only, and their rows rise by theta from each position to the next."""
-    if type(settings) is not ExPE or settings.on != "k":
-        return False
-    near, far = settings.rows(np.array([1, 2**16]), None) - settings.rows(np.array([0, 0]), None)      # (l,) each
-    return np.allclose(near, settings.scale * settings.theta) and np.allclose(far, 2**16 * near)
 
 class Attention(model_torch.Attention):
     """For encodings by which scores gain a number of the query's times one of the key's, a_m b_n, in half precision.

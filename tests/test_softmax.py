@@ -226,6 +226,13 @@ def test_half_precision_trains_and_reads(pe):
         assert torch.isfinite(reading(pe).bfloat16()(tokens)).all()
 
 
+def test_log_keeps_its_digits_in_bf16():
+    scores = 8 * torch.randn(1, 2, 1, 100, generator=torch.Generator().manual_seed(0)).bfloat16()
+    s = torch.tensor([0.5, 0.25])
+    found, right = (zoo.softmax.log_softmax(scores.to(dtype), s.to(dtype)) for dtype in (torch.bfloat16, torch.float64))
+    torch.testing.assert_close(found.double(), right, rtol=2**-8, atol=1e-6)
+
+
 # ---- as a user has it ------------------------------------------------------------------------------------------------
 
 

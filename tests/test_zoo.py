@@ -197,6 +197,8 @@ def test_grape_is_its_formula():
         return -int(ODD[m] - ODD[s]) * slope * math.log(1 + math.exp(p["w"][head])) * gate
 
     follows(model, ODD, bias)
+    first = doors_of(model.config.encoding).start(np.random.default_rng(0), "v", (2, 1024))
+    assert np.linalg.norm(first, axis=-1) == pytest.approx(1, rel=0.1)
 
 
 # ---- FoX -------------------------------------------------------------------------------------------------------------
@@ -224,7 +226,9 @@ def test_fox_is_one_number_a_key():
     q = torch.zeros(3, 2, T, 8, dtype=torch.float64)
     a, b = encoding.linear(q, h, None, None)
     assert a.shape == (1, 1) and b.shape == (3, 2, T) and not b[..., -1].any()
-    shared = encoding.score(q, q, h, None) - a[..., None] * b[..., None, :]
+    score = encoding.score(q, q, h, None)
+    assert torch.equal(encoding.score(q[:, :, -3:], q, h, None), score[:, :, -3:])  # of the last queries alone
+    shared = score - a[..., None] * b[..., None, :]
     torch.testing.assert_close(shared, shared[..., :1].expand_as(shared), rtol=1e-12, atol=1e-12)
 
 
@@ -343,8 +347,9 @@ def test_xpos_stays_within_fp32_and_the_distance_alone_enters_for_32695_position
     model, tokens, far = tiny("xpos"), some_tokens(1, T), T // 2 + 32695 - T
     rows = model.config.encoding.rows(np.array([-(10**6), far, 10**6]), model.config).astype(np.float32)
     assert np.isfinite(rows).all() and np.abs(rows).max() > 1e34
-    n = np.arange(far, far + T)
-    torch.testing.assert_close(model(tokens, positions=n), model(tokens), rtol=1e-8, atol=1e-8)
+    for first in (T // 2 - 32695, far):
+        n = np.arange(first, first + T)
+        torch.testing.assert_close(model(tokens, positions=n), model(tokens), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(model.float()(tokens, positions=n), model(tokens), rtol=1e-3, atol=1e-3)
     assert not torch.allclose(model(tokens, positions=n + 2 * T), model(tokens), rtol=1e-3, atol=1e-3)
     with np.errstate(over="ignore"):
