@@ -30,7 +30,8 @@ def main(argv=None):
         convert = to_transformers if args.to else from_transformers
         architecture, step = convert(args.source, args.out, args.overwrite)
         print(f"{args.out}: {architecture}, step {step:,} of {args.source}" if args.to
-              else f"{args.out}: a run at step {step}, of the {architecture} in {args.source}")
+              else f"{args.out}: a run at step {step}, of the {architecture} in {args.source}; "
+              f"next: python eval.py {args.out} --data TEXT")
 
 if __name__ == "__main__":
     main()

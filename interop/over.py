@@ -257,8 +257,9 @@ def from_transformers(folder, out, overwrite=False):
     with common.lock(run):
         record = {
             "model": dataclasses.asdict(config), "train": dataclasses.asdict(PRESETS["mini"].train),
-            "data": {"folder": "none", "source": "unknown", "pattern": data.SPLIT_PATTERN, "vocab": len(ranks) + 1,
-                     "splits": {}}, "provenance": {"preset": "mini", "from": str(folder)}, MARK: "run"}
+            "data": {"folder": "unknown (give --data)", "source": "unknown", "pattern": data.SPLIT_PATTERN,
+                     "vocab": len(ranks) + 1, "splits": dict.fromkeys(("train", "val", "test"), {"sha256": None})},
+            "provenance": {"preset": "mini", "from": str(folder)}, MARK: "run"}
         for name in (common.CHECKPOINT, "log.jsonl"):
             (run / name).unlink(missing_ok=True)
         data.write_ranks(run / "tokenizer.tiktoken", ranks)

@@ -191,8 +191,10 @@ def test_a_model_that_is_exported_and_imported_is_the_same_run(export, tmp_path,
     assert all(torch.equal(w, ours.state_dict()[name]) for name, w in model.state_dict().items())
     names = [tmp_path / run / "tokenizer.tiktoken" for run in ("run", "back")]
     assert names[0].read_bytes() == names[1].read_bytes()
-    flags = ["--data", tokens, "--lengths", "12,24"]
-    assert command("eval.py", "back", *flags, cwd=tmp_path).returncode == 0
+    assert command("eval.py", "back", "--data", tokens, "--lengths", "12,24", cwd=tmp_path).returncode == 0
+    assert "(give --data)" in refused(command("eval.py", "back", cwd=tmp_path))
+    change(tmp_path / "back", "config.json", train=read_run(tmp_path / "back")[2]["train"] | {"data": str(tokens)})
+    assert "is not the data" in refused(command("train.py", "--out", "back", "--resume", cwd=tmp_path))
     assert command("generate.py", "back", "--tokens", "5", cwd=tmp_path).returncode == 0
     begin = ["--init-from", tmp_path / "back", "--pe", "nope", "--layers", "2", "--width", "16", "--heads", "2"]
     shape = ["--norm", ours.config.norm, "--mlp", ours.config.mlp, "--mlp-width", "40", *["--tied"] * ours.config.tied]
@@ -247,7 +249,6 @@ def test_a_gpt_neox_of_theirs_becomes_a_run_if_its_layers_are_ours(library, expo
 
 
 # ---- what cannot be --------------------------------------------------------------------------------------------------
-
 
 WRONG = [
     ("nowhere --to transformers x", "nowhere is no run directory (no config.json)", None),
