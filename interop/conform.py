@@ -98,6 +98,7 @@ def looks_like(wrong, got, right, length, near, mistakes):
             return f"{words}, times {times:.6g}"
     return "no mistake that is known here"
 
+@np.errstate(all="ignore")
 def check(function, case, dtype=None):
     """(whether all is right, a line that says so or what is not)."""
     left = []
@@ -144,8 +145,7 @@ def main(argv=None):
         return print(*(f"{name}: {case['formula']}" for name, case in cases.items()), sep="\n")
     if args.function is None or args.case not in cases:
         parser.error(f"give MODULE:FUNCTION and --case, one of {', '.join(cases)}")
-    with np.errstate(all="ignore"):
-        fine, line = check(load(args.function), cases[args.case], args.dtype)
+    fine, line = check(load(args.function), cases[args.case], args.dtype)
     print(f"{args.case}: {line}")
     sys.exit(not fine)
 
