@@ -64,17 +64,6 @@ def test_a_line_of_another_program_is_named(workplace, tmp_path, line):
     assert not (tmp_path / "a.png").exists()
 
 
-def test_eval_draws_the_same_curves_and_scores_nothing(workplace, tmp_path):
-    (tmp_path / "runs").symlink_to(workplace / "runs")
-    done = command("eval.py", "runs/expe", "runs/rope", "--curves", "a.svg", cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout == "2 runs: a.svg\n", done.stderr
-    assert command("lab.curves", "runs/expe", "runs/rope", "--out", "b.svg", cwd=tmp_path).returncode == 0
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    said = refused(command("eval.py", "--curves", "c.svg", "--plot", "d.svg", cwd=tmp_path))
-    assert "--curves" in said and "--plot" in said and not (tmp_path / "c.svg").exists()
-    assert "--curves" in refused(command("eval.py", "--curves", "c.svg", "--probe", "swap", cwd=tmp_path))
-
-
 def test_a_run_is_called_by_its_encoding_or_its_folder_or_its_path(workplace, tmp_path):
     for name in ("a/one", "b/one", "b/two"):
         shutil.copytree(workplace / "runs/expe", tmp_path / name)

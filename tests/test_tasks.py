@@ -1,16 +1,20 @@
 """lm_eval on tasks of our own, in its YAML format, against the same numbers computed token by token."""
 
+import functools
 import json
 import math
 
 import pytest
 import torch
-from conftest import command, refused
-from lm_eval.api.instance import Instance
+from conftest import command, need, refused
 
 import data
 from common import load_model
-from studies import tasks
+
+need("lm_eval")
+from lm_eval.api.instance import Instance  # noqa: E402  (it skips this module where lm_eval is missing)
+
+from studies import tasks  # noqa: E402
 
 CHOICES = [
     {"question": "import", "choices": ["os", "zebra crossing", "numbers"], "label": 0},
@@ -61,6 +65,12 @@ def folder(tmp_path_factory):
     for name, file, rest in (("choose", "choices", CHOOSE), ("roll", "texts", ROLL), ("write", "choices", WRITE)):
         (folder / f"{name}.yaml").write_text(YAML.format(name=name, folder=folder, file=file, rest=rest))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def without_lm_evals_own_tasks(monkeypatch):
+    """Reading all of their YAML takes seconds."""
+    monkeypatch.setattr(tasks, "TaskManager", functools.partial(tasks.TaskManager, include_defaults=False))
 
 
 @pytest.fixture(scope="module")
@@ -160,13 +170,14 @@ def test_wrong_flags_are_named_in_one_line(flags, message, workplace):
     assert message in refused(command("studies.tasks", "runs/rope", *flags.split(), cwd=workplace))
 
 
-def test_data_that_cannot_be_fetched_is_named(workplace, monkeypatch):
+def test_data_that_cannot_be_fetched_is_named(workplace, folder, monkeypatch):
     def unreachable(*arguments, **keywords):
         raise ConnectionError("no route to the hub")
 
     monkeypatch.setattr(tasks, "simple_evaluate", unreachable)
-    line = refused(command("studies.tasks", "runs/rope", "--tasks", "hellaswag", cwd=workplace))
-    assert "the data of hellaswag cannot be had here (ConnectionError)" in line and "--task-path" in line
+    flags = ["--tasks", "choose", "--task-path", folder]
+    line = refused(command("studies.tasks", "runs/rope", *flags, cwd=workplace))
+    assert "the data of choose cannot be had here (ConnectionError)" in line and "--task-path" in line
 
 
 def test_the_model_is_the_run_that_is_named(workplace, run):
