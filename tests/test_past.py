@@ -6,6 +6,7 @@ The reader is held equal to the plain GPT of the same weights, and to what the e
 import dataclasses
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,10 +23,11 @@ from engine import fast
 from expe import expe_table, exqpe_table
 from model_torch import GPT
 from past.cache import Cache
-from past.reading import Reader
-from past.scaling import dual_chunk_positions, scaled
+from past.reading import Reader, load
+from past.scaling import dual_chunk_positions, scaled, stream_sizes
 from past.scaling import scaled_inv_freq as rope_inv_freq
 from past.scaling import scaled_rope_table as rope_table
+from past.writing import generate_cached
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -169,9 +171,11 @@ def test_positions_scaled_anew():
     assert scaled(rope, 6, rope_scaling="linear")[0].encoding.factor == 1.0
     assert scaled(rope, 48, rope_scaling="linear", factor=2.5)[0].encoding.factor == 2.5
     assert scaled(rope, 48, rope_scaling="dual-chunk") == (rope, 9) and scaled(rope, 48) == (rope, 0)
+    assert scaled(rope, 48, rope_scaling="self-extend")[1] == (6, 8)  # so that 47 // 8 + 6 is a trained distance
     assert scaled(expe, 48, scale="auto")[0].encoding.scale == 0.25 and scaled(expe, 6, scale="auto") == (expe, 0)
     found, chunk = scaled(expe, 48, scale=0.5, rope_scaling="dual-chunk", chunk=4)
     assert found.encoding == dataclasses.replace(expe.encoding, scale=0.5) and chunk == 4
+    assert stream_sizes(SimpleNamespace(sinks=None, window=None), 48) == (4, 43)  # 48 with the new token itself
 
 
 @pytest.mark.parametrize("pe, variant, how, message", [
@@ -323,17 +327,12 @@ def test_self_extend_is_the_plain_model_up_to_its_window_or_the_trained_length()
 # ---- the cache -------------------------------------------------------------------------------------------------------
 
 
-def longer(model):
-    """Learned positions have 12 rows: the other encodings are asked for 40 tokens."""
-    return min(model.longest, 40)
-
-
 @pytest.mark.parametrize("style, size, positions", [
     ("gpt", 1, "default"), ("gpt", 7, "gaps"), ("gpt", 2, "own"), ("llama", 7, "default"), ("llama", 1, "own")])
 @pytest.mark.parametrize("pe, variant", KINDS, ids=str)
 def test_cached_logits_equal_uncached_ones(pe, variant, style, size, positions):
     model = reading(pe, style, variant)
-    S, rng = longer(model), np.random.default_rng(0)
+    S, rng = min(model.longest, 40), np.random.default_rng(0)  # learned has 12 rows
     tokens, n = some_tokens(3, S), {
         "default": np.arange(S),
         "gaps": np.sort(rng.choice(min(model.longest, 90), S, replace=False)),
@@ -354,7 +353,7 @@ def test_cached_logits_equal_uncached_ones(pe, variant, style, size, positions):
 @pytest.mark.parametrize("pe, variant", KINDS, ids=str)
 def test_reading_by_blocks_changes_nothing(pe, variant, monkeypatch):
     model = reading(pe, variant=variant)
-    whole_model, S = model if model.chunk else plain_model(model), longer(model)
+    whole_model, S = model if model.chunk else plain_model(model), min(model.longest, 40)
     tokens, targets = some_tokens(2, S), some_tokens(2, S, seed=3)
     whole, losses = whole_model(tokens), whole_model.token_losses(tokens, targets)
     monkeypatch.setattr(past.reading, "BLOCK", 5)
@@ -428,6 +427,20 @@ def test_gradients_pass_through_dual_chunks_again_and_again():
             slopes.append(model(tokens, tokens).item())
     assert torch.equal(*found)
     assert found[0][19, 2].item() == pytest.approx((slopes[0] - slopes[1]) / (2 * step), rel=1e-6)
+
+
+def test_sequences_side_by_side_draw_from_generators_of_their_own():
+    def write(prompts):
+        return list(zip(*itertools.islice(generate_cached(reading(), prompts, Cache()), 9), strict=True))
+
+    both = write([[1, 2], [1, 2]])
+    assert both[0] != both[1] and both[:1] == write([[1, 2]])
+
+
+def test_int8_rounds_each_row_to_255_levels(workplace):
+    exact, rounded = (load(workplace / "runs" / "rope", dtype=dtype)[0].head.weight for dtype in ("fp32", "int8"))
+    steps = exact.abs().amax(-1, keepdim=True) / 127
+    assert (rounded / steps - (exact / steps).round()).abs().max() < 1e-4 and not torch.equal(rounded, exact)
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------

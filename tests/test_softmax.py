@@ -149,6 +149,7 @@ def test_llama4_equals_transformers(floor_scale, attn_scale, monkeypatch):
     need("transformers")
     from transformers.models.llama4 import modeling_llama4 as theirs
 
+    assert NUMBERS == (theirs.Llama4TextConfig.floor_scale, theirs.Llama4TextConfig.attn_scale) == (8192, 0.1)
     monkeypatch.setattr(zoo.softmax, "FLOOR_SCALE", floor_scale)
     monkeypatch.setattr(zoo.softmax, "ATTN_SCALE", attn_scale)
     model, h = tiny("nope+llama4"), some_input()
@@ -162,13 +163,6 @@ def test_llama4_equals_transformers(floor_scale, attn_scale, monkeypatch):
     right, _ = layer(h, None, torch.zeros(1, 1, T, T).masked_fill(never, -math.inf))
     torch.testing.assert_close(attend(model, h), right, rtol=1e-5, atol=1e-6)  # theirs: factors in fp32
     assert not torch.allclose(attend(model, h), attend(tiny("nope"), h))
-
-
-def test_the_numbers_are_those_of_llama_4():
-    need("transformers")
-    from transformers import Llama4TextConfig
-
-    assert NUMBERS == (Llama4TextConfig.floor_scale, Llama4TextConfig.attn_scale) == (8192, 0.1)
 
 
 def test_llama4_leaves_blocks_with_an_encoding_alone_and_needs_one_without():
@@ -231,6 +225,11 @@ def test_log_keeps_its_digits_in_bf16():
     s = torch.tensor([0.5, 0.25])
     found, right = (zoo.softmax.log_softmax(scores.to(dtype), s.to(dtype)) for dtype in (torch.bfloat16, torch.float64))
     torch.testing.assert_close(found.double(), right, rtol=2**-8, atol=1e-6)
+
+
+def test_a_large_sink_takes_all_weight_and_overflows_nothing():
+    p, _ = zoo.softmax.sinks_forward(np.zeros((1, 1, 1, 3)), {"sinks": np.array([1e4])})
+    assert np.array_equal(p, np.zeros((1, 1, 1, 3)))
 
 
 # ---- as a user has it ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TINY, need
-from test_ladder import T, attention_in_loops, climb, close, settings, tiny
+from test_ladder import T, attention_in_loops, close, settings, tiny
 from test_model import attend, doors_of, some_input, some_tokens
 
 import model_numpy
@@ -127,13 +127,6 @@ def test_fire_is_its_formula():
     follows(model, ODD, lambda head, m, s: f(share(int(ODD[m]), abs(int(ODD[m] - ODD[s]))), head))
 
 
-def test_fire_is_relative_up_to_its_threshold():
-    model, tokens = tiny("fire", variant={"threshold": 1000.0}), some_tokens(1, 8)
-    near, far = (model(tokens, positions=torch.arange(8) + shift) for shift in (5, 10_000))
-    torch.testing.assert_close(near, model(tokens), rtol=1e-9, atol=1e-11)
-    assert not torch.allclose(far, model(tokens))
-
-
 def test_fire_starts_as_its_listing_does():
     config = ModelConfig(2, 64, 8, 512, 40, encoding=make_encoding("fire"))
     p = model_numpy.under("blocks.1.attn.encoding.", model_numpy.init_params(config, 0))
@@ -177,11 +170,6 @@ def test_cope_with_all_gates_open_counts_tokens_and_starts_as_no_encoding():
     nope.load_state_dict({name: w for name, w in model.state_dict().items() if "encoding" not in name})
     torch.testing.assert_close(model(some_tokens(2, T)), nope(some_tokens(2, T)), rtol=1e-12, atol=1e-12)
     assert not any(w.any() for name, w in model_numpy.init_params(model.config, 0).items() if "encoding" in name)
-
-
-@pytest.mark.parametrize("variant", [{"count_to": 2}, {"count_to": 9}], ids=str)
-def test_ladder_of_copes_clamp(variant):
-    climb(tiny("cope", variant=variant), 1e-9)
 
 
 # ---- GRAPE -----------------------------------------------------------------------------------------------------------
