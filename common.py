@@ -151,6 +151,9 @@ def lock(folder):
     try:
         with FileLock(Path(folder) / ".lock", timeout=0):
             yield
+    except NotImplementedError:                                        # of filelock: the file system has no locks
+        print(f"{folder} lies where files cannot be locked: let no other process use it", file=sys.stderr)
+        yield
     except Timeout:
         raise InputError(f"{folder} is in use by another process: wait for its end, or choose another folder") from None
 

@@ -104,6 +104,13 @@ def split_texts(texts, min_bytes, dropped, held_out=1 / 14):
             split = "val" if share < held_out else "test" if share < 2 * held_out else "train"
             yield split, name, encoded.decode("utf-8")
 
+def split_file(texts):
+    """(split, name, text) of one file's texts, cut at line ends: its last tenth is val, the tenth before that test."""
+    text = "".join(text for _, text in texts)
+    first, second = (text.rfind("\n", 0, len(text) * tenths // 10) + 1 or len(text) * tenths // 10 for tenths in (8, 9))
+    print("this is one file: its last tenth becomes val, and the tenth before that test")
+    return [("train", "first", text[:first]), ("test", "middle", text[first:second]), ("val", "last", text[second:])]
+
 # ---- the tokenizer ---------------------------------------------------------------------------------------------------
 
 def train_tokenizer(texts, vocab):
@@ -134,12 +141,7 @@ def write_ranks(path, ranks):
 
 def make_tokenizer(ranks):
     """A tiktoken.Encoding; <|endoftext|> is its last rank + 1."""
-    special = {EOT: len(ranks)}
-    return tiktoken.Encoding("data.py", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=special)
-
-def load_tokenizer(path):
-    """The tiktoken.Encoding of a .tiktoken file; InputError for another format."""
-    return make_tokenizer(read_ranks(path))
+    return tiktoken.Encoding("data.py", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={EOT: len(ranks)})
 
 def run_tokenizer(folder, meta):
     """The tokenizer in a run directory or a folder of tokens; InputError unless its hash is the one in meta."""
@@ -168,7 +170,8 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
         return corpora.prepare(source, out, vocab, ranks, min_doc_tokens, max_tokens, max_doc_chars, overwrite)
     dropped = {"short": 0, "duplicate": 0}
     skipped = []
-    texts = list(split_texts(documents(source, max_doc_chars, skipped), min_doc_tokens, dropped))
+    texts = documents(source, max_doc_chars, skipped)
+    texts = split_file(texts) if Path(source).is_file() else list(split_texts(texts, min_doc_tokens, dropped))
     if ranks is None:
         training = [text for split, _, text in texts if split == "train"]
         print(f"training a tokenizer of {vocab:,} entries on {sum(map(len, training)):,} characters", flush=True)
@@ -180,7 +183,8 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
             raise InputError(f"{source} has {len(texts)} usable documents, and none fell to {name}: cut them smaller "
                              "with --max-doc-chars 20000, lower --min-doc-tokens, or give more documents")
     asked = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
-             "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0]}
+             "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
+             "files": hash_listing(source)}
     out.mkdir(parents=True, exist_ok=True)
     with common.lock(out):
         check_new(out, overwrite)                           # another process may have made it meanwhile
@@ -264,10 +268,18 @@ def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
     if folder != Path(source) and meta["source"] != full_name(source):
         raise InputError(f"{folder} was made from {meta['source']}, not from {source}: prepare that with python "
                          f"data.py {source} --out DIR, and give --data DIR")
+    if folder != Path(source) and source not in NAMED_SOURCES and meta.get("files") != hash_listing(source):
+        print(f"{source} has changed since {folder} was made: python data.py {source} --vocab {vocab} --overwrite")
     if meta["vocab"] != vocab:
         raise InputError(f"{folder} has a vocabulary of {meta['vocab']:,}, and this run has {vocab:,}: add --vocab "
                          f"{meta['vocab']}, or prepare the text again")
     return folder, meta
+
+def hash_listing(source):
+    """A hash of the names, sizes and times of a path's files."""
+    paths = [path for path in sorted(Path(source).rglob("*")) or [Path(source)] if path.is_file()]
+    listing = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    return hashlib.sha256(repr(listing).encode()).hexdigest()
 
 def is_whole(folder):
     """Whether a folder of tokens was prepared to its end."""
@@ -293,10 +305,13 @@ def read_meta(folder):
 def open_split(folder, split):
     """The tokens of one split, uint16 (n,), mapped from disk. InputError if the file is not what meta.json says."""
     path = Path(folder) / f"{split}.bin"
-    written = read_meta(folder)["splits"][split]
-    if not path.exists() or hash_file(path) != written["sha256"]:
+    meta = read_meta(folder)
+    if not path.exists() or path.stat().st_size % 2 or hash_file(path) != meta["splits"][split]["sha256"]:
         raise InputError(f"{path} is missing or has not the hash that meta.json says: prepare the folder again")
-    return np.memmap(path, np.uint16, "r") if written["tokens"] else np.zeros(0, np.uint16)    # no tokens, no map
+    tokens = np.memmap(path, np.uint16, "r") if path.stat().st_size else np.zeros(0, np.uint16)
+    if tokens.max(initial=0) >= meta["vocab"]:
+        raise InputError(f"{path} has the token {tokens.max()}, and its vocabulary {meta['vocab']}: prepare it again")
+    return tokens
 
 def count_windows(tokens, context):
     """How many windows of `context` inputs, each with its next token as target, fit the tokens. InputError if none."""

@@ -64,8 +64,7 @@ def main(argv=None):
     add("--top-k", type=at_least(1), metavar="N", help="draw from the N likeliest tokens (default: all)")
     add("--seed", type=at_least(0), default=0, metavar="N", help="seed of the draw (default: 0)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    add("--cache", action="store_true", help="keep keys and values; adds the flags of past/writing.py: "
-        "generate.py --cache --help")
+    add("--cache", action="store_true", help="keep keys and values (past/writing.py); see generate.py --cache --help")
     if "--cache" in argv:
         from past import writing
         writing.add_flags(parser)

@@ -141,7 +141,6 @@ def layer(name):
     from zoo import llama
     return llama.LAYERS[name]
 
-
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
 def small_numbers(rng, name, shape):

@@ -201,8 +201,7 @@ class NumpyBackend:
         self.state = model_numpy.adamw_state(self.params)
 
     def tensors(self):
-        moments = model_numpy.over("m.", self.state["m"]) | model_numpy.over("v.", self.state["v"])
-        return self.params | moments
+        return self.params | model_numpy.over("m.", self.state["m"]) | model_numpy.over("v.", self.state["v"])
 
     def load(self, tensors, step):
         self.params = {name: tensors[name] for name in self.params}
@@ -217,9 +216,8 @@ class NumpyBackend:
         loss = 0
         grads = {}
         for tokens, targets in micro_batches(config, self.model_config.vocab_size, batch, [config.seed, step, 2]):
-            masks = None
-            if self.model_config.dropout:
-                masks = model_numpy.dropout_masks(self.model_config, *tokens.shape, rng)
+            rate = self.model_config.dropout
+            masks = model_numpy.dropout_masks(self.model_config, *tokens.shape, rng) if rate else None
             part, part_grads = model_numpy.loss_and_grads(self.params, tokens, targets, self.model_config, positions,
                                                           masks)
             share = len(tokens) / len(batch)
@@ -255,8 +253,10 @@ def add_to_log(run, **line):
 
 def cut_log(run, step):
     """Take out of log.jsonl what was trained after the checkpoint of this step, and is trained again."""
-    lines = common.read_text(run / "log.jsonl").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    kept = []
+    for line in (run / "log.jsonl").read_bytes().splitlines():
+        with contextlib.suppress(ValueError, LookupError, TypeError):   # of a line that was cut short or damaged
+            kept += [line.decode() + "\n"] * (json.loads(line)["step"] <= step)
     common.write_text(run / "log.jsonl", "".join(kept))
 
 @contextlib.contextmanager
@@ -270,7 +270,8 @@ def stopping():
         signals.append(number)
         os.write(2, b"\nstopping after this step (again: at once, back to the last checkpoint)\n")
 
-    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    asking = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, take) for number in asking}                         # nohup ignores SIGHUP
     try:
         yield signals
     finally:
@@ -346,6 +347,7 @@ def main(argv=None, backends=BACKENDS):
             if first:
                 backend.load(common.read_checkpoint(run)[0], first)
                 cut_log(run, first)
+                add_to_log(run, step=first, resumed=describe_origin(args.preset, argv, device))
             elif config.init_from != "none":
                 from engine import init_from
                 record["parent"] = init_from.load_parent(run, config.init_from, backend, model_config, meta)

@@ -1,4 +1,4 @@
-"""Folders of tokens from what need not fit in memory: FineWeb, .parquet, .jsonl, and the installed requirements' Python.
+"""Folders of tokens from what need not fit in memory: FineWeb, .parquet, .jsonl, the installed requirements' Python.
 
     python data.py fineweb --vocab 32000 --min-doc-tokens 4000 --max-tokens 7e8
 
@@ -132,7 +132,8 @@ def cut(file, limit):
 def prepare(source, out, vocab, ranks, min_doc_tokens, max_tokens, max_doc_chars, overwrite):
     """As data.prepare, one document after the other; ranks: of a ready tokenizer, or None."""
     asked = {"source": data.full_name(source), "vocab": vocab, "pattern": data.SPLIT_PATTERN, "max_tokens": max_tokens,
-             "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0]}
+             "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
+             "files": data.hash_listing(source)}
     dropped = {"short": 0, "duplicate": 0}
     skipped = []
     texts = tqdm(documents(source, max_doc_chars, skipped), "reading", unit=" documents", disable=None, leave=False)

@@ -270,7 +270,7 @@ def measure_data(vocab, repeats):
         source, tokenizer = Path(folder) / "text.jsonl", Path(folder) / "t.tiktoken"
         source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
         data.write_ranks(tokenizer, data.train_tokenizer(iter(texts[:256]), vocab))
-        encode = data.load_tokenizer(tokenizer).encode_ordinary
+        encode = data.make_tokenizer(data.read_ranks(tokenizer)).encode_ordinary
 
         def prepare():
             with contextlib.redirect_stdout(io.StringIO()):

@@ -25,13 +25,13 @@ import data  # noqa: E402  (the project is a folder of scripts, not a package)
 
 
 def need(name):
-    """An optional package, imported; a test without it is skipped, or fails where REQUIRE_OPTIONAL is set (as in CI)."""
+    """Import an optional package. A test without it is skipped, or fails where REQUIRE_OPTIONAL is set (as in CI)."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         if os.environ.get("REQUIRE_OPTIONAL"):
             raise
-        pytest.skip(f"this test needs {name}: pip install -r requirements-optional.txt ({error})", allow_module_level=True)
+        pytest.skip(f"this test needs {name}: make setup-all ({error})", allow_module_level=True)
 
 
 @pytest.fixture
@@ -48,6 +48,11 @@ def stop_at(monkeypatch):
         monkeypatch.setattr(data, "batch", batch_that_is_stopped)
 
     return stop
+
+
+def read_log(run):
+    """The lines of a run's log but for those that say where it was resumed."""
+    return [line for line in (run / "log.jsonl").read_text().splitlines() if '"resumed"' not in line]
 
 
 TINY = ["--preset", "mini", "--context", "16", "--batch-size", "4", "--vocab", "300"]

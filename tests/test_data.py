@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import command, fallen_to, refused, split_of
+from conftest import TINY, command, fallen_to, need, refused, split_of
 
 import data
 from engine import corpora, masking
@@ -48,6 +48,44 @@ def test_long_texts_are_cut_at_line_ends_and_lose_nothing(tmp_path, limit):
     assert limit == 10**6 or any(piece.endswith("\n") for piece in pieces)
 
 
+@pytest.mark.parametrize("name", ["one.txt", "long_line.txt"])
+def test_one_file_is_cut_into_the_three_splits(name, books, tmp_path):
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted(books.iterdir()))
+    text = text.replace("\n", " ") if name == "long_line.txt" else text
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    done = command("train.py", *TINY, "--steps", "1", "--data", name, cwd=tmp_path)
+    assert done.returncode == 0 and "last tenth becomes val" in done.stdout, done.stderr
+    train, test, val = (read(tmp_path / "data" / f"{name[:-4]}-v300", split) for split in ("train", "test", "val"))
+    assert [len(documents) for documents in (train, test, val)] == [1, 1, 1] and train[0] + test[0] + val[0] == text
+    assert all(abs(len(part) / len(text) - 0.1) < 0.01 for part in (*test, *val))
+    assert name == "long_line.txt" or train[0][-1] == test[0][-1] == "\n"
+
+
+def test_files_that_changed_since_they_were_prepared_are_noticed(books, tmp_path):
+    shutil.copytree(books, tmp_path / "books")
+    train = ["train.py", *TINY, "--steps", "1", "--data", "books", "--overwrite"]
+    for changed in (False, False, True):
+        if changed:
+            (tmp_path / "books" / "more.txt").write_text("more")
+        done = command(*train, cwd=tmp_path)
+        assert done.returncode == 0 and ("books has changed since" in done.stdout) == changed
+    command("data.py", "books", "--vocab", "300", "--overwrite", cwd=tmp_path)
+    assert "changed" not in command(*train, cwd=tmp_path).stdout
+
+
+def test_tokens_outside_the_vocabulary_are_named(tokens, tmp_path):
+    """And files of half a token, in a folder whose hashes somebody made to fit."""
+    for content, message in ((b"\xff\xff", "the token 65535"), (b"\x01", "train.bin")):
+        folder = tmp_path / message
+        shutil.copytree(tokens, folder)
+        with open(folder / "train.bin", "ab") as file:
+            file.write(content)
+        meta = json.loads((folder / "meta.json").read_text())
+        meta["splits"]["train"]["sha256"] = data.hash_file(folder / "train.bin")
+        (folder / "meta.json").write_text(json.dumps(meta))
+        assert message in refused(command("train.py", *TINY, "--data", folder, "--steps", "1", cwd=tmp_path))
+
+
 def test_a_ready_tokenizer_is_used_as_it_is(books, tokens, tmp_path):
     out = data.prepare(str(books), tmp_path / "again", tokenizer=tokens / "tokenizer.tiktoken", min_doc_tokens=256)
     for name in ("train.bin", "val.bin", "test.bin", "tokenizer.tiktoken"):
@@ -59,7 +97,7 @@ def test_near_copies_are_left_out_as_by_counting_sets(copies, tmp_path):
     near = meta["near"]
     assert {name for split in ("val", "test") for name in near[split]} == {
         path.name for path in copies.glob("near-*")}
-    encoding = data.load_tokenizer(tmp_path / "out" / "tokenizer.tiktoken")
+    encoding = data.make_tokenizer(data.read_ranks(tmp_path / "out" / "tokenizer.tiktoken"))
 
     def ngrams(text):
         found = [meta["eot"], *encoding.encode_ordinary(text)]
@@ -92,8 +130,8 @@ def test_what_streams_gives_the_same_bytes(copies, tmp_path, monkeypatch):
 
 
 def test_a_column_of_parquet_is_read(books, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    pytest.importorskip("datasets", reason="datasets is not installed")
+    need("datasets")
+    parquet = need("pyarrow.parquet")
     texts = [path.read_text(encoding="utf-8") for path in sorted(books.iterdir())[:5]]
     import pyarrow
 

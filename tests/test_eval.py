@@ -15,7 +15,8 @@ from common import load_model
 @pytest.fixture(scope="module")
 def few(tokens, tmp_path_factory):
     """(a folder of three texts, their documents as lists of tokens)."""
-    folder, encoding = tmp_path_factory.mktemp("few"), data.load_tokenizer(tokens / "tokenizer.tiktoken")
+    folder = tmp_path_factory.mktemp("few")
+    encoding = data.make_tokenizer(data.read_ranks(tokens / "tokenizer.tiktoken"))
     parts = zip(documents_of(tokens), (100, 300, 500), strict=False)
     texts = [encoding.decode(document[1:size]) for document, size in parts]
     for i, text in enumerate(texts):
@@ -74,7 +75,7 @@ def test_every_run_is_scored_past_the_learned_table_is_a_dash_and_a_picture_is_d
 
 
 def test_other_text_is_scored_with_the_runs_own_tokenizer(workplace, tokens, tmp_path):
-    encoding = data.load_tokenizer(tokens / "tokenizer.tiktoken")
+    encoding = data.make_tokenizer(data.read_ranks(tokens / "tokenizer.tiktoken"))
     for i, document in enumerate(documents_of(tokens)):
         (tmp_path / f"{i:03}.txt").write_text(encoding.decode(document[1:]), encoding="utf-8")
     own, prepared, text = (rows_of(workplace, "runs/expe", "--lengths", "32", *more)[0][0]

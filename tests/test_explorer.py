@@ -329,7 +329,7 @@ OWN = [
 @pytest.mark.slow
 def test_the_tokenizer_is_tiktokens(opened, runs):
     page, rng = opened("tour"), random.Random(7)
-    encoding = data.load_tokenizer(runs["expe"] / "tokenizer.tiktoken")
+    encoding = data.make_tokenizer(data.read_ranks(runs["expe"] / "tokenizer.tiktoken"))
     letters = [*"abcdefgh XYZ'-_.,;:!?()[]{}<>=+*/\\\"\t\n\r0123456789", *"".join(x for x in NASTY if len(x) < 99)]
     texts = NASTY + ["".join(rng.choices(letters, k=rng.randrange(60))) for _ in range(4_000)]
     texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]

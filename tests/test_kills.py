@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import TINY, command
+from conftest import TINY, command, read_log
 
 import common
 
@@ -77,8 +77,7 @@ def finished(tokens, tmp_path_factory):
 
 def is_finished_as(run, finished):
     one, other = (common.read_checkpoint(folder)[0] for folder in (run, finished))
-    same_log = (run / "log.jsonl").read_text() == (finished / "log.jsonl").read_text()
-    return same_log and all(np.array_equal(one[name], other[name]) for name in other)
+    return read_log(run) == read_log(finished) and all(np.array_equal(one[name], other[name]) for name in other)
 
 
 def test_a_new_run_that_is_killed_anywhere_resumes_or_begins_again(finished, tokens, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, command, process, refused
+from conftest import ROOT, TINY, command, process, read_log, refused
 
 import common
 import data
@@ -30,8 +30,8 @@ def tensors(run):
 def same_run(a, b):
     """Whether two runs have the same weights, moments and log."""
     one, other = tensors(a), tensors(b)
-    log = (a / "log.jsonl").read_text() == (b / "log.jsonl").read_text()
-    return log and one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+    same_log = read_log(a) == read_log(b)
+    return same_log and one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +236,41 @@ def test_a_real_kill_leaves_a_run_that_resumes(finished, tokens, tmp_path):
     running.wait()
     assert process("train.py", "--out", "run", "--resume", cwd=tmp_path).returncode == 0
     assert same_run(tmp_path / "run", finished["torch"][1])
+
+
+def test_each_start_is_in_the_log_and_damaged_lines_of_it_are_left_out(tokens, tmp_path, stop_at, monkeypatch):
+    flags = [*TINY, "--layers", "1", "--steps", "3", "--data", tokens, "--out", "run"]
+    stop_at(1)
+    assert command("train.py", *flags, cwd=tmp_path).returncode == 130
+    monkeypatch.undo()
+    log = tmp_path / "run" / "log.jsonl"
+    first, second = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(first[:-3] + b"\xff\n" + second + b"[3]\n{}\n{\"step\": 1")
+    done = command("train.py", "--out", "run", "--resume", "--device", "cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 2, 3, 3] and lines[1]["resumed"]["torch"] == torch.__version__
+    assert lines[1]["resumed"]["command"] == "python train.py --out run --resume --device cpu"
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_hangup_keeps_the_last_step_unless_it_is_ignored(ignored, tokens, tmp_path, monkeypatch):
+    """As nohup ignores it."""
+    batch = data.batch
+
+    def hang_up(tokens, context, n, seed, step):
+        if step == 1:
+            signal.raise_signal(signal.SIGHUP)
+        return batch(tokens, context, n, seed, step)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        monkeypatch.setattr(data, "batch", hang_up)
+        flags = [*TINY, "--layers", "1", "--steps", "3", "--data", tokens, "--out", "run"]
+        assert command("train.py", *flags, cwd=tmp_path).returncode == (0 if ignored else 130)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert common.checkpoint_info(tmp_path / "run")["step"] == (3 if ignored else 2)
 
 
 def test_two_processes_do_not_train_one_run(tokens, tmp_path):
