@@ -62,13 +62,3 @@ def test_a_line_of_another_program_is_named(workplace, tmp_path, line):
     said = refused(command("lab.curves", "run", "--out", "a.png", cwd=tmp_path))
     assert "run/log.jsonl holds a line that train.py did not write" in said
     assert not (tmp_path / "a.png").exists()
-
-
-def test_a_run_is_called_by_its_encoding_or_its_folder_or_its_path(workplace, tmp_path):
-    for name in ("a/one", "b/one", "b/two"):
-        shutil.copytree(workplace / "runs/expe", tmp_path / name)
-    one, other, two, rope = (str(tmp_path / name) for name in ("a/one", "b/one", "b/two", "rope"))
-    shutil.copytree(workplace / "runs/rope", rope)
-    assert pictures.names_of([one, rope]) == {one: "ExPE", rope: "RoPE"}
-    found = {one: f"ExPE ({one})", other: f"ExPE ({other})", two: "ExPE (two)"}
-    assert pictures.names_of([one, other, two]) == found

@@ -1,6 +1,5 @@
 """lab.measure: each protocol, probe and scaling against an independent loop, and what the user sees."""
 
-import contextlib
 import json
 import os
 import re
@@ -12,7 +11,6 @@ from conftest import TINY, command, refused
 
 import data
 from common import load_model
-from lab import measure
 from past.cache import Cache
 from past.reading import load
 
@@ -95,17 +93,6 @@ def longer(workplace, tokens):
     return name
 
 
-def test_tokens_trained_are_a_column_where_they_differ(workplace, longer):
-    flags = ["--lengths", "16,64", "--max-docs", "1"]
-    rows, printed = rows_of(workplace, "runs/expe", longer, *flags)
-    assert {(row["run"], row["trained_tokens"]) for row in rows} == {("runs/expe", 8 * 64), (longer, 9 * 64)}
-    heading, *lines = printed.split("(* trained length)\n")[1].splitlines()[:3]
-    assert heading.split() == ["run", "pe", "tokens", "16", "64"]
-    assert [line.split()[:3] for line in lines] == [["runs/expe", "expe", "512"], [longer, "rope", "576"]]
-    _, printed = rows_of(workplace, "runs/expe", "runs/rope", *flags)
-    assert "512" not in printed and "tokens  " not in printed
-
-
 @pytest.mark.parametrize("flags", ["--protocol same-targets", "--probe swap", "--max-docs 1"])
 def test_tables_fit_the_terminal_and_say_the_same(workplace, longer, monkeypatch, flags):
     printed, runs = {}, ["runs/expe", longer]
@@ -121,33 +108,6 @@ def test_tables_fit_the_terminal_and_say_the_same(workplace, longer, monkeypatch
         block = printed["80"].split("95% interval")[1].split(f"{row['run']} ")[1]
         value = next(line for line in block.splitlines() if line.split()[:1] == [f"{row['length']:,}"])
         assert value.endswith("{:+.3f} ({:+.3f} {:+.3f})".format(*row[key]))
-
-
-def test_a_bar_over_all_runs_counts_every_token_that_is_read(workplace, monkeypatch):
-    counted = {"read": 0, "runs": []}
-
-    class Bar(contextlib.nullcontext):
-        disable = False
-
-        def __init__(self, total, **how):
-            super().__init__(self)
-            counted["total"] = total
-
-        def update(self, n):
-            counted["read"] += n
-
-        def set_description(self, text):
-            counted["runs"].append((text, counted["read"]))
-
-    flags = ["runs/expe", "runs/rope", "--lengths", "16,64", "--max-docs", "1", "--dtype", "fp32,bf16"]
-    _, without_a_terminal = rows_of(workplace, *flags)
-    monkeypatch.setattr(measure, "tqdm", Bar)
-    rows, printed = rows_of(workplace, *flags)
-    n = sum(row["n_targets"] for row in rows if row["run"] == "runs/expe")  # nonoverlap scores all that it reads
-    runs = [("run 1 of 2, runs/expe", 0), ("run 2 of 2, runs/rope", n)]
-    assert counted == {"total": 2 * n, "read": 2 * n, "runs": runs}
-    assert re.search(rf"^2 runs, {2 * n:,} tokens to read, about [0-9:]+:[0-9]{{2}}$", printed, re.M)
-    assert without_a_terminal.splitlines()[1:3] == [f"{where}: scoring {n:,} tokens ..." for where, _ in runs]
 
 
 # ---- other positions and precisions ----------------------------------------------------------------------------------

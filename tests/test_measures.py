@@ -173,11 +173,6 @@ def test_students_t_is_that_of_the_tables(freedom, value):
     assert measures.student(freedom) == pytest.approx(value, rel=3e-4 if freedom > 1000 else 1e-6)
 
 
-def test_students_t_between_whole_freedoms_is_that_of_draws():
-    draws = np.abs(np.random.default_rng(0).standard_t(2.5, 400_000))
-    assert np.mean(draws < measures.student(2.5)) == pytest.approx(0.95, abs=3.5 * math.sqrt(0.95 * 0.05 / 400_000))
-
-
 def test_an_interval_of_seeds_is_made_of_two_of_students():
     d = np.random.default_rng(0).normal(0.3, 1, (3, 10)).tolist()
     over_seeds = 4.302653 * statistics.stdev(map(statistics.mean, d)) / math.sqrt(3)

@@ -5,10 +5,8 @@ import shutil
 import numpy as np
 import pytest
 from conftest import ROOT
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.image import imread
-from matplotlib.text import Text
 
 from config import ENCODINGS, InputError
 from lab import pictures, report
@@ -146,24 +144,6 @@ def test_small_differences_look_small(drawn, values, what):
     assert bottom < 1 and 5 < top
 
 
-@pytest.mark.parametrize("values", [(2.91, 2.911, 2.912, 2.912, 2.915, 4.0), (3.0,) * 16, (*range(1, 17),) * 3])
-def test_labels_touch_neither_each_other_nor_a_line_and_say_which_level_is_whose(drawn, values):
-    runs = {f"run {i}": Curve([16, 32], [y, y], None, pictures.COLOURS[i % 16]) for i, y in enumerate(values)}
-    curves("", runs | {"short": Curve([16], [2.913], None, "#123456")}, "", {16})
-    figure = drawn[0]
-    FigureCanvasAgg(figure).draw()
-    axis = figure.axes[0]
-    boxes = {text.get_text(): Text.get_window_extent(text) for text in axis.texts}             # without its leader
-    short, area = boxes.pop("short: 2.91 at 16"), axis.get_window_extent()
-    assert area.contains(short.x0, short.y0) and area.contains(short.x1, short.y1)  # beside its point
-    assert set(boxes) == {f"run {i}: {y:.2f}" for i, y in enumerate(values)}
-    heights = sorted(boxes.values(), key=lambda box: box.y0)
-    assert all(low.y1 <= high.y0 for low, high in zip(heights, heights[1:], strict=False))
-    assert all(box.x0 >= axis.get_window_extent().x1 and box.x1 <= figure.bbox.x1 for box in heights)
-    order = [float(words.split(": ")[1].split()[0]) for words in sorted(boxes, key=lambda words: boxes[words].y0)]
-    assert order == sorted(order)
-
-
 def test_the_sliding_window_is_a_level_line_of_the_runs_colour(workplace, drawn):
     run = workplace / "runs/rope"
     found = [rows(run, [3, 4], "same-targets"), rows(run, [2.9], "sliding"),
@@ -197,55 +177,6 @@ def test_the_reports_baseline_is_that_of_the_protocol_and_differences_are_from_f
     assert any(set(line.get_ydata()) == {0} for line in axis.lines)
 
 
-def test_a_sliding_window_that_is_the_loss_at_1x_is_not_drawn_and_still_explained(drawn):
-    for window, there in ((3.01, False), (3.03, True)):
-        curves("", levels(3.0, window=window), "", {16})
-        found = [line for line in drawn[-1].axes[0].lines if list(line.get_ydata()) == [window, window]]
-        assert bool(found) == there and len(drawn[-1].legends) == 1
-
-
-def test_a_way_that_changes_next_to_nothing_is_a_note_and_no_curve(drawn):
-    plain, bf16 = line_of("", [2, 3, 4, 5, 6], 2.0), line_of("bf16", [2, 3, 4, 5, 6.5], 2.0)
-    fp16, int8 = (line_of(how, [2, 3, 4, 5.0021, 6 - little], 2.0) for how, little in (("fp16", 0), ("int8", 0.0014)))
-    report.draw_differences("", [plain, bf16, fp16, int8], "same-targets", "")
-    axis = drawn[0].axes[0]
-    assert {text.get_text() for text in axis.texts} == {"ExPE, bf16: +0.500", "fp16 and int8: within 0.003"}
-    assert len(axis.containers) == 1
-    report.draw_differences("", [plain, fp16], "same-targets", "")  # alone it is drawn
-    assert [text.get_text() for text in drawn[1].axes[0].texts] == ["ExPE, fp16: 0.000"]
-
-
-def test_curves_that_coincide_are_all_seen(tmp_path):
-    colours = pictures.COLOURS[:3]
-    looks = pictures.styles({colour: (colour, [1, 9], [3, 3]) for colour in colours}, 1)
-    assert looks[colours[0]]["linestyle"] == "-" and len({look["marker"] for look in looks.values()}) == 3
-    figure = pictures.Figure(figsize=(4, 2))
-    axis = figure.subplots()
-    for look in looks.values():
-        axis.plot([1, 9], [3, 3], **look | {"marker": ""})
-    pictures.save(figure, tmp_path / "a.png")
-    pixels = imread(tmp_path / "a.png")[..., :3]
-    seen = [np.all(np.abs(pixels - to_rgb(colour)) < 0.02, axis=-1).sum() for colour in colours]
-    assert min(seen) > 0.2 * sum(seen)  # a third each, but for blurred edges
-    apart = pictures.styles({colour: (colour, [1, 9], [i, i]) for i, colour in enumerate(colours)}, 3)
-    assert [look["linestyle"] for look in apart.values()] == ["-"] * 3
-
-
-@pytest.mark.parametrize("share", [0, 0.3, 0.7, 1])
-@pytest.mark.parametrize("colour", pictures.COLOURS)
-def test_a_paler_colour_is_read_on_both_pages_too(colour, share):
-    light = luminance(pictures.shade(colour, share))
-    assert 1.05 / (light + 0.05) >= 2.9 and (light + 0.05) / (luminance("#0d1117") + 0.05) >= 2.9
-
-
-def test_bars_stand_on_zero_and_maps_have_a_colour_bar(drawn):
-    pictures.bars("", ["a", "b"], ["1x", "2x"], np.full((2, 2, 3), 3.0), "")
-    assert drawn[0].axes[0].get_ylim()[0] == 0
-    pictures.attention("", {16: np.full((1, 2, 16, 16), 0.5), 32: np.full((1, 2, 32, 32), 0.5)}, "")
-    assert [axis.get_ylabel() for axis in drawn[1].axes][-1] == "weight over the query's largest one"
-    assert len(drawn[1].axes) == 5
-
-
 def test_a_picture_is_transparent_and_needs_no_font_and_is_the_same_again(tmp_path):
     for name in ("a.png", "b.png", "a.svg", "b.svg", "a.pdf", "b.pdf"):
         curves(tmp_path / name, levels(2.9, 3.0), "title", {16})
@@ -254,17 +185,6 @@ def test_a_picture_is_transparent_and_needs_no_font_and_is_the_same_again(tmp_pa
     assert "<text" not in (tmp_path / "a.svg").read_text()
     for kind in ("png", "svg", "pdf"):
         assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
-
-
-def test_beside_a_png_is_its_svg_and_beside_nothing_else(tmp_path):
-    for kind in ("png", "svg", "pdf"):
-        (tmp_path / kind).mkdir()
-        curves(tmp_path / kind / f"a.{kind}", levels(2.9), "", {16})
-    names = {kind: {path.name for path in (tmp_path / kind).iterdir()} for kind in ("png", "svg", "pdf")}
-    assert names == {"png": {"a.png", "a.svg"}, "svg": {"a.svg"}, "pdf": {"a.pdf"}}
-    before = (tmp_path / "png/a.svg").read_bytes()
-    curves(tmp_path / "png/a.png", levels(2.9), "", {16})
-    assert (tmp_path / "png/a.svg").read_bytes() == before
 
 
 NO_SVG = {"explorer.png": "a photograph of a page"}  # {a picture without one: why}
@@ -277,10 +197,6 @@ def test_every_picture_of_the_repository_is_transparent_and_has_an_svg():
     for path in (path for path in found if path.name not in NO_SVG):
         pixels = imread(path)
         assert pixels.shape[-1] == 4 and not pixels[[0, 0, -1, -1], [0, -1, 0, -1], 3].any(), path.name
-
-
-def test_pictures_of_the_repository_are_small():
-    assert all(path.stat().st_size < 300_000 for path in (ROOT / "pictures").iterdir())
 
 
 def test_nothing_to_draw_is_said_in_one_line():

@@ -123,8 +123,3 @@ def test_the_table_and_the_file_say_the_same_and_a_picture_is_made(place):
 def test_wrong_flags_are_named_in_one_line(place, run, message):
     line = refused(command("studies.slopes", *run.split(), "--out", "a.png", cwd=place))
     assert message in line and line.startswith("python -m studies.slopes: error: ")
-
-
-def test_an_encoding_without_slopes_is_refused(workplace):
-    line = refused(command("studies.slopes", "runs/rope", "--out", "a.png", cwd=workplace))
-    assert "runs/rope has no slopes" in line

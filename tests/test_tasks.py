@@ -8,9 +8,6 @@ import pytest
 import torch
 from conftest import command, need, refused
 
-import data
-from common import load_model
-
 need("lm_eval")
 from lm_eval.api.instance import Instance  # noqa: E402  (it skips this module where lm_eval is missing)
 
@@ -178,9 +175,3 @@ def test_data_that_cannot_be_fetched_is_named(workplace, folder, monkeypatch):
     flags = ["--tasks", "choose", "--task-path", folder]
     line = refused(command("studies.tasks", "runs/rope", *flags, cwd=workplace))
     assert "the data of choose cannot be had here (ConnectionError)" in line and "--task-path" in line
-
-
-def test_the_model_is_the_run_that_is_named(workplace, run):
-    model, record = load_model(workplace / "runs" / "rope")
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), run.model.parameters(), strict=True))
-    assert data.run_tokenizer(workplace / "runs" / "rope", record["data"]).n_vocab == run.encoding.n_vocab
