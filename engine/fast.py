@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import functools
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -24,6 +25,8 @@ from model_torch import score_divisor
 # Numbers in the largest array of logits that a loss keeps. On a CPU 42 MB: up to 32 MB the C library may leave what was
 # freed in a heap that is full of holes, and a process that only reads grew by a gigabyte.
 LOGITS = {"cpu": 10 * 2**20, "mps": 2**26, "cuda": 2**28, "meta": 2**28}
+
+PAIRS = 2**24                            # scores that a backward pass keeps at once: 64 MB in fp32
 
 def at_least_fp32(x):
     """A half-precision tensor in fp32, any other as it is."""
@@ -103,10 +106,10 @@ class Dropout(nn.Dropout):
         return x * kept.to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
 def split(x, dtype, parts):
-    """Numbers whose sum is x: of a dtype but for the last, which takes x's gradient; each what those before it lack."""
+    """Numbers whose sum is x, all but the last of a dtype; each is what those before it lack."""
     found = []
     for _ in range(parts - 1):
-        found.append(x.detach().to(dtype).to(x.dtype))
+        found.append(x.to(dtype).to(x.dtype))
         x = x - found[-1]
     return [*found, x]
 
@@ -144,7 +147,7 @@ def linear_of(encoding, causal):
     if type(encoding) is not model_torch.ExPE:
         both_sides = isinstance(encoding, model_torch.ALiBi) and not causal              # |m - n| is no such product
         return None if both_sides else getattr(encoding, "linear", None)
-    if type(settings) is not ExPE or settings.on != "k" or hasattr(encoding, "sinks"):
+    if not is_straight(settings) or hasattr(encoding, "sinks"):
         return None                                  # A softmax with a sink does not drop what is left out below.
 
     def linear(q, h, w, n):
@@ -153,6 +156,65 @@ def linear_of(encoding, causal):
         return (q * step[:, None]).sum(-1) / score_divisor(q), n                       # (B, H, T), (..., 1, S)
 
     return linear
+
+@functools.lru_cache
+def is_straight(settings):
+    """Whether settings are those of ExPE on keys only, and their rows rise by theta from each position to the next."""
+    if type(settings) is not ExPE or settings.on != "k":
+        return False
+    near, far = settings.rows(np.array([1, 2**16]), None) - settings.rows(np.array([0, 0]), None)      # (l,) each
+    return np.allclose(near, settings.scale * settings.theta) and np.allclose(far, 2**16 * near)
+
+class LinearBias(torch.autograd.Function):
+    """softmax(q k^T / sqrt(D) + a_m (b_n - b_m)) v over the keys that are seen, q, k, v and the result (B, H, T, D).
+
+    Forward it is one fused kernel. The kernel's own backward is of no use in half precision: the gradients of a and b
+    are sums in which large terms cancel, and it rounds each term. So the weights are computed again in fp32 at least,
+    for a block of queries at a time. With s the scores and p the weights, ds = p (dp - sum_n p dp),
+    da_m = sum_n ds_mn (b_n - b_m) and db_n = sum_m ds_mn a_m; what b_m itself would get is a_m sum_n ds_mn = 0.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, a, b, causal, window):
+        ctx.save_for_backward(q, k, v, a, b)
+        ctx.seen = causal, window
+        T, D = q.shape[2:]
+        seen = ~model_torch.unseen(T, T, causal, window, q.device) if window else None
+        scale = 1 / score_divisor(q)
+        q, k = further(q, k, a, b)
+        v = F.pad(v, (0, 8))                                                           # kernels want one width
+        return F.scaled_dot_product_attention(q, k, v, seen, is_causal=causal and not window, scale=scale)[..., :D]
+
+    @staticmethod
+    def backward(ctx, dy):
+        q, k, v, a, b = ctx.saved_tensors
+        causal, window = ctx.seen
+        with torch.autocast(q.device.type, enabled=False) if autocasts(q) else contextlib.nullcontext():
+            grads = linear_bias_backward(*map(at_least_fp32, (dy, q, k, v)), a, b, causal, window)
+        return *(g.sum_to_size(x.shape).type_as(x) for g, x in zip(grads, (q, k, v, a, b), strict=True)), None, None
+
+def linear_bias_backward(dy, q, k, v, a, b, causal, window):
+    """The gradients of q, k and v (B, H, T, D), and of a and b, (B, H, T) each, as LinearBias says."""
+    T = q.shape[2]
+    a, b = a.expand(q.shape[:3]), b.expand(q.shape[:3])
+    divisor = score_divisor(q)
+    dq, dk, dv, da, db = map(torch.zeros_like, (q, k, v, a, b))
+    rows = max(1, PAIRS // (q.shape[0] * q.shape[1] * T))
+    for i in range(0, T, rows):
+        j = min(T, i + rows)
+        S = j if causal else T                                                         # keys that any of them sees
+        apart = b[..., None, :S] - b[..., i:j, None]                                   # (B, H, rows, S)
+        scores = q[..., i:j, :] @ k[..., :S, :].mT / divisor + a[..., i:j, None] * apart
+        never = model_torch.unseen(j - i, S, causal, window, q.device)
+        p = (scores if never is None else scores.masked_fill(never, -torch.inf)).softmax(-1)
+        dp = dy[..., i:j, :] @ v[..., :S, :].mT
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True))
+        dv[..., :S, :] += p.mT @ dy[..., i:j, :]
+        dq[..., i:j, :] = ds @ k[..., :S, :] / divisor
+        dk[..., :S, :] += ds.mT @ q[..., i:j, :] / divisor
+        da[..., i:j] = (ds * apart).sum(-1)
+        db[..., :S] += (ds * a[..., i:j, None]).sum(-2)
+    return dq, dk, dv, da, db
 
 class Attention(model_torch.Attention):
     """For encodings by which scores gain a number of the query's times one of the key's, a_m b_n, in half precision.
@@ -173,8 +235,7 @@ class Attention(model_torch.Attention):
 
     def attend_linear(self, q, k, v, h, n):
         """As attend; the keys' places n (..., 1, S) are counted from the last."""
-        T, D = q.shape[2:]
-        S = k.shape[2]
+        T, S = q.shape[2], k.shape[2]
         w = self.qkv.weight.chunk(3)[1].unflatten(0, (self.n_heads, -1))               # (H, D, C)
         with torch.autocast(q.device.type, enabled=False) if autocasts(q) else contextlib.nullcontext():
             x, h, w = map(at_least_fp32, (q, h, w))
@@ -182,12 +243,7 @@ class Attention(model_torch.Attention):
             if T != S or self.encoding.softmax or not self.fused:                      # in fp32, for the bias' digits
                 bias = a[..., None] * (b[..., None, :] - b[..., -T:, None])
                 return self.attend(x, k.type_as(x), v.type_as(x), bias, None).type_as(q)
-            scale = 1 / score_divisor(q)
-            q, k = further(q, k, a, b)
-            v = F.pad(v, (0, 8))                                                       # kernels want one width
-            seen = ~model_torch.unseen(T, S, True, self.window, q.device) if self.window else None
-            causal = self.causal and seen is None
-            return F.scaled_dot_product_attention(q, k, v, seen, is_causal=causal, scale=scale)[..., :D]
+            return LinearBias.apply(q, k, v, a, b, self.causal, self.window)
 
 def from_the_last(n):
     """Integer positions n, (T,) or (B, T), counted from the last: 0 or less in order, (..., 1, T)."""

@@ -4,6 +4,7 @@ tests/test_ladder.py compares attention with loops over heads, queries and keys.
 """
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -16,9 +17,10 @@ from conftest import need
 from test_ladder import BLOCKS, STYLES, T, V, settings, tiny
 
 import config as configs
+import expe
 import model_numpy
 import model_torch
-from config import ENCODINGS
+from config import ENCODINGS, ModelConfig, make_encoding
 from engine import fast
 from interop.over import GPT2, LLAMA
 from model_torch import GPT, Encoding
@@ -362,6 +364,75 @@ def test_positions_cost_bf16_training_no_digits(pe, variant, window):
     bare = error_by_quarter(tiny(parts=fast.PARTS, window=window).float(), "nope")
     model = tiny(pe, variant=variant, parts=fast.PARTS, window=window).float()
     assert (error_by_quarter(model, pe, variant) < 2 * bare).all()
+
+
+@functools.cache
+def bf16_gradient_errors(pe, variant, length, window=0, fused=True):
+    """{name: the relative error of its gradient in bf16 training of 2 layers on `length` tokens}, beside float64's."""
+    known = {"encoding": make_encoding(pe, **dict(variant)), "window": window}
+    config = ModelConfig(2, 32, 2, context=length, vocab_size=V, d_mlp=40, **known)
+    model, exact = GPT(config, 0, **fast.PARTS), GPT(config, seed=None).double()
+    with torch.no_grad():
+        for w in model.parameters():
+            w.add_(0.1 * torch.randn(w.shape, generator=torch.Generator().manual_seed(w.numel())))
+    exact.load_state_dict(model.state_dict())
+    tokens, targets = some_tokens(1, length), some_tokens(1, length, seed=2)
+    fast.Attention.fused = fused
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(tokens, targets)
+        loss.backward()
+    finally:
+        fast.Attention.fused = True
+    exact(tokens, targets).backward()
+    pairs = zip(model.named_parameters(), exact.parameters(), strict=True)
+    return {name: float((w.grad - right.grad).norm() / right.grad.norm()) for (name, w), right in pairs}
+
+
+FUSED = [("fox", ()), ("grape", ()), ("alibi", ()), ("expe", (("on", "k"),))]
+OTHERS = [(pe, ()) for pe in ENCODINGS if pe not in ("nope", "fox", "grape", "alibi")]
+
+
+@pytest.mark.parametrize("pe, variant, length, window", [
+    *((*case, length, window) for case in FUSED for length, window in ((128, 0), (512, 0), (512, 100), (2048, 0))),
+    *((*case, 128, 0) for case in OTHERS), *((*case, 512, 100) for case in OTHERS),
+    *(pytest.param(*case, 2048, 0, marks=pytest.mark.slow) for case in OTHERS)])
+def test_positions_cost_bf16_gradients_no_digits(pe, variant, length, window):
+    """No parameter's error is above three times NoPE's largest and 1.5 times that with the bias as an array."""
+    found = bf16_gradient_errors(pe, variant, length, window)
+    limit = 3 * max(bf16_gradient_errors("nope", (), length, window).values())
+    if max(found.values()) > limit:
+        unfused = bf16_gradient_errors(pe, variant, length, window, fused=False)
+        assert all(found[name] <= max(limit, 1.5 * unfused[name]) for name in found), (found, unfused)
+
+
+def test_the_linear_bias_has_its_gradients_in_blocks_of_queries(monkeypatch):
+    """By autograd in float64, with and without a mask or window, and a and b of any shape that spreads."""
+    monkeypatch.setattr(fast, "PAIRS", 100)                             # 3 queries at a time
+    draw = torch.Generator().manual_seed(0)
+    q, k, v, dy = torch.randn(4, 2, 2, 7, 4, generator=draw, dtype=torch.float64)
+    for shape_a, shape_b, causal, window in [((2, 1), (1, 7), True, 0), ((2, 2, 7), (2, 2, 7), True, 3),
+                                             ((2, 2, 7), (2, 1, 7), False, 0), ((1, 1), (2, 2, 7), True, 0)]:
+        a, b = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in (shape_a, shape_b))
+        inputs = [x.clone().requires_grad_() for x in (q, k, v, a, b)]
+        never = model_torch.unseen(7, 7, causal, window, "cpu")
+        scores = inputs[0] @ inputs[1].mT / 2 + inputs[3][..., None] * (inputs[4][..., None, :] - inputs[4][..., None])
+        weights = (scores if never is None else scores.masked_fill(never, -torch.inf)).softmax(-1)
+        right = torch.autograd.grad(weights @ inputs[2], inputs, dy)
+        found = torch.autograd.grad(fast.LinearBias.apply(*inputs, causal, window), inputs, dy)
+        for ours, theirs in zip(found, right, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_a_table_that_is_not_straight_has_no_linear_door(monkeypatch):
+    """As after an edit of expe_table to a ramp in the logarithm of the position."""
+    assert fast.linear_of(tiny("expe", variant={"on": "k"}).blocks[0].attn.encoding, True) is not None
+    monkeypatch.setattr(expe, "expe_table", lambda n, l, start, theta, step: np.log1p(n)[..., None] * np.full(l, theta))
+    fast.is_straight.cache_clear()
+    encoding = tiny("expe", variant={"on": "k"}).blocks[0].attn.encoding
+    assert fast.linear_of(encoding, True) is None
+    monkeypatch.undo()
+    fast.is_straight.cache_clear()
 
 
 @pytest.mark.parametrize("dtype, digits", [(torch.float32, 2**-22), (torch.bfloat16, 2**-15), (torch.float16, 2**-20)])
