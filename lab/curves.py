@@ -3,8 +3,7 @@
     python -m lab.curves RUN RUN --out curves.png     four panels, a curve a run
     python -m lab.curves --csv curves.csv             every run under runs/, a row a step
 
-No model is loaded, and a run that is still in training is shown as far as it has come. (train.py --log csv and --log
-tensorboard write a run's numbers as they come.)
+No model is loaded, and a run that is still in training is shown as far as it has come.
 """
 
 import csv

@@ -39,7 +39,7 @@ def measured(run, record, lengths, args):
 
     measure, context, longest = measures.MEASURES[args.measure], record["model"]["context"], max(lengths)
     if measure.whole and (odd := [str(length) for length in lengths if longest % length]):
-        raise InputError(f"lengths must divide the longest, {longest}, so that each scores the same tokens: not "
+        raise InputError(f"--lengths must divide the longest, {longest}, so that each scores the same tokens: not "
                          f"{', '.join(odd)}")
     tokenizer = functools.cache(lambda: data.run_tokenizer(run, record["data"]))
     settings = measures.Settings(context, longest, args.targets or context // 2, args.stride or context // 4,
