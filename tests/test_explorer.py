@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, command, need, refused
-from test_export import write_run
+from test_export import change, write_run
 from test_ladder import tiny
 
 import data
 import expe
 import model_numpy
 from common import load_model, read_checkpoint, read_run, save_checkpoint
+from config import InputError
 from past.scaling import scaled_inv_freq
 from web import explorer
 
@@ -27,6 +28,7 @@ KINDS = {                                # name: encoding, its settings
     "sinusoidal": ("sinusoidal", {"base": 500.0}), "stable": ("expe", {"l": 5, "constant": True}),
 }
 TOUR = ("expe", "keys", "rope", "alibi", "fox")
+SOURCE = "texts <!--<script> of </script>"             # as it stands, this would end the page's data or hide the rest
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,7 @@ def runs(workplace, tmp_path_factory):
     for name, (pe, settings) in KINDS.items():
         made[name] = tmp_path_factory.mktemp("runs") / name
         write_run(tiny(pe, vocab_size=300, variant=settings, context=16), made[name], workplace / "runs" / "rope")
+        change(made[name], "config.json", data=read_run(made[name])[2]["data"] | {"source": SOURCE})
     return made
 
 
@@ -56,6 +59,7 @@ def test_the_page_holds_all_it_needs_and_each_weight_to_half_precision(runs):
     assert not re.search(r"(src|href)=.?https?:|url\(|@import", html)
     known = json.loads(of(html, "data"))
     assert known["trained"] == 16 and len(known["texts"]) == explorer.TEXTS
+    assert SOURCE in known["about"] and "<" not in of(html, "data")
     for run, model in zip(runs.values(), known["models"], strict=True):
         tensors, _ = halves_of(run)
         packed = base64.b85decode(of(html, f"weights-{model['id']}").replace(",", "<"))[: model["bytes"]]
@@ -106,6 +110,11 @@ def test_a_run_that_the_page_cannot_read_is_refused(workplace, runs, tmp_path):
     shutil.copytree(runs["expe"], tmp_path / "again" / "expe")
     assert "two runs are called expe" in said(runs["expe"], tmp_path / "again" / "expe")
     assert "--steps is for runs that are trained here" in said(runs["expe"], "--steps", 3)
+    assert "--steps: must be at least 1, got 0" in said("--steps", 0)
+    gpt, _ = load_model(runs["expe"])
+    gpt.blocks[1].attn.gate = torch.nn.Linear(16, 2)
+    with pytest.raises(InputError, match=r"has the weights blocks\.1\.attn\.gate\.weight, and"):
+        explorer.check("run", gpt)
     assert "not a file in a folder" in refused(command("web.explorer", "--out", "nowhere/x.html", cwd=workplace))
 
 

@@ -69,9 +69,9 @@ def export(workplace, tmp_path):
     return made
 
 
-def load(library, folder):
+def load(library, folder, **options):
     own = (folder / "modeling_gpt.py").exists()
-    model = library.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=own).eval()
+    model = library.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=own, **options).eval()
     model.generation_config.eos_token_id = None  # or else a text might end
     return model
 
@@ -110,6 +110,17 @@ def test_logits_loss_and_greedy_tokens_are_our_models_and_padding_changes_nothin
     torch.testing.assert_close(theirs(tokens, **options).logits[:1, 4:], ours(text), rtol=1e-4, atol=1e-5)
     found = theirs.generate(tokens, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=299)
     assert torch.equal(found[:1, 4:], greedy(ours, text, 6))
+
+
+@pytest.mark.parametrize("pe", ENCODINGS)
+@torch.no_grad()
+def test_in_bf16_logits_are_nearly_as_right_as_without_an_encoding(library, export, pe):
+    tokens, relative_error = some(2, 120), lambda found, exact: (found - exact).abs().mean() / exact.std()  # noqa: E731
+    folder, ours = export(pe)
+    found = load(library, folder, dtype=torch.bfloat16)(tokens).logits
+    error = relative_error(found, ours.bfloat16().double()(tokens))  # the same weights
+    nope = tiny("nope", vocab_size=300).bfloat16()
+    assert error < 1.5 * relative_error(nope(tokens), nope.double()(tokens))
 
 
 def test_the_code_that_a_folder_brings_stands_alone_and_has_every_name_that_it_uses(export):

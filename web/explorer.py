@@ -21,7 +21,7 @@ import numpy as np
 
 import data
 import train
-from common import CommandLine, checkpoint_info, load_model, read_run, read_text, write_text
+from common import CommandLine, at_least, checkpoint_info, load_model, read_run, read_text, write_text
 from config import PRESETS, InputError
 from eval import held_out
 from lab.files import new_file
@@ -49,9 +49,9 @@ def train_missing(steps):
         train.main(shlex.split(f"--preset mini {flags} --steps {steps} --out {run} {resume}"))
     return [FOLDER / variant for variant in RUNS]
 
-def check(run, model):
-    """InputError unless model.js can read a run's model."""
-    e = model.encoding
+def check(run, gpt):
+    """InputError unless model.js can read a run's GPT."""
+    model, e = gpt.config, gpt.config.encoding
     plain = {"norm": "layernorm", "mlp": "gelu", "nope_every": 0, "window": 0, "softmax": "plain",
              "causal": True}
     alone = {"learn": "none", "once": False, "scale": 1.0}
@@ -61,6 +61,11 @@ def check(run, model):
     if wrong:
         raise InputError(f"{run} has {', '.join(wrong)}, and the page reads layernorm and gelu with one of "
                          f"{', '.join(ENCODINGS)}")
+    code = "".join((WEB / name).read_text(encoding="utf-8") for name in ("model.js", "encodings.js"))
+    for name in gpt.state_dict():
+        short = re.sub(r"^blocks\.\d+\.(attn\.)?", "", name)
+        if f'["{short}"]' not in code:
+            raise InputError(f"{run} has the weights {name}, and the page reads no such part")
 
 def packed(run, tensors):
     """Weights for a page: (halves, all high bytes before all low ones, deflated, in base85 with "," for "<"; bytes)."""
@@ -77,7 +82,7 @@ def model_of(run, called, taken):
     gpt, _ = load_model(run)
     model = gpt.config
     tensors = {name: w.numpy() for name, w in gpt.state_dict().items()}
-    check(run, model)
+    check(run, gpt)
     weights, size = packed(run, tensors)
     free = [colour(variant_of(run)), *(each for each in reversed(COLOURS) if each not in taken), GREY]
     flags = [f"--{key}" if x is True else f"--{key} {short}" for key, x, short in changed(model)]
@@ -129,9 +134,9 @@ def page(runs, root=""):
              f"{either(its['data']['source'] for _, _, its in read)} in windows of {first.context}, here in half "
              f"precision; held-out texts of {record['data']['source']}.")
     known = {"trained": first.context, "models": models, "texts": texts, "about": about, "root": root}
-    safe = lambda text: text.replace("</", "<\\/").replace("<!--", "<\\!--")  # noqa: E731   ends no script element
+    safe = json.dumps(known).replace("<", "\\u003c")                      # no text may begin or end an element
     parts = {"data": "\n".join([
-        f'<script type="application/json" id="data">{safe(json.dumps(known))}</script>',
+        f'<script type="application/json" id="data">{safe}</script>',
         f'<script type="text/plain" id="tokenizer">{read_text(Path(runs[0]) / "tokenizer.tiktoken")}</script>',
         *(f'<script type="text/plain" id="weights-{model["id"]}">{its}</script>'
           for model, its in zip(models, weights, strict=True))])}
@@ -145,7 +150,7 @@ def main(argv=None):
     parser.add_argument("runs", nargs="*", metavar="RUN",
                         help=f"run directories of train.py (default: {', '.join(RUNS)} of mini, trained if missing)")
     parser.add_argument("--out", type=new_file, default=OUT, metavar="FILE", help=f"the page (default: {OUT})")
-    parser.add_argument("--steps", type=int, metavar="N",
+    parser.add_argument("--steps", type=at_least(1), metavar="N",
                         help="of each run that is trained (default: mini's)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)

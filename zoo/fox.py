@@ -50,6 +50,7 @@ def doors(settings):
     )
 
 def torch_class():
+    import torch
     import torch.nn.functional as F
 
     from model_torch import Encoding
@@ -61,7 +62,8 @@ def torch_class():
             return F.logsigmoid(F.linear(h, self.weight.type_as(h), self.bias.type_as(h))).mT  # ln f, (B, H, S)
 
         def score(self, q, k, h, table):
-            c = self.gates(h).cumsum(-1)
+            gates = self.gates(h)
+            c = gates.cumsum(-1, dtype=torch.promote_types(gates.dtype, torch.float32))        # sums need the digits
             return c[..., -q.shape[2] :, None] - c[..., None, :]                               # (B, H, T, S)
 
         def linear(self, q, h, w, n):
