@@ -31,6 +31,7 @@ def read_log(run):
     for text in (text for text in read_text(path).splitlines(keepends=True) if text.endswith("\n")):
         try:
             line = json.loads(text)
+            line.pop("resumed", None)                         # where and how the run went on
             check_shape(line, {"step": int} | dict.fromkeys(line.keys() - {"step"}, int | float), path)
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise InputError(f"{path} holds a line that train.py did not write: mend or remove it") from None
