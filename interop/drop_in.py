@@ -52,7 +52,7 @@ def moved(dtype, first, origin=lambda n: n, T=512, C=64):
     One head on random inputs at positions first .. first + T-1, keys and queries in a dtype and their scores in fp32.
     """
     torch.manual_seed(0)
-    encoding, n, exact = ExPE(24), torch.arange(first, first + T), torch.float64
+    encoding, n, exact = ExPE(24, theta=1 / 2048), torch.arange(first, first + T), torch.float64
     h, (w_q, w_k) = torch.randn(T, C, dtype=exact), torch.randn(2, C, C, dtype=exact) / math.sqrt(C)
 
     def weights(dtype, n):

@@ -4,8 +4,8 @@
     python -m interop.export exported/ --from transformers runs/back              a run, of a Llama or a GPT-NeoX
 
 transformers loads the folder offline, with its tokenizer, and generates with its cache. Where transformers lacks the
-encoding, the folder has its own code in one file, modeling_gpt.py, which you should read first. To use it, load it with
-AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True), and AutoTokenizer likewise.
+encoding, the folder has its own code in one file, modeling_gpt.py, which you should read before you trust it. Its
+README.md has the lines of Python that load the model and generate a text.
 """
 
 from common import CommandLine

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save
 import common
 import data
 from config import PRESETS, InputError, ModelConfig, make_encoding
+from generate import TOKENS
 from interop.one_file import one_file
 from interop.tokens import CONFIG, from_tokenizers, to_tokenizers
 from lab.files import check_shape, read_json
@@ -28,6 +29,22 @@ from model_numpy import doors_of, parameter_shapes
 from model_torch import score_divisor
 
 MARK = "made_by_exact_positions"         # a field of the config.json of every folder that this writes: its kind
+README = """# A GPT with the positional encoding {pe}, trained for {step:,} steps
+
+In this folder, this writes a text that continues "The". Every text of the training data begins with the token
+`<|endoftext|>`, and so must a prompt.
+
+```python
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".", trust_remote_code={own})
+tokenizer = AutoTokenizer.from_pretrained(".", trust_remote_code={own})
+tokens = torch.tensor([[tokenizer.bos_token_id, *tokenizer("The").input_ids]])
+written = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_length={length}, do_sample=False)
+print(tokenizer.decode(written[0], skip_special_tokens=True))
+```
+"""
 
 
 # ---- the architectures -----------------------------------------------------------------------------------------------
@@ -183,6 +200,9 @@ def to_transformers(run, out, overwrite=False):
     (folder / "modeling_gpt.py").unlink(missing_ok=True)
     if code:
         common.write_text(folder / "modeling_gpt.py", code)
+    length = min(TOKENS, config.encoding.longest(config))
+    readme = README.format(pe=config.encoding.pe, step=record["step"], own=code is not None, length=length)
+    common.write_text(folder / "README.md", readme)
     write_tensors(folder / "model.safetensors", weights)
     common.write_text(folder / "tokenizer.json", json.dumps(to_tokenizers(encoding)))
     common.write_text(folder / "tokenizer_config.json", json.dumps(CONFIG, indent=1))

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -25,16 +26,16 @@ FAR = torch.tensor([[0, 1, 255, 256, 257], [10**6, 10**6 + 1, 2**31 + 7, 10**12,
 def test_rows_are_those_of_the_tables_to_the_last_bit_at_any_position(l):
     for theta in (1 / 2048, 0.1):
         right = expe.expe_table(FAR.numpy(), l, 0.3, theta)
-        np.testing.assert_array_equal(ExPE(l, 0.3, theta).rows(FAR).numpy(), right)
+        np.testing.assert_array_equal(ExPE(l, start=0.3, theta=theta).rows(FAR).numpy(), right)
     for n in (FAR, torch.arange(-40, 400, dtype=torch.int32)):
         right = expe.exqpe_table(n.numpy(), l, 0.3, 1 / 300, 0.1)
-        np.testing.assert_array_equal(ExQPE(l, 0.3, 1 / 300, 0.1).rows(n).numpy(), right)
+        np.testing.assert_array_equal(ExQPE(l, start=0.3, theta1=1 / 300, theta2=0.1).rows(n).numpy(), right)
 
 
 def default(pe, on):
     """What `tiny` has, by the defaults of the command line."""
     ramp = 1 / (4 * T)
-    return ExPE(5, 0.0, 64 / T if on == "k" else ramp, on) if pe == "expe" else ExQPE(5, 0.0, ramp, 1 / 16, on)
+    return ExPE(5, theta=64 / T if on == "k" else ramp, on=on) if pe == "expe" else ExQPE(5, theta1=ramp, on=on)
 
 
 @pytest.mark.parametrize("on", ["k", "q", "qk", "qkv"])
@@ -50,7 +51,17 @@ def test_what_enters_is_what_enters_in_our_model_at_long_positions_too(pe, on, d
             assert torch.equal(found, right)
 
 
-@pytest.mark.parametrize("encoding", [ExPE(3, on="qk"), ExQPE(3, on="qk")])
+def test_positions_that_are_not_one_for_each_token_are_refused():
+    h, encoding = torch.randn(2, 4, 8), ExPE(3, theta=1.0)
+    assert all(map(torch.equal, encoding(h, torch.arange(4)[None]), encoding(h, torch.arange(4))))
+    for shape in ((), (1,), (3,), (5,), (2, 1), (2, 5), (3, 4), (4, 1), (1, 2, 4)):
+        with pytest.raises(ValueError, match=re.escape(f"positions must have the shape (4,) or (2, 4), got {shape}")):
+            encoding(h, torch.zeros(shape, dtype=torch.long))
+    with pytest.raises(ValueError, match="positions must be integers, got torch.float32"):
+        encoding(h, torch.arange(4.0))
+
+
+@pytest.mark.parametrize("encoding", [ExPE(3, theta=0.1, on="qk"), ExQPE(3, theta1=0.1)])
 def test_the_device_is_never_waited_for(encoding):
     h, n = torch.randn(2, 4, 8), torch.arange(4)
     assert encoding(h.to("meta"), n.to("meta"))[0].device.type == "meta"  # where there are no numbers to look at
@@ -64,7 +75,7 @@ def attention_of(q, k):
 
 def test_keys_counted_from_the_last_give_the_same_weights_and_keep_their_digits():
     torch.manual_seed(0)
-    encoding, h, w = ExPE(8, 0.3, 1 / 64), torch.randn(40, 16).double(), torch.randn(2, 16, 16).double()
+    encoding, h, w = ExPE(8, start=0.3, theta=1 / 64), torch.randn(40, 16).double(), torch.randn(2, 16, 16).double()
     n = torch.arange(40) + 10**6
 
     def weights(dtype, n):
@@ -79,7 +90,7 @@ def test_keys_counted_from_the_last_give_the_same_weights_and_keep_their_digits(
     torch.testing.assert_close(from_last(FAR)[0], torch.tensor([-257, -256, -2, -1, 0]))
 
 
-@pytest.mark.parametrize("encoding", [ExPE(5, 0.2, on="qk"), ExQPE(5, 0.2)])
+@pytest.mark.parametrize("encoding", [ExPE(5, theta=0.2, start=0.2), ExQPE(5, theta1=0.2, start=0.2)])
 def test_content_and_place_make_up_a_key(encoding):
     h, w = torch.randn(2, 5, 16).double(), torch.randn(8, 16).double()
     apart = F.linear(encoding.content(h), w) + encoding.place(w, FAR[:, :4].new_tensor([[0, 3, 9, 4, 1]]))

@@ -2,12 +2,15 @@
 
 import ast
 import dataclasses
+import itertools
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
 import unicodedata
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from test_paths import PATHS, desk, snapshot  # noqa: F401  (desk is a fixture)
 import data
 from common import load_model, read_run, save_checkpoint
 from config import ENCODINGS
+from generate import generate
 from interop.over import LLAMA, NEOX
 
 OWN = {"rope": "GPTNeoXForCausalLM", "partial": "GPTNeoXForCausalLM", "learned": "GPT2LMHeadModel"}      # with gelu
@@ -110,6 +114,20 @@ def test_logits_loss_and_greedy_tokens_are_our_models_and_padding_changes_nothin
     torch.testing.assert_close(theirs(tokens, **options).logits[:1, 4:], ours(text), rtol=1e-4, atol=1e-5)
     found = theirs.generate(tokens, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=299)
     assert torch.equal(found[:1, 4:], greedy(ours, text, 6))
+
+
+@pytest.mark.parametrize("pe, changes", [("expe", {}), ("fox", {}), ("rope", {}), ("learned", {"variant": {}})])
+def test_the_code_of_the_readme_writes_what_generate_writes(library, export, monkeypatch, pe, changes):
+    folder, ours = export(pe, **changes)  # learned has positions for 12 tokens
+    monkeypatch.chdir(folder)
+    names = {}
+    exec(re.search("```python\n(.*?)```", Path("README.md").read_text(), re.S)[1], names)
+    prompt, written = names["tokens"][0].tolist(), names["written"][0].tolist()
+    encoding = data.make_tokenizer(data.read_ranks("../run/tokenizer.tiktoken"))
+    assert prompt == [encoding.eot_token, *encoding.encode_ordinary("The")]
+    new = [*itertools.islice(generate(ours, prompt, temperature=0), len(written) - len(prompt))]
+    assert written == prompt + new
+    assert written[-1] == encoding.eot_token or len(written) == (12 if pe == "learned" else 200)
 
 
 @pytest.mark.parametrize("pe", ENCODINGS)

@@ -1,12 +1,13 @@
 """ExPE and ExQPE for any attention in PyTorch: one file that needs torch alone (pip install . and import expe_torch).
 
-    encoding = ExPE(l=24, theta=64 / context)                on="k": keys alone, which is exactly relative
+    encoding = ExPE(l=24, theta=64 / context)                on="k": ExPE on keys only, which is exactly relative
     h_q, h_k, h_v = encoding(h, positions)                   h (B, T, C) is what would have entered all three
     q, k, v = W_q(h_q), W_k(h_k), W_v(h_v)                   any number of heads, of keys fewer than of queries too
 
 h is what attention reads, after its norm; nothing else knows the position, so that RoPE and the like are left out.
 positions are integers, (T,) or (B, T), on h's device: 0 .. T-1, with a cache those of the new tokens. They stay there,
-and the device is never waited for.
+and the device is never waited for. theta has no default, since it follows the context in training: 64/context did best
+with on="k" (docs/evidence.md), and the paper has 1/(4*context), with on="qk".
 
 Exact: a row is computed of whole numbers in float64, and then cast once to h's dtype. (A device without float64, as
 mps, takes fp32.) What that cast loses cannot be had back, and it grows with the position: the numbers theta*(n + j) are
@@ -37,12 +38,12 @@ def _whole(positions, l):
 def _wide(x):
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
-def expe_rows(positions, l, start=0.0, theta=1 / 2048):
+def expe_rows(positions, l, start, theta):
     """start + theta (n + j), equation 3: positions of any shape to (..., l), in float64."""
     n, j = _whole(positions, l)
     return start + theta * _wide(n + j)
 
-def exqpe_rows(positions, l, start=0.0, theta1=1 / 2048, theta2=1 / 16):
+def exqpe_rows(positions, l, start, theta1, theta2):
     """start + theta1 j + theta2 max(0, floor((n - j)/l) + 1), equation 5: to (..., l), in float64."""
     n, j = _whole(positions, l)
     raised = ((n - j).div(l, rounding_mode="floor") + 1).clamp(min=0)
@@ -56,11 +57,11 @@ class ExPE(nn.Module):
     """(h, positions) to what enters W_q, W_k and W_v, h (..., T, C): the paper's equations 2 and 3. No parameters.
 
     on: whose input is overridden, of "q", "k" and "v": "k" (exactly relative), "qk" (the paper's) or others.
-    start 0 and theta 1/(4 x the context in training) are the paper's; keys alone did best with 64/context
-    (docs/evidence.md). Raises ValueError for positions that are not integers, an l below 1 or above C, another `on`.
+    theta: 64/context with on="k", 1/(4*context) with on="qk", of the context in training. Raises ValueError for an l
+    below 1 or above C, another `on`, positions that are not integers, and more or fewer of them than h has tokens.
     """
 
-    def __init__(self, l, start=0.0, theta=1 / 2048, on="k"):
+    def __init__(self, l, *, theta, start=0.0, on="k"):
         super().__init__()
         self.l, self.on, self.numbers = l, on, (start, theta)
         if not (isinstance(l, int) and l >= 1):
@@ -75,6 +76,9 @@ class ExPE(nn.Module):
         """h of which the first l numbers are the position's row: of W_q, W_k or W_v alone, as for a hook on one."""
         if self.l > h.shape[-1]:
             raise ValueError(f"l must be at most the width, {h.shape[-1]}, got {self.l}")
+        expected, given = tuple(h.shape[:-1]), tuple(positions.shape)
+        if given not in (expected, expected[-1:], (*[1] * (len(expected) - 1), *expected[-1:])):      # (1, T) too
+            raise ValueError(f"positions must have the shape {expected[-1:]} or {expected}, got {given}")
         table = self.rows(positions).to(h.dtype)                                       # (..., T, l)
         return torch.cat((table.expand(*h.shape[:-1], self.l), h[..., self.l :]), -1)  # equation 3
 
@@ -95,11 +99,11 @@ class ExPE(nn.Module):
 
 class ExQPE(ExPE):
     """Likewise by the paper's equations 4 and 5. Its rows are straight only from one multiple of l to the next, so that
-    on keys alone it is relative for shifts by multiples of l, and `from_last` is not for it.
+    with on="k" it is relative for shifts by multiples of l, and `from_last` is not for it. theta1: 1/(4*context).
     """
 
-    def __init__(self, l, start=0.0, theta1=1 / 2048, theta2=1 / 16, on="k"):
-        super().__init__(l, start, theta1, on)
+    def __init__(self, l, *, theta1, theta2=1 / 16, start=0.0, on="qk"):
+        super().__init__(l, theta=theta1, start=start, on=on)
         self.numbers = start, theta1, theta2
 
     def rows(self, positions):
