@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import need
 from test_ladder import T, tiny
 from test_model import LINEAR, SCORED, error_by_quarter, same_losses_and_gradients, some_tokens
@@ -383,6 +384,11 @@ def test_a_cache_that_does_not_fit_is_refused_and_left_as_it_was():
     reading()(some_tokens(1, 2), cache=used)
     with pytest.raises(InputError, match="the cache was filled by another model"):
         reading()(some_tokens(1, 2), cache=used)
+    wide = reading()  # its queries and keys get more dimensions
+    for block in wide.blocks:
+        block.attn.encoding.rotate = lambda q, k, table: (F.pad(q, (0, 2)), F.pad(k, (0, 2)))
+    with pytest.raises(InputError, match="keys are 10 wide and values 8: a cache"):
+        wide(some_tokens(1, 2), cache=Cache())
     for sinks, window in ((-1, 3), (0, 0), (4, None), (1.5, 3)):
         with pytest.raises(InputError, match="sinks of at least 0 and a window of at least 1"):
             Cache(sinks, window)
