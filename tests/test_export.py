@@ -281,10 +281,7 @@ def test_a_gpt_neox_of_theirs_becomes_a_run_if_its_layers_are_ours(library, expo
 
 WRONG = [
     ("nowhere --to transformers x", "nowhere is no run directory (no config.json)", None),
-    ("run --to gguf x", "--to: invalid choice: 'gguf'", None),
     ("run x", "give either --to transformers or --from transformers", None),
-    ("run --to transformers --from transformers x", "give either --to", None),
-    ("run --to transformers", "the following arguments are required: OUT", None),
     ("run --to transformers exported", "exported exists: add --overwrite to replace what it holds, or choose another",
      None),
     ("exported --from transformers exported --overwrite", "exported exists and was not written by this", None),
@@ -294,8 +291,6 @@ WRONG = [
     ("run --from transformers x", "is of the kind None, and what can be read is llama and gpt_neox", None),
     ("exported --from transformers x", "rope_type is 'yarn', and a run begins with 'default'",
      lambda at: set_in(at, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})),
-    ("exported --from transformers x", "rope_parameters must be of type dict, got [1]",
-     lambda at: set_in(at, rope_parameters=[1])),
     ("exported --from transformers x", "--width must be a whole number of at least 1, got '8'",
      lambda at: set_in(at, hidden_size="8")),
     ("exported --from transformers x", "config.json lacks 'vocab_size'",
@@ -312,8 +307,6 @@ WRONG = [
      lambda at: (at / "exported/model.safetensors").write_bytes(b"none")),
     ("exported --from transformers x", "tokenizer.json is no byte-level BPE that splits a text as data.py does",
      lambda at: change(at / "exported", "tokenizer.json", added_tokens=[])),
-    ("exported --from transformers x", "tokenizer.json is missing",
-     lambda at: (at / "exported/tokenizer.json").unlink()),
 ]  # fmt: skip
 
 
