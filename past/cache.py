@@ -45,8 +45,8 @@ class Cache:
         """Keep keys, values and what else there is of a block's new tokens, (B, H, T, D) each; returns all S seen."""
         n, parts = k.shape[2], (k, *others)
         if k.shape != others[0].shape:                  # an encoding's rotate may widen queries and keys
-            raise InputError(f"keys are {k.shape[3]} wide and values {others[0].shape[3]}: a cache keeps only keys that "
-                             "are as wide as values (leave out --cache, and shorten the texts)")
+            raise InputError(f"keys are {k.shape[3]} wide and values {others[0].shape[3]}: a cache keeps only keys "
+                             "that are as wide as values (leave out --cache, and shorten the texts)")
         room, begin, end = self.blocks.get(attention, (k.new_empty(len(parts), *k.shape[:2], 0, k.shape[3]), 0, 0))
         if self.window is not None and (lost := end - begin - self.sinks - self.window) > 0:
             room[..., begin + lost : begin + lost + self.sinks, :] = room[..., begin : begin + self.sinks, :].clone()
