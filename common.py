@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -85,26 +84,21 @@ def listed(kind, *known):
     return read
 
 def pick_device(name="auto"):
-    """A torch.device from "auto" (a GPU if any), "cpu", "cuda", "cuda:1" or "mps"; InputError if it is not here."""
+    """A torch.device from "auto" (a GPU if any) or the name of one that this machine has; InputError for another."""
     import torch
 
-    present = torch.accelerator.is_available()
+    gpu = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "auto":
-        return torch.accelerator.current_accelerator() if present else torch.device("cpu")
-    if not re.fullmatch(r"cpu|mps|cuda(:[0-9]{1,3})?", name):
-        raise InputError(f"--device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
-    device = torch.device(name)
-    kind = torch.accelerator.current_accelerator().type if present else "cpu"
-    if device.type not in ("cpu", kind) or (device.index or 0) >= max(1, torch.accelerator.device_count()):
-        raise InputError(f"--device {name}: torch {torch.__version__} sees none on this machine: use --device cpu")
-    return device
+        return gpu or torch.device("cpu")
+    known = ["cpu", *([gpu.type, *(f"{gpu.type}:{i}" for i in range(torch.accelerator.device_count()))] if gpu else [])]
+    if name not in known:
+        raise InputError(f"--device must be auto or one of {', '.join(known)} on this machine, got {name!r}")
+    return torch.device(name)
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 def read_text(path):
-    """The text of a file; InputError if it is no regular file, or not UTF-8."""
-    if not os.path.isfile(path):
-        raise InputError(f"{path} is missing, or no regular file")
+    """The text of a file; InputError if it is not UTF-8."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -119,8 +113,19 @@ def read_json(path, *names):
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise InputError(f"{path} was cut short or edited: {type(error).__name__}: {error}") from None
 
+def new_file(text):
+    """The path of a file in a folder that exists and can be written, for argparse; of a link, the file it names."""
+    path = Path(os.path.realpath(text) if os.path.islink(text) and not text.startswith("/dev/") else text)
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)) or not text or path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists and can be written")
+    return str(path)
+
 def write_text(path, text):
-    """Write a file beside its place and rename it, so that no reader sees half of it."""
+    """Write a file beside its place and rename it, so that no reader sees half of it; to a device or pipe, append."""
+    if os.path.exists(path) and (str(path).startswith("/dev/") or not os.path.isfile(path)):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text)
+        return
     new = Path(f"{path}.new")
     new.write_text(text, encoding="utf-8")
     os.replace(new, path)
@@ -146,8 +151,6 @@ def lock(folder):
     """Hold a folder that exists for this process alone; InputError if another process holds it."""
     from filelock import FileLock, Timeout
 
-    if not Path(folder).is_dir():                                      # FileLock would make it
-        raise InputError(f"{folder}: no such folder")
     try:
         with FileLock(Path(folder) / ".lock", timeout=0):
             yield
@@ -217,10 +220,7 @@ def checkpoint_info(run):
     return read_checkpoint(run)[1]
 
 def load_model(run, make=None):
-    """(GPT on the CPU in eval mode, config.json with the checkpoint's step and sha256) of a run directory.
-
-    make(config, seed): another class than GPT. InputError as above.
-    """
+    """(GPT, or make's model, on the CPU in eval mode; config.json with the checkpoint's step and sha256) of a run."""
     import torch
 
     from model_torch import GPT

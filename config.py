@@ -40,10 +40,7 @@ TRUTH = "true or false", lambda x: isinstance(x, bool)
 TEXT = "a name or a path", lambda x: isinstance(x, str) and x != ""
 
 def knob(default, rule, help=None, flag=None):
-    """A field with its rule; with a help text it is a flag of train.py, named after the field unless `flag` is given.
-
-    A default of None is filled in where more is known.
-    """
+    """A field with its rule; with a help text it is a flag of train.py, of the field's name unless `flag` is given."""
     return field(default=default, metadata={"rule": rule, "help": help, "flag": flag})
 
 def flag_of(f):

@@ -85,11 +85,8 @@ def documents(source, max_chars=2**20, skipped=None):
             text = text[end:]
             part += 1
 
-def split_texts(texts, min_bytes, dropped, held_out=1 / 14):
-    """(split, name, text) of each text not seen before. The split depends on the text alone, not on the order.
-
-    held_out: the share of val, and of test: the 50M of 700M tokens of the paper.
-    """
+def split_texts(texts, min_bytes, dropped, held_out=1 / 14):        # val's and test's share: the paper's 50M of 700M
+    """(split, name, text) of each text not seen before. The split depends on the text alone, not on the order."""
     seen = set()
     for name, text in texts:
         encoded = text.encode("utf-8", errors="replace")    # a lone surrogate has no UTF-8: it becomes "?"
@@ -256,10 +253,7 @@ def drop_near(tokens, n=24, limit=1 / 2, most=2**22):
     return near
 
 def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
-    """(folder, meta.json) of a source's tokens: the source itself if it is one, found under data/, or prepared now.
-
-    A folder that exists is used whatever its documents' least length. InputError if its vocabulary is not `vocab`.
-    """
+    """(folder, meta.json) of a source's tokens: the source itself if it is one, found under data/, or prepared now."""
     folder = Path(source) if is_whole(Path(source)) else folder_of(source, vocab)
     if not is_whole(folder):
         print(f"preparing {folder} from {source}; for other data: --data PATH", flush=True)
@@ -345,14 +339,13 @@ def split_documents(tokens, eot):
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
 def show(folder):
-    """Print what a prepared folder holds, once its files are what meta.json says."""
+    """Print what a prepared folder holds."""
     meta = read_meta(folder)
-    near = [*meta["near"]["val"], *meta["near"]["test"]]
+    near = ", ".join([*meta["near"]["val"], *meta["near"]["test"]])
     print(f"{folder}: from {meta['source']}, a vocabulary of {meta['vocab']:,}; left out: {meta['dropped']}, nearly in "
-          f"train: {', '.join(near) or 'none'}")
-    for split in SPLITS:
-        lengths = [len(document) - 1 for document in split_documents(open_split(folder, split), meta["eot"])]
-        print(f"{split:6}{len(lengths):9,} documents{sum(lengths):14,} tokens, median {np.median(lengths or [0]):,.0f}")
+          f"train: {near or 'none'}")
+    for split, found in meta["splits"].items():
+        print(f"{split:6}{found['documents']:9,} documents{found['tokens']:14,} tokens")
 
 def main():
     parser = CommandLine(description="Turn text into tokens on disk, and show what a folder of them holds.",

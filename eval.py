@@ -16,7 +16,7 @@ import torch
 
 import common
 import data
-from common import CommandLine, at_least, listed, pick_device
+from common import CommandLine, at_least, listed, new_file, pick_device
 from config import InputError
 
 MULTIPLES = (1, 2, 4, 8, 16)    # of the trained length, when no --lengths are given
@@ -27,6 +27,8 @@ def held_out(run, record, split, source):
 
     source: a prepared folder, or text; None for what the run was trained on, if that is still as it was then.
     """
+    if source and data.full_name(source) == record["data"]["source"]:       # of which most was trained on
+        source = None
     folder = Path(source or record["data"]["folder"])
     if source and not (folder / "meta.json").exists():
         encoding = data.run_tokenizer(run, record["data"])
@@ -80,15 +82,19 @@ def evaluate(run, args):
                      "trained_length": context, "step": record["step"], "weights": record["sha256"]})
     return rows
 
-def print_rows(rows):
-    """A line for each run, with a column for each length; * marks the trained length."""
+def print_rows(rows, before):
+    """The losses of the last run and their perplexities, a column for each length; a heading if it is another one."""
     row = rows[-1]
-    print(f"\n{row['data']}: {row['n_documents']} documents, {row['n_targets']:,} targets at every length")
-    print(f"{'loss, nats a token (* trained length)':40}" + "".join(f"{row['length']:9,}" for row in rows))
+    rows = [other for other in rows if other["run"] == row["run"]]
+    heading = (f"\n{row['data']}: {row['n_documents']} documents, {row['n_targets']:,} targets at every length\n"
+               f"{'loss, perplexity (* trained length)':35}" + "".join(f"{row['length']:9,}" for row in rows))
+    if heading != before:
+        print(heading)
     for what, form in (("loss", ".3f"), ("perplexity", ".1f")):
         cells = [f"{row[what]:8{form}}" + " *"[row["length"] == row["trained_length"]] if row[what] else f"{'-':>9}"
                  for row in rows]
-        print(f"{row['run'] if what == 'loss' else '    ' + what:40}{''.join(cells)}", flush=True)
+        print(f"{row['run'].removeprefix('runs/')[-34:] * (what == 'loss'):35}{''.join(cells)}", flush=True)
+    return heading
 
 def main(argv=None):
     parser = CommandLine(prog="eval.py", description="Score runs past their trained length.",
@@ -99,15 +105,14 @@ def main(argv=None):
     add("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
     add("--data", metavar="DIR|PATH", help="score this instead: a prepared folder, or text as data.py reads it")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    add("--json", metavar="FILE", help="write the numbers as a list of objects, one for each run and length")
-    add("--plot", metavar="FILE", help="draw loss against length: .png, .svg or .pdf (needs matplotlib)")
+    add("--json", type=new_file, metavar="FILE", help="write the numbers as a list, an object for each run and length")
+    add("--plot", type=new_file, metavar="FILE", help="draw loss against length: .png, .svg or .pdf (needs matplotlib)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        rows = []
+        rows, heading = [], None
         for run in common.named_runs(args.runs):
-            found = evaluate(run, args)
-            print_rows(found)
-            rows += found
+            rows += evaluate(run, args)
+            heading = print_rows(rows, heading)
         if args.json:
             common.write_text(args.json, json.dumps(rows, indent=1) + "\n")
         if args.plot:

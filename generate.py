@@ -31,8 +31,8 @@ def distribution(logits, temperature=1.0, top_k=None):
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
     logits = logits.double() - logits.double().amax(-1, keepdim=True)    # or else a small temperature would overflow
     if top_k is not None:
-        kept = logits.topk(min(top_k, logits.shape[-1])).indices                                  # (B, k)
-        logits = torch.full_like(logits, -torch.inf).scatter(-1, kept, logits.gather(-1, kept))
+        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]                          # (B, 1)
+        logits = logits.masked_fill(logits < least, -torch.inf)
     return (logits / temperature).softmax(-1)
 
 def draw(p, rng):

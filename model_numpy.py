@@ -21,6 +21,7 @@ params is a flat dict of them by the names of torch's state_dict. All is compute
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -226,25 +227,23 @@ def phi_backward(dphi, l):
     dh[..., :l] = 0
     return dh, {}
 
+def override_forward(parts, phi, h, table, learned):
+    """What enters W_q, W_k, W_v: phi(h) for those in `parts`, "k", "q", "qk" or "qkv", h for others. Equation 2."""
+    phi_h, cache = phi[0](h, table, learned)
+    return tuple(phi_h if part in parts else h for part in "qkv"), cache
+
+def override_backward(parts, phi, dparts, cache):
+    """parts = phi(h) where overridden, h elsewhere."""
+    dphi = sum(d for part, d in zip("qkv", dparts, strict=True) if part in parts)
+    dh, down = phi[1](dphi, cache)
+    return sum((d for part, d in zip("qkv", dparts, strict=True) if part not in parts), dh), down
+
 def override_on(parts, phi):
-    """The override of what enters W_q, W_k, W_v, where `parts` is "k", "q", "qk" or "qkv"; the others have h."""
-    forward, backward = phi
-
-    def on_forward(h, table, learned):
-        """parts = phi(h) where overridden, h elsewhere. The paper's equation 2."""
-        phi, cache = forward(h, table, learned)
-        return tuple(phi if part in parts else h for part in "qkv"), cache
-
-    def on_backward(dparts, cache):
-        """parts = phi(h) where overridden, h elsewhere."""
-        dphi = sum(d for part, d in zip("qkv", dparts, strict=True) if part in parts)
-        dh, down = backward(dphi, cache)
-        return sum((d for part, d in zip("qkv", dparts, strict=True) if part not in parts), dh), down
-
-    return on_forward, on_backward
+    """The override door of ExPE or ExQPE, on what --on says."""
+    return partial(override_forward, parts, phi), partial(override_backward, parts, phi)
 
 def overriding(settings):
-    """ExPE or ExQPE, on what --on says; the ablations --once and --learn are in zoo/ablations.py."""
+    """The doors of ExPE or ExQPE; the ablations --once and --learn are in zoo/ablations.py."""
     if settings.once or settings.learn != "none":
         from zoo import ablations
         return ablations.doors(settings)

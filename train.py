@@ -41,7 +41,7 @@ VALIDATION_WINDOWS = 128        # of the trained length, in a validation loss
 # ---- from flags to configs -------------------------------------------------------------------------------------------
 
 def read_flags(argv):
-    """(args, ModelConfig, TrainConfig): the preset's settings, with the flags that were given."""
+    """(args, ModelConfig, TrainConfig): the preset's settings with the flags that were given, or the resumed run's."""
     parser = CommandLine(prog="train.py", description=__doc__, usage="train.py [--preset NAME] [--pe NAME] [flags]")
     add = parser.add_argument
     add("--preset", choices=PRESETS, metavar="NAME", help=f"{', '.join(PRESETS)}; paper-35m on a GPU, else mini")
@@ -55,6 +55,10 @@ def read_flags(argv):
     first, _ = parser.parse_known_args([word for word in argv if word not in ("-h", "--help")])
     preset = first.preset or ("paper-35m" if torch.cuda.is_available() else "mini")
     pe = first.pe or "expe"
+    if first.resume and first.out is not None:                          # its own encoding's flags and preset
+        _, _, record = common.read_run(common.output_folder(first.out))
+        preset = first.preset or record["provenance"]["preset"]
+        pe = first.pe or record["model"]["encoding"]["pe"]
     model, train = configure({}, pe, preset)
     defaults = vars(model.encoding) | vars(model) | vars(train)
     for kind in (settings_class(pe), ModelConfig, TrainConfig):
@@ -69,23 +73,24 @@ def read_flags(argv):
     args.given = {name: value for name, value in vars(args).items() if value is not None}
     args.out = common.output_folder(run_name(args.given, pe, preset, defaults) if args.out is None else args.out)
     args.preset = preset
-    return args, *configure(args.given, pe, preset)
+    return args, *(check_resumed(args.out, args.given) if args.resume else configure(args.given, pe, preset))
 
 def run_name(given, pe, preset, defaults):
     """The default directory: the preset, --pe, each given flag with another value than theirs, and the seed."""
-    names = [name for name in given if name not in UNNAMED and given[name] != defaults.get(name, given[name])]
-    words = [f"{name}-{Path(str(given[name])).name}" for name in names]                         # a path's last part
+    fields = [f for kind in (settings_class(pe), ModelConfig, TrainConfig) for f in dataclasses.fields(kind)
+              if given.get(f.name, defaults[f.name]) != defaults[f.name] and f.name not in UNNAMED]
+    words = [f"{flag_of(f).strip('-')}-{Path(str(given[f.name])).name}" for f in fields]         # a path's last part
     return Path("runs", "-".join([preset, pe, *words, f"s{given.get('seed', 0)}"]))
 
 def check_resumed(run, given):
-    """(ModelConfig, TrainConfig, record) of the run to resume; InputError for a flag that contradicts it."""
+    """(ModelConfig, TrainConfig) of the run to resume; InputError for a flag that contradicts it."""
     model, config, record = common.read_run(run)
     stored = vars(model.encoding) | vars(model) | vars(config) | {"preset": record["provenance"]["preset"]}
     for name, value in given.items():
         if name in stored and stored[name] != value:
             raise InputError(f"--{name.replace('_', '-')} is {stored[name]} in {run}, and {value} was given: resume "
                              "with the run's own flags, or train under another --out")
-    return model, config, record
+    return model, config
 
 def describe_origin(preset, argv, device):
     """What a number of this run can be traced by: preset, command line, commit, versions, machine."""
@@ -327,11 +332,11 @@ def main(argv=None, backends=BACKENDS):
         args, model_config, config = read_flags(argv)
         run = args.out
         check_out(run, args)
-        if args.resume:
-            model_config, config, record = check_resumed(run, args.given)
         device = pick_device("cpu" if config.backend == "numpy" and args.device == "auto" else args.device)
         folder, meta = data.ensure(config.data, model_config.vocab_size, config.min_doc_tokens, config.max_tokens)
-        if not args.resume:
+        if args.resume:
+            _, _, record = common.read_run(run)
+        else:
             record = {"model": dataclasses.asdict(model_config), "train": dataclasses.asdict(config),
                       "data": {"folder": str(folder), **meta}, "provenance": describe_origin(args.preset, argv, device)}
         if record["data"]["splits"]["train"]["sha256"] != meta["splits"]["train"]["sha256"]:

@@ -38,11 +38,11 @@ from tqdm import tqdm
 import data
 import model_numpy
 import train
-from common import CommandLine, at_least, listed, pick_device
+from common import CommandLine, at_least, listed, new_file, pick_device
 from config import ENCODINGS, PRESETS, InputError
 from engine import corpora
 from eval import MULTIPLES
-from lab.files import new_file, write_rows
+from lab.files import write_rows
 from past.scaling import SINKS
 
 PLAIN = ("plain", "plain+malloc")        # without --fast; with its memory setting alone

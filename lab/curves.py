@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from common import CommandLine, named_runs, read_run, read_text, write_text
+from common import CommandLine, named_runs, new_file, read_run, read_text, write_text
 from config import InputError
-from lab.files import check_shape, new_file, picture
+from lab.files import check_shape, picture
 
 POINTS = 100                             # of the longest run's curve, about: a mean over as many steps of each run
 

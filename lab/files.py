@@ -3,10 +3,9 @@
 import argparse
 import contextlib
 import json
-import os
 from pathlib import Path
 
-from common import read_text, write_text
+from common import new_file, read_text, write_text
 from config import InputError
 
 BAR = "{l_bar}{bar}{r_bar}   \x1b[3D"                               # tqdm's own, and three columns for a ^C
@@ -16,13 +15,6 @@ def clock(seconds):
     """"1:05", or "1:00:05"."""
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
-
-def new_file(text):
-    """The path of a file in a folder that exists and can be written, for argparse; of a link, the file it names."""
-    path = Path(os.path.realpath(text) if os.path.islink(text) else text)
-    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)) or (path.exists() and not path.is_file()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists and can be written")
-    return str(path)
 
 def picture(text):
     """The path of a picture that can be written, for argparse: known by its suffix before the work that leads to it."""

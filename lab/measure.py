@@ -17,11 +17,11 @@ from types import SimpleNamespace
 
 from tqdm import tqdm
 
-from common import CommandLine, at_least, checkpoint_info, listed, named_runs, pick_device, read_run
+from common import CommandLine, at_least, checkpoint_info, listed, named_runs, new_file, pick_device, read_run
 from config import InputError
 from eval import MULTIPLES
 from lab import measures, plan, show
-from lab.files import BAR, clock, new_file, picture, write_rows
+from lab.files import BAR, clock, picture, write_rows
 from past import scaling
 from past.reading import CANNOT_STREAM, load
 

@@ -27,11 +27,11 @@ from tqdm import tqdm
 import data
 import model_torch
 import train
-from common import CommandLine, at_least, listed, lock, pick_device
+from common import CommandLine, at_least, listed, lock, new_file, pick_device
 from config import InputError, Override, make_encoding
 from engine import fast
 from lab import measures
-from lab.files import BAR, new_file, read_json, write_rows
+from lab.files import BAR, read_json, write_rows
 from lab.grids import VARIANTS, flags_of
 from studies.tuning import PRESET
 

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from common import CommandLine, load_model, read_run
+from common import CommandLine, load_model, new_file, read_run
 from config import InputError, Override
 from eval import held_out
-from lab.files import BAR, new_file, write_rows
+from lab.files import BAR, write_rows
 from lab.formats import round_to
 from lab.measures import Settings, same_targets, summary, usable
 from lab.report import paired

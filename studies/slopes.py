@@ -11,11 +11,11 @@ import itertools
 import numpy as np
 import torch
 
-from common import CommandLine, at_least
+from common import CommandLine, at_least, new_file
 from config import ALiBi, ExPE, InputError
 from eval import held_out
 from lab.attention import WatchedAttention, load_watched
-from lab.files import new_file, picture, write_rows
+from lab.files import picture, write_rows
 from lab.measures import usable
 from lab.pictures import DASHES, GREY, Figure, Line2D, colour, name, names_of, save, shade, variant_of
 from model_torch import as_tensor, project

@@ -19,10 +19,10 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import data
-from common import CommandLine, at_least, listed, named_runs, pick_device
+from common import CommandLine, at_least, listed, named_runs, new_file, pick_device
 from config import InputError
 from engine.fast import at_least_fp32
-from lab.files import new_file, write_rows
+from lab.files import write_rows
 from past import scaling
 from past.cache import Cache
 from past.reading import BATCH_TOKENS, load

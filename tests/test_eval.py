@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from conftest import TINY, command, refused
+from conftest import TINY, command, process, refused
 
 import data
 from common import load_model
@@ -66,12 +66,36 @@ def test_losses_equal_an_independent_loop_and_targets_are_the_same_at_every_leng
 
 def test_every_run_is_scored_past_the_learned_table_is_a_dash_and_a_picture_is_drawn(workplace, few):
     rows, printed = rows_of(workplace, "--plot", "loss.png", "--data", few[0])
-    lines = [line.split() for line in printed.splitlines() if line.startswith("runs/")]
-    assert [line[0] for line in lines] == ["runs/expe", "runs/learned", "runs/rope"]
+    lines = [line.split() for line in printed.splitlines() if line.startswith(("expe", "learned", "rope"))]
+    assert [line[0] for line in lines] == ["expe", "learned", "rope"] and printed.count("documents") == 1
     assert all(line[1].endswith("*") and len(line) == 6 for line in lines) and lines[1][2:] == ["-", "-", "-", "-"]
     assert [row["length"] for row in rows] == [16, 32, 64, 128, 256] * 3
     assert [row["loss"] for row in rows if row["pe"] == "learned"][1:] == [None] * 4
     assert (workplace / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_source_of_the_training_text_is_scored_on_its_held_out_part_alone(workplace, books):
+    own, source = (rows_of(workplace, "runs/expe", "--lengths", "32", *more)[0][0] for more in ([], ["--data", books]))
+    assert own["loss"] == source["loss"] and own["data"] == source["data"]
+
+
+@pytest.mark.parametrize("flag", ["--json", "--plot"])
+@pytest.mark.parametrize("path", ["", ".", "..", "missing/x.png", "folder"])
+def test_a_wrong_output_file_is_refused_before_anything_is_scored(flag, path, workplace, tmp_path):
+    (tmp_path / "folder").mkdir()
+    done = command("eval.py", workplace / "runs" / "expe", flag, path, cwd=tmp_path)
+    assert done.returncode == 2 and flag in done.stderr and done.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_link_is_followed_and_a_pipe_is_written_as_it_is(workplace, tmp_path):
+    (tmp_path / "link").symlink_to("target.json")
+    flags = ["--lengths", "16", "--data", workplace / "x.txt", "--json"]
+    (workplace / "x.txt").write_text("some text " * 20)
+    assert command("eval.py", workplace / "runs" / "expe", *flags, "link", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "link").is_symlink() and json.loads((tmp_path / "target.json").read_text())
+    done = process("eval.py", workplace / "runs" / "expe", *flags, "/dev/stdout", cwd=tmp_path)
+    assert done.returncode == 0 and json.loads(done.stdout[done.stdout.index("[\n") :])[0]["length"] == 16
 
 
 def test_other_text_is_scored_with_the_runs_own_tokenizer(workplace, tokens, tmp_path):

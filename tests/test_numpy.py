@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY, command, refused
+from conftest import TINY, command, read_log, refused
 from test_ladder import BLOCKS, EXACT, POSITIONS, B, T, V, climb, close, numpy_params, tiny
 
 import common
@@ -84,7 +84,7 @@ BROKEN = [
     ("attend_backward", "dq += ", "dq -= ", "cope", "gpt", "gradient of blocks.1.attn.qkv"),
     ("attend_backward", "dk += ", "dk -= ", "cope", "gpt", "gradient of blocks.1.attn.qkv"),
     ("attention_backward", "dh + dh_score", "dh - dh_score", "fox", "gpt", "gradient of blocks.1.norm1"),
-    ("override_on", "part not in parts", "part in parts", "exqpe", "gpt", "gradient of blocks.1.norm1"),
+    ("override_backward", "part not in parts", "part in parts", "exqpe", "gpt", "gradient of blocks.1.norm1"),
     ("override_shut_backward", "dk + dv", "dk - dv", "nope", "gpt", "gradient of blocks.1.norm1"),
     ("project_backward", "((dw_q, dw_k, dw_v))", "((dw_q, -dw_k, dw_v))", "nope", "gpt", "blocks.1.attn.qkv"),
     ("output_backward", "proj.weight\": dw", "proj.weight\": -dw", "nope", "gpt", "gradient of blocks.1.attn.proj"),
@@ -454,7 +454,7 @@ def test_a_numpy_run_that_was_killed_resumes_bit_for_bit(numpy_run, monkeypatch)
     assert done.returncode == 0 and "steps 20 to 40" in done.stdout, done.stdout + done.stderr
     (first, info), (second, again) = (common.read_checkpoint(r) for r in (run, folder / "runs" / "b"))
     assert info["step"] == again["step"] == 40 and info["sha256"] == again["sha256"] and first.keys() == second.keys()
-    assert (run / "log.jsonl").read_text() == (folder / "runs" / "b" / "log.jsonl").read_text()
+    assert read_log(run) == read_log(folder / "runs" / "b")
 
 
 def test_micro_batches_change_nothing_but_rounding(tokens, tmp_path):

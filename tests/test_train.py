@@ -136,7 +136,8 @@ def test_random_positions_are_sorted_without_repeats_and_new_at_each_step():
 NAMES = {"--pe expe --l 24": "mini-expe-s0", "--pe expe --l 8 --lr 2e-3": "mini-expe-l-8-lr-0.002-s0",
          "--pe rope --seed 3": "mini-rope-s3", "--steps 5 --eval-every 3": "mini-expe-steps-5-s0",
          "--pe expe --on k": "mini-expe-on-k-s0", "--lr 4e-3 --no-causal": "mini-expe-causal-False-s0",
-         "--preset paper-35m --pe exqpe --data a/b": "paper-35m-exqpe-data-b-s0", "--fast": "mini-expe-s0"}
+         "--preset paper-35m --pe exqpe --data a/b": "paper-35m-exqpe-data-b-s0", "--fast": "mini-expe-s0",
+         "--width 32 --heads 2": "mini-expe-width-32-heads-2-s0", "--seed 2 --init-from b": "mini-expe-init-from-b-s2"}
 
 
 @pytest.mark.parametrize("line", NAMES)
@@ -172,8 +173,8 @@ WRONG = {
     "--random-positions 3": "--random-positions must be", "--pe learned --random-positions 900": "--n-positions",
     "--pe learned --n-positions 3": "--n-positions must be", "--pe t5 --buckets 64 --max-distance 8": "--max-distance",
     "--end-lr 1": "--end-lr must be", "--backend numpy --dtype bf16": "--backend numpy",
-    "--device gpu": "--device must be",
-    "--device cuda:99": "--device cuda:99", "--backend numpy --compile": "--backend numpy", "--nonsense": "--nonsense",
+    "--device gpu": "--device must be", "--device cuda:99": "--device must be",
+ "--backend numpy --compile": "--backend numpy", "--nonsense": "--nonsense",
     "--data missing": "missing: no such file", "--vocab 400": "add --vocab 300", "--init-from missing": "missing",
     "--learn random --theta 1": "--learn random", "--once --on k": "--once", "--resume --overwrite": "not allowed",
     "--width 6 --heads 2 --pe rope": "needs an even --width / --heads", "--on v": "--on must be",

@@ -21,10 +21,9 @@ import numpy as np
 
 import data
 import train
-from common import CommandLine, at_least, checkpoint_info, load_model, read_run, read_text, write_text
+from common import CommandLine, at_least, checkpoint_info, load_model, new_file, read_run, read_text, write_text
 from config import PRESETS, InputError
 from eval import held_out
-from lab.files import new_file
 from lab.measures import usable
 from lab.pictures import COLOURS, GREY, changed, colour, names_of, variant_of
 
