@@ -1,4 +1,4 @@
-"""Hold anybody's positional encoding against vectors/: python -m interop.conform MODULE:FUNCTION --case rope-yarn
+"""Check anybody's positional encoding against vectors/: python -m interop.conform MODULE:FUNCTION --case rope-yarn
 
 FUNCTION takes, by name, any of the case's inputs and parameters, as NumPy arrays: vectors/NAME.json lists them, with
 shapes. It returns the case's first output or a tuple of the first ones, or a dict of any of them by name, as anything
@@ -21,13 +21,15 @@ from pathlib import Path
 import numpy as np
 
 VECTORS = Path(__file__).resolve().parent / "vectors"
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}    # relative, of a rounding
+ENDS = Exception, SystemExit                                             # what a user's file can raise
 
 def refuse(message):
     print("python -m interop.conform: error:", " ".join(str(message).split()), file=sys.stderr)
     sys.exit(2)
 
 def load(name):
-    """The function of MODULE:FUNCTION; the module may lie in the folder where one is."""
+    """The function of MODULE:FUNCTION; the module may lie in the current folder."""
     module, _, path = name.partition(":")
     sys.path.insert(0, "")
     try:
@@ -36,11 +38,11 @@ def load(name):
             found = getattr(found, part)
         inspect.signature(found)
         return found
-    except Exception as error:                                          # whatever a user's file can raise
+    except ENDS as error:
         refuse(f"{name} is no MODULE:FUNCTION here: {type(error).__name__}: {error}")
 
-def called(function, given, names):
-    """{output: array} of what the function returns for those of the given inputs that it names."""
+def call(function, given, names):
+    """{output: array} that the function returns for those of the given inputs that it names."""
     takes = inspect.signature(function).parameters
     everything = any(p.kind == p.VAR_KEYWORD for p in takes.values())
     for name, p in takes.items():
@@ -51,69 +53,127 @@ def called(function, given, names):
         if not isinstance(result, dict):
             result = dict(zip(names, result if isinstance(result, tuple) else [result], strict=False))
         result = {name: np.asarray(x) for name, x in result.items()}
-    except Exception as error:
+    except ENDS as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         refuse(f"{Path(at.filename).name}:{at.lineno}: {type(error).__name__}: {error}")
     if not result or not result.keys() <= {*names}:
-        refuse(f"the function must return some of {', '.join(names)}, got {', '.join(result) or 'nothing'}")
+        refuse(f"the function must return some of {', '.join(names)}, got {', '.join(map(str, result)) or 'nothing'}")
+    for name, x in result.items():
+        if x.dtype.kind not in "fiu" and x.dtype.name not in UNIT:
+            refuse(f"{name} must be an array of real numbers, got one of {x.dtype.name}")
     return result
+
+def tolerance(dtype, terms, exact):
+    """The largest error, over max(1, the right number), that is left to rounding in this format.
+
+    A sum of terms that cancel is off by roundings of its terms, however small it is. What must be exact, such as angles
+    (as large as their positions) and distances, is float32 at least even if the finished table is in half precision: so
+    its size counts by float32's rounding at most. Eight roundings may add up, as in a sum over a head of 8.
+    """
+    unit = UNIT.get(dtype, UNIT["float64"])
+    return max(1e-12, 8 * (unit * (1 + terms) + min(unit, UNIT["float32"]) * exact))
 
 def errors(name, got, right, length):
     """The error of each number over max(1, the right one), of inv_freq times length; 0 where none is right.
 
-    Biases and scores may differ by one number a query: a softmax drops what all keys share.
+    Biases and scores may differ by one number a query, since a softmax drops what all keys share: it is the error at
+    the last key that the query sees, whose distance is the smallest.
     """
     if got.shape != right.shape:
         return np.full(right.shape, np.inf)
 
-    def off(got, right):
-        off = np.abs(got - right) / np.maximum(1, np.abs(right)) * (length if name == "inv_freq" else 1)
+    def off(error):
+        off = np.abs(error) / np.maximum(1, np.abs(right)) * (length if name == "inv_freq" else 1)
         return np.where(np.isnan(right), 0, np.nan_to_num(off, nan=np.inf))
 
     if name not in ("bias", "scores"):
-        return off(got, right)
-    return min(off(got, right), off(got - got[..., :1], right - right[..., :1]), key=np.max)
+        return off(got - right)
+    last = (~np.isnan(right)).sum(-1, keepdims=True) - 1
+    return min(off(got - right), off(got - right - np.take_along_axis(got - right, last, -1)), key=np.max)
 
-def looks_like(wrong, got, right, length, near, mistakes):
-    """The words of the known mistake that is nearest to all of this, or to the wrong outputs, or to a multiple of one.
+def turn(x, inv_freq, attention_factor, pairs, positions, of="qk"):
+    """What RoPE gives for the last sequence of the inputs x if these pairs of a head turn by these angles.
 
-    Mistakes are known by the last sequence, and only those are asked that change one of the wrong outputs.
+    inv_freq (r/2,), or (2, r/2): those of the first of each pair, then those of the second.
     """
-    last = lambda x: x[-1:] if x.ndim > 2 else x  # noqa: E731
-    off = lambda name, x, y: errors(name, x, y, length).max()  # noqa: E731
-    if all(off(name, last(got[name]), last(right[name])) <= near for name in wrong):
-        return "the last sequence's: it is right, and others of the batch are not"
-    known = {m["looks like"]: {name: np.array(x, float) for name, x in m["outputs"].items()} for m in mistakes}
-    known = {words: made for words, made in known.items() if made.keys() & {*wrong}}
-    for names in (got, wrong):
-        far = {words: max(off(name, last(got[name]), made.get(name, last(right[name]))) for name in names)
-               for words, made in known.items()}
-        if far and min(far.values()) <= near:
-            return min(far, key=far.get)
+    angle = np.multiply.outer(np.broadcast_to(inv_freq, (2, len(pairs))), positions).swapaxes(1, 2)  # (2, T, r/2)
+    cos, sin, (i, j) = np.cos(angle) * attention_factor, np.sin(angle) * attention_factor, np.transpose(pairs)
+    found = {name: np.array(x[name][-1:], float) for name in "qkv"}               # (1, H, T, D)
+    for y in map(found.get, of):
+        y[..., i], y[..., j] = y[..., i] * cos[0] - y[..., j] * sin[0], y[..., j] * cos[1] + y[..., i] * sin[1]
+    k, v = (np.concatenate((x[f"cached_{name}"], found[name]), 2) if f"cached_{name}" in x else found[name]
+            for name in "kv")
+    scores = found["q"] @ k.swapaxes(-1, -2) / np.sqrt(k.shape[-1])               # (1, H, T, S)
+    T, S = scores.shape[-2:]
+    scores[..., np.triu(np.ones((T, S), bool), S - T + 1)] = np.nan
+    p = np.nan_to_num(np.exp(scores - np.nanmax(scores, -1, keepdims=True)))
+    out = p @ v / p.sum(-1, keepdims=True)
+    return found | {"scores": scores, "out": out, "attention_factor": attention_factor} | (
+        {"inv_freq": np.array(inv_freq)} if np.ndim(inv_freq) == 1 else {})
+
+def outputs_of(mistake, x):
+    """{output: array} of the last sequence that a mistake of a file gives for the inputs x."""
+    made = turn(x, **mistake["turns"]) if "turns" in mistake else mistake["outputs"]
+    return {name: np.array(y, float) for name, y in made.items()}
+
+def last(x):
+    return x[-1:] if x.ndim > 2 else x
+
+def looks_like(wrong, got, right, length, allowed, known):
+    """The words of the known mistake that is nearest to all outputs, to the wrong ones, to the first wrong one, or to
+    a multiple of one. Mistakes are known by the last sequence, and only those count that change a wrong output.
+    """
     name = wrong[0]
+    off = lambda name, x, y: errors(name, x, y, length).max() / max(allowed[name], 1e-4)  # noqa: E731
+    if got[name].shape == right[name].shape and not np.isfinite(got[name][~np.isnan(right[name])]).all():
+        return "an overflow or a division by 0: not all numbers are finite"
+    if all(right[name].ndim > 2 and len(right[name]) > 1 and errors(
+            name, last(got[name]), last(right[name]), length).max() <= allowed[name] for name in wrong):
+        return "the last sequence's: it is right, and others of the batch are not"
+    known = {words: made for words, made in known.items() if made.keys() & {*wrong}}
+    for names in (got, wrong, wrong[:1]):
+        pairs = {words: {name: (last(got[name]), made.get(name, last(right[name]))) for name in names}
+                 for words, made in known.items() if made.keys() & {*names}}
+        far = {words: max(np.nanmax(abs(np.subtract(*pair[name]))) for name in wrong if name in pair)
+               for words, pair in pairs.items() if all(off(name, *pair[name]) <= 1 for name in pair)}
+        if far:                                     # which is nearest, a number that all keys share decides too
+            return min(far, key=far.get)
     for words, made in {"the right numbers": {}, **known}.items():
         x, y = last(got[name]), made.get(name, last(right[name]))
         times = np.nansum(x * y) / (np.nansum(y * y) or 1) if x.shape == y.shape else 1
-        if np.isfinite(times) and off(name, x, times * y) <= near:
+        if np.isfinite(times) and abs(times - 1) > 0.01 and off(name, x, times * y) <= 1:
             return f"{words}, times {times:.6g}"
     return "no mistake that is known here"
+
+def project(got, right, made):
+    """(e . d, d . d) over tables, q and k, e the error and d the mistake's: e . d / d . d is its share in the error.
+
+    Rounded positions hide in bfloat16's tolerance, but they move all numbers of a row together.
+    """
+    names = got.keys() & made.keys() & {"table", "q", "k"}
+    weights = {name: 1 / np.maximum(1, np.abs(last(right[name]))) for name in names}
+    d = {name: (made[name] - last(right[name])) * weights[name] for name in names}
+    e = {name: (last(got[name]) - last(right[name])) * weights[name] for name in names}
+    return np.array([sum((e[name] * d[name]).sum() for name in names), sum((d[name] ** 2).sum() for name in names)])
 
 @np.errstate(all="ignore")
 def check(function, case, dtype=None):
     """(whether all is right, a line that says so or what is not)."""
-    left = []
+    left, leans = [], {}
     for part, data in case["parts"].items():
-        given = (data["inputs"] | case["parameters"]).items()
-        given = {name: np.array(x) if isinstance(x, list) else x for name, x in given}
-        right = {name: np.array(x, float) for name, x in data["outputs"].items()}
-        found, length = called(function, given, [*case["returns"]]), given["length"]
+        make = lambda data=data: {name: np.array(x) if isinstance(x, list) else x  # noqa: E731
+                                  for name, x in (data["inputs"] | case["parameters"]).items()}
+        given, right = make(), {name: np.array(x, float) for name, x in data["outputs"].items()}
+        found, length = call(function, make(), [*case["returns"]]), given["length"]
         got = {name: found[name].astype(float) for name in right if name in found}
         for name, x in got.items():
             with contextlib.suppress(ValueError):                       # such as a bias that all queries share
                 got[name] = np.broadcast_to(x, right[name].shape)
-        tolerance = data["tolerance"]
-        allowed = {name: tolerance.get(dtype or found[name].dtype.name, tolerance["float64"]) for name in got}
+        least = dtype or max((x.dtype.name for x in found.values()), key=lambda name: UNIT.get(name, 0))
+        allowed, single = ({name: tolerance(kind, *data["size"][name]) for name in got} for kind in (least, "float32"))
         off = {name: errors(name, x, right[name], length) for name, x in got.items()}
+        known = {mistake["looks like"]: outputs_of(mistake, given)
+                 for mistake in case["mistakes"] if mistake["part"] == part}
         if wrong := [name for name in got if off[name].max() > allowed[name]]:
             name, x, y = wrong[0], got[wrong[0]], right[wrong[0]]
             bad = off[name] > allowed[name]
@@ -122,12 +182,18 @@ def check(function, case, dtype=None):
             says = f"{name} has the shape {x.shape}, not {y.shape}" if x.shape != y.shape else (
                 f"{name}{[*first] or ''}{at} is {x[first]:.6g}, not {y[first]:.6g} "
                 f"({bad.sum()} of {bad.size} are wrong)")
-            known = [mistake for mistake in case["mistakes"] if mistake["part"] == part]
-            words = looks_like(wrong, got, right, length, max(allowed[name], 1e-4), known)
-            if all(off[name].max() <= tolerance["float32"] for name in wrong):
+            words = looks_like(wrong, got, right, length, allowed, known)
+            if all(off[name].max() <= single[name] for name in wrong):
                 words = "rounded numbers: they are right to float32, whose tolerance is --dtype float32"
             return False, f"{part}: {says}; it looks like {words}"
+        for words, made in known.items():
+            if words == f"rounded positions: they were cast to {least}":
+                leans[words] = leans.get(words, 0) + project(got, right, made)
         left += [f"{part} {name} {off[name].max():.0e} of {allowed[name]:.0e}" for name in got]
+    for words, (along, whole) in leans.items():
+        if along > 0.5 * whole:                     # the share is about 0 if only tables and outputs are rounded
+            return False, (f"each error is within the tolerance, but together they are {along / whole:.0%} of a known "
+                           f"mistake's; it looks like {words}")
     return True, f"right; largest errors, of those allowed: {', '.join(left)}"
 
 def main(argv=None):

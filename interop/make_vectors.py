@@ -2,7 +2,8 @@
 
 One file a case, made by the float64 NumPy reference: inputs, outputs of three parts (near: two sequences, one with
 gaps; far: positions up to 10^6; decode: one step with a cache), and what common mistakes would give, so that conform.py
-can name them. Inputs have two digits, outputs fifteen. Biases and scores of keys ahead of a query are null.
+can name them: outputs, or the angles of a rotation ("turns"). Inputs have two digits, outputs fifteen. Biases and
+scores of keys ahead of a query are null.
 
 B batch, T queries, S keys, H heads, D width of a head, C = H*D, l overridden dimensions, r those of a head that turn.
 """
@@ -18,14 +19,16 @@ import expe
 import model_numpy
 from common import CommandLine, write_text
 from config import ModelConfig, make_encoding
+from interop import conform
 from lab.formats import round_to
 from past.scaling import ScaledRoPE, scaled_inv_freq
 
 FOLDER = Path(__file__).resolve().parent / "vectors"
-NEAR, DECODE = [[0, 1, 2, 3, 4, 5], [0, 5, 256, 257, 2048, 2049]], [[0, 1, 2, 300, 301, 303]]
-PARTS = {"near": NEAR, "far": [[3, 4096, 65537, 524288, 999_999, 1_000_000]], "decode": DECODE}
+# Half precision merges neighbours such as 256 and 257. 1027, 2070, 65,790 and 526,334 lie so near the middle of two
+# numbers of bf16 that their rounding is large, and that of n, n + 1, .., n + 4 (ExPE's row) goes both ways.
+NEAR, DECODE = [[0, 1, 2, 3, 4, 5], [0, 2, 256, 257, 2070, 2071]], [[0, 1, 2, 300, 301, 303]]
+PARTS = {"near": NEAR, "far": [[3, 1027, 65_790, 526_334, 999_999, 1_000_000]], "decode": DECODE}
 CLOSE = {"near": NEAR, "decode": DECODE}                              # of what does not know far positions
-UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 ROUNDED = {"float16": "fp16", "bfloat16": "bf16"}
 REACH = 4096                                                          # positions of which those that merge are counted
 TURNS, ORDER = {"rope", "partial", "proportional", "xpos", "sinusoidal"}, {"cope", "fox", "nope+log", "nope+sinks"}
@@ -93,15 +96,15 @@ def frequencies(case, length, rows=same):
     cos, sin = np.split(rows(case.scale(model.encoding.rows(one, model)), one)[0, 0, 0], 2)
     return np.arctan2(sin, cos), np.hypot(cos, sin)[0]
 
-def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores=same, order=None, pe=None,
+def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores=same, order=None, place=None,
             settings=None, parameters=None):
     """{name: array} for the inputs x, of all tokens at once. What is left out is right; what is given makes a mistake.
 
-    n, keys: of positions; rows: of the table and positions; pairs, bias, scores: of these; order: of r and D, the
-    dimensions of a head in which they turn; pe, settings, parameters: another encoding, and what comes before the
-    case's own.
+    n, keys: of positions; rows: of the table and positions; pairs, bias, scores: of these; order: the dimensions of a
+    head in the order in which they turn; place: of x and the table, in the place of the override; settings, parameters:
+    those that come before the case's own.
     """
-    case = case._replace(pe=pe or case.pe, settings=case.settings | (settings or {}))
+    case = case._replace(settings=case.settings | (settings or {}))
     model, learned = settled(case, x["length"]), case.learned(case.parameters | (parameters or {}))
     encoding, H = model_numpy.doors_of(model.encoding, model), model.n_heads
     queries, keys = n(x["positions"]), (keys or n)(x["key_positions"])
@@ -111,10 +114,11 @@ def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores
     if "x" in x:
         h, _ = encoding.embed[0](x["x"], table, learned)
         parts, _ = encoding.override[0](h, table, learned)
+        if place:
+            parts = [place(h, table) if name in model.encoding.on else h for name in "qkv"]
         q, k, v = (model_numpy.split_heads(y @ x[f"w{name}"].T, H) for name, y in zip("qkv", parts, strict=True))
         found["table"] = table if table.dtype.kind == "f" else learned["weight"][table]
-    if order:
-        order = order(min(table.shape[-1], q.shape[-1]), q.shape[-1])
+    if order is not None:
         q, k, _ = encoding.rotate[0](q[..., order], k[..., order], table, learned)
         q, k = (y[..., np.argsort(order)] for y in (q, k))
     else:
@@ -152,8 +156,16 @@ def turning(inv_freq, factor=1.0, angle=same):
         return np.concatenate((np.cos(angles), np.sin(angles)), -1) * factor
     return rows
 
-def interleaved(r, D):
-    return np.append(np.arange(r).reshape(-1, 2).T, np.arange(r, D))
+def turned(case, x, f=None, a=None, pairs=None, n=same, of="qk"):
+    """A mistake in turning, as conform.turn has it. It takes a hundredth of the room of the numbers that it gives."""
+    right, factor = frequencies(case, x["length"])
+    f, a = (right if f is None else np.array(f)), (factor if a is None else a)
+    pairs = halves(len(f)) if pairs is None else pairs
+    return {"turns": {"inv_freq": f, "attention_factor": a, "pairs": pairs, "positions": n(x["positions"])[-1],
+                      "of": of}}
+
+def halves(half, first=0):
+    return [[first + i, first + i + half] for i in range(half)]
 
 def rounding(dtype):
     return lambda n: round_to(n.astype(float), ROUNDED[dtype])
@@ -164,10 +176,9 @@ def rounded(dtype):
 def usual(case, x):
     """Of any encoding; those that change nothing are left out later."""
     root, found = math.sqrt(case.heads[1]), {}
-    if case.pe in TURNS - {"sinusoidal"}:
-        half = "r/2" if case.pe == "partial" else "D/2"
-        swapped = f"halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + {half}) belongs"
-        found[swapped] = {"order": interleaved}
+    if case.pe == "xpos":
+        found["halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + D/2) belongs"] = {
+            "order": np.arange(8).reshape(4, 2).T.ravel()}
     found["off by one: positions are counted from 1, not from 0"] = {"n": lambda n: n + 1}
     if case.pe in TURNS | {"expe", "exqpe"}:                                                   # others have no row -1
         found["off by one: positions are counted from -1, not from 0"] = {"n": lambda n: n - 1}
@@ -201,25 +212,46 @@ def usual_of_decode(case, x):
         begin + "off by one: the new token's position is one more": new(lambda n: n + 1),
         begin + "off by one: the new token's position is one less": new(lambda n: n - 1)}
 
+BASES = 10, 500, 1000, 2000, 5000, 20_000, 50_000, 100_000, 150_000, 500_000, 1_000_000, 5_000_000, 10_000_000
+
 def usual_of_rope(case, x):
     f, a = frequencies(case, x["length"])
-    g = expe.rope_inv_freq(2 * len(f))
+    half, i = "r/2" if case.pe == "partial" else "D/2", np.arange(len(f))
+    g = 10000.0 ** (-i / len(f))
     ntk = case.settings.get("rope_scaling") in ("ntk", "dynamic")
     power = lambda p: f**p if ntk else g**p * f / g  # noqa: E731
+    change = lambda *f_and_a, **more: turned(case, x, *f_and_a, **more)  # noqa: E731
     return {
-        "attention factor missing: cosines and sines are not multiplied by it": {"rows": turning(f, 1.0)},
-        "attention factor squared: cosines and sines are multiplied by it twice": {"rows": turning(f, a * a)},
-        "factor missing: the frequencies are those of rope_type default": {"rows": turning(g, a)},
-        "factor missing: all is as in rope_type default": {"rows": turning(g, 1.0)},
-        "factor squared: the frequencies are scaled twice": {"rows": turning(f * f / g, a)},
-        "denominator: the exponent is i/D, not 2i/D": {"rows": turning(power(1 / 2), a)},
-        "denominator: the exponent is 2i/(D - 2), not 2i/D": {"rows": turning(power(len(f) / (len(f) - 1)), a)},
-        "off by one: the exponent's i is counted from 1, not from 0": {"rows": turning(f * g[1], a)},
-        "the other direction: turned by minus the angle": {"rows": turning(-f, a)},
-        **{f"rounded frequencies: inv_freq was cast to {d}": {"rows": turning(rounding(d)(f), a)} for d in ROUNDED},
+        f"halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + {half}) belongs":
+        change(pairs=[[2 * j, 2 * j + 1] for j in i]),
+        f"interleaved cosines and sines (0, 0, 1, 1, ..) with pairs (i, i + {half}), whose cosines are (0, 1, .., 0, 1,"
+        " ..)": change(f.repeat(2).reshape(2, -1), a, pairs=halves(len(f))),
+        "q alone is turned, and k is not": change(of="q"),
+        "k alone is turned, and q is not": change(of="k"),
+        "v is turned too": change(of="qkv"),
+        "attention factor missing: cosines and sines are not multiplied by it": change(f, 1.0),
+        "attention factor squared: cosines and sines are multiplied by it twice": change(f, a * a),
+        "factor missing: the frequencies are those of rope_type default": change(g, a),
+        "factor missing: all is as in rope_type default": change(g, 1.0),
+        "factor squared: the frequencies are scaled twice": change(f * f / g, a),
+        "factor inverted: frequencies are multiplied where they should be divided": change(
+            np.divide(g * g, f, where=f > 0, out=0 * f), a),
+        "denominator: the exponent is i/D, not 2i/D": change(power(1 / 2), a),
+        "denominator: the exponent is 2i/(D - 2), not 2i/D": change(power(len(f) / (len(f) - 1)), a),
+        "off by one: the exponent's i is counted from 1, not from 0": change(f * g[1], a),
+        "the other direction: turned by minus the angle": change(-f, a),
+        **{f"rounded frequencies: inv_freq was cast to {d}": change(rounding(d)(f), a) for d in ROUNDED},
         **{f"rounded angles: they were cast to {d}": {"rows": turning(f, a, rounding(d))} for d in ROUNDED},
         "rounded positions, inv_freq and angles: all were cast to bfloat16": {
-            "n": rounded("bfloat16"), "rows": turning(rounding("bfloat16")(f), a, rounding("bfloat16"))}}
+            "n": rounded("bfloat16"), "rows": turning(rounding("bfloat16")(f), a, rounding("bfloat16"))},
+        **{f"another base: {b:,}, not 10,000": change(f * (b / 1e4) ** (-i / len(f)), a) for b in BASES}}
+
+def ntk_mistakes(case, x):
+    b, dynamic = 10000 * case.settings["factor"], case.settings["rope_scaling"] == "dynamic"
+    b = 10000 * max(1, case.settings["factor"] * (x["length"] / case.context - 1) + 1) if dynamic else b
+    static = scaled_inv_freq(8, scaling="ntk", factor=case.settings["factor"])[0]
+    return {"the exponent D/(D-2) is missing from the base": turned(case, x, b ** (-np.arange(4) / 4)),
+            "the static rule: the base times factor^(D/(D-2)) at every length": turned(case, x, static)}
 
 def yarn_mistakes(case, x):
     f, a = frequencies(case, x["length"])
@@ -228,42 +260,41 @@ def yarn_mistakes(case, x):
     ramp = np.clip((np.arange(4) - low) / (high - low), 0, 1)
     inverted, ends = g * (1 + 1 / s) - f, g * (1 - ramp + ramp / s)
     longest, _ = scaled_inv_freq(8, scaling="yarn", factor=s, trained_length=case.context * int(s))
-    return {"length: L is max_position_embeddings, not the original one": {"rows": turning(longest, a)},
-            "there is no ramp: all frequencies are divided by the factor": {"rows": turning(g / s, a)},
-            "mscale is not read: attention_factor is 0.1 ln(factor) + 1": {"rows": turning(f, 0.1 * math.log(s) + 1)},
-            "YaRN's ramp is inverted: fast pairs are stretched, and slow ones kept": {"rows": turning(inverted, a)},
-            "the ends of YaRN's ramp are not rounded (truncate: false)": {"rows": turning(ends, a)}}
-
-def dynamic_mistakes(case, x):
-    static = scaled_inv_freq(8, scaling="ntk", factor=case.settings["factor"])[0]
-    return {"the static rule: the base times factor^(D/(D-2)) at every length": {"rows": turning(static)}}
+    return {"length: L is max_position_embeddings, not the original one": turned(case, x, longest),
+            "there is no ramp: all frequencies are divided by the factor": turned(case, x, g / s),
+            "mscale is not read: attention_factor is 0.1 ln(factor) + 1": turned(case, x, f, 0.1 * math.log(s) + 1),
+            "YaRN's ramp is inverted: fast pairs are stretched, and slow ones kept": turned(case, x, inverted),
+            "the ends of YaRN's ramp are not rounded (truncate: false)": turned(case, x, ends)}
 
 def longrope_mistakes(case, x):
-    g, (_, a) = expe.rope_inv_freq(8), frequencies(case, x["length"])
-    return {f"length: the {name} factors, where the others belong": {"rows": turning(g / case.settings[name], a)}
+    g = expe.rope_inv_freq(8)
+    return {f"length: the {name} factors, where the others belong": turned(case, x, g / case.settings[name])
             for name in ("short", "long")}
 
 def llama3_mistakes(case, x):
-    g = expe.rope_inv_freq(8)
-    steps = np.where(case.context * g / (2 * math.pi) > 4, g, g / 8)
-    return {"there is no ramp: pairs are kept from 4 turns on, else divided": {"rows": turning(steps)}}
+    g, (f, _) = expe.rope_inv_freq(8), frequencies(case, x["length"])
+    turns, inverted = case.context * g / (2 * math.pi), g * (1 + 1 / 8) - f
+    between = np.where((turns > 1) & (turns < 4), inverted, f)
+    return {"there is no ramp: pairs are kept from 4 turns on, else divided": turned(
+                case, x, np.where(turns > 4, g, g / 8)),
+            "llama3's ramp is inverted: fast pairs are stretched, and slow ones kept": turned(case, x, inverted),
+            "llama3's ramp is inverted between its ends": turned(case, x, between)}
 
 def partial_mistakes(case, x):
-    whole_head = 10000.0 ** -(np.arange(2) / 4)
-    return {"denominator: the exponent is 2i/D, D the whole head, not 2i/r": {"rows": turning(whole_head)},
-            "as proportional RoPE has it: pairs (i, i + D/2) by the exponent 2i/D": {"pe": "proportional"},
-            "halves of the whole head: (i, i + D/2) turns, where (i, i + r/2) belongs":
-            {"pe": "proportional", "rows": turning(np.array([1, 0.01, 0, 0]))},
-            "the last r dimensions of a head turn, not the first": {"order": lambda r, D: np.roll(np.arange(D), r)},
-            "factor missing: the whole head turns": {"settings": {"rotary_fraction": 1.0}}}
+    whole = 10000.0 ** -(np.arange(4) / 4)
+    return {"denominator: the exponent is 2i/D, D the whole head, not 2i/r": turned(case, x, whole[:2]),
+            "as proportional RoPE has it: pairs (i, i + D/2) by the exponent 2i/D": turned(
+                case, x, [1, 0.1], pairs=halves(4)[:2]),
+            "halves of the whole head: (i, i + D/2) turns, where (i, i + r/2) belongs": turned(
+                case, x, [1, 0.01], pairs=halves(4)[:2]),
+            "the last r dimensions of a head turn, not the first": turned(case, x, pairs=halves(2, first=4)),
+            "factor missing: the whole head turns": turned(case, x, whole)}
 
 def proportional_mistakes(case, x):
-    by_r = np.array([1, 0.01, 0, 0])
-    return {"denominator: the exponent is 2i/r, not 2i/D, D the whole head": {"rows": turning(by_r)},
-            "as partial RoPE has it: pairs (i, i + r/2) by the exponent 2i/r": {"pe": "partial"},
-            "halves of what turns: (i, i + r/2) turns, where (i, i + D/2) belongs":
-            {"pe": "partial", "rows": turning(np.array([1, 0.1]))},
-            "factor missing: the whole head turns": {"settings": {"rotary_fraction": 1.0}}}
+    return {"denominator: the exponent is 2i/r, not 2i/D, D the whole head": turned(case, x, [1, 0.01, 0, 0]),
+            "as partial RoPE has it: pairs (i, i + r/2) by the exponent 2i/r": turned(case, x, [1, 0.01]),
+            "halves of what turns: (i, i + r/2) turns, where (i, i + D/2) belongs": turned(case, x, [1, 0.1]),
+            "factor missing: the whole head turns": turned(case, x, 10000.0 ** -(np.arange(4) / 4))}
 
 def xpos_mistakes(case, x):
     plain = turning(expe.rope_inv_freq(8))
@@ -272,18 +303,23 @@ def xpos_mistakes(case, x):
             "factor squared: z^(m/256)": {"settings": {"scale_base": 256.0}}}
 
 def sinusoidal_mistakes(case, x):
-    def waves(exponents):
+    twice = lambda i: np.repeat(i, 2)  # noqa: E731
+    def waves(exponents, base=10000.0):
         def rows(_, n):
-            angles = n[..., None] * 10000.0**-exponents
-            return np.stack((np.sin(angles), np.cos(angles)), -1).reshape(*n.shape, 8)
+            angles = n[..., None] * base**-np.broadcast_to(exponents, 8)
+            return np.where(np.arange(8) % 2, np.cos(angles), np.sin(angles))
         return rows
 
     return {"halves and interleaved pairs swapped: all sines first, where sines and cosines alternate":
             {"rows": lambda y, n: np.concatenate((y[..., ::2], y[..., 1::2]), -1)},
             "sines and cosines are exchanged": {"rows": lambda y, n: y[..., [1, 0, 3, 2, 5, 4, 7, 6]]},
-            "denominator: the exponent is i/C, not 2i/C": {"rows": waves(np.arange(4) / 8)},
-            "denominator: the exponent is 2i/(C - 2), not 2i/C": {"rows": waves(np.arange(4) / 3)},
-            "off by one: the exponent's i is counted from 1, not from 0": {"rows": waves(np.arange(1, 5) / 4)}}
+            "denominator: the exponent is i/C, not 2i/C": {"rows": waves(twice(np.arange(4) / 8))},
+            "denominator: the exponent is j/C of each column j, not 2i/C of the pair (2i, 2i + 1)":
+            {"rows": waves(np.arange(8) / 8)},
+            "denominator: the exponent is 2i/(C - 2), not 2i/C": {"rows": waves(twice(np.arange(4) / 3))},
+            "off by one: the exponent's i is counted from 1, not from 0": {"rows": waves(twice(np.arange(1, 5) / 4))},
+            **{f"another base: {b:,.0f}, not 10,000": {"rows": waves(twice(np.arange(4) / 4), b)}
+               for b in (1000.0, 100_000.0, 500_000.0, 1_000_000.0)}}
 
 def expe_mistakes(case, x):
     theta, on = case.parameters["theta"], case.settings.get("on", "qk")
@@ -292,10 +328,18 @@ def expe_mistakes(case, x):
     return {"factor: theta is 1/(2 x context), not 1/(4 x context)": {"settings": {"theta": 2 * theta}},
             "factor missing: theta is left out": {"settings": {"theta": 1.0}},
             "factor squared: theta is applied twice": {"settings": {"theta": theta**2}},
-            "j is missing: the same number in all l dimensions": {"settings": {"constant": True}}} | others
+            "j is missing: the same number in all l dimensions": {"settings": {"constant": True}},
+            **others, **misplaced(5)}
+
+def misplaced(l):
+    added = {"place": lambda x, table: np.concatenate((x[..., :l] + table, x[..., l:]), -1)}
+    return {"the rows are added, and do not override": added,
+            "the rows are added, in the value too, and do not override": added | {"settings": {"on": "qkv"}},
+            "the last l dimensions are overridden, not the first":
+            {"place": lambda x, table: np.concatenate((x[..., :-l], table), -1)}}
 
 def exqpe_mistakes(case, x):
-    return {"theta1 and theta2 are exchanged": {"settings": {"theta1": 1 / 16, "theta2": 1 / 2048}},
+    return misplaced(5) | {"theta1 and theta2 are exchanged": {"settings": {"theta1": 1 / 16, "theta2": 1 / 2048}},
             "factor missing: theta2 is left out": {"settings": {"theta2": 1.0}},
             "factor squared: theta2 is applied twice": {"settings": {"theta2": 1 / 256}},
             "off by one: floor((n - j)/l) raises, not floor((n - j)/l) + 1":
@@ -303,21 +347,35 @@ def exqpe_mistakes(case, x):
 
 def alibi_mistakes(case, x):
     slopes, h = expe.alibi_slopes(3)[:, None, None], np.arange(1, 4)[:, None, None]
+    powers = {"slopes of 2^(-8h/H), which are for H a power of two": -8 * h / 3,
+              "slopes of the next higher power of two": -8 * h / 4,
+              "denominator: slopes of 2^(-h H/8), not 2^(-8h/H)": -h * 3 / 8,
+              "slopes from h = 0: 2^(-8h/H), h = 0 .. H - 1": -8 * (h - 1) / 3,
+              "slopes from h = 0 in the lower power of two alone": np.array([0, -4, -2])[:, None, None],
+              "slopes from h = 0 in both powers of two": -4 * (h == 2),
+              "slopes reversed: the steepest is the last head's": np.log2(slopes[::-1]),
+              "slopes reversed: the steepest of 2^(-8h/H) is the last head's": -8 * (4 - h) / 3,
+              "slopes reversed within the lower power of two": np.array([-8, -4, -2])[:, None, None]}
     return {"factor missing: the slopes are left out": {"bias": lambda y: y / slopes},
             "factor squared: the slopes are applied twice": {"bias": lambda y: y * slopes},
-            "slopes of 2^(-8h/H), which are for H a power of two": {"bias": lambda y: y / slopes * 2.0 ** (-8 * h / 3)},
-            "slopes of the next higher power of two": {"bias": lambda y: y / slopes * 2.0 ** (-8 * h / 4)},
-            "denominator: slopes of 2^(-h H/8), not 2^(-8h/H)": {"bias": lambda y: y / slopes * 2.0 ** (-h * 3 / 8)}}
+            **{words: {"bias": lambda y, p=p: y / slopes * 2.0**p} for words, p in powers.items()}}
 
 def t5_mistakes(case, x):
     d = expe.distances(x["positions"], x["key_positions"]).clip(0)
-    undivided = np.where(d < 16, d, np.minimum(16 + np.floor(16 * np.log(d.clip(1) / 16)), 31)).astype(int)
+    far = 16 * np.log(d.clip(1) / 16)
+    undivided = np.where(d < 16, d, np.minimum(16 + np.floor(far), 31)).astype(int)
+    ceiled = np.where(d < 16, d, np.minimum(16 + np.ceil(far / math.log(8)), 31)).astype(int)
     return {"buckets of both sides, half of which are for keys ahead": {"pairs": lambda y: expe.t5_bucket(d, 16)},
             "denominator: floor(16 ln(d/16)), not divided by ln(max_distance/16)":
-            {"pairs": lambda y: undivided}}
+            {"pairs": lambda y: undivided},
+            "rounded up: ceil(16 ln(d/16)/ln(max_distance/16)), not floor": {"pairs": lambda y: ceiled}}
 
 def shaw_mistakes(case, x):
-    return {"denominator: q.keys[r] is not divided by sqrt(D)": {"bias": lambda y: 2 * y},
+    back = {name: case.parameters[name][::-1] for name in ("keys", "values")}
+    return {"the keys' table is reversed: [max_distance - r]": {"parameters": {"keys": back["keys"]}},
+            "the table is reversed: [max_distance - r] in keys and values": {"parameters": back},
+            "the values' table is reversed: [max_distance - r]": {"parameters": {"values": back["values"]}},
+            "denominator: q.keys[r] is not divided by sqrt(D)": {"bias": lambda y: 2 * y},
             "factor missing: values[r] are not added to the output": {"parameters": {"values": np.zeros((4, 4))}},
             "off by one: distances end at max_distance - 1": {"settings": {"max_distance": 2}}}
 
@@ -352,7 +410,12 @@ def cope_mistakes(case, x):
 def fox_mistakes(case, x):
     z = (x["h"] @ np.transpose(case.parameters["weight"]) + case.parameters["gate_bias"]).swapaxes(1, 2)
     gates = -np.log1p(np.exp(-z))                                                              # ln f, (B, H, S)
-    return {"off by one: ln f_n, the key's own, is added too": {"bias": lambda y: y + gates[..., None, :]},
+    def summed(of_each):
+        total = of_each.cumsum(-1)
+        return lambda y: total[..., None] - total[..., None, :]
+    return {"ln(1 - f) is summed, not ln f": {"bias": summed(-np.log1p(np.exp(z)))},
+            "f is summed, not ln f": {"bias": summed(np.exp(gates))},
+            "off by one: ln f_n, the key's own, is added too": {"bias": lambda y: y + gates[..., None, :]},
             "off by one: ln f_m, the query's own, is left out, and ln f_n added": {
                 "bias": lambda y: y + gates[..., None, :] - gates[..., None]},
             "factor missing: gate_bias is left out": {"parameters": {"gate_bias": [0, 0]}}}
@@ -415,10 +478,10 @@ CASES = {
     "rope-dynamic": rope(
         PAIRS + "f_i = b^(-2i/D), b = 10000 (factor length/L - (factor - 1))^(D/(D-2)), L = max_position_embeddings; "
         "b = 10000 up to L", "bloc97 and emozilla 2023; transformers, _compute_dynamic_ntk_parameters", None, 512, 4.0,
-        "dynamic", dynamic_mistakes, notes="length is of the whole batch, cached tokens too, for all of its keys"),
+        "dynamic", ntk_mistakes, notes="length is of the whole batch, cached tokens too, for all of its keys"),
     "rope-ntk": rope(
         PAIRS + "f_i = b^(-2i/D), b = 10000 factor^(D/(D-2))", "bloc97 2023", None, 512, 4.0, "ntk",
-        notes="transformers has no such type: rope_type default with rope_theta = b is the same"),
+        ntk_mistakes, notes="transformers has no such type: rope_type default with rope_theta = b is the same"),
     "rope-yarn": rope(
         YARN + "0.1 ln(factor) + 1", "Peng et al. 2023, sections 3.2 and 3.4", None, 4096, 4.0, "yarn", yarn_mistakes,
         original_max_position_embeddings=4096),
@@ -522,15 +585,37 @@ CASES = {
 
 # ---- the files -------------------------------------------------------------------------------------------------------
 
-def tolerance(case, part, x, found):
-    """{dtype: largest error, over max(1, the right value)}: 8 roundings, and as many in float32 of angles or scores.
+def sizes(case, x, found, outputs):
+    """{output: [terms, exact]} for conform.tolerance: how large the terms are that cancel, over max(1, the right one).
 
-    An angle is as large as its position, and its error is absolute; so is that of a score, to what a softmax makes of
-    it. At least 1e-12: that is no less than exact.
+    By the same sums, of squares, since roundings are independent. The terms may be rounded as the output is; exact is
+    of angles (as large as their positions) and of what all keys of a query share in their bias.
     """
-    size = x["positions"].max() if case.pe in TURNS else 0 if part == "far" else np.nanmax(np.abs(found["scores"]))
-    allowed = {dtype: 8 * (unit + min(unit, UNIT["float32"]) * (1 + size)) for dtype, unit in UNIT.items()}
-    return {dtype: max(1e-12, float(f"{y:.1g}")) for dtype, y in allowed.items()}
+    (H, D), turns = case.heads, x["positions"][:, None, :, None] * (case.pe in TURNS)          # (B, 1, T, 1)
+    root = lambda q, k, over=1: np.sqrt(q**2 @ k.swapaxes(-1, -2) ** 2 / over)  # noqa: E731
+    if "x" in x:                                                                               # q = wq phi
+        wide, size = np.zeros_like(x["x"]), found["table"].shape[-1]
+        wide[..., :size] = np.abs(found["table"])
+        heads = lambda h, name: model_numpy.split_heads(root(h, x[f"w{name}"]), H)  # noqa: E731
+        terms = {name: heads(np.abs(x["x"]) + wide, name) for name in "qk"}
+        exact = {name: heads(wide**0, name) * turns for name in "qk"}
+    else:                                                                                      # a cos - b sin
+        r = D // 2 if case.pe == "partial" else D
+        norm = lambda y: np.hypot(y[..., :r], np.roll(y[..., :r], r // 2, -1))  # noqa: E731
+        terms = {name: np.concatenate((norm(found[name]), np.abs(found[name][..., r:])), -1) for name in "qk"}
+        exact = {name: terms[name] * turns for name in "qk"}
+    q, k = (np.maximum(np.abs(found[name]), terms[name]) for name in "qk")
+    bias = np.nan_to_num(found["bias"])
+    shared = 2 * np.abs(bias).max(-1, keepdims=True)
+    scores = (root(q, k, D) + np.abs(bias), np.hypot(root(exact["q"], k, D), root(q, exact["k"], D)) + shared)
+    p, v = found["weights"], np.abs(found["v"]).max()
+    weighed = [2 * np.sqrt((p**2 * (1 - p) ** 2 * y**2).sum(-1, keepdims=True)) for y in scores]
+    largest = x["length"] * (case.pe in TURNS)
+    sums = {"q": (terms["q"], exact["q"]), "k": (terms["k"], exact["k"]), "bias": (0, shared), "scores": scores,
+            "weights": weighed, "out": [v * y for y in weighed], "table": (0, largest),
+            "inv_freq": (0, largest), "attention_factor": (0, 0)}
+    over = {name: np.maximum(1, np.abs(np.nan_to_num(found[name]))) for name in outputs}
+    return {name: [float(f"{np.max(y / over[name]):.1e}") for y in sums[name]] for name in outputs}
 
 def plain(y, digits):
     """An array or number as lists that JSON has: so many digits, null for what is not a number."""
@@ -546,22 +631,37 @@ def alike(name, x, y, close):
     ways = [(x, y)] + ([(x - x[..., :1], y - y[..., :1])] if name in ("bias", "scores") else [])
     return any(np.allclose(*way, rtol=close, atol=close, equal_nan=True) for way in ways)
 
-def mistaken(case, parts, close):
+def mistaken(case, parts, size):
     """The mistakes that can be told from what is right and from each other: [{words, part, its last sequence}]."""
-    found, seen = [], set()
-    for part, (x, right) in parts.items():
-        changes = usual_of_decode(case, x) if part == "decode" else case.mistakes(case, x)
-        changes |= usual(case, x) if part == "near" else {}
-        for words in [words for words in changes if words not in seen]:
-            _, wrong = cut(part, x, forward(case, x, **changes[words]), case.returns)
-            if all(alike(name, y, right[name], close) for name, y in wrong.items()):
+    found, seen, rope = [], set(), case.returns is TURNED
+    for part, (whole, x, right) in parts.items():
+        close = {name: max(2e-4, conform.tolerance("float32", *size[part][name])) for name in right}
+        changes = usual_of_decode(case, x) if part == "decode" else case.mistakes(case, whole)
+        changes |= usual(case, whole) if part == "near" else {}
+        changes = {words: change for words, change in changes.items() if words not in seen}
+        if case.pe in MERGES | {"t5", "shaw", "grape"}:                 # in each part, since some show it best far out
+            changes["rounded positions: they were cast to bfloat16"] = {"n": rounded("bfloat16")}
+        for words, change in changes.items():
+            change = turned(case, whole, **change) if rope and change.keys() == {"n"} else change
+            if turns := change.get("turns"):
+                turns["positions"] = turns["positions"][-x["positions"].shape[1]:]
+                wrong = conform.turn(x, **turns)
+            else:
+                _, wrong = cut(part, whole, forward(case, whole, **change), case.returns)
+            wrong = {name: last(wrong[name]) for name in right if name in wrong}
+            if all(alike(name, y, last(right[name]), close[name]) for name, y in wrong.items()):
                 continue
-            wrong = {name: plain(y[-1:], 5) if np.ndim(y) > 2 else plain(y, 15) for name, y in wrong.items()
-                     if not alike(name, y, right[name], 1e-5)}
+            wrong = {name: plain(y, 5 if np.ndim(y) > 2 else 15) for name, y in wrong.items()
+                     if not alike(name, y, last(right[name]), 1e-5)}
             if json.dumps(wrong) not in seen:
-                found.append({"looks like": words, "part": part, "outputs": wrong})
+                found.append({"looks like": words, "part": part} | (
+                    {"turns": {name: y if name == "of" else plain(y, 15) for name, y in turns.items()}} if turns
+                    else {"outputs": wrong}))
             seen |= {words, json.dumps(wrong)}
     return found
+
+def last(y):
+    return y[-1:] if np.ndim(y) > 2 else y
 
 def left(rows):
     """Which of the rows (REACH, ...) are an earlier one's once they are cast: {dtype: how many stay, the first}."""
@@ -590,20 +690,19 @@ def document(case):
     inputs = {part: draw(case, n, seed) for seed, (part, n) in enumerate(case.parts.items())}
     outputs = {part: forward(case, x) for part, x in inputs.items()}
     cuts = {part: cut(part, x, outputs[part], case.returns) for part, x in inputs.items()}
-    allowed = {part: tolerance(case, part, x, outputs[part]) for part, x in inputs.items()}
+    size = {part: sizes(case, x, outputs[part], cuts[part][1]) for part, x in inputs.items()}
     takes = dict.fromkeys(name for x, _ in cuts.values() for name in x)
-    parts = {part: {"tolerance": allowed[part], "inputs": {name: plain(y, 15) for name, y in x.items()},
+    parts = {part: {"size": size[part], "inputs": {name: plain(y, 15) for name, y in x.items()},
                     "outputs": {name: plain(y, 15) for name, y in found.items()}} for part, (x, found) in cuts.items()}
-    close = max(2e-4, allowed["near"]["float32"])
     return {
         "encoding": case.pe, "formula": case.formula, "source": case.source, "notes": case.notes,
         "function": f"f takes, by name, any of {', '.join((*takes, *case.parameters))}; it returns a dict of any "
                     f"outputs by name, or a tuple of the first of these: {', '.join(case.returns)}",
         "takes": {name: SAID[name] for name in takes}, "returns": {name: SAID[name] for name in case.returns},
-        "tolerance": "by dtype of what is returned: the largest error, over max(1, the right value); of inv_freq "
-                     "times length; angles and scores may be computed in float32",
+        "size": "of each output, [terms, exact] over max(1, the right value): of the terms that cancel, and of what "
+                "is float32 at least, such as angles; conform.tolerance makes the largest error of them",
         "parameters": case.parameters, "parts": parts, "merge": {} if case.pe in ORDER else merged(case),
-        "mistakes": mistaken(case, {part: (x, cuts[part][1]) for part, x in inputs.items()}, close)}
+        "mistakes": mistaken(case, {part: (x, *cuts[part]) for part, x in inputs.items()}, size)}
 
 def text(value, margin=""):
     """JSON with a line for each field and each row of numbers."""

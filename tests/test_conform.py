@@ -14,25 +14,35 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, need, refused
+from conftest import ROOT, command, need, refused
 from test_vectors import FILES, OURS
 
 from expe import alibi_slopes
 from interop import conform
+from interop.make_vectors import BASES
 from lab import elsewhere
 
 
-def of(name, cast=lambda x: x, decoding=None, **broken):
+def in_format(x, dtype):
+    """All floats of x in this format, so that what is computed of them is in it, too."""
+    if isinstance(x, dict):
+        return {key: in_format(y, dtype) for key, y in x.items()}
+    if isinstance(x, list):
+        return [in_format(y, dtype) for y in x]
+    return x.astype(dtype) if isinstance(x, np.ndarray) and x.dtype == float else dtype(x) if type(x) is float else x
+
+
+def of(name, cast=lambda x: x, decoding=None, dtype=np.float64, **broken):
     """A function for conform.py: ours of this case, broken, and what it returns cast but for frequencies.
 
-    decoding: how it is broken at the step with a cache alone.
+    decoding: how it is broken at the step with a cache alone; dtype: of what goes in.
     """
     ours, exact = OURS[name], ("inv_freq", "attention_factor")
     takes = inspect.signature(ours).parameters
 
     def function(**everything):
         mine = {key: x for key, x in everything.items() if key in takes or {"p", "given"} & {*takes}}
-        found = ours(**mine | broken | (decoding or {} if "cached_k" in everything else {}))
+        found = ours(**in_format(mine, dtype) | broken | (decoding or {} if "cached_k" in everything else {}))
         return {key: x if key in exact else cast(x) for key, x in found.items() if key in FILES[name]["returns"]}
 
     return function
@@ -44,22 +54,28 @@ def says(name, function, dtype=None):
     return line
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("name", FILES)
-def test_ours_is_right_everywhere_in_float64(name):
-    fine, line = conform.check(of(name), FILES[name])
+def test_ours_is_right_in_float64_and_float32(name, dtype):
+    ours = of(name, dtype=dtype)
+    fine, line = conform.check(lambda **x: {key: np.asarray(y, dtype) for key, y in ours(**x).items()}, FILES[name])
     assert fine and line.startswith("right"), line
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["rope-yarn", "t5", "kerple", "expe"])
+def cast_to(dtype):
+    """numpy.asarray does not know torch's bfloat16: such numbers come as float32, and --dtype says what they were."""
+    return lambda x: torch.as_tensor(np.asarray(x)).to(getattr(torch, dtype)).float()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", FILES)
 def test_what_is_cast_at_the_end_alone_is_right_by_its_own_tolerance(name, dtype):
-    """numpy.asarray does not know torch's bfloat16: such come as float32, and --dtype says what they were."""
-    cast = lambda x: torch.as_tensor(np.asarray(x)).to(getattr(torch, dtype)).float()  # noqa: E731
     data = json.loads(json.dumps(FILES[name]))
-    data["parts"].pop("far", None)  # scores of 10^5 do not fit into half precision
-    fine, line = conform.check(of(name, cast), data, dtype)
+    if dtype == "float16":
+        data["parts"].pop("far", None)  # scores of 10^5 do not fit into float16
+    fine, line = conform.check(of(name, cast_to(dtype)), data, dtype)
     assert fine, line
-    assert not conform.check(of(name, cast), data, "float64")[0]
+    assert not conform.check(of(name, cast_to(dtype)), data, "float64")[0]
 
 
 def bf16(n):
@@ -76,6 +92,53 @@ def stand(n):
 
 def rounded(x):
     return float(torch.tensor(x).bfloat16())
+
+
+READS_ORDER = ("learned", "cope", "fox", "softmax-log", "softmax-sinks")  # or has no position above 256
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in READS_ORDER])
+def test_positions_rounded_to_bf16_are_named_under_its_tolerance(name):
+    """Also where the table, as exact as its positions are, is rounded once more, and seen through q and k alone."""
+    words = "rounded positions: they were cast to bfloat16"
+    for cast in (lambda x: x, cast_to("bfloat16")):
+        assert words in says(name, of(name, cast, n=bf16), "bfloat16")
+    if name in ("expe", "expe-keys", "exqpe"):
+        table = {"place": lambda row, x: [rounded(y) for y in row] + x[len(row) :]}
+        for shown in (["table"], ["q", "k"], ["k"]):
+
+            def seen(shown=shown, **broken):
+                function = of(name, cast_to("bfloat16"), **table, **broken)
+                return lambda **x: {key: y for key, y in function(**x).items() if key in shown}
+
+            fine, line = conform.check(seen(), FILES[name], "bfloat16")
+            assert fine, line
+            assert words in says(name, seen(n=bf16), "bfloat16")
+
+
+def crossed(q, k, positions):
+    """Cosines as interleaved pairs have them, with the halves' rotation."""
+    angle = positions[:, None, :, None] * np.repeat(10.0 ** -np.arange(4), 2)
+    return tuple(x * np.cos(angle) + np.concatenate((-x[..., 4:], x[..., :4]), -1) * np.sin(angle) for x in (q, k))
+
+
+def turn_parts(*parts):
+    """RoPE of these of q, k and v."""
+    right = of("rope-default")
+
+    def function(**x):
+        v = right(**x | {"k": x["v"]})["k"] if "v" in parts else x["v"]
+        return right(**x | {"v": v}) if "v" in parts else {y: right(**x)[y] if y in parts else x[y] for y in "qk"}
+
+    return function
+
+
+def backwards(*names):
+    return {name: np.array(FILES["shaw"]["parameters"][name])[::-1] for name in names}
+
+
+def added(row, x):
+    return [y + z for y, z in zip(row, x, strict=False)] + x[len(row) :]
 
 
 SWAPPED, MISSING, SQUARED = "halves and interleaved pairs", "factor missing", "factor squared"
@@ -103,8 +166,8 @@ BREAKS = [  # (case, how ours is broken, what must be said)
     ("rope-linear", {"f": lambda f: [x * 4 for x in f]}, f"{MISSING}: the frequencies are those of rope_type default"),
     ("rope-linear", {"f": lambda f: [x / 4 for x in f]}, f"{SQUARED}: the frequencies are scaled twice"),
     ("rope-llama3", {"f": lambda f: [x * 8 if x < 3e-4 else x for x in f]}, "no mistake that is known here"),
-    ("rope-longrope", {"length": 10**6}, "the long factors, where the others belong"),
-    ("rope-longrope", {"length": 5}, "the short factors, where the others belong"),
+    ("rope-longrope", {"length": 10**6}, "length: the long factors, where the others belong"),
+    ("rope-longrope", {"length": 5}, "length: the short factors, where the others belong"),
     ("rope-yarn", {"f": lambda f: [1.25 * 10.0**-i - x for i, x in enumerate(f)]}, "YaRN's ramp is inverted"),
     ("rope-dynamic", {"f": lambda f: [(10000 * 4 ** (8 / 6)) ** (-i / 4) for i in range(4)]}, "the static rule"),
     ("rope-partial", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
@@ -116,10 +179,10 @@ BREAKS = [  # (case, how ours is broken, what must be said)
     ("xpos", {"scale_base": 256.0}, SQUARED),
     ("xpos", {"scale_base": 1e30}, f"{MISSING}: RoPE alone"),
     ("sinusoidal", {"halves": True}, SWAPPED),
-    ("sinusoidal", {"exponent": lambda i: i / 8}, f"{DENOMINATOR}: the exponent is i/C"),
-    ("sinusoidal", {"exponent": lambda i: i / 3}, f"{DENOMINATOR}: the exponent is 2i/(C - 2)"),
+    ("sinusoidal", {"exponent": lambda i, of_cosine: i / 8}, f"{DENOMINATOR}: the exponent is i/C"),
+    ("sinusoidal", {"exponent": lambda i, of_cosine: i / 3}, f"{DENOMINATOR}: the exponent is 2i/(C - 2)"),
     ("learned", {"n": lambda n: n + 1}, "off by one: positions"),
-    ("expe", {"theta": 1 / 1024}, "theta is 1/(2 x context)"),
+    ("expe", {"theta": 1 / 1024}, "factor: theta is 1/(2 x context)"),
     ("expe", {"theta": 1.0}, MISSING),
     ("expe", {"theta": 2.0**-22}, SQUARED),
     ("expe", {"j": 0}, "j is missing"),
@@ -187,28 +250,62 @@ BREAKS = [  # (case, how ours is broken, what must be said)
     ("fox", {"decoding": {"first": 9}}, "in decoding alone, the bias is 0"),
     ("alibi", {"decoding": {"n": stand}}, "in decoding alone, positions are not read: tokens are counted as they"),
     ("rope-yarn", {"decoding": {"n": lambda n: 0 * n}}, "in decoding alone, the new token's position is taken for 0"),
-    ("expe", {"decoding": {"n": lambda n: 0 * n + 5}}, "position is the number of those before it"),
+    ("expe", {"decoding": {"n": lambda n: 0 * n + 5}}, "in decoding alone, the new token's position is the number of"),
     ("rope-partial", {"decoding": {"n": lambda n: n + 1}},
      "in decoding alone, off by one: the new token's position is one more"),
     ("expe-keys", {"decoding": {"n": lambda n: n - 1}},
      "in decoding alone, off by one: the new token's position is one less"),
     ("softmax-sinks", {"b": np.array([-1e9, -1e9])}, f"{MISSING}: a plain softmax"),
     ("softmax-sinks", {"b": np.log([0.5, 1.2])}, "b is added to the denominator, not exp(b)"),
+    ("rope-default", crossed, "interleaved cosines and sines (0, 0, 1, 1, ..) with pairs"),
+    ("rope-default", turn_parts("q"), "q alone is turned"),
+    ("rope-default", turn_parts("k"), "k alone is turned"),
+    ("rope-default", turn_parts("q", "k", "v"), "v is turned too"),
+    ("rope-yarn", {"f": lambda f: [x * 10 ** (-i / 4) for i, x in enumerate(f)]}, "another base: 100,000, not"),
+    ("sinusoidal", {"base": 1000.0}, "another base: 1,000, not"),
+    ("rope-linear", {"f": lambda f: [x * 16 for x in f]}, "factor inverted: frequencies are multiplied"),
+    ("rope-ntk", {"f": lambda f: [4e4 ** (-i / 4) for i in range(4)]}, "the exponent D/(D-2) is missing"),
+    ("rope-dynamic", {"f": lambda f: [10 ** -i * (10 * f[1]) ** (0.75 * i) for i in range(4)]},
+     "the exponent D/(D-2) is missing"),
+    ("rope-llama3", {"f": lambda f: [1.125 * 10.0**-i - x for i, x in enumerate(f)]},
+     "llama3's ramp is inverted: fast pairs are stretched"),
+    ("rope-llama3", {"f": lambda f: [*f[:2], 1.125 * 0.01 - f[2], f[3]]}, "llama3's ramp is inverted between its ends"),
+    ("sinusoidal", {"exponent": lambda i, of_cosine: (2 * i + of_cosine) / 8}, f"{DENOMINATOR}: the exponent is j/C"),
+    ("alibi", {"slope": lambda h, H: 2 ** (-8 * h / H)}, "slopes from h = 0: 2^(-8h/H)"),
+    ("alibi", {"slope": lambda h, H: [1, 2**-4, 2**-2][h]}, "slopes from h = 0 in the lower power of two alone"),
+    ("alibi", {"slope": lambda h, H: [1, 2**-4, 1][h]}, "slopes from h = 0 in both powers of two"),
+    ("alibi", {"slope": lambda h, H: [2**-2, 2**-8, 2**-4][h]}, "slopes reversed: the steepest is the last head's"),
+    ("alibi", {"slope": lambda h, H: 2 ** (-8 * (H - h) / H)}, "slopes reversed: the steepest of 2^(-8h/H)"),
+    ("alibi", {"slope": lambda h, H: [2**-8, 2**-4, 2**-2][h]}, "slopes reversed within the lower power of two"),
+    ("t5", {"whole": math.ceil}, "rounded up: ceil(16 ln(d/16)"),
+    ("shaw", backwards("keys", "values"), "the table is reversed: [max_distance - r] in keys and values"),
+    ("shaw", backwards("keys"), "the keys' table is reversed"),
+    ("shaw", backwards("values"), "the values' table is reversed"),
+    ("expe", {"place": added}, "the rows are added, and do not override"),
+    ("expe-keys", {"place": added}, "the rows are added, and do not override"),
+    ("expe", {"place": added, "parts": "qkv"}, "the rows are added, in the value too"),
+    ("expe", {"place": lambda row, x: x[: -len(row)] + row}, "the last l dimensions are overridden, not the first"),
+    ("exqpe", {"place": lambda row, x: x[: -len(row)] + row}, "the last l dimensions are overridden, not the first"),
+    ("fox", {"gate": lambda y: -np.log(1 + np.exp(y))}, "ln(1 - f) is summed, not ln f"),
+    ("fox", {"gate": lambda y: 1 / (1 + np.exp(-y))}, "f is summed, not ln f"),
+    *[("rope-default", {"rope_parameters": {"rope_type": "default", "rope_theta": float(base)}},
+       f"another base: {base:,}, not 10,000") for base in BASES],
 ]
 
 
 @pytest.mark.parametrize("name, broken, words", BREAKS, ids=[f"{b[0]}-{i}" for i, b in enumerate(BREAKS)])
 def test_each_mistake_is_named_by_breaking_ours(name, broken, words):
-    line = says(name, of(name, **broken))
-    assert words in line.partition("it looks like ")[2], line
+    line = says(name, of(name, **broken) if isinstance(broken, dict) else broken)
+    assert line.partition("it looks like ")[2].startswith(words), line
 
 
 def test_no_mistake_is_known_that_is_not_made_here():
     known = {mistake["looks like"] for file in FILES.values() for mistake in file["mistakes"]}
-    assert not [words for words in known if not any(said in words for _, _, said in BREAKS)]
+    assert not [words for words in known if not any(words.startswith(said) for _, _, said in BREAKS)]
 
 
-@pytest.mark.parametrize("name, broken, words", [b for b in BREAKS if b[0][:5] == "rope-" and "known" not in b[2]])
+@pytest.mark.parametrize("name, broken, words", [
+    b for b in BREAKS if b[0][:5] == "rope-" and "known" not in b[2] and isinstance(b[1], dict)])
 def test_q_and_k_in_float32_are_enough_to_name_it(name, broken, words):
     """As most users will give it: q and k alone, of float32 (a mistake of the scores cannot be seen there)."""
 
@@ -221,8 +318,6 @@ def test_q_and_k_in_float32_are_enough_to_name_it(name, broken, words):
 
 
 def test_only_what_is_wrong_is_named_and_only_by_mistakes_that_change_it():
-    rope = of("rope-default")
-
     def in_float32(q, k, positions):
         """float64 all through but for the product of positions and frequencies."""
         angles = positions.astype(np.float32)[:, None, :, None] * (10000.0 ** -(np.arange(4) / 4)).astype(np.float32)
@@ -244,11 +339,6 @@ def test_only_what_is_wrong_is_named_and_only_by_mistakes_that_change_it():
 
     assert "the last sequence's: it is right" in says("rope-dynamic", of_each_length)
 
-    def keys_stay(**everything):
-        return rope(**everything)["q"], everything["k"]
-
-    line = says("rope-default", keys_stay)
-    assert "k[0, 0, 1, 0]" in line and "positions are not read: all are taken for 0" in line
     yarn = of("rope-yarn"), of("rope-yarn", a=lambda a: 1.0)
     line = says("rope-yarn", lambda **x: (yarn[0](**x)["q"], yarn[1](**x)["k"]))
     assert "k[0, 0, 0, 0]" in line and "attention factor missing" in line
@@ -276,16 +366,10 @@ def test_the_line_says_the_place_the_right_value_and_a_multiple():
     right = FILES["learned"]["parts"]["near"]["outputs"]["table"][0][0][0]
     assert f"near: table[0, 0, 0] at position 0 is {right / math.sqrt(8):.6g}, not {right:.6g}" in line
     assert line.endswith("the right numbers, times 0.353553")
-    assert "of shape" not in line and "the shape (2, 6, 1, 1, 1), not (2, 6, 8)" in says(
-        "learned", lambda positions: positions[..., None, None, None]
-    )
+    assert "the shape (2, 6, 3), not (2, 6, 8)" in says("learned", lambda positions: weight[positions][..., :3])
     assert "is nan, not" in says("learned", lambda positions: weight[positions] * np.nan)
     line = says("alibi", lambda q, key_positions: np.full((*q.shape[:3], key_positions.shape[1]), np.inf))
-    assert "is inf, not 0" in line and line.endswith("no mistake that is known here")
-    swapped = says("rope-default", of("rope-default", interleaved=True))
-    x, y = (np.array(FILES["rope-default"]["parts"]["near"][part]["q"]) for part in ("inputs", "outputs"))
-    turned = x[0, 0, 1, 0] * math.cos(1) - x[0, 0, 1, 1] * math.sin(1)
-    assert f"q[0, 0, 1, 0] at position 1 is {turned:.6g}, not {y[0, 0, 1, 0]:.6g}" in swapped
+    assert "is inf, not 0" in line and line.endswith("an overflow or a division by 0: not all numbers are finite")
 
 
 MINE = """
@@ -305,22 +389,29 @@ def asks(q, colour): ...
 def fails(q): return q[99]
 def nothing(): return {}
 def other(q): return {"queries": q}
+def leaves(q): raise SystemExit(0)
+def imaginary(q, k): return q + 1e-9j, k
+def words(q): return "q"
+def ragged(q): return [q, [q]]
 """
 
 
-def test_the_command_needs_numpy_alone_and_answers_in_one_line(tmp_path):
+def test_the_command_needs_numpy_alone_and_answers_in_one_line(tmp_path, monkeypatch):
     tree = ast.parse((ROOT / "interop/conform.py").read_text(encoding="utf-8"))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert names - sys.stdlib_module_names == {"numpy"}
     shutil.copy(ROOT / "interop/conform.py", tmp_path)
     shutil.copytree(ROOT / "interop/vectors", tmp_path / "vectors")
     (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "over.py").write_text("import sys; sys.exit(0)")
+    done = subprocess.run([sys.executable, "conform.py", "mine:right", "--case", "rope-default"], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("rope-default: right; "), done
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def run(*arguments):
-        return subprocess.run([sys.executable, "conform.py", *arguments], cwd=tmp_path, capture_output=True, text=True)
+        return command("interop.conform", *arguments, cwd=tmp_path)
 
-    done = run("mine:right", "--case", "rope-default")
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("rope-default: right; "), done
     done = run("mine:wrong", "--case", "rope-default")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (1, "", 1) and "off by one" in done.stdout
     assert "factor missing" in run("mine:right", "--case", "rope-linear").stdout
@@ -332,8 +423,13 @@ def test_the_command_needs_numpy_alone_and_answers_in_one_line(tmp_path):
         (("yours:f", "--case", "alibi"), "No module named"),
         (("mine", "--case", "alibi"), "is no MODULE:FUNCTION"),
         (("mine:np", "--case", "alibi"), "is no MODULE:FUNCTION"),
+        (("over:f", "--case", "alibi"), "over:f is no MODULE:FUNCTION here: SystemExit: 0"),
         (("mine:asks", "--case", "alibi"), "asks for 'colour', and there are positions"),
         (("mine:fails", "--case", "alibi"), "mine.py:15: IndexError"),
+        (("mine:leaves", "--case", "alibi"), "mine.py:18: SystemExit: 0"),
+        (("mine:imaginary", "--case", "rope-default"), "q must be an array of real numbers, got one of complex128"),
+        (("mine:words", "--case", "rope-default"), "q must be an array of real numbers, got one of str"),
+        (("mine:ragged", "--case", "rope-default"), "inhomogeneous"),
         (("mine:nothing", "--case", "t5"), "got nothing"),
         (("mine:other", "--case", "t5"), "must return some of bias, scores, out, got queries"),
         (("mine:right", "--case", "rope-default", "--dtype", "int8"), "invalid choice"),

@@ -3,7 +3,6 @@
 The functions here take and return what conform.py says, one number at a time; tests/test_conform.py breaks them.
 """
 
-import cmath
 import inspect
 import json
 import math
@@ -32,15 +31,15 @@ def attention(q, k, v, cached_k, cached_v, bias=None, root=None):
     k = k if cached_k is None else np.concatenate((cached_k, k), 2)
     v = v if cached_v is None else np.concatenate((cached_v, v), 2)
     (B, H, T, D), S = q.shape, k.shape[2]
-    found = {name: np.full((B, H, T, S), np.nan) for name in ("bias", "scores", "weights")}
-    found["out"] = np.zeros((B, H, T, D))
+    found = {name: np.full((B, H, T, S), np.nan, q.dtype) for name in ("bias", "scores", "weights")}
+    found["out"] = np.zeros((B, H, T, D), q.dtype)
     for b, h, t in np.ndindex(B, H, T):
         i = S - T + t
         for j in range(i + 1):
             found["bias"][b, h, t, j] = bias(b, h, i, j) if bias else 0
-            product = sum(float(x) * float(y) for x, y in zip(q[b, h, t], k[b, h, j], strict=True))
+            product = sum(x * y for x, y in zip(q[b, h, t], k[b, h, j], strict=True))
             found["scores"][b, h, t, j] = product / (root or math.sqrt(D)) + found["bias"][b, h, t, j]
-        e = [math.exp(s - max(found["scores"][b, h, t, : i + 1])) for s in found["scores"][b, h, t, : i + 1]]
+        e = [np.exp(s - max(found["scores"][b, h, t, : i + 1])) for s in found["scores"][b, h, t, : i + 1]]
         found["weights"][b, h, t] = [x / sum(e) for x in e] + [0] * (S - i - 1)
         for d in range(D):
             found["out"][b, h, t, d] = sum(x / sum(e) * v[b, h, j, d] for j, x in enumerate(e))
@@ -63,7 +62,7 @@ def frequencies(p, D, longest, length, exponent=lambda i, D: 2 * i / D):
         g = [x if i < p["partial_rotary_factor"] * D / 2 else 0.0 for i, x in enumerate(g)]
     if kind == "longrope":
         g = [x / y for x, y in zip(g, p["long_factor" if length > L else "short_factor"], strict=True)]
-        a = math.sqrt(1 + math.log(s) / math.log(L))
+        a = np.sqrt(1 + np.log(s) / np.log(L))
     if kind == "llama3":
         for i, x in enumerate(g):
             turns = L * x / (2 * math.pi)
@@ -71,21 +70,21 @@ def frequencies(p, D, longest, length, exponent=lambda i, D: 2 * i / D):
                 t = (turns - p["low_freq_factor"]) / (p["high_freq_factor"] - p["low_freq_factor"])
                 g[i] = x / s if t <= 0 else x * t + x / s * (1 - t)
     if kind == "yarn":
-        low, high = (D * math.log(L / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (32, 1))
+        low, high = (D * np.log(L / (turns * 2 * math.pi)) / (2 * np.log(base)) for turns in (32, 1))
         low, high = max(math.floor(low), 0), min(math.ceil(high), D - 1)
         ramp = [min(max((i - low) / (high - low), 0), 1) for i in range(D // 2)]
         g = [x * (1 - y) + x / s * y for x, y in zip(g, ramp, strict=True)]
-        a = 1 + 0.1 * p.get("mscale", 1) * math.log(s)
-        a /= 1 + 0.1 * p["mscale_all_dim"] * math.log(s) if "mscale_all_dim" in p else 1
+        a = 1 + 0.1 * p.get("mscale", 1) * np.log(s)
+        a /= 1 + 0.1 * p["mscale_all_dim"] * np.log(s) if "mscale_all_dim" in p else 1
     return g, a
 
 
 def turned(x, n, f, a, pairs, angle=same):
     """Each pair as a complex number, times a e^(i n f)."""
-    out = np.array(x, float)
+    out = x.copy()
     for b, h, t in np.ndindex(x.shape[:3]):
         for (i, j), frequency in zip(pairs, f, strict=True):
-            z = complex(x[b, h, t, i], x[b, h, t, j]) * a * cmath.exp(1j * angle(int(n[b, t]) * frequency))
+            z = (x[b, h, t, i] + 1j * x[b, h, t, j]) * a * np.exp(1j * angle(int(n[b, t]) * frequency))
             out[b, h, t, i], out[b, h, t, j] = z.real, z.imag
     return out
 
@@ -111,10 +110,13 @@ def xpos(q, k, v, positions, base, scale_base, center, cached_k=None, cached_v=N
     return attention(q, k, v, cached_k, cached_v, **broken) | {"q": q, "k": k}
 
 
-def reading(x, wq, wk, wv, positions, row, cached_k, cached_v, n=same, parts="qkv", heads=2, root=None):
-    """What row(n, vector) makes of x is what these parts are made of by their matrices; the others are of x."""
+def reading(x, wq, wk, wv, positions, row, cached_k, cached_v, n=same, parts="qkv", heads=2, root=None,
+            place=lambda row, x: row):
+    """These parts are made by their matrices of what place(row(n, vector), vector) makes of x; the others are of x."""
     B, T, C = x.shape
-    h = np.array([[row(int(n(positions)[b, t]), list(x[b, t])) for t in range(T)] for b in range(B)], float)
+    h = np.zeros_like(x)
+    for b, t in np.ndindex(B, T):
+        h[b, t] = place(row(int(n(positions)[b, t]), list(x[b, t])), list(x[b, t]))
     found = {}
     for name, w in zip("qkv", (wq, wk, wv), strict=True):
         of = h if name in parts else x
@@ -128,12 +130,12 @@ def table(positions, row, width, n=same):
 
 
 def sinusoidal(x, wq, wk, wv, positions, base, cached_k=None, cached_v=None, halves=False, exponent=None,
-               fs=(math.sin, math.cos), **broken):
+               fs=(np.sin, np.cos), **broken):
     C = x.shape[-1]
-    exponent = exponent or (lambda i: 2 * i / C)
+    exponent = exponent or (lambda i, of_cosine: 2 * i / C)
 
     def row(n, x):
-        waves = [f(n * base ** -exponent(i)) for i in range(C // 2) for f in fs]
+        waves = [f(n * base ** -exponent(i, j)) for i in range(C // 2) for j, f in enumerate(fs)]
         return [y + z for y, z in zip(waves[::2] + waves[1::2] if halves else waves, x, strict=True)]
 
     found = reading(x, wq, wk, wv, positions, row, cached_k, cached_v, **broken)
@@ -148,12 +150,16 @@ def learned(x, wq, wk, wv, positions, weight, cached_k=None, cached_v=None, **br
     return found | {"table": table(positions, row, x.shape[-1], broken.get("n", same))}
 
 
+def first(row, x):
+    return row + x[len(row) :]
+
+
 def expe(x, wq, wk, wv, positions, l, start, theta, cached_k=None, cached_v=None, j=1, parts="qk", **broken):
     def row(n, x):
-        return [start + theta * (n + j * i) for i in range(l)] + x[l:]
+        return [start + theta * (n + j * i) for i in range(l)]
 
-    found = reading(x, wq, wk, wv, positions, row, cached_k, cached_v, parts=parts, **broken)
-    return found | {"table": table(positions, row, x.shape[-1], broken.get("n", same))[..., :l]}
+    found = reading(x, wq, wk, wv, positions, row, cached_k, cached_v, parts=parts, **{"place": first} | broken)
+    return found | {"table": table(positions, row, l, broken.get("n", same))}
 
 
 def exqpe(x, wq, wk, wv, positions, l, start, theta1, theta2, cached_k=None, cached_v=None, late=0, **broken):
@@ -163,10 +169,10 @@ def exqpe(x, wq, wk, wv, positions, l, start, theta1, theta2, cached_k=None, cac
 
     def row(n, x):
         far = n - n % l - l if n > 2000 else 0  # whole rounds raise all alike
-        return [y + theta2 * far / l for y in rows[n - far]] + x[l:]
+        return [y + theta2 * far / l for y in rows[n - far]]
 
-    found = reading(x, wq, wk, wv, positions, row, cached_k, cached_v, parts="qk", **broken)
-    return found | {"table": table(positions, row, x.shape[-1], broken.get("n", same))[..., :l]}
+    found = reading(x, wq, wk, wv, positions, row, cached_k, cached_v, parts="qk", **{"place": first} | broken)
+    return found | {"table": table(positions, row, l, broken.get("n", same))}
 
 
 def biased(of):
@@ -192,22 +198,22 @@ def slope(h, H):
 
 def bucket(d, p):
     half = p["buckets"] // 2
-    far = math.log(max(d, 1) / half) / math.log(p["max_distance"] / half)
-    return d if d < half else min(half + int(far * half), 2 * half - 1)
+    far = np.log(max(d, 1) / half) / np.log(p["max_distance"] / half)
+    return d if d < half else min(half + p.get("whole", int)(far * half), 2 * half - 1)
 
 
 def softplus(x):
-    return math.log(1 + math.exp(x))
+    return np.log(1 + np.exp(x))
 
 
 def fire_bias(h, m, n, q, p):
-    y = math.log(1 + p["c"] * (m - n)) / math.log(1 + p["c"] * max(m * p.get("grows", 1), p["L"]))
+    y = np.log(1 + p["c"] * (m - n)) / np.log(1 + p["c"] * max(m * p.get("grows", 1), p["L"]))
     return sum(w2 * max(w1 * y + b1, 0) for w1, b1, w2 in zip(p["w1"], p["b1"], p["w2"][h], strict=True))
 
 
 def grape_bias(h, m, n, q, p):
     v, root = p["gate_v"][h], p.get("gate_root", math.sqrt(len(q)))
-    norm = p.get("norm", math.sqrt(sum(a * a for a in v)))
+    norm = p.get("norm", np.sqrt(sum(a * a for a in v)))
     along = sum(a * b for a, b in zip(v, q, strict=True)) / norm / root
     return -(m - n) * slope(h, p["H"]) ** p.get("power", 1) * softplus(p["w"][h]) * softplus(along)
 
@@ -232,7 +238,7 @@ def cope(q, k, v, e, cached_k=None, cached_v=None, root=None, divide=1.0, own=1)
     def bias(b, h, i, j):
         query, keys = q[b, h, i - every.shape[2] + q.shape[2]], every[b, h, : i + 1]
         products = [sum(x * y for x, y in zip(query, key, strict=True)) for key in keys]
-        gates = [1 / (1 + math.exp(-x / divide)) for x in products]
+        gates = [1 / (1 + np.exp(-x / divide)) for x in products]
         p = min(sum(gates[j + (not own) :]), len(e) - 1)
         ends = [sum(x * y for x, y in zip(query, e[f(p)], strict=True)) for f in (math.floor, math.ceil)]
         return (1 - p % 1) * ends[0] + p % 1 * ends[1]
@@ -240,13 +246,14 @@ def cope(q, k, v, e, cached_k=None, cached_v=None, root=None, divide=1.0, own=1)
     return attention(q, k, v, cached_k, cached_v, bias, root)
 
 
-def fox(q, k, v, h, weight, gate_bias, cached_k=None, cached_v=None, cached_h=None, root=None, first=1, last=1):
+def fox(q, k, v, h, weight, gate_bias, cached_k=None, cached_v=None, cached_h=None, root=None, first=1, last=1,
+        gate=lambda y: np.log(1 / (1 + np.exp(-y)))):
     h = h if cached_h is None else np.concatenate((cached_h, h), 1)
 
     def bias(b, head, i, j):
         z = [sum(x * y for x, y in zip(weight[head], h[b, o], strict=True)) + gate_bias[head]
              for o in range(j + first, i + last)]
-        return sum(math.log(1 / (1 + math.exp(-y))) for y in z)
+        return sum(gate(y) for y in z)
 
     return attention(q, k, v, cached_k, cached_v, bias, root)
 
@@ -256,10 +263,10 @@ def softmax_log(q, k, v, s, cached_k=None, cached_v=None, count=same):
     k = k if cached_k is None else np.concatenate((cached_k, k), 2)
     v = v if cached_v is None else np.concatenate((cached_v, v), 2)
     (B, H, T, D), S = q.shape, k.shape[2]
-    weights = np.zeros((B, H, T, S))
+    weights = np.zeros((B, H, T, S), q.dtype)
     for b, h, t in np.ndindex(B, H, T):
         n = S - T + t + 1
-        powers = [count(n) ** (s[h] * float(q[b, h, t] @ k[b, h, j]) / math.sqrt(D)) for j in range(n)]
+        powers = [count(n) ** (s[h] * (q[b, h, t] @ k[b, h, j]) / math.sqrt(D)) for j in range(n)]
         weights[b, h, t, :n] = [x / sum(powers) for x in powers]
     return {"weights": weights, "out": weights @ v}
 
@@ -268,7 +275,7 @@ def softmax_sinks(q, k, v, b, cached_k=None, cached_v=None):
     """By a further key, of which the score is b and the value 0."""
     k = k if cached_k is None else np.concatenate((cached_k, k), 2)
     v = v if cached_v is None else np.concatenate((cached_v, v), 2)
-    scores = torch.tensor(q) @ torch.tensor(k).mT / math.sqrt(q.shape[-1])
+    scores = torch.tensor(q) @ torch.tensor(k).mT / np.sqrt(q.shape[-1])
     T, S = scores.shape[-2:]
     scores = scores.masked_fill(torch.ones(T, S, dtype=torch.bool).triu(S - T + 1), -math.inf)
     sink = torch.tensor(b)[:, None, None].expand(len(scores), -1, T, 1)
@@ -283,8 +290,8 @@ OURS = {name: rope for name in FILES if name.startswith("rope-")} | {
         expe(x, wq, wk, wv, positions, l, start, theta, cached_k, cached_v, parts=parts, **broken)
     ),
     "alibi": biased(lambda h, m, n, q, p: -(m - n) * p.get("slope", slope)(h, p["H"]) ** p.get("power", 1)),
-    "t5": biased(lambda h, m, n, q, p: float(p["weight"][bucket(m - n, p)][h])),
-    "kerple": biased(lambda h, m, n, q, p: -p["p"][h] * math.log(1 + p["a"][h] * abs(m - n))),
+    "t5": biased(lambda h, m, n, q, p: p["weight"][bucket(m - n, p)][h]),
+    "kerple": biased(lambda h, m, n, q, p: -p["p"][h] * np.log(1 + p["a"][h] * abs(m - n))),
     "grape": biased(grape_bias),
 }
 
@@ -355,6 +362,7 @@ def test_positions_rise_have_gaps_and_end_at_the_length():
             positions = np.array(data["inputs"]["key_positions"])
             assert (np.diff(positions) > 0).all() and data["inputs"]["length"] == positions.max() + 1, (name, part)
             assert (np.diff(positions) > 1).any(), (name, part)
+    assert sum(path.stat().st_size for path in VECTORS.iterdir()) < 1.6e6
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if FILES[name]["merge"]])
