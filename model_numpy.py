@@ -649,9 +649,8 @@ def token_losses(params, tokens, targets, config, positions=None):
 
 def tables(settings, positions, config, dtype):
     """The Tables of an encoding: exact in float64 or integers, floats cast once."""
-    rows = settings.rows(positions, config)
-    pairs = settings.pairs(positions, positions, config)
-    return Tables(*(x.astype(dtype) if x is not None and x.dtype.kind == "f" else x for x in (rows, pairs)))
+    found = settings.rows(positions, config), settings.pairs(positions, positions, config)
+    return Tables(*(x.astype(dtype) if x is not None and x.dtype.kind == "f" else x for x in found))
 
 def output_name(config):
     return "embedding.weight" if config.tied else "head.weight"

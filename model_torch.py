@@ -58,6 +58,10 @@ class Encoding(nn.Module):
         """Queries and keys (B, H, T, D) after projection."""
         return q, k
 
+    def keep(self, h):
+        """What score reads of the keys' inputs h (B, S, C), and a cache keeps: h, or (B, H, S, n) numbers of it."""
+        return h
+
     def score(self, q, k, h, table):
         """What is added to the scores q k^T / sqrt(D) before mask and softmax, (..., H or 1, T, S), or None."""
         return None
@@ -226,8 +230,8 @@ class Attention(nn.Module):
 
     def forward(self, h, at):
         q, k, v = self.project(h, at)                                                  # (B, H, T, D) each
-        y = self.attend(q, k, v, self.encoding.score(q, k, h, at.pairs), at.pairs)     # (B, H, T, D)
-        return self.output(y, h)                                                       # (B, T, C)
+        bias = self.encoding.score(q, k, self.encoding.keep(h), at.pairs)              # (..., H or 1, T, S) or None
+        return self.output(self.attend(q, k, v, bias, at.pairs), h)                    # (B, T, C)
 
     def project(self, h, at):
         """The queries, keys and values of a block's input h (B, T, C), (B, H, T, D) each."""
@@ -242,8 +246,7 @@ class Attention(nn.Module):
         T, S = q.shape[2], k.shape[2]
         plain_softmax = self.encoding.value is None and self.encoding.softmax is None
         if plain_softmax and bias is None and not self.window and T in (1, S):
-            causal = self.causal and T > 1
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1 / score_divisor(q))
+            return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and T > 1, scale=1 / score_divisor(q))
         bias = self.mask(q, k, bias)
         if plain_softmax:                                                              # if bias has 2 or 4 axes
             bias = bias[None] if bias.ndim == 3 else bias
@@ -364,9 +367,8 @@ class GPT(nn.Module):
             self._tables = (asked, {})
             for block in self.blocks:
                 s = block.attn.encoding.settings
-                rows = s.rows(n, self.config)
-                pairs = s.pairs(n, n, self.config)
-                self._tables[1][s] = model_numpy.Tables(*(as_tensor(x, w) for x in (rows, pairs, n)))
+                found = s.rows(n, self.config), s.pairs(n, n, self.config), n
+                self._tables[1][s] = model_numpy.Tables(*(as_tensor(x, w) for x in found))
         return self._tables[1]
 
 def as_tensor(table, like):

@@ -35,6 +35,10 @@ def at_least_fp32(x):
 def autocasts(x):
     return torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)
 
+def full_precision(x):
+    """A context in which nothing is autocast."""
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else contextlib.nullcontext()
+
 def rows_at_a_time(h, w):
     """How many of h's rows have so few logits that they may be in memory at once."""
     return max(1, LOGITS[h.device.type] // len(w))
@@ -134,23 +138,23 @@ def in_half_precision(x):
     return x.dtype.itemsize == 2 or autocasts(x)
 
 def linear_of(encoding, causal):
-    """The function linear(q, h, w, n) -> a, b by which an encoding's scores gain a_m b_n; None if it has none.
+    """The function linear(q, kept, w, n) -> a, b by which an encoding's scores gain a_m b_n; None if it has none.
 
-    q (B, H, T, D) and the block's input h (B, S, C) are free of position, w (H, D, C) is W_k; n (..., 1, S) are the
-    keys' positions counted from the last; all are in fp32 at least. a is (..., H, T or 1), b (..., 1 or H, S). An
-    encoding of zoo/ has it as a method. Of ExPE's and ALiBi's own classes it is derived here: a class that is made of
-    them may have another table, and has none unless it says so.
+    q (B, H, T, D) and kept, what the encoding keeps of the keys' inputs, are free of position. w (H, D, C) is W_k, and
+    n (..., 1, S) are the keys' positions counted from the last. All are in fp32 at least. a is (..., H, T or 1), and b
+    (..., 1 or H, S). An encoding of zoo/ has it as a method. Of ExPE's and ALiBi's own classes it is derived here: a
+    class that is made of them may have another table, and has none unless it says so.
     """
     settings = encoding.settings
     if type(encoding) is model_torch.ALiBi and causal:
-        return lambda q, h, w, n: (settings.slopes * encoding.of_each_head(q, n)[..., 0], n)       # (H, 1), (..., 1, S)
+        return lambda q, kept, w, n: (settings.slopes * encoding.of_each_head(q, n)[..., 0], n)
     if type(encoding) is not model_torch.ExPE:
         both_sides = isinstance(encoding, model_torch.ALiBi) and not causal              # |m - n| is no such product
         return None if both_sides else getattr(encoding, "linear", None)
     if not is_straight(settings) or hasattr(encoding, "sinks"):
         return None                                  # A softmax with a sink does not drop what is left out below.
 
-    def linear(q, h, w, n):
+    def linear(q, kept, w, n):
         """ExPE-K: a position adds one vector to its key, times n, and so a number of the query's to the score."""
         step = settings.scale * settings.theta * w[..., : settings.l].sum(-1)                      # (H, D)
         return (q * step[:, None]).sum(-1) / score_divisor(q), n                       # (B, H, T), (..., 1, S)
@@ -189,7 +193,7 @@ class LinearBias(torch.autograd.Function):
     def backward(ctx, dy):
         q, k, v, a, b = ctx.saved_tensors
         causal, window = ctx.seen
-        with torch.autocast(q.device.type, enabled=False) if autocasts(q) else contextlib.nullcontext():
+        with full_precision(q):
             grads = linear_bias_backward(*map(at_least_fp32, (dy, q, k, v)), a, b, causal, window)
         return *(g.sum_to_size(x.shape).type_as(x) for g, x in zip(grads, (q, k, v, a, b), strict=True)), None, None
 
@@ -231,15 +235,22 @@ class Attention(model_torch.Attention):
             return super().forward(h, at)
         nowhere = None if at.rows is None else torch.zeros_like(at.rows)
         q, k, v = self.project(h, at._replace(rows=nowhere))
-        return self.output(self.attend_linear(q, k, v, h, from_the_last(at.n)), h)     # (B, T, C)
+        return self.output(self.attend_linear(q, k, v, self.kept(h), from_the_last(at.n)), h)          # (B, T, C)
 
-    def attend_linear(self, q, k, v, h, n):
-        """As attend; the keys' places n (..., 1, S) are counted from the last."""
+    def kept(self, h):
+        """What the encoding keeps of the block's input h (B, T, C), computed in fp32 at least; h if it keeps that."""
+        if type(self.encoding).keep is model_torch.Encoding.keep:
+            return h
+        with full_precision(h):
+            return self.encoding.keep(at_least_fp32(h))
+
+    def attend_linear(self, q, k, v, kept, n):
+        """As attend; kept is of all S keys, and their places n (..., 1, S) are counted from the last."""
         T, S = q.shape[2], k.shape[2]
         w = self.qkv.weight.chunk(3)[1].unflatten(0, (self.n_heads, -1))               # (H, D, C)
-        with torch.autocast(q.device.type, enabled=False) if autocasts(q) else contextlib.nullcontext():
-            x, h, w = map(at_least_fp32, (q, h, w))
-            a, b = linear_of(self.encoding, self.causal)(x, h, w, n.type_as(x))
+        with full_precision(q):
+            x, w = at_least_fp32(q), at_least_fp32(w)
+            a, b = linear_of(self.encoding, self.causal)(x, kept, w, n.type_as(x))
             if T != S or self.encoding.softmax or not self.fused:                      # in fp32, for the bias' digits
                 bias = a[..., None] * (b[..., None, :] - b[..., -T:, None])
                 return self.attend(x, k.type_as(x), v.type_as(x), bias, None).type_as(q)

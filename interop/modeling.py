@@ -47,14 +47,14 @@ class CachedAttention(Attention):
 
     def forward(self, h, at):
         q, k, v = self.project(h, at)                                                  # (B, H, T, D) each
-        inputs = h                                                                     # of all S keys, (B, S, C)
-        if at.cache is not None and getattr(self.encoding, "keeps_input", False):      # they lie beside the values
-            k, v = at.cache.update(k, torch.cat((v, *self.heads([h])), -1), self.layer)
-            v, kept = v.chunk(2, -1)                                                   # (B, H, S, D) each
-            inputs = kept.transpose(1, 2).flatten(2)
+        kept = self.encoding.keep(h)
+        if at.cache is not None and kept.shape != h.shape:                             # its bytes lie beside the values
+            D, exact = v.shape[-1], kept.dtype
+            k, v = at.cache.update(k, torch.cat((v, kept.contiguous().view(v.dtype)), -1), self.layer)
+            v, kept = v[..., :D], v[..., D:].contiguous().view(exact)                  # of all S keys
         elif at.cache is not None:
             k, v = at.cache.update(k, v, self.layer)
-        bias = self.encoding.score(q, k, inputs, at.pairs)
+        bias = self.encoding.score(q, k, kept, at.pairs)
         if at.padding is not None:
             bias = at.padding if bias is None else bias + at.padding
         return self.output(self.attend(q, k, v, bias, at.pairs), h)                    # (B, T, C)

@@ -20,19 +20,19 @@ class Cache:
             raise InputError(f"a stream needs sinks of at least 0 and a window of at least 1, got {sinks} and {window}")
         self.sinks, self.window = sinks, window
         self.positions = np.zeros(0, np.uint8)   # of keys, (S,) or (B, S); any type fits
-        self.blocks = {}                 # by attention: (room (2 or more, B, H, ..., D), begin, end), k and v and more
+        self.blocks = {}                 # by attention: (rooms (B, H, ..., width) of k, v and more, begin, end)
 
     def __len__(self):
         return self.positions.shape[-1]
 
     def __getitem__(self, attention):
-        """The keys and values of a block's attention, and what else it keeps: (2 or 3, B, H, S, D)."""
-        room, begin, end = self.blocks[attention]
-        return room[..., begin:end, :]
+        """The keys and values of a block's attention, and what else it keeps, a list of (B, H, S, width)."""
+        rooms, begin, end = self.blocks[attention]
+        return [room[:, :, begin:end] for room in rooms]
 
     @property
     def nbytes(self):
-        return sum(self[attention].nbytes for attention in self.blocks)
+        return sum(x.nbytes for attention in self.blocks for x in self[attention])
 
     def positions_with(self, n):
         """The positions of all keys that a pass over new tokens at n, (T,) or (B, T), sees: (S,) or (B, S)."""
@@ -41,22 +41,22 @@ class Cache:
         shape = np.broadcast_shapes(self.positions.shape[:-1], n.shape[:-1])
         return np.concatenate([np.broadcast_to(x, (*shape, x.shape[-1])) for x in (self.positions, n)], axis=-1)
 
-    def extend(self, attention, k, *others):
-        """Keep keys, values and what else there is of a block's new tokens, (B, H, T, D) each; returns all S seen."""
-        n, parts = k.shape[2], (k, *others)
-        if k.shape != others[0].shape:                  # an encoding's rotate may widen queries and keys
-            raise InputError(f"keys are {k.shape[3]} wide and values {others[0].shape[3]}: a cache keeps only keys "
-                             "that are as wide as values (leave out --cache, and shorten the texts)")
-        room, begin, end = self.blocks.get(attention, (k.new_empty(len(parts), *k.shape[:2], 0, k.shape[3]), 0, 0))
+    def extend(self, attention, *parts):
+        """Keep what there is of a block's new tokens, keys first, (B, H, T, width) each; returns all S seen of each."""
+        n = parts[0].shape[2]
+        rooms, begin, end = self.blocks.get(attention, ([part[:, :, :0] for part in parts], 0, 0))
         if self.window is not None and (lost := end - begin - self.sinks - self.window) > 0:
-            room[..., begin + lost : begin + lost + self.sinks, :] = room[..., begin : begin + self.sinks, :].clone()
-            begin += lost                               # the sinks follow the window
-        if end + n > room.shape[3]:                                                    # now and then, leaving some free
-            old, size = room[..., begin:end, :], end - begin + n
-            room = k.new_empty(len(parts), *k.shape[:2], size + max(64, size // 4), k.shape[3])
-            begin, end = 0, end - begin
-            room[..., :end, :] = old
-        for kept, part in zip(room, parts, strict=True):
-            kept[:, :, end : end + n] = part.detach()
-        self.blocks[attention] = room, begin, end + n
+            for room in rooms:                          # the sinks follow the window
+                room[:, :, begin + lost : begin + lost + self.sinks] = room[:, :, begin : begin + self.sinks].clone()
+            begin += lost
+        if end + n > rooms[0].shape[2]:                                                # now and then, leaving some free
+            size = end - begin + n
+            size += max(64, size // 4)
+            larger = [part.new_empty(*part.shape[:2], size, part.shape[3]) for part in parts]
+            for room, old in zip(larger, rooms, strict=True):
+                room[:, :, : end - begin] = old[:, :, begin:end]
+            rooms, begin, end = larger, 0, end - begin
+        for room, part in zip(rooms, parts, strict=True):
+            room[:, :, end : end + n] = part.detach()
+        self.blocks[attention] = rooms, begin, end + n
         return self[attention]

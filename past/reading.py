@@ -54,21 +54,21 @@ class ReadingAttention(fast.Attention):
             content, k, v = self.project_content(h, at)
             q = self.positioned(0, content, at.rows, at)
             k = self.positioned(1, k, at.rows, at) if at.keys is None else k
-        inputs = h                                                      # of all S keys, (B, S, C)
-        if at.cache is not None:
-            kept = self.heads([h]) if getattr(self.encoding, "keeps_input", False) else ()
-            k, v, *kept = at.cache.extend(self, k, v, *kept)            # (B, H, S, D) each
-            inputs = kept[0].transpose(1, 2).flatten(2) if kept else h
+        kept = self.kept(h)
+        if at.cache is not None:                                        # what an encoding makes of h is kept, too
+            more = () if kept.shape == h.shape else (kept,)
+            k, v, *more = at.cache.extend(self, k, v, *more)            # of all S keys, (B, H, S, D) and (B, H, S, n)
+            kept = more[0] if more else kept
         free = k
         if at.keys is not None:
             k = self.positioned(1, free, at.keys, at)
-        bias = self.encoding.score(q, k, inputs, at.pairs) if at.n is None else None
+        bias = self.encoding.score(q, k, kept, at.pairs) if at.n is None else None
         for rows, keys, where in at.further:                    # dual chunk attention, and groups
             moved = self.positioned(0, content, rows, at)
             moved = (moved - q) @ k.mT if keys is None else moved @ self.positioned(1, free, keys, at).mT - q @ k.mT
             moved = moved / score_divisor(q)                            # (B, H, T, S)
             bias = moved * where if bias is None else bias + moved * where
-        y = self.attend(q, k, v, bias, at.pairs) if at.n is None else self.attend_linear(q, k, v, inputs, at.n)
+        y = self.attend(q, k, v, bias, at.pairs) if at.n is None else self.attend_linear(q, k, v, kept, at.n)
         return self.output(y, h)                                        # (B, T, C)
 
     def project_content(self, h, at):
@@ -253,7 +253,7 @@ class Reader(GPT):
             self.check_stream()
         if cache and self.blocks[0].attn not in cache.blocks:
             raise InputError("the cache was filled by another model: begin a new one with Cache()")
-        if cache and (found := cache[self.blocks[0].attn].shape[1]) != len(tokens):
+        if cache and (found := len(cache[self.blocks[0].attn][0])) != len(tokens):
             raise InputError(f"the cache holds {found} sequences, and there are {len(tokens)} in tokens")
 
 def load(run, device="cpu", dtype="fp32"):

@@ -32,8 +32,8 @@ def test_operations_are_those_of_the_formulas():
 def test_what_a_model_can_do(pe, softmax, expected):
     found = costs.costs(config_of(pe, softmax))
     assert f"{found['parameters']} {found['streams']} {found['kernel']}" == expected
-    cache = 2 * 4 * 2 * 32  # keys and values, fp32, two blocks of width 32
-    assert found["cache, B"] == (f"{3 * cache // 2}" if pe == "fox" else f"{cache}")  # the block's input as well
+    cache = 2 * 4 * 2 * 32  # keys and values, fp32, two blocks of width 32; of FoX a number for each of two heads
+    assert found["cache, B"] == f"{cache + 2 * 4 * 2 * (pe == 'fox')}"
 
 
 def test_losses_are_those_of_the_files(tmp_path):

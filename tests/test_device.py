@@ -58,7 +58,7 @@ def test_caches_and_streams_compute_on_the_device(name, dtype, monkeypatch):
             for n in [24, 1, 1] if cache.window is None else [24, 8, 1, 1]:
                 h = reader.hidden(tokens[:, :n], cache=cache)
                 assert h.device == META and h.shape == (2, n, 64) and h.dtype == dtype
-        assert all(cache[block.attn].device == META for block in reader.blocks)
+        assert all(x.device == META for block in reader.blocks for x in cache[block.attn])
     assert distribution(h[:, -1] @ reader.output_weight.T, temperature=0.8, top_k=5).device == META
 
 

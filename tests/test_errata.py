@@ -276,9 +276,9 @@ def test_errata_a_forget_gate_is_added_as_a_logarithm():
     model, h = tiny("fox"), some_input()
     encoding, q = model.blocks[0].attn.encoding, torch.zeros(1, 2, T, 8, dtype=torch.float64)
     encoding.bias.data[:] = 50.0  # nothing is forgotten
-    assert encoding.score(q, q, h, None).abs().max() < 1e-9
+    assert encoding.score(q, q, encoding.keep(h), None).abs().max() < 1e-9
     encoding.weight.data[:], encoding.bias.data[:] = 0, math.log(0.01 / 0.99)
-    bias = encoding.score(q, q, h, None)[0, 0, -1].detach().numpy()
+    bias = encoding.score(q, q, encoding.keep(h), None)[0, 0, -1].detach().numpy()
     np.testing.assert_allclose(bias, math.log(0.01) * np.arange(T - 1, -1, -1), rtol=1e-9)  # once for each later token
 
 

@@ -51,9 +51,9 @@ def plain_model(reader):
     return plain
 
 
-def kept(model):
-    """How many arrays a cache keeps of a block: keys, values, and where the score asks for it the block's input."""
-    return 2 + getattr(model.blocks[0].attn.encoding, "keeps_input", False)
+def width_kept(model):
+    """How many numbers a cache keeps of a token in a block: key and value, and FoX's gate of each of two heads."""
+    return 2 * 16 + 2 * (model.config.encoding.pe == "fox")
 
 
 KINDS = [
@@ -348,7 +348,7 @@ def test_cached_logits_equal_uncached_ones(pe, variant, style, size, positions):
         logits = model(tokens[:, piece], positions=given, cache=cache)
         torch.testing.assert_close(logits, whole[:, piece], **EXACT)
     assert len(cache) == S and np.array_equal(cache.positions, n)
-    assert cache.nbytes == 2 * kept(model) * 3 * S * 16 * 8  # blocks, parts, sequences, tokens, width, float64
+    assert cache.nbytes == 2 * width_kept(model) * 3 * S * 8  # blocks, numbers, sequences, tokens, float64
 
 
 @pytest.mark.parametrize("pe, variant", KINDS, ids=str)
@@ -372,7 +372,7 @@ def test_a_cache_that_does_not_fit_is_refused_and_left_as_it_was():
                             (some_tokens(2, 3), "none for position 12")):
         with pytest.raises(ValueError, match=message):
             model(tokens, cache=cache)
-        assert len(cache) == 10 and all(cache[block.attn].shape[3] == 10 for block in model.blocks)
+        assert len(cache) == 10 and all(cache[block.attn][0].shape[2] == 10 for block in model.blocks)
     with pytest.raises(InputError, match="a cache needs causal attention"):
         reading(causal=False)(some_tokens(1, 2), cache=Cache())
     with pytest.raises(InputError, match="a stream sets its own positions"):
@@ -384,11 +384,6 @@ def test_a_cache_that_does_not_fit_is_refused_and_left_as_it_was():
     reading()(some_tokens(1, 2), cache=used)
     with pytest.raises(InputError, match="the cache was filled by another model"):
         reading()(some_tokens(1, 2), cache=used)
-    wide = reading()  # its queries and keys get more dimensions
-    for block in wide.blocks:
-        block.attn.encoding.rotate = lambda q, k, table: (F.pad(q, (0, 2)), F.pad(k, (0, 2)))
-    with pytest.raises(InputError, match="keys are 10 wide and values 8: a cache"):
-        wide(some_tokens(1, 2), cache=Cache())
     for sinks, window in ((-1, 3), (0, 0), (4, None), (1.5, 3)):
         with pytest.raises(InputError, match="sinks of at least 0 and a window of at least 1"):
             Cache(sinks, window)
@@ -404,6 +399,22 @@ def test_reading_on_counts_from_the_last_position_of_each_sequence():
 def test_an_override_of_values_cannot_stream_whatever_the_dtype():
     small = {"on": "qkv", "theta": 1e-9}  # so that fp16 has zeros at all near positions
     assert reading("expe").half().streams() and not reading("expe", variant=small).half().streams()
+
+
+def test_keys_may_be_wider_than_values():
+    wide, tokens, cache = reading(), some_tokens(2, 12), Cache()
+    for block in wide.blocks:
+        block.attn.encoding.rotate = lambda q, k, table: (F.pad(q, (0, 2), value=0.5), F.pad(k, (0, 2), value=0.5))
+    parts = [wide(tokens[:, i : i + 4], cache=cache) for i in (0, 4, 8)]
+    torch.testing.assert_close(torch.cat(parts, 1), wide(tokens), rtol=1e-10, atol=1e-12)
+
+
+def test_foxs_cache_keeps_one_number_a_head_and_key():
+    model, cache = reading("fox"), Cache()
+    model(some_tokens(2, 12), cache=cache)
+    assert all([x.shape for x in cache[block.attn]] == [(2, 2, 12, 8)] * 2 + [(2, 2, 12, 1)] for block in model.blocks)
+    model.bfloat16()(some_tokens(2, 12), cache=(half := Cache()))
+    assert all([x.dtype for x in half[block.attn]][1:] == [torch.bfloat16, torch.float32] for block in model.blocks)
 
 
 def test_what_is_kept_of_positions_follows_the_weights():
@@ -491,7 +502,7 @@ def test_a_stream_of_twenty_windows_equals_brute_force(pe, variant, sinks, windo
         first = sum(x.shape[1] for x in ours)
         ours.append(model(tokens[:, first : first + next(sizes)], cache=cache))
         assert len(cache) <= sinks + window + 1
-        assert cache.nbytes <= 2 * kept(model) * 2 * (sinks + window + 1) * 16 * 8
+        assert cache.nbytes <= 2 * width_kept(model) * 2 * (sinks + window + 1) * 8
     np.testing.assert_allclose(torch.cat(ours, 1), brute_force, rtol=1e-9, atol=1e-10)
 
 

@@ -100,7 +100,7 @@ def test_a_run_resumes_bit_for_bit_and_its_name_says_so(name, tokens, tmp_path, 
     done = command("train.py", *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    assert "random_positions-64" in run.name and read_run(run)[1].random_positions == 64
+    assert "random-positions-64" in run.name and read_run(run)[1].random_positions == 64
     stop_at(3)
     assert command("train.py", *flags, "--out", "runs/b", cwd=tmp_path).returncode == 130
     monkeypatch.undo()

@@ -212,10 +212,11 @@ def test_fox_is_one_number_a_key():
     model = tiny("fox")
     encoding, h = model.blocks[0].attn.encoding, some_input().expand(3, T, 16)
     q = torch.zeros(3, 2, T, 8, dtype=torch.float64)
-    a, b = encoding.linear(q, h, None, None)
+    kept = encoding.keep(h)
+    a, b = encoding.linear(q, kept, None, None)
     assert a.shape == (1, 1) and b.shape == (3, 2, T) and not b[..., -1].any()
-    score = encoding.score(q, q, h, None)
-    assert torch.equal(encoding.score(q[:, :, -3:], q, h, None), score[:, :, -3:])  # of the last queries alone
+    score = encoding.score(q, q, kept, None)
+    assert torch.equal(encoding.score(q[:, :, -3:], q, kept, None), score[:, :, -3:])  # of the last queries alone
     shared = score - a[..., None] * b[..., None, :]
     torch.testing.assert_close(shared, shared[..., :1].expand_as(shared), rtol=1e-12, atol=1e-12)
 
@@ -226,15 +227,17 @@ def test_fox_keeps_its_digits_by_counting_from_the_last_query():
     h, q = torch.from_numpy(random(1, S, 16)), torch.zeros(1, 2, 1, 8, dtype=torch.float64)
     scores = torch.from_numpy(random(2, S, seed=1))
     encoding.weight.data *= 0.1  # gates of about a half, as where training starts: all of them take 11,000 nats away
-    exact = (scores + encoding.gates(h).flip(-1).cumsum(-1).flip(-1)[0] - encoding.gates(h)[0]).softmax(-1)
+    gates = encoding.keep(h)[0, ..., 0]
+    exact = (scores + gates.flip(-1).cumsum(-1).flip(-1) - gates).softmax(-1)
     encoding.float()
 
     def error(bias):
         assert bias.dtype == torch.float32 and bias.min() < -9_000
         return ((scores.float() + bias).softmax(-1) - exact).abs().max().item()
 
-    from_the_last, from_the_first = encoding.linear(q.float(), h.float(), None, None)[1][0], encoding.score(
-        q.float(), None, h.float(), None)[0, :, 0]
+    kept = encoding.keep(h.float())
+    from_the_last = encoding.linear(q.float(), kept, None, None)[1][0]
+    from_the_first = encoding.score(q.float(), None, kept, None)[0, :, 0]
     assert error(from_the_last) < 2e-7 < 1e-5 < error(from_the_first)
 
 

@@ -56,18 +56,17 @@ def torch_class():
     from model_torch import Encoding
 
     class Fox(Encoding):
-        keeps_input = True                                                                     # of keys: their gates
+        def keep(self, h):
+            """ln f of each head and key, (B, H, S, 1), in fp32 at least."""
+            z = F.linear(h, self.weight.type_as(h), self.bias.type_as(h))                      # (B, S, H)
+            return F.logsigmoid(z.to(torch.promote_types(z.dtype, torch.float32))).mT[..., None]
 
-        def gates(self, h):
-            return F.logsigmoid(F.linear(h, self.weight.type_as(h), self.bias.type_as(h))).mT  # ln f, (B, H, S)
-
-        def score(self, q, k, h, table):
-            gates = self.gates(h)
-            c = gates.cumsum(-1, dtype=torch.promote_types(gates.dtype, torch.float32))        # sums need the digits
+        def score(self, q, k, kept, table):
+            c = kept[..., 0].cumsum(-1)                                                        # (B, H, S)
             return c[..., -q.shape[2] :, None] - c[..., None, :]                               # (B, H, T, S)
 
-        def linear(self, q, h, w, n):
-            gates = self.gates(h)
+        def linear(self, q, kept, w, n):
+            gates = kept[..., 0]
             after = gates.flip(-1).cumsum(-1).flip(-1) - gates                                 # those of later tokens
             return gates.new_ones(1, 1), after                                                 # (1, 1), (B, H, S)
 

@@ -75,7 +75,7 @@ def torch_class():
         def score(self, q, k, h, table):
             return -self.slope(q, table)[..., None] * table                                    # (B, H, T, S)
 
-        def linear(self, q, h, w, n):
+        def linear(self, q, kept, w, n):
             return self.slope(q, n), n                                                         # (B, H, T), (..., 1, S)
 
     return Grape
