@@ -98,11 +98,11 @@ def pick_device(name="auto"):
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 def read_text(path):
-    """The text of a file; InputError if it is not UTF-8."""
+    """The text of a file; InputError if there is none, or if it is not UTF-8."""
     try:
         return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is missing, or is not UTF-8 text: {error}") from None
 
 def read_json(path, *names):
     """The object in a JSON file; InputError unless it has fields of these names."""

@@ -93,7 +93,7 @@ def jobs_of_run(variant, seed, evaluations, args):
     command += ["--seed", str(seed), "--out", str(run), *data, *device, *args.train_flags]
     model, config = configs_of(command, args)
     if (run / "config.json").exists():
-        train.check_resumed(run, train.read_flags([*command[2:], "--resume"])[0].given)
+        train.read_flags([*command[2:], "--resume"])
     elif holds_files(run):
         raise InputError(f"{run} holds no config.json, so it is not a run directory: move it away")
     tokens = config.steps * config.batch_size * model.context
