@@ -191,7 +191,7 @@ class ALiBi(NoPE):
 
 @dataclass(frozen=True)
 class T5(NoPE):
-    buckets: int = knob(32, whole(2, 1024), "buckets of distances")
+    buckets: int = knob(32, whole(4, 1024), "buckets of distances")
     max_distance: int = knob(128, whole(1, 2**16), "distance from which on all share a bucket")
 
     def check(self):

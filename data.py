@@ -177,7 +177,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     near = drop_near(tokens)
     for name in ("train", "val"):
         if not tokens[name]:
-            raise InputError(f"{source} has {len(texts)} usable documents, and none fell to {name}: cut them smaller "
+            raise InputError(f"{source}: none of its usable documents ({len(texts)}) fell to {name}: cut them smaller "
                              "with --max-doc-chars 20000, lower --min-doc-tokens, or give more documents")
     asked = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
              "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],

@@ -13,7 +13,7 @@ import functools
 import numpy as np
 
 
-def _integers(positions, name="positions"):
+def integers(positions, name="positions"):
     """The positions as an int64 array; ValueError for anything else, since a rounded position is another position."""
     positions = np.asarray(positions)
     if positions.dtype.kind not in "iu" and positions.size:
@@ -35,7 +35,7 @@ def expe_table(positions, l, start=0.0, theta=1 / 2048, step=1):
     All l columns carry one ramp up to a constant, so that l and theta together set one number.
     Raises ValueError for positions that are not integers and for l below 1.
     """
-    n = _integers(positions)[..., None]                                           # (..., 1)
+    n = integers(positions)[..., None]                                           # (..., 1)
     j = np.arange(_width("l", l))                                                 # (l,)
     return float(start) + float(theta) * (n + step * j)                           # (..., l)
 
@@ -49,7 +49,7 @@ def exqpe_table(positions, l, start=0.0, theta1=1 / 2048, theta2=1 / 16):
     start + j*theta1 + theta2 * max(0, (n - j)//l + 1).
     Raises ValueError for positions that are not integers and for l below 1.
     """
-    n = _integers(positions)[..., None]                                           # (..., 1)
+    n = integers(positions)[..., None]                                           # (..., 1)
     j = np.arange(_width("l", l))                                                 # (l,)
     raised = np.maximum(0, (n - j) // len(j) + 1)                                 # (..., l)
     return float(start) + j * float(theta1) + float(theta2) * raised
@@ -61,7 +61,7 @@ def sinusoidal_table(positions, d_model, base=10000.0):
 
     Raises ValueError for positions that are not integers and for d_model below 1.
     """
-    n = _integers(positions)[..., None]                                           # (..., 1)
+    n = integers(positions)[..., None]                                           # (..., 1)
     column = np.arange(_width("d_model", d_model))                                # (d_model,)
     pair = column // 2
     angle = n * float(base) ** (-2 * pair / d_model)                              # (..., d_model)
@@ -72,7 +72,7 @@ def learned_rows(positions, context):
 
     Raises ValueError for a position without a row, and for positions that are not integers.
     """
-    n = _integers(positions)
+    n = integers(positions)
     if outside := n[(n < 0) | (n >= context)].tolist():
         raise ValueError(f"learned has a row for each of the positions 0 to {context - 1} it was trained on, "
                          f"and none for position {outside[0]}")
@@ -96,12 +96,12 @@ def rope_table(positions, d_head, base=10000.0):
 
     Raises ValueError as rope_inv_freq does, and for positions that are not integers.
     """
-    angle = _integers(positions)[..., None] * rope_inv_freq(d_head, base)         # (..., D/2)
+    angle = integers(positions)[..., None] * rope_inv_freq(d_head, base)         # (..., D/2)
     return np.concatenate((np.cos(angle), np.sin(angle)), axis=-1)
 
 def distances(queries, keys):
     """m - n for every query position m and key position n: (..., T) and (..., S) to (..., T, S)."""
-    return _integers(queries)[..., :, None] - _integers(keys)[..., None, :]       # (..., T, S)
+    return integers(queries)[..., :, None] - integers(keys)[..., None, :]       # (..., T, S)
 
 def alibi_slopes(n_heads):
     """ALiBi's slope of each head, (n_heads,). Press et al. 2022, section 3, and their code for other head counts.
@@ -124,7 +124,7 @@ def t5_bucket(distance, n_buckets=32, max_distance=128, both_sides=False):
     Raises ValueError for distances that are not integers, n_buckets below 2, and max_distance within the first half or
     above 2^24.
     """
-    d = _integers(distance, "distance")
+    d = integers(distance, "distance")
     if both_sides:
         return t5_bucket(abs(d), n_buckets // 2, max_distance) + n_buckets // 2 * (d < 0)
     return _t5_buckets(n_buckets, max_distance)[np.clip(d, 0, max_distance)]
@@ -153,4 +153,4 @@ def shaw_index(distance, max_distance, both_sides=False):
     them from 0 to 2 max_distance. Raises ValueError for max_distance below 1.
     """
     least = -_width("max_distance", max_distance) * both_sides
-    return np.clip(_integers(distance, "distance"), least, max_distance) - least
+    return np.clip(integers(distance, "distance"), least, max_distance) - least

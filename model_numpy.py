@@ -590,7 +590,7 @@ def forward(params, tokens, config, positions=None, masks=None):
     positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. masks: from dropout_masks; None for no dropout.
     Raises ValueError for positions that are not integers, and for one without a row.
     """
-    n = np.arange(tokens.shape[1]) if positions is None else np.asarray(positions)
+    n = np.arange(tokens.shape[1]) if positions is None else expe.integers(positions)
     dtype = params["embedding.weight"].dtype
     blocks = [config.block(i) for i in range(config.n_layers)]
     at = {}

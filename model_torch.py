@@ -19,7 +19,7 @@ from torch import nn
 
 import model_numpy
 from config import CORE, zoo_module
-from expe import alibi_slopes
+from expe import alibi_slopes, integers
 
 
 def score_divisor(q):
@@ -343,7 +343,7 @@ class GPT(nn.Module):
 
     def hidden(self, tokens, positions=None, **options):
         """The final norm's output (B, T, C): what the output layer reads."""
-        n = np.arange(tokens.shape[1]) if positions is None else np.asarray(positions)
+        n = np.arange(tokens.shape[1]) if positions is None else integers(positions)
         tables = self.tables(n, **options)
         x = self.embedding(tokens.long())                                              # (B, T, C)
         first = self.blocks[0].attn.encoding

@@ -21,7 +21,7 @@ from common import load_model
 from config import InputError
 from engine import fast
 from engine.fast import from_the_last, linear_of
-from expe import distances
+from expe import distances, integers
 from model_torch import GPT, Encoding, as_tensor, project, score_divisor
 from past.cache import Cache
 from past.scaling import HOLD, Groups, dual_chunk_positions, scaled, self_extend_queries
@@ -165,7 +165,7 @@ class Reader(GPT):
         T, read = tokens.shape[1], super().hidden
         if positions is None and cache:
             positions = np.arange(T) + cache.positions[..., -1:] + 1
-        n = np.arange(T) if positions is None else np.asarray(positions)
+        n = np.arange(T) if positions is None else integers(positions)
         begins = self.begins(T, cache)
         if len(begins) > 1 and cache is None:
             cache = Cache()

@@ -184,7 +184,11 @@ def main(argv=None):
         with lock(path.parent):
             rows = read_json(path, [ROW]) if path.exists() else []
             for variant, cause, seed in asked(args):
-                if not any((row["variant"], row["cause"], row["seed"]) == (variant, cause, seed) for row in rows):
+                words = shlex.join(configured(variant, cause, seed, args)[0])
+                same = [row for row in rows if (row["variant"], row["cause"], row["seed"]) == (variant, cause, seed)]
+                if any(row["flags"] != words for row in same):
+                    raise InputError(f"{path} has this run with other flags, {same[0]['flags']}: name another --out")
+                if not same:
                     rows.append(run(variant, cause, seed, args))
                     write_rows(path, rows)
         print(f"{'what is changed':16}{'variant':16}{'seed':>4}" + "".join(f"{k}x".rjust(8) for k in MULTIPLES))

@@ -65,8 +65,10 @@ def test_with_nothing_changed_it_is_train_pys_own_run_and_what_is_there_is_not_t
     done = command("eval.py", "run", "--lengths", "16,32,64,256", "--json", "rows.json", cwd=tmp_path)
     scored = {row["length"]: row["loss"] for row in json.loads((tmp_path / "rows.json").read_text())}
     assert done.returncode == 0 and first["losses"] == pytest.approx([scored[n] for n in (16, 32, 64, 256)], abs=1e-6)
-    again = command(*asked, "--causes", "none", "--", *flags, "--steps", "7", cwd=tmp_path)
+    again = command(*asked, "--causes", "none", "--", *flags, cwd=tmp_path)
     assert again.returncode == 0 and json.loads((tmp_path / "c.json").read_text()) == [first, second]
+    others = command(*asked, "--causes", "none", "--", *flags, "--steps", "7", cwd=tmp_path)
+    assert "c.json has this run with other flags" in refused(others)
     for words, said in {
         "--causes new": "'new' must be of none",
         "-- --steps 2": "add --out FILE",

@@ -116,7 +116,7 @@ WRONG_ENCODINGS = [
     (dict(pe="expe", once=True, on="k"), "--once overrides the residual stream, --on the input of attention"),
     (dict(pe="expe", learn="random", theta=0.1), "--learn random draws .* leave out --start and --theta"),
     (dict(pe="exqpe", learn="random", theta2=0.1), "--learn random draws .* leave out --theta1 and --theta2"),
-    (dict(pe="t5", buckets=1), "--buckets must be a whole number from 2 to 1,024, got 1"),
+    (dict(pe="t5", buckets=3), "--buckets must be a whole number from 4 to 1,024, got 3"),
     (dict(pe="t5", buckets=32, max_distance=16), "--max-distance must be above half of --buckets, 32, got 16"),
 ]
 WRONG_RUNS = [

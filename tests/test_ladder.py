@@ -201,7 +201,7 @@ VARIANTS = {
     "exqpe": [{"on": "k"}, {"learn": "init", "start": 0.2}, {"learn": "random", "scale": 0.5}, {"once": True}],
     "rope": [{"rope_scaling": "yarn", "factor": 3.0}, {"rope_scaling": "dynamic", "factor": 2.0, "length": 40}],
     "alibi": [{"slopes": 3}],
-    "t5": [{"buckets": 2, "max_distance": 3}, {"buckets": 7, "max_distance": 6}],
+    "t5": [{"buckets": 4, "max_distance": 3}, {"buckets": 7, "max_distance": 6}],
     "shaw": [{"max_distance": 1}, {"max_distance": 40}],
 }
 CASES = {name_case(**case): case for case in [

@@ -401,6 +401,18 @@ def test_an_override_of_values_cannot_stream_whatever_the_dtype():
     assert reading("expe").half().streams() and not reading("expe", variant=small).half().streams()
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "uint64"])
+@pytest.mark.parametrize("pe, how", [
+    ("xpos", {}), ("alibi", {}), ("t5", {}), ("expe", {"rope_scaling": "hold"}),
+    ("rope", {"rope_scaling": "dual-chunk"}), ("rope", {"rope_scaling": "self-extend"})])
+def test_integers_of_any_size_are_the_same_positions(pe, how, dtype):
+    model, tokens = reading(pe).scale_to(120, **how), some_tokens(1, 60)
+    n = np.arange(60, 120)
+    right = model(tokens, positions=n)
+    assert torch.equal(model(tokens, positions=n.astype(dtype)), right)
+    assert torch.equal(model(tokens, positions=n.tolist()), right)
+
+
 def test_keys_may_be_wider_than_values():
     wide, tokens, cache = reading(), some_tokens(2, 12), Cache()
     for block in wide.blocks:

@@ -89,7 +89,8 @@ def test_ctrl_c_keeps_the_last_step_and_resumes(name, finished, tokens, tmp_path
     assert done.returncode == 0 and "complete" in done.stdout
 
 
-VARIANTS = ["--pe expe --on k", "--pe expe --once", "--pe expe --learn random", "--pe exqpe --theta2 1/8", "--pe t5",
+VARIANTS = ["--pe expe --on k", "--pe expe --once", "--pe expe --learn random", "--pe exqpe --theta2 1/8",
+            "--pe t5 --buckets 4 --max-distance 3 --no-causal",
             "--pe shaw", "--pe fox", "--pe rope --softmax log", "--pe alibi --window 4", "--pe rope --nope-every 2",
             "--pe expe --objective mlm", "--pe learned --n-positions 40 --random-positions 40",
             "--pe sinusoidal --tied", "--pe nope --norm rmsnorm --mlp swiglu", "--pe rope --dtype bf16 --fast"]
