@@ -168,6 +168,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     dropped = {"short": 0, "duplicate": 0}
     skipped = []
     texts = documents(source, max_doc_chars, skipped)
+    min_doc_tokens = 1 if Path(source).is_file() else min_doc_tokens
     texts = split_file(texts) if Path(source).is_file() else list(split_texts(texts, min_doc_tokens, dropped))
     if ranks is None:
         training = [text for split, _, text in texts if split == "train"]
@@ -362,8 +363,7 @@ def main():
     add("--overwrite", action="store_true", help="prepare a folder again that this has made")
     with parser.one_line_errors():
         args = vars(parser.parse_args())
-        made = (Path(args["source"]) / "meta.json").exists()
-        show(args["source"] if made else prepare(**args))
+        show(args["source"] if (Path(args["source"]) / "meta.json").exists() else prepare(**args))
 
 if __name__ == "__main__":
     main()

@@ -87,8 +87,24 @@ def aligned(lines, side):
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(f"{word:{side}{width}}" for word, width in zip(line, widths, strict=True)) for line in lines]
 
+def shortened(names):
+    """{name: what tells it from the others}: its last folder, without the words that all begin or end with."""
+    words = {name: name.rpartition("/")[2].split("-") for name in names}
+    if len(set(map(tuple, words.values()))) < max(2, len(words)):                      # one name, or one in two folders
+        return {name: name for name in names}
+    first = last = 0
+    while min(map(len, words.values())) - first > 2 and len({word[first] for word in words.values()}) == 1:
+        first += 1
+    while min(map(len, words.values())) - first - last > 1 and len({word[-1 - last] for word in words.values()}) == 1:
+        last += 1
+    return {name: "-".join(word[first : len(word) - last]) for name, word in words.items()}
+
 def print_rows(rows):
     """All that is said of the rows of one measure."""
+    short = shortened([row["run"] for row in rows])
+    lines = {line_of(row): line_of({**row, "run": short[row["run"]]}) for row in rows}
+    rows = [{**row, "run": short[row["run"]],
+             "minus": {lines[other]: value for other, value in row.get("minus", {}).items()}} for row in rows]
     scored = [row for row in rows if row["loss"] is not None]
     lines = {(row["data"], row["n_documents"], row["n_targets"], len(row["unit_targets"])) for row in scored}
     for name, n_documents, n_targets, n_units in sorted(lines):

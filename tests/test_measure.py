@@ -11,6 +11,7 @@ from conftest import TINY, command, refused
 
 import data
 from common import load_model
+from lab import show
 from past.cache import Cache
 from past.reading import load
 
@@ -103,9 +104,10 @@ def test_tables_fit_the_terminal_and_say_the_same(workplace, longer, monkeypatch
         assert all(len(line) <= int(width) for table in tables for line in table.splitlines())
     numbers = [sorted(re.findall(r"[+-]?\d+\.\d{3}\*?", text.split("\n\n", 1)[1])) for text in printed.values()]
     assert numbers[0] == numbers[1] and len(numbers[0]) > 8
+    short = show.shortened(runs)
     key = {"swap": "gain", "same-targets": "over_1x"}.get(rows[0]["protocol"])
     for row in (row for row in rows if row.get(key)):  # a line for each run, and below it a line for each length
-        block = printed["80"].split("95% interval")[1].split(f"{row['run']} ")[1]
+        block = printed["80"].split("95% interval")[1].split(f"\n{short[row['run']]} ")[1]
         value = next(line for line in block.splitlines() if line.split()[:1] == [f"{row['length']:,}"])
         assert value.endswith("{:+.3f} ({:+.3f} {:+.3f})".format(*row[key]))
 
@@ -195,6 +197,15 @@ def test_a_loss_that_is_not_finite_is_called_so(workplace):
 # ---- the same targets, and probes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("names, expected", [
+    (["runs/mini-expe-s0"], ["runs/mini-expe-s0"]), (["runs/expe", "runs/expe-on-k"], ["expe", "expe-on-k"]),
+    (["runs/mini-expe-s0", "runs/mini-expe-on-k-s0"], ["expe", "expe-on-k"]),
+    (["a/mini-expe-l-8-lr-0.01-s0", "b/mini-expe-l-8-lr-0.02-s0"], ["0.01", "0.02"]), (["a/x", "b/x"], ["a/x", "b/x"]),
+    (["runs/mini-rope-s0", "runs/mini-rope-s1"], ["rope-s0", "rope-s1"])])
+def test_tables_show_what_tells_runs_apart(names, expected):
+    assert list(show.shortened(names).values()) == expected
+
+
 def test_same_targets_and_sliding_equal_a_loop_over_targets_and_two_runs_are_compared(workplace, tokens):
     rows, printed = rows_of(workplace, "runs/expe", "runs/rope", "--protocol", "same-targets", "--lengths", "16,64",
                             "--targets", "8")
@@ -221,7 +232,7 @@ def test_same_targets_and_sliding_equal_a_loop_over_targets_and_two_runs_are_com
     value, difference = rows[1]["minus"]["runs/rope"], four - others[1]["unit_losses"]
     assert value[0] == pytest.approx(difference.mean(), abs=1e-5) and others[1]["minus"] == {}
     assert difference.min() <= value[1] < value[0] < value[2] <= difference.max()
-    assert "runs/expe - runs/rope" in printed and shown(*value) in printed
+    assert "expe - rope" in printed and shown(*value) in printed
 
 
 def test_the_gain_of_swap_equals_a_loop_with_another_documents_tokens(workplace, tokens):
