@@ -152,6 +152,12 @@ def test_t5_buckets_equal_those_of_transformers(n_buckets, max_distance):
     assert set(different) <= set(edge) and (theirs[different] == ours[different] - 1).all()
 
 
+def test_t5_buckets_of_both_sides_by_hand():
+    """Of eight, four are for keys behind or at the query itself, and four for keys ahead."""
+    d = np.array([0, 1, 2, 3, 5, 9, 40, -1, -2, -3, -5, -9, -40])
+    assert t5_bucket(d, 8, 8, both_sides=True).tolist() == [0, 1, 2, 2, 3, 3, 3, 5, 6, 6, 7, 7, 7]
+
+
 @pytest.mark.parametrize("call, message", [
     (lambda: alibi_slopes(0), "n_heads must be a whole number of at least 1, got 0"),
     (lambda: t5_bucket([1.5]), "distance must be integers, got an array of float64"),

@@ -334,6 +334,18 @@ def test_every_backward_of_the_file_is_tested_alone_or_caught_by_the_ladder():
     assert pairs <= {f"{layer.split(',')[0]}_backward" for layer in LAYERS} | {name for name, *_ in BROKEN}
 
 
+@pytest.mark.parametrize("limit", [0.5, 4.9, 5.1, 100.0])
+def test_gradients_are_clipped_as_torch_clips_them(limit):
+    grads = {"a": np.array([3.0, 0.0]), "b": np.array([[4.0]])}        # of norm 5
+    w = [torch.nn.Parameter(torch.zeros(g.shape, dtype=torch.float64)) for g in grads.values()]
+    for x, g in zip(w, grads.values(), strict=True):
+        x.grad = torch.from_numpy(g.copy())
+    norm = torch.nn.utils.clip_grad_norm_(w, limit)
+    assert model_numpy.clip_grads(grads, limit) == norm.item() == 5
+    for x, g in zip(w, grads.values(), strict=True):
+        np.testing.assert_allclose(g, x.grad.numpy(), rtol=1e-12)
+
+
 def test_dropout_masks_keep_the_mean():
     config = tiny(dropout=0.3, n_layers=1).config
     masks = np.stack(list(model_numpy.dropout_masks(config, 50, 100, np.random.default_rng(0), np.float64)))
