@@ -83,18 +83,15 @@ def evaluate(run, args):
     return rows
 
 def print_rows(rows, before):
-    """The losses of the last run and their perplexities, a column for each length; a heading if it is another one."""
+    """A run's losses and their perplexities, a column for each length; a heading, unless the one before fits."""
     row = rows[-1]
-    rows = [other for other in rows if other["run"] == row["run"]]
-    heading = (f"\n{row['data']}: {row['n_documents']} documents, {row['n_targets']:,} targets at every length\n"
-               f"{'loss, perplexity (* trained length)':35}" + "".join(f"{row['length']:9,}" for row in rows))
-    if heading != before:
-        print(heading)
+    if [(row["data"], row["length"]) for row in rows] != [(row["data"], row["length"]) for row in before]:
+        print(f"\n{row['data']}: {row['n_documents']} documents, {row['n_targets']:,} targets at every length")
+        print(f"{'loss, perplexity (* trained length)':35}" + "".join(f"{row['length']:9,}" for row in rows))
     for what, form in (("loss", ".3f"), ("perplexity", ".1f")):
         cells = [f"{row[what]:8{form}}" + " *"[row["length"] == row["trained_length"]] if row[what] else f"{'-':>9}"
                  for row in rows]
         print(f"{row['run'].removeprefix('runs/')[-34:] * (what == 'loss'):35}{''.join(cells)}", flush=True)
-    return heading
 
 def main(argv=None):
     parser = CommandLine(prog="eval.py", description="Score runs past their trained length.",
@@ -109,10 +106,11 @@ def main(argv=None):
     add("--plot", type=new_file, metavar="FILE", help="draw loss against length: .png, .svg or .pdf (needs matplotlib)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        rows, heading = [], None
+        rows = []
         for run in common.named_runs(args.runs):
-            rows += evaluate(run, args)
-            heading = print_rows(rows, heading)
+            found = evaluate(run, args)
+            print_rows(found, rows[-len(found) :])
+            rows += found
         if args.json:
             common.write_text(args.json, json.dumps(rows, indent=1) + "\n")
         if args.plot:

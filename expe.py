@@ -136,7 +136,8 @@ def _t5_buckets(n_buckets, max_distance):
     if e < 1 or not e < _width("max_distance", max_distance) <= 2**24:
         raise ValueError(f"t5_bucket needs n_buckets of at least 2 and max_distance above half of them and at most "
                          f"2^24, got {n_buckets} and {max_distance}")
-    r, first = n_buckets - e, list(range(e))
+    r = n_buckets - e
+    first = list(range(e))
     for k in range(r):
         d = max(e, int(e * (max_distance / e) ** (k / r)) - 1)
         while d**r * e**k < max_distance**k * e**r:

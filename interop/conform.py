@@ -97,7 +97,9 @@ def turn(x, inv_freq, attention_factor, pairs, positions, of="qk"):
     inv_freq (r/2,), or (2, r/2): those of the first of each pair, then those of the second.
     """
     angle = np.multiply.outer(np.broadcast_to(inv_freq, (2, len(pairs))), positions).swapaxes(1, 2)  # (2, T, r/2)
-    cos, sin, (i, j) = np.cos(angle) * attention_factor, np.sin(angle) * attention_factor, np.transpose(pairs)
+    cos = np.cos(angle) * attention_factor
+    sin = np.sin(angle) * attention_factor
+    (i, j) = np.transpose(pairs)
     found = {name: np.array(x[name][-1:], float) for name in "qkv"}               # (1, H, T, D)
     for y in map(found.get, of):
         y[..., i], y[..., j] = y[..., i] * cos[0] - y[..., j] * sin[0], y[..., j] * cos[1] + y[..., i] * sin[1]
@@ -139,7 +141,8 @@ def looks_like(wrong, got, right, length, allowed, known):
         if far:                                     # which is nearest, a number that all keys share decides too
             return min(far, key=far.get)
     for words, made in {"the right numbers": {}, **known}.items():
-        x, y = last(got[name]), made.get(name, last(right[name]))
+        x = last(got[name])
+        y = made.get(name, last(right[name]))
         times = np.nansum(x * y) / (np.nansum(y * y) or 1) if x.shape == y.shape else 1
         if np.isfinite(times) and abs(times - 1) > 0.01 and off(name, x, times * y) <= 1:
             return f"{words}, times {times:.6g}"
@@ -159,12 +162,15 @@ def project(got, right, made):
 @np.errstate(all="ignore")
 def check(function, case, dtype=None):
     """(whether all is right, a line that says so or what is not)."""
-    left, leans = [], {}
+    left = []
+    leans = {}
     for part, data in case["parts"].items():
         make = lambda data=data: {name: np.array(x) if isinstance(x, list) else x  # noqa: E731
                                   for name, x in (data["inputs"] | case["parameters"]).items()}
-        given, right = make(), {name: np.array(x, float) for name, x in data["outputs"].items()}
-        found, length = call(function, make(), [*case["returns"]]), given["length"]
+        given = make()
+        right = {name: np.array(x, float) for name, x in data["outputs"].items()}
+        found = call(function, make(), [*case["returns"]])
+        length = given["length"]
         got = {name: found[name].astype(float) for name in right if name in found}
         for name, x in got.items():
             with contextlib.suppress(ValueError):                       # such as a bias that all queries share
@@ -175,7 +181,9 @@ def check(function, case, dtype=None):
         known = {mistake["looks like"]: outputs_of(mistake, given)
                  for mistake in case["mistakes"] if mistake["part"] == part}
         if wrong := [name for name in got if off[name].max() > allowed[name]]:
-            name, x, y = wrong[0], got[wrong[0]], right[wrong[0]]
+            name = wrong[0]
+            x = got[wrong[0]]
+            y = right[wrong[0]]
             bad = off[name] > allowed[name]
             first = tuple(map(int, np.argwhere(bad)[0]))
             at = f" at position {given['positions'][first[0], first[-2]]}" if bad.ndim > 2 else ""

@@ -34,7 +34,8 @@ def drop_in(model, encoding):
 
 def train(model, text, steps=10, context=64, batch_size=8):
     """The losses of so many steps of AdamW on the bytes of a text."""
-    tokens, losses = torch.tensor(list(text.encode())), []
+    tokens = torch.tensor(list(text.encode()))
+    losses = []
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
         begins = torch.randint(len(tokens) - context, (batch_size, 1))
@@ -52,12 +53,16 @@ def moved(dtype, first, origin=lambda n: n, T=512, C=64):
     One head on random inputs at positions first .. first + T-1, keys and queries in a dtype and their scores in fp32.
     """
     torch.manual_seed(0)
-    encoding, n, exact = ExPE(24, theta=1 / 2048), torch.arange(first, first + T), torch.float64
-    h, (w_q, w_k) = torch.randn(T, C, dtype=exact), torch.randn(2, C, C, dtype=exact) / math.sqrt(C)
+    encoding = ExPE(24, theta=1 / 2048)
+    n = torch.arange(first, first + T)
+    exact = torch.float64
+    h = torch.randn(T, C, dtype=exact)
+    (w_q, w_k) = torch.randn(2, C, C, dtype=exact) / math.sqrt(C)
 
     def weights(dtype, n):
         _, h_k, _ = encoding(h.to(dtype), n)
-        q, k = h.to(dtype) @ w_q.to(dtype).T, h_k @ w_k.to(dtype).T                    # (T, C) each
+        q = h.to(dtype) @ w_q.to(dtype).T                               # (T, C) each
+        k = h_k @ w_k.to(dtype).T
         q, k = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k))
         values = torch.eye(T, dtype=q.dtype)                             # of which attention makes its weights
         return F.scaled_dot_product_attention(q, k, values, is_causal=True).to(exact)

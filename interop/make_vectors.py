@@ -26,12 +26,14 @@ from past.scaling import ScaledRoPE, scaled_inv_freq
 FOLDER = Path(__file__).resolve().parent / "vectors"
 # Half precision merges neighbours such as 256 and 257. 1027, 2070, 65,790 and 526,334 lie so near the middle of two
 # numbers of bf16 that their rounding is large, and that of n, n + 1, .., n + 4 (ExPE's row) goes both ways.
-NEAR, DECODE = [[0, 1, 2, 3, 4, 5], [0, 2, 256, 257, 2070, 2071]], [[0, 1, 2, 300, 301, 303]]
+NEAR = [[0, 1, 2, 3, 4, 5], [0, 2, 256, 257, 2070, 2071]]
+DECODE = [[0, 1, 2, 300, 301, 303]]
 PARTS = {"near": NEAR, "far": [[3, 1027, 65_790, 526_334, 999_999, 1_000_000]], "decode": DECODE}
 CLOSE = {"near": NEAR, "decode": DECODE}                              # of what does not know far positions
 ROUNDED = {"float16": "fp16", "bfloat16": "bf16"}
 REACH = 4096                                                          # positions of which those that merge are counted
-TURNS, ORDER = {"rope", "partial", "proportional", "xpos", "sinusoidal"}, {"cope", "fox", "nope+log", "nope+sinks"}
+TURNS = {"rope", "partial", "proportional", "xpos", "sinusoidal"}
+ORDER = {"cope", "fox", "nope+log", "nope+sinks"}
 MERGES = TURNS | {"expe", "exqpe", "alibi", "kerple", "fire"}         # by a table, or a bias, that no content changes
 SAID = {
     "positions": "(B, T) integers, of the new tokens",
@@ -82,7 +84,9 @@ def settled(case, length):
 
 def draw(case, positions, seed):
     """The inputs of a part: integer positions (B, S), and numbers of two digits."""
-    rng, n, (H, D) = np.random.default_rng(seed), np.array(positions), case.heads
+    rng = np.random.default_rng(seed)
+    n = np.array(positions)
+    (H, D) = case.heads
     shapes = dict.fromkeys("qkv", (len(n), H, n.shape[1], D)) | dict.fromkeys("xh", (len(n), n.shape[1], H * D))
     x = {"positions": n, "key_positions": n, "length": int(n.max()) + 1}
     for name in case.takes:
@@ -92,7 +96,8 @@ def draw(case, positions, seed):
 
 def frequencies(case, length, rows=same):
     """((r/2,) radians by position, attention factor) of a case that turns: what its table is at position 1."""
-    model, one = settled(case, length), np.array([[1]])
+    model = settled(case, length)
+    one = np.array([[1]])
     cos, sin = np.split(rows(case.scale(model.encoding.rows(one, model)), one)[0, 0, 0], 2)
     return np.arctan2(sin, cos), np.hypot(cos, sin)[0]
 
@@ -105,11 +110,15 @@ def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores
     those that come before the case's own.
     """
     case = case._replace(settings=case.settings | (settings or {}))
-    model, learned = settled(case, x["length"]), case.learned(case.parameters | (parameters or {}))
-    encoding, H = model_numpy.doors_of(model.encoding, model), model.n_heads
-    queries, keys = n(x["positions"]), (keys or n)(x["key_positions"])
+    model = settled(case, x["length"])
+    learned = case.learned(case.parameters | (parameters or {}))
+    encoding = model_numpy.doors_of(model.encoding, model)
+    H = model.n_heads
+    queries = n(x["positions"])
+    keys = (keys or n)(x["key_positions"])
     table = rows(case.scale(model.encoding.rows(queries, model)), queries)
-    apart, found = pairs(model.encoding.pairs(queries, keys, model)), {}
+    apart = pairs(model.encoding.pairs(queries, keys, model))
+    found = {}
     q, k, v, h = (x.get(name) for name in "qkvh")
     if "x" in x:
         h, _ = encoding.embed[0](x["x"], table, learned)
@@ -159,7 +168,8 @@ def turning(inv_freq, factor=1.0, angle=same):
 def turned(case, x, f=None, a=None, pairs=None, n=same, of="qk"):
     """A mistake in turning, as conform.turn has it. It takes a hundredth of the room of the numbers that it gives."""
     right, factor = frequencies(case, x["length"])
-    f, a = (right if f is None else np.array(f)), (factor if a is None else a)
+    f = right if f is None else np.array(f)
+    a = factor if a is None else a
     pairs = halves(len(f)) if pairs is None else pairs
     return {"turns": {"inv_freq": f, "attention_factor": a, "pairs": pairs, "positions": n(x["positions"])[-1],
                       "of": of}}
@@ -175,7 +185,8 @@ def rounded(dtype):
 
 def usual(case, x):
     """Of any encoding; those that change nothing are left out later."""
-    root, found = math.sqrt(case.heads[1]), {}
+    root = math.sqrt(case.heads[1])
+    found = {}
     if case.pe == "xpos":
         found["halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + D/2) belongs"] = {
             "order": np.arange(8).reshape(4, 2).T.ravel()}
@@ -216,7 +227,8 @@ BASES = 10, 500, 1000, 2000, 5000, 20_000, 50_000, 100_000, 150_000, 500_000, 1_
 
 def usual_of_rope(case, x):
     f, a = frequencies(case, x["length"])
-    half, i = "r/2" if case.pe == "partial" else "D/2", np.arange(len(f))
+    half = "r/2" if case.pe == "partial" else "D/2"
+    i = np.arange(len(f))
     g = 10000.0 ** (-i / len(f))
     ntk = case.settings.get("rope_scaling") in ("ntk", "dynamic")
     power = lambda p: f**p if ntk else g**p * f / g  # noqa: E731
@@ -247,7 +259,8 @@ def usual_of_rope(case, x):
         **{f"another base: {b:,}, not 10,000": change(f * (b / 1e4) ** (-i / len(f)), a) for b in BASES}}
 
 def ntk_mistakes(case, x):
-    b, dynamic = 10000 * case.settings["factor"], case.settings["rope_scaling"] == "dynamic"
+    b = 10000 * case.settings["factor"]
+    dynamic = case.settings["rope_scaling"] == "dynamic"
     b = 10000 * max(1, case.settings["factor"] * (x["length"] / case.context - 1) + 1) if dynamic else b
     static = scaled_inv_freq(8, scaling="ntk", factor=case.settings["factor"])[0]
     return {"the exponent D/(D-2) is missing from the base": turned(case, x, b ** (-np.arange(4) / 4)),
@@ -255,10 +268,12 @@ def ntk_mistakes(case, x):
 
 def yarn_mistakes(case, x):
     f, a = frequencies(case, x["length"])
-    g, s = expe.rope_inv_freq(8), case.settings["factor"]
+    g = expe.rope_inv_freq(8)
+    s = case.settings["factor"]
     low, high = (8 * math.log(case.context / (2 * math.pi * turns)) / (2 * math.log(10000)) for turns in (32, 1))
     ramp = np.clip((np.arange(4) - low) / (high - low), 0, 1)
-    inverted, ends = g * (1 + 1 / s) - f, g * (1 - ramp + ramp / s)
+    inverted = g * (1 + 1 / s) - f
+    ends = g * (1 - ramp + ramp / s)
     longest, _ = scaled_inv_freq(8, scaling="yarn", factor=s, trained_length=case.context * int(s))
     return {"length: L is max_position_embeddings, not the original one": turned(case, x, longest),
             "there is no ramp: all frequencies are divided by the factor": turned(case, x, g / s),
@@ -272,8 +287,10 @@ def longrope_mistakes(case, x):
             for name in ("short", "long")}
 
 def llama3_mistakes(case, x):
-    g, (f, _) = expe.rope_inv_freq(8), frequencies(case, x["length"])
-    turns, inverted = case.context * g / (2 * math.pi), g * (1 + 1 / 8) - f
+    g = expe.rope_inv_freq(8)
+    (f, _) = frequencies(case, x["length"])
+    turns = case.context * g / (2 * math.pi)
+    inverted = g * (1 + 1 / 8) - f
     between = np.where((turns > 1) & (turns < 4), inverted, f)
     return {"there is no ramp: pairs are kept from 4 turns on, else divided": turned(
                 case, x, np.where(turns > 4, g, g / 8)),
@@ -322,7 +339,8 @@ def sinusoidal_mistakes(case, x):
                for b in (1000.0, 100_000.0, 500_000.0, 1_000_000.0)}}
 
 def expe_mistakes(case, x):
-    theta, on = case.parameters["theta"], case.settings.get("on", "qk")
+    theta = case.parameters["theta"]
+    on = case.settings.get("on", "qk")
     others = {f"the override is on {y}, not on {on}": {"settings": {"on": y, "theta": theta}}
               for y in ("k", "q", "qk", "qkv")}
     return {"factor: theta is 1/(2 x context), not 1/(4 x context)": {"settings": {"theta": 2 * theta}},
@@ -346,7 +364,8 @@ def exqpe_mistakes(case, x):
             {"rows": lambda y, n: y - np.where(n[..., None] >= np.arange(5), 1 / 16, 0)}}
 
 def alibi_mistakes(case, x):
-    slopes, h = expe.alibi_slopes(3)[:, None, None], np.arange(1, 4)[:, None, None]
+    slopes = expe.alibi_slopes(3)[:, None, None]
+    h = np.arange(1, 4)[:, None, None]
     powers = {"slopes of 2^(-8h/H), which are for H a power of two": -8 * h / 3,
               "slopes of the next higher power of two": -8 * h / 4,
               "denominator: slopes of 2^(-h H/8), not 2^(-8h/H)": -h * 3 / 8,
@@ -403,7 +422,8 @@ def cope_bias(x, e, gate, own):
 
 def cope_mistakes(case, x):
     e = case.parameters["e"]
-    divided, later = cope_bias(x, e, lambda s: s / 2, 0), cope_bias(x, e, same, 1)
+    divided = cope_bias(x, e, lambda s: s / 2, 0)
+    later = cope_bias(x, e, same, 1)
     return {"denominator: gates are sigmoid(q.k/sqrt(D)), not sigmoid(q.k)": {"bias": lambda y: divided},
             "off by one: a key does not count itself": {"bias": lambda y: later}}
 
@@ -421,8 +441,10 @@ def fox_mistakes(case, x):
             "factor missing: gate_bias is left out": {"parameters": {"gate_bias": [0, 0]}}}
 
 def grape_mistakes(case, x):
-    slopes, v = expe.alibi_slopes(2)[:, None, None], np.array(case.parameters["gate_v"])
-    along, size = np.vecdot(x["q"], v[:, None]), np.linalg.norm(v, axis=-1)[:, None]           # (B, H, T), (H, 1)
+    slopes = expe.alibi_slopes(2)[:, None, None]
+    v = np.array(case.parameters["gate_v"])
+    along = np.vecdot(x["q"], v[:, None])                               # (B, H, T), (H, 1)
+    size = np.linalg.norm(v, axis=-1)[:, None]
     gate = lambda below: np.logaddexp(0, along / below)[..., None]  # noqa: E731
     return {"factor missing: ALiBi's slopes are left out": {"bias": lambda y: y / slopes},
             "factor squared: ALiBi's slopes are applied twice": {"bias": lambda y: y * slopes},
@@ -430,7 +452,8 @@ def grape_mistakes(case, x):
             "denominator: v.q/sqrt(D) is not divided by |v|": {"bias": lambda y: y * gate(2) / gate(2 * size)}}
 
 def log_mistakes(case, x):
-    s, seen = np.array(case.parameters["s"])[:, None, None], np.arange(1.0, 7)[:, None]
+    s = np.array(case.parameters["s"])[:, None, None]
+    seen = np.arange(1.0, 7)[:, None]
     first = np.where(seen > 1, np.log(np.maximum(seen, 2)), np.inf)                            # ln 1 = 0: any is right
     return {"factor missing: a plain softmax, which drops what is subtracted": {"scores": lambda y: y / (s * first)},
             "factor missing: s is left out": {"parameters": {"s": [1, 1]}},
@@ -591,10 +614,12 @@ def sizes(case, x, found, outputs):
     By the same sums, of squares, since roundings are independent. The terms may be rounded as the output is; exact is
     of angles (as large as their positions) and of what all keys of a query share in their bias.
     """
-    (H, D), turns = case.heads, x["positions"][:, None, :, None] * (case.pe in TURNS)          # (B, 1, T, 1)
+    (H, D) = case.heads                                                 # (B, 1, T, 1)
+    turns = x["positions"][:, None, :, None] * (case.pe in TURNS)
     root = lambda q, k, over=1: np.sqrt(q**2 @ k.swapaxes(-1, -2) ** 2 / over)  # noqa: E731
     if "x" in x:                                                                               # q = wq phi
-        wide, size = np.zeros_like(x["x"]), found["table"].shape[-1]
+        wide = np.zeros_like(x["x"])
+        size = found["table"].shape[-1]
         wide[..., :size] = np.abs(found["table"])
         heads = lambda h, name: model_numpy.split_heads(root(h, x[f"w{name}"]), H)  # noqa: E731
         terms = {name: heads(np.abs(x["x"]) + wide, name) for name in "qk"}
@@ -608,7 +633,8 @@ def sizes(case, x, found, outputs):
     bias = np.nan_to_num(found["bias"])
     shared = 2 * np.abs(bias).max(-1, keepdims=True)
     scores = (root(q, k, D) + np.abs(bias), np.hypot(root(exact["q"], k, D), root(q, exact["k"], D)) + shared)
-    p, v = found["weights"], np.abs(found["v"]).max()
+    p = found["weights"]
+    v = np.abs(found["v"]).max()
     weighed = [2 * np.sqrt((p**2 * (1 - p) ** 2 * y**2).sum(-1, keepdims=True)) for y in scores]
     largest = x["length"] * (case.pe in TURNS)
     sums = {"q": (terms["q"], exact["q"]), "k": (terms["k"], exact["k"]), "bias": (0, shared), "scores": scores,
@@ -633,7 +659,9 @@ def alike(name, x, y, close):
 
 def mistaken(case, parts, size):
     """The mistakes that can be told from what is right and from each other: [{words, part, its last sequence}]."""
-    found, seen, rope = [], set(), case.returns is TURNED
+    found = []
+    seen = set()
+    rope = case.returns is TURNED
     for part, (whole, x, right) in parts.items():
         close = {name: max(2e-4, conform.tolerance("float32", *size[part][name])) for name in right}
         changes = usual_of_decode(case, x) if part == "decode" else case.mistakes(case, whole)
@@ -667,14 +695,17 @@ def left(rows):
     """Which of the rows (REACH, ...) are an earlier one's once they are cast: {dtype: how many stay, the first}."""
     found = {}
     for dtype in ROUNDED:
-        cast, first = rounding(dtype)(rows).reshape(REACH, -1) + 0.0, {}
+        cast = rounding(dtype)(rows).reshape(REACH, -1) + 0.0
+        first = {}
         pairs = [[i, first.setdefault(row.tobytes(), i)] for i, row in enumerate(cast)]
         found[dtype] = {"left": len(first), "first": [pair for pair in pairs if pair[0] != pair[1]][:6]}
     return found
 
 def merged(case):
     """What merges of the positions 0 .. REACH-1 if they are cast, or a table of floats, or a bias by distance."""
-    n, model, says = np.arange(REACH), settled(case, REACH), "[n, the earlier one that it falls together with]"
+    n = np.arange(REACH)
+    model = settled(case, REACH)
+    says = "[n, the earlier one that it falls together with]"
     found = {"of": REACH, "says": says, "positions that are cast": left(n)}
     rows = case.pe in MERGES and model.encoding.rows(n, model)
     if rows is None:

@@ -49,7 +49,8 @@ class CachedAttention(Attention):
         q, k, v = self.project(h, at)                                                  # (B, H, T, D) each
         kept = self.encoding.keep(h)
         if at.cache is not None and kept.shape != h.shape:                             # its bytes lie beside the values
-            D, exact = v.shape[-1], kept.dtype
+            D = v.shape[-1]
+            exact = kept.dtype
             k, v = at.cache.update(k, torch.cat((v, kept.contiguous().view(v.dtype)), -1), self.layer)
             v, kept = v[..., :D], v[..., D:].contiguous().view(exact)                  # of all S keys
         elif at.cache is not None:
@@ -68,7 +69,8 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
         settings = {name: SETTINGS[name](**values) for name, values in config.encodings.items()}
         shared = {name: self.make_encoding(of) for name, of in settings.items() if not of.each_block}
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.dropout, self.blocks = nn.Dropout(config.dropout), nn.ModuleList()
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList()
         for i, (name, window) in enumerate(config.which):
             attention = CachedAttention(config, shared.get(name) or self.make_encoding(settings[name]), window)
             attention.layer = i
@@ -100,10 +102,12 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
         """
         if attention_mask is not None and attention_mask.ndim != 2:
             raise ValueError("attention_mask must be (B, S): a cache that is not a DynamicCache asks for another")
-        T, cache = input_ids.shape[1], past_key_values
+        T = input_ids.shape[1]
+        cache = past_key_values
         if cache is None and (self.config.use_cache if use_cache is None else use_cache):
             cache = DynamicCache()
-        S, padding = T + (0 if cache is None else cache.get_seq_length()), None
+        S = T + (0 if cache is None else cache.get_seq_length())
+        padding = None
         keys = np.arange(S)
         if attention_mask is not None and not attention_mask.all():
             seen = attention_mask[:, -S:].bool()                                       # (B, S)

@@ -34,7 +34,9 @@ def read(module):
     The class that stands in torch_class counts too.
     """
     text = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
-    tree, defined, imported = ast.parse(text), {}, {}
+    tree = ast.parse(text)
+    defined = {}
+    imported = {}
     inside = (node.body for node in tree.body if getattr(node, "name", "") == "torch_class")
     for node in itertools.chain(tree.body, *inside):
         targets = [name.id for target in getattr(node, "targets", ()) for name in ast.walk(target)
@@ -55,7 +57,10 @@ def used(module, text):
     An import is (module, what is imported of it and as what, whether by `from`).
     """
     defined, imported = read(module)
-    ours, others, cuts, tree = set(), set(), [], ast.parse(text)
+    ours = set()
+    others = set()
+    cuts = []
+    tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             place, name = imported.get(node.value.id, (None, ""))
@@ -83,7 +88,10 @@ def is_ours(module):
 def settings_class(name, settings):
     """(text, ours, others), as used's, of a class with the tables of an encoding and what they read of its settings."""
     fields = {field.name for field in dataclasses.fields(settings)}
-    parts, asked, ours, others = {}, ["rows", "pairs"], set(), set()
+    parts = {}
+    asked = ["rows", "pairs"]
+    ours = set()
+    others = set()
     for member in asked:                                                # which grows meanwhile
         owner = next((kind for kind in type(settings).__mro__ if member in vars(kind)), None)
         if member in parts or member in fields or owner is None:
@@ -105,7 +113,8 @@ def settings_class(name, settings):
 
 def gathered(todo):
     """({(module, name): text}, {imports of others}) of these definitions of ours and all that they use."""
-    texts, others = {}, set()
+    texts = {}
+    others = set()
     while todo:
         module, name = todo.pop()
         if (module, name) not in texts:
@@ -117,13 +126,17 @@ def gathered(todo):
 
 def one_file(model):
     """The text of modeling_gpt.py for a GPT of model_torch.py."""
-    roots, others, classes = {("interop.modeling", "GPTForCausalLM")}, set(), []
+    roots = {("interop.modeling", "GPTForCausalLM")}
+    others = set()
+    classes = []
     tables = {"SETTINGS": {}, "ENCODINGS": {}}
     for encoding in {block.attn.encoding.settings.pe: block.attn.encoding for block in model.blocks}.values():
-        pe, kind = encoding.settings.pe, type(encoding)
+        pe = encoding.settings.pe
+        kind = type(encoding)
         name = "".join(re.findall(r"\w", pe)).capitalize() + "Settings"
         text, ours, imports = settings_class(name, encoding.settings)
-        classes, others = [*classes, text], others | imports
+        classes = [*classes, text]
+        others = others | imports
         roots |= ours | {(kind.__module__, kind.__name__)}
         tables["SETTINGS"][pe] = name
         tables["ENCODINGS"][pe] = kind.__name__

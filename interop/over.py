@@ -90,7 +90,8 @@ class Kind(NamedTuple):
 
     def from_theirs(self, weights, config):
         """{our name: tensor} of theirs, those that heads share repeated; InputError for what is not of our layers."""
-        found, left = {}, dict(weights)
+        found = {}
+        left = dict(weights)
         for name, shape in parameter_shapes(config).items():
             places, kind = self.places(name)
             for place in places:
@@ -192,10 +193,12 @@ def to_transformers(run, out, overwrite=False):
         written |= {"architectures": [kind.architecture], "model_type": kind.model_type}
         written |= {name: getattr(config, field) for name, field in kind.fields.items()}
         written |= {name: values[0] for name, values in kind.fixed.items()} | positions(config.encoding, config)
-        weights, code = kind.theirs(gpt.state_dict(), config.n_heads), None
+        weights = kind.theirs(gpt.state_dict(), config.n_heads)
+        code = None
     else:
         written |= of_its_own(config)
-        weights, code = gpt.state_dict(), one_file(gpt)
+        weights = gpt.state_dict()
+        code = one_file(gpt)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "modeling_gpt.py").unlink(missing_ok=True)
     if code:
@@ -242,7 +245,8 @@ def write_tensors(path, tensors):
 
 def from_transformers(folder, out, overwrite=False):
     """Make a run, at step 0 of its training here, of a folder of transformers; returns (its architecture, 0)."""
-    run, folder = check_out(out, overwrite, "run"), Path(folder)
+    run = check_out(out, overwrite, "run")
+    folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder: give one that save_pretrained has written")
     theirs = read_json(folder / "config.json", dict)
@@ -300,6 +304,7 @@ def rotation(kind, theirs):
     check_shape(rope, {"rope_theta": int | float}, "rope_parameters")
     if rope.get("rope_type", "default") != "default":
         raise InputError(f"rope_type is {rope['rope_type']!r}, and a run begins with 'default'")
-    base, fraction = float(rope["rope_theta"]), rope.get("partial_rotary_factor", 1.0) if kind is NEOX else 1.0
+    base = float(rope["rope_theta"])
+    fraction = rope.get("partial_rotary_factor", 1.0) if kind is NEOX else 1.0
     return make_encoding("rope", base=base) if fraction == 1 else make_encoding(
         "partial", base=base, rotary_fraction=fraction)

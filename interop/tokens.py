@@ -36,7 +36,8 @@ def halves(token, ranks):
 
 def to_tokenizers(encoding):
     """The value of tokenizer.json, for a tiktoken.Encoding of data.py. Its ids and its pieces are the same."""
-    ranks, letters = encoding._mergeable_ranks, characters()
+    ranks = encoding._mergeable_ranks
+    letters = characters()
     written = lambda token: "".join(letters[b] for b in token)  # noqa: E731
     found = (halves(token, ranks) for token in sorted(ranks, key=ranks.get) if len(token) > 1)
     added = {"id": encoding.eot_token, "content": EOT, "single_word": False, "lstrip": False, "rstrip": False,
@@ -57,7 +58,8 @@ def from_tokenizers(value, path):
     """{token bytes: rank}, the inverse; InputError for a tokenizer that is not of data.py's kind."""
     of = {letter: b for b, letter in enumerate(characters())}
     try:
-        vocab, pieces = value["model"]["vocab"], value["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+        vocab = value["model"]["vocab"]
+        pieces = value["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
         [added] = value["added_tokens"]
         ranks = {bytes(of[letter] for letter in token): rank for token, rank in vocab.items() if token != EOT}
         ours = pieces == PATTERN and (added["content"], added["id"]) == (EOT, len(ranks))

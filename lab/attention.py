@@ -57,7 +57,8 @@ def main(argv=None):
         args = parser.parse_args(argv)
         asked = scaling.scaling_of(args)
         model, record = load_watched(args.run, pick_device(args.device), args.dtype)
-        context, weights = model.config.context, {}
+        context = model.config.context
+        weights = {}
         lengths = sorted(args.lengths or [n for n in (context, 4 * context) if n <= model.longest])
         if lengths[-1] > model.longest:
             raise InputError(f"{args.run} has positions for {model.longest} tokens, and not for {lengths[-1]}")

@@ -78,8 +78,10 @@ class Work:
         fast = ["--fast"] if backend == "torch" else ["--no-fast"]
         _, self.model, config = train.read_flags(["--preset", preset, "--pe", pe, "--dtype", dtype, *fast])
         self.config = replace(config, batch_size=batch, micro_batch=batch)
-        self.rng, self.steps = np.random.default_rng(0), itertools.count()
-        self.wait, self.memory = lambda: None, peak_bytes
+        self.rng = np.random.default_rng(0)
+        self.steps = itertools.count()
+        self.wait = lambda: None
+        self.memory = peak_bytes
         self.square = np.ones((GEMM["cpu"], GEMM["cpu"]), np.float32)
         if backend != "numpy":
             import torch
@@ -185,7 +187,9 @@ class Row:
     """
 
     def __init__(self, pe, backend, args, floor=None):
-        self.floor, self.repeats, self.model = floor or self, args.repeats, PRESETS[args.preset].model
+        self.floor = floor or self
+        self.repeats = args.repeats
+        self.model = PRESETS[args.preset].model
         self.names = {"preset": args.preset, "pe": pe, "backend": backend, "batch": args.batch_size,
                       "dtype": args.dtype, "device": args.device}
         self.work = *self.names.values(), args.compile
@@ -228,7 +232,8 @@ class Row:
         rates, ratios = {}, {}
         for length in (k * self.model.context for k in MULTIPLES):
             if found := self.in_turn("evaluate", length):
-                rates[length], ratios[length] = 1 / found[0], found[1]
+                rates[length] = 1 / found[0]
+                ratios[length] = found[1]
         return {"evaluate_tokens_per_s": rates, "evaluate_over_nope": ratios}
 
     def generate(self):
@@ -244,12 +249,14 @@ class Row:
 
 def measure(args):
     """All rows: NoPE by torch, then each of the others beside it. Only torch evaluates and generates."""
-    floor, rows = None, []
+    floor = None
+    rows = []
     jobs = [(pe, backend) for backend in args.backends for pe in ((FLOOR,) if backend in PLAIN else args.pe)]
     jobs = dict.fromkeys([(FLOOR, "torch"), *jobs])                    # each once
     for pe, backend in tqdm(jobs, desc=args.preset, leave=False, disable=None):
         row = Row(pe, backend, args, floor)
-        floor, found = floor or row, {}
+        floor = floor or row
+        found = {}
         for part in args.parts:
             if part == "train" or (part != "data" and backend == "torch"):
                 found |= getattr(row, part)()
@@ -291,7 +298,8 @@ def measure_data(vocab, repeats):
 # ---- what is printed -------------------------------------------------------------------------------------------------
 
 def print_training(rows):
-    first, rate = rows[0], max(r["gemm_flops_per_s"] for r in rows)
+    first = rows[0]
+    rate = max(r["gemm_flops_per_s"] for r in rows)
     print(f"\ntraining by steps of {first['batch']} x {first['context']} tokens, {first['dtype']} on "
           f"{first['device']}; one large matrix product: {rate / 1e9:,.0f} GFLOP/s")
     print("encoding    backend        step, ms   tokens/s  GFLOP/s   of it  x NoPE  peak, MB")
@@ -361,7 +369,8 @@ def main(argv=None):
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        args.device, args.batch_size = str(pick_device(args.device)), args.batch_size or BATCH[args.preset]
+        args.device = str(pick_device(args.device))
+        args.batch_size = args.batch_size or BATCH[args.preset]
         by_numpy = args.device == "cpu" and args.dtype == "fp32" and not args.compile
         if "numpy" in (args.backends or ()) and not by_numpy:
             raise InputError("numpy computes in fp32 on the CPU, uncompiled: leave it out of --backends")

@@ -18,14 +18,16 @@ from config import InputError
 
 TEI = "{http://www.tei-c.org/ns/1.0}"
 LARGEST = 5 * 2**19                     # bytes of a file: one novel is longer than any other, and left out
-EXCERPTS, SIZE = 8, 2**15                # of a held-out novel, evenly spaced, and their characters: a document each
+EXCERPTS = 8                            # of a held-out novel, evenly spaced: a document each
+SIZE = 2**15                            # characters of an excerpt
 HELD_OUT = 5                             # one author in so many
 
 def novel(path):
     """(author, paragraphs) of a TEI file: the body's headings, paragraphs and lines of verse, each on one line."""
     try:
         root = ElementTree.parse(path).getroot()
-        author, body = root.find(f".//{TEI}titleStmt/{TEI}author").text, root.find(f".//{TEI}body")
+        author = root.find(f".//{TEI}titleStmt/{TEI}author").text
+        body = root.find(f".//{TEI}body")
         whole = [element for element in body.iter() if element.tag in (f"{TEI}p", f"{TEI}l", f"{TEI}head")]
     except (ElementTree.ParseError, AttributeError) as error:
         raise InputError(f"{path} is not a novel in TEI: {error}") from None

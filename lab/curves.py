@@ -27,7 +27,9 @@ def read_log(run):
 
     InputError for a line that train.py did not write; the last may be what a kill left of one, or is being written.
     """
-    (model, train, _), path, found = read_run(run), Path(run) / "log.jsonl", {}
+    (model, train, _) = read_run(run)
+    path = Path(run) / "log.jsonl"
+    found = {}
     for text in (text for text in read_text(path).splitlines(keepends=True) if text.endswith("\n")):
         try:
             line = json.loads(text)

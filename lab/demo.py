@@ -19,7 +19,8 @@ from lab import curves, measure
 from lab.files import read_json
 from lab.pictures import name as name_of
 
-FOLDER, DOCUMENTS = Path("runs/demo"), 8
+FOLDER = Path("runs/demo")
+DOCUMENTS = 8
 RUNS = {                                 # name: flags of train.py, and what there is to see
     "rope": ("--pe rope", "RoPE turns queries and keys by angles. Past the trained length it meets distances that it "
              "never saw."),

@@ -101,7 +101,8 @@ def xt_xpos(q, k, positions, cached_k=None):
     found = xt_turned(xt_permuted(q), xt_permuted(k), positions, use_xpos=True)
     q, k = (xt_permuted(found[name].numpy(), back=True) for name in "qk")
     if cached_k is not None:
-        q, k = q[:, :, :1], np.concatenate((cached_k, k[:, :, :1]), 2)
+        q = q[:, :, :1]
+        k = np.concatenate((cached_k, k[:, :, :1]), 2)
     return {"scores": (q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])).astype(np.float32)}
 
 def xt_alibi(q, positions, key_positions):
@@ -131,7 +132,8 @@ def xt_cope(q, k, e, cached_k=None):
 def xt_fox(h, weight, gate_bias, cached_h=None):
     from x_transformers.x_transformers import DataDependentAlibi
 
-    T, h = h.shape[1], h if cached_h is None else np.concatenate((cached_h, h), 1)
+    T = h.shape[1]
+    h = h if cached_h is None else np.concatenate((cached_h, h), 1)
     alibi = DataDependentAlibi(h.shape[-1], len(weight))
     alibi.to_forget_gates[0].weight.data, alibi.to_forget_gates[0].bias.data = tensor(weight), tensor(gate_bias)
     return alibi(tensor(h)).detach()[:, :, -T:]

@@ -52,7 +52,9 @@ EVALUATIONS = {                          # flags of lab.measure, by the name of 
     "test-same-targets": "--split test --protocol same-targets",
     "test-held-same-targets": "--split test --protocol same-targets --rope-scaling hold",
 }
-LOSSES, PROBES, SAME = ("nonoverlap", "same-targets"), ("swap", "repeat"), ("same-targets",)
+LOSSES = ("nonoverlap", "same-targets")
+PROBES = ("swap", "repeat")
+SAME = ("same-targets",)
 SEEDS = [1, 2, 3]                        # of every grid, if no others are asked for; that of the trials is none of them
 
 class Grid(NamedTuple):

@@ -40,7 +40,8 @@ def evaluate(run, work, scalings, args, bar):
 
     work: what plan.measured gives; the bar is told of each token.
     """
-    (source, documents, jobs), rows = work, []
+    (source, documents, jobs) = work
+    rows = []
     for dtype, how in itertools.product(args.dtype, scalings):
         model, record = load(run, pick_device(args.device), dtype)
         context = model.trained.context
@@ -116,7 +117,8 @@ def command_line():
 
 def check(args):
     """InputError for a flag that what is measured has no use for."""
-    measure, kind = measures.MEASURES[args.measure], "probe" if args.measure in measures.PROBES else "protocol"
+    measure = measures.MEASURES[args.measure]
+    kind = "probe" if args.measure in measures.PROBES else "protocol"
     for name in ("targets", "stride", "sinks", "window", "per_position"):
         if name not in measure.flags and getattr(args, name) is not None:
             flag = name.replace("_", "-")
@@ -142,7 +144,8 @@ def score(args):
     work = {run: plan.measured(run, record, args.lengths or [model.context * multiple for multiple in MULTIPLES], args)
             for run, (model, _, record) in configs.items()}
     tokens = {run: plan.tokens_of(jobs, scalings[run], args) for run, (_, _, jobs) in work.items()}
-    rows, every = [], sum(tokens.values())
+    rows = []
+    every = sum(tokens.values())
     if len(configs) > 1:
         print(f"{len(configs)} runs, {every:,} tokens to read, about {estimate(work, every, args)}", flush=True)
     with tqdm(total=every, unit="tok", unit_scale=True, leave=False, disable=None, smoothing=0,

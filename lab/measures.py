@@ -43,7 +43,8 @@ class Settings(NamedTuple):
 
 def usable(documents, longest, limit):
     """Those of at least `longest` targets, the first `limit` of them; InputError if there is none."""
-    found, most = [], 0
+    found = []
+    most = 0
     for document in documents:
         most = max(most, len(document) - 1)
         if len(document) > longest:
@@ -115,7 +116,9 @@ def passkey(documents, length, settings):
 
     The other key has as many tokens, so that nothing else moves. Raises InputError for a length without room for both.
     """
-    encode, rng, trials = settings.encode, np.random.default_rng(0), []
+    encode = settings.encode
+    rng = np.random.default_rng(0)
+    trials = []
     keys = (encode(f" {key}") for key in iter(lambda: rng.integers(10_000, 100_000), None))
     for key in itertools.islice(keys, TRIALS):
         other = next(other for other in keys if other != key and len(other) == len(key))
@@ -212,7 +215,9 @@ def intervals(differences, targets, seed=0):
     rows and for the same seed; low and high are the 2.5th and 97.5th percentiles of the mean.
     """
     differences, targets = np.asarray(differences, dtype=np.float64), np.asarray(targets, dtype=np.float64)
-    n, rng, means = len(targets), np.random.default_rng(seed), []
+    n = len(targets)
+    rng = np.random.default_rng(seed)
+    means = []
     for _ in range(10):
         drawn = rng.multinomial(n, np.full(n, 1 / n), RESAMPLES // 10)  # how often each document comes, (..., n)
         means.append(drawn @ (differences * targets).T / (drawn @ targets)[:, None])   # (..., k)
@@ -234,9 +239,12 @@ def interval_of_seeds(differences, targets):
     too wide than too narrow (studies/coverage.py). low and high are nan for one seed, or documents that weigh less
     than 2.
     """
-    differences, weights = np.asarray(differences, dtype=np.float64), np.divide(targets, np.sum(targets))
-    by_seed, by_document = differences @ weights, differences.mean(axis=0)
-    mean, n = by_seed.mean(), 1 / (weights @ weights)                  # n: of documents that weigh alike (Kish 1965)
+    differences = np.asarray(differences, dtype=np.float64)
+    weights = np.divide(targets, np.sum(targets))
+    by_seed = differences @ weights
+    by_document = differences.mean(axis=0)
+    mean = by_seed.mean()                                               # n: of documents that weigh alike (Kish 1965)
+    n = 1 / (weights @ weights)
     if len(by_seed) < 2 or n < 2:
         return [mean, math.nan, math.nan]
     over_seeds = student(len(by_seed) - 1) * math.sqrt(by_seed.var(ddof=1) / len(by_seed))

@@ -131,7 +131,9 @@ def styles(lines, height):
     most x of both nearer than 1/80 of the height, take turns: the lowest is solid with the largest markers, and those
     above are dashed with gaps through which the others are seen.
     """
-    found, groups, alike = {}, [], Counter()
+    found = {}
+    groups = []
+    alike = Counter()
 
     def coincide(one, other):
         (_, x, y), (_, other_x, other_y) = lines[one], lines[other]
@@ -165,8 +167,11 @@ def curves(path, lines, title, trained, what="loss", across=LENGTHS, note=""):
     if not lines:
         raise InputError("there is nothing to draw: no run has a loss at these lengths")
     figure = Figure(figsize=(8, max(4.8, len(lines) / 4)), layout="constrained")
-    axis, ends, form = figure.subplots(), [], "z.2f" if what == "loss" else "+z.3f"
-    longest, ticks = max(line.x[-1] for line in lines.values()), {x for line in lines.values() for x in line.x}
+    axis = figure.subplots()
+    ends = []
+    form = "z.2f" if what == "loss" else "+z.3f"
+    longest = max(line.x[-1] for line in lines.values())
+    ticks = {x for line in lines.values() for x in line.x}
     height = max(LEAST, np.ptp(np.concatenate([line.y for line in lines.values()])))
     looks = styles({name: (line.colour, line.x, line.y) for name, line in lines.items()}, height)
     for name, (x, y, errors, colour, window) in lines.items():
@@ -201,7 +206,8 @@ def name_ends(axis, ends):
     """Write the words of each curve, (y, x, words, colour) of its last point, right of all, none over another."""
     bottom, top = axis.get_ylim()
     missing = max(0, LEAST - (top - bottom)) / 2
-    bottom, top = bottom - missing, top + missing
+    bottom = bottom - missing
+    top = top + missing
     space = (top - bottom) / 22
     heights = apart([y for y, *_ in ends], space)
     for (y, x, words, colour), height in zip(ends, heights, strict=True):
@@ -214,14 +220,17 @@ def name_inside(axis, ends):
     """Write the words of curves that end early beside their last points, where they hide the least of the others."""
     axis.figure.draw_without_rendering()                               # or nothing has its place yet
     drawn = [line.get_transform().transform_path(line.get_path()).interpolated(50).vertices for line in axis.lines]
-    drawn, inside = np.concatenate(drawn), axis.get_window_extent()
+    drawn = np.concatenate(drawn)
+    inside = axis.get_window_extent()
     for y, x, words, colour in ends:
         text = axis.annotate(words, (x, y), (0, 0), textcoords="offset points", color=colour, ha="center", va="center",
                              fontsize=9, arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5})
         text.get_window_extent()                                       # puts the words at the point
-        box, hidden = Text.get_window_extent(text).padded(4), {}
+        box = Text.get_window_extent(text).padded(4)
+        hidden = {}
         for far, turn in itertools.product(np.arange(1, 10, 0.5), np.arange(32) * np.pi / 16):
-            right, up = box.width * (0.5 + 0.1 * far) * np.cos(turn), box.height * far * np.sin(turn)
+            right = box.width * (0.5 + 0.1 * far) * np.cos(turn)
+            up = box.height * far * np.sin(turn)
             place = box.translated(right, up)
             if inside.contains(*place.min) and inside.contains(*place.max):
                 hidden[right, up] = place.count_contains(drawn) + far
@@ -253,7 +262,9 @@ def by_length(lengths, losses):
 
 def by_position(rows):
     """(positions, losses, None), of one row a seed: means over ever longer stretches of positions."""
-    losses, block, ends = np.mean([row["by_position"] for row in rows], axis=0), rows[0]["block"], [1]
+    losses = np.mean([row["by_position"] for row in rows], axis=0)
+    block = rows[0]["block"]
+    ends = [1]
     while ends[-1] < len(losses):
         ends.append(min(len(losses), max(ends[-1] + 1, round(1.15 * ends[-1]))))
     parts = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
@@ -271,7 +282,9 @@ def points(line):
 
 def losses(rows, path):
     """What the rows of eval.py or lab.measure say, a curve a run and its positions."""
-    protocol, lines, drawn = rows[0]["protocol"], {}, {}
+    protocol = rows[0]["protocol"]
+    lines = {}
+    drawn = {}
     rows = [row for row in rows if row["loss"] is not None]
     beside = {row["run"]: row["loss"] for row in reversed(rows) if row["protocol"] != protocol}
     for row in (row for row in rows if row["protocol"] == protocol):
@@ -292,7 +305,8 @@ PANELS = {"loss": "loss, nats a token", "val_loss": "validation loss, nats a tok
 
 def training(path, runs):
     """Four panels by tokens seen, a curve a run: {run: {key of PANELS: (tokens, values)}}."""
-    figure, called = Figure(figsize=(9, 6.4), layout="constrained"), names_of(runs)
+    figure = Figure(figsize=(9, 6.4), layout="constrained")
+    called = names_of(runs)
     axes = dict(zip(PANELS, figure.subplots(2, 2).flat, strict=True))
     for key, axis in axes.items():
         lines = {run: (colour(variant_of(run)), *found[key]) for run, found in runs.items()}
@@ -314,7 +328,9 @@ def training(path, runs):
 def bars(path, names, labels, losses, title):
     """A group of bars for each name, each of them with its number on it, of losses (labels, names, seeds)."""
     figure = Figure(figsize=(9, 4.8), layout="constrained")
-    axis, width, x = figure.subplots(), 0.8 / len(labels), np.arange(len(names))
+    axis = figure.subplots()
+    width = 0.8 / len(labels)
+    x = np.arange(len(names))
     heights, errors = over_seeds(losses)
     for i, (label, share) in enumerate(zip(labels, np.linspace(0, 1, len(labels)), strict=True)):
         begin = x + (i - (len(labels) - 1) / 2) * width

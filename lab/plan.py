@@ -37,7 +37,9 @@ def measured(run, record, lengths, args):
     """(source, documents, jobs) of a run: each job is (protocol or probe, length, lists of windows)."""
     import data
 
-    measure, context, longest = measures.MEASURES[args.measure], record["model"]["context"], max(lengths)
+    measure = measures.MEASURES[args.measure]
+    context = record["model"]["context"]
+    longest = max(lengths)
     if measure.whole and (odd := [str(length) for length in lengths if longest % length]):
         raise InputError(f"--lengths must divide the longest, {longest}, so that each scores the same tokens: not "
                          f"{', '.join(odd)}")

@@ -113,7 +113,8 @@ def check_alike(folder, grid, files, seeds):
     scored = {}
     for variant, names in grid.evaluations.items():
         for name, seed in itertools.product(names, seeds):
-            file, rows = folder / f"{variant}-s{seed}.{name}.json", files[variant, name][seed]
+            file = folder / f"{variant}-s{seed}.{name}.json"
+            rows = files[variant, name][seed]
             for row in (row for row in rows if row["loss"] is not None):
                 what = row["targets_sha256"], row["n_documents"], len(row["unit_losses"])
                 other, right = scored.setdefault((row["protocol"], row["length"]), (file, what))
@@ -174,7 +175,8 @@ def losses_table(grid, preset, lines, than):
         cells = [line.variant, line.how, *map(mean_sd, losses), mean_sd(rises, "+.3f")]
         cells += ["" if line is other else paired(line.rows[at], other.rows[at])[0] for at in ends]
         if paper := grid.paper.get((line.variant, line.how)):
-            rise, over = paper[-1] - paper[0], losses[: len(paper)].mean(1) - paper
+            rise = paper[-1] - paper[0]
+            over = losses[: len(paper)].mean(1) - paper
             cells += [" ".join(f"{loss:.2f}" for loss in paper), f"{rise:+.2f}", mean_sd([rises.mean() - rise], "+.2f")]
             cells += [" ".join(mean_sd([value], "+.2f") for value in over)] if preset in grid.of else []
         rows.append(cells + [""] * (len(heads) - len(cells)))
@@ -187,8 +189,11 @@ def same_targets_tables(lines, than):
     for rows, variant in ((line.rows["sliding", 1], line.variant) for line in lines):
         found = sliding.setdefault(variant, rows)
         sliding[variant] = min(found, rows, key=lambda some: pictures.over_seeds([row["loss"] for row in some])[0])
-    names, heads = ["run", "positions"], [f"{end}x - 1x", f"{end}x - sliding", f"1x - {than}'s", f"{end}x - {than}'s"]
-    other, rows, by_seed = {line.label: line for line in lines}[than], [], []
+    names = ["run", "positions"]
+    heads = [f"{end}x - 1x", f"{end}x - sliding", f"1x - {than}'s", f"{end}x - {than}'s"]
+    other = {line.label: line for line in lines}[than]
+    rows = []
+    by_seed = []
     for line in lines:
         first, last = (line.rows["same-targets", multiple] for multiple in (1, end))
         losses = [*line.losses("same-targets"), [row["loss"] for row in line.rows["sliding", 1]]]
@@ -229,7 +234,8 @@ def which_of_two(lines):
 
 def draw_losses(path, lines, protocol, title):
     """Loss by length, its standard deviation over seeds as bars, and that of each variant's sliding window."""
-    lengths, drawn = [multiple * lines[0].context for multiple in MULTIPLES], {}
+    lengths = [multiple * lines[0].context for multiple in MULTIPLES]
+    drawn = {}
     for line in lines:
         beside = line.rows.get((MEASURES[protocol].beside, 1)) if not line.how else None
         window = beside and np.mean([row["loss"] for row in beside])
@@ -242,7 +248,9 @@ def draw_differences(path, lines, protocol, title):
     The ways that add less than 0.005 to each loss are named in one note.
     """
     lengths = [multiple * lines[0].context for multiple in MULTIPLES]
-    plain, drawn, most = {line.variant: line.losses(protocol) for line in lines if not line.how}, {}, Counter()
+    plain = {line.variant: line.losses(protocol) for line in lines if not line.how}
+    drawn = {}
+    most = Counter()
     for line in (line for line in lines if line.how):
         found = pictures.by_length(lengths, line.losses(protocol) - plain[line.variant])
         most[line.how] = max(most[line.how], *np.abs(found[1]))
@@ -255,7 +263,8 @@ def draw_differences(path, lines, protocol, title):
 
 def draw_gains(path, lines, protocol, title):
     """Loss at the trained length and at the longest one over the gain of ExPE, on both and on keys alone."""
-    losses, drawn = {line.label: line for line in lines}, {}
+    losses = {line.label: line for line in lines}
+    drawn = {}
     for (method, gains), i in itertools.product(GAINS.items(), (0, -1)):
         mine = [losses[variant] for variant in gains.values()]
         found = pictures.by_length([*gains], np.stack([line.losses(protocol)[i] for line in mine]))
@@ -286,7 +295,8 @@ MORE_PICTURES = {                        # of a grid: kind, what draws it, of wh
 def draw(name, preset, lines):
     """The pictures of a grid, in pictures/; returns their Markdown."""
     Path("pictures").mkdir(exist_ok=True)
-    title, images = GRIDS[name].title if name in GRIDS else tuned.TITLE, []
+    title = GRIDS[name].title if name in GRIDS else tuned.TITLE
+    images = []
     if name == "tuned":                                                    # of each method the first one: its best
         lines = {protocol: list({line.colour: line for line in reversed(found)}.values())[::-1]
                  for protocol, found in lines.items()}
@@ -323,7 +333,9 @@ def report():
 
 def preset_report(folder):
     """The sections of one preset, whose files are in that folder; nothing is drawn before all of them are checked."""
-    place, ready, files = folder.name, {}, collect(folder)             # ready: the seeds of each grid that has any
+    place = folder.name                                                 # ready: the seeds of each grid that has any
+    ready = {}
+    files = collect(folder)
     preset = tuned.PRESET if place in {grid.place for grid in GRIDS.values()} else place
     runs = [run for (_, what), found in files.items() if what == "run" for run in found.values()]
     if not runs:

@@ -86,8 +86,10 @@ def trial_loss(name, args):
 
 def jobs_of_run(variant, seed, evaluations, args):
     """A run's training and its evaluations; InputError if it is there, and not by these flags."""
-    name, results = f"{variant}-s{seed}", Path("results") / args.place
-    run, device = Path("runs") / args.place / name, ["--device", args.device] if args.device else []
+    name = f"{variant}-s{seed}"
+    results = Path("results") / args.place
+    run = Path("runs") / args.place / name
+    device = ["--device", args.device] if args.device else []
     command = ["python", "train.py", "--preset", args.preset, *shlex.split(flags_of(variant, seed, args.preset))]
     data, held_out = map(shlex.split, data_of(args))
     command += ["--seed", str(seed), "--out", str(run), *data, *device, *args.train_flags]
@@ -100,7 +102,8 @@ def jobs_of_run(variant, seed, evaluations, args):
     jobs = [Job(variant, seed, run, None, results / f"{name}.run.json", command, tokens, args)]
     documents = ["--max-docs", str(args.max_docs)] if args.max_docs else []
     for what in evaluations:
-        flags, file = EVALUATIONS[what], results / f"{name}.{what}.json"
+        flags = EVALUATIONS[what]
+        file = results / f"{name}.{what}.json"
         tokens = (1 + flags.count(",")) * WINDOWS * sum(MULTIPLES) * model.context
         command = ["python", "-m", "lab.measure", str(run), *shlex.split(flags), *held_out, *documents, *device]
         command += ["--json", str(file)]
@@ -127,13 +130,15 @@ def done(job):
     """
     step, steps, weights = weights_of(job.run)
     try:
-        found, max_docs = read_json(job.file), None
+        found = read_json(job.file)
+        max_docs = None
         if steps is None and job.args.use_results:
             run = read_json(job.file.with_name(f"{job.run.name}.run.json"))
             weights = run["weights"] if run["train_flags"] == shlex.join(job.args.train_flags) else None
             step = steps if weights else 0
         if job.evaluation is not None:
-            found, max_docs = found[0], job.args.max_docs
+            found = found[0]
+            max_docs = job.args.max_docs
         return step == steps and (found["weights"], found.get("max_docs")) == (weights, max_docs)
     except (InputError, LookupError, TypeError):                       # missing, or cut short: it is made again
         return False
@@ -151,7 +156,8 @@ def do(job):
     there = (job.run / "config.json").exists()
     train.main(job.command[2:] + ["--resume"] * there)                 # of a complete run, only what a kill left undone
     model, config, record = read_run(job.run)
-    info, origin = checkpoint_info(job.run), record["provenance"]
+    info = checkpoint_info(job.run)
+    origin = record["provenance"]
     write_json(job.file, {
         "variant": job.variant, "seed": job.seed, "train_flags": shlex.join(job.args.train_flags),
         "command": shlex.join(job.command), "parameters": count_parameters(model), "tokens": job.work,
@@ -176,7 +182,8 @@ def rate_of(runs, left):
 
 def show_plan(jobs, verbose):
     """--dry-run: a line a run, with what is left of it (verbose: and the commands), and an estimate of it all."""
-    left, runs = [job for job in jobs if not done(job)], [job for job in jobs if job.evaluation is None]
+    left = [job for job in jobs if not done(job)]
+    runs = [job for job in jobs if job.evaluation is None]
     lines = [("run", "tokens", "state", "to evaluate")]
     for job in runs:
         step, steps, _ = weights_of(job.run)
@@ -210,7 +217,8 @@ def run_grid(args):
 
 def do_all(left):
     """A line for each job, with the time left for all by what those before it took; each has its own bar below."""
-    begin, work = time.perf_counter(), 0
+    begin = time.perf_counter()
+    work = 0
     for i, job in enumerate(left):
         seconds = (time.perf_counter() - begin) / work * sum(other.work for other in left[i:]) if work else None
         about = f", about {clock(seconds)} left for all" if work else ""
@@ -241,7 +249,8 @@ def main(argv=None):
     with parser.one_line_errors():
         cut = argv.index("--") if "--" in argv else len(argv)
         args = parser.parse_args(argv[:cut])
-        args.train_flags, args.grids = argv[cut + 1 :], ALL if args.grid == "all" else (args.grid,)
+        args.train_flags = argv[cut + 1 :]
+        args.grids = ALL if args.grid == "all" else (args.grid,)
         args.place = place_of(args.grids[0], args.preset)
         args.seeds = args.seeds or SEEDS
         if args.grid == "report":

@@ -35,7 +35,10 @@ def pairs_of(group):
     found = {(line_of(row), row["protocol"], row["length"]): row for row in group}
     lines = list(dict.fromkeys(map(line_of, group)))
     for row in group:
-        line, protocol, length, trained = line_of(row), row["protocol"], row["length"], row["trained_length"]
+        line = line_of(row)
+        protocol = row["protocol"]
+        length = row["length"]
+        trained = row["trained_length"]
         one = found.get((line, protocol, trained))
         other = found.get((row["run"], "sliding", trained)) or found.get((line, "sliding", trained))
         if one is not None and length != trained:
@@ -52,7 +55,9 @@ def print_table(rows, title, key, form="{:.3f}"):
 
     Where the terminal is too narrow for that (80 columns without one), a line for each length, below the run's.
     """
-    main, heads, table = rows[0]["protocol"], {}, {}
+    main = rows[0]["protocol"]
+    heads = {}
+    table = {}
     for row in rows:
         tokens = "" if row["trained_tokens"] is None else f"{row['trained_tokens']:,}"
         cells = table.setdefault((row["run"], row["pe"], tokens, row["how"]), {})
@@ -61,13 +66,15 @@ def print_table(rows, title, key, form="{:.3f}"):
         alone = form == INTERVAL and len(row.get("unit_targets", ())) == 1
         none = "not finite" if row["n_targets"] else "-"                   # "-": none is scored there
         text = none if row["loss"] is None else (ALONE if alone else form).format(row[key])
-        beside, length = row["protocol"] != main, row["length"]
+        beside = row["protocol"] != main
+        length = row["length"]
         heads[beside, length] = f"{row['protocol']} {length:,} " if beside else f"{length:,} "
         trained = length == row["trained_length"] and not beside and row["loss"] is not None
         cells[beside, length] = text + "* "[not trained]
     if not heads:
         return
-    columns, parts = sorted(heads), list(zip(*table, strict=True))
+    columns = sorted(heads)
+    parts = list(zip(*table, strict=True))
     kept = [i for i, part in enumerate(parts) if any(part) and (i != 2 or len(set(part)) > 1)]     # 2: the tokens
     names = aligned([[line[i] for i in kept] for line in (("run", "pe", "tokens", "positions"), *table)], "<")
     values = aligned([[cells.get(at, "") for at in columns] for cells in (heads, *table.values())], ">")
@@ -134,9 +141,11 @@ def print_positions(rows):
     """The loss between doubling positions of the longest window, one line a run and scaling."""
     parts = []
     for row in {line_of(row): row for row in rows}.values():           # the last of a line is the longest
-        begin, end = 0, min(row["block"], row["length"])
+        begin = 0
+        end = min(row["block"], row["length"])
         while begin < row["length"]:
             inside = row["by_position"][begin // row["block"] : -(-end // row["block"])]
             parts.append({**row, "protocol": "", "length": end, "loss": sum(inside) / len(inside)})
-            begin, end = end, min(2 * end, row["length"])
+            begin = end
+            end = min(2 * end, row["length"])
     print_table(parts, "loss at positions up to n and beyond the column before", "loss")

@@ -26,7 +26,8 @@ from model_torch import GPT, Encoding, as_tensor, project, score_divisor
 from past.cache import Cache
 from past.scaling import HOLD, Groups, dual_chunk_positions, scaled, self_extend_queries
 
-BLOCK, PAIRS = 256, 2**21                # queries, and queries times keys, read at a time where scores need a bias
+BLOCK = 256                              # queries read at a time where scores need a bias,
+PAIRS = 2**21                            # and queries times keys
 BATCH_TOKENS = 2**13                     # in one forward pass of window_losses: bounds the memory, whatever the length
 STREAM_TOKENS = 2**14                    # that all the streams side by side keep
 CANNOT_STREAM = ("cannot stream as trained here: positions are part of the embeddings or the values, or no sum apart "
@@ -123,7 +124,8 @@ class Reader(GPT):
         """
         if self.longest < math.inf:
             return False
-        x, far = self.embedding.weight[None, :1], np.array([2**20])     # far enough to differ from 0 in any format
+        x = self.embedding.weight[None, :1]                             # far enough to differ from 0 in any format
+        far = np.array([2**20])
         for encoding in self.encodings():
             there = as_tensor(encoding.settings.rows(far, self.config), x)
             nowhere = None if there is None else torch.zeros_like(there)
@@ -144,13 +146,17 @@ class Reader(GPT):
         stream: the (sinks, window) of a cache that reads on token by token. Windows of one length that follow each
         other are read side by side; the bar is told of each target.
         """
-        losses, device = [], self.embedding.weight.device
+        losses = []
+        device = self.embedding.weight.device
         for length, same in itertools.groupby(windows, lambda window: len(window.tokens) - 1):
-            same, step = list(same), 64 if stream else length
+            same = list(same)
+            step = 64 if stream else length
             at_once = max(1, STREAM_TOKENS // (sum(stream) + 1) if stream else BATCH_TOKENS // length)
             for batch in (same[i : i + at_once] for i in range(0, len(same), at_once)):
                 tokens = np.stack([window.tokens for window in batch]).astype(np.int64)
-                tokens, cache, parts = torch.from_numpy(tokens).to(device), Cache(*stream) if stream else None, []
+                tokens = torch.from_numpy(tokens).to(device)
+                cache = Cache(*stream) if stream else None
+                parts = []
                 for j in range(0, length, step):
                     x = tokens[:, j : j + step + 1]     # one token more than is read
                     parts.append(self.token_losses(x[:, :-1], x[:, 1:], cache=cache).float().cpu())
@@ -162,7 +168,8 @@ class Reader(GPT):
     def hidden(self, tokens, positions=None, cache=None):
         if cache is not None:
             self.check_cache(cache, tokens, positions)
-        T, read = tokens.shape[1], super().hidden
+        T = tokens.shape[1]
+        read = super().hidden
         if positions is None and cache:
             positions = np.arange(T) + cache.positions[..., -1:] + 1
         n = np.arange(T) if positions is None else integers(positions)
@@ -179,7 +186,9 @@ class Reader(GPT):
         (H, T, S) array: BLOCK queries at a time, and fewer for many keys, keep it small. (Where gradients are kept, all
         are read at once.)
         """
-        kept, first, learning = len(cache or ()), T, torch.is_grad_enabled() and cache is None
+        kept = len(cache or ())
+        first = T
+        learning = torch.is_grad_enabled() and cache is None
         if cache is not None and cache.window is not None:
             first = min(T, max(1, cache.sinks + cache.window + 1 - kept))              # then one at a time
         size = first
@@ -196,10 +205,12 @@ class Reader(GPT):
 
     def tables(self, n, cache=None):
         """{settings: At} of new tokens at positions n, which the cache is told of; the last result is kept."""
-        keys, free = n, self.hold or isinstance(self.chunk, Groups) or (cache is not None and cache.window is not None)
+        keys = n
+        free = self.hold or isinstance(self.chunk, Groups) or (cache is not None and cache.window is not None)
         if cache is not None:
             keys = cache.positions_with(n)
-        queries, w = keys[..., -n.shape[-1] :], self.embedding.weight
+        queries = keys[..., -n.shape[-1] :]
+        w = self.embedding.weight
         held = self.parameters() if free or self.chunk else ()          # those that `positioned` keeps products of
         versions = [None if w.is_inference() else w._version for w in held]
         asked = (self.config, self.chunk, self.hold, free, n.shape, queries.tobytes(), keys.tobytes(), w.dtype,
@@ -217,7 +228,9 @@ class Reader(GPT):
         Its linear door, if it has one, is for passes over all keys at once; and for every pass, if it has no table of
         pairs, which has exact distances. Rows of zeros then keep all keys free of position.
         """
-        settings, w, further = encoding.settings, self.embedding.weight, ()
+        settings = encoding.settings
+        w = self.embedding.weight
+        further = ()
 
         def rows(n):
             return as_tensor(settings.rows(n, self.config), w)

@@ -74,7 +74,8 @@ def _yarn(D, base, s, L, length):
     def pair(turns):                                                              # that turns so often in L positions
         return D * np.log(L / (2 * np.pi * turns)) / (2 * np.log(base))
 
-    low, high = max(np.floor(pair(32)), 0), min(np.ceil(pair(1)), D - 1)
+    low = max(np.floor(pair(32)), 0)
+    high = min(np.ceil(pair(1)), D - 1)
     ramp = np.clip((np.arange(D // 2) - low) / max(high - low, 0.001), 0, 1)      # a step where the two coincide
     inv_freq, _ = _unscaled(D, base, s, L, length)
     return inv_freq * (1 - ramp + ramp / s), 0.1 * np.log(s) + 1 if s > 1 else 1.0
@@ -189,7 +190,8 @@ def dual_chunk_positions(positions, chunk, local):
     further back. So no distance is above c + w, and up to one chunk nothing changes.
     Returns (same, before, further), integers of the same shape; keys lie at `same`.
     """
-    n, farthest = np.asarray(positions), chunk + local
+    n = np.asarray(positions)
+    farthest = chunk + local
     same = n % chunk
     return same, np.minimum(same + chunk, farthest), np.full_like(n, min(2 * chunk - 1, farthest))
 
@@ -214,7 +216,8 @@ def numbers(text):
 
 def add_scaling_flags(parser, several=False):
     """--scale, --rope-scaling, --factor and --chunk, scaled's keywords; of the first two a list, if several."""
-    group, more = parser.add_argument_group("past the trained length, after training"), ""
+    group = parser.add_argument_group("past the trained length, after training")
+    more = ""
     scale, rope_scaling = {"type": number_or_auto, "default": 1.0}, {"choices": METHODS, "default": "none"}
     if several:
         more = ", or several, each a row"

@@ -85,7 +85,8 @@ class TrainedGains(nn.Module):
 
     def __init__(self, first, width):
         super().__init__()
-        self.log, self.width = nn.Parameter(first.log()), width
+        self.log = nn.Parameter(first.log())
+        self.width = width
 
     def forward(self):
         return self.log.exp().repeat_interleave(self.width)[:, None]
@@ -130,7 +131,8 @@ OF_KEYS = ("none", "trained-gains", "smaller-gains", "larger-gains", "rotary-hal
 
 def losses(model, documents, context):
     """By the paper's protocol, in windows of each of MULTIPLES."""
-    settings, found = measures.Settings(context, MULTIPLES[-1] * context, 1, 1, None), []
+    settings = measures.Settings(context, MULTIPLES[-1] * context, 1, 1, None)
+    found = []
     for length in (multiple * context for multiple in MULTIPLES):
         [windows] = measures.nonoverlap(documents, length, settings)
         parts = torch.tensor([window.tokens.tolist() for window in windows]).split(max(1, BATCH // length))
@@ -151,7 +153,8 @@ def run(variant, cause, seed, args):
     change = CAUSES[cause][1]
     words, model_config, config = configured(variant, cause, seed, args)
     folder, meta = data.ensure(config.data, model_config.vocab_size, config.min_doc_tokens, config.max_tokens)
-    tokens, context = data.open_split(folder, "train"), model_config.context
+    tokens = data.open_split(folder, "train")
+    context = model_config.context
     torch.manual_seed(config.seed)
     model = model_torch.GPT(model_config, config.seed, **fast.PARTS)
     if change is not None:

@@ -52,7 +52,8 @@ class Count(TorchDispatchMode):
 @torch.no_grad()
 def operations(config):
     """Of a token in a forward pass over a batch of the trained length."""
-    model, tokens = model_torch.GPT(config), torch.zeros(BATCH, config.context, dtype=torch.long)
+    model = model_torch.GPT(config)
+    tokens = torch.zeros(BATCH, config.context, dtype=torch.long)
     model(tokens)                                                      # tables of positions are made once
     with sdpa_kernel(SDPBackend.MATH), Count() as count:               # fused, it hides its own
         model(tokens)
@@ -62,7 +63,8 @@ def operations(config):
 def costs(config):
     """{head: cell} of one model's costs."""
     plain = replace(config, encoding=make_encoding(), softmax="plain", nope_every=0, window=0)
-    reader, cache = Reader(config), Cache()
+    reader = Reader(config)
+    cache = Cache()
     reader(torch.zeros(1, config.context, dtype=torch.long), cache=cache)
     return {
         "parameters": f"{count_parameters(config) - count_parameters(plain):,}",
@@ -94,7 +96,8 @@ def main(argv=None):
                         help=f"of the losses (default: {','.join(map(str, SEEDS))})")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        files, rows = collect(Path("results") / args.preset), []
+        files = collect(Path("results") / args.preset)
+        rows = []
         for variant in args.variants:
             flags = flags_of(variant, preset=args.preset).split()
             _, config, _ = train.read_flags(["--preset", args.preset, *flags])

@@ -19,7 +19,9 @@ DESIGNS = (3, 24, 0), (3, 24, 1), (3, 12, 0), (5, 24, 0), (10, 24, 0)  # seeds, 
 
 def variances(d, weights):
     """What seeds, documents, and both together add to the variance of the mean of d (..., seeds, documents)."""
-    S, n, by_document = d.shape[-2], 1 / (weights @ weights), d.mean(axis=-2, keepdims=True)
+    S = d.shape[-2]
+    n = 1 / (weights @ weights)
+    by_document = d.mean(axis=-2, keepdims=True)
     centred = by_document - by_document @ weights[:, None]
     rest = d - (d @ weights)[..., None] - centred
     return ((d @ weights).var(axis=-1, ddof=1) / S, (centred**2 @ weights)[..., 0] / (n - 1),
@@ -27,7 +29,9 @@ def variances(d, weights):
 
 def measured(folder):
     """{difference: the standard deviations of a, b and e} in the files of a folder, and nonoverlap's targets."""
-    grid, files, sizes = GRIDS["table2"], collect(folder), {}
+    grid = GRIDS["table2"]
+    files = collect(folder)
+    sizes = {}
     if len(seeds := finished(grid, files)) < 2:
         raise InputError(f"{folder} has not two seeds of table2: run that grid first")
     rows = {line.label: line.rows for line in lines_of(grid, files, seeds)}
@@ -42,7 +46,9 @@ def measured(folder):
 
 def draw(rng, S, D, size, skewed):
     """d (TRIALS, S, D): e of Student's t with 3 degrees of freedom, and b too, or lognormal."""
-    a, b, e = rng.normal(size=(TRIALS, S, 1)), rng.standard_t(3, (TRIALS, 1, D)), rng.standard_t(3, (TRIALS, S, D))
+    a = rng.normal(size=(TRIALS, S, 1))
+    b = rng.standard_t(3, (TRIALS, 1, D))
+    e = rng.standard_t(3, (TRIALS, S, D))
     if skewed:                                                         # of b's mean 0 and variance 3, that t has too
         b = (rng.lognormal(size=b.shape) - np.exp(0.5)) * np.sqrt(3 / (np.exp(2) - np.e))
     return size[0] * a + (size[1] * b + size[2] * e) / np.sqrt(3)
@@ -50,7 +56,9 @@ def draw(rng, S, D, size, skewed):
 def held(rng, d, targets):
     """The share of trials whose interval holds 0, by the bootstrap over documents of the mean over seeds, by one that
     draws seeds too, by Student's t over seeds, by that of the summed parts (Satterthwaite's), by interval_of_seeds."""
-    weights, (_, S, D), some = targets / targets.sum(), d.shape, d[::8]
+    weights = targets / targets.sum()
+    (_, S, D) = d.shape
+    some = d[::8]
     seeds, documents = (rng.multinomial(n, np.full(n, 1 / n), DRAWS) for n in (S, D))
     times = (seeds[:, :, None] * (documents * weights)[:, None]).reshape(DRAWS, -1)        # how often each is drawn
     seed, document, both = variances(d, weights)
@@ -67,7 +75,8 @@ def main(argv=None):
     parser = CommandLine(prog="python -m studies.coverage", description=__doc__)
     with parser.one_line_errors():
         parser.parse_args(argv)
-        (sizes, targets), rng = measured(Path("results/mini")), np.random.default_rng(0)
+        (sizes, targets) = measured(Path("results/mini"))
+        rng = np.random.default_rng(0)
         for S, D, uneven in DESIGNS:
             title = f"{S} seeds, {D} documents" + ", weights of nonoverlap" * uneven
             print(f"\n{title:44}  documents    crossed      seeds      parts       both")

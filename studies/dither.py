@@ -57,8 +57,10 @@ def check(run):
 def losses_of(run):
     """A row for each format and multiple of the trained length, with the mean loss of each document's last targets."""
     model, record = load_model(run, Rounded)
-    context, rows = model.config.context, []
-    settings, bar = Settings(context, MULTIPLES[-1] * context, context // 2, 1, None), SimpleNamespace(update=int)
+    context = model.config.context
+    rows = []
+    settings = Settings(context, MULTIPLES[-1] * context, context // 2, 1, None)
+    bar = SimpleNamespace(update=int)
     documents = usable(held_out(run, record, "val", None)[1], settings.longest, None)
     for model.format, multiple in itertools.product(FORMATS, MULTIPLES):
         [windows] = same_targets(documents, multiple * context, settings)
@@ -71,7 +73,8 @@ def main(argv=None):
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories of train.py, with expe or exqpe")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list")
     with parser.one_line_errors():
-        args, rows = parser.parse_args(argv), []
+        args = parser.parse_args(argv)
+        rows = []
         for i, run in enumerate(args.runs):
             check(run)
             if run in args.runs[:i]:

@@ -26,7 +26,8 @@ class TiltedAttention(WatchedAttention):
     """WatchedAttention that keeps each query's `slope` and `reach`, the mean distance it attends to: (B, H, T) each."""
 
     def attend(self, q, k, v, bias, table):
-        out, nothing = super().attend(q, k, v, bias, table), q.new_zeros(2, self.qkv.in_features)
+        out = super().attend(q, k, v, bias, table)
+        nothing = q.new_zeros(2, self.qkv.in_features)
         rows = as_tensor(self.encoding.settings.rows(np.array([0, FAR]), None), q)
         _, place, _ = self.heads(project(self.encoding.override(nothing, rows), self.qkv.weight))      # (H, 2, D)
         w = (place[:, 1] - place[:, 0]) / FAR                                                          # (H, D)
@@ -35,7 +36,8 @@ class TiltedAttention(WatchedAttention):
             slope = (bias[..., 1] - bias[..., 0]).expand_as(slope)
         self.slope = slope.detach()
         n = torch.arange(k.shape[2]).to(q)
-        self.reach, self.weights = n - self.weights @ n, None
+        self.reach = n - self.weights @ n
+        self.weights = None
         return out
 
 def slopes_of(model, tokens):
@@ -52,10 +54,12 @@ def summary(slopes, reaches):
 def measure(run, args):
     """A row for each head of a run, of the first tokens of held-out documents."""
     model, record = load_watched(run, attention=TiltedAttention)
-    e, context = model.config.encoding, model.config.context
+    e = model.config.encoding
+    context = model.config.context
     if not isinstance(e, ExPE | ALiBi) or getattr(e, "once", False):
         raise InputError(f"{run} has no slopes: its encoding must be expe, without --once, or alibi")
-    length, rows = args.length or 4 * context, []
+    length = args.length or 4 * context
+    rows = []
     source, documents = held_out(run, record, "val", args.data)
     tokens = [torch.from_numpy(document[:length].astype("int64")) for document in usable(documents, length, DOCUMENTS)]
     found = np.stack([slopes_of(model, each) for each in tokens], axis=-1)                 # (n_layers, H, 2, T, docs)
@@ -68,12 +72,15 @@ def measure(run, args):
 
 def draw(path, rows):
     """Slope against the query's position: a column a run, a row a block, a line a head in a band of nine in ten."""
-    runs, blocks = list(dict.fromkeys(row["run"] for row in rows)), 1 + max(row["block"] for row in rows)
-    heads, called = 1 + max(row["head"] for row in rows), names_of(runs)
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    blocks = 1 + max(row["block"] for row in rows)
+    heads = 1 + max(row["head"] for row in rows)
+    called = names_of(runs)
     figure = Figure(figsize=(1.4 + 3.2 * len(runs), 1.6 + 1.6 * blocks), layout="constrained")
     axes = figure.subplots(blocks, len(runs), squeeze=False, sharex="col", sharey="row")
     for row in rows:
-        axis, share = axes[row["block"], runs.index(row["run"])], 1 - row["head"] / heads
+        axis = axes[row["block"], runs.index(row["run"])]
+        share = 1 - row["head"] / heads
         look = {"color": shade(colour(variant_of(row["run"])), share), "linestyle": DASHES[row["head"] % len(DASHES)]}
         mean, low, high = ([part[name] for part in row["by_position"]] for name in ("slope", "low", "high"))
         x = (np.arange(len(mean)) + 0.5) * row["length"] / len(mean)

@@ -75,7 +75,8 @@ class Run(TemplateLM):
                  for _, context, continuation in requests]
         if (longest := max(map(len, texts), default=0) - 1) > self.model.longest:
             raise InputError(f"{self.run} has positions for {self.context} tokens, and this task needs {longest}")
-        order, found = sorted(range(len(texts)), key=lambda i: -len(texts[i])), {}
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        found = {}
         bar = tqdm(total=len(order), desc="log-likelihoods", disable=disable_tqdm)
         device = self.model.output_weight.device
         while order:
@@ -84,7 +85,8 @@ class Run(TemplateLM):
             tokens = [torch.tensor(texts[i][:-1], device=device) for i in batch]
             hidden = self.model.hidden(pad_sequence(tokens, batch_first=True))         # (B, T, C)
             for i, h in zip(batch, hidden, strict=True):
-                targets, end = torch.tensor(requests[i][2], device=device), len(texts[i]) - 1
+                targets = torch.tensor(requests[i][2], device=device)
+                end = len(texts[i]) - 1
                 logits = F.linear(h[end - len(targets) : end], self.model.output_weight)
                 logs = at_least_fp32(logits).log_softmax(-1)                           # (n, V)
                 total = logs.gather(-1, targets[:, None]).double().sum().item()
@@ -109,7 +111,8 @@ class Run(TemplateLM):
         """
         texts = []
         for context, kwargs in tqdm([request.args for request in requests], desc="texts", disable=disable_tqdm):
-            kwargs, drawn = normalize_gen_kwargs(kwargs), []
+            kwargs = normalize_gen_kwargs(kwargs)
+            drawn = []
             stop = [data.EOT, *filter(None, kwargs["until"])]
             room = max(self.context // 2, self.context - kwargs["max_gen_toks"])
             prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]          # as loglikelihood's empty context
@@ -131,7 +134,8 @@ def score(run, args, manager):
         raise InputError(f"the data of {', '.join(args.tasks)} cannot be had here ({type(error).__name__}): lm_eval's "
                          "own tasks need the hub once; local ones, by --task-path, must name files that exist"
                          ) from None
-    names, rows = {"run": str(run), "pe": model.model.config.encoding.pe}, []
+    names = {"run": str(run), "pe": model.model.config.encoding.pe}
+    rows = []
     print(f"\n{' '.join(names.values())}\n{make_table(found)}")
     for task, values in found["results"].items():
         n = found["n-samples"].get(task, {}).get("effective")
@@ -160,7 +164,8 @@ def main(argv=None):
             logging.getLogger(library).setLevel(logging.CRITICAL)
         if args.task_path is not None and not os.path.isdir(args.task_path):
             raise InputError(f"--task-path {args.task_path} is not a folder")
-        runs, manager = named_runs(args.runs), TaskManager(include_path=args.task_path)
+        runs = named_runs(args.runs)
+        manager = TaskManager(include_path=args.task_path)
         if unknown := [name for name in args.tasks if name not in manager.all_tasks]:
             raise InputError(f"lm_eval has no task {unknown[0]}: lm-eval ls tasks lists its own; yours come by "
                              "--task-path")

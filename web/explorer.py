@@ -50,7 +50,8 @@ def train_missing(steps):
 
 def check(run, gpt):
     """InputError unless model.js can read a run's GPT."""
-    model, e = gpt.config, gpt.config.encoding
+    model = gpt.config
+    e = gpt.config.encoding
     plain = {"norm": "layernorm", "mlp": "gelu", "nope_every": 0, "window": 0, "softmax": "plain",
              "causal": True}
     alone = {"learn": "none", "once": False, "scale": 1.0}
@@ -92,7 +93,8 @@ def model_of(run, called, taken):
 def texts_of(run, record, length):
     """[{"title", "text"}] of held-out documents of that many tokens or more, cut behind them."""
     _, documents = held_out(run, record, "val", None)
-    encoding, found = data.run_tokenizer(run, record["data"]), []
+    encoding = data.run_tokenizer(run, record["data"])
+    found = []
     for i, document in enumerate(usable(documents, length, TEXTS)):
         text = encoding.decode([int(token) for token in document[1 : length + 1]], errors="ignore")
         first = next((line for line in text.splitlines() if line.strip()), "")
@@ -110,7 +112,9 @@ def links(text, root=WEB.parent):
 
 def page(runs, root=""):
     """The HTML of run directories, of one tokenizer and trained length. root: what leads from it to this repository."""
-    called, models, weights = names_of(runs), [], []
+    called = names_of(runs)
+    models = []
+    weights = []
     short = Counter(word.partition(",")[0] for word in called.values())    # ExPE on keys, theta 0.5
     first, _, record = read_run(runs[0])
     for run in runs:

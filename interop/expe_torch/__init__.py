@@ -63,7 +63,9 @@ class ExPE(nn.Module):
 
     def __init__(self, l, *, theta, start=0.0, on="k"):
         super().__init__()
-        self.l, self.on, self.numbers = l, on, (start, theta)
+        self.l = l
+        self.on = on
+        self.numbers = (start, theta)
         if not (isinstance(l, int) and l >= 1):
             raise ValueError(f"l must be a whole number of at least 1, got {l!r}")
         if not on or set(on) - set("qkv"):
@@ -76,7 +78,8 @@ class ExPE(nn.Module):
         """h of which the first l numbers are the position's row: of W_q, W_k or W_v alone, as for a hook on one."""
         if self.l > h.shape[-1]:
             raise ValueError(f"l must be at most the width, {h.shape[-1]}, got {self.l}")
-        expected, given = tuple(h.shape[:-1]), tuple(positions.shape)
+        expected = tuple(h.shape[:-1])
+        given = tuple(positions.shape)
         if given not in (expected, expected[-1:], (*[1] * (len(expected) - 1), *expected[-1:])):      # (1, T) too
             raise ValueError(f"positions must have the shape {expected[-1:]} or {expected}, got {given}")
         table = self.rows(positions).to(h.dtype)                                       # (..., T, l)
