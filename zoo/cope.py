@@ -61,9 +61,7 @@ def torch_class():
 
     class Cope(Encoding):
         def score(self, q, k, h, table):
-            T = q.shape[2]
-            S = k.shape[2]
-            last = len(self.e) - 1
+            T, S, last = q.shape[2], k.shape[2], len(self.e) - 1
             scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32))                # sums need the digits
             gates = scores.sigmoid().tril(S - T)                                               # (B, H, T, S)
             p = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)

@@ -43,14 +43,10 @@ def score_forward(q, k, h, table, learned):
     table (..., T, 1 + S): m, then d.
     """
     w1, b1, w2 = (learned[name] for name in ("w1", "b1", "w2"))
-    m = table[..., :1]
-    d = table[..., 1:]
-    c = np.exp(learned["c"])
-    L = np.exp(learned["L"])
+    m, d, c, L = table[..., :1], table[..., 1:], np.exp(learned["c"]), np.exp(learned["L"])
     r = np.maximum(m, L)                                                                       # (..., T, 1)
     x = np.log1p(c * d) / np.log1p(c * r)                                                      # (..., T, S)
-    line = x[..., None] * w1 + np.minimum(b1, 0)                        # (..., T, S, 32), (32,)
-    floor = np.minimum(-b1, 0)
+    line, floor = x[..., None] * w1 + np.minimum(b1, 0), np.minimum(-b1, 0)                    # (..., T, S, 32), (32,)
     hidden = np.maximum(line, floor)
     bias = np.moveaxis(hidden @ w2.T, -1, -3)                                                  # (..., H, T, S)
     return bias, (d, c, L, r, r > m, x, line > floor, hidden, w1, b1, w2)
@@ -97,13 +93,9 @@ def torch_class():
 
     class Fire(Encoding):
         def score(self, q, k, h, table):
-            m = table[..., :1]
-            d = table[..., 1:]
-            c = self.c.exp()
-            L = self.L.exp()
+            m, d, c, L = table[..., :1], table[..., 1:], self.c.exp(), self.L.exp()
             x = (c * d).log1p() / (c * torch.maximum(m, L)).log1p()                            # (..., T, S)
-            below = self.b1.clamp(max=0)                                # (32,) each
-            floor = (-self.b1).clamp(max=0)
+            below, floor = self.b1.clamp(max=0), (-self.b1).clamp(max=0)                       # (32,) each
             rows = x[..., None].split(max(1, PAIRS // x.shape[-1]), dim=-3)                    # (..., some of T, S, 1)
             hidden = (torch.maximum(torch.addcmul(below, y, self.w1), floor) for y in rows)    # (..., S, 32)
             return torch.cat([y @ self.w2.T for y in hidden], dim=-3).movedim(-1, -3)          # (..., H, T, S)

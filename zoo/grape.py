@@ -31,12 +31,9 @@ def sigmoid(x):
 
 def score_forward(q, k, h, table, learned):
     """bias = -omega gate d: gate = softplus(z), z = u . q / sqrt(D), u = v/|v|. d (..., 1, T, S); v (H, D), w (H,)."""
-    v = learned["v"]
-    w = learned["w"]
-    slopes = expe.alibi_slopes(len(learned["w"])).astype(q.dtype)
+    v, w, slopes = learned["v"], learned["w"], expe.alibi_slopes(len(learned["w"])).astype(q.dtype)
     size = np.sqrt(np.vecdot(v, v))[:, None]                                                   # (H, 1)
-    u = v / size                                                        # (H, D), (H,)
-    omega = slopes * np.logaddexp(0, w)
+    u, omega = v / size, slopes * np.logaddexp(0, w)                                           # (H, D), (H,)
     z = np.vecdot(q, u[:, None]) * (1 / model_numpy.score_divisor(q))                          # (B, H, T)
     gate = np.logaddexp(0, z)
     return -(omega[:, None] * gate)[..., None] * table, (q, table, w, slopes, size, u, omega, z, gate)
@@ -71,8 +68,7 @@ def torch_class():
 
     class Grape(ALiBi):
         def slope(self, q, like):
-            u = F.normalize(self.v.type_as(like), dim=-1)               # (H, D), (H,)
-            w = self.w.type_as(like)
+            u, w = F.normalize(self.v.type_as(like), dim=-1), self.w.type_as(like)             # (H, D), (H,)
             gate = F.softplus((q * u[:, None]).sum(-1) / score_divisor(q))                     # (B, H, T)
             return self.of_each_head(q, like)[..., 0] * F.softplus(w)[:, None] * gate
 

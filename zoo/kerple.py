@@ -29,8 +29,7 @@ def score_forward(q, k, h, table, learned):
 def score_backward(dbias, cache):
     """bias = -p ln(1 + a d): dbias/dP = bias, since dp/dP = p; dbias/dA = -p a d / (1 + a d). Summed over all pairs."""
     bias, p, ad = cache
-    dp = dbias * bias                                                   # (B, H, T, S) each
-    da = dbias * (-p * ad / (1 + ad))
+    dp, da = dbias * bias, dbias * (-p * ad / (1 + ad))                                        # (B, H, T, S) each
     return 0, 0, 0, {"p": dp.sum((0, 2, 3)), "a": da.sum((0, 2, 3))}
 
 def doors(settings):
@@ -45,8 +44,7 @@ def torch_class():
 
     class Kerple(Encoding):
         def score(self, q, k, h, table):
-            p = self.p.exp()[:, None, None]                             # (H, 1, 1) each
-            a = self.a.exp()[:, None, None]
+            p, a = self.p.exp()[:, None, None], self.a.exp()[:, None, None]                    # (H, 1, 1) each
             return -p * (a * table).log1p()                                                    # (..., H, T, S)
 
     return Kerple
