@@ -1,5 +1,6 @@
 """Text to tokens and batches: what goes where, what is left out, and that batches are a function of seed and step."""
 
+import io
 import json
 import shutil
 
@@ -39,13 +40,17 @@ def test_short_duplicate_and_not_utf8_texts_are_left_out_and_counted(books, tmp_
     assert sum(split["documents"] for split in meta["splits"].values()) == len(list(books.iterdir()))
 
 
-@pytest.mark.parametrize("limit", [7, 100, 10**6])
+TEXT = "\n".join("x" * (i % 30) for i in range(200)) + "y" * 300
+
+
+@pytest.mark.parametrize("limit", [7, 100, len(TEXT), 10**6])
 def test_long_texts_are_cut_at_line_ends_and_lose_nothing(tmp_path, limit):
-    text = "\n".join("x" * (i % 30) for i in range(200)) + "y" * 300
+    text = TEXT
     (tmp_path / "a.txt").write_text(text)
     pieces = [piece for _, piece in data.documents(tmp_path, limit)]
     assert "".join(pieces) == text and max(map(len, pieces)) <= limit
     assert limit == 10**6 or any(piece.endswith("\n") for piece in pieces)
+    assert pieces == list(corpora.cut(io.StringIO(text), limit))        # as where texts are streamed
 
 
 @pytest.mark.parametrize("name", ["one.txt", "long_line.txt"])
