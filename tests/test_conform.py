@@ -387,11 +387,9 @@ def wrong(q, k, positions):
 
 def asks(q, colour): ...
 def fails(q): return q[99]
-def nothing(): return {}
 def other(q): return {"queries": q}
 def leaves(q): raise SystemExit(0)
 def imaginary(q, k): return q + 1e-9j, k
-def words(q): return "q"
 def ragged(q): return [q, [q]]
 """
 
@@ -417,22 +415,15 @@ def test_the_command_needs_numpy_alone_and_answers_in_one_line(tmp_path, monkeyp
     assert "factor missing" in run("mine:right", "--case", "rope-linear").stdout
     assert run("--list").stdout.count("\n") == len(FILES)
     for arguments, words in [
-        ((), "give MODULE:FUNCTION and --case, one of alibi, cope"),
         (("mine:right", "--case", "rope"), "one of alibi"),
-        (("mine:left", "--case", "alibi"), "has no attribute 'left'"),
-        (("yours:f", "--case", "alibi"), "No module named"),
         (("mine", "--case", "alibi"), "is no MODULE:FUNCTION"),
-        (("mine:np", "--case", "alibi"), "is no MODULE:FUNCTION"),
         (("over:f", "--case", "alibi"), "over:f is no MODULE:FUNCTION here: SystemExit: 0"),
         (("mine:asks", "--case", "alibi"), "asks for 'colour', and there are positions"),
         (("mine:fails", "--case", "alibi"), "mine.py:15: IndexError"),
-        (("mine:leaves", "--case", "alibi"), "mine.py:18: SystemExit: 0"),
+        (("mine:leaves", "--case", "alibi"), "mine.py:17: SystemExit: 0"),
         (("mine:imaginary", "--case", "rope-default"), "q must be an array of real numbers, got one of complex128"),
-        (("mine:words", "--case", "rope-default"), "q must be an array of real numbers, got one of str"),
         (("mine:ragged", "--case", "rope-default"), "inhomogeneous"),
-        (("mine:nothing", "--case", "t5"), "got nothing"),
         (("mine:other", "--case", "t5"), "must return some of bias, scores, out, got queries"),
-        (("mine:right", "--case", "rope-default", "--dtype", "int8"), "invalid choice"),
     ]:
         assert words in refused(run(*arguments)), arguments
 

@@ -48,15 +48,6 @@ def test_the_table_alone_is_rounded():
         assert torch.equal(rounded(TOKENS), exact(TOKENS))
 
 
-@pytest.mark.parametrize("format", ["bf16", "int8"])
-def test_equal_columns_merge_positions_that_offset_ones_keep_apart(format):
-    def apart(constant):  # how many of 64 neighbours have a mean over columns of their own
-        [at] = model(constant, format).tables(np.arange(64)).values()
-        return len(at.rows.double().mean(-1).unique())
-
-    assert apart(constant=True) < 40 and apart(constant=False) == 64
-
-
 def test_runs_of_one_name_are_one_row_with_an_interval(tokens, tmp_path):
     flags = [*TINY[2:], "--l", "8", "--start", "1", "--data", tokens, "--steps", "3", "--batch-size", "4"]
     for seed in 1, 2:

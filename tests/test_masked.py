@@ -12,7 +12,7 @@ from test_model import some_tokens
 
 import expe
 import model_numpy
-from config import ENCODINGS, ModelConfig, make_encoding, settings_class
+from config import ENCODINGS, settings_class
 from engine.masking import mask_tokens
 from model_numpy import IGNORED
 
@@ -52,20 +52,14 @@ def test_eight_in_ten_are_hidden_one_is_any_token_and_one_itself():
 
 
 @pytest.mark.parametrize("pe", BOTH)
-def test_both_backends_have_the_same_loss_and_gradients_of_the_masked_tokens(pe):
+def test_the_loss_is_the_mean_over_the_masked_tokens_in_both_backends(pe):
     model, (_, given) = tiny(pe, causal=False), some_masked()
     params = {name: w.detach().numpy() for name, w in model.named_parameters()}
-    loss, grads = model_numpy.loss_and_grads(params, *given, model.config)
     tokens, targets = map(torch.from_numpy, given)
-    theirs = model(tokens, targets)
-    theirs.backward()
-    assert theirs.item() == pytest.approx(loss, rel=1e-12)
-    for name, w in model.named_parameters():
-        found = np.zeros_like(grads[name]) if w.grad is None else w.grad.numpy()
-        np.testing.assert_allclose(found, grads[name], rtol=1e-9, atol=1e-12, err_msg=name)
     masked = targets != IGNORED
     each = -model(tokens).log_softmax(-1)[masked].gather(-1, targets[masked][:, None])[:, 0]
-    assert theirs.item() == pytest.approx(each.mean().item(), rel=1e-12)
+    for loss in (model(tokens, targets).item(), model_numpy.loss_and_grads(params, *given, model.config)[0]):
+        assert loss == pytest.approx(each.mean().item(), rel=1e-12)
     for losses in (model.token_losses(tokens, targets),
                    torch.from_numpy(model_numpy.token_losses(params, *given, model.config))):
         torch.testing.assert_close(losses[masked], each, rtol=1e-10, atol=1e-12)
@@ -98,14 +92,6 @@ def test_t5s_buckets_of_both_sides_are_transformers_own(buckets, far):
     np.testing.assert_array_equal(expe.t5_bucket(d, buckets, far, both_sides=True), right)
 
 
-def test_shaws_vectors_of_both_sides():
-    d = np.arange(-9, 10)
-    assert expe.shaw_index(d, 4, both_sides=True).tolist() == [min(max(x, -4), 4) + 4 for x in d]
-    config = ModelConfig(1, 16, 2, 8, V, causal=False, encoding=make_encoding("shaw", max_distance=4))
-    shapes = model_numpy.parameter_shapes(config)
-    assert shapes["encoding.keys"] == shapes["encoding.values"] == (9, 8)
-
-
 FLAGS = [*TINY, "--objective", "mlm", "--steps", "6", "--eval-every", "3"]
 
 
@@ -123,12 +109,3 @@ def test_both_backends_train_alike_and_with_micro_batches_too(tokens, tmp_path):
     assert config["train"]["objective"] == "mlm" and config["model"]["causal"] is False
     assert "predicts masked tokens, and not the next one" in refused(command("eval.py", "torch", cwd=tmp_path))
     assert "a cache needs causal attention" in refused(command("generate.py", "torch", "--cache", cwd=tmp_path))
-
-
-def test_what_does_not_go_with_it_is_named(tmp_path):
-    def line(*more):
-        return refused(command("train.py", *FLAGS, "--data", "no/", *more, cwd=tmp_path))
-
-    for pe in sorted(set(ENCODINGS) - set(BOTH)):
-        assert f"--objective mlm sees both sides, and --pe {pe} is for a causal mask alone" in line("--pe", pe)
-    assert "leave out --causal" in line("--causal")

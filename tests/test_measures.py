@@ -10,7 +10,6 @@ from conftest import ROOT, command, refused
 from config import InputError
 from lab import measures
 from lab.measures import MEASURES, PROTOCOLS, Settings
-from lab.pictures import apart
 from studies import coverage
 
 LENGTHS = (16, 32, 128)
@@ -154,16 +153,6 @@ def test_an_interval_weighs_documents_by_their_targets():
     assert measures.intervals([[0.5] * 9], range(1, 10))[0] == pytest.approx([0.5] * 3)
 
 
-def test_nineteen_in_twenty_intervals_hold_the_truth(monkeypatch):
-    monkeypatch.setattr(measures, "RESAMPLES", 1000)  # or it takes seconds
-    rng = np.random.default_rng(2)
-    held = 0
-    for i in range(300):
-        [(_, low, high)] = measures.intervals([rng.exponential(1, 60)], np.ones(60), seed=i)
-        held += low <= 1 <= high
-    assert 0.88 <= held / 300 <= 0.98
-
-
 @pytest.mark.parametrize(  # of printed tables, and by hand: tan(0.475 pi) and 1.9 / sqrt(2 - 1.9^2 / 2)
     "freedom, value",
     [(1, math.tan(0.475 * math.pi)), (2, 1.9 / math.sqrt(2 - 1.9**2 / 2)), (3, 3.182446), (4, 2.776445), (9, 2.262157),
@@ -234,10 +223,3 @@ def test_the_simulation_says_what_holds(monkeypatch, capsys, tmp_path):
         assert both > (84 if "swap" in name else 94) and documents < both
         assert documents < 80 or name != "rope - expe 1x"          # where seeds differ most, documents alone say least
     assert "results/mini has not two seeds of table2" in refused(command("studies.coverage", cwd=tmp_path))
-
-
-def test_labels_keep_their_distance_and_move_no_further_than_they_must():
-    assert apart([1.0, 2.0, 9.0], 1.0) == [1.0, 2.0, 9.0]
-    np.testing.assert_allclose(apart([1.0, 1.0, 1.0], 1.0), [0.0, 1.0, 2.0])  # around where they are
-    found = apart(sorted(np.random.default_rng(0).random(30)), 0.05)
-    assert np.diff(found).min() > 0.05 - 1e-12

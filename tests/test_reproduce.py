@@ -55,6 +55,8 @@ def test_a_grid_leaves_runs_results_a_report_and_pictures(grid):
     assert (grid / "pictures/mini-scaling-nonoverlap.png").read_bytes().startswith(b"\x89PNG")
     text = (grid / "RESULTS.md").read_text()
     assert "python train.py --preset mini --pe expe --on k --theta 1/512 --seed 1" in text and "## Notes" in text
+    titles = [line for line in text.splitlines() if line.startswith("### ")]      # of the grid that is finished alone
+    assert titles == [f"### {GRIDS['scaling'].title}", "### The commands (mini)"]
 
 
 def test_numbers_of_the_report_are_those_of_the_files(grid):
@@ -164,15 +166,9 @@ def test_a_dry_run_writes_nothing(tmp_path):
     done = command("lab.reproduce", "table2", "--seeds", "0", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.split("\n\n")[0].splitlines()
-    assert lines[0].split() == ["run", "tokens", "state", "to", "evaluate"] and max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines[1:]] == [f"{variant}-s0" for variant in GRIDS["table2"].evaluations]
     assert all(line.split(maxsplit=1)[1] == "1,638,400  to train  nonoverlap, same-targets, swap, repeat"
                for line in lines[1:])  # fmt: skip
-    assert "python" not in done.stdout
-    printed = command("lab.reproduce", "table2", "--seeds", "0", "--dry-run", "--verbose", cwd=tmp_path).stdout
-    assert "    python train.py --preset mini --pe exqpe --on k --seed 0 --out runs/mini/exqpe-on-k-s0\n" in printed
-    assert "    python -m lab.measure runs/mini/shaw-s0 --probe swap --json results/mini/shaw-s0.swap.json\n" in printed
-    assert printed.count("    python train.py ") == 12 and printed.count("    python -m lab.measure ") == 48
     assert "12 runs, 19,660,800 training tokens; left: 12 runs and 48 evaluations, about" in done.stdout
     assert not list(tmp_path.iterdir())
 
@@ -203,14 +199,9 @@ def test_a_grid_that_is_killed_goes_on_to_the_same_weights(tokens, tmp_path, mon
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("tables", "invalid choice: 'tables'"),
-        ("table2 --seeds 0,x", "'x' is not a number"),
-        ("table2 --seeds -1", "--seeds"),
         ("report", "there is nothing under results/ to report"),
         ("scaling --seeds 0 -- --stepz 4", "--stepz is no flag with --pe expe"),
         ("scaling --seeds 0 -- --pe=rope", "--pe is the grid's own"),
-        ("scaling --max-docs 0", "--max-docs: must be at least 1, got 0"),
-        ("scaling --device abacus", "abacus"),
         ("report --seeds 1", "report reads all of results/ and takes no flag: leave out --seeds"),
     ],
 )
@@ -230,33 +221,15 @@ def test_a_report_needs_whole_files_and_a_place_for_its_notes(grid, tmp_path):
     (tmp_path / "results/mini/notes.json").write_text("[]")  # no file of a grid
     path = tmp_path / "results/mini/expe-s0.scaled.json"
     whole = path.read_text()
-    path.write_text(whole[:100])
-    line = refused(command("lab.reproduce", "report", cwd=tmp_path))
-    assert "expe-s0.scaled.json is not valid JSON: it was cut short or edited: delete it" in line
+    lacking = [{name: x for name, x in row.items() if name != "unit_losses"} for row in json.loads(whole)]
+    for text, words in (whole[:100], "is not valid JSON"), (json.dumps(lacking), "lacks 'unit_losses'"):
+        path.write_text(text)
+        line = refused(command("lab.reproduce", "report", cwd=tmp_path))
+        assert f"expe-s0.scaled.json {words}: it was cut short or edited: delete it" in line
     path.write_text(whole)
     (tmp_path / "RESULTS.md").write_text("## Notes by hand\n")
     assert "RESULTS.md has no line '## Notes'" in refused(command("lab.reproduce", "report", cwd=tmp_path))
     assert (tmp_path / "RESULTS.md").read_text() == "## Notes by hand\n"
-
-
-def without(value):
-    """(where, the value without it) for every part of a JSON value that is a field of an object."""
-    for key in value if isinstance(value, dict) else ():
-        yield key, {name: part for name, part in value.items() if name != key}
-        yield from ((f"{key} {where}", value | {key: part}) for where, part in without(value[key]))
-
-
-@pytest.mark.parametrize("what", ["run", *(pytest.param(what, marks=pytest.mark.slow) for what in WHAT[1:])])
-def test_a_report_names_a_field_that_is_missing_or_does_without_it(grid, tmp_path, what, monkeypatch):
-    monkeypatch.setattr(pictures, "curves", lambda *line, **how: None)  # seconds each
-    shutil.copytree(grid / "results", tmp_path / "results", ignore=shutil.ignore_patterns("*-s1.*"))
-    path = tmp_path / f"results/mini/expe-s0.{what}.json"
-    whole = json.loads(path.read_text())
-    rows, last = ([], whole) if what == "run" else (whole[:-1], whole[-1])
-    for where, part in without(last):
-        path.write_text(json.dumps(part if what == "run" else [*rows, part]))
-        done = command("lab.reproduce", "report", cwd=tmp_path)
-        assert done.returncode == 0 or f"expe-s0.{what}.json" in refused(done), where
 
 
 def test_other_documents_are_scored_again_and_never_averaged(grid, tmp_path):
@@ -279,11 +252,3 @@ def test_other_documents_are_scored_again_and_never_averaged(grid, tmp_path):
     flags = ["--seeds", "0,1", "--max-docs", "1", "--dry-run", "--", *SMALL, "--steps", "4", "--data", tokens]
     plan = command("lab.reproduce", "scaling", *flags, cwd=grid)
     assert "left: 0 runs and 24 evaluations" in plan.stdout
-
-
-def test_a_report_has_the_grids_that_are_finished_alone(grid):
-    text = (grid / "RESULTS.md").read_text()
-    assert [line for line in text.splitlines() if line.startswith("### ")] == [
-        f"### {GRIDS['scaling'].title}", "### The commands (mini)"
-    ]
-    assert "`python -m lab.reproduce scaling --preset mini --seeds 0,1 -- --layers 1 " in text

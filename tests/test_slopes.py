@@ -95,8 +95,7 @@ def test_the_table_and_the_file_say_the_same_and_a_picture_is_made(place):
     done = command("studies.slopes", "qk", "alibi", "--out", "s.png", "--json", "s.json", cwd=place)
     assert done.returncode == 0, done.stderr
     assert (place / "s.png").read_bytes().startswith(b"\x89PNG")
-    rows, lines = json.loads((place / "s.json").read_text()), done.stdout.splitlines()
-    assert max(map(len, lines[1:])) <= 80 and "qk (ExPE)" in lines and "alibi (ALiBi)" in lines
+    rows = json.loads((place / "s.json").read_text())
     assert [(row["run"], row["block"], row["head"]) for row in rows] == [
         (run, block, head) for run in ("qk", "alibi") for block in range(4) for head in range(4)]
     for row in rows:
@@ -114,12 +113,6 @@ def test_the_table_and_the_file_say_the_same_and_a_picture_is_made(place):
         assert any(line.split()[:2] == [str(row["block"]), str(row["head"])] and cells in line for line in own)
 
 
-@pytest.mark.parametrize("run, message", [
-    ("once", "once has no slopes: its encoding must be expe, without --once, or alibi"),
-    ("none", "none is no run directory"),
-    ("k --length 1", "argument --length: must be at least 2, got 1"),
-    ("k --length 100000", "no held-out document has 100,000 tokens"),
-])  # fmt: skip
-def test_wrong_flags_are_named_in_one_line(place, run, message):
-    line = refused(command("studies.slopes", *run.split(), "--out", "a.png", cwd=place))
-    assert message in line and line.startswith("python -m studies.slopes: error: ")
+def test_a_run_whose_encoding_has_no_slopes_is_named(place):
+    line = refused(command("studies.slopes", "once", "--out", "a.png", cwd=place))
+    assert "once has no slopes: its encoding must be expe, without --once, or alibi" in line

@@ -153,24 +153,12 @@ def test_tasks_in_yaml_from_the_command_line(folder, workplace, run):
     assert ("write", "exact_match") in rows and all(row["run"] == "runs/rope" for row in rows.values())
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ("--tasks nonesuch", "lm_eval has no task nonesuch"),
-        ("--tasks choose --task-path nowhere", "--task-path nowhere is not a folder"),
-        ("--tasks choose --lengths 16", "unrecognized arguments: --lengths 16"),
-        ("--tasks choose --limit 0", "--limit: must be at least 1, got 0"),
-        ("--limit 4", "the following arguments are required: --tasks"),
-    ],
-)
-def test_wrong_flags_are_named_in_one_line(flags, message, workplace):
-    assert message in refused(command("studies.tasks", "runs/rope", *flags.split(), cwd=workplace))
-
-
-def test_data_that_cannot_be_fetched_is_named(workplace, folder, monkeypatch):
+def test_tasks_and_data_that_cannot_be_had_are_named(workplace, folder, monkeypatch):
     def unreachable(*arguments, **keywords):
         raise ConnectionError("no route to the hub")
 
+    line = refused(command("studies.tasks", "runs/rope", "--tasks", "nonesuch", cwd=workplace))
+    assert "lm_eval has no task nonesuch" in line
     monkeypatch.setattr(tasks, "simple_evaluate", unreachable)
     flags = ["--tasks", "choose", "--task-path", folder]
     line = refused(command("studies.tasks", "runs/rope", *flags, cwd=workplace))

@@ -356,15 +356,6 @@ def test_the_numbers_come_out_of_loops(name):
             np.testing.assert_allclose(ours, right, rtol=1e-9, atol=near, err_msg=f"{part} {output}")
 
 
-def test_positions_rise_have_gaps_and_end_at_the_length():
-    for name, file in FILES.items():
-        for part, data in file["parts"].items():
-            positions = np.array(data["inputs"]["key_positions"])
-            assert (np.diff(positions) > 0).all() and data["inputs"]["length"] == positions.max() + 1, (name, part)
-            assert (np.diff(positions) > 1).any(), (name, part)
-    assert sum(path.stat().st_size for path in VECTORS.iterdir()) < 1.6e6
-
-
 @pytest.mark.parametrize("name", [name for name in FILES if FILES[name]["merge"]])
 def test_what_merges_is_what_torch_merges(name):
     """By torch's own casts, of the positions and of tables from the loops above."""
