@@ -14,7 +14,6 @@ import dataclasses
 import json
 import math
 import os
-import platform
 import shlex
 import shutil
 import signal
@@ -61,12 +60,11 @@ def read_flags(argv):
         pe = first.pe or record["model"]["encoding"]["pe"]
     model, train = configure({}, pe, preset)
     defaults = vars(model.encoding) | vars(model) | vars(train)
-    for kind in (settings_class(pe), ModelConfig, TrainConfig):
-        for f in dataclasses.fields(kind):
-            if f.metadata["help"]:
-                help = f"{f.metadata['help']}: {f.metadata['rule'][0]} (here: {defaults[f.name]})"
-                reading = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": READERS[f.type]}
-                add(flag_of(f), dest=f.name, default=None, help=help, **reading)
+    for f in fields_of(pe):
+        if f.metadata["help"]:
+            help = f"{f.metadata['help']}: {f.metadata['rule'][0]} (here: {defaults[f.name]})"
+            reading = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": READERS[f.type]}
+            add(flag_of(f), dest=f.name, default=None, help=help, **reading)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         raise InputError(f"{unknown[0]} is no flag with --pe {pe}: python train.py --pe {pe} --help lists them")
@@ -75,28 +73,32 @@ def read_flags(argv):
     args.preset = preset
     return args, *(check_resumed(args.out, args.given) if args.resume else configure(args.given, pe, preset))
 
+def fields_of(pe):
+    """The fields of a run's three parts: the settings of its encoding, ModelConfig and TrainConfig."""
+    return [f for kind in (settings_class(pe), ModelConfig, TrainConfig) for f in dataclasses.fields(kind)]
+
 def run_name(given, pe, preset, defaults):
     """The default directory: the preset, --pe, each given flag with another value than theirs, and the seed."""
-    fields = [f for kind in (settings_class(pe), ModelConfig, TrainConfig) for f in dataclasses.fields(kind)
-              if given.get(f.name, defaults[f.name]) != defaults[f.name] and f.name not in UNNAMED]
-    words = [f"{flag_of(f).strip('-')}-{Path(str(given[f.name])).name}" for f in fields]         # a path's last part
+    changed = [f for f in fields_of(pe) if given.get(f.name, defaults[f.name]) != defaults[f.name]]
+    words = [f"{flag_of(f).strip('-')}-{Path(str(given[f.name])).name}" for f in changed if f.name not in UNNAMED]
     return Path("runs", "-".join([preset, pe, *words, f"s{given.get('seed', 0)}"]))
 
 def check_resumed(run, given):
     """(ModelConfig, TrainConfig) of the run to resume; InputError for a flag that contradicts it."""
     model, config, record = common.read_run(run)
     stored = vars(model.encoding) | vars(model) | vars(config) | {"preset": record["provenance"]["preset"]}
+    flags = {f.name: flag_of(f) for f in fields_of(model.encoding.pe)}
     for name, value in given.items():
         if name in stored and stored[name] != value:
-            raise InputError(f"--{name.replace('_', '-')} is {stored[name]} in {run}, and {value} was given: resume "
-                             "with the run's own flags, or train under another --out")
+            raise InputError(f"{flags.get(name, '--' + name)} is {stored[name]} in {run}, and {value} was given: "
+                             "resume with the run's own flags, or train under another --out")
     return model, config
 
 def describe_origin(preset, argv, device):
     """What a number of this run can be traced by: preset, command line, commit, versions, machine."""
     return {"preset": preset, "command": shlex.join(["python", "train.py", *argv]), "device": str(device),
             "git": subprocess.getoutput(f"git -C '{Path(__file__).parent}' describe --always --dirty --abbrev=40"),
-            "python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads()}
+            "python": sys.version.split()[0], "torch": torch.__version__, "threads": torch.get_num_threads()}
 
 # ---- the two backends ------------------------------------------------------------------------------------------------
 
@@ -334,11 +336,9 @@ def main(argv=None, backends=BACKENDS):
         check_out(run, args)
         device = pick_device("cpu" if config.backend == "numpy" and args.device == "auto" else args.device)
         folder, meta = data.ensure(config.data, model_config.vocab_size, config.min_doc_tokens, config.max_tokens)
-        if args.resume:
-            _, _, record = common.read_run(run)
-        else:
-            record = {"model": dataclasses.asdict(model_config), "train": dataclasses.asdict(config),
-                      "data": {"folder": str(folder), **meta}, "provenance": describe_origin(args.preset, argv, device)}
+        record = common.read_run(run)[2] if args.resume else {
+            "model": dataclasses.asdict(model_config), "train": dataclasses.asdict(config),
+            "data": {"folder": str(folder), **meta}, "provenance": describe_origin(args.preset, argv, device)}
         if record["data"]["splits"]["train"]["sha256"] != meta["splits"]["train"]["sha256"]:
             raise InputError(f"{folder} is not the data that {run} was trained on: its hash differs")
         run.mkdir(parents=True, exist_ok=True)

@@ -193,7 +193,7 @@ def test_a_wrong_flag_is_named_in_one_line_and_nothing_is_left(line, tokens, tmp
 def test_a_contradicting_flag_is_named_when_a_run_is_resumed(finished, tokens, tmp_path):
     _, run = finished["torch"]
     for line, message in {"--lr 1": "--lr is 0.004", "--pe rope": "--pe is expe", "--seed 4": "--seed",
-                          "--preset paper-35m": "--preset is mini"}.items():
+                          "--preset paper-35m": "--preset is mini", "--width 64": "--width is 128"}.items():
         assert message in refused(command("train.py", "--out", run, "--resume", *line.split(), cwd=tmp_path))
 
 
