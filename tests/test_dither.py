@@ -14,9 +14,8 @@ from studies import dither
 TOKENS = torch.arange(64)[None] % 50
 
 
-def model(constant=False, format="fp32"):
-    made = dither.Rounded(ModelConfig(2, 32, 2, 64, 50, encoding=make_encoding("expe", l=24, start=1.0,
-                                                                                constant=constant)))
+def model(format="fp32"):
+    made = dither.Rounded(ModelConfig(2, 32, 2, 64, 50, encoding=make_encoding("expe", l=24, start=1.0)))
     for block in made.blocks:
         block.attn.qkv.weight.data *= 20  # first weights are small, and so is what positions change
     made.format = format
@@ -78,4 +77,3 @@ def test_blocks_without_a_table_are_read_and_runs_that_have_none_are_named(token
     assert done.returncode == 0, done.stderr
     line = refused(command("studies.dither", "bare", "k", cwd=tmp_path))
     assert "k must have expe or exqpe on queries and keys" in line
-    assert "log is named twice" in refused(command("studies.dither", "log", "log", cwd=tmp_path))

@@ -4,11 +4,9 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from matplotlib.colors import to_hex
-from matplotlib.image import imread
 
-from config import ENCODINGS, InputError
+from config import InputError
 from lab import pictures, report
 from lab.grids import GRIDS, VARIANTS, flags_of
 from lab.pictures import Curve, curves
@@ -67,13 +65,7 @@ def test_every_variant_has_a_name_of_its_own_and_the_colour_of_its_encoding():
     assert pictures.colour("expe-on-k-x16") == pictures.colour("expe-on-k") != pictures.colour("expe-x16")
     for grid in GRIDS.values():                            # curves of one encoding have one colour and differ by dash
         assert len(set(map(pictures.colour, grid.evaluations))) == len(set(map(pictures.family, grid.evaluations)))
-    for name in ("ablations", "scaling", "extensions", "large"):
-        assert len(set(map(pictures.colour, GRIDS[name].evaluations))) == len(GRIDS[name].evaluations)
-    others = [pe for pe in ENCODINGS if (ROOT / f"zoo/{pe}.py").exists()]
-    assert others and set(others) < set(pictures.NAMES)
-    assert len(pictures.NAMES) == len(set(pictures.COLOURS)) == len(set(map(pictures.colour, pictures.NAMES)))
-    own = {pictures.colour(variant) for variant in GRIDS["table2"].evaluations}
-    assert pictures.colour("somebodys_own") not in own and pictures.name("somebodys_own") == "somebodys_own"
+    assert len(pictures.NAMES) == len(set(map(pictures.colour, pictures.NAMES)))
     for variant, base in (("rope-sinks", "rope"), ("expe-on-k-log", "expe-on-k"), ("kerple-llama4", "kerple")):
         assert pictures.colour(variant) == pictures.colour(base)
 
@@ -137,16 +129,6 @@ def test_the_reports_baseline_is_that_of_the_protocol_and_differences_are_from_f
     np.testing.assert_allclose(curve.get_ydata(), [0, 0, 0, 0, 0.5], atol=1e-12)
     assert [text.get_text() for text in axis.texts] == ["ExPE, bf16: +0.500"]
     assert any(set(line.get_ydata()) == {0} for line in axis.lines)
-
-
-def test_a_picture_is_transparent_and_needs_no_font_and_is_the_same_again(tmp_path):
-    for name in ("a.png", "b.png", "a.svg", "b.svg", "a.pdf", "b.pdf"):
-        curves(tmp_path / name, {"run": Curve([16, 32], [2.9, 3.0], None, pictures.COLOURS[0])}, "title", {16})
-    pixels = imread(tmp_path / "a.png")
-    assert pixels[0, 0, 3] == 0 and pixels[-1, -1, 3] == 0 and pixels[..., 3].max() == 1
-    assert "<text" not in (tmp_path / "a.svg").read_text()
-    for kind in ("png", "svg", "pdf"):
-        assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
 
 
 def test_nothing_to_draw_is_said_in_one_line():

@@ -42,16 +42,6 @@ doc_to_text: ""
 doc_to_target: "{{text}}"
 metric_list:
   - metric: bits_per_byte"""
-WRITE = """output_type: generate_until
-doc_to_text: "{{question}}"
-doc_to_target: "{{choices[label]}}"
-generation_kwargs:
-  until: ["."]
-  max_gen_toks: 5
-metric_list:
-  - metric: exact_match
-    aggregation: mean
-    higher_is_better: true"""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +49,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tasks")
     for name, rows in (("choices", CHOICES), ("texts", TEXTS)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, file, rest in (("choose", "choices", CHOOSE), ("roll", "texts", ROLL), ("write", "choices", WRITE)):
+    for name, file, rest in (("choose", "choices", CHOOSE), ("roll", "texts", ROLL)):
         (folder / f"{name}.yaml").write_text(YAML.format(name=name, folder=folder, file=file, rest=rest))
     return folder
 
@@ -137,7 +127,7 @@ def test_greedy_text_stops_where_it_is_told(run):
 
 
 def test_tasks_in_yaml_from_the_command_line(folder, workplace, run):
-    flags = ["--tasks", "choose,roll,write", "--task-path", folder, "--json", "t.json"]
+    flags = ["--tasks", "choose,roll", "--task-path", folder, "--json", "t.json"]
     done = command("studies.tasks", "runs/rope", *flags, cwd=workplace)
     assert done.returncode == 0, done.stderr
     rows = {(row["task"], row["metric"]): row for row in json.loads((workplace / "t.json").read_text())}
@@ -150,7 +140,7 @@ def test_tasks_in_yaml_from_the_command_line(folder, workplace, run):
     nats = -sum(run.loglikelihood_rolling(asked((row["text"],)), True)[0] for row in TEXTS)
     bits = nats / math.log(2) / sum(len(row["text"].encode()) for row in TEXTS)
     assert rows["roll", "bits_per_byte"]["value"] == pytest.approx(bits, rel=1e-5)
-    assert ("write", "exact_match") in rows and all(row["run"] == "runs/rope" for row in rows.values())
+    assert all(row["run"] == "runs/rope" for row in rows.values())
 
 
 def test_tasks_and_data_that_cannot_be_had_are_named(workplace, folder, monkeypatch):

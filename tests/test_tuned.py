@@ -51,7 +51,7 @@ def test_trials_never_see_the_test_split_and_finals_see_it_alone():
     assert all("--split test" in EVALUATIONS[name] for name in tuned.FINALS)
 
 
-def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp_path, monkeypatch, capsys):
+def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     few = {"expe": tuned.Method("--pe expe", {"x4": "--theta 4/512"}, {"lr-x2": "--lr 0.008"}),
            "nope": tuned.Method("--pe nope", {}, {"lr-x2": "--lr 0.008"})}
@@ -78,12 +78,9 @@ def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp
     files = sorted(tmp_path.rglob("results/mini/*"))
     before = {path: path.stat().st_mtime_ns for path in files}
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
-    capsys.readouterr()
     reproduce.main([*flags[:1], "--use-results", *flags[1:]])
     assert not (tmp_path / "runs").exists()
     assert {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("results/mini/*"))} == before
-    reproduce.main([*flags[:1], "--dry-run", *flags[1:]])
-    assert "4 runs" not in capsys.readouterr().out.splitlines()[-1].partition("left: ")[2], "they are trained again"
 
 
 def test_the_trials_own_seed_is_refused(tmp_path):
