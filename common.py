@@ -10,8 +10,10 @@ A checkpoint takes the place of the last one with one rename; a run that was kil
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import json
+import operator
 import os
 import sys
 from pathlib import Path
@@ -105,11 +107,13 @@ def read_text(path):
         raise InputError(f"{path} is missing, or is not UTF-8 text: {error}") from None
 
 def read_json(path, *names):
-    """The object in a JSON file; InputError unless it has fields of these names."""
+    """The object in a JSON file; InputError unless it has fields of these names, those of objects in it after a dot."""
     text = read_text(path)
     try:
-        value = json.loads(text)
-        return {name: value[name] for name in names} | value
+        value = dict(json.loads(text))
+        if None in [functools.reduce(operator.getitem, name.split("."), value) for name in names]:
+            raise ValueError("a field is null")
+        return value
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise InputError(f"{path} was cut short or edited: {type(error).__name__}: {error}") from None
 
@@ -118,6 +122,9 @@ def new_file(text):
     path = Path(os.path.realpath(text) if os.path.islink(text) and not text.startswith("/dev/") else text)
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)) or not text or path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists and can be written")
+    known = (b"[", b"<", b"\x89PNG", b"%PDF", b"run,")                 # how what is written here begins
+    if path.is_file() and path.stat().st_size and not path.read_bytes().startswith(known):
+        raise argparse.ArgumentTypeError(f"{text!r} exists, and was not written by this: choose another name")
     return str(path)
 
 def write_text(path, text):
@@ -126,7 +133,7 @@ def write_text(path, text):
         with open(path, "a", encoding="utf-8") as file:
             file.write(text)
         return
-    new = Path(f"{path}.new")
+    new = Path(f"{path}.unfinished")
     new.write_text(text, encoding="utf-8")
     os.replace(new, path)
 
@@ -138,33 +145,37 @@ def hash_file(path):
 def output_folder(folder, flag="--out"):
     """The path of a folder to write, from here if it lies below; links and .. are resolved once, before any use."""
     path = Path(os.path.realpath(folder))
-    if not str(folder) or (path.exists() and not path.is_dir()):
+    if not str(folder) or any(part.exists() and not part.is_dir() for part in (path, *path.parents)):
         raise InputError(f"{flag} must name a folder, got {str(folder)!r}")
     return path.relative_to(Path.cwd()) if Path.cwd() in path.parents else path
 
 def holds_files(folder):
     """Whether a folder holds anything besides what a killed script may have left before it wrote its first file."""
-    return folder.exists() and not {".lock", "config.json.new", "meta.json.new"}.issuperset(os.listdir(folder))
+    left = {".lock", "config.json.unfinished", "meta.json.unfinished"}
+    return folder.exists() and not left.issuperset(os.listdir(folder))
 
 @contextlib.contextmanager
 def lock(folder):
     """Hold a folder that exists for this process alone; InputError if another process holds it."""
     from filelock import FileLock, Timeout
 
+    held = FileLock(Path(folder) / ".lock")
     try:
-        with FileLock(Path(folder) / ".lock", timeout=0):
-            yield
+        held.acquire(timeout=0)
     except NotImplementedError:                                        # of filelock: the file system has no locks
         print(f"{folder} lies where files cannot be locked: let no other process use it", file=sys.stderr)
-        yield
     except Timeout:
         raise InputError(f"{folder} is in use by another process: wait for its end, or choose another folder") from None
+    try:
+        yield
+    finally:
+        held.release()
 
 # ---- a run on disk ---------------------------------------------------------------------------------------------------
 
 def named_runs(names):
     """The run directories that are named, or else every one under runs/; InputError if there is none."""
-    if found := [Path(name) for name in names] or sorted(path.parent for path in Path("runs").glob("*/config.json")):
+    if found := [Path(name) for name in names] or sorted(path.parent for path in Path("runs").glob(f"*/{CHECKPOINT}")):
         return found
     raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
 
@@ -173,7 +184,7 @@ def read_run(run):
     path = Path(run) / "config.json"
     if not path.exists():
         raise InputError(f"{run} is no run directory (no config.json): train one with python train.py --out {run}")
-    record = read_json(path, "model", "train", "data", "provenance")
+    record = read_json(path, "model", "train", "data.splits", "data.tokenizer.sha256", "provenance")
     try:
         return ModelConfig.from_dict(record["model"]), TrainConfig(**record["train"]), record
     except (InputError, LookupError, TypeError) as error:              # of a field that is missing, or unknown
@@ -190,7 +201,7 @@ def save_checkpoint(run, tensors, step, seconds=0.0):
     """Replace the run's checkpoint with one rename; seconds: trained so far."""
     import safetensors.numpy
 
-    new = Path(run) / f"{CHECKPOINT}.new"
+    new = Path(run) / f"{CHECKPOINT}.unfinished"
     metadata = {"step": str(step), "seconds": f"{seconds:.3f}", "sha256": hash_tensors(tensors)}
     new.write_bytes(safetensors.numpy.save(tensors, metadata))
     os.replace(new, Path(run) / CHECKPOINT)

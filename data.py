@@ -28,7 +28,8 @@ from config import PRESETS, InputError
 
 SPLITS = ("train", "val", "test")
 EOT = "<|endoftext|>"
-META = ("source", "vocab", "eot", "min_doc_tokens", "max_tokens", "splits", "tokenizer", "dropped", "near")
+META = ("source", "vocab", "eot", "splits.train.sha256", "splits.val.sha256", "splits.test.sha256", "tokenizer.sha256",
+        "near.val", "near.test")
 
 # How text falls into pieces before BPE, after cl100k_base (tiktoken): words with the blank before them, up to three
 # digits, runs of signs, line ends, blanks. Possessive quantifiers keep it linear on long runs.
@@ -42,7 +43,8 @@ NAMED_SOURCES = ("stdlib", "packages", "fineweb", "fineweb-edu")
 def is_large(source):
     """Whether engine/corpora.py reads a source."""
     found = [Path(source), *Path(source).glob("**/*")]
-    return source in NAMED_SOURCES[1:] or any(path.suffix in (".parquet", ".jsonl") for path in found)
+    return source in NAMED_SOURCES[1:] or any(path.suffix in (".parquet", ".jsonl") and path.name != "log.jsonl"
+                                              for path in found)
 
 def find_files(source, suffixes=(".txt", ".md", ".py", ".rst")):
     """(name, path) of the readable files of a source, in sorted order."""
@@ -52,11 +54,12 @@ def find_files(source, suffixes=(".txt", ".md", ".py", ".rst")):
         found = sorted(p for p in root.rglob("*.py") if not differs & set(p.relative_to(root).parts))
         return [(str(p.relative_to(root)), p) for p in found]
     path = Path(source)
-    if not path.is_file() and not path.is_dir():
+    if source == "" or not path.is_file() and not path.is_dir():
         raise InputError(f"{source}: no such file or folder; --data is {', '.join(NAMED_SOURCES)} or a path")
     root = path if path.is_dir() else path.parent
     found = [(str(p.relative_to(root)), p) for p in (sorted(path.rglob("*")) if path.is_dir() else [path])
-             if p.suffix.lower() in suffixes and p.is_file() and "/." not in f"/{p.relative_to(root)}"]
+             if p.suffix.lower() in suffixes and p.is_file() and "/." not in f"/{p.relative_to(root)}"
+             and p.name != "log.jsonl"]                                 # of a run
     if not found:
         raise InputError(f"{source} holds no file that ends in {' '.join(suffixes)} .jsonl .parquet")
     return found
@@ -178,8 +181,8 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     near = drop_near(tokens)
     for name in ("train", "val"):
         if not tokens[name]:
-            raise InputError(f"{source}: none of its usable documents ({len(texts)}) fell to {name}: cut them smaller "
-                             "with --max-doc-chars 20000, lower --min-doc-tokens, or give more documents")
+            raise InputError(f"{source}: none of its usable documents ({len(texts)}) fell to {name}: give more "
+                             f"documents, or cut them smaller: python data.py {source} --max-doc-chars 20000")
     asked = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
              "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
              "files": hash_listing(source)}
@@ -189,7 +192,8 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
         write_text(out / "meta.json", json.dumps(asked))    # not whole yet, and from now on the folder is ours
         write_ranks(out / "tokenizer.tiktoken", ranks)
         for split in SPLITS:
-            np.concatenate([*tokens[split].values(), np.zeros(0, np.uint16)]).tofile(out / f"{split}.bin")
+            np.concatenate([*tokens[split].values(), np.zeros(0, np.uint16)]).tofile(out / "bin.unfinished")
+            os.replace(out / "bin.unfinished", out / f"{split}.bin")
         splits = {split: {"documents": len(tokens[split]), "tokens": sum(map(len, tokens[split].values())),
                           "sha256": hash_file(out / f"{split}.bin")} for split in SPLITS}
         meta = asked | {"eot": vocab - 1, "dropped": dropped | {"not_utf8": len(skipped)}, "near": near,
@@ -201,7 +205,7 @@ def check_new(out, overwrite):
     """InputError unless a folder may be written: an empty one, an unfinished one or, by --overwrite, one of ours."""
     if not common.holds_files(out):
         return
-    if not (out / "meta.json").exists() or "pattern" not in read_json(out / "meta.json"):
+    if not (out / "meta.json").exists() or read_json(out / "meta.json").get("pattern") != SPLIT_PATTERN:
         raise InputError(f"{out} exists and was not made by data.py, so it is left as it is: choose another --out")
     if is_whole(out) and not overwrite:
         raise InputError(f"{out} exists: use it with --data {out}, or replace it with --overwrite")
@@ -265,6 +269,8 @@ def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
                          f"data.py {source} --out DIR, and give --data DIR")
     if folder != Path(source) and source not in NAMED_SOURCES and meta.get("files") != hash_listing(source):
         print(f"{source} has changed since {folder} was made: python data.py {source} --vocab {vocab} --overwrite")
+    if hash_file(folder / "tokenizer.tiktoken") != meta["tokenizer"]["sha256"]:
+        raise InputError(f"{folder}/tokenizer.tiktoken is not the one that was recorded: prepare the folder again")
     if meta["vocab"] != vocab:
         raise InputError(f"{folder} has a vocabulary of {meta['vocab']:,}, and this run has {vocab:,}: add --vocab "
                          f"{meta['vocab']}, or prepare the text again")

@@ -29,8 +29,8 @@ def held_out(run, record, split, source):
     """
     if source and data.full_name(source) == record["data"]["source"]:       # of which most was trained on
         source = None
-    folder = Path(source or record["data"]["folder"])
-    if source and not (folder / "meta.json").exists():
+    folder = Path(record["data"]["folder"] if source is None else source)
+    if source is not None and not (folder / "meta.json").exists():
         encoding = data.run_tokenizer(run, record["data"])
         texts = (text for _, text in data.documents(source))
         return source, [np.array([encoding.eot_token, *encoding.encode_ordinary(text)], np.uint16) for text in texts]
@@ -61,8 +61,6 @@ def evaluate(run, args):
     model, record = common.load_model(run)
     model.to(pick_device(args.device))
     context = model.config.context
-    if record["train"]["objective"] == "mlm":
-        raise InputError(f"{run} predicts masked tokens, and not the next one: python -m lab.curves draws its losses")
     lengths = sorted(args.lengths or [context * multiple for multiple in MULTIPLES])
     longest = lengths[-1]
     if any(longest % length for length in lengths):
@@ -75,7 +73,8 @@ def evaluate(run, args):
     rows = []
     for length in lengths:
         windows = cut_windows(usable, length, longest)
-        loss = mean_loss(model, windows) if length <= model.config.encoding.longest(model.config) else None
+        scored = record["train"]["objective"] == "lm" and length <= model.config.encoding.longest(model.config)
+        loss = mean_loss(model, windows) if scored else None
         rows.append({"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "nonoverlap", "how": "",
                      "length": length, "loss": loss, "perplexity": None if loss is None else math.exp(loss),
                      "n_targets": length * len(windows), "n_documents": len(usable), "data": name,
@@ -106,6 +105,8 @@ def main(argv=None):
     add("--plot", type=new_file, metavar="FILE", help="draw loss against length: .png, .svg or .pdf (needs matplotlib)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
+        if args.plot and Path(args.plot).suffix not in (".png", ".svg", ".pdf"):
+            raise InputError(f"--plot must end in .png, .svg or .pdf, got {args.plot}")
         rows = []
         for run in common.named_runs(args.runs):
             found = evaluate(run, args)

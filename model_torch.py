@@ -29,7 +29,7 @@ def score_divisor(q):
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
 class Encoding(nn.Module):
-    """No encoding (NoPE, Haviv et al. 2022): the six doors, all shut. Every other encoding opens one of them.
+    """No encoding (NoPE, Haviv et al. 2022): the six doors, all shut. Every other encoding opens some.
 
     Its settings (config.py) make `table` of the positions: their `rows` for embed, override and rotate, their `pairs`
     for score and value. Its own parameters are those that model_numpy.py names.
@@ -256,7 +256,7 @@ class Attention(nn.Module):
         return weights @ v + (self.encoding.value(weights, table) if self.encoding.value else 0)
 
     def scores(self, q, k):
-        """q k^T / sqrt(D), (B, H, T, S)."""
+        """q k^T / sqrt(D), (B, H, T, S), for softmaxes that are not the plain one: attend has a kernel for that."""
         return q @ k.mT / score_divisor(q)
 
     def mask(self, q, k, bias):

@@ -15,7 +15,6 @@ import json
 import math
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -54,10 +53,9 @@ def read_flags(argv):
     first, _ = parser.parse_known_args([word for word in argv if word not in ("-h", "--help")])
     preset = first.preset or ("paper-35m" if torch.cuda.is_available() else "mini")
     pe = first.pe or "expe"
-    if first.resume and first.out is not None:                          # its own encoding's flags and preset
-        _, _, record = common.read_run(common.output_folder(first.out))
-        preset = first.preset or record["provenance"]["preset"]
-        pe = first.pe or record["model"]["encoding"]["pe"]
+    if first.resume:
+        from engine import resume
+        preset, pe = resume.choose_flags(first, preset, pe)             # those of the run
     model, train = configure({}, pe, preset)
     defaults = vars(model.encoding) | vars(model) | vars(train)
     for f in fields_of(pe):
@@ -71,7 +69,7 @@ def read_flags(argv):
     args.given = {name: value for name, value in vars(args).items() if value is not None}
     args.out = common.output_folder(run_name(args.given, pe, preset, defaults) if args.out is None else args.out)
     args.preset = preset
-    return args, *(check_resumed(args.out, args.given) if args.resume else configure(args.given, pe, preset))
+    return args, *(resume.check_flags(args.out, args.given) if args.resume else configure(args.given, pe, preset))
 
 def fields_of(pe):
     """The fields of a run's three parts: the settings of its encoding, ModelConfig and TrainConfig."""
@@ -82,17 +80,6 @@ def run_name(given, pe, preset, defaults):
     changed = [f for f in fields_of(pe) if given.get(f.name, defaults[f.name]) != defaults[f.name]]
     words = [f"{flag_of(f).strip('-')}-{Path(str(given[f.name])).name}" for f in changed if f.name not in UNNAMED]
     return Path("runs", "-".join([preset, pe, *words, f"s{given.get('seed', 0)}"]))
-
-def check_resumed(run, given):
-    """(ModelConfig, TrainConfig) of the run to resume; InputError for a flag that contradicts it."""
-    model, config, record = common.read_run(run)
-    stored = vars(model.encoding) | vars(model) | vars(config) | {"preset": record["provenance"]["preset"]}
-    flags = {f.name: flag_of(f) for f in fields_of(model.encoding.pe)}
-    for name, value in given.items():
-        if name in stored and stored[name] != value:
-            raise InputError(f"{flags.get(name, '--' + name)} is {stored[name]} in {run}, and {value} was given: "
-                             "resume with the run's own flags, or train under another --out")
-    return model, config
 
 def describe_origin(preset, argv, device):
     """What a number of this run can be traced by: preset, command line, commit, versions, machine."""
@@ -252,19 +239,11 @@ def start_run(run, record, tokenizer):
     for name in (common.CHECKPOINT, "log.jsonl"):
         (run / name).unlink(missing_ok=True)
     common.write_text(run / "config.json", json.dumps(record, indent=1) + "\n")
-    shutil.copyfile(tokenizer, run / "tokenizer.tiktoken")
+    common.write_text(run / "tokenizer.tiktoken", common.read_text(tokenizer))
 
 def add_to_log(run, **line):
     with open(run / "log.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
-
-def cut_log(run, step):
-    """Take out of log.jsonl what was trained after the checkpoint of this step, and is trained again."""
-    kept = []
-    for line in (run / "log.jsonl").read_bytes().splitlines():
-        with contextlib.suppress(ValueError, LookupError, TypeError):   # of a line that was cut short or damaged
-            kept += [line.decode() + "\n"] * (json.loads(line)["step"] <= step)
-    common.write_text(run / "log.jsonl", "".join(kept))
 
 @contextlib.contextmanager
 def stopping():
@@ -319,7 +298,7 @@ def train(run, record, model_config, config, backend, folder, first, seconds):
 def check_out(run, args):
     """InputError unless a run directory is a new one, an empty one or, with --resume or --overwrite, one with a run."""
     if common.holds_files(run) and not args.resume:
-        if not (run / "config.json").exists():
+        if not (run / "config.json").exists() or (run / common.CHECKPOINT).is_dir() or (run / "log.jsonl").is_dir():
             raise InputError(f"{run} exists and holds no run, so it is left as it is: choose another --out")
         common.read_run(run)
         if not args.overwrite:
@@ -350,8 +329,8 @@ def main(argv=None, backends=BACKENDS):
                 return print(f"{run} is complete: {first:,} of {config.steps:,} steps")
             backend = backends[config.backend](model_config, config, device, args.compile)
             if first:
-                backend.load(common.read_checkpoint(run)[0], first)
-                cut_log(run, first)
+                from engine import resume
+                resume.load_checkpoint(run, backend, model_config)
                 add_to_log(run, step=first, resumed=describe_origin(args.preset, argv, device))
             elif config.init_from != "none":
                 from engine import init_from

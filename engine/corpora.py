@@ -210,10 +210,10 @@ def drop_near(out, eot, names):
         near[split] = {names[split][i]: round(float(shares[i]), 4) for i in np.flatnonzero(left_out)}
         near["kept"][split] = round(float(shares[~left_out].max(initial=0)), 4)
         if left_out.any():
-            with open(f"{path}.new", "wb") as file:
+            with open(f"{path}.unfinished", "wb") as file:
                 for block, document in read_blocks(path, eot):
                     file.write(block[~left_out[document]])
-            os.replace(f"{path}.new", path)
+            os.replace(f"{path}.unfinished", path)
             names[split] = [name for name in names[split] if name not in near[split]]
     return near
 

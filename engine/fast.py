@@ -12,6 +12,7 @@ train.py uses them with --fast, and so does what reads long texts; GPT takes the
 import contextlib
 import ctypes
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -146,11 +147,11 @@ def linear_of(encoding, causal):
     class that is made of them may have another table, and has none unless it says so.
     """
     settings = encoding.settings
-    if type(encoding) is model_torch.ALiBi and causal:
+    if type(encoding) is model_torch.ALiBi and causal and is_distance(settings):
         return lambda q, kept, w, n: (settings.slopes * encoding.of_each_head(q, n)[..., 0], n)
     if type(encoding) is not model_torch.ExPE:
-        both_sides = isinstance(encoding, model_torch.ALiBi) and not causal              # |m - n| is no such product
-        return None if both_sides else getattr(encoding, "linear", None)
+        of_distance = not isinstance(encoding, model_torch.ALiBi) or causal and is_distance(settings)
+        return getattr(encoding, "linear", None) if of_distance else None                # |m - n| is no such product
     if not is_straight(settings) or hasattr(encoding, "sinks"):
         return None                                  # A softmax with a sink does not drop what is left out below.
 
@@ -160,6 +161,13 @@ def linear_of(encoding, causal):
         return (q * step[:, None]).sum(-1) / score_divisor(q), n                       # (B, H, T), (..., 1, S)
 
     return linear
+
+@functools.lru_cache
+def is_distance(settings):
+    """Whether the pairs of ALiBi's settings, or of settings made of them, are the distance times --slopes."""
+    at = np.array([0, 1, 5, 2**16])
+    right = getattr(settings, "slopes", 1) * (at[:, None] - at)
+    return np.allclose(settings.pairs(at, at, SimpleNamespace(causal=True)), right)
 
 @functools.lru_cache
 def is_straight(settings):

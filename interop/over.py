@@ -236,7 +236,7 @@ def of_its_own(config):
 
 def write_tensors(path, tensors):
     """Write {name: tensor} beside its place, and rename it."""
-    new = Path(f"{path}.new")
+    new = Path(f"{path}.unfinished")
     new.write_bytes(save(tensors, {"format": "pt"}))
     os.replace(new, path)
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common import CommandLine, at_least, listed
+from config import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = shutil.ignore_patterns(".git", ".venv", "runs", "data", "__pycache__", ".pytest_cache", ".ruff_cache", "results",
@@ -32,6 +33,7 @@ TESTS = {
     "eval.py": "test_eval",
     "generate.py": "test_generate",
     "model_": "test_numpy test_model test_past",
+    "engine/resume.py": "test_train test_kills",
     "engine/": "test_model test_past test_engine test_masked test_random_positions",
     "past/": "test_past test_hold test_random_positions test_softmax test_generate",
     "zoo/": "test_zoo test_softmax test_numpy test_model test_past test_errata",
@@ -80,7 +82,7 @@ MUTATIONS = [
     ("train.py", "* (len(tokens) / len(batch))", "* (1 / len(batch))"),
     ("train.py", "if w.ndim < 2], \"weight_decay\": 0.0}", "if w.ndim < 2], \"weight_decay\": config.weight_decay}"),
     ("train.py", "torch.manual_seed(self.config.seed * 2**32 + step)", "torch.manual_seed(self.config.seed * 2**32)"),
-    ("train.py", "(json.loads(line)[\"step\"] <= step)", "(json.loads(line)[\"step\"] < step)"),
+    ("engine/resume.py", "if json.loads(line)[\"step\"] <= step:", "if json.loads(line)[\"step\"] < step:"),
     ("common.py", "if hash_tensors(tensors) != info[\"sha256\"]:", "if False:"),
     ("eval.py", "document[i : i + length + 1]", "document[i + 1 : i + length + 2]"),
     ("generate.py", "logits = model(read)[:, -1].cpu()", "logits = model(read)[:, 0].cpu()"),
@@ -163,11 +165,11 @@ def run_tests(folder, files):
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return (failed or [done.stderr[-200:] or "stopped"])[0].split(" - ")[0] if done.returncode else None
 
-def try_mutation(file, old, new):
-    """The test that notices the mutation, or None if it survives. ValueError unless `old` is in the file once."""
+def try_mutation(base, file, old, new):
+    """The test that notices the mutation in a copy of `base`, or None. ValueError unless `old` is in the file once."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "copy"
-        shutil.copytree(ROOT, folder, ignore=KEPT)
+        shutil.copytree(base, folder)
         text = (folder / file).read_text(encoding="utf-8")
         if text.count(old) != 1:
             raise ValueError(f"{file} has {old!r} {text.count(old)} times, and a mutation needs it once")
@@ -182,12 +184,19 @@ def main(argv=None):
                         help="mutate these files only (default: all that have mutations)")
     parser.add_argument("--jobs", type=at_least(1), default=os.cpu_count(), metavar="N",
                         help="mutations tried at once (default: %(default)s, one a core)")
-    with parser.one_line_errors():
+    with parser.one_line_errors(), tempfile.TemporaryDirectory() as scratch:
         args = parser.parse_args(argv)
         chosen = [mutation for mutation in MUTATIONS if mutation[0] in args.files]
         survived = 0
+        base = Path(scratch) / "base"
+        shutil.copytree(ROOT, base, ignore=KEPT)                        # once: the working tree may change meanwhile
+        every = {name: None for file in args.files for start, names in TESTS.items() if file.startswith(start)
+                 for name in names.split()}
+        if failed := run_tests(base, ["test_ladder", *every]):
+            raise InputError(f"without any mutation {failed} fails: mend that first")
         with ThreadPoolExecutor(args.jobs) as pool:
-            for (file, old, new), noticed in zip(chosen, pool.map(lambda m: try_mutation(*m), chosen), strict=True):
+            found = pool.map(lambda mutation: try_mutation(base, *mutation), chosen)
+            for (file, old, new), noticed in zip(chosen, found, strict=True):
                 survived += noticed is None
                 print(f"{'SURVIVED' if noticed is None else 'noticed':10}{file}: {old} -> {new}", flush=True)
                 if noticed:

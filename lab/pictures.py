@@ -119,7 +119,9 @@ def save(figure, path, dpi=160):
     path = Path(path)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise InputError(f"a picture must end in .png, .svg or .pdf, got {path}")
-    for file in dict.fromkeys((path, path.with_suffix(path.suffix.replace(".png", ".svg")))):
+    beside = path.with_suffix(path.suffix.replace(".png", ".svg"))
+    ours = not beside.exists() or b"Matplotlib" in beside.read_bytes()[:1000]          # another's file is left alone
+    for file in dict.fromkeys((path, beside) if ours else (path,)):
         undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix)
         with naming(file):                                             # where a disk is full
             figure.savefig(file, dpi=dpi, metadata=undated)

@@ -80,12 +80,14 @@ def test_the_source_of_the_training_text_is_scored_on_its_held_out_part_alone(wo
 
 
 @pytest.mark.parametrize("flag", ["--json", "--plot"])
-@pytest.mark.parametrize("path", ["", ".", "..", "missing/x.png", "folder"])
+@pytest.mark.parametrize("path", ["", ".", "..", "missing/x.png", "folder", "file.png"])
 def test_a_wrong_output_file_is_refused_before_anything_is_scored(flag, path, workplace, tmp_path):
     (tmp_path / "folder").mkdir()
+    (tmp_path / "file.png").write_text("precious")
     done = command("eval.py", workplace / "runs" / "expe", flag, path, cwd=tmp_path)
     assert done.returncode == 2 and flag in done.stderr and done.stdout == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "file.png"}
+    assert (tmp_path / "file.png").read_text() == "precious"
 
 
 def test_a_link_is_followed_and_a_pipe_is_written_as_it_is(workplace, tmp_path):
@@ -122,12 +124,14 @@ def test_what_cannot_be_scored_is_named_in_one_line(workplace, tokens, tmp_path)
     assert rows_of(workplace, "runs/expe", "--lengths", longest)[0][0]["n_documents"] == 1
     flags = ["--pe", "expe", "--objective", "mlm", *TINY, "--steps", "1", "--data", tokens, "--out", "masked"]
     assert command("train.py", *flags, cwd=tmp_path).returncode == 0
+    rows, _ = rows_of(workplace, tmp_path / "masked", "--lengths", "16")
+    assert rows[0]["loss"] is None                                      # it predicts masked tokens, not the next one
     for line, message in {
         f"runs/expe --lengths {longest + 1}": f"tokens, the longest of --lengths: the longest one has {longest:,}",
         "runs/expe --lengths 16,24": "--lengths must divide the longest of them, 24",
         "runs/expe --lengths 0": "--lengths: must be at least 1, got 0",
         "runs/none": "runs/none is no run directory",
-        f"{tmp_path}/masked": "masked predicts masked tokens, and not the next one",
+        "runs/expe --plot a.txt": "--plot must end in .png, .svg or .pdf",
         "runs/expe --protocol streaming": "unrecognized arguments: --protocol streaming",
     }.items():
         assert message in refused(command("eval.py", *line.split(), cwd=workplace)), line

@@ -431,8 +431,13 @@ def test_a_table_that_is_not_straight_has_no_linear_door(monkeypatch):
     fast.is_straight.cache_clear()
     encoding = tiny("expe", variant={"on": "k"}).blocks[0].attn.encoding
     assert fast.linear_of(encoding, True) is None
+    assert all(fast.linear_of(tiny(pe).blocks[0].attn.encoding, True) for pe in ("alibi", "grape"))
+    monkeypatch.setattr(expe, "distances", lambda m, n: np.log1p(np.abs(m[:, None] - n)))
+    fast.is_distance.cache_clear()
+    assert not any(fast.linear_of(tiny(pe).blocks[0].attn.encoding, True) for pe in ("alibi", "grape"))
     monkeypatch.undo()
     fast.is_straight.cache_clear()
+    fast.is_distance.cache_clear()
 
 
 @pytest.mark.parametrize("dtype, digits", [(torch.float32, 2**-22), (torch.bfloat16, 2**-15), (torch.float16, 2**-20)])

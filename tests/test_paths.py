@@ -27,7 +27,7 @@ def desk(tmp_path):
         (here / folder).mkdir(parents=True)
         (here / folder / "file").write_text("precious")
     (here / "foreign-config" / "config.json").write_text('{"model": "yours"}')
-    (here / "foreign-meta" / "meta.json").write_text('{"splits": 1}')
+    (here / "foreign-meta" / "meta.json").write_text('{"splits": 1, "pattern": "a*b"}')
     (here / "file").write_text("precious")
     (here / "link").symlink_to("existing")
     (here / "loop").symlink_to("loop")
@@ -61,6 +61,17 @@ def test_what_else_lies_in_a_run_stays_with_overwrite(desk, tokens):
     assert command(*train, "--overwrite", "--seed", "5", cwd=desk).returncode == 0
     assert (desk / "run" / "notes.txt").read_text() == "precious"
     assert '"seed": 5' in (desk / "run" / "config.json").read_text()
+
+
+def test_links_within_a_run_or_a_folder_of_tokens_are_replaced_and_what_they_name_stays(desk, books, tokens):
+    train = ["train.py", *TINY, "--steps", "1", "--data", tokens, "--out", "run"]
+    prepare = ["data.py", books, "--vocab", "300", "--min-doc-tokens", "9", "--out", "made"]
+    for script, name in ((train, "run/tokenizer.tiktoken"), (prepare, "made/train.bin")):
+        assert command(*script, cwd=desk).returncode == 0
+        (desk / name).unlink()
+        (desk / name).symlink_to(desk / "file")
+        assert command(*script, "--overwrite", cwd=desk).returncode == 0
+        assert (desk / "file").read_text() == "precious" and not (desk / name).is_symlink()
 
 
 def test_an_empty_folder_and_a_link_to_one_take_a_run(desk, tokens):

@@ -218,6 +218,9 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tokens, tmp_path):
     ("config.json", lambda text: text.replace(b'"d_model": 128', b'"d_model": 64')),
     ("config.json", lambda text: text.replace(b'"l": 24', b'"m": 24')), ("config.json", lambda text: b"[1]"),
     ("config.json", lambda text: text.replace(b'"steps": 12', b'"steps": "12"')),
+    ("config.json", lambda text: json.dumps(json.loads(text) | {"data": None}).encode()),
+    ("config.json", lambda text: json.dumps(json.loads(text) | {"provenance": None}).encode()),
+    ("config.json", lambda text: json.dumps(json.loads(text) | {"data": {"splits": {}, "tokenizer": None}}).encode()),
     (common.CHECKPOINT, lambda text: text[:-40]), (common.CHECKPOINT, lambda text: text[:-9] + bytes(9)),
     (common.CHECKPOINT, lambda text: b"x"), ("tokenizer.tiktoken", lambda text: text[:-40])])
 def test_a_damaged_run_is_named_in_one_line(name, change, finished, tmp_path):
@@ -225,6 +228,20 @@ def test_a_damaged_run_is_named_in_one_line(name, change, finished, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / name).write_bytes(change((tmp_path / "run" / name).read_bytes()))
     assert name in refused(command("generate.py", "run", "--tokens", "3", cwd=tmp_path))
+
+
+@pytest.mark.parametrize("change", [
+    lambda x: x.pop("m.norm.bias"), lambda x: x.pop("head.weight"),
+    lambda x: x.update({"v.norm.bias": np.zeros((2, 2), np.float32)}),
+    lambda x: x.update({"norm.bias": x["norm.bias"].astype(np.float64)})], ids=["moment", "weight", "shape", "dtype"])
+def test_a_checkpoint_of_another_model_is_not_resumed(change, finished, tmp_path):
+    shutil.copytree(finished["torch"][1], tmp_path / "run")
+    found, _ = common.read_checkpoint(tmp_path / "run")
+    change(found)
+    common.save_checkpoint(tmp_path / "run", found, 8)
+    before = (tmp_path / "run" / "log.jsonl").read_bytes()
+    assert common.CHECKPOINT in refused(command("train.py", "--out", "run", "--resume", cwd=tmp_path))
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
 
 
 def test_a_real_kill_leaves_a_run_that_resumes(finished, tokens, tmp_path):
