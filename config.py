@@ -365,8 +365,8 @@ def configure(given, pe, preset):
         raise InputError("--objective mlm sees both sides: leave out --causal" if model.causal else
                          f"--objective mlm sees both sides, and --pe {pe} is for a causal mask alone")
     if train.random_positions and not model.context <= train.random_positions <= model.encoding.longest(model):
-        raise InputError(f"--random-positions must be from --context, {model.context}, to --n-positions, "
-                         f"{model.encoding.longest(model)}, got {train.random_positions}")
+        raise InputError(f"--random-positions must be from --context, {model.context}, to the positions of "
+                         f"--pe {pe}, {model.encoding.longest(model)}, got {train.random_positions}")
     return model, train
 
 def pick(given, kind):

@@ -171,7 +171,7 @@ WRONG = {
     "--steps 1.5": "--steps", "--steps 1e400": "--steps", "--theta 1/0": "--theta", "--preset big": "--preset",
     "--nope-every 1": "--nope-every must be", "--window 3 --no-causal": "--window", "--softmax llama4": "--softmax",
     "--objective mlm --pe fox": "--objective mlm", "--objective mlm --causal": "leave out --causal",
-    "--random-positions 3": "--random-positions must be", "--pe learned --random-positions 900": "--n-positions",
+    "--random-positions 3": "--random-positions must be", "--pe learned --random-positions 900": "--random-positions",
     "--pe learned --n-positions 3": "--n-positions must be", "--pe t5 --buckets 64 --max-distance 8": "--max-distance",
     "--end-lr 1": "--end-lr must be", "--backend numpy --dtype bf16": "--backend numpy",
     "--device gpu": "--device must be", "--device cuda:99": "--device must be",
@@ -298,6 +298,17 @@ def test_two_processes_do_not_train_one_run(tokens, tmp_path):
     with common.lock(tmp_path / "run"):
         assert "in use by another process" in refused(command("train.py", *flags, cwd=tmp_path))
     assert command("train.py", *flags, cwd=tmp_path).returncode == 0
+
+
+def test_a_file_system_without_locks_stops_no_run(tokens, tmp_path, monkeypatch):
+    import filelock
+
+    def refuse(*arguments, **keywords):
+        raise NotImplementedError("no flock here")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    done = command("train.py", *TINY, "--layers", "1", "--steps", "1", "--data", tokens, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr.startswith("run lies where files cannot be locked")
 
 
 def test_the_numpy_backend_clips_by_the_norm_it_returns(tokens):
