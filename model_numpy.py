@@ -666,7 +666,7 @@ def dropout_masks(config, B, T, rng, dtype=np.float32):
 def clip_grads(grads, limit):
     """Scale all gradients, in place, so that their joint norm is at most `limit`; returns the norm they had."""
     norm = math.sqrt(sum(float(np.vdot(g, g)) for g in grads.values()))
-    scale = min(1.0, limit / (norm + 1e-6))                                       # as torch's clip_grad_norm_ has it
+    scale = limit / (norm + 1e-6)                                                 # as torch's clip_grad_norm_ has it
     if scale < 1:
         for g in grads.values():
             g *= scale

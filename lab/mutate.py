@@ -63,7 +63,7 @@ MUTATIONS = [
     ("model_numpy.py", "return dh + dh_score + dh_output, grads_project", "return dh + dh_output, grads_project"),
     ("model_numpy.py", "decay = weight_decay if w.ndim >= 2 else 0.0", "decay = weight_decay"),
     ("model_numpy.py", "(np.sqrt(v / unbias2) + eps)", "(np.sqrt(v) + eps)"),
-    ("model_numpy.py", "scale = min(1.0, limit / (norm + 1e-6))", "scale = limit / (norm + 1e-6)"),
+    ("model_numpy.py", "if scale < 1:", "if scale > 0:"),
     ("model_numpy.py", "std = 1.0 if name == \"embedding.weight\"", "std = 0.02 if name == \"embedding.weight\""),
     ("model_torch.py", "math.sqrt(q.shape[-1])", "q.shape[-1]"),
     ("model_torch.py", "torch.cat((a * cos - b * sin, b * cos + a * sin)", "torch.cat((a * cos + b * sin, b * cos - a * sin)"),

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import TINY, command, fallen_to, need, refused, split_of
+from conftest import TINY, command, need, refused, split_of
 
 import data
 from engine import corpora, masking
@@ -226,8 +226,3 @@ def test_masked_tokens_hide_eight_in_ten_of_fifteen_in_a_hundred():
     hidden = (tokens[asked] == 59).mean()
     same = (tokens[asked] == targets[asked]).mean()
     assert 0.76 < hidden < 0.84 and 0.07 < same < 0.13
-
-
-def test_fallen_to_is_where_it_says(books):
-    text = next(books.iterdir()).read_text(encoding="utf-8")
-    assert [split_of(fallen_to(split, text)) for split in data.SPLITS] == list(data.SPLITS)

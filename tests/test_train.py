@@ -117,6 +117,14 @@ def test_gradient_accumulation_is_the_whole_batch(tokens):
         np.testing.assert_allclose(whole, parts, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [train.TorchBackend, train.NumpyBackend])
+def test_dropout_is_a_function_of_seed_and_step(kind, tokens):
+    _, model, config = train.read_flags([*TINY, "--dropout", "0.3", "--lr", "1e-30", "--layers", "1"])
+    batch = data.batch(data.open_split(tokens, "train"), model.context, 4, 0, 0)
+    losses = [kind(model, config, torch.device("cpu")).step(batch, step)[0] for step in (0, 0, 1)]
+    assert losses[0] == losses[1] != losses[2]
+
+
 def test_the_learning_rate_climbs_to_its_peak_and_falls_to_its_end():
     config = TrainConfig(steps=20, batch_size=1, lr=2.0, end_lr=0.5, warmup=0.25)
     rates = [train.learning_rate(config, step) for step in range(20)]
