@@ -36,7 +36,7 @@ TESTS = {
     "engine/resume.py": "test_train test_kills",
     "engine/": "test_model test_past test_engine test_masked test_random_positions",
     "past/": "test_past test_hold test_random_positions test_softmax test_generate",
-    "zoo/": "test_zoo test_softmax test_numpy test_model test_past test_errata",
+    "zoo/": "test_zoo test_softmax test_numpy test_model test_past test_errata test_export",
 }
 
 # (file, a piece of one line that is in the file once, what takes its place)
