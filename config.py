@@ -151,7 +151,7 @@ class ExPE(Override):
         step = 0 if self.constant else 1
         if self.learn == "none":
             return self.scale * expe.expe_table(positions, self.l, self.start, self.theta, step)
-        return self.scale * affine_parts(lambda a, b: expe.expe_table(positions, self.l, a, b, step))
+        return self.scale * expe.affine_parts(lambda a, b: expe.expe_table(positions, self.l, a, b, step))
 
 @dataclass(frozen=True)
 class ExQPE(Override):
@@ -164,12 +164,7 @@ class ExQPE(Override):
     def rows(self, positions, model):
         if self.learn == "none":
             return self.scale * expe.exqpe_table(positions, self.l, self.start, self.theta1, self.theta2)
-        return self.scale * affine_parts(lambda a, b: expe.exqpe_table(positions, self.l, self.start, a, b))
-
-def affine_parts(table):
-    """The three parts (..., l, 3) of a table that is affine in the two numbers that --learn trains."""
-    from zoo import ablations
-    return ablations.affine_parts(table)
+        return self.scale * expe.affine_parts(lambda a, b: expe.exqpe_table(positions, self.l, self.start, a, b))
 
 @dataclass(frozen=True)
 class RoPE(Sinusoidal):

@@ -181,8 +181,8 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     near = drop_near(tokens)
     for name in ("train", "val"):
         if not tokens[name]:
-            raise InputError(f"{source}: none of its usable documents ({len(texts)}) fell to {name}: give more "
-                             f"documents, or cut them smaller: python data.py {source} --max-doc-chars 20000")
+            raise InputError(f"{source}: no document fell to {name}, and {dropped['short']} too short: give more, or "
+                             f"python data.py {source} --min-doc-tokens 200 --max-doc-chars 20000")
     asked = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
              "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
              "files": hash_listing(source)}

@@ -87,10 +87,13 @@ def print_rows(rows, before):
     if [(row["data"], row["length"]) for row in rows] != [(row["data"], row["length"]) for row in before]:
         print(f"\n{row['data']}: {row['n_documents']} documents, {row['n_targets']:,} targets at every length")
         print(f"{'loss, perplexity (* trained length)':35}" + "".join(f"{row['length']:9,}" for row in rows))
+    name = row["run"].removeprefix("runs/")
+    if len(name) > 34:                                                  # a line of its own
+        print(name)
     for what, form in (("loss", ".3f"), ("perplexity", ".1f")):
         cells = [f"{row[what]:8{form}}" + " *"[row["length"] == row["trained_length"]] if row[what] else f"{'-':>9}"
                  for row in rows]
-        print(f"{row['run'].removeprefix('runs/')[-34:] * (what == 'loss'):35}{''.join(cells)}", flush=True)
+        print(f"{name * (what == 'loss' and len(name) <= 34):35}{''.join(cells)}", flush=True)
 
 def main(argv=None):
     parser = CommandLine(prog="eval.py", description="Score runs past their trained length.",

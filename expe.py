@@ -54,6 +54,11 @@ def exqpe_table(positions, l, start=0.0, theta1=1 / 2048, theta2=1 / 16):
     raised = np.maximum(0, (n - j) // len(j) + 1)                                 # (..., l)
     return float(start) + j * float(theta1) + float(theta2) * raised
 
+def affine_parts(table):
+    """The parts (..., l, 3) of a table that is affine in two numbers: table(a, b) = parts_0 + a parts_1 + b parts_2."""
+    zero, one, other = table(0, 0), table(1, 0), table(0, 1)
+    return np.stack((zero, one - zero, other - zero), axis=-1)
+
 def sinusoidal_table(positions, d_model, base=10000.0):
     """Sines on even columns, cosines on odd ones. Shape (..., d_model). Vaswani et al. 2017, section 3.5.
 

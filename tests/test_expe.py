@@ -10,6 +10,7 @@ from test_ladder import exqpe_rows
 
 from config import PRESETS, make_encoding
 from expe import (
+    affine_parts,
     alibi_slopes,
     expe_table,
     exqpe_table,
@@ -21,7 +22,6 @@ from expe import (
     t5_bucket,
 )
 from model_numpy import alibi_forward
-from zoo.ablations import affine_parts
 
 
 def test_expe_rows_are_affine_in_position_and_dimension():

@@ -9,15 +9,6 @@ import numpy as np
 from model_numpy import Encoding, override_on, phi_backward, phi_forward
 
 
-def affine_parts(table):
-    """The three arrays that make up a table which is affine in two numbers, on a last axis: (..., l) to (..., l, 3).
-
-    table(a, b) = parts[..., 0] + a parts[..., 1] + b parts[..., 2]: so a and b can be trained (the paper's "learned").
-    ExPE's table is affine in start and theta, ExQPE's in theta1 and theta2.
-    """
-    zero, one, other = table(0, 0), table(1, 0), table(0, 1)
-    return np.stack((zero, one - zero, other - zero), axis=-1)
-
 def learned_phi_forward(h, table, learned):
     """phi(h, n) by a table that two trained numbers w make: table0 + w_0 table1 + w_1 table2. table (..., T, l, 3)."""
     phi, l = phi_forward(h, table[..., 0] + table[..., 1:] @ learned["weight"], learned)
