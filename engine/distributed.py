@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import os
 import signal
+import sys
 
 import numpy as np
 import torch
@@ -89,12 +90,16 @@ def main(argv):
     torch.distributed.init_process_group(timeout=datetime.timedelta(days=7))            # data may be prepared first
     try:
         if RANK:
-            return follow()
-        with contextlib.ExitStack() as stack:
-            stack.callback(tell)                                        # None sends the others away, however this ends
-            train.main(argv, {"torch": DistributedBackend, "numpy": refuse_numpy})
+            follow()
+        else:
+            with contextlib.ExitStack() as stack:
+                stack.callback(tell)                                    # None sends the others away, however this ends
+                train.main(argv, {"torch": DistributedBackend, "numpy": refuse_numpy})
     finally:
         torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)                                                         # threads of torch can abort a longer goodbye
 
 def follow():
     """All that a process other than the first one does."""
