@@ -155,13 +155,13 @@ def holds_files(folder):
     return folder.exists() and not left.issuperset(os.listdir(folder))
 
 @contextlib.contextmanager
-def lock(folder):
-    """Hold a folder that exists for this process alone; InputError if another process holds it."""
+def lock(folder, wait=False):
+    """Hold a folder that exists for this process alone; InputError if another process holds it, unless this waits."""
     from filelock import FileLock, Timeout
 
-    held = FileLock(Path(folder) / ".lock")
+    held = FileLock(f"{os.path.realpath(folder)}/.lock", is_singleton=True)     # which this process may take again
     try:
-        held.acquire(timeout=0)
+        held.acquire(timeout=-1 if wait else 0)
     except NotImplementedError:                                        # of filelock: the file system has no locks
         print(f"{folder} lies where files cannot be locked: let no other process use it", file=sys.stderr)
     except Timeout:

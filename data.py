@@ -261,8 +261,11 @@ def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
     """(folder, meta.json) of a source's tokens: the source itself if it is one, found under data/, or prepared now."""
     folder = Path(source) if is_whole(Path(source)) else folder_of(source, vocab)
     if not is_whole(folder):
-        print(f"preparing {folder} from {source}; for other data: --data PATH", flush=True)
-        prepare(source, folder, vocab, min_doc_tokens=min_doc_tokens, max_tokens=max_tokens)
+        folder.parent.mkdir(exist_ok=True)
+        with common.lock(folder.parent, wait=True):         # of several runs that begin at once, one prepares the data
+            if not is_whole(folder):
+                print(f"preparing {folder} from {source}; for other data: --data PATH", flush=True)
+                prepare(source, folder, vocab, min_doc_tokens=min_doc_tokens, max_tokens=max_tokens)
     meta = read_meta(folder)
     if folder != Path(source) and meta["source"] != full_name(source):
         raise InputError(f"{folder} was made from {meta['source']}, not from {source}: prepare that with python "

@@ -2,7 +2,7 @@
 
     python train.py --pe expe --l 24            trains and writes runs/mini-expe-s0 (l is 24 in the preset, too)
     python train.py --pe expe --l 24 --resume   goes on after a Ctrl-C or a kill, bit for bit on a CPU
-    torchrun --nproc_per_node 8 -- train.py --pe expe --l 24    the same on eight GPUs (engine/distributed.py)
+    torchrun --nproc_per_node 8 -- train.py --pe expe --l 24    trains on eight GPUs (engine/distributed.py)
 
 A run is a pure function of its configs: the batch of a step, and dropout's mask, depend on (seed, step) alone. Two
 backends compute it, from the same first weights on the same batches: torch, and NumPy with gradients by hand.
@@ -242,19 +242,22 @@ def start_run(run, record, tokenizer):
     common.write_text(run / "tokenizer.tiktoken", common.read_text(tokenizer))
 
 def add_to_log(run, **line):
+    if run is None:                                                     # of several processes, the first one writes
+        return
     with open(run / "log.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
 @contextlib.contextmanager
 def stopping():
-    """A list that takes the signals which ask to stop; a second one does not wait for the step to end."""
+    """The times of the signals that ask to stop; one that comes a second later does not wait for the step to end."""
     signals = []
 
     def take(number, frame):
-        if signals:
+        if not signals:
+            os.write(2, b"\nstopping after this step (again: at once, back to the last checkpoint)\n")
+        elif time.monotonic() > signals[0] + 1:                         # torchrun repeats a Ctrl-C at once
             raise KeyboardInterrupt
-        signals.append(number)
-        os.write(2, b"\nstopping after this step (again: at once, back to the last checkpoint)\n")
+        signals.append(time.monotonic())
 
     asking = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, take) for number in asking}                         # nohup ignores SIGHUP
@@ -264,8 +267,11 @@ def stopping():
         for number, handler in before.items():
             signal.signal(number, handler)
 
-def train(run, record, model_config, config, backend, folder, first, seconds):
-    """Train from step `first`, after so many seconds, until config.steps or a signal; returns the steps done."""
+def train(run, record, model_config, config, backend, folder, first, seconds, agree=bool):
+    """Train from step `first`, after so many seconds, until config.steps or a signal; returns the steps done.
+
+    Of several processes all but the first have None as their run; agree(signals) is whether any of them has a signal.
+    """
     context = model_config.context
     tokens = data.open_split(folder, "train")
     val_tokens = data.open_split(folder, "val")
@@ -273,25 +279,27 @@ def train(run, record, model_config, config, backend, folder, first, seconds):
     val_batch = data.batch(val_tokens, context, n_val, 0, 0)            # (N, T+1), the same for all runs
     begun = time.perf_counter()
     with stopping() as signals:
-        for step in tqdm(range(first, config.steps), initial=first, total=config.steps, disable=None, leave=False):
+        steps = range(first, config.steps)
+        for step in tqdm(steps, initial=first, total=config.steps, disable=True if run is None else None, leave=False):
             batch = data.batch(tokens, context, config.batch_size, config.seed, step)
             loss, norm = backend.step(batch, step)
             if not math.isfinite(loss + norm):
                 raise InputError(f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}: the last "
                                  f"checkpoint stays; try a lower --lr than {config.lr:g}")
-            if step == 0:
+            if step == 0 and run:
                 start_run(run, record, folder / "tokenizer.tiktoken")
             done = step + 1
             add_to_log(run, step=done, loss=loss, grad_norm=norm, lr=learning_rate(config, step))
             complete = done == config.steps
+            stop = agree(signals)
             if done % config.eval_every == 0 or complete:
                 val_loss = backend.validation_loss(val_batch)
                 add_to_log(run, step=done, val_loss=val_loss)
                 rate = (done - first) * config.batch_size * context / (time.perf_counter() - begun)
                 tqdm.write(f"step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   {rate:,.0f} tokens/s")
-            if done % config.checkpoint_every == 0 or complete or signals:
+            if run and (done % config.checkpoint_every == 0 or complete or stop):
                 common.save_checkpoint(run, backend.tensors(), done, seconds + time.perf_counter() - begun)
-            if signals:
+            if stop:
                 break
     return done
 
@@ -304,9 +312,9 @@ def check_out(run, args):
         if not args.overwrite:
             raise InputError(f"{run} exists: add --resume to go on with it, or --overwrite to replace it")
 
-def main(argv=None, backends=BACKENDS):
+def main(argv=None, backends=BACKENDS, rank=0, agree=bool):
     argv = sys.argv[1:] if argv is None else argv
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not torch.distributed.is_initialized():
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and backends is BACKENDS:
         from engine import distributed
         return distributed.main(argv)
     with CommandLine(prog="train.py").one_line_errors():
@@ -321,7 +329,7 @@ def main(argv=None, backends=BACKENDS):
         if record["data"]["splits"]["train"]["sha256"] != meta["splits"]["train"]["sha256"]:
             raise InputError(f"{folder} is not the data that {run} was trained on: its hash differs")
         run.mkdir(parents=True, exist_ok=True)
-        with common.lock(run):
+        with common.lock(run) if rank == 0 else contextlib.nullcontext():
             check_out(run, args)                                        # another process may have made it meanwhile
             info = common.checkpoint_info(run) if args.resume else {"step": 0, "seconds": 0.0}
             first = info["step"]
@@ -331,13 +339,16 @@ def main(argv=None, backends=BACKENDS):
             if first:
                 from engine import resume
                 resume.load_checkpoint(run, backend, model_config)
-                add_to_log(run, step=first, resumed=describe_origin(args.preset, argv, device))
+                if rank == 0:
+                    resume.cut_log(run, first)
+                    add_to_log(run, step=first, resumed=describe_origin(args.preset, argv, device))
             elif config.init_from != "none":
                 from engine import init_from
                 record["parent"] = init_from.load_parent(run, config.init_from, backend, model_config, meta)
             size = model_numpy.count_parameters(model_config)
             print(f"{run}: {size:,} parameters, {config.backend} on {device}, steps {first:,} to {config.steps:,}")
-            done = train(run, record, model_config, config, backend, folder, first, info["seconds"])
+            writer = run if rank == 0 else None
+            done = train(writer, record, model_config, config, backend, folder, first, info["seconds"], agree)
         if done < config.steps:
             print(f"stopped; go on with: python train.py --out {run} --resume", file=sys.stderr)
             sys.exit(130)

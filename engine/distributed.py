@@ -1,54 +1,48 @@
-"""Several processes, by torchrun: the first runs train.py as one alone would, the others follow it step by step.
+"""Training in several processes, which torchrun starts: each is a rank that runs train.py's own loop.
 
-    torchrun --nproc_per_node 8 -- train.py --pe expe --l 24
+    torchrun --nproc_per_node 8 -- train.py --pe expe --l 24 [--timeout SECONDS]
 
-Before each step the first process tells the others which it is; each computes its share of that step's batch, and
-DistributedDataParallel averages the gradients. Each process of a machine has a GPU of its own; they may share a CPU.
+A batch is a function of (seed, step), so every rank has the same one, computes its share of it, and
+DistributedDataParallel averages the gradients. Rank 0 prepares the data before the others begin, and it alone writes.
+All ranks read the same folders. Each rank of a machine has a GPU of its own; ranks may share a CPU.
 """
 
-import contextlib
 import dataclasses
-import datetime
+import functools
 import os
-import signal
 import sys
+from datetime import timedelta
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 import train
+from common import CommandLine, number
 from config import InputError
 
 RANK = int(os.environ.get("RANK", 0))
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
+PREPARATION = timedelta(days=7)        # how long rank 0 may prepare data
 
 
 class DistributedBackend(train.TorchBackend):
-    """TorchBackend whose step is shared by all processes: they begin with the weights of the first one."""
+    """TorchBackend that computes a rank's share of each step. The ranks meet by join() when it is made."""
 
-    def __init__(self, model_config, config, device, compiled=False):
+    def __init__(self, join, model_config, config, device, compiled=False):
         if config.batch_size % WORLD:
             raise InputError(f"--batch-size must be a multiple of the {WORLD} processes, got {config.batch_size}")
         device = own_device(device)
+        join()
         super().__init__(model_config, config, device, compiled)
-        self.plan = (model_config, config, str(device.type), compiled)
-        self.loaded = None
         self.shared = None                                              # made at the first step, after load
 
-    def load(self, tensors, step):
-        super().load(tensors, step)
-        self.loaded = tensors, step
-
     def step(self, batch, step):
-        if RANK == 0:
-            if self.shared is None:
-                tell((self.plan, self.loaded))
-            tell((step, batch))
         if self.shared is None:
             self.shared = torch.nn.parallel.DistributedDataParallel(self.model)
         config = self.config
         self.model.train()
-        torch.manual_seed(config.seed * 2**32 + step + RANK * config.steps)     # of dropout: of each process its own
+        torch.manual_seed(config.seed * 2**32 + step + RANK * config.steps)     # each rank draws its own dropout
         positions = train.draw_positions(config, step, batch.shape[1] - 1) if config.random_positions else None
         whole = dataclasses.replace(config, micro_batch=0)
         [inputs] = train.micro_batches(whole, self.vocab, batch, [config.seed, step, 2])
@@ -56,62 +50,63 @@ class DistributedBackend(train.TorchBackend):
         parts = list(zip(*(x.split(config.micro_batch or len(x)) for x in mine), strict=True))
         loss = 0
         for i, (tokens, targets) in enumerate(parts, 1):
-            self.shared.require_backward_grad_sync = i == len(parts)    # the last sums alone are averaged
+            self.shared.require_backward_grad_sync = i == len(parts)    # only the last gradients are averaged
             with self.autocast:
                 share = self.shared(tokens, targets, positions) * (len(tokens) * WORLD / len(batch))
             share.backward()
             loss += share.detach()
-        torch.distributed.all_reduce(loss)
+        dist.all_reduce(loss)
         return loss.item() / WORLD, self.update(step)
 
-def tell(what=None):
-    """What the first process says, in every one."""
-    said = [what]
-    torch.distributed.broadcast_object_list(said, device=torch.device("cpu"))
-    return said[0]
-
 def own_device(device):
-    """The device of this process; InputError unless each process of a machine has a GPU of its own."""
+    """The device of this rank; InputError unless each rank of a machine has a GPU of its own."""
     if device.type != "cuda":
         return device
-    here = int(os.environ["LOCAL_WORLD_SIZE"])
-    if device.index or here > torch.cuda.device_count():
-        raise InputError(f"--device {device} is not one for each of {here} processes: give --device cuda, and torchrun "
-                         f"at most {torch.cuda.device_count()} of them here")
+    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    if device.index or ranks > torch.cuda.device_count():
+        raise InputError(f"--device {device} is not one for each of {ranks} processes: give --device cuda, and start "
+                         f"at most {torch.cuda.device_count()} processes here with torchrun --nproc_per_node")
     index = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
+def agree(signals):
+    """Whether any rank has a signal to stop: the answer is the same in all of them."""
+    stop = torch.tensor(float(bool(signals)))
+    dist.all_reduce(stop, dist.ReduceOp.MAX)
+    return bool(stop)
+
 def refuse_numpy(*settings):
-    raise InputError("--backend numpy is one process: start it without torchrun")
+    raise InputError("--backend numpy is one process: start it with python train.py, not with torchrun")
 
 def main(argv):
-    """All that a process does which torchrun has started."""
-    torch.distributed.init_process_group(timeout=datetime.timedelta(days=7))            # data may be prepared first
+    """What each process does that torchrun has started; it ends the process."""
+    parser = CommandLine(prog="train.py", add_help=False)
+    parser.add_argument("--timeout", type=number, default=600)          # seconds that ranks wait for one that hangs
+    args, argv = parser.parse_known_args(argv)
+    if not args.timeout >= 1:
+        parser.error(f"--timeout must be at least 1 second, got {args.timeout}")
+    store, _, _ = next(dist.rendezvous("env://"))
+
+    def join():
+        store.set("rank 0", "trains")
+        dist.init_process_group(store=store, rank=RANK, world_size=WORLD, timeout=timedelta(seconds=args.timeout))
+
+    if RANK:
+        sys.stdout = open(os.devnull, "w")                              # rank 0 prints
+        store.wait(["rank 0"], PREPARATION)
+        if store.get("rank 0") != b"trains":
+            return
+    code = 0
     try:
-        if RANK:
-            follow()
-        else:
-            with contextlib.ExitStack() as stack:
-                stack.callback(tell)                                    # None sends the others away, however this ends
-                train.main(argv, {"torch": DistributedBackend, "numpy": refuse_numpy})
+        train.main(argv, {"torch": functools.partial(DistributedBackend, join), "numpy": refuse_numpy}, RANK, agree)
+    except SystemExit as stop:
+        code = stop.code or 0
     finally:
-        torch.distributed.destroy_process_group()
+        if not dist.is_initialized():
+            store.set("rank 0", "ends")
+    if dist.is_initialized() and code in (0, 130):
+        dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)                                                         # threads of torch can abort a longer goodbye
-
-def follow():
-    """All that a process other than the first one does."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)                           # the first one says when to end
-    said = tell()
-    if said is None:
-        return
-    (model_config, config, device, compiled), loaded = said
-    backend = DistributedBackend(model_config, config, torch.device(device), compiled)
-    if loaded is not None:
-        backend.load(*loaded)
-    while (said := tell()) is not None:
-        step, batch = said
-        backend.step(batch, step)
+    os._exit(code)                                                      # threads of torch can abort a longer goodbye

@@ -40,7 +40,6 @@ def load_checkpoint(run, backend, model_config):
             np.dtype(np.float32)}:
         raise InputError(f"{run / common.CHECKPOINT} is not of the model in config.json: one of them was edited")
     backend.load(tensors, info["step"])
-    cut_log(run, info["step"])
 
 def cut_log(run, step):
     """Take out of log.jsonl what was trained after the checkpoint of this step, and is trained again."""

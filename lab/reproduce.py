@@ -1,6 +1,8 @@
 """The paper's tables as grids: train what is missing, evaluate it, and write results/ and RESULTS.md.
 
     python -m lab.reproduce table2
+    python -m lab.reproduce table2 --jobs 8                            eight runs at once, with one thread each
+    python -m lab.reproduce table2 --commands                          what is left, one command a line
     python -m lab.reproduce table2 --preset paper-35m --dry-run
     python -m lab.reproduce ablations --preset paper-35m -- --dtype bf16 --compile     what follows -- is train.py's
     python -m lab.reproduce tuned                                      every method at its best, tuned alike
@@ -8,26 +10,34 @@
 
 A grid that was stopped or killed goes on when it is started again: complete runs are not trained again, unfinished ones
 resume from their checkpoint, and an evaluation is done again only if its run's weights or --max-docs have changed.
+Whoever trains or evaluates a run locks its directory. So a grid may be started several times, on one machine or on
+several that share the folder: each run is done once, and what a killed process leaves is done by another.
 """
 
 import argparse
 import contextlib
+import functools
 import io
+import itertools
+import multiprocessing
+import os
 import platform
 import shlex
 import shutil
+import signal
 import statistics
 import sys
 import textwrap
 import time
 import timeit
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 import train
-from common import CommandLine, at_least, checkpoint_info, holds_files, listed, lock, pick_device, read_run
+from common import CHECKPOINT, CommandLine, at_least, checkpoint_info, holds_files, listed, lock, pick_device, read_run
 from config import PRESETS, InputError
 from eval import MULTIPLES
 from lab import measure
@@ -38,6 +48,7 @@ from studies import tuning as tuned
 
 WINDOWS = 150  # read at each length by an evaluation, about: for the estimate alone
 OWN = {"--preset", "--seed", "--out", "--resume", "--overwrite", "--device", "--help", "-h"}
+PAUSE = 2      # seconds, before runs that other processes work on are looked at again
 
 
 # ---- what is to do ---------------------------------------------------------------------------------------------------
@@ -62,7 +73,10 @@ def jobs_of(args):
     own = OWN.union(*(VARIANTS[variant].split() for variant, _ in wanted), *(flags.split() for flags in data_of(args)))
     if taken := [flag for flag in args.train_flags if flag.startswith("-") and flag.partition("=")[0] in own]:
         raise InputError(f"{taken[0].partition('=')[0]} is the grid's own: leave it out of what follows --")
-    return [job for (variant, seed), names in wanted.items() for job in jobs_of_run(variant, seed, names, args)]
+    jobs = [job for (variant, seed), names in wanted.items() for job in jobs_of_run(variant, seed, names, args)]
+    if args.run and args.run not in {job.run.name for job in jobs}:
+        raise InputError(f"--run must be one of the grid's runs, such as {jobs[0].run.name}, got {args.run}")
+    return [job for job in jobs if args.run in (None, job.run.name)]
 
 def runs_of(args):
     """(variant, seed, evaluations) of every run of the grids that are asked for; of `tuned`, as far as it has come."""
@@ -120,8 +134,14 @@ def weights_of(run):
     if not (run / "config.json").exists():
         return 0, None, None
     _, config, _ = read_run(run)
-    info = checkpoint_info(run)
+    path = run / CHECKPOINT
+    info = info_at(run, path.stat().st_mtime_ns if path.exists() else None)
     return info["step"], config.steps, info["sha256"]
+
+@functools.cache
+def info_at(run, time):
+    """checkpoint_info, which hashes all weights, once for each time at which the checkpoint was written."""
+    return checkpoint_info(run)
 
 def done(job):
     """Whether a job's file is there, whole, of the complete run's weights (by their hash), and of as many documents.
@@ -203,8 +223,14 @@ def show_plan(jobs, verbose):
     print(f"\n{len(runs)} runs, {sum(job.work for job in runs):,} training tokens; left: {trainings} runs and "
           f"{len(left) - trainings} evaluations, about {clock(sum(job.work for job in left) / rate)} by {source}")
 
+def show_commands(jobs, argv):
+    """--commands: a line for each run of which something is left."""
+    words = [word for word in argv if word != "--commands"]
+    for run in dict.fromkeys(job.run.name for job in jobs if not done(job)):
+        print(shlex.join(["python", "-m", "lab.reproduce", "--run", run, *words]))
+
 def run_grid(args):
-    """Do all that is left, and what `tuned` then knows to be next."""
+    """Do all that is left and that no other process does, and what `tuned` then knows to be next."""
     tried = set()
     while True:
         jobs = jobs_of(args)
@@ -212,19 +238,72 @@ def run_grid(args):
         print(f"{len(jobs) - len(left)} of {len(jobs)} jobs are done", flush=True)
         if not left:
             break
-        do_all(left)
-        tried |= {job.file for job in left}
+        tried |= (tried_now := do_free(left))
+        if not tried_now:
+            time.sleep(PAUSE)
 
-def do_all(left):
-    """A line for each job, with the time left for all by what those before it took; each has its own bar below."""
+def do_free(left):
+    """Do what is left of each run that no other process works on; returns the files of these jobs."""
     begin = time.perf_counter()
     work = 0
-    for i, job in enumerate(left):
-        seconds = (time.perf_counter() - begin) / work * sum(other.work for other in left[i:]) if work else None
-        about = f", about {clock(seconds)} left for all" if work else ""
-        print(f"job {i + 1} of {len(left)}: {job.run} {job.evaluation or 'training'}{about}", flush=True)
-        do(job)
-        work += job.work
+    tried = set()
+    for run, jobs in itertools.groupby(left, lambda job: job.run):
+        run.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(lock(run))
+            except InputError:                                         # another process works on it
+                continue
+            for job in jobs:
+                tried.add(job.file)
+                if done(job):                                          # by another process, meanwhile
+                    continue
+                rest = sum(other.work for other in left if other.file not in tried) + job.work
+                seconds = (time.perf_counter() - begin) / work * rest / (job.args.jobs or 1) if work else 0
+                about = f", about {clock(seconds)} left for all" if work else ""
+                print(f"{job.run} {job.evaluation or 'training'}{about}\n", end="", flush=True)     # in one piece
+                (do_quietly if job.args.jobs else do)(job)
+                work += job.work
+    return tried
+
+def do_quietly(job):
+    """Do a job and print nothing but the line of an error."""
+    words = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(words):
+            do(job)
+    except SystemExit:
+        print(f"{job.run}: {words.getvalue().strip().splitlines()[-1]}", file=sys.stderr)
+        raise
+
+def run_workers(args):
+    """Run the grid in --jobs processes of one thread each; an error or a signal to stop ends them all."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    workers = [multiprocessing.get_context("spawn").Process(target=work, args=[args]) for _ in range(args.jobs)]
+    try:
+        for worker in workers:
+            worker.start()
+        while alive := [worker.sentinel for worker in workers if worker.exitcode is None]:
+            wait(alive)
+            if any((worker.exitcode or 0) > 0 for worker in workers):
+                break
+    finally:
+        started = [worker for worker in workers if worker.pid]
+        for worker in started:
+            worker.terminate()                                         # a training keeps its last step
+        for worker in started:
+            worker.join()
+    codes = [worker.exitcode for worker in workers]
+    if max(codes) > 0:
+        sys.exit(max(codes))                                           # its worker has said why
+    if 0 not in codes:
+        raise InputError(f"all {args.jobs} workers were killed: start the same command again, which goes on")
+
+def work(args):
+    """What a worker of run_workers does."""
+    with CommandLine(prog="python -m lab.reproduce").one_line_errors():
+        run_grid(args)
 
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
@@ -246,6 +325,10 @@ def main(argv=None):
                         help="take what results/ says of runs that are not here for done, and train the others alone")
     parser.add_argument("--dry-run", action="store_true", help="print the runs, their tokens and an estimate")
     parser.add_argument("--verbose", action="store_true", help="with --dry-run: each run's commands too")
+    parser.add_argument("--jobs", type=at_least(1), metavar="N", help="work on N runs at once, with one thread each")
+    parser.add_argument("--commands", action="store_true",
+                        help="print the commands that are left, one run a line, for xargs, GNU parallel or Slurm")
+    parser.add_argument("--run", metavar="NAME", help="work on this run of the grid alone, and write no report")
     with parser.one_line_errors():
         cut = argv.index("--") if "--" in argv else len(argv)
         args = parser.parse_args(argv[:cut])
@@ -263,12 +346,13 @@ def main(argv=None):
             pick_device(args.device)                                   # InputError if there is none
         if args.dry_run:
             return show_plan(jobs_of(args), args.verbose)
+        if args.commands:
+            return show_commands(jobs_of(args), argv)
         jobs_of(args)                                                  # InputError before a folder is made
-        results = Path("results") / args.place
-        results.mkdir(parents=True, exist_ok=True)
-        with lock(results):
-            run_grid(args)
-        report()
+        (Path("results") / args.place).mkdir(parents=True, exist_ok=True)
+        (run_workers if args.jobs else run_grid)(args)
+        if not args.run:
+            report()
 
 if __name__ == "__main__":
     main()

@@ -1,9 +1,13 @@
 """--init-from and torchrun: what is taken from a parent, and that two processes train as one."""
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,20 +49,91 @@ def test_a_run_is_not_its_own_parent(workplace, tokens, tmp_path):
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
 
 
-def torchrun(n, *arguments, cwd):
-    started = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n, "--"]
-    words = [*map(str, (*started, ROOT / "train.py", *arguments))]
+def start_torchrun(n, *arguments, cwd):
+    """torchrun with n processes, in a group of its own, so that a signal can be sent to it as a terminal does."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n, "--"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(words, cwd=cwd, text=True, capture_output=True, env=environment, timeout=200)
+    return subprocess.Popen([*map(str, (*words, ROOT / "train.py", *arguments))], cwd=cwd, text=True, env=environment,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def test_two_processes_train_as_one_and_resume(tokens, tmp_path):
-    flags = [*TINY, "--steps", "4", "--data", tokens]
-    assert command("train.py", *flags, "--out", "one", cwd=tmp_path).returncode == 0
-    done = torchrun(2, *flags, "--out", "two", "--objective", "lm", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    one, two = (common.read_checkpoint(tmp_path / name)[0] for name in ("one", "two"))
-    for name in one:
-        np.testing.assert_allclose(one[name], two[name], atol=2e-4 if name[:2] not in ("m.", "v.") else 1e-3)
-    done = torchrun(2, *flags, "--backend", "numpy", "--out", "n", cwd=tmp_path)
-    assert "--backend numpy is one process" in done.stderr
+def ranks_of(started):
+    """The process ids of torchrun's processes, by rank."""
+    ids = subprocess.run(["pgrep", "-P", str(started.pid)], capture_output=True, text=True).stdout.split()
+    return sorted(pid for pid in map(int, ids) if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+@pytest.fixture
+def long_training(tokens, tmp_path):
+    """Two processes that train a run of many steps, some of which are done."""
+    flags = [*TINY, "--steps", "100000", "--data", tokens, "--checkpoint-every", "5", "--out", "run"]
+    started = start_torchrun(2, *flags, "--timeout", "5", cwd=tmp_path)
+    end = time.monotonic() + 120
+    while not (tmp_path / "run" / common.CHECKPOINT).exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    yield started, tmp_path / "run"
+    if started.poll() is None:
+        os.killpg(started.pid, signal.SIGKILL)
+
+
+def losses(run):
+    lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())
+    return [[line.get(name, 0) for name in ("step", "loss", "grad_norm", "val_loss")] for line in lines
+            if "resumed" not in line]
+
+
+@pytest.mark.parametrize("flags", ["--pe expe", "--pe rope --objective mlm", "--pe fox --micro-batch 1",
+                                   "--pe expe --random-positions 64"])
+def test_one_and_two_processes_have_the_same_losses(flags, tokens, tmp_path):
+    flags = [*TINY, *flags.split(), "--steps", "6", "--eval-every", "3", "--data", tokens]
+    assert command("train.py", *flags, "--out", "plain", cwd=tmp_path).returncode == 0
+    for n in (1, 2):
+        printed, _ = start_torchrun(n, *flags, "--out", n, cwd=tmp_path).communicate(timeout=200)
+        np.testing.assert_allclose(losses(tmp_path / str(n)), losses(tmp_path / "plain"), atol=1e-5, err_msg=printed)
+
+
+def test_ctrl_c_ends_all_processes_at_one_step_and_the_run_goes_on(long_training, tokens):
+    started, run = long_training
+    os.killpg(started.pid, signal.SIGINT)
+    printed, _ = started.communicate(timeout=60)
+    assert printed.count("stopped; go on with") == 2, printed
+    step = common.checkpoint_info(run)["step"]
+    assert losses(run)[-1][0] == step
+    changes = {"steps": step + 4}
+    record = json.loads((run / "config.json").read_text())
+    record["train"] |= changes                                          # or else it would go on for 100,000 steps
+    (run / "config.json").write_text(json.dumps(record))
+    printed, _ = start_torchrun(2, "--out", run, "--resume", cwd=run.parent).communicate(timeout=200)
+    assert "next: python eval.py" in printed and common.checkpoint_info(run)["step"] == step + 4, printed
+    assert [line[0] for line in losses(run) if line[1]] == list(range(1, step + 5))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_dies_ends_the_others(rank, long_training):
+    started, run = long_training
+    os.kill(ranks_of(started)[rank], signal.SIGKILL)
+    printed, _ = started.communicate(timeout=60)
+    assert started.returncode and "exitcode  : -9" in printed, printed
+    assert common.checkpoint_info(run)["step"] >= 5
+
+
+def test_a_process_that_hangs_ends_the_others_after_the_timeout(long_training):
+    started, _ = long_training
+    hanging = ranks_of(started)[1]
+    os.kill(hanging, signal.SIGSTOP)
+    for line in started.stdout:
+        if "Timed out waiting 5000ms" in line:
+            break
+    os.kill(hanging, signal.SIGCONT)                                    # torchrun would wait 30 seconds for it
+    printed, _ = started.communicate(timeout=60)
+    assert started.returncode, printed
+
+
+@pytest.mark.parametrize("flags, message", [
+    ("--backend numpy", "--backend numpy is one process"), ("--stepz 4", "--stepz is no flag with --pe expe"),
+    ("--batch-size 3", "--batch-size must be a multiple of the 2 processes, got 3"),
+    ("--timeout 0", "--timeout must be at least 1 second")])
+def test_errors_of_several_processes_name_the_flag(flags, message, tokens, tmp_path):
+    started = start_torchrun(2, *TINY, "--data", tokens, "--out", "run", *flags.split(), cwd=tmp_path)
+    printed, _ = started.communicate(timeout=60)
+    assert started.returncode and f"train.py: error: {message}" in printed, printed

@@ -304,7 +304,7 @@ def test_two_processes_do_not_train_one_run(tokens, tmp_path):
     flags = [*TINY, "--steps", "1", "--data", tokens, "--out", "run"]
     (tmp_path / "run").mkdir()
     with common.lock(tmp_path / "run"):
-        assert "in use by another process" in refused(command("train.py", *flags, cwd=tmp_path))
+        assert "in use by another process" in refused(process("train.py", *flags, cwd=tmp_path))
     assert command("train.py", *flags, cwd=tmp_path).returncode == 0
 
 
