@@ -7,14 +7,16 @@ split by a hash of their text, encoded with a byte-level BPE, and written to
                             tokenizer.tiktoken           tiktoken's own text format: "base64 rank" lines
                             meta.json                    counts, source and SHA-256 of each file; written last
 
-engine/corpora.py prepares such a folder from FineWeb, .parquet, .jsonl, and the Python of the installed requirements.
+engine/corpora.py prepares such a folder from FineWeb and from .parquet and .jsonl files, which need not fit in memory.
 """
 
 import base64
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -42,9 +44,9 @@ NAMED_SOURCES = ("stdlib", "packages", "fineweb", "fineweb-edu")
 
 def is_large(source):
     """Whether engine/corpora.py reads a source."""
-    found = [Path(source), *Path(source).glob("**/*")]
-    return source in NAMED_SOURCES[1:] or any(path.suffix in (".parquet", ".jsonl") and path.name != "log.jsonl"
-                                              for path in found)
+    paths = [Path(source), *Path(source).glob("**/*")]
+    return source in NAMED_SOURCES[2:] or any(path.suffix in (".parquet", ".jsonl") and path.name != "log.jsonl"
+                                              for path in paths)
 
 def find_files(source, suffixes=(".txt", ".md", ".py", ".rst")):
     """(name, path) of the readable files of a source, in sorted order."""
@@ -53,6 +55,10 @@ def find_files(source, suffixes=(".txt", ".md", ".py", ".rst")):
         differs = {"site-packages", "dist-packages", "test", "tests", "idle_test"}         # from machine to machine
         found = sorted(p for p in root.rglob("*.py") if not differs & set(p.relative_to(root).parts))
         return [(str(p.relative_to(root)), p) for p in found]
+    if source == "packages":                                # the Python of the installed requirements
+        names = re.findall(r"^[\w-]+", common.read_text(Path(__file__).parent / "requirements.txt"), re.MULTILINE)
+        found = [file for name in sorted(names) for file in importlib.metadata.distribution(name).files]
+        return [(str(file), Path(file.locate())) for file in sorted(found) if file.suffix == ".py"]
     path = Path(source)
     if source == "" or not path.is_file() and not path.is_dir():
         raise InputError(f"{source}: no such file or folder; --data is {', '.join(NAMED_SOURCES)} or a path")
@@ -70,10 +76,6 @@ def documents(source, max_chars=2**20, skipped=None):
     Files that are not UTF-8 are left out, and their paths go to the list `skipped`. A name is a path within the source,
     and after # which piece of a text that was cut, counted from 1.
     """
-    if is_large(source):
-        from engine import corpora
-        yield from corpora.documents(source, max_chars, skipped)
-        return
     for name, path in find_files(source):
         try:
             text = path.read_text(encoding="utf-8")
@@ -81,12 +83,15 @@ def documents(source, max_chars=2**20, skipped=None):
             if skipped is not None:
                 skipped.append(str(path))
             continue
-        part = 1
-        while text:
-            end = max_chars if len(text) < max_chars else text.rfind("\n", 0, max_chars) + 1 or max_chars
-            yield name + f"#{part}" * (part > 1), text[:end]
-            text = text[end:]
-            part += 1
+        for part, piece in enumerate(cut_text(text, max_chars), 1):
+            yield name + f"#{part}" * (part > 1), piece
+
+def cut_text(text, max_chars):
+    """The pieces of a text, cut at a line's end where there is one."""
+    while text:
+        end = max_chars if len(text) < max_chars else text.rfind("\n", 0, max_chars) + 1 or max_chars
+        yield text[:end]
+        text = text[end:]
 
 def split_texts(texts, min_bytes, dropped, held_out=1 / 14):        # val's and test's share: the paper's 50M of 700M
     """(split, name, text) of each text not seen before. The split depends on the text alone, not on the order."""
@@ -153,21 +158,22 @@ def run_tokenizer(folder, meta):
 # ---- preparing: a source to a folder of tokens -----------------------------------------------------------------------
 
 def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_tokens=0, max_doc_chars=2**20,
-            overwrite=False):
+            overwrite=False, **large):
     """Turn a source into a folder of tokens, `out` or data/<name>-v<vocab>; returns its path.
 
     A tokenizer of `vocab` entries is trained on the training documents, or `tokenizer` is a .tiktoken file. Shorter
     documents are dropped, and held-out ones that are nearly in train. Encoding ends at max_tokens (0: never).
+    large: workers and tasks, of engine/corpora.py.
     """
     ranks = None if tokenizer is None else read_ranks(tokenizer)
     vocab = vocab if ranks is None else len(ranks) + 1
     if not 257 <= vocab <= 2**16:
         raise InputError(f"--vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {vocab}")
     out = common.output_folder(folder_of(source, vocab) if out is None else out)
-    check_new(out, overwrite)
     if is_large(source):
         from engine import corpora
-        return corpora.prepare(source, out, vocab, ranks, min_doc_tokens, max_tokens, max_doc_chars, overwrite)
+        return corpora.prepare(source, out, vocab, ranks, min_doc_tokens, max_tokens, max_doc_chars, **large)
+    check_new(out, overwrite)
     dropped = {"short": 0, "duplicate": 0}
     skipped = []
     texts = documents(source, max_doc_chars, skipped)
@@ -179,10 +185,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
         ranks = train_tokenizer(training, vocab)
     tokens = encode_texts(texts, make_tokenizer(ranks), min_doc_tokens, max_tokens, dropped)
     near = drop_near(tokens)
-    for name in ("train", "val"):
-        if not tokens[name]:
-            raise InputError(f"{source}: no document fell to {name}, and {dropped['short']} too short: give more, or "
-                             f"python data.py {source} --min-doc-tokens 200 --max-doc-chars 20000")
+    check_counts(source, tokens, dropped)
     asked = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
              "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
              "files": hash_listing(source)}
@@ -194,12 +197,24 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
         for split in SPLITS:
             np.concatenate([*tokens[split].values(), np.zeros(0, np.uint16)]).tofile(out / "bin.unfinished")
             os.replace(out / "bin.unfinished", out / f"{split}.bin")
-        splits = {split: {"documents": len(tokens[split]), "tokens": sum(map(len, tokens[split].values())),
-                          "sha256": hash_file(out / f"{split}.bin")} for split in SPLITS}
-        meta = asked | {"eot": vocab - 1, "dropped": dropped | {"not_utf8": len(skipped)}, "near": near,
-                        "splits": splits, "tokenizer": {"sha256": hash_file(out / "tokenizer.tiktoken")}}
-        write_text(out / "meta.json", json.dumps(meta, indent=1) + "\n")
+        counts = {split: len(documents) for split, documents in tokens.items()}
+        write_meta(out, asked, counts, dropped | {"not_utf8": len(skipped)}, near)
     return out
+
+def write_meta(out, settings, documents, dropped, near):
+    """Write meta.json, which ends a preparation: documents is their number in each split."""
+    splits = {split: {"documents": documents[split], "tokens": os.path.getsize(out / f"{split}.bin") // 2,
+                      "sha256": hash_file(out / f"{split}.bin")} for split in SPLITS}
+    meta = settings | {"eot": settings["vocab"] - 1, "dropped": dropped, "near": near, "splits": splits,
+                       "tokenizer": {"sha256": hash_file(out / "tokenizer.tiktoken")}}
+    write_text(out / "meta.json", json.dumps(meta, indent=1) + "\n")
+
+def check_counts(source, documents, dropped):
+    """InputError if a split that training needs has no documents."""
+    for split in ("train", "val"):
+        if not documents[split]:
+            raise InputError(f"{source}: no document fell to {split}, and {dropped['short']} too short: give more, or "
+                             f"python data.py {source} --min-doc-tokens 200 --max-doc-chars 20000")
 
 def check_new(out, overwrite):
     """InputError unless a folder may be written: an empty one, an unfinished one or, by --overwrite, one of ours."""
@@ -351,13 +366,14 @@ def split_documents(tokens, eot):
 def show(folder):
     """Print what a prepared folder holds."""
     meta = read_meta(folder)
-    near = ", ".join([*meta["near"]["val"], *meta["near"]["test"]])
+    near = ", ".join([*meta["near"]["val"], *meta["near"]["test"]]) or "none"
     print(f"{folder}: from {meta['source']}, a vocabulary of {meta['vocab']:,}; left out: {meta['dropped']}, nearly in "
-          f"train: {near or 'none'}")
+          f"train: {near if 'share' in meta['near'] else 'not looked for'}")
     for split, found in meta["splits"].items():
         print(f"{split:6}{found['documents']:9,} documents{found['tokens']:14,} tokens")
 
-def main():
+def make_parser():
+    """The flags of a preparation."""
     parser = CommandLine(description="Turn text into tokens on disk, and show what a folder of them holds.",
                          epilog="example: python data.py my_books/ --vocab 8192")
     mini = PRESETS["mini"]
@@ -370,6 +386,10 @@ def main():
     add("--max-tokens", type=at_least(0), default=0, help="stop after so many (default: 0, no end)")
     add("--out", metavar="DIR", help="the folder to write (default: data/<name>-v<vocab>)")
     add("--overwrite", action="store_true", help="prepare a folder again that this has made")
+    return parser
+
+def main():
+    parser = make_parser()
     with parser.one_line_errors():
         args = vars(parser.parse_args())
         show(args["source"] if (Path(args["source"]) / "meta.json").exists() else prepare(**args))

@@ -1,22 +1,21 @@
-"""Folders of tokens from what need not fit in memory: FineWeb, .parquet, .jsonl, the installed requirements' Python.
+"""Corpora that need not fit in memory: folders of .parquet and .jsonl files, and FineWeb by name, through datatrove.
 
-    python data.py fineweb --vocab 32000 --min-doc-tokens 4000 --max-tokens 7e8
+    python -m engine.corpora SOURCE --out data/NAME --workers 8 --tasks 64
+    python data.py SOURCE                           does the same, with a worker for each core
 
-data.py calls this for such sources. Documents are streamed once; the tokenizer is trained on the first TOKENIZER_CHARS
-of them. Of each text a hash is kept, and of each document that is held out its name. FineWeb and .parquet are read by
-the datasets library, an optional dependency.
+The files of a source are dealt out to the tasks. A task reads its files, cuts long documents, drops short ones, encodes
+the others, and notes a hash of each. Then exact copies are found by their hashes, and the tasks' tokens are joined in
+the order of the tasks without the copies. The result depends on --tasks and not on --workers. Work that was stopped is
+started again with the same command, which skips the tasks that are done. Documents that are nearly the same are kept.
 """
 
 import contextlib
-import importlib.metadata
-import io
 import itertools
 import json
-import logging
+import multiprocessing
 import os
-import re
-import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
@@ -24,210 +23,210 @@ from tqdm import tqdm
 
 import common
 import data
-from common import hash_file, write_text
+from common import at_least, read_json, write_text
 from config import InputError
 
-HUB = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceFW/fineweb-edu"}
-TOKENIZER_CHARS = 2**28             # the tokenizer is trained on at most so much of a source, held in memory
-ENCODE_CHARS = 2**25                # text that is encoded at a time, on all cores while more of it is read
-LINE_BYTES = 2**26                  # of .jsonl, at most
-ROWS = 1000                         # of .parquet at a time
-BLOCK = 2**18                       # tokens that are hashed at a time
-NGRAM = 24                          # these three are as in data.drop_near
-NEAR = 1 / 2
-HASHES = 2**22
+try:
+    from datatrove.data import Document
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.base import PipelineStep
+    from datatrove.pipeline.dedup.exact_dedup import ExactDedupConfig, ExactDedupSignature, ExactFindDedups
+    from datatrove.pipeline.readers import JsonlReader, ParquetReader
+    from datatrove.utils.hashing import HashConfig
+    from loguru import logger
+except ModuleNotFoundError as error:
+    raise InputError(f"this source is read with datatrove, and {error.name} is missing: pip install datatrove pyarrow "
+                     "orjson, or choose a file or folder of text with --data PATH") from None
 
+HUB = {"fineweb": "hf://datasets/HuggingFaceFW/fineweb/sample/10BT",
+       "fineweb-edu": "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT"}
+TASKS = 16
+TOKENIZER_CHARS = 2**28             # the tokenizer is trained on at most so much of a source
+logger.remove()                     # each task has a log of its own, in tasks/encode/logs
 
-# ---- sources ---------------------------------------------------------------------------------------------------------
+class Encode(PipelineStep):
+    """Write the tokens of documents to NUMBER.bin, their splits and sizes to NUMBER.npz, and pass the documents on."""
 
-def documents(source, max_chars=2**20, skipped=None):
-    """(name, text) of each document of a source, one by one, as data.documents has them."""
-    for name, path in find_files(source):
-        try:
-            for place, file in read_texts(path):
-                for part, text in enumerate(cut(file, max_chars), 1):
-                    yield f"{name}{place}" + f"#{part}" * (part > 1), text
-        except UnicodeDecodeError:
-            if skipped is not None:
-                skipped.append(str(path))
+    type = "tokens"
+    name = "encode"
 
-def find_files(source):
-    """(name, path) of the files of a source, in sorted order; of a data set of the hub, its shards in their order."""
-    if source in HUB:
-        found = stream_rows(HUB[source], path=HUB[source], name="sample-10BT")
-        return [(f"{HUB[source]}/{i}", found.shard(found.num_shards, i)) for i in range(found.num_shards)]
-    if source == "packages":
-        lines = (Path(__file__).parent.parent / "requirements.txt").read_text(encoding="utf-8")
-        names = sorted(re.findall(r"^[\w-]+", lines, re.MULTILINE))
-        found = [file for name in names for file in importlib.metadata.distribution(name).files]
-        return [(str(file), Path(file.locate())) for file in sorted(found) if file.suffix == ".py"]
-    return data.find_files(source, (".txt", ".md", ".py", ".rst", ".jsonl", ".parquet"))
+    def __init__(self, folder, tokenizer, min_doc_tokens, max_tokens, max_doc_chars):
+        super().__init__()
+        self.folder = Path(folder)
+        self.tokenizer = str(tokenizer)
+        self.min_doc_tokens = min_doc_tokens
+        self.max_tokens = max_tokens
+        self.max_doc_chars = max_doc_chars
 
-def read_texts(path):
-    """(place, open file) of each text in a file: of the rows or lines of .parquet and .jsonl, and else of all of it."""
-    suffix = path.suffix.lower() if isinstance(path, Path) else ".parquet"
-    if suffix == ".parquet":
-        return read_rows(path)
-    return read_lines(path) if suffix == ".jsonl" else read_whole(path)
-
-def read_whole(path):
-    with open(path, encoding="utf-8") as file:
-        yield "", file
-
-def read_lines(path):
-    """The field "text" of each line that is not blank."""
-    with open(path, "rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), 1):
-            if len(line) > LINE_BYTES:
-                raise InputError(f"{path} line {number} is longer than {LINE_BYTES:,} bytes: cut its text in several")
-            try:
-                if line.strip():
-                    yield f":{number}", io.StringIO("" + json.loads(line)["text"])     # a TypeError unless it is text
-            except (ValueError, KeyError, TypeError, RecursionError):
-                raise InputError(f'{path} line {number} is not a JSON object with a field "text" in UTF-8') from None
-
-def read_rows(what):
-    """The column "text" of a .parquet file, or of a shard of a data set."""
-    rows = what
-    if isinstance(what, Path):
-        rows = stream_rows(what, path="parquet", data_files=[str(what)], batch_size=ROWS)
-    with naming(what):
-        for number, row in enumerate(rows, 1):
-            if not isinstance(row.get("text"), str):
-                raise TypeError(f'no column "text" that holds strings; it has {", ".join(row)}')
-            yield f":{number}", io.StringIO(row["text"])
-
-def stream_rows(what, **where):
-    """What the datasets library streams from there."""
-    with naming(what):
-        import datasets
-
-        for library in ("datasets", "huggingface_hub"):             # their retries' words: one line tells it
-            logging.getLogger(library).setLevel(logging.CRITICAL)
-        return datasets.load_dataset(**where, split="train", streaming=True)
-
-@contextlib.contextmanager
-def naming(what):
-    """InputError for whatever ends the reading by the datasets library."""
-    other = "choose other data with --data PATH (a file or folder of text) or --data stdlib"
-    try:
-        yield
-    except ModuleNotFoundError:
-        raise InputError(f"{what} is read by the datasets library: pip install datasets, or {other}") from None
-    except Exception as error:      # the hub's, the network's and Arrow's own kinds have no common ancestor
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise InputError(f"{what} cannot be read ({reason}); {other}") from None
-
-def cut(file, limit):
-    """The text of an open file, in pieces of at most limit characters, cut at a line's end where there is one."""
-    rest = ""
-    while piece := rest + file.read(limit - len(rest)):
-        end = limit if len(piece) < limit else piece.rfind("\n") + 1 or limit
-        yield piece[:end]
-        rest = piece[end:]
-
-
-# ---- preparing -------------------------------------------------------------------------------------------------------
-
-def prepare(source, out, vocab, ranks, min_doc_tokens, max_tokens, max_doc_chars, overwrite):
-    """As data.prepare, one document after the other; ranks: of a ready tokenizer, or None."""
-    asked = {"source": data.full_name(source), "vocab": vocab, "pattern": data.SPLIT_PATTERN, "max_tokens": max_tokens,
-             "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
-             "files": data.hash_listing(source)}
-    dropped = {"short": 0, "duplicate": 0}
-    skipped = []
-    texts = tqdm(documents(source, max_doc_chars, skipped), "reading", unit=" documents", disable=None, leave=False)
-    texts = data.split_texts(texts, min_doc_tokens, dropped)
-    if ranks is None:
-        first = list(take(texts, TOKENIZER_CHARS))
-        training = [text for split, _, text in first if split == "train"]
-        print(f"training a tokenizer of {vocab:,} entries on {sum(map(len, training)):,} characters", flush=True)
-        ranks = data.train_tokenizer(training, vocab)
-        texts = itertools.chain(first, texts)                           # a stream can be read once only
-    out.mkdir(parents=True, exist_ok=True)
-    with common.lock(out):
-        data.check_new(out, overwrite)
-        write_text(out / "meta.json", json.dumps(asked))
-        data.write_ranks(out / "tokenizer.tiktoken", ranks)
-        names = write_tokens(texts, data.make_tokenizer(ranks), out, min_doc_tokens, max_tokens, dropped)
-        near = drop_near(out, vocab - 1, names)
-        for name in ("train", "val"):
-            if not names[name]:
-                raise InputError(f"{source}: no usable document fell to {name}: cut them smaller with --max-doc-chars "
-                                 "20000, lower --min-doc-tokens, or give more documents")
-        splits = {split: {"documents": len(names[split]), "tokens": os.path.getsize(out / f"{split}.bin") // 2,
-                          "sha256": hash_file(out / f"{split}.bin")} for split in data.SPLITS}
-        meta = asked | {"eot": vocab - 1, "dropped": dropped | {"not_utf8": len(skipped)}, "near": near,
-                        "splits": splits, "tokenizer": {"sha256": hash_file(out / "tokenizer.tiktoken")}}
-        write_text(out / "meta.json", json.dumps(meta, indent=1) + "\n")
-    return out
-
-def take(texts, size):
-    """The next (split, name, text), of about `size` characters in all."""
-    while size > 0 and (one := next(texts, None)):
-        yield one
-        size -= len(one[-1])
-
-def write_tokens(texts, encoding, out, min_doc_tokens, max_tokens, dropped):
-    """Encode (split, name, text) on all cores into .bin files; returns {split: names of its documents}."""
-    names = {split: [] for split in data.SPLITS}
-    total = 0
-    with contextlib.ExitStack() as stack:
-        cores = stack.enter_context(ThreadPoolExecutor(os.cpu_count()))
-        files = {split: stack.enter_context(open(out / f"{split}.bin", "wb")) for split in data.SPLITS}
-        while taken := list(take(texts, ENCODE_CHARS)):
-            encoded = cores.map(encoding.encode_ordinary, [text for *_, text in taken])
-            for (split, name, _), tokens in zip(taken, encoded, strict=True):
-                if len(tokens) < min_doc_tokens:
+    def run(self, documents, rank=0, world_size=1):
+        encoding = data.make_tokenizer(data.read_ranks(self.tokenizer))
+        dropped = {"short": 0, "duplicate": 0}
+        splits = []
+        sizes = []
+        total = 0
+        unfinished = self.folder / f"{rank:05d}.{os.getpid()}"
+        with open(unfinished, "wb") as file:
+            for split, _, text in data.split_texts(cut(documents, self.max_doc_chars), self.min_doc_tokens, dropped):
+                tokens = encoding.encode_ordinary(text)
+                if len(tokens) < self.min_doc_tokens:
                     dropped["short"] += 1
                     continue
-                np.array([encoding.eot_token, *tokens], np.uint16).tofile(files[split])
-                names[split].append(name)
-                total += len(tokens) + 1
-            if 0 < max_tokens <= total:
-                break
-    return names
+                np.array([encoding.eot_token, *tokens], np.uint16).tofile(file)
+                splits.append(data.SPLITS.index(split))
+                sizes.append(len(tokens) + 1)
+                total += sizes[-1]
+                yield Document(text=text, id=str(len(sizes)))
+                if 0 < self.max_tokens <= total:
+                    break
+        os.replace(unfinished, self.folder / f"{rank:05d}.bin")
+        np.savez(self.folder / f"{rank:05d}.npz", splits=splits, sizes=sizes, **dropped)
 
+class Executor(LocalPipelineExecutor):
+    """datatrove's local executor with Python's own pool of processes, which notices if one of them is killed."""
 
-# ---- near copies -----------------------------------------------------------------------------------------------------
+    def run(self):
+        os.environ.setdefault("TQDM_DISABLE", "1")                      # datatrove's own bars, in the workers
+        left = self.get_incomplete_ranks()
+        workers = ProcessPoolExecutor(self.workers, multiprocessing.get_context("spawn"))
+        with workers:
+            done = workers.map(self._run_for_rank, left, itertools.repeat(1))         # 1: it logs to its file alone
+            for _ in tqdm(done, "tasks", total=self.tasks, initial=self.tasks - len(left), disable=None, leave=False):
+                pass
 
-def drop_near(out, eot, names):
-    """As data.drop_near, from the .bin files, by blocks; takes the documents that are left out from names, too."""
-    every = max(1, -(-(os.path.getsize(out / "train.bin") // 2) // HASHES))
-    found = [hashes for _, hashes in read_ngrams(out / "train.bin", eot, every)]
-    known = np.sort(np.concatenate([np.zeros(0, np.uint64), *found]))
-    near = {"ngram": NGRAM, "share": NEAR, "every": every, "kept": {}}
-    for split in ("val", "test"):
-        path = out / f"{split}.bin"
-        compared = np.zeros(len(names[split]), int)
-        shared = np.zeros(len(names[split]), int)
-        for document, hashes in read_ngrams(path, eot, every):
-            hit = np.searchsorted(known, hashes, "left") < np.searchsorted(known, hashes, "right")
-            compared += np.bincount(document, minlength=len(compared))
-            shared += np.bincount(document[hit], minlength=len(compared))
-        shares = shared / np.maximum(compared, 1)
-        left_out = shares > NEAR
-        near[split] = {names[split][i]: round(float(shares[i]), 4) for i in np.flatnonzero(left_out)}
-        near["kept"][split] = round(float(shares[~left_out].max(initial=0)), 4)
-        if left_out.any():
-            with open(f"{path}.unfinished", "wb") as file:
-                for block, document in read_blocks(path, eot):
-                    file.write(block[~left_out[document]])
-            os.replace(f"{path}.unfinished", path)
-            names[split] = [name for name in names[split] if name not in near[split]]
-    return near
+def text_of(document) -> str:
+    return document.text
 
-def read_ngrams(path, eot, every):
-    """(document, hash) of the n-grams within a document whose hash is a multiple of `every`, (n,) each, by blocks."""
-    for block, document in read_blocks(path, eot, NGRAM - 1):
-        hashes, kept = data.hash_ngrams(block, every, NGRAM)
-        inside = document[kept] == document[kept + NGRAM - 1]
-        yield document[kept][inside], hashes[inside]
+def cut(documents, max_doc_chars):
+    """(None, text) of the pieces of datatrove's documents."""
+    return ((None, piece) for document in documents for piece in data.cut_text(document.text, max_doc_chars))
 
-def read_blocks(path, eot, more=0):
-    """(tokens, the number of each one's document) of a file by blocks, each with `more` tokens of the next one."""
-    first = -1
-    for start in range(0, os.path.getsize(path) // 2, BLOCK):
-        block = np.fromfile(path, np.uint16, BLOCK + more, offset=2 * start)
-        yield block, first + np.cumsum(block == eot)
-        first += np.count_nonzero(block[:BLOCK] == eot)
+def make_readers(source):
+    """datatrove's readers of a source: of a data set of the hub, or of the .jsonl and .parquet files of a path."""
+    if source in HUB:
+        return [ParquetReader(HUB[source], read_metadata=False)]
+    path = Path(source).resolve()
+    if path.is_file():
+        pattern = f"[{path.name[0]}]{path.name[1:]}"                    # the brackets keep datatrove from adding a *
+        return [JsonlReader(str(path.parent), glob_pattern=pattern) if path.suffix == ".jsonl" else
+                ParquetReader(str(path.parent), glob_pattern=pattern, read_metadata=False)]
+    readers = [JsonlReader(str(path), glob_pattern="**/*.jsonl"),
+               ParquetReader(str(path), glob_pattern="**/*.parquet", read_metadata=False)]
+    return [reader for reader in readers if list_files(reader)]
+
+def list_files(reader):
+    return reader.data_folder.list_files(glob_pattern=reader.glob_pattern)
+
+def make_pipelines(source, out, tasks=TASKS, min_doc_tokens=1, max_tokens=0, max_doc_chars=2**20):
+    """The two pipelines of datatrove, for its executors: {"encode": steps, "copies": steps}, of `tasks` tasks each.
+
+    out holds tokenizer.tiktoken. A task stops after its share of max_tokens (0: never).
+    """
+    readers = make_readers(source)
+    with_files = min(tasks, max(len(list_files(reader)) for reader in readers))
+    folder = Path(out).resolve() / "tasks"                              # datatrove remembers relative paths
+    config = ExactDedupConfig(text_of, hash_config=HashConfig(hash_fc="sha1"))
+    (folder / "tokens").mkdir(parents=True, exist_ok=True)
+    return {
+        "encode": [*readers, Encode(folder / "tokens", folder.parent / "tokenizer.tiktoken", min_doc_tokens,
+                                    -(-max_tokens // with_files), max_doc_chars),
+                   ExactDedupSignature(str(folder / "hashes"), config, finder_workers=tasks)],
+        "copies": [ExactFindDedups(str(folder / "hashes"), str(folder / "copies"), config)]}
+
+def train_tokenizer(source, vocab, max_doc_chars):
+    """{token bytes: rank} of a tokenizer trained on the first TOKENIZER_CHARS characters of the training documents."""
+    documents = None
+    for reader in make_readers(source):
+        documents = reader.run(documents)
+    texts = []
+    size = 0
+    for split, _, text in data.split_texts(cut(documents, max_doc_chars), 1, {"short": 0, "duplicate": 0}):
+        if split == "train":
+            texts.append(text)
+            size += len(text)
+        if size >= TOKENIZER_CHARS:
+            break
+    print(f"training a tokenizer of {vocab:,} entries on {size:,} characters", flush=True)
+    return data.train_tokenizer(texts, vocab)
+
+def join(out, tasks):
+    """Join the tasks' tokens, without the copies, into the splits; returns (their documents, what was dropped)."""
+    folder = out / "tasks"
+    documents = dict.fromkeys(data.SPLITS, 0)
+    dropped = {"short": 0, "duplicate": 0}
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(open(out / f"{split}.bin.unfinished", "wb")) for split in data.SPLITS]
+        for task in range(tasks):
+            index = np.load(folder / "tokens" / f"{task:05d}.npz")
+            found = [np.fromfile(path, np.uint32) for path in folder.glob(f"copies/*/{task:05d}.c4_dup")]
+            copies = set(np.concatenate([np.zeros(0, np.uint32), *found]).tolist())
+            dropped["short"] += int(index["short"])
+            dropped["duplicate"] += int(index["duplicate"]) + len(copies)
+            tokens = stack.enter_context(open(folder / "tokens" / f"{task:05d}.bin", "rb"))
+            for i, (split, size) in enumerate(zip(index["splits"].tolist(), index["sizes"].tolist(), strict=True)):
+                document = tokens.read(2 * size)
+                if i not in copies:
+                    files[split].write(document)
+                    documents[data.SPLITS[split]] += 1
+    for split in data.SPLITS:
+        os.replace(out / f"{split}.bin.unfinished", out / f"{split}.bin")
+    return documents, dropped
+
+def prepare(source, out, vocab, ranks=None, min_doc_tokens=1, max_tokens=0, max_doc_chars=2**20, workers=None,
+            tasks=TASKS):
+    """Make a folder of tokens as data.prepare does, with little of the source in memory at once; returns its path.
+
+    ranks: of a ready tokenizer, or None. InputError if the folder exists, or was begun with other settings.
+    """
+    settings = {"source": data.full_name(source), "vocab": vocab, "pattern": data.SPLIT_PATTERN, "tasks": tasks,
+                "max_tokens": max_tokens, "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars,
+                "files": data.hash_listing(source)}
+    data.check_new(out, overwrite=True)
+    if data.is_whole(out):
+        raise InputError(f"{out} exists: use it with --data {out}, or choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    with common.lock(out), reading(source):
+        if (out / "meta.json").exists():
+            begun = read_json(out / "meta.json")
+            if changed := [name for name, value in settings.items() if begun.get(name) != value]:
+                raise InputError(f"{out} was begun with another value of {changed[0]}: choose another --out")
+        write_text(out / "meta.json", json.dumps(settings))             # not whole yet, and from now on ours
+        if not (out / "tokenizer.tiktoken").exists():
+            data.write_ranks(out / "tokenizer.tiktoken", ranks or train_tokenizer(source, vocab, max_doc_chars))
+        pipelines = make_pipelines(source, out, tasks, min_doc_tokens, max_tokens, max_doc_chars)
+        for name, steps in pipelines.items():
+            Executor(steps, tasks, workers or os.cpu_count(), str(out.resolve() / "tasks" / name)).run()
+        documents, dropped = join(out, tasks)
+        data.check_counts(source, documents, dropped)
+        data.write_meta(out, settings, documents, dropped, {"val": {}, "test": {}})
+    print(f"{out}/tasks holds the work of the tasks, and may be deleted")
+    return out
+
+@contextlib.contextmanager
+def reading(source):
+    """InputError for whatever ends the reading of a source."""
+    try:
+        yield
+    except InputError:
+        raise
+    except BrokenProcessPool:
+        raise InputError("a worker was killed: start the same command again, which goes on (with fewer --workers, if "
+                         "memory was short)") from None
+    except Exception as error:          # the hub's, the network's and Arrow's own kinds have no common ancestor
+        raise InputError(f"{source} cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
+
+def main():
+    parser = data.make_parser()
+    parser.prog = "python -m engine.corpora"
+    parser.description = __doc__
+    parser.epilog = None
+    parser.add_argument("--workers", type=at_least(1), metavar="N", help="processes at once (default: one a core)")
+    parser.add_argument("--tasks", type=at_least(1), default=TASKS, metavar="M",
+                        help="into which the files are dealt out: the result depends on it (default: %(default)s)")
+    with parser.one_line_errors():
+        args = vars(parser.parse_args())
+        if not data.is_large(args["source"]):
+            raise InputError(f"{args['source']} has no .parquet or .jsonl file: python data.py {args['source']}")
+        data.show(data.prepare(**args))
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,7 @@ take follows from the rate of one large product, measured in the same minutes.
 import contextlib
 import functools
 import importlib.metadata
+import importlib.util
 import io
 import itertools
 import json
@@ -40,7 +41,6 @@ import model_numpy
 import train
 from common import CommandLine, at_least, listed, new_file, pick_device
 from config import ENCODINGS, PRESETS, InputError
-from engine import corpora
 from eval import MULTIPLES
 from lab.files import write_rows
 from past.scaling import SINKS
@@ -54,7 +54,7 @@ EVALUATED = {"cpu": 2**11, "mps": 2**16, "cuda": 2**18}                # tokens 
 GENERATED = 32                                                         # tokens in a timed generation
 GEMM = {"cpu": 2048, "mps": 4096, "cuda": 8192}  # rows and columns of the product that measures the machine
 REST = 0.1                               # seconds for the threads of the process before to fall asleep
-TEXT = 2**24                             # characters of --data packages that are encoded, about
+DOCUMENTS = 2000                         # of --data packages that are encoded: about 45M characters
 
 
 # ---- what is timed ---------------------------------------------------------------------------------------------------
@@ -268,31 +268,43 @@ def measure(args):
     return rows
 
 def measure_data(vocab, repeats):
-    """{"part": "data", ...}: characters a second and core of data.py, from a .jsonl file to token files.
+    """{"part": "data", ...}: characters a second and core from files to tokens, by data.py and by engine/corpora.py.
 
-    And of tiktoken alone, on one core and by as many threads as there are cores.
+    And of tiktoken alone, on one core and with as many threads as there are cores. Without datatrove, the rate of
+    engine/corpora.py, which includes the start of its processes, is left out.
     """
-    texts = [text for *_, text in corpora.take(((None, *one) for one in data.documents("packages")), TEXT)]
+    texts = [text for _, text in data.documents("packages")][:DOCUMENTS]
     with tempfile.TemporaryDirectory() as folder:
-        source, tokenizer = Path(folder) / "text.jsonl", Path(folder) / "t.tiktoken"
-        source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        folder = Path(folder)
+        tokenizer = folder / "t.tiktoken"
+        (folder / "files").mkdir()
+        for i, text in enumerate(texts):
+            (folder / "files" / f"{i}.txt").write_text(text, encoding="utf-8")
+        (folder / "lines").mkdir()
+        for i in range(os.cpu_count()):
+            lines = [json.dumps({"text": text}) + "\n" for text in texts[i :: os.cpu_count()]]
+            (folder / "lines" / f"{i}.jsonl").write_text("".join(lines), encoding="utf-8")
         data.write_ranks(tokenizer, data.train_tokenizer(iter(texts[:256]), vocab))
         encode = data.make_tokenizer(data.read_ranks(tokenizer)).encode_ordinary
 
-        def prepare():
-            with contextlib.redirect_stdout(io.StringIO()):
-                data.prepare(str(source), Path(folder) / "tokens", tokenizer=str(tokenizer), overwrite=True)
+        def prepare(source):
+            with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as out:
+                data.prepare(str(folder / source), out, tokenizer=str(tokenizer))
 
         def threads():
             with ThreadPoolExecutor(os.cpu_count()) as cores:
                 list(cores.map(encode, texts))
 
-        seconds = [(timeit(prepare, number=1) * os.cpu_count(), timeit(lambda: list(map(encode, texts)), number=1),
+        has_datatrove = importlib.util.find_spec("datatrove") is not None
+        seconds = [(timeit(lambda: prepare("files"), number=1) * os.cpu_count(),
+                    timeit(lambda: prepare("lines"), number=1) * os.cpu_count() if has_datatrove else np.nan,
+                    timeit(lambda: list(map(encode, texts)), number=1),
                     timeit(threads, number=1) * os.cpu_count()) for _ in range(repeats + 1)]
-    ours, raw, together = sum(map(len, texts)) / np.transpose(seconds[1:])   # the first are slower
-    return {"part": "data", "vocab": vocab, "chars_per_s_a_core": np.median(ours),
+    ours, large, raw, together = sum(map(len, texts)) / np.transpose(seconds[1:])   # the first are slower
+    return {"part": "data", "vocab": vocab, "chars_per_s_a_core": np.median(ours), "corpora": np.median(large),
             "tiktoken_chars_per_s": np.median(raw), "tiktoken_on_all_cores": np.median(together),
-            "over_tiktoken": np.median(ours / raw), "over_all_cores": np.median(ours / together)}
+            "over_tiktoken": np.median(ours / raw), "corpora_over_tiktoken": np.median(large / raw),
+            "over_all_cores": np.median(ours / together)}
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------
@@ -335,10 +347,11 @@ def print_profiles(rows):
 
 def print_data(rows):
     [r] = rows
-    print(f"\ndata, million characters a second and core: {r['chars_per_s_a_core'] / 1e6:.2f} by data.py, from .jsonl "
-          f"to files of tokens;\n{r['tiktoken_chars_per_s'] / 1e6:.2f} by tiktoken alone ({r['over_tiktoken']:.2f}x); "
-          f"{r['tiktoken_on_all_cores'] / 1e6:.2f} by tiktoken on all cores at once ({r['over_all_cores']:.2f}x); "
-          f"vocabulary {r['vocab']:,}")
+    print(f"\ndata, million characters a second and core, from files to files of tokens, vocabulary {r['vocab']:,}:\n"
+          f"{r['chars_per_s_a_core'] / 1e6:.2f} data.py; {r['corpora'] / 1e6:.2f} engine/corpora.py; "
+          f"{r['tiktoken_chars_per_s'] / 1e6:.2f} tiktoken alone;\n"
+          f"{r['tiktoken_on_all_cores'] / 1e6:.2f} tiktoken on all cores; "
+          f"over tiktoken alone: data.py {r['over_tiktoken']:.2f}, corpora {r['corpora_over_tiktoken']:.2f}")
 
 # Of a key that some rows have: what prints them.
 PRINTED = {"step_s": print_training, "evaluate_over_nope": print_evaluation, "cached_tokens_per_s": print_generation,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import command
+from conftest import command, need
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -75,11 +75,12 @@ def test_rows_stand_beside_nope(tmp_path, monkeypatch):
 
 
 def test_data_is_timed_beside_tiktoken(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "TEXT", 2**20)
+    need("datatrove")
+    monkeypatch.setattr(bench, "DOCUMENTS", 200)
     done = command("lab.bench", "--parts", "data", "--repeats", 1, "--json", "b.json", cwd=tmp_path)
     [row] = json.loads((tmp_path / "b.json").read_text())
     assert row["part"] == "data" and row["over_tiktoken"] > 0 and row["over_all_cores"] > 0
-    assert f"({row['over_tiktoken']:.2f}x)" in done.stdout and f"({row['over_all_cores']:.2f}x)" in done.stdout
+    assert f"data.py {row['over_tiktoken']:.2f}, corpora {row['corpora_over_tiktoken']:.2f}" in done.stdout
 
 
 @pytest.mark.parametrize("compiled", [False, True])

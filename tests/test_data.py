@@ -1,15 +1,14 @@
 """Text to tokens and batches: what goes where, what is left out, and that batches are a function of seed and step."""
 
-import io
 import json
 import shutil
 
 import numpy as np
 import pytest
-from conftest import TINY, command, need, refused, split_of
+from conftest import TINY, command, refused, split_of
 
 import data
-from engine import corpora, masking
+from engine import masking
 
 
 def read(folder, split):
@@ -50,7 +49,6 @@ def test_long_texts_are_cut_at_line_ends_and_lose_nothing(tmp_path, limit):
     pieces = [piece for _, piece in data.documents(tmp_path, limit)]
     assert "".join(pieces) == text and max(map(len, pieces)) <= limit
     assert limit == 10**6 or any(piece.endswith("\n") for piece in pieces)
-    assert pieces == list(corpora.cut(io.StringIO(text), limit))        # as where texts are streamed
 
 
 @pytest.mark.parametrize("name", ["one.txt", "long_line.txt"])
@@ -116,32 +114,6 @@ def test_near_copies_are_left_out_as_by_counting_sets(copies, tmp_path):
         kept = [ngrams(text) for text in read(tmp_path / "out", split)]
         most = max((sum(gram in known for gram in grams) / len(grams) for grams in kept), default=0)
         assert near["kept"][split] == round(most, 4) <= near["share"]
-
-
-def test_what_streams_gives_the_same_bytes(copies, tmp_path, monkeypatch):
-    """A .jsonl goes through engine/corpora.py, by small blocks; the same texts as files through data.py."""
-    lines = [json.dumps({"text": path.read_text(encoding="utf-8")}) for path in sorted(copies.iterdir())]
-    folder = tmp_path / "lines"
-    folder.mkdir()
-    (folder / "all.jsonl").write_text("\n\n".join(lines))
-    monkeypatch.setattr(corpora, "BLOCK", 1000)
-    monkeypatch.setattr(corpora, "ENCODE_CHARS", 20_000)
-    plain = data.prepare(str(copies), tmp_path / "plain", 300, min_doc_tokens=256)
-    streamed = data.prepare(str(folder), tmp_path / "streamed", 300, min_doc_tokens=256)
-    for name in ("train.bin", "val.bin", "test.bin", "tokenizer.tiktoken"):
-        assert (plain / name).read_bytes() == (streamed / name).read_bytes(), name
-    kept = [data.read_meta(out)["near"]["kept"] for out in (plain, streamed)]
-    assert kept[0] == kept[1]
-
-
-def test_a_column_of_parquet_is_read(books, tmp_path):
-    need("datasets")
-    parquet = need("pyarrow.parquet")
-    texts = [path.read_text(encoding="utf-8") for path in sorted(books.iterdir())[:5]]
-    import pyarrow
-
-    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
-    assert [text for _, text in data.documents(tmp_path)] == texts
 
 
 def test_an_unfinished_folder_is_prepared_again_and_a_finished_one_is_kept(books, tokens, tmp_path, monkeypatch):

@@ -1,0 +1,153 @@
+"""engine/corpora.py: the tokens of a loop over the documents, whatever the number of workers, and after any kill."""
+
+import collections
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import ROOT, TINY, command, need, process, refused, split_of
+
+import data
+
+need("datatrove")
+parquet = need("pyarrow.parquet")
+import pyarrow  # noqa: E402
+
+FILES = 5
+TASKS = ["--tasks", "3", "--vocab", "300", "--min-doc-tokens", "256"]
+
+
+@pytest.fixture(scope="module")
+def texts(books):
+    """The books in five files, some twice, in one file or in two, and short ones."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(books.iterdir())]
+    texts += texts[:20] + ["short"] * 7
+    random.Random(0).shuffle(texts)
+    return texts
+
+
+@pytest.fixture(scope="module")
+def source(texts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("source") / "rows"
+    folder.mkdir()
+    for i in range(FILES):
+        parquet.write_table(pyarrow.table({"text": texts[i::FILES], "id": [0] * len(texts[i::FILES])}),
+                            folder / f"{i}.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(source, tmp_path_factory):
+    out = tmp_path_factory.mktemp("prepared") / "out"
+    done = process("engine.corpora", source, "--out", out, "--workers", 1, *TASKS, cwd=out.parent)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return out
+
+
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in ("train.bin", "val.bin", "test.bin", "tokenizer.tiktoken")}
+
+
+def test_tokens_are_those_of_a_loop_over_the_documents(texts, prepared):
+    """Of copies one is kept; which one is not said, so documents are compared as a multiset."""
+    meta = data.read_meta(prepared)
+    encoding = data.run_tokenizer(prepared, meta)
+    expected = {split: collections.Counter() for split in data.SPLITS}
+    for text in set(texts) - {"short"}:
+        expected[split_of(text)][(meta["eot"], *encoding.encode_ordinary(text))] += 1
+    for split in data.SPLITS:
+        documents = data.split_documents(np.array(data.open_split(prepared, split)), meta["eot"])
+        assert collections.Counter(tuple(document.tolist()) for document in documents) == expected[split]
+        assert meta["splits"][split]["documents"] == len(documents)
+    assert meta["dropped"] == {"short": 7, "duplicate": 20}
+
+
+def test_two_workers_leave_the_same_bytes(source, prepared, tmp_path):
+    done = process("engine.corpora", source, "--out", "out", "--workers", 2, *TASKS, cwd=tmp_path)
+    assert done.returncode == 0 and contents(tmp_path / "out") == contents(prepared), done.stderr
+
+
+@pytest.mark.parametrize("whom", ["all", "worker"])
+def test_killed_work_goes_on_to_the_same_bytes(whom, source, prepared, tmp_path):
+    """Killed once the first task is done: the whole group, or one worker, of which the others' end tells."""
+    words = [sys.executable, "-m", "engine.corpora", str(source), "--out", "out", "--workers", "2", *TASKS]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    started = subprocess.Popen(words, cwd=tmp_path, env=environment, text=True, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, start_new_session=True)
+    tokens = tmp_path / "out" / "tasks" / "tokens"
+    end = time.monotonic() + 120
+    while not list(tokens.glob("*")) and started.poll() is None and time.monotonic() < end:
+        time.sleep(0.002)
+    if whom == "all":
+        os.killpg(started.pid, signal.SIGKILL)
+    else:
+        ids = subprocess.run(["pgrep", "-f", "-P", str(started.pid), "spawn_main"], capture_output=True, text=True)
+        os.kill(int(ids.stdout.split()[0]), signal.SIGKILL)
+    _, words = started.communicate(timeout=120)
+    assert started.returncode and (whom == "all" or "a worker was killed: start the same command again" in words)
+    assert not data.is_whole(tmp_path / "out")
+    logs = {path: path.stat().st_mtime_ns for path in tokens.parent.glob("*/completions/*")}
+    done = process("engine.corpora", source, "--out", "out", "--workers", 1, *TASKS, cwd=tmp_path)
+    assert done.returncode == 0 and contents(tmp_path / "out") == contents(prepared), done.stderr
+    assert all(path.stat().st_mtime_ns == changed for path, changed in logs.items())        # not done again
+
+
+def test_data_py_and_train_py_take_such_a_source(texts, prepared, tmp_path):
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "all.jsonl").write_text("\n\n".join(json.dumps({"text": text}) for text in texts))
+    done = process("train.py", *TINY, "--steps", 1, "--data", "lines", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert data.read_meta(tmp_path / "data/lines-v300")["dropped"]["duplicate"] == 20
+    done = process("data.py", "lines/all.jsonl", "--vocab", 300, "--max-tokens", 20_000, "--out", "few", cwd=tmp_path)
+    assert done.returncode == 0 and "not looked for" in done.stdout, done.stderr
+    few = sum(split["tokens"] for split in data.read_meta(tmp_path / "few")["splits"].values())
+    assert 20_000 <= few < 20_000 + 4_000
+
+
+def test_long_documents_are_cut(tmp_path):
+    text = "".join(f"line {i}\n" for i in range(30_000))
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
+    done = process("data.py", "a.jsonl", "--vocab", 300, "--max-doc-chars", 5000, "--min-doc-tokens", 1, "--out", "out",
+                   cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    meta = data.read_meta(tmp_path / "out")
+    encoding = data.run_tokenizer(tmp_path / "out", meta)
+    documents = [encoding.decode(document[1:].tolist()) for split in data.SPLITS for document in
+                 data.split_documents(data.open_split(tmp_path / "out", split), meta["eot"])]
+    assert max(map(len, documents)) <= 5000 and sorted("".join(documents).split()) == sorted(text.split())
+
+
+@pytest.mark.parametrize("words, message", [
+    ("books --out out", "has no .parquet or .jsonl file: python data.py books"),
+    ("rows --out whole", "out exists: use it with --data"),
+    ("rows --out begun --tasks 2", "begun was begun with another value of tasks"),
+    ("damaged --out out", "damaged cannot be read (Arrow"),
+    ("unnamed --out out", "no document fell to train, and 0 too short"),
+    ("rows --out out --tokenizer rows", "rows"),
+    ("rows --out out --workers 0", "--workers: must be at least 1"),
+    ("rows --out other", "other exists and was not made by data.py")])
+def test_errors_name_what_is_wrong(words, message, source, books, prepared, tmp_path):
+    for name, target in {"rows": source, "books": books, "whole": prepared}.items():
+        os.symlink(target, tmp_path / name)
+    for name in ("begun", "damaged", "unnamed", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other" / "file").write_text("other")
+    (tmp_path / "damaged" / "a.parquet").write_bytes((source / "0.parquet").read_bytes()[:500])
+    (tmp_path / "unnamed" / "a.jsonl").write_text('{"content": "text"}\n' * 9)
+    settings = json.loads((prepared / "meta.json").read_text())
+    del settings["splits"]
+    (tmp_path / "begun" / "meta.json").write_text(json.dumps(settings | {"source": str(source)}))
+    words = [*words.split(), *(["--tokenizer", prepared / "tokenizer.tiktoken"] if "--tokenizer" not in words else [])]
+    assert message in refused(command("engine.corpora", *words, "--vocab", "300", cwd=tmp_path))
+
+
+def test_a_missing_datatrove_is_named(source, tmp_path):
+    (tmp_path / "datatrove.py").write_text("raise ModuleNotFoundError('No module named datatrove', name='datatrove')")
+    done = process("data.py", source, "--out", "out", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert "datatrove is missing: pip install datatrove pyarrow orjson" in refused(done)
