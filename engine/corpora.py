@@ -10,6 +10,7 @@ started again with the same command, which skips the tasks that are done. Docume
 """
 
 import contextlib
+import glob
 import itertools
 import json
 import multiprocessing
@@ -106,7 +107,9 @@ def make_readers(source):
         return [ParquetReader(HUB[source], read_metadata=False)]
     path = Path(source).resolve()
     if path.is_file():
-        pattern = f"[{path.name[0]}]{path.name[1:]}"                    # the brackets keep datatrove from adding a *
+        pattern = glob.escape(path.name)
+        if pattern == path.name:
+            pattern = f"[{pattern[0]}]{pattern[1:]}"                    # datatrove puts a * before what has no bracket
         return [JsonlReader(str(path.parent), glob_pattern=pattern) if path.suffix == ".jsonl" else
                 ParquetReader(str(path.parent), glob_pattern=pattern, read_metadata=False)]
     readers = [JsonlReader(str(path), glob_pattern="**/*.jsonl"),
