@@ -104,7 +104,8 @@ def test_data_py_and_train_py_take_such_a_source(texts, prepared, tmp_path):
     done = process("train.py", *TINY, "--steps", 1, "--data", "lines", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert data.read_meta(tmp_path / "data/lines-v300")["dropped"]["duplicate"] == 20
-    done = process("data.py", "lines/all [1].jsonl", "--vocab", 300, "--max-tokens", 20_000, "--out", "few", cwd=tmp_path)
+    flags = ["--vocab", 300, "--max-tokens", 20_000, "--out", "few"]
+    done = process("data.py", "lines/all [1].jsonl", *flags, cwd=tmp_path)
     assert done.returncode == 0 and "not looked for" in done.stdout, done.stderr
     few = sum(split["tokens"] for split in data.read_meta(tmp_path / "few")["splits"].values())
     assert 20_000 <= few < 20_000 + 4_000
