@@ -1,102 +1,74 @@
-"""Compare this code with another checkout of it: token files, the first ten steps, the weights after forty.
+"""Two variants side by side, from the files under results/ alone: their losses, and the difference with its interval.
 
-    python -m lab.compare OLD [--cases expe,rope]        OLD: a checkout, such as of commit f821d60
+    python -m lab.compare expe-on-k fox --at 1x,16x --split test
+    python -m lab.compare "expe-random:scale 8.0" expe --at 4x                  read in another way, after a colon
+    python -m lab.compare expe-on-k-tokens-x4 expe-on-k-tokens-x4 --at 16x --than 1x --split test
 
-Both train on the same machine with one thread, from the standard library's tokens, with --warmup 0: with warm-up,
-encodings differ by less than what is to be found. These must have the same bits, in the losses and gradient norms of
-the first ten steps and in the weights after forty: our --fast and the old code's only path, our plain path and the old
-code with its fast parts taken away, and NumPy. The plain path's losses differ from the old fast ones by 1e-5 at most.
-The masked objective takes its sums in another order: its losses differ by 1e-5 at most on both paths.
+The names are those of lab/grids.py and of the pages under results/. The 95% interval is for other seeds and documents.
 """
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
-import numpy as np
-from safetensors.numpy import load_file
-
 from common import CommandLine, listed
+from config import InputError
+from eval import MULTIPLES
+from lab.grids import EVALUATIONS, LOSSES, VARIANTS, Grid
+from lab.report import check_alike, collect, lines_of, mean_sd, paired, table
+from studies import tuning as tuned
 
-HERE = Path(__file__).resolve().parent.parent
-CASES = {"expe": "--pe expe", "expe-k": "--pe expe --on k", "rope": "--pe rope", "fox": "--pe fox",
-         "alibi": "--pe alibi", "mlm": "--pe expe --objective mlm", "numpy": "--pe expe --backend numpy"}
-FILES = ("train.bin", "val.bin", "test.bin", "tokenizer.tiktoken")
-TOLERANCE = 1e-5
-PLAIN = "import sys, fast, train; fast.PARTS.clear(); train.main(sys.argv[1:])"    # the old code without its fast parts
+TIMES = {f"{multiple}x": multiple for multiple in MULTIPLES}
 
-def run_script(root, *arguments):
-    """Run Python in a checkout with one thread; its error goes where ours goes if it fails."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{root}: {' '.join(command)}: {done.stderr[-500:]}")
-
-def train_case(root, script, out, flags):
-    """(losses and norms of the first ten steps (10, 2), {name: weights after forty})."""
-    run_script(root, *script, "--preset", "mini", "--steps", "40", "--warmup", "0", "--out", out, *flags)
-    lines = map(json.loads, (out / "log.jsonl").read_text().splitlines())
-    steps = [(line["loss"], line["grad_norm"]) for line in lines if "loss" in line]
-    [path] = [path for path in (out / "checkpoint.safetensors", out / "model.safetensors") if path.exists()]
-    weights = {name: w for name, w in load_file(path).items() if name[:2] not in ("m.", "v.")}
-    return np.array(steps[:10]), weights
-
-def same_bits(one, other):
-    same = np.array_equal(one[0], other[0]) and one[1].keys() == other[1].keys()
-    return same and all(np.array_equal(one[1][name], other[1][name]) for name in one[1])
-
-def compare_case(case, old, scratch):
-    """Lines (path, what was found, whether that is good) of one case."""
-    def make(root, script, path, *more):
-        return train_case(root, script, scratch / f"{case}-{path}", [*CASES[case].split(), *more])
-
-    of_old = make(old, ["train.py"], "old", "--data", scratch / "old")
-    if case == "numpy":
-        ours = make(HERE, ["train.py"], "new", "--data", scratch / "new")
-        return [("NumPy", describe(of_old, ours), same_bits(of_old, ours))]
-    of_plain = make(old, ["-c", PLAIN], "old-plain", "--data", scratch / "old")
-    fast = make(HERE, ["train.py"], "fast", "--fast", "--data", scratch / "new")
-    plain = make(HERE, ["train.py"], "plain", "--data", scratch / "new")
-    near = {path: losses_apart(of_old, ours) <= TOLERANCE for path, ours in (("fast", fast), ("plain", plain))}
-    masked = case == "mlm"
-    return [("fast", describe(of_old, fast), near["fast"] if masked else same_bits(of_old, fast)),
-            ("plain", describe(of_plain, plain), near["plain"] if masked else same_bits(of_plain, plain)),
-            ("plain beside the old fast", describe(of_old, plain), near["plain"])]
-
-def losses_apart(one, other):
-    return abs(other[0] / one[0] - 1)[:, 0].max()
-
-def describe(one, other):
-    if same_bits(one, other):
-        return "the same bits"
-    losses, norms = abs(other[0] / one[0] - 1).max(0)
-    return f"losses within {losses:.1e}, gradient norms within {norms:.1e}"
+def read_rows(folder, names, protocol, split):
+    """{name: {multiple: rows, one a seed}} of variants, NAME or NAME:HOW, by the seeds that all of them have."""
+    words = {what: [*flags.split(), "--protocol", "nonoverlap"] for what, flags in EVALUATIONS.items()}
+    wanted = [what for what, flags in words.items() if flags[flags.index("--protocol") + 1] == protocol
+              and "--probe" not in flags and ("test" in flags) == (split == "test")]
+    files = collect(folder)
+    variants = {name: name.partition(":")[0] for name in names}
+    for variant in variants.values():
+        if variant not in VARIANTS:
+            raise InputError(f"{variant} is no variant of lab/grids.py, such as expe-on-k")
+        if not any((variant, what) in files for what in wanted):
+            raise InputError(f"{folder} has no {protocol} of {variant} on {split}: python -m lab.reproduce may make it")
+    grid = Grid("", {variant: [what for what in wanted if (variant, what) in files] for variant in variants.values()})
+    made = [(variant, what) for variant, names in grid.evaluations.items() for what in names]
+    seeds = set.intersection(*(set(files[pair]) for pair in made))
+    seeds = sorted(seeds - {tuned.SEED}) or sorted(seeds)
+    if not seeds:
+        raise InputError(f"{' and '.join(names)} have no seed in common under {folder}")
+    check_alike(folder, grid, files, seeds)
+    lines = {line.label: line for line in lines_of(grid, files, seeds)}
+    found = {}
+    for name in names:
+        label = name.replace(":", " ", 1)
+        if label not in lines:
+            ways = ", ".join(f"{line.variant}:{line.how}" for line in lines.values() if line.how) or "none"
+            raise InputError(f"{folder} has no {name}; read in other ways there are: {ways}")
+        found[name] = {multiple: lines[label].rows[protocol, multiple] for multiple in MULTIPLES}
+    return found
 
 def main(argv=None):
-    parser = CommandLine(prog="python -m lab.compare", description=__doc__.partition("\n")[0])
-    parser.add_argument("old", type=Path, metavar="OLD", help="another checkout of this repository")
-    parser.add_argument("--cases", type=listed(str, *CASES), default=list(CASES), metavar="NAME,...",
-                        help=f"of {', '.join(CASES)} (default: all)")
-    with parser.one_line_errors(), tempfile.TemporaryDirectory() as scratch:
+    parser = CommandLine(prog="python -m lab.compare", description=__doc__)
+    add = parser.add_argument
+    add("a", metavar="A", help="a variant")
+    add("b", metavar="B", help="the one whose loss is taken from A's")
+    add("--at", type=listed(str, *TIMES), default=["1x", "16x"], metavar="1x,16x", help="(default: 1x,16x)")
+    add("--than", choices=TIMES, help="read B at this multiple (default: at A's)")
+    add("--protocol", choices=LOSSES, default="same-targets", help="(default: same-targets)")
+    add("--split", choices=("val", "test"), default="val", help="(default: val)")
+    add("--place", default=tuned.PRESET, help="the folder of results/ (default: mini)")
+    with parser.one_line_errors():
         args = parser.parse_args(argv)
-        old = args.old.resolve()
-        scratch = Path(scratch)
-        wrong = []
-        for root, name in ((old, "old"), (HERE, "new")):
-            run_script(root, "data.py", "stdlib", "--out", scratch / name)
-        for file in FILES:
-            same = (scratch / "old" / file).read_bytes() == (scratch / "new" / file).read_bytes()
-            print(f"{file:22}{'the same bytes' if same else 'DIFFERENT'}", flush=True)
-            wrong += [file] * (not same)
-        for case in args.cases:
-            for path, found, good in compare_case(case, old, scratch):
-                print(f"{case:8}{path:28}{found}{'' if good else '   WRONG'}", flush=True)
-                wrong += [case] * (not good)
-        sys.exit(1 if wrong else 0)
+        folder = Path("results") / args.place
+        rows = read_rows(folder, [args.a, args.b], args.protocol, args.split)
+        cells = []
+        for at in args.at:
+            than = args.than or at
+            a, b = rows[args.a][TIMES[at]], rows[args.b][TIMES[than]]
+            losses = [mean_sd([row["loss"] for row in some]) for some in (a, b)]
+            cells.append([at, losses[0], than, losses[1], paired(a, b)])
+        print(f"{args.protocol}, {args.split} of {args.place}, {len(a)} seeds")
+        print(table(["A at", args.a, "B at", args.b, "A - B, 95% interval"], cells), end="")
 
 if __name__ == "__main__":
     main()

@@ -225,13 +225,16 @@ def intervals(differences, targets, seed=0):
     return np.stack((differences @ targets / targets.sum(), low, high), axis=-1).tolist()
 
 @functools.cache
-def student(freedom):
-    """The 97.5th percentile of Student's t: sqrt(freedom) tan x, x of density cos(x)^(freedom - 1), freedom >= 1."""
+def student(freedom, level=0.95):
+    """The t within which Student's lies with this probability: sqrt(freedom) tan x, x of density cos(x)^(freedom - 1).
+
+    freedom: at least 1.
+    """
     x = np.linspace(0, np.pi / 2, 10_001)
     mass = np.cumsum(np.cos((x[1:] + x[:-1]) / 2) ** (freedom - 1))    # from 0 to x[1:]
-    return math.sqrt(freedom) * math.tan(np.interp(0.95 * mass[-1], mass, x[1:]))
+    return math.sqrt(freedom) * math.tan(np.interp(level * mass[-1], mass, x[1:]))
 
-def interval_of_seeds(differences, targets):
+def interval_of_seeds(differences, targets, level=0.95):
     """[mean, low, high] of paired differences (seeds, documents), weighted by the documents' targets.
 
     A 95% interval for other seeds and other documents: Student's over seeds and Student's over documents, their half
@@ -247,10 +250,28 @@ def interval_of_seeds(differences, targets):
     n = 1 / (weights @ weights)
     if len(by_seed) < 2 or n < 2:
         return [mean, math.nan, math.nan]
-    over_seeds = student(len(by_seed) - 1) * math.sqrt(by_seed.var(ddof=1) / len(by_seed))
-    over_documents = student(n - 1) * math.sqrt(weights @ (by_document - mean) ** 2 / (n - 1))
+    over_seeds = student(len(by_seed) - 1, level) * math.sqrt(by_seed.var(ddof=1) / len(by_seed))
+    over_documents = student(n - 1, level) * math.sqrt(weights @ (by_document - mean) ** 2 / (n - 1))
     half = math.hypot(over_seeds, over_documents)
     return [mean, mean - half, mean + half]
+
+def p_value(differences, targets):
+    """One less the level of the widest interval_of_seeds that leaves out 0, to 1e-4; nan where there is no interval."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-4:
+        level = (low + high) / 2
+        _, begin, end = interval_of_seeds(differences, targets, level)
+        if math.isnan(begin):
+            return math.nan
+        low, high = (low, level) if begin <= 0 <= end else (level, high)
+    return 1 - low
+
+def adjust_by_holm(values):
+    """Holm's (1979) adjusted p-values: in ascending order, the largest so far of p times the tests that are left."""
+    order = np.argsort(values)
+    adjusted = np.empty(len(values))
+    adjusted[order] = np.minimum(1, np.maximum.accumulate(np.sort(values) * np.arange(len(values), 0, -1)))
+    return adjusted
 
 def summary(conditions, losses):
     """What a row says of the losses of a measure's one or two lists of windows; loss None if any is not finite."""

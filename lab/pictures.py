@@ -23,8 +23,8 @@ from config import InputError, make_encoding
 from lab.files import naming
 
 NAMES = {                                # of a variant of lab/grids.py, and of those whose names begin as it does
-    "expe": "ExPE", "rope": "RoPE", "expe-on-k": "ExPE on keys", "alibi": "ALiBi", "exqpe": "ExQPE", "shaw": "Shaw",
-    "t5": "T5", "sinusoidal": "sinusoidal", "exqpe-on-k": "ExQPE on keys", "learned": "learned", "nope": "NoPE",
+    "expe": "ExPE", "rope": "RoPE", "expe-on-k": "ExPE-K", "alibi": "ALiBi", "exqpe": "ExQPE", "shaw": "Shaw",
+    "t5": "T5", "sinusoidal": "sinusoidal", "exqpe-on-k": "ExQPE-K", "learned": "learned", "nope": "NoPE",
     "expe-constant": "ExPE, constant", "expe-l1": "ExPE, l 1", "expe-once": "ExPE, once",
     "expe-learn-init": "ExPE, learn init", "expe-learn-random": "ExPE, learn random",
     "kerple": "KERPLE", "fire": "FIRE", "cope": "CoPE", "fox": "FoX", "grape": "GRAPE", "xpos": "xPos",
@@ -70,7 +70,7 @@ def shade(colour, share):
     return tuple(share * np.array(to_rgb(colour)) + (1 - share) * np.array(to_rgb(GREY)))
 
 def name(variant):
-    """'expe-on-k-x16' -> 'ExPE on keys, x16', 'rope-sinks' -> 'RoPE, sinks'."""
+    """'expe-on-k-x16' -> 'ExPE-K, x16', 'rope-sinks' -> 'RoPE, sinks'."""
     first = family(variant)
     more = re.sub("-(?=[a-z])|_", " ", variant[len(first) + 1 :])
     return label(NAMES.get(first, first), re.sub("(?<=[a-wyz])(?=[0-9])", " ", more))          # base100, but not x16

@@ -1,8 +1,7 @@
-"""RESULTS.md and its pictures, from the files under results/ alone."""
+"""The pages and pictures of results/, one page a grid, from its JSON files alone."""
 
 import itertools
 import math
-import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -21,14 +20,14 @@ from lab.pictures import Curve
 from studies import tuning as tuned
 
 NOTES = "\n## Notes\n"
-HEAD = ("# Results\n\nMade by `python -m lab.reproduce report` from the files under results/, one a run and "
-        "evaluation; only the notes at the end are written by hand. Losses are in nats a token, as the mean over seeds "
-        "± their standard deviation. 1x is the trained length. `nonoverlap` is the paper's protocol; `same-targets` "
-        "scores the same last tokens of each document with more and more context, and `16x - sliding` is less the loss "
-        "with 1x alone, by the run's way of reading that is best at that. 95% intervals (in brackets) are of paired "
-        "differences, for other seeds and other documents; one seed alone has none. docs/evidence.md says how they "
-        "are made, and what each protocol can and cannot show. `expe-x16` has 16 times the paper's theta, `expe-on-k` "
-        "256 times and `expe-on-k-x1` once.\n")
+HEAD = """# Results
+
+One page a grid, made with `python -m lab.reproduce report` from the JSON files beside the pages, one file for each run
+and evaluation; only the notes below are written by hand. Losses are in nats a token, as mean ± standard deviation over
+seeds. 1x is the trained length. `nonoverlap` is the paper's protocol, and `same-targets` scores the same last tokens of
+each document with more and more context. `16x - sliding` compares with a sliding window of 1x. 95% intervals, in
+brackets, are for other seeds and other documents; [evidence.md](../docs/evidence.md) says how they are made.
+"""
 NUMBER = int | float
 RUN = {"variant": str, "seed": int, "command": str, "weights": str, "dtype": str, "parameters": int, "tokens": int,
        "trained_length": int, "seconds": NUMBER,
@@ -147,14 +146,12 @@ def mean_sd(values, form=".3f"):
     return "-" if np.isnan(mean) else f"{mean:{form}}" + f" ± {sd:.3f}" * (len(values) > 1)
 
 def paired(rows, others, key="unit_losses", other_key="unit_losses"):
-    """A difference between two rows of each seed: the mean with its interval, if it has one; and that of each seed."""
+    """The mean difference between two rows of each seed, with its interval if it has one."""
     if not rows or not others or any(row["loss"] is None for row in rows + others):
-        return "-", "-"
-    targets = rows[0]["unit_targets"]
+        return "-"
     differences = [np.subtract(x[key], y[other_key]) for x, y in zip(rows, others, strict=True)]
-    mean, low, high = interval_of_seeds(differences, targets)
-    by_seed = " ".join(f"{x:+.3f}" for x in np.average(differences, axis=1, weights=targets))
-    return f"{mean:+.3f}" + f" ({low:+.3f}, {high:+.3f})" * (not np.isnan(low)), by_seed
+    mean, low, high = interval_of_seeds(differences, rows[0]["unit_targets"])
+    return f"{mean:+.3f}" + f" ({low:+.3f}, {high:+.3f})" * (not np.isnan(low))
 
 def losses_table(grid, preset, lines, than):
     """Ours by the paper's protocol, with their differences from one of these lines, beside the paper's numbers.
@@ -173,7 +170,7 @@ def losses_table(grid, preset, lines, than):
         losses = line.losses("nonoverlap")
         rises = losses[MULTIPLES.index(end)] - losses[0]
         cells = [line.variant, line.how, *map(mean_sd, losses), mean_sd(rises, "+.3f")]
-        cells += ["" if line is other else paired(line.rows[at], other.rows[at])[0] for at in ends]
+        cells += ["" if line is other else paired(line.rows[at], other.rows[at]) for at in ends]
         if paper := grid.paper.get((line.variant, line.how)):
             rise = paper[-1] - paper[0]
             over = losses[: len(paper)].mean(1) - paper
@@ -182,52 +179,35 @@ def losses_table(grid, preset, lines, than):
         rows.append(cells + [""] * (len(heads) - len(cells)))
     return table(heads, rows)
 
-def same_targets_tables(lines, than):
-    """Losses with their differences, also from one of these lines, and the differences of each seed."""
+def same_targets_table(lines, than):
+    """Losses with their differences, also from one of these lines."""
     end = MULTIPLES[-1]
     sliding = {}                         # of each variant, by the way of reading that makes it lowest
     for rows, variant in ((line.rows["sliding", 1], line.variant) for line in lines):
-        found = sliding.setdefault(variant, rows)
-        sliding[variant] = min(found, rows, key=lambda some: pictures.over_seeds([row["loss"] for row in some])[0])
-    names = ["run", "positions"]
-    heads = [f"{end}x - 1x", f"{end}x - sliding", f"1x - {than}'s", f"{end}x - {than}'s"]
+        best = sliding.setdefault(variant, rows)
+        sliding[variant] = min(best, rows, key=lambda some: pictures.over_seeds([row["loss"] for row in some])[0])
+    heads = ["run", "positions", *TIMES, "sliding 1x", f"{end}x - 1x", f"{end}x - sliding", f"1x - {than}'s",
+             f"{end}x - {than}'s"]
     other = {line.label: line for line in lines}[than]
-    rows = []
-    by_seed = []
+    table_rows = []
     for line in lines:
         first, last = (line.rows["same-targets", multiple] for multiple in (1, end))
         losses = [*line.losses("same-targets"), [row["loss"] for row in line.rows["sliding", 1]]]
         pairs = [paired(last, first), paired(last, sliding[line.variant])]
         for multiple, mine in ((1, first), (end, last)):
-            pairs.append(("", "") if line is other else paired(mine, other.rows["same-targets", multiple]))
-        rows.append([line.variant, line.how, *map(mean_sd, losses), *(cell for cell, _ in pairs)])
-        by_seed.append([line.variant, line.how, *(seeds for _, seeds in pairs)])
-    return table([*names, *TIMES, "sliding 1x", *heads], rows), table(names + heads, by_seed)
+            pairs.append("" if line is other else paired(mine, other.rows["same-targets", multiple]))
+        table_rows.append([line.variant, line.how, *map(mean_sd, losses), *pairs])
+    return table(heads, table_rows)
 
 def probes_table(lines):
     """The gains of both probes; "" if no line has any."""
-    asked = [("swap", 2), ("swap", 4), ("swap", 16), ("repeat", 1), ("repeat", 4), ("repeat", 16)]
+    places = [("swap", 2), ("swap", 4), ("swap", 16), ("repeat", 1), ("repeat", 4), ("repeat", 16)]
     rows = []
     for line in lines:
-        gains = {at: paired(*[line.rows.get(at)] * 2, "unit_losses_without", "unit_losses") for at in asked}
-        if set(gains.values()) != {("-", "-")}:
-            rows.append([line.variant, *(cell for cell, _ in gains.values()), gains["swap", 16][1]])
-    heads = ["run", *(f"{probe} {multiple}x" for probe, multiple in asked), "swap 16x by seed"]
-    return table(heads, rows) if rows else ""
-
-def which_of_two(lines):
-    """Which of the paper's two losses of ExPE at 4x ours is nearer to, by its rise from 1x."""
-    losses = {line.label: line for line in lines}["expe"].losses("nonoverlap")
-    rises = losses[MULTIPLES.index(4)] - losses[0]
-    if np.isnan(rises).any():
-        return ""
-    two = {"table 2": GRIDS["table2"].paper["expe", ""], "table 7": GRIDS["ablations"].paper["expe", ""]}
-    papers = {f"{losses[2]:.2f} of {name}": losses[2] - losses[0] for name, losses in two.items()}
-    nearer = min(papers, key=lambda name: abs(papers[name] - rises.mean()))
-    said = " and ".join(f"{name} ({rise:+.2f} from 1x)" for name, rise in papers.items())
-    seeds = " ".join(f"{rise:+.3f}" for rise in rises)
-    return (f"At 4x the paper has two losses of ExPE, {said}. Ours rises by {rises.mean():+.3f} (by seed: {seeds}): "
-            f"nearer to {nearer}.\n")
+        gains = [paired(*[line.rows.get(place)] * 2, "unit_losses_without", "unit_losses") for place in places]
+        if set(gains) != {"-"}:
+            rows.append([line.variant, *gains])
+    return table(["run", *(f"{probe} {multiple}x" for probe, multiple in places)], rows) if rows else ""
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
@@ -262,14 +242,14 @@ def draw_differences(path, lines, protocol, title):
     pictures.curves(path, drawn, title, {lines[0].context}, "loss over that in fp32", note=note)
 
 def draw_gains(path, lines, protocol, title):
-    """Loss at the trained length and at the longest one over the gain of ExPE, on both and on keys alone."""
+    """Loss at the trained length and at the longest one over the multiplier of theta, for ExPE and ExPE-K."""
     losses = {line.label: line for line in lines}
     drawn = {}
     for (method, gains), i in itertools.product(GAINS.items(), (0, -1)):
         mine = [losses[variant] for variant in gains.values()]
         found = pictures.by_length([*gains], np.stack([line.losses(protocol)[i] for line in mine]))
         drawn[f"{pictures.name(method)}, {TIMES[i]}"] = Curve(*found, mine[0].colour)
-    pictures.curves(path, drawn, title, set(), across="theta over the paper's step")
+    pictures.curves(path, drawn, title, set(), across="theta multiplier")
 
 def draw_positions(path, lines, protocol, title):
     """Loss by position in the longest window that each line has a loss for."""
@@ -289,7 +269,7 @@ def draw_bars(path, lines, protocol, title):
 MORE_PICTURES = {                        # of a grid: kind, what draws it, of which protocol, and its title
     "table2": ("positions", draw_positions, "nonoverlap", "Loss by position"),
     "ablations": ("bars", draw_bars, "nonoverlap", GRIDS["ablations"].title),
-    "gain": ("steps", draw_gains, "same-targets", "Loss by ExPE's gain, at 1 and 16 times the trained length"),
+    "gain": ("steps", draw_gains, "same-targets", "Loss by theta multiplier, at 1 and 16 times the trained length"),
 }
 
 def draw(name, preset, lines):
@@ -310,132 +290,111 @@ def draw(name, preset, lines):
         path = Path("pictures") / f"{preset}-{name}-{kind}.png"
         where = f"{preset}, {pictures.PROTOCOLS[protocol]}{', the test split' * (name == 'tuned')}"
         job(path, lines[protocol], protocol, f"{words}\n{where}")
-        images.append(f"![{words} ({where})]({path})\n")
+        images.append(f"![{words} ({where})](../../{path})\n")
     return "".join(images)
 
 
-# ---- the page --------------------------------------------------------------------------------------------------------
+# ---- the pages -------------------------------------------------------------------------------------------------------
 
 def report():
-    """Write RESULTS.md and the pictures from results/; its notes are kept."""
-    presets = [path for path in sorted(Path("results").glob("*")) if path.is_dir()]
-    presets.sort(key=lambda path: path.name in DATA)
-    if not presets:
+    """Write results/PLACE/GRID.md, their pictures, and results/README.md, whose notes are kept."""
+    places = [path for path in sorted(Path("results").glob("*")) if path.is_dir()]
+    places.sort(key=lambda path: path.name in DATA)
+    if not places:
         raise InputError("there is nothing under results/ to report: run a grid first, such as table2 --preset mini")
     notes = "\nWrite here: what stands below this heading is kept when the rest is made anew.\n"
-    if os.path.lexists("RESULTS.md"):
-        _, found, notes = read_text("RESULTS.md").partition(NOTES)
-        if not found:
-            raise InputError(f"RESULTS.md has no line {NOTES.strip()!r}: write it above what is to be kept")
-    parts = [HEAD, *itertools.chain(*map(preset_report, presets))]
-    write_text(os.path.realpath("RESULTS.md"), "\n".join(parts) + NOTES + notes)
-    print("RESULTS.md is written")
+    index = Path("results/README.md")
+    if index.exists():
+        _, heading, notes = read_text(index).partition(NOTES)
+        if not heading:
+            raise InputError(f"{index} has no line {NOTES.strip()!r}: write it above what is to be kept")
+    parts = [HEAD, *(part for place in places for part in report_place(place))]
+    write_text(index, "\n".join(parts) + NOTES + notes)
+    print(f"{index} and the pages that it names are written")
 
-def preset_report(folder):
-    """The sections of one preset, whose files are in that folder; nothing is drawn before all of them are checked."""
-    place = folder.name                                                 # ready: the seeds of each grid that has any
-    ready = {}
+def report_place(folder):
+    """Write the pages of one place and return its part of the index; all files are checked before one is drawn."""
+    place = folder.name
     files = collect(folder)
     preset = tuned.PRESET if place in {grid.place for grid in GRIDS.values()} else place
-    runs = [run for (_, what), found in files.items() if what == "run" for run in found.values()]
+    runs = [run for (_, what), seeds in files.items() if what == "run" for run in seeds.values()]
     if not runs:
         return []
+    ready = {}                                                         # the seeds of each grid that has any
     for name, grid in GRIDS.items():
         seeds = finished(grid, files)
         if not seeds or place_of(name, preset) != place or (name == "large" and not preset.startswith("llama")):
             continue
-        others = {tuned.SEED} if place == tuned.PRESET else set()          # the trials' seed is none of a grid's
+        others = {tuned.SEED} if place == tuned.PRESET else set()      # the trials' seed is none of a grid's
         if left := sorted(set().union(*(files[variant, "run"] for variant in grid.evaluations)) - {*seeds, *others}):
             print(f"{name} of {preset} has not all of seed {' and '.join(map(str, left))}, which is left out")
         check_alike(folder, grid, files, seeds)
         ready[name] = seeds
-    sections = [section(name, GRIDS[name], preset, files, seeds) for name, seeds in ready.items()]
-    if place == tuned.PRESET:
-        sections.append(tuned_section(folder, files))
-    return [what_was_run(place, runs), *itertools.chain(*sections), *commands(place, runs, files)]
+    pages = {name: (GRIDS[name], page(name, GRIDS[name], preset, files, seeds)) for name, seeds in ready.items()}
+    if place == tuned.PRESET and (tuned_page := page_of_tuned(folder, files)):
+        pages["tuned"] = tuned_page
+    for name, (_, text) in pages.items():
+        write_text(folder / f"{name}.md", text)
+    lines = [f"- [{grid.title}]({place}/{name}.md)\n" for name, (grid, _) in pages.items()]
+    return [what_was_run(place, runs), "".join(lines)]
 
 def what_was_run(preset, runs):
     """One sentence on all runs of a preset."""
-    def said(form):
+    def values(form):
         """That of the runs' files, each value once."""
         return " or ".join(dict.fromkeys(form.format_map(run) for run in runs))
 
-    seconds = [run["seconds"] for run in runs if run["seconds"]]
-    return (f"\n## {preset}\n\n{len(runs)} runs of {said('{tokens:,}')} tokens in {said('{dtype}')}, trained at "
-            f"{said('{trained_length:,}')} tokens on {said('{data[source]}')} (vocabulary {said('{data[vocab]:,}')}, "
-            f"{said('{data[splits][train][tokens]:,}')} training tokens); {sum(seconds) / 3600:.1f} hours of "
-            f"training in all, {min(seconds):,.0f} to {max(seconds):,.0f} s a run, on {said('{provenance[device]}')} "
-            f"(threads: {said('{provenance[threads]}')}), Python {said('{provenance[versions][python]}')}, torch "
-            f"{said('{provenance[versions][torch]}')}, {said('{provenance[machine]}').split('-')[0]}.\n")
+    hours = sum(run["seconds"] or 0 for run in runs) / 3600
+    return (f"\n## {preset}\n\n{len(runs)} runs of {values('{tokens:,}')} tokens in {values('{dtype}')}, trained at "
+            f"{values('{trained_length:,}')} tokens on {values('{data[source]}')} (vocabulary "
+            f"{values('{data[vocab]:,}')}, {values('{data[splits][train][tokens]:,}')} training tokens); {hours:.1f} "
+            f"hours of training on {values('{provenance[device]}')} (threads: {values('{provenance[threads]}')}), "
+            f"Python {values('{provenance[versions][python]}')}, torch {values('{provenance[versions][torch]}')}.\n")
 
-def tuned_section(folder, files):
-    """The trials that there are; then the best and the default of each method that has all of its own, on test."""
+def page_of_tuned(folder, files):
+    """(Grid, page): the best and the default of each method on test, and a figure of the trials; None if unfinished."""
     def loss(name):
         rows = files.get((name, tuned.TRIALS[0]), {}).get(tuned.SEED)
         return rows and rows[0]["loss"]
 
-    rows, finals = [], []
-    scored = {name: found for name in VARIANTS if (found := loss(name)) is not None
-              and tuned.SEED in files.get((name, tuned.TRIALS[1]), {})}      # or a grid was stopped in between
+    pairs = {}                                                         # of each method that is done: best, default
+    trials = {}
     for method in tuned.METHODS:
         names, best = tuned.trials(method, loss)
-        finals += [(best, tuned.default_of(method))] * (best is not None)
-        found = [name for name in names if name in scored]
-        for name in found * (len(found) > 1):                              # a default alone is other grids' too
-            same = lines_of(Grid("", {name: tuned.TRIALS[1:]}), files, [tuned.SEED])[0].losses(tuned.TRIALS[1])
-            losses = f"{scored[name]:.3f}", *(f"{same[MULTIPLES.index(k)][0]:.3f}" for k in (1, 4, 16))
-            rows.append([pictures.name(name) + " (best)" * (name == best), f"`{flags_of(name)}`", *losses])
-    if not rows:
-        return []
-    heads = ["trial", "flags", "1x, the paper's protocol", *(f"{k}x, the same targets" for k in (1, 4, 16))]
-    parts = [f"\n### {tuned.TITLE}\n", f"Each trial is one run of seed {tuned.SEED}, scored on val. The best of a "
-             f"method has the lowest loss of the first column.\n\n{table(heads, rows)}"]
-    grids = [Grid(tuned.TITLE, dict.fromkeys(pair, tuned.FINALS)) for pair in finals]
-    seeds = max((finished(grid, files) for grid in grids), key=len, default=[])
-    finals = [pair for pair, grid in zip(finals, grids, strict=True) if finished(grid, files) == seeds]
-    if seeds:
-        finals.sort(key=lambda pair: "expe-on-k" not in pair)              # first, and so what all are compared with
-        bests_first = itertools.chain(*zip(*finals, strict=True))
-        grid = Grid(tuned.TITLE, dict.fromkeys(bests_first, tuned.FINALS))
-        check_alike(folder, grid, files, seeds)
-        parts.append("The best and then the defaults, on the test split, which nothing was tuned on:\n")
-        parts += section("tuned", grid, tuned.PRESET, files, seeds)[1:]
-    return parts
+        if best is not None:
+            pairs[method] = best, tuned.default_of(method)
+            trials[method] = sorted(map(loss, names))
+    grids = {method: Grid(tuned.TITLE, dict.fromkeys(pair, tuned.FINALS)) for method, pair in pairs.items()}
+    seeds = max((finished(grid, files) for grid in grids.values()), key=len, default=[])
+    if not seeds:
+        return None
+    methods = [method for method in grids if finished(grids[method], files) == seeds]
+    methods.sort(key=lambda method: method != "expe-on-k")             # the first is what all are compared with
+    variants = itertools.chain(*zip(*(pairs[method] for method in methods), strict=True))
+    grid = Grid(tuned.TITLE, dict.fromkeys(variants, tuned.FINALS), says=tuned.SAYS)
+    check_alike(folder, grid, files, seeds)
+    path = Path("pictures") / f"{tuned.PRESET}-tuned-trials.png"
+    path.parent.mkdir(exist_ok=True)
+    drawn = {pictures.name(method): Curve(range(1, 1 + len(some)), np.array(some), None, pictures.colour(method))
+             for method, some in trials.items()}
+    title = f"The trials of each method, from the best to the worst\n{tuned.PRESET}, seed {tuned.SEED}, val, 1x"
+    pictures.curves(path, drawn, title, set(), across="trial")
+    return grid, page("tuned", grid, tuned.PRESET, files, seeds) + f"\n![{title.splitlines()[0]}](../../{path})\n"
 
-def section(name, grid, preset, files, seeds):
-    """The pictures and tables of one grid, and the command that makes it.
-
-    Differences are from ExPE's losses, or, in a grid without it, from those of its first variant.
-    """
+def page(name, grid, preset, files, seeds):
+    """The page of one grid. Differences are from ExPE's losses, or, in a grid without it, from its first variant's."""
     lines = lines_of(grid, files, seeds)
     by = {protocol: [line for line in lines if (protocol, 1) in line.rows] for protocol in LOSSES}
-    parts = [f"\n### {grid.title}\n", draw(name, preset, by)]
     than = "expe" if "expe" in grid.evaluations and name != "tuned" else next(iter(grid.evaluations))
-    if by["nonoverlap"]:
-        parts.append(f"By the paper's protocol (nonoverlap):\n\n{losses_table(grid, preset, by['nonoverlap'], than)}")
-    if name == "table2":
-        parts.append(which_of_two(lines))
-    same_targets, by_seed = same_targets_tables(by["same-targets"], than)
-    parts.append(f"The same targets with more and more context:\n\n{same_targets}")
-    if len(seeds) > 1:
-        parts.append(f"The differences by seed ({', '.join(map(str, seeds))}):\n\n{by_seed}")
-    if probes := probes_table(lines):
-        parts.append(f"Probes: the gain from what is far back, at windows of so many times 1x:\n\n{probes}")
     flags = {files[variant, "run"][seed].get("train_flags", "") for variant in grid.evaluations for seed in seeds}
     command = f"python -m lab.reproduce {name} --preset {preset} --seeds {','.join(map(str, seeds))}"
-    parts.append("`" + "` or `".join(f"{command} -- {more}" if more else command for more in sorted(flags)) + "`\n")
-    return parts
-
-def present_flags(command):
-    """A recorded command in the flags that train.py has now: --softmax was a part of the encoding's name."""
-    return re.sub(r"--pe (\w+)\+(\w+)", r"--pe \1 --softmax \2", command)
-
-def commands(preset, runs, files):
-    """What made every file of a preset."""
-    rows = [[f"{run['variant']}-s{run['seed']}", f"`{present_flags(run['command'])}`", f"{run['seconds'] or 0:,.0f}",
-             f"{run['parameters']:,}", (run["provenance"]["git"] or "-")[:10]] for run in runs]
-    used = {what for _, what in files}
-    flags = [[name, f"`{flags}`"] for name, flags in EVALUATIONS.items() if name in used]
-    evaluate = " ".join(["python -m lab.measure", f"runs/{preset}/RUN FLAGS", *DATA.get(preset, ())[1:], "--json FILE"])
-    return [f"\n### The commands ({preset})\n\n" + table(["run", "command", "s", "parameters", "commit"], rows),
-            f"Each results/{preset}/RUN.NAME.json is what `{evaluate}` writes:\n\n" + table(["NAME", "FLAGS"], flags)]
+    commands = "\n".join(f"{command} -- {more}" if more else command for more in sorted(flags))
+    parts = [f"# {grid.title}\n", *([f"{grid.says}\n"] if grid.says else []), f"```\n{commands}\n```\n",
+             draw(name, preset, by)]
+    if by["nonoverlap"]:
+        parts.append(f"The paper's protocol (nonoverlap):\n\n{losses_table(grid, preset, by['nonoverlap'], than)}")
+    parts.append("The same targets with more and more context:\n\n" + same_targets_table(by["same-targets"], than))
+    if probes := probes_table(lines):
+        parts.append(f"Probes: the gain from what is far back, at windows of so many times 1x:\n\n{probes}")
+    rows = [[variant, f"`{flags_of(variant, preset=preset)}`"] for variant in grid.evaluations]
+    return "\n".join([*parts, "The flags of each run:\n\n" + table(["run", "flags of train.py"], rows)])

@@ -1,4 +1,4 @@
-"""The paper's tables as grids: train what is missing, evaluate it, and write results/ and RESULTS.md.
+"""The paper's tables as grids: train what is missing, evaluate it, and write results/ and its pages.
 
     python -m lab.reproduce table2
     python -m lab.reproduce table2 --jobs 8                            eight runs at once, with one thread each
@@ -6,7 +6,7 @@
     python -m lab.reproduce table2 --preset paper-35m --dry-run
     python -m lab.reproduce ablations --preset paper-35m -- --dtype bf16 --compile     what follows -- is train.py's
     python -m lab.reproduce tuned                                      every method at its best, tuned alike
-    python -m lab.reproduce report                                     RESULTS.md anew, from results/ alone
+    python -m lab.reproduce report                                     the pages of results/ anew, from its files
 
 A grid that was stopped or killed goes on when it is started again: complete runs are not trained again, unfinished ones
 resume from their checkpoint, and an evaluation is done again only if its run's weights or --max-docs have changed.
@@ -312,7 +312,7 @@ def main(argv=None):
     from lab.report import report
     argv = sys.argv[1:] if argv is None else argv
     titles = {name: grid.title for name, grid in GRIDS.items()}
-    titles |= {"tuned": tuned.TITLE, "all": ", ".join(ALL), "report": "no run: RESULTS.md and the pictures anew"}
+    titles |= {"tuned": tuned.TITLE, "all": ", ".join(ALL), "report": "no run: the pages and pictures of results/ anew"}
     grids = "".join(f"  {name:12}{title}\n" for name, title in titles.items())
     parser = CommandLine(prog="python -m lab.reproduce", description=__doc__, epilog=f"grids:\n{grids}")
     parser.add_argument("grid", choices=titles, metavar="GRID", help="one of those below")

@@ -9,7 +9,8 @@ from conftest import ROOT, command
 from config import ENCODINGS
 
 pytestmark = pytest.mark.pages
-PAGES = [ROOT / "README.md", ROOT / "RESULTS.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RESULTS = sorted((ROOT / "results").glob("**/*.md"))
 
 
 def prose(text):
@@ -27,13 +28,13 @@ def test_the_readme_is_read_in_one_sitting():
     assert text.index("theta * (n + j)") < text.index("## What you should see")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + RESULTS, ids=lambda page: page.name)
 def test_links_and_pictures_are_there(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
         assert target.startswith("http") or (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "RESULTS.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_sentence_is_over_forty_words(page):
     for sentence in prose(page.read_text(encoding="utf-8")):
         assert len(sentence.split()) <= 40, sentence

@@ -87,8 +87,8 @@ def test_a_run_is_named_as_the_variant_that_its_flags_are_of(variant, trained_by
 
 
 @pytest.mark.parametrize("flags, name", [
-    ("--pe expe --softmax sinks --on k", "ExPE on keys, sinks"), ("--pe nope --softmax llama4", "NoPE, Llama 4"),
-    ("--pe expe --on k --theta 1/2048 --start 0.1", "ExPE on keys, start 0.1 theta 1/2048"),
+    ("--pe expe --softmax sinks --on k", "ExPE-K, sinks"), ("--pe nope --softmax llama4", "NoPE, Llama 4"),
+    ("--pe expe --on k --theta 1/2048 --start 0.1", "ExPE-K, start 0.1 theta 1/2048"),
 ])
 def test_a_run_of_no_variant_is_named_by_its_settings_as_shortly_as_they_can_be_said(trained_by, flags, name):
     trained_by(flags)

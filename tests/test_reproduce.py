@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, command, refused
@@ -53,14 +54,16 @@ def test_a_grid_leaves_runs_results_a_report_and_pictures(grid):
     model, _, _ = read_run(grid / "runs/mini/expe-on-k-x1-s1")
     assert model.encoding.on == "k" and model.encoding.pe == "expe"
     assert (grid / "pictures/mini-scaling-nonoverlap.png").read_bytes().startswith(b"\x89PNG")
-    text = (grid / "RESULTS.md").read_text()
-    assert "python train.py --preset mini --pe expe --on k --theta 1/512 --seed 1" in text and "## Notes" in text
-    titles = [line for line in text.splitlines() if line.startswith("### ")]      # of the grid that is finished alone
-    assert titles == [f"### {GRIDS['scaling'].title}", "### The commands (mini)"]
+    assert [path.name for path in (grid / "results/mini").glob("*.md")] == ["scaling.md"]      # the finished grid alone
+    text = (grid / "results/mini/scaling.md").read_text()
+    assert text.startswith(f"# {GRIDS['scaling'].title}\n\n{GRIDS['scaling'].says}\n")
+    assert "| expe-on-k-x1 | `--pe expe --on k --theta 1/512` |" in text
+    index = (grid / "results/README.md").read_text()
+    assert f"- [{GRIDS['scaling'].title}](mini/scaling.md)" in index and "## Notes" in index
 
 
 def test_numbers_of_the_report_are_those_of_the_files(grid):
-    text = (grid / "RESULTS.md").read_text()
+    text = (grid / "results/mini/scaling.md").read_text()
     at = [{(row["how"], row["length"]): row for what in ("nonoverlap", "scaled")
            for row in json.loads((grid / f"results/mini/expe-s{seed}.{what}.json").read_text())}
           for seed in (0, 1)]
@@ -97,8 +100,6 @@ def test_numbers_of_the_report_are_those_of_the_files(grid):
     mean = statistics.mean(by_seed)
     found = f"{mean:+.3f} ({mean - half:+.3f}, {mean + half:+.3f})"
     assert re.search(rf"\| exqpe \| scale auto \|.*\| {re.escape(found)} \|", text)
-    rest = text.split("The differences by seed (0, 1)")[1]
-    assert f"| exqpe | scale auto | {by_seed[0]:+.3f} {by_seed[1]:+.3f} |" in rest
 
 
 def test_each_way_of_reading_is_compared_with_the_best_sliding_window_of_its_run():
@@ -106,7 +107,7 @@ def test_each_way_of_reading_is_compared_with_the_best_sliding_window_of_its_run
     rows = lambda loss, beside: {("same-targets", k): row(loss) for k in MULTIPLES} | {("sliding", 1): row(beside)}  # noqa: E731
     for beside in (2.75, 2.5), (2.5, 2.75):
         lines = [report.Line("expe", how, 16, rows(3.0, x)) for how, x in zip(("", "scale 4.0"), beside, strict=True)]
-        table, _ = report.same_targets_tables(lines, "expe")
+        table = report.same_targets_table(lines, "expe")
         assert [line.split(" | ")[9] for line in table.splitlines()] == ["16x - sliding", "---", "+0.500", "+0.500"]
 
 
@@ -115,21 +116,23 @@ def test_a_report_of_one_seed_has_differences_and_no_interval(grid, tmp_path):
     for path in (grid / "results/mini").glob("*-s1.*.json"):
         shutil.copy(path, tmp_path / "results/mini")
     assert command("lab.reproduce", "report", cwd=tmp_path).returncode == 0
-    [row] = re.findall(r"^\| exqpe \| scale auto \|.*", (tmp_path / "RESULTS.md").read_text(), re.M)
+    [row] = re.findall(r"^\| exqpe \| scale auto \|.*", (tmp_path / "results/mini/scaling.md").read_text(), re.M)
     assert re.search(r"(\| [+-]\d\.\d{3} ){4}\|$", row)
 
 
 def test_results_alone_make_the_report_and_its_notes_are_kept(grid, tmp_path):
-    shutil.copytree(grid / "results", tmp_path / "results")
-    (tmp_path / "pictures").mkdir()
-    text = (grid / "RESULTS.md").read_text()
-    (tmp_path / "RESULTS.md").write_text("old\n\n## Notes\n\nWhat did not work: x.\n")
+    (tmp_path / "results/mini").mkdir(parents=True)
+    for path in (grid / "results/mini").glob("*.json"):
+        shutil.copy(path, tmp_path / "results/mini")
+    (tmp_path / "results/README.md").write_text("old\n\n## Notes\n\nWhat did not work: x.\n")
     assert command("lab.reproduce", "report", cwd=tmp_path).returncode == 0
-    again = (tmp_path / "RESULTS.md").read_text()
+    again, text = ((folder / "results/README.md").read_text() for folder in (tmp_path, grid))
     assert again.split("## Notes")[0] == text.split("## Notes")[0]
     assert again.endswith("\n## Notes\n\nWhat did not work: x.\n")
-    for picture in (grid / "pictures").iterdir():
-        assert (tmp_path / "pictures" / picture.name).read_bytes() == picture.read_bytes()
+    made = [path.relative_to(grid) for folder in ("pictures", "results") for path in (grid / folder).rglob("*.[mps]*")]
+    assert len(made) > 3
+    for path in set(made) - {Path("results/README.md")}:
+        assert (tmp_path / path).read_bytes() == (grid / path).read_bytes(), path
 
 
 def test_what_is_done_is_left_alone_and_what_is_lost_is_made_again(grid, tmp_path):
@@ -216,9 +219,9 @@ def test_a_report_needs_whole_files_and_a_place_for_its_notes(grid, tmp_path):
         line = refused(command("lab.reproduce", "report", cwd=tmp_path))
         assert f"expe-s0.scaled.json {words}: it was cut short or edited: delete it" in line
     path.write_text(whole)
-    (tmp_path / "RESULTS.md").write_text("## Notes by hand\n")
-    assert "RESULTS.md has no line '## Notes'" in refused(command("lab.reproduce", "report", cwd=tmp_path))
-    assert (tmp_path / "RESULTS.md").read_text() == "## Notes by hand\n"
+    (tmp_path / "results/README.md").write_text("## Notes by hand\n")
+    assert "README.md has no line '## Notes'" in refused(command("lab.reproduce", "report", cwd=tmp_path))
+    assert (tmp_path / "results/README.md").read_text() == "## Notes by hand\n"
 
 
 def test_other_documents_are_scored_again_and_never_averaged(grid, tmp_path):
@@ -233,7 +236,7 @@ def test_other_documents_are_scored_again_and_never_averaged(grid, tmp_path):
         path.write_text(json.dumps(some))
         line = refused(command("lab.reproduce", "report", cwd=tmp_path))
         assert f"expe-s1.same-targets.json {words}: delete it" in line
-    assert not (tmp_path / "RESULTS.md").exists()
+    assert (tmp_path / "results/README.md").read_text() == (grid / "results/README.md").read_text()
     path.unlink()
     done = command("lab.reproduce", "report", cwd=tmp_path)
     assert done.returncode == 0 and "scaling of mini has not all of seed 1, which is left out" in done.stdout

@@ -1,0 +1,155 @@
+"""The table of the methods that README shows, from the files under results/ alone or from your own runs.
+
+    python -m lab.verdict                     method, flags, trials, loss with 1 and 16 times the trained length, cost
+    python -m lab.verdict --full              the table of docs/evidence.md, with differences from one reference
+    python -m lab.verdict --full --reference fox
+    python -m lab.verdict runs/mini-expe-s0 runs/mini-rope-s0
+
+Committed losses are means over seeds on the same targets of the test split, on which nothing was tuned; of your own
+runs, val. Cost is the time of a training step on a CPU over that of NoPE (results/mini/bench.json, which
+`python -m lab.bench --parts train --backends plain --json FILE` makes) and the parameters beyond NoPE's.
+"""
+
+import contextlib
+import dataclasses
+import io
+import re
+import statistics
+from pathlib import Path
+
+import numpy as np
+
+import train
+from common import CommandLine, named_runs, read_run
+from config import InputError, make_encoding
+from eval import MULTIPLES
+from lab import measure, pictures
+from lab.compare import read_rows
+from lab.files import read_json
+from lab.grids import VARIANTS, flags_of
+from lab.measures import adjust_by_holm, interval_of_seeds, p_value
+from lab.report import collect, table
+from model_numpy import count_parameters
+from studies import tuning as tuned
+
+FOLDER = Path("results") / tuned.PRESET
+UNTUNED = {"test": ("fox",), "val": ("expe-on-k", "kerple", "grape", "fire")}      # with their authors' values
+ENDS = (1, MULTIPLES[-1])
+
+def tuned_variants():
+    """{variant: its trials} of the best values of each method that was tuned."""
+    files = collect(FOLDER)
+
+    def loss(name):
+        rows = files.get((name, tuned.TRIALS[0]), {}).get(tuned.SEED)
+        return rows and rows[0]["loss"]
+
+    chosen = (tuned.trials(method, loss) for method in tuned.METHODS)
+    return {best: names for names, best in chosen if best}
+
+def edges(variant, trials):
+    """Which of a variant's values lie at an edge of what was tried: "theta", "lr", both or "no"."""
+    values = {name: train.read_flags(["--preset", tuned.PRESET, *flags_of(name).split()])[1:] for name in trials}
+    values = {name: dataclasses.asdict(model.encoding) | {"lr": config.lr} for name, (model, config) in values.items()}
+    tried = {key: {own[key] for own in values.values()} for key in values[variant]}
+    found = [key.replace("_", " ") for key, some in tried.items() if len(some) > 2 and not isinstance(min(some), str)
+             and values[variant][key] in (min(some), max(some))]
+    return " and ".join(found) or "no"
+
+def name_of(variant):
+    return re.sub(",? lr x", ", rate x", pictures.name(variant))
+
+def cost_of(variant):
+    """"1.04, +2,064": the time of a training step over NoPE's, and the parameters beyond NoPE's."""
+    pe = VARIANTS[variant].split()[1]
+    [ratio] = [row["over_nope"] for row in read_json(FOLDER / "bench.json") if row["pe"] == pe]
+    return f"{ratio:.2f}, +{parameters(variant) - parameters('nope'):,}"
+
+def mean_of(rows):
+    return statistics.mean(row["loss"] for row in rows)
+
+def committed():
+    """README's rows, by the loss at 16x."""
+    trials = tuned_variants()
+    variants = [*UNTUNED["test"], *trials]
+    rows = read_rows(FOLDER, variants, "same-targets", "test")
+    variants.sort(key=lambda variant: mean_of(rows[variant][ENDS[1]]))
+    return [[name_of(variant), f"`{flags_of(variant)}`", str(len(trials.get(variant, [0]))),
+             *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS), cost_of(variant)] for variant in variants]
+
+def full(reference):
+    """Rows of both splits: trials, edges, parameters, 1x on all targets, and differences from the reference.
+
+    A star marks what is significant at 5% after Holm's correction over all differences of a split.
+    """
+    trials = tuned_variants()
+    lines = []
+    for split, untuned in UNTUNED.items():
+        variants = [*untuned, *(trials if split == "test" else ())]
+        if reference not in variants:
+            continue
+        rows = read_rows(FOLDER, variants, "same-targets", split)
+        variants.sort(key=lambda variant: mean_of(rows[variant][ENDS[1]]))
+        pairs = {}                                                     # differences (seeds, documents), and targets
+        for variant, end in ((variant, end) for variant in variants if variant != reference for end in ENDS):
+            mine, other = ([row["unit_losses"] for row in rows[name][end]] for name in (variant, reference))
+            pairs[variant, end] = np.subtract(mine, other), rows[variant][end][0]["unit_targets"]
+        adjusted = dict(zip(pairs, adjust_by_holm([p_value(*pair) for pair in pairs.values()]), strict=True))
+        for variant in variants:
+            own = trials.get(variant, [variant]) if split == "test" else [variant]
+            cells = []
+            for at in ((variant, end) for end in ENDS):
+                mean, low, high = interval_of_seeds(*pairs[at]) if at in pairs else (0, 0, 0)
+                cells.append(f"{mean:+.3f} ({low:+.3f}, {high:+.3f}){' *' * bool(adjusted[at] < 0.05)}"
+                             if at in pairs else "")
+            lines.append([split, name_of(variant), str(len(own)), edges(variant, own) if len(own) > 1 else "-",
+                          f"{parameters(variant):,}", all_targets(variant, split),
+                          *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS), *cells])
+    return lines
+
+def parameters(variant):
+    return read_json(next(FOLDER.glob(f"{variant}-s[0-9]*.run.json")))["parameters"]
+
+def all_targets(variant, split):
+    """The mean loss at 1x by the paper's protocol, or "-" if it is not among the results."""
+    try:
+        return f"{mean_of(read_rows(FOLDER, [variant], 'nonoverlap', split)[variant][1]):.3f}"
+    except InputError:
+        return "-"
+
+def own_rows(runs):
+    """README's rows of run directories, which are scored now, on val."""
+    args = measure.command_line().parse_args([*map(str, runs), "--protocol", "same-targets"])
+    with contextlib.redirect_stdout(io.StringIO()):
+        scored = measure.score(args)
+    losses = {(row["run"], row["length"]): row["loss"] for row in scored if row["protocol"] == "same-targets"}
+    rows = []
+    for run in runs:
+        model, _, _ = read_run(run)
+        nope = dataclasses.replace(model, encoding=make_encoding("nope"))
+        found = [losses[str(run), model.context * end] for end in ENDS]
+        rows.append([pictures.name(pictures.variant_of(run)), f"`{run}`", "1",
+                     *("-" if loss is None else f"{loss:.3f}" for loss in found),
+                     f"+{count_parameters(model) - count_parameters(nope):,}"])
+    return rows
+
+def main(argv=None):
+    parser = CommandLine(prog="python -m lab.verdict", description=__doc__)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="your own runs (default: those of results/)")
+    parser.add_argument("--full", action="store_true", help="the table of docs/evidence.md")
+    parser.add_argument("--reference", default="expe-on-k", metavar="NAME",
+                        help="with --full: the variant from which differences are taken (default: expe-on-k)")
+    with parser.one_line_errors():
+        args = parser.parse_args(argv)
+        if args.full:
+            heads = ["split", "method", "trials", "at an edge", "parameters", "1x, all targets",
+                     *(f"{end}x" for end in ENDS), *(f"{end}x - {name_of(args.reference)}" for end in ENDS)]
+            if not (lines := full(args.reference)):
+                raise InputError(f"--reference must be a method of the table, such as fox, got {args.reference}")
+            print(table(heads, lines), end="")
+        else:
+            heads = ["method", "flags", "trials", *(f"{end}x" for end in ENDS), "cost"]
+            print(table(heads, own_rows(named_runs(args.runs)) if args.runs else committed()), end="")
+
+if __name__ == "__main__":
+    main()

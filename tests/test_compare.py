@@ -1,0 +1,90 @@
+"""lab.compare and lab.verdict: every number recomputed from the files, Holm's correction by hand."""
+
+import json
+import math
+import re
+import statistics
+
+import numpy as np
+import pytest
+from conftest import ROOT, command, refused
+
+from lab import verdict
+from lab.measures import adjust_by_holm, interval_of_seeds, p_value, student
+
+
+def rows(name, seed, length, protocol="same-targets"):
+    found = json.loads((ROOT / f"results/mini/{name}-s{seed}.test-{protocol}.json").read_text())
+    [row] = [row for row in found if row["protocol"] == protocol and row["length"] == length]
+    return row
+
+
+@pytest.mark.parametrize("a, b, length", [("fox", "expe-on-k", 2048), ("rope-base100", "alibi-x4-lr-x2", 128)])
+def test_a_difference_and_its_interval_are_those_of_the_files(a, b, length):
+    done = command("lab.compare", a, b, "--at", f"{length // 128}x", "--split", "test", cwd=ROOT)
+    d = np.array([np.subtract(rows(a, seed, length)["unit_losses"], rows(b, seed, length)["unit_losses"])
+                  for seed in (1, 2, 3)])                               # documents have as many targets each
+    by_seed, by_document = d.mean(1), d.mean(0)
+    n = d.shape[1]
+    half = math.hypot(4.302653 * by_seed.std(ddof=1) / math.sqrt(3), 2.093024 * by_document.std(ddof=1) / math.sqrt(n))
+    assert n == 20 and f"{d.mean():+.3f} ({d.mean() - half:+.3f}, {d.mean() + half:+.3f})" in done.stdout, done.stdout
+    for name in (a, b):
+        losses = [rows(name, seed, length)["loss"] for seed in (1, 2, 3)]
+        assert f"{statistics.mean(losses):.3f} ± {statistics.stdev(losses):.3f}" in done.stdout
+
+
+@pytest.mark.parametrize("words, message", [
+    ("rop expe", "rop is no variant of lab/grids.py"), ("fox fire --split test", "has no same-targets of fire on test"),
+    ("expe rope:ntk", "has no rope:ntk; read in other ways there are: expe:scale 0.5"),
+    ("expe rope --at 3x", "must be of 1x, 2x, 4x, 8x, 16x")])
+def test_wrong_names_are_told(words, message):
+    assert message in refused(command("lab.compare", *words.split(), cwd=ROOT))
+
+
+def test_student_is_the_tables():
+    for freedom, level, value in ((2, 0.95, 4.3027), (2, 0.99, 9.9248), (19, 0.9, 1.7291), (23, 0.999, 3.7676)):
+        assert student(freedom, level) == pytest.approx(value, rel=1e-3)
+
+
+def test_a_p_value_is_where_its_interval_ends_at_0():
+    differences = np.random.default_rng(0).normal(0.1, 0.1, (3, 20))
+    p = p_value(differences, np.ones(20))
+    assert 0.001 < p < 0.9
+    for level, inside in ((1 - p + 0.002, True), (1 - p - 0.002, False)):
+        _, low, high = interval_of_seeds(differences, np.ones(20), level)
+        assert (low <= 0 <= high) == inside
+
+
+def test_holm_by_hand():
+    """Sorted 0.01, 0.02, 0.03, 0.04: times 4, 3, 2, 1 is 0.04, 0.06, 0.06, 0.04, of which the largest so far counts."""
+    assert adjust_by_holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert adjust_by_holm([0.5, 0.6]) == pytest.approx([1, 1])
+
+
+def test_edges_and_trials_are_those_of_the_tuning():
+    trials = verdict.tuned_variants()
+    assert {len(names) for names in trials.values()} == {9} and len(trials) == 8
+    edges = {name: verdict.edges(name, names) for name, names in trials.items()}
+    assert edges == {"expe-x16": "no", "expe-on-k": "theta", "rope-base100": "no", "alibi-x4-lr-x2": "slopes and lr",
+                     "t5-distance24-lr-x2": "max distance and lr", "shaw-distance32-lr-x2": "lr",
+                     "sinusoidal-base1000": "no", "nope-lr-x1.2": "no"}
+
+
+def test_own_runs_are_scored(workplace):
+    done = command("lab.verdict", "runs/expe", "runs/rope", cwd=workplace)
+    measured = command("lab.measure", "runs/expe", "runs/rope", "--protocol", "same-targets", cwd=workplace)
+    assert done.returncode == 0 and done.stdout.count("\n") == 4, done.stderr
+    for name in ("ExPE", "RoPE"):
+        [line] = [line for line in done.stdout.splitlines() if line.startswith(f"| {name}")]
+        for loss in re.findall(r"\d\.\d{3}", line):
+            assert loss in measured.stdout
+
+
+@pytest.mark.pages
+def test_pages_show_what_the_command_prints():
+    for page, flags in (("README.md", []), ("docs/evidence.md", ["--full"])):
+        printed = command("lab.verdict", *flags, cwd=ROOT).stdout
+        cells = {tuple(cell.strip() for cell in line.split("|")) for line in printed.splitlines()[2:]}
+        shown = {tuple(cell.strip() for cell in line.split("|"))
+                 for line in (ROOT / page).read_text(encoding="utf-8").splitlines() if line.startswith("|")}
+        assert cells and cells <= shown, cells - shown
