@@ -260,6 +260,21 @@ def draw_positions(path, lines, protocol, title):
         drawn[line.name] = Curve(*pictures.by_position(longest), line.colour)
     pictures.curves(path, drawn, title, {lines[0].context}, across=pictures.POSITIONS)
 
+def gain_of(row):
+    """What a probe's row says the far context is worth, in nats; nan without a loss."""
+    if row["loss"] is None:
+        return np.nan
+    return np.average(np.subtract(row["unit_losses_without"], row["unit_losses"]), weights=row["unit_targets"])
+
+def draw_probe(path, lines, probe, title):
+    """What a probe's gain is at each length, with the standard deviation over seeds."""
+    lengths = [multiple * lines[0].context for multiple in MULTIPLES]
+    drawn = {}
+    for line in lines:
+        gains = [[gain_of(row) for row in line.rows[probe, multiple]] for multiple in MULTIPLES]
+        drawn[line.name] = Curve(*pictures.by_length(lengths, np.array(gains)), line.colour)
+    pictures.curves(path, drawn, title, {lines[0].context}, "gain")
+
 def draw_bars(path, lines, protocol, title):
     """Bars of the losses at a few lengths."""
     few = [MULTIPLES.index(multiple) for multiple in (1, 2, 4, 16)]
@@ -267,9 +282,10 @@ def draw_bars(path, lines, protocol, title):
     pictures.bars(path, [line.name for line in lines], [TIMES[i] for i in few], losses, title)
 
 MORE_PICTURES = {                        # of a grid: kind, what draws it, of which protocol, and its title
-    "table2": ("positions", draw_positions, "nonoverlap", "Loss by position"),
-    "ablations": ("bars", draw_bars, "nonoverlap", GRIDS["ablations"].title),
-    "gain": ("steps", draw_gains, "same-targets", "Loss by theta multiplier, at 1 and 16 times the trained length"),
+    "table2": [("positions", draw_positions, "nonoverlap", "Loss by position"),
+               ("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")],
+    "ablations": [("bars", draw_bars, "nonoverlap", GRIDS["ablations"].title)],
+    "gain": [("steps", draw_gains, "same-targets", "Loss by theta multiplier, at 1 and 16 times the trained length")],
 }
 
 def draw(name, preset, lines):
@@ -285,7 +301,7 @@ def draw(name, preset, lines):
                  for protocol, found in lines.items()}
     losses = draw_differences if name in ("precision", "dither") else draw_losses
     jobs = [(protocol, losses, protocol, title) for protocol in LOSSES if lines[protocol]]
-    jobs += [MORE_PICTURES[name]] if name in MORE_PICTURES else []
+    jobs += MORE_PICTURES.get(name, [])
     for kind, job, protocol, words in jobs:
         path = Path("pictures") / f"{preset}-{name}-{kind}.png"
         where = f"{preset}, {pictures.PROTOCOLS[protocol]}{', the test split' * (name == 'tuned')}"
@@ -384,7 +400,7 @@ def page_of_tuned(folder, files):
 def page(name, grid, preset, files, seeds):
     """The page of one grid. Differences are from ExPE's losses, or, in a grid without it, from its first variant's."""
     lines = lines_of(grid, files, seeds)
-    by = {protocol: [line for line in lines if (protocol, 1) in line.rows] for protocol in LOSSES}
+    by = {what: [line for line in lines if (what, 1) in line.rows] for what in (*LOSSES, *PROBES)}
     than = "expe" if "expe" in grid.evaluations and name != "tuned" else next(iter(grid.evaluations))
     flags = {files[variant, "run"][seed].get("train_flags", "") for variant in grid.evaluations for seed in seeds}
     command = f"python -m lab.reproduce {name} --preset {preset} --seeds {','.join(map(str, seeds))}"
