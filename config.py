@@ -119,8 +119,8 @@ class Override(NoPE):
     l: int = knob(24, SIZE, "overridden dimensions (tables 6 and 9)")
     start: float | None = knob(None, number(), "value at position 0, the paper's S (default: 0)")
     on: str = knob("qk", one_of("k", "q", "qk", "qkv"), "whose input is overridden")
-    once: bool = knob(False, TRUTH, "the ablation: override the residual stream before block 1, and nothing after that")
-    learn: str = knob("none", one_of("none", "init", "random"), "train the ramp's two numbers, from which values")
+    once: bool = knob(False, TRUTH, "ablation: override the residual stream once, before the first block")
+    learn: str = knob("none", one_of("none", "init", "random"), "train start and theta, from defaults or random values")
     scale: float = knob(1.0, POSITIVE)          # after training: by which all values are multiplied (section 4.3)
 
     def check(self):
@@ -297,7 +297,7 @@ class TrainConfig(Checked):
     random_positions: int = knob(0, whole(0), "P: train at positions drawn from 0 .. P-1 (Ruoss et al. 2023)")
     seed: int = knob(0, whole(0, 2**32 - 1), "seed of the first weights, the order of the data and dropout")
     data: str = knob("stdlib", TEXT, "stdlib, packages, fineweb, fineweb-edu, a file or folder of text or of tokens")
-    init_from: str = knob("none", TEXT, "begin with the weights of another run, whose directory this is")
+    init_from: str = knob("none", TEXT, "directory of another run, with whose weights this one begins")
     min_doc_tokens: int = knob(1, SIZE)         # of documents, where data is prepared on the way
     max_tokens: int = knob(0, whole(0))         # to collect then; 0: all
     eval_every: int = knob(250, SIZE, "steps from one validation loss to the next")

@@ -65,7 +65,7 @@ def read_flags(argv):
             add(flag_of(f), dest=f.name, default=None, help=help, **reading)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        raise InputError(f"{unknown[0]} is no flag with --pe {pe}: python train.py --pe {pe} --help lists them")
+        raise InputError(f"{unknown[0]} is not a flag of --pe {pe}: python train.py --pe {pe} --help lists them")
     args.given = {name: value for name, value in vars(args).items() if value is not None}
     args.out = common.output_folder(run_name(args.given, pe, preset, defaults) if args.out is None else args.out)
     args.preset = preset

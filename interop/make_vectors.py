@@ -550,7 +550,7 @@ CASES = {
         {"l": 5, "start": 0.0, "theta": 1 / 2048}, **READ, mistakes=expe_mistakes),
     "expe-keys": Case(
         "expe", "row n is start + theta (n + j), j = 0 .. l-1; phi = row n, then x past its first l numbers; q = wq x, "
-        "k = wk phi, v = wv x by heads", "the ExPE paper's equations 2 and 3, on keys alone",
+        "k = wk phi, v = wv x by heads", "the ExPE paper's equations 2 and 3, on keys only",
         {"l": 5, "on": "k", "theta": 1 / 2048},
         {"l": 5, "start": 0.0, "theta": 1 / 2048}, **READ, mistakes=expe_mistakes),
     "exqpe": Case(

@@ -366,7 +366,7 @@ def main(argv=None):
     parser.add_argument("--parts", type=listed(str, *PARTS), default=list(PARTS[:-1]), metavar="NAME,...",
                         help=f"of {', '.join(PARTS)} (default: all but the last)")
     parser.add_argument("--pe", type=listed(str, *ENCODINGS), default=list(ENCODINGS), metavar="NAME,...",
-                        help=f"of {', '.join(ENCODINGS)}; {FLOOR}, which all are held against, is always there "
+                        help=f"of {', '.join(ENCODINGS)}; {FLOOR}, with which all are compared, is always there "
                              "(default: all)")
     parser.add_argument("--backends", type=listed(str, *BACKENDS), metavar="NAME,...",
                         help=f"of {', '.join(BACKENDS)}: torch is train.py --fast, plain the same without --fast, "

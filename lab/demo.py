@@ -26,7 +26,7 @@ RUNS = {                                 # name: flags of train.py, and what the
              "never saw."),
     "expe": ("--pe expe --l 24", "ExPE writes the position into what enters W_q and W_k. The slope that it gives to a "
              "distance grows with the query's own position."),
-    "expe-on-k": ("--pe expe --l 24 --on k", "The same on the keys alone knows distances and nothing else."),
+    "expe-on-k": ("--pe expe --l 24 --on k", "ExPE-K overrides only the keys: its scores know distances."),
 }
 PROMPT = "def main("
 NEXT = (

@@ -67,8 +67,8 @@ class Grid(NamedTuple):
     place: str = ""                      # the folder of its runs and results, if only mini has these
     says: str = ""                       # what its tables show, in two sentences
 
-GAINS = {                                # {theta multiplier: the variant that has it} of two methods
-    method: {gain: method if gain == default else f"{method}-x{gain}" for gain in (0.25, 1, 4, 16, 64, 256, 1024)}
+MULTIPLIERS = {                                # {theta multiplier: the variant that has it} of two methods
+    method: {x: method if x == default else f"{method}-x{x}" for x in (0.25, 1, 4, 16, 64, 256, 1024)}
     for method, default in {"expe": 1, "expe-on-k": 256}.items()}
 
 TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k-x1", "expe-on-k", "exqpe-on-k", "alibi", "t5", "shaw",
@@ -117,14 +117,14 @@ GRIDS = {
         dict.fromkeys(("expe-on-k-x1", "expe-on-q", "expe", "expe-on-qkv", "expe-once"), LOSSES),
         says="Overriding only the keys loses nothing at 1x and is flat to 16x. Every override that enters W_q or W_v "
              "rises."),
-    "gain": Grid(
+    "theta": Grid(
         "Theta times 1/4 to 1,024, one dimension with 24 times theta, and a trained theta",
-        dict.fromkeys((name for method in GAINS.values() for name in method.values()), SAME)
+        dict.fromkeys((name for method in MULTIPLIERS.values() for name in method.values()), SAME)
         | dict.fromkeys(("expe-l1", "expe-l1-x24", "expe-learn-init", "expe-on-k-x1-learn-init"), SAME),
         says="ExPE-K is flat for every multiplier and lowest from 4 to 256. ExPE is lowest at 16 and learns worse than "
              "with the paper's theta from 64 on."),
     "hold": Grid(
-        "Queries held at the last trained position, after training, on the test split",
+        "Queries that stay at the last trained position (`hold`), after training, on the test split",
         {**dict.fromkeys(("expe", "expe-x16", "exqpe"), ("test-same-targets", "test-held-same-targets")),
          **dict.fromkeys(("expe-on-k", "alibi-x4-lr-x2"), ("test-same-targets",))}, place=tuned.PRESET,
         says="With `hold`, queries past the trained length stay at its last position, and ExPE and ExQPE become flat "
@@ -182,7 +182,7 @@ DATA = {"books": ("--data data/eltec", "--data data/eltec-heldout")}   # of a pl
 ALL = ("table2", "ablations", "scaling", "extensions", "precision")    # what the grid `all` stands for
 
 def flags_of(variant, seed=0, preset=tuned.PRESET):
-    """The flags of train.py of a run; ramp: one over the paper's step, four contexts."""
+    """The flags of train.py of a run; ramp: one over the paper's theta, four contexts."""
     return VARIANTS[variant].format(seed=seed, ramp=4 * PRESETS[preset].model.context)
 
 def place_of(grid, preset):

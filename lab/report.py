@@ -14,7 +14,7 @@ from config import InputError
 from eval import MULTIPLES
 from lab import pictures
 from lab.files import check_shape, read_json
-from lab.grids import DATA, EVALUATIONS, GAINS, GRIDS, LOSSES, PROBES, VARIANTS, Grid, flags_of, place_of
+from lab.grids import DATA, EVALUATIONS, GRIDS, LOSSES, MULTIPLIERS, PROBES, VARIANTS, Grid, flags_of, place_of
 from lab.measures import MEASURES, interval_of_seeds
 from lab.pictures import Curve
 from studies import tuning as tuned
@@ -241,13 +241,13 @@ def draw_differences(path, lines, protocol, title):
     note = f"{' and '.join(little)}: within {within:.3f}" if little else ""
     pictures.curves(path, drawn, title, {lines[0].context}, "loss over that in fp32", note=note)
 
-def draw_gains(path, lines, protocol, title):
+def draw_multipliers(path, lines, protocol, title):
     """Loss at the trained length and at the longest one over the multiplier of theta, for ExPE and ExPE-K."""
     losses = {line.label: line for line in lines}
     drawn = {}
-    for (method, gains), i in itertools.product(GAINS.items(), (0, -1)):
-        mine = [losses[variant] for variant in gains.values()]
-        found = pictures.by_length([*gains], np.stack([line.losses(protocol)[i] for line in mine]))
+    for (method, variants), i in itertools.product(MULTIPLIERS.items(), (0, -1)):
+        mine = [losses[variant] for variant in variants.values()]
+        found = pictures.by_length([*variants], np.stack([line.losses(protocol)[i] for line in mine]))
         drawn[f"{pictures.name(method)}, {TIMES[i]}"] = Curve(*found, mine[0].colour)
     pictures.curves(path, drawn, title, set(), across="theta multiplier")
 
@@ -285,7 +285,7 @@ MORE_PICTURES = {                        # of a grid: kind, what draws it, of wh
     "table2": [("positions", draw_positions, "nonoverlap", "Loss by position"),
                ("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")],
     "ablations": [("bars", draw_bars, "nonoverlap", GRIDS["ablations"].title)],
-    "gain": [("steps", draw_gains, "same-targets", "Loss by theta multiplier, at 1 and 16 times the trained length")],
+    "theta": [("multipliers", draw_multipliers, "same-targets", "Loss by theta multiplier, at 1x and 16x")],
 }
 
 def draw(name, preset, lines):

@@ -5,8 +5,8 @@
     python -m lab.reproduce table2 --commands                          what is left, one command a line
     python -m lab.reproduce table2 --preset paper-35m --dry-run
     python -m lab.reproduce ablations --preset paper-35m -- --dtype bf16 --compile     what follows -- is train.py's
-    python -m lab.reproduce tuned                                      every method at its best, tuned alike
-    python -m lab.reproduce report                                     the pages of results/ anew, from its files
+    python -m lab.reproduce tuned                                      nine trials a method, then the best on test
+    python -m lab.reproduce report                                     writes the pages of results/ from its files
 
 A grid that was stopped or killed goes on when it is started again: complete runs are not trained again, unfinished ones
 resume from their checkpoint, and an evaluation is done again only if its run's weights or --max-docs have changed.
@@ -312,7 +312,7 @@ def main(argv=None):
     from lab.report import report
     argv = sys.argv[1:] if argv is None else argv
     titles = {name: grid.title for name, grid in GRIDS.items()}
-    titles |= {"tuned": tuned.TITLE, "all": ", ".join(ALL), "report": "no run: the pages and pictures of results/ anew"}
+    titles |= {"tuned": tuned.TITLE, "all": ", ".join(ALL), "report": "train nothing, and write the pages of results/"}
     grids = "".join(f"  {name:12}{title}\n" for name, title in titles.items())
     parser = CommandLine(prog="python -m lab.reproduce", description=__doc__, epilog=f"grids:\n{grids}")
     parser.add_argument("grid", choices=titles, metavar="GRID", help="one of those below")
@@ -320,9 +320,9 @@ def main(argv=None):
     parser.add_argument("--seeds", type=listed(at_least(0)), metavar="N,N,...",
                         help=f"default: {','.join(map(str, SEEDS))} (the trials of tuned have seed {tuned.SEED})")
     parser.add_argument("--max-docs", type=at_least(1), metavar="N", help="score the first N held-out documents only")
-    parser.add_argument("--device", help="of training and evaluation (default: a GPU if there is one)")
+    parser.add_argument("--device", help="device of training and evaluation (default: a GPU if any)")
     parser.add_argument("--use-results", action="store_true",
-                        help="take what results/ says of runs that are not here for done, and train the others alone")
+                        help="count a run whose results are under results/ as done, although its weights are not here")
     parser.add_argument("--dry-run", action="store_true", help="print the runs, their tokens and an estimate")
     parser.add_argument("--verbose", action="store_true", help="with --dry-run: each run's commands too")
     parser.add_argument("--jobs", type=at_least(1), metavar="N", help="work on N runs at once, with one thread each")

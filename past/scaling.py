@@ -2,7 +2,7 @@
 
 After training a model's positions can be scaled, for texts longer than those it was trained on: ExPE's and ExQPE's
 values times a number, RoPE's frequencies scaled, keys and queries counted anew in chunks or far ones in groups, or
-ExPE's queries held at the last trained position.
+ExPE's queries that stay at the last trained position (hold).
 """
 
 import itertools
@@ -227,9 +227,9 @@ def add_scaling_flags(parser, several=False):
                        help="multiply ExPE's and ExQPE's values by a number; auto: trained length / length, 1 within "
                        f"it{more}")
     group.add_argument("--rope-scaling", metavar="METHOD" + ",METHOD,..." * several, **rope_scaling,
-                       help=f"RoPE's {', '.join(METHODS[:-1])}; these two for ExPE and ExQPE too, and {HOLD} for "
-                       f"them alone: queries past the trained length stay at its last position{more} (default: none)")
-    group.add_argument("--factor", type=number_or_auto, metavar="X", help=f"by which {', '.join(METHODS[1:-3])} "
+                       help=f"for RoPE: {', '.join(METHODS[:-1])}; the last two also for ExPE and ExQPE, and only for "
+                       f"these {HOLD}: queries past the trained length stay at its last position{more} (default: none)")
+    group.add_argument("--factor", type=number_or_auto, metavar="X", help=f"how far {', '.join(METHODS[1:-3])} "
                        "lengthen the context (default: auto, length / trained length; in generate.py the length of "
                        f"prompt and --tokens, or of a full stream); positions in a group of {SELF_EXTEND} (default: "
                        "the fewest that do)")

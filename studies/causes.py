@@ -1,4 +1,4 @@
-r"""One thing changed in the model: does an ablation follow, do keys alone?
+r"""One change of the model at a time: does it explain the paper's ablations, and what does it do to ExPE-K?
 
     python -m studies.causes                         every pair below, one run of seed 0 each, of the preset mini
     python -m studies.causes --causes biases,post-norm --variants expe,expe-l1
@@ -7,9 +7,9 @@ r"""One thing changed in the model: does an ablation follow, do keys alone?
         --seeds 1,2,3
 
 In the paper "p is stable" loses 0.33 nats at the trained length. Up to four times that length l = 1 rises by 1.53 and
-"learn p" by 1.01. Ours do none of this, so the first causes are what a GPT may have otherwise. ("Learn p, random" is
-bad too, by the seed.) The last four are of ExPE on keys alone, whose gain they make another for each head, or
-which they join with RoPE. Each run is scored on val by the paper's protocol. The numbers of all runs stand in
+"learn p" by 1.01. Ours do none of this, so the first causes are what a GPT may do otherwise. ("Learn p, random"
+is bad for some seeds.) The last four change ExPE-K: they give each head its own multiplier of theta, or half of each
+head to RoPE. Each run is scored on val by the paper's protocol. The numbers of all runs stand in
 results/mini/causes.json, and what stands there is not trained again.
 """
 
@@ -70,7 +70,7 @@ def torch_start(model):
             part.reset_parameters()
 
 class PlaceGains(nn.Module):
-    """W_k's columns of the position times a gain for each row: b_n + n w, the key at n, becomes b_n + n (gains * w)."""
+    """W_k's columns of the position times a multiplier a row: b_n + n w, the key at n, becomes b_n + n (gains * w)."""
 
     def __init__(self, l, gains):
         super().__init__()
@@ -92,7 +92,7 @@ class TrainedGains(nn.Module):
         return self.log.exp().repeat_interleave(self.width)[:, None]
 
 def trained_gains(model, ratio=1.0):
-    """In each block, head i starts with the gain ratio^i."""
+    """In each block, head i starts with the multiplier ratio^i."""
     config = model.config
     for block in model.blocks:
         gains = TrainedGains(ratio ** torch.arange(config.n_heads), config.d_head)
@@ -200,7 +200,7 @@ def main(argv=None):
             print(f"{row['cause']:16}{row['variant']:16}{row['seed']:4}{losses}")
 
 def asked(args):
-    """(variant, cause, seed) of every run: without --variants, of the ablations or of keys alone."""
+    """(variant, cause, seed) of every run: without --variants, of the ablations or of ExPE-K."""
     for seed, cause in itertools.product(args.seeds, args.causes or CAUSES):
         own = ABLATIONS * (cause == "none" or cause not in OF_KEYS) + ("expe-on-k",) * (cause in OF_KEYS)
         for variant in args.variants or own:

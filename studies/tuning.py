@@ -19,9 +19,9 @@ TRIALS = ("nonoverlap", "same-targets")  # by what they are scored, on val
 FINALS = ("test-nonoverlap", "test-same-targets")
 RATES = {f"lr-x{rate:g}": f"--lr {0.004 * rate:g}" for rate in (0.25, 0.5, 2)}         # multiples of mini's
 MORE = {f"lr-x{rate:g}": f"--lr {0.004 * rate:g}" for rate in (0.35, 0.7, 1.2, 1.4, 1.7)}
-STEP = "--theta {}/{{ramp}}"             # so many times the paper's, 1/ramp
-GAINS = {f"x{gain}": STEP.format(gain) for gain in (0.25, 4, 16, 64, 256)}
-GAINS_OF_KEYS = {value: flags for value, flags in GAINS.items() if value != "x256"}    # their default
+STEP = "--theta {}/{{ramp}}"             # so many times the paper's theta, 1/ramp
+MULTIPLIERS = {f"x{x}": STEP.format(x) for x in (0.25, 4, 16, 64, 256)}
+MULTIPLIERS_OF_K = {value: flags for value, flags in MULTIPLIERS.items() if value != "x256"}    # their default
 BASES = {f"base{base}": f"--base {base}" for base in (30, 100, 300, 1000, 100_000)}
 
 class Method(NamedTuple):
@@ -31,8 +31,8 @@ class Method(NamedTuple):
     before: str = ""                     # the value that was the default before it was tuned, if it is another since
 
 METHODS = {
-    "expe": Method("--pe expe", GAINS),
-    "expe-on-k": Method("--pe expe --on k", {"x1": STEP.format(1)} | GAINS_OF_KEYS, before="x1"),
+    "expe": Method("--pe expe", MULTIPLIERS),
+    "expe-on-k": Method("--pe expe --on k", {"x1": STEP.format(1)} | MULTIPLIERS_OF_K, before="x1"),
     "rope": Method("--pe rope", BASES),
     "alibi": Method("--pe alibi", {f"x{slopes}": f"--slopes {slopes}" for slopes in (0.25, 0.5, 1.5, 2, 4)}),
     "t5": Method("--pe t5", {f"distance{far}": f"--max-distance {far}" for far in (24, 32, 64, 256, 512)}),

@@ -130,7 +130,7 @@ def test_a_process_that_hangs_ends_the_others_after_the_timeout(long_training):
 
 
 @pytest.mark.parametrize("flags, message", [
-    ("--backend numpy", "--backend numpy is one process"), ("--stepz 4", "--stepz is no flag with --pe expe"),
+    ("--backend numpy", "--backend numpy is one process"), ("--stepz 4", "--stepz is not a flag of --pe expe"),
     ("--batch-size 3", "--batch-size must be a multiple of the 2 processes, got 3"),
     ("--timeout 0", "--timeout must be at least 1 second")])
 def test_errors_of_several_processes_name_the_flag(flags, message, tokens, tmp_path):

@@ -193,7 +193,7 @@ def test_a_grid_that_is_killed_goes_on_to_the_same_weights(tokens, tmp_path, mon
     "flags, message",
     [
         ("report", "there is nothing under results/ to report"),
-        ("scaling --seeds 0 -- --stepz 4", "--stepz is no flag with --pe expe"),
+        ("scaling --seeds 0 -- --stepz 4", "--stepz is not a flag of --pe expe"),
         ("scaling --seeds 0 -- --pe=rope", "--pe is the grid's own"),
         ("report --seeds 1", "report reads all of results/ and takes no flag: leave out --seeds"),
     ],

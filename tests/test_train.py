@@ -174,7 +174,7 @@ def test_help_lists_the_encodings_own_flags(pe):
 
 WRONG = {
     "--heads 3": "--heads must be a divisor of --width, 128, got 3", "--layers 0": "--layers must be",
-    "--pe rope --l 3": "--l is no flag with --pe rope", "--l 500": "--l must be from 1 to the width", "--lr x": "--lr",
+    "--pe rope --l 3": "--l is not a flag of --pe rope", "--l 500": "--l must be from 1 to the width", "--lr x": "--lr",
     "--lr nan": "--lr must be", "--lr inf": "--lr", "--dropout 1": "--dropout must be", "--pe ropes": "--pe",
     "--steps 1.5": "--steps", "--steps 1e400": "--steps", "--theta 1/0": "--theta", "--preset big": "--preset",
     "--nope-every 1": "--nope-every must be", "--window 3 --no-causal": "--window", "--softmax llama4": "--softmax",

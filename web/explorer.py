@@ -115,7 +115,7 @@ def page(runs, root=""):
     called = names_of(runs)
     models = []
     weights = []
-    short = Counter(word.partition(",")[0] for word in called.values())    # ExPE on keys, theta 0.5
+    short = Counter(word.partition(",")[0] for word in called.values())    # ExPE-K, theta 0.5
     first, _, record = read_run(runs[0])
     for run in runs:
         model, _, its = read_run(run)

@@ -4,8 +4,8 @@
 
 Equation 4.6 without its part of the keys. The slopes of ALiBi, and v_h scaled to the norm 1, are the authors' code's,
 as is the start: softplus(w) = 1 and v from N(0, 1/D), in every block anew. (It normalises q and k by RMSNorm, too.)
-The score is a number of the query's times the key's position, up to what the softmax drops: ExPE on keys alone is the
-same but linear in q, so that its slopes may have either sign. So no (H, T, S) bias is needed: see `linear`.
+The score is a number of the query's times the key's position, up to what the softmax drops: ExPE-K is the same but
+linear in q, so that its slopes may have either sign. So no (H, T, S) bias is needed: see `linear`.
 """
 
 import math
