@@ -159,9 +159,9 @@ def lock(folder, wait=False):
     """Hold a folder that exists for this process alone; InputError if another process holds it, unless this waits."""
     from filelock import FileLock, Timeout
 
-    held = FileLock(f"{os.path.realpath(folder)}/.lock", is_singleton=True)     # which this process may take again
+    file_lock = FileLock(f"{os.path.realpath(folder)}/.lock", is_singleton=True)     # which this process may take again
     try:
-        held.acquire(timeout=-1 if wait else 0)
+        file_lock.acquire(timeout=-1 if wait else 0)
     except NotImplementedError:                                        # of filelock: the file system has no locks
         print(f"{folder} lies where files cannot be locked: let no other process use it", file=sys.stderr)
     except Timeout:
@@ -169,14 +169,14 @@ def lock(folder, wait=False):
     try:
         yield
     finally:
-        held.release()
+        file_lock.release()
 
 # ---- a run on disk ---------------------------------------------------------------------------------------------------
 
 def named_runs(names):
     """The run directories that are named, or else every one under runs/; InputError if there is none."""
-    if found := [Path(name) for name in names] or sorted(path.parent for path in Path("runs").glob(f"*/{CHECKPOINT}")):
-        return found
+    if runs := [Path(name) for name in names] or sorted(path.parent for path in Path("runs").glob(f"*/{CHECKPOINT}")):
+        return runs
     raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
 
 def read_run(run):
@@ -192,10 +192,10 @@ def read_run(run):
 
 def hash_tensors(tensors):
     """The SHA-256 of {name: array}: names, shapes and numbers, in the order of the names."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(f"{name} {tensors[name].shape} ".encode() + tensors[name].tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {tensors[name].shape} ".encode() + tensors[name].tobytes())
+    return digest.hexdigest()
 
 def save_checkpoint(run, tensors, step, seconds=0.0):
     """Replace the run's checkpoint with one rename; seconds: trained so far."""
@@ -216,8 +216,8 @@ def read_checkpoint(run):
     try:
         with safetensors.safe_open(path, "np") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            found = file.metadata()
-        info = {"step": int(found["step"]), "seconds": float(found["seconds"]), "sha256": found["sha256"]}
+            metadata = file.metadata()
+        info = {"step": int(metadata["step"]), "seconds": float(metadata["seconds"]), "sha256": metadata["sha256"]}
     except (safetensors.SafetensorError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not a checkpoint of train.py ({error}): it was cut short or replaced") from None
     if hash_tensors(tensors) != info["sha256"]:

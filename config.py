@@ -341,20 +341,20 @@ PRESETS = {
     "llama-342m": _llama(24, 1024, 16, d_mlp=2816, l=128, lr=3e-4, micro_batch=32, tied=True),
 }
 
-def configure(given, pe, preset):
+def configure(flags, pe, preset):
     """(ModelConfig, TrainConfig) of a preset, with {field: value} of the flags that were given."""
     model, train = PRESETS[preset]
     kind = settings_class(pe)
-    encoding = make_encoding(pe, **pick({"l": model.encoding.l} | given, kind))
-    changes = pick(given, ModelConfig)
-    if "d_model" in given:
+    encoding = make_encoding(pe, **pick({"l": model.encoding.l} | flags, kind))
+    changes = pick(flags, ModelConfig)
+    if "d_model" in flags:
         changes.setdefault("d_mlp", None)
-    if given.get("objective") == "mlm":
+    if flags.get("objective") == "mlm":
         changes.setdefault("causal", False)
     model = replace(model, encoding=encoding, **changes)
-    changes = pick(given, TrainConfig)
-    if "lr" in given:
-        changes.setdefault("end_lr", train.end_lr * given["lr"] / train.lr)
+    changes = pick(flags, TrainConfig)
+    if "lr" in flags:
+        changes.setdefault("end_lr", train.end_lr * flags["lr"] / train.lr)
     train = replace(train, **changes)
     if train.objective == "mlm" and (model.causal or not model.encoding.both_sides):
         raise InputError("--objective mlm sees both sides: leave out --causal" if model.causal else
@@ -364,6 +364,6 @@ def configure(given, pe, preset):
                          f"--pe {pe}, {model.encoding.longest(model)}, got {train.random_positions}")
     return model, train
 
-def pick(given, kind):
+def pick(flags, kind):
     """Those of the flags that are fields of a dataclass; all encodings have the field pe, which is told apart."""
-    return {f.name: given[f.name] for f in dataclasses.fields(kind) if f.name in given and f.name != "pe"}
+    return {f.name: flags[f.name] for f in dataclasses.fields(kind) if f.name in flags and f.name != "pe"}

@@ -53,22 +53,22 @@ def find_files(source, suffixes=(".txt", ".md", ".py", ".rst")):
     if source == "stdlib":
         root = Path(os.__file__).parent
         differs = {"site-packages", "dist-packages", "test", "tests", "idle_test"}         # from machine to machine
-        found = sorted(p for p in root.rglob("*.py") if not differs & set(p.relative_to(root).parts))
-        return [(str(p.relative_to(root)), p) for p in found]
+        files = sorted(p for p in root.rglob("*.py") if not differs & set(p.relative_to(root).parts))
+        return [(str(p.relative_to(root)), p) for p in files]
     if source == "packages":                                # the Python of the installed requirements
         names = re.findall(r"^[\w-]+", common.read_text(Path(__file__).parent / "requirements.txt"), re.MULTILINE)
-        found = [file for name in sorted(names) for file in importlib.metadata.distribution(name).files]
-        return [(str(file), Path(file.locate())) for file in sorted(found) if file.suffix == ".py"]
+        files = [file for name in sorted(names) for file in importlib.metadata.distribution(name).files]
+        return [(str(file), Path(file.locate())) for file in sorted(files) if file.suffix == ".py"]
     path = Path(source)
     if source == "" or not path.is_file() and not path.is_dir():
         raise InputError(f"{source}: no such file or folder; --data is {', '.join(NAMED_SOURCES)} or a path")
     root = path if path.is_dir() else path.parent
-    found = [(str(p.relative_to(root)), p) for p in (sorted(path.rglob("*")) if path.is_dir() else [path])
+    files = [(str(p.relative_to(root)), p) for p in (sorted(path.rglob("*")) if path.is_dir() else [path])
              if p.suffix.lower() in suffixes and p.is_file() and "/." not in f"/{p.relative_to(root)}"
              and p.name != "log.jsonl"]                                 # of a run
-    if not found:
+    if not files:
         raise InputError(f"{source} holds no file that ends in {' '.join(suffixes)} .jsonl .parquet")
-    return found
+    return files
 
 def documents(source, max_chars=2**20, skipped=None):
     """(name, text) of each document of a source. Longer texts are cut at a line's end, so that none is huge.
@@ -186,19 +186,19 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     tokens = encode_texts(texts, make_tokenizer(ranks), min_doc_tokens, max_tokens, dropped)
     near = drop_near(tokens)
     check_counts(source, tokens, dropped)
-    asked = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
+    settings = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
              "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
              "files": hash_listing(source)}
     out.mkdir(parents=True, exist_ok=True)
     with common.lock(out):
         check_new(out, overwrite)                           # another process may have made it meanwhile
-        write_text(out / "meta.json", json.dumps(asked))    # not whole yet, and from now on the folder is ours
+        write_text(out / "meta.json", json.dumps(settings))    # not whole yet, and from now on the folder is ours
         write_ranks(out / "tokenizer.tiktoken", ranks)
         for split in SPLITS:
             np.concatenate([*tokens[split].values(), np.zeros(0, np.uint16)]).tofile(out / "bin.unfinished")
             os.replace(out / "bin.unfinished", out / f"{split}.bin")
         counts = {split: len(documents) for split, documents in tokens.items()}
-        write_meta(out, asked, counts, dropped | {"not_utf8": len(skipped)}, near)
+        write_meta(out, settings, counts, dropped | {"not_utf8": len(skipped)}, near)
     return out
 
 def write_meta(out, settings, documents, dropped, near):
@@ -227,16 +227,16 @@ def check_new(out, overwrite):
 
 def encode_texts(texts, encoding, min_doc_tokens, max_tokens, dropped):
     """{split: {name: tokens of a document, <|endoftext|> first}} of (split, name, text), encoded on all cores."""
-    found = {split: {} for split in SPLITS}
+    splits = {split: {} for split in SPLITS}
     encoded = encoding.encode_ordinary_batch([text for *_, text in texts], num_threads=os.cpu_count())
     total = 0
     for (split, name, _), tokens in zip(texts, encoded, strict=True):
         if len(tokens) < min_doc_tokens:
             dropped["short"] += 1
         elif not 0 < max_tokens <= total:
-            found[split][name] = np.array([encoding.eot_token, *tokens], np.uint16)
+            splits[split][name] = np.array([encoding.eot_token, *tokens], np.uint16)
             total += len(tokens) + 1
-    return found
+    return splits
 
 def hash_ngrams(tokens, every, n, base=0x9E3779B97F4A7C15):
     """(hashes of n-grams, uint64, where they begin): those that are multiples of `every`. base: odd, and large."""
@@ -369,8 +369,8 @@ def show(folder):
     near = ", ".join([*meta["near"]["val"], *meta["near"]["test"]]) or "none"
     print(f"{folder}: from {meta['source']}, a vocabulary of {meta['vocab']:,}; left out: {meta['dropped']}, nearly in "
           f"train: {near if 'share' in meta['near'] else 'not looked for'}")
-    for split, found in meta["splits"].items():
-        print(f"{split:6}{found['documents']:9,} documents{found['tokens']:14,} tokens")
+    for split, counts in meta["splits"].items():
+        print(f"{split:6}{counts['documents']:9,} documents{counts['tokens']:14,} tokens")
 
 def make_parser():
     """The flags of a preparation."""

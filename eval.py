@@ -112,9 +112,9 @@ def main(argv=None):
             raise InputError(f"--plot must end in .png, .svg or .pdf, got {args.plot}")
         rows = []
         for run in common.named_runs(args.runs):
-            found = evaluate(run, args)
-            print_rows(found, rows[-len(found) :])
-            rows += found
+            run_rows = evaluate(run, args)
+            print_rows(run_rows, rows[-len(run_rows) :])
+            rows += run_rows
         if args.json:
             common.write_text(args.json, json.dumps(rows, indent=1) + "\n")
         if args.plot:

@@ -52,9 +52,9 @@ def embedding_backward(dout, cache):
     """out = w[tokens]: a row of w gets the sum of the gradients of all places that looked it up. Returns dw."""
     tokens, shape = cache
     order = np.argsort(tokens, axis=None, kind="stable")                          # (B*T,), equal tokens side by side
-    found, first = np.unique(tokens.ravel()[order], return_index=True)
+    used, first = np.unique(tokens.ravel()[order], return_index=True)
     dw = np.zeros(shape, dout.dtype)
-    dw[found] = np.add.reduceat(dout.reshape(-1, shape[1])[order], first, axis=0)
+    dw[used] = np.add.reduceat(dout.reshape(-1, shape[1])[order], first, axis=0)
     return dw
 
 def dropout_forward(x, mask):
@@ -649,8 +649,8 @@ def token_losses(params, tokens, targets, config, positions=None):
 
 def tables(settings, positions, config, dtype):
     """The Tables of an encoding: exact in float64 or integers, floats cast once."""
-    found = settings.rows(positions, config), settings.pairs(positions, positions, config)
-    return Tables(*(x.astype(dtype) if x is not None and x.dtype.kind == "f" else x for x in found))
+    pair = settings.rows(positions, config), settings.pairs(positions, positions, config)
+    return Tables(*(x.astype(dtype) if x is not None and x.dtype.kind == "f" else x for x in pair))
 
 def output_name(config):
     return "embedding.weight" if config.tied else "head.weight"

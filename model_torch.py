@@ -362,13 +362,13 @@ class GPT(nn.Module):
         The last result is kept: a training run asks for the same over and over.
         """
         w = self.embedding.weight
-        asked = (self.config, n.shape, n.tobytes(), w.dtype, w.device)
-        if self._tables[0] != asked:
-            self._tables = (asked, {})
+        key = (self.config, n.shape, n.tobytes(), w.dtype, w.device)
+        if self._tables[0] != key:
+            self._tables = (key, {})
             for block in self.blocks:
                 s = block.attn.encoding.settings
-                found = s.rows(n, self.config), s.pairs(n, n, self.config), n
-                self._tables[1][s] = model_numpy.Tables(*(as_tensor(x, w) for x in found))
+                parts = s.rows(n, self.config), s.pairs(n, n, self.config), n
+                self._tables[1][s] = model_numpy.Tables(*(as_tensor(x, w) for x in parts))
         return self._tables[1]
 
 def as_tensor(table, like):

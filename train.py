@@ -66,20 +66,20 @@ def read_flags(argv):
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         raise InputError(f"{unknown[0]} is not a flag of --pe {pe}: python train.py --pe {pe} --help lists them")
-    args.given = {name: value for name, value in vars(args).items() if value is not None}
-    args.out = common.output_folder(run_name(args.given, pe, preset, defaults) if args.out is None else args.out)
+    args.flags = {name: value for name, value in vars(args).items() if value is not None}
+    args.out = common.output_folder(run_name(args.flags, pe, preset, defaults) if args.out is None else args.out)
     args.preset = preset
-    return args, *(resume.check_flags(args.out, args.given) if args.resume else configure(args.given, pe, preset))
+    return args, *(resume.check_flags(args.out, args.flags) if args.resume else configure(args.flags, pe, preset))
 
 def fields_of(pe):
     """The fields of a run's three parts: the settings of its encoding, ModelConfig and TrainConfig."""
     return [f for kind in (settings_class(pe), ModelConfig, TrainConfig) for f in dataclasses.fields(kind)]
 
-def run_name(given, pe, preset, defaults):
+def run_name(flags, pe, preset, defaults):
     """The default directory: the preset, --pe, each given flag with another value than theirs, and the seed."""
-    changed = [f for f in fields_of(pe) if given.get(f.name, defaults[f.name]) != defaults[f.name]]
-    words = [f"{flag_of(f).strip('-')}-{Path(str(given[f.name])).name}" for f in changed if f.name not in UNNAMED]
-    return Path("runs", "-".join([preset, pe, *words, f"s{given.get('seed', 0)}"]))
+    changed = [f for f in fields_of(pe) if flags.get(f.name, defaults[f.name]) != defaults[f.name]]
+    words = [f"{flag_of(f).strip('-')}-{Path(str(flags[f.name])).name}" for f in changed if f.name not in UNNAMED]
+    return Path("runs", "-".join([preset, pe, *words, f"s{flags.get('seed', 0)}"]))
 
 def describe_origin(preset, argv, device):
     """What a number of this run can be traced by: preset, command line, commit, versions, machine."""
@@ -136,11 +136,11 @@ class TorchBackend:
 
     def tensors(self):
         """Weights and moments as arrays, after a step: {"NAME", "m.NAME" of the gradient, "v.NAME" of its square}."""
-        found = dict(self.model.state_dict())
+        tensors = dict(self.model.state_dict())
         for name, w in self.model.named_parameters():
-            found[f"m.{name}"] = self.optimizer.state[w]["exp_avg"]
-            found[f"v.{name}"] = self.optimizer.state[w]["exp_avg_sq"]
-        return {name: x.cpu().contiguous().numpy() for name, x in found.items()}
+            tensors[f"m.{name}"] = self.optimizer.state[w]["exp_avg"]
+            tensors[f"v.{name}"] = self.optimizer.state[w]["exp_avg_sq"]
+        return {name: x.cpu().contiguous().numpy() for name, x in tensors.items()}
 
     def load(self, tensors, step):
         """Go on from these weights and moments, after so many steps."""

@@ -160,8 +160,8 @@ def join(out, tasks):
         files = [stack.enter_context(open(out / f"{split}.bin.unfinished", "wb")) for split in data.SPLITS]
         for task in range(tasks):
             index = np.load(folder / "tokens" / f"{task:05d}.npz")
-            found = [np.fromfile(path, np.uint32) for path in folder.glob(f"copies/*/{task:05d}.c4_dup")]
-            copies = set(np.concatenate([np.zeros(0, np.uint32), *found]).tolist())
+            parts = [np.fromfile(path, np.uint32) for path in folder.glob(f"copies/*/{task:05d}.c4_dup")]
+            copies = set(np.concatenate([np.zeros(0, np.uint32), *parts]).tolist())
             dropped["short"] += int(index["short"])
             dropped["duplicate"] += int(index["duplicate"]) + len(copies)
             tokens = stack.enter_context(open(folder / "tokens" / f"{task:05d}.bin", "rb"))

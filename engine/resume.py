@@ -19,13 +19,13 @@ def choose_flags(first, preset, pe):
     own = record["provenance"].get("preset")
     return first.preset or (own if own in PRESETS else preset), first.pe or record["model"]["encoding"]["pe"]
 
-def check_flags(run, given):
+def check_flags(run, values):
     """(ModelConfig, TrainConfig) of the run to resume; InputError for a flag that contradicts it."""
     model, config, record = common.read_run(run)
     stored = vars(model.encoding) | vars(model) | vars(config) | {"preset": record["provenance"].get("preset")}
     kinds = settings_class(model.encoding.pe), ModelConfig, TrainConfig
     flags = {f.name: flag_of(f) for kind in kinds for f in dataclasses.fields(kind)}
-    for name, value in given.items():
+    for name, value in values.items():
         if name in stored and stored[name] != value:
             raise InputError(f"{flags.get(name, '--' + name)} is {stored[name]} in {run}, and {value} was given: "
                              "resume with the run's own flags, or train under another --out")

@@ -33,23 +33,23 @@ def load(name):
     module, _, path = name.partition(":")
     sys.path.insert(0, "")
     try:
-        found = importlib.import_module(module)
+        value = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
-        inspect.signature(found)
-        return found
+            value = getattr(value, part)
+        inspect.signature(value)
+        return value
     except ENDS as error:
         refuse(f"{name} is no MODULE:FUNCTION here: {type(error).__name__}: {error}")
 
-def call(function, given, names):
+def call(function, inputs, names):
     """{output: array} that the function returns for those of the given inputs that it names."""
     takes = inspect.signature(function).parameters
     everything = any(p.kind == p.VAR_KEYWORD for p in takes.values())
     for name, p in takes.items():
-        if name not in given and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            refuse(f"the function asks for {name!r}, and there are {', '.join(given)}: give it a default")
+        if name not in inputs and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            refuse(f"the function asks for {name!r}, and there are {', '.join(inputs)}: give it a default")
     try:
-        result = function(**{name: x for name, x in given.items() if everything or name in takes})
+        result = function(**{name: x for name, x in inputs.items() if everything or name in takes})
         if not isinstance(result, dict):
             result = dict(zip(names, result if isinstance(result, tuple) else [result], strict=False))
         result = {name: np.asarray(x) for name, x in result.items()}
@@ -100,17 +100,17 @@ def turn(x, inv_freq, attention_factor, pairs, positions, of="qk"):
     cos = np.cos(angle) * attention_factor
     sin = np.sin(angle) * attention_factor
     (i, j) = np.transpose(pairs)
-    found = {name: np.array(x[name][-1:], float) for name in "qkv"}               # (1, H, T, D)
-    for y in map(found.get, of):
+    last = {name: np.array(x[name][-1:], float) for name in "qkv"}               # (1, H, T, D)
+    for y in map(last.get, of):
         y[..., i], y[..., j] = y[..., i] * cos[0] - y[..., j] * sin[0], y[..., j] * cos[1] + y[..., i] * sin[1]
-    k, v = (np.concatenate((x[f"cached_{name}"], found[name]), 2) if f"cached_{name}" in x else found[name]
+    k, v = (np.concatenate((x[f"cached_{name}"], last[name]), 2) if f"cached_{name}" in x else last[name]
             for name in "kv")
-    scores = found["q"] @ k.swapaxes(-1, -2) / np.sqrt(k.shape[-1])               # (1, H, T, S)
+    scores = last["q"] @ k.swapaxes(-1, -2) / np.sqrt(k.shape[-1])               # (1, H, T, S)
     T, S = scores.shape[-2:]
     scores[..., np.triu(np.ones((T, S), bool), S - T + 1)] = np.nan
     p = np.nan_to_num(np.exp(scores - np.nanmax(scores, -1, keepdims=True)))
     out = p @ v / p.sum(-1, keepdims=True)
-    return found | {"scores": scores, "out": out, "attention_factor": attention_factor} | (
+    return last | {"scores": scores, "out": out, "attention_factor": attention_factor} | (
         {"inv_freq": np.array(inv_freq)} if np.ndim(inv_freq) == 1 else {})
 
 def outputs_of(mistake, x):
@@ -167,18 +167,18 @@ def check(function, case, dtype=None):
     for part, data in case["parts"].items():
         make = lambda data=data: {name: np.array(x) if isinstance(x, list) else x  # noqa: E731
                                   for name, x in (data["inputs"] | case["parameters"]).items()}
-        given = make()
+        inputs = make()
         right = {name: np.array(x, float) for name, x in data["outputs"].items()}
-        found = call(function, make(), [*case["returns"]])
-        length = given["length"]
-        got = {name: found[name].astype(float) for name in right if name in found}
+        outputs = call(function, make(), [*case["returns"]])
+        length = inputs["length"]
+        got = {name: outputs[name].astype(float) for name in right if name in outputs}
         for name, x in got.items():
             with contextlib.suppress(ValueError):                       # such as a bias that all queries share
                 got[name] = np.broadcast_to(x, right[name].shape)
-        least = dtype or max((x.dtype.name for x in found.values()), key=lambda name: UNIT.get(name, 0))
+        least = dtype or max((x.dtype.name for x in outputs.values()), key=lambda name: UNIT.get(name, 0))
         allowed, single = ({name: tolerance(kind, *data["size"][name]) for name in got} for kind in (least, "float32"))
         off = {name: errors(name, x, right[name], length) for name, x in got.items()}
-        known = {mistake["looks like"]: outputs_of(mistake, given)
+        known = {mistake["looks like"]: outputs_of(mistake, inputs)
                  for mistake in case["mistakes"] if mistake["part"] == part}
         if wrong := [name for name in got if off[name].max() > allowed[name]]:
             name = wrong[0]
@@ -186,7 +186,7 @@ def check(function, case, dtype=None):
             y = right[wrong[0]]
             bad = off[name] > allowed[name]
             first = tuple(map(int, np.argwhere(bad)[0]))
-            at = f" at position {given['positions'][first[0], first[-2]]}" if bad.ndim > 2 else ""
+            at = f" at position {inputs['positions'][first[0], first[-2]]}" if bad.ndim > 2 else ""
             says = f"{name} has the shape {x.shape}, not {y.shape}" if x.shape != y.shape else (
                 f"{name}{[*first] or ''}{at} is {x[first]:.6g}, not {y[first]:.6g} "
                 f"({bad.sum()} of {bad.size} are wrong)")

@@ -21,8 +21,8 @@ def drop_in(model, encoding):
     for layer in model.model.layers:
         attention = layer.self_attn
 
-        def keep(attention, args, given):
-            attention.positions = given["position_ids"]                  # (B, T), with a cache those of the new tokens
+        def keep(attention, args, inputs):
+            attention.positions = inputs["position_ids"]                  # (B, T), with a cache those of the new tokens
 
         def enter(projection, args, attention=attention):
             return (encoding.phi(args[0], attention.positions),)

@@ -118,7 +118,7 @@ def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores
     keys = (keys or n)(x["key_positions"])
     table = rows(case.scale(model.encoding.rows(queries, model)), queries)
     apart = pairs(model.encoding.pairs(queries, keys, model))
-    found = {}
+    outputs = {}
     q, k, v, h = (x.get(name) for name in "qkvh")
     if "x" in x:
         h, _ = encoding.embed[0](x["x"], table, learned)
@@ -126,7 +126,7 @@ def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores
         if place:
             parts = [place(h, table) if name in model.encoding.on else h for name in "qkv"]
         q, k, v = (model_numpy.split_heads(y @ x[f"w{name}"].T, H) for name, y in zip("qkv", parts, strict=True))
-        found["table"] = table if table.dtype.kind == "f" else learned["weight"][table]
+        outputs["table"] = table if table.dtype.kind == "f" else learned["weight"][table]
     if order is not None:
         q, k, _ = encoding.rotate[0](q[..., order], k[..., order], table, learned)
         q, k = (y[..., np.argsort(order)] for y in (q, k))
@@ -138,22 +138,22 @@ def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores
     added = np.where(ahead, np.nan, 0 * products if added is None else bias(added))
     p, _ = encoding.softmax[0](np.where(ahead, -np.inf, products + added), learned)
     more, _ = encoding.value[0](p, apart, learned)
-    found |= {"q": q, "k": k, "v": v, "bias": added, "scores": products + added, "weights": p,
+    outputs |= {"q": q, "k": k, "v": v, "bias": added, "scores": products + added, "weights": p,
               "out": p @ v + (0 if more is None else more)}
     if "inv_freq" in case.returns:
-        found["inv_freq"], found["attention_factor"] = frequencies(case, x["length"], rows)
-    return found
+        outputs["inv_freq"], outputs["attention_factor"] = frequencies(case, x["length"], rows)
+    return outputs
 
-def cut(part, x, found, returns):
+def cut(part, x, outputs, returns):
     """(inputs, outputs) that a file has of a part. Of decode: the last token alone, and a cache."""
     if part == "decode":
         last = {name: np.s_[:, -1:] for name in ("positions", "x", "h", "table")}
         last |= {name: np.s_[:, :, -1:] for name in ("q", "k", "v", "bias", "scores", "weights", "out")}
-        cached = {"cached_k": found["k"][:, :, :-1], "cached_v": found["v"][:, :, :-1]}
+        cached = {"cached_k": outputs["k"][:, :, :-1], "cached_v": outputs["v"][:, :, :-1]}
         cached |= {"cached_h": x["h"][:, :-1]} if "h" in x else {}
         x = {name: y[last[name]] if name in last else y for name, y in x.items()} | cached
-        found = {name: y[last[name]] if name in last else y for name, y in found.items()}
-    return x, {name: found[name] for name in returns if part != "far" or name not in ("weights", "out")}
+        outputs = {name: y[last[name]] if name in last else y for name, y in outputs.items()}
+    return x, {name: outputs[name] for name in returns if part != "far" or name not in ("weights", "out")}
 
 
 # ---- common mistakes: {words: what `forward` is to change} -----------------------------------------------------------
@@ -186,23 +186,23 @@ def rounded(dtype):
 def usual(case, x):
     """Of any encoding; those that change nothing are left out later."""
     root = math.sqrt(case.heads[1])
-    found = {}
+    changes = {}
     if case.pe == "xpos":
-        found["halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + D/2) belongs"] = {
+        changes["halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + D/2) belongs"] = {
             "order": np.arange(8).reshape(4, 2).T.ravel()}
-    found["off by one: positions are counted from 1, not from 0"] = {"n": lambda n: n + 1}
+    changes["off by one: positions are counted from 1, not from 0"] = {"n": lambda n: n + 1}
     if case.pe in TURNS | {"expe", "exqpe"}:                                                   # others have no row -1
-        found["off by one: positions are counted from -1, not from 0"] = {"n": lambda n: n - 1}
-    found["off by one: the distance is m - n + 1, not m - n"] = {"keys": lambda n: n - 1}
-    found["off by one: the distance is m - n - 1, not m - n"] = {"keys": lambda n: n + 1}
-    found["positions are not read: all are taken for 0"] = {"n": lambda n: 0 * n}
-    found["positions are not read: tokens are counted as they stand"] = {"n": as_they_stand}
+        changes["off by one: positions are counted from -1, not from 0"] = {"n": lambda n: n - 1}
+    changes["off by one: the distance is m - n + 1, not m - n"] = {"keys": lambda n: n - 1}
+    changes["off by one: the distance is m - n - 1, not m - n"] = {"keys": lambda n: n + 1}
+    changes["positions are not read: all are taken for 0"] = {"n": lambda n: 0 * n}
+    changes["positions are not read: tokens are counted as they stand"] = {"n": as_they_stand}
     for dtype in ROUNDED:
-        found[f"rounded positions: they were cast to {dtype}"] = {"n": rounded(dtype)}
+        changes[f"rounded positions: they were cast to {dtype}"] = {"n": rounded(dtype)}
     if case.pe in TURNS | {"expe", "exqpe"}:
-        found["rounded table: it was cast to bfloat16"] = {"rows": lambda y, n: rounding("bfloat16")(y)}
-    found["rounded bias: it was cast to bfloat16"] = {"bias": rounding("bfloat16")}
-    return found | {
+        changes["rounded table: it was cast to bfloat16"] = {"rows": lambda y, n: rounding("bfloat16")(y)}
+    changes["rounded bias: it was cast to bfloat16"] = {"bias": rounding("bfloat16")}
+    return changes | {
         "denominator: scores are not divided by sqrt(D)": {"scores": lambda y: y * root},
         "denominator: scores are divided by D, not by sqrt(D)": {"scores": lambda y: y / root},
         "denominator: the bias is divided by sqrt(D)": {"bias": lambda y: y / root},
@@ -659,7 +659,7 @@ def alike(name, x, y, close):
 
 def mistaken(case, parts, size):
     """The mistakes that can be told from what is right and from each other: [{words, part, its last sequence}]."""
-    found = []
+    mistakes = []
     seen = set()
     rope = case.returns is TURNED
     for part, (whole, x, right) in parts.items():
@@ -682,39 +682,39 @@ def mistaken(case, parts, size):
             wrong = {name: plain(y, 5 if np.ndim(y) > 2 else 15) for name, y in wrong.items()
                      if not alike(name, y, last(right[name]), 1e-5)}
             if json.dumps(wrong) not in seen:
-                found.append({"looks like": words, "part": part} | (
+                mistakes.append({"looks like": words, "part": part} | (
                     {"turns": {name: y if name == "of" else plain(y, 15) for name, y in turns.items()}} if turns
                     else {"outputs": wrong}))
             seen |= {words, json.dumps(wrong)}
-    return found
+    return mistakes
 
 def last(y):
     return y[-1:] if np.ndim(y) > 2 else y
 
 def left(rows):
     """Which of the rows (REACH, ...) are an earlier one's once they are cast: {dtype: how many stay, the first}."""
-    found = {}
+    lines = {}
     for dtype in ROUNDED:
         cast = rounding(dtype)(rows).reshape(REACH, -1) + 0.0
         first = {}
         pairs = [[i, first.setdefault(row.tobytes(), i)] for i, row in enumerate(cast)]
-        found[dtype] = {"left": len(first), "first": [pair for pair in pairs if pair[0] != pair[1]][:6]}
-    return found
+        lines[dtype] = {"left": len(first), "first": [pair for pair in pairs if pair[0] != pair[1]][:6]}
+    return lines
 
 def merged(case):
     """What merges of the positions 0 .. REACH-1 if they are cast, or a table of floats, or a bias by distance."""
     n = np.arange(REACH)
     model = settled(case, REACH)
     says = "[n, the earlier one that it falls together with]"
-    found = {"of": REACH, "says": says, "positions that are cast": left(n)}
+    lines = {"of": REACH, "says": says, "positions that are cast": left(n)}
     rows = case.pe in MERGES and model.encoding.rows(n, model)
     if rows is None:
         pairs = model.encoding.pairs(n[-1:], n[::-1], model)
         nothing = np.zeros((1, model.n_heads, 1, model.d_head))
         score, _ = model_numpy.doors_of(model.encoding, model).score
         bias, _ = score(nothing, nothing, None, pairs, case.learned(case.parameters))          # (..., H, 1, REACH)
-        return found | {"distances whose bias is cast": left(np.moveaxis(bias, -1, 0))}
-    return found | ({} if rows is False else {"positions whose table is cast": left(case.scale(rows))})
+        return lines | {"distances whose bias is cast": left(np.moveaxis(bias, -1, 0))}
+    return lines | ({} if rows is False else {"positions whose table is cast": left(case.scale(rows))})
 
 def document(case):
     """The whole file of a case as a dict."""

@@ -89,10 +89,10 @@ def settings_class(name, settings):
     """(text, ours, others), as used's, of a class with the tables of an encoding and what they read of its settings."""
     fields = {field.name for field in dataclasses.fields(settings)}
     parts = {}
-    asked = ["rows", "pairs"]
+    members = ["rows", "pairs"]
     ours = set()
     others = set()
-    for member in asked:                                                # which grows meanwhile
+    for member in members:                                                # which grows meanwhile
         owner = next((kind for kind in type(settings).__mro__ if member in vars(kind)), None)
         if member in parts or member in fields or owner is None:
             continue
@@ -103,7 +103,7 @@ def settings_class(name, settings):
         text = textwrap.dedent(inspect.getsource(value))
         parts[member], more, imports = used(owner.__module__, text)
         ours, others = ours | more, others | imports
-        asked += [node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)
+        members += [node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)
                   and isinstance(node.value, ast.Name) and node.value.id == "self"]
         if "super()" in text:
             raise InputError(f"{owner.__module__}.py: {member} asks a super() that cannot be told in one file: name it")

@@ -79,18 +79,18 @@ class Kind(NamedTuple):
 
     def theirs(self, weights, n_heads):
         """{their name: tensor} of our {name: tensor}."""
-        found = {}
+        tensors = {}
         for name, w in weights.items():
             places, kind = self.places(name)
             parts = self.turn(name, w, n_heads).chunk(len(places))
-            found |= {f"{place}.{kind}": part.contiguous() for place, part in zip(places, parts, strict=True)}
+            tensors |= {f"{place}.{kind}": part.contiguous() for place, part in zip(places, parts, strict=True)}
             if re.search(self.biased, name):
-                found[f"{places[0]}.bias"] = w.new_zeros(len(w))
-        return found
+                tensors[f"{places[0]}.bias"] = w.new_zeros(len(w))
+        return tensors
 
     def from_theirs(self, weights, config):
         """{our name: tensor} of theirs, those that heads share repeated; InputError for what is not of our layers."""
-        found = {}
+        tensors = {}
         left = dict(weights)
         for name, shape in parameter_shapes(config).items():
             places, kind = self.places(name)
@@ -101,8 +101,8 @@ class Kind(NamedTuple):
             try:
                 parts = [w.unflatten(0, (-1, config.d_head)).repeat_interleave(len(parts[0]) // len(w), 0).flatten(0, 1)
                          if len(w) < len(parts[0]) else w for w in parts]
-                found[name] = self.back(name, torch.cat(parts), config.n_heads).contiguous()
-                if found[name].shape != shape:
+                tensors[name] = self.back(name, torch.cat(parts), config.n_heads).contiguous()
+                if tensors[name].shape != shape:
                     raise TypeError
             except (RuntimeError, TypeError):
                 raise InputError(f"has {places[0]}.{kind} in another shape than config.json makes it") from None
@@ -110,7 +110,7 @@ class Kind(NamedTuple):
         for name, w in left.items():
             if w.any() and not name.endswith(kept):
                 raise InputError(f"has {name}, and our layers have no such part")
-        return found
+        return tensors
 
 def by_heads(name, w, n_heads):
     """W_q, W_k and W_v, each of all heads, (3C, C), as those three of each head."""

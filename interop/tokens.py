@@ -39,7 +39,7 @@ def to_tokenizers(encoding):
     ranks = encoding._mergeable_ranks
     letters = characters()
     written = lambda token: "".join(letters[b] for b in token)  # noqa: E731
-    found = (halves(token, ranks) for token in sorted(ranks, key=ranks.get) if len(token) > 1)
+    pairs = (halves(token, ranks) for token in sorted(ranks, key=ranks.get) if len(token) > 1)
     added = {"id": encoding.eot_token, "content": EOT, "single_word": False, "lstrip": False, "rstrip": False,
              "normalized": False, "special": True}
     bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
@@ -51,7 +51,7 @@ def to_tokenizers(encoding):
         "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
                   "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
                   "vocab": {written(token): ranks[token] for token in sorted(ranks, key=ranks.get)},
-                  "merges": [[*map(written, pair)] for pair in found if pair]},
+                  "merges": [[*map(written, pair)] for pair in pairs if pair]},
     }
 
 def from_tokenizers(value, path):

@@ -55,7 +55,7 @@ def main(argv=None):
     scaling.add_scaling_flags(parser)
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        asked = scaling.scaling_of(args)
+        options = scaling.scaling_of(args)
         model, record = load_watched(args.run, pick_device(args.device), args.dtype)
         context = model.config.context
         weights = {}
@@ -66,7 +66,7 @@ def main(argv=None):
         [document] = usable(documents, lengths[-1], 1)
         tokens = torch.from_numpy(document.astype("int64")).to(model.embedding.weight.device)
         for length in lengths:
-            model.scale_to(length, **asked)
+            model.scale_to(length, **options)
             weights[length] = weights_of(model, tokens[None, :length])[:, 0].float().cpu().numpy()     # (n, H, T, T)
         name = pictures.name(pictures.variant_of(args.run))
         pictures.attention(args.out, weights, f"Attention with {name} ({args.run}, {source})")

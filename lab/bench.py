@@ -212,9 +212,9 @@ class Row:
         """
         answers = {self.floor: [], self: []}                           # one list, if the row is NoPE's own
         for _ in range(self.repeats + 1):
-            for each, found in answers.items():
+            for each, values in answers.items():
                 time.sleep(REST)
-                found.append(each.ask(*request))
+                values.append(each.ask(*request))
         if answers[self][0] is None:
             return None
         mine, nope = (np.array(answers[each][1:]) for each in (self, self.floor))
@@ -231,16 +231,16 @@ class Row:
     def evaluate(self):
         rates, ratios = {}, {}
         for length in (k * self.model.context for k in MULTIPLES):
-            if found := self.in_turn("evaluate", length):
-                rates[length] = 1 / found[0]
-                ratios[length] = found[1]
+            if timing := self.in_turn("evaluate", length):
+                rates[length] = 1 / timing[0]
+                ratios[length] = timing[1]
         return {"evaluate_tokens_per_s": rates, "evaluate_over_nope": ratios}
 
     def generate(self):
         rows = {}
         for name, streaming in (("cached", False), ("streaming", True)):
-            if found := self.in_turn("generate", streaming):
-                first, each, size = found[0]
+            if timing := self.in_turn("generate", streaming):
+                first, each, size = timing[0]
                 rows |= {f"{name}_first_token_s": first, f"{name}_tokens_per_s": 1 / each, "cache_bytes_a_token": size}
         return rows
 
@@ -256,12 +256,12 @@ def measure(args):
     for pe, backend in tqdm(jobs, desc=args.preset, leave=False, disable=None):
         row = Row(pe, backend, args, floor)
         floor = floor or row
-        found = {}
+        numbers = {}
         for part in args.parts:
             if part == "train" or (part != "data" and backend == "torch"):
-                found |= getattr(row, part)()
-        if found:
-            rows.append(row.names | {"context": row.model.context} | found)
+                numbers |= getattr(row, part)()
+        if numbers:
+            rows.append(row.names | {"context": row.model.context} | numbers)
         if row is not floor:
             row.pool.shutdown()
     floor.pool.shutdown()
@@ -395,8 +395,8 @@ def main(argv=None):
         if args.json:
             write_rows(args.json, rows)
         for key, show in PRINTED.items():
-            if found := [row for row in rows if key in row]:
-                show(found)
+            if part_rows := [row for row in rows if key in row]:
+                show(part_rows)
 
 if __name__ == "__main__":
     main()

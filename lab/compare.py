@@ -38,14 +38,14 @@ def read_rows(folder, names, protocol, split):
         raise InputError(f"{' and '.join(names)} have no seed in common under {folder}")
     check_alike(folder, grid, files, seeds)
     lines = {line.label: line for line in lines_of(grid, files, seeds)}
-    found = {}
+    by_name = {}
     for name in names:
         label = name.replace(":", " ", 1)
         if label not in lines:
             ways = ", ".join(f"{line.variant}:{line.how}" for line in lines.values() if line.how) or "none"
             raise InputError(f"{folder} has no {name}; read in other ways there are: {ways}")
-        found[name] = {multiple: lines[label].rows[protocol, multiple] for multiple in MULTIPLES}
-    return found
+        by_name[name] = {multiple: lines[label].rows[protocol, multiple] for multiple in MULTIPLES}
+    return by_name
 
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.compare", description=__doc__)

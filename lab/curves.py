@@ -29,7 +29,7 @@ def read_log(run):
     """
     (model, train, _) = read_run(run)
     path = Path(run) / "log.jsonl"
-    found = {}
+    lines = {}
     for text in (text for text in read_text(path).splitlines(keepends=True) if text.endswith("\n")):
         try:
             line = json.loads(text)
@@ -37,8 +37,8 @@ def read_log(run):
             check_shape(line, {"step": int} | dict.fromkeys(line.keys() - {"step"}, int | float), path)
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise InputError(f"{path} holds a line that train.py did not write: mend or remove it") from None
-        found.setdefault(line["step"], {"tokens": line["step"] * train.batch_size * model.context}).update(line)
-    return [found[step] for step in sorted(found)]
+        lines.setdefault(line["step"], {"tokens": line["step"] * train.batch_size * model.context}).update(line)
+    return [lines[step] for step in sorted(lines)]
 
 def curve(lines, key, size):
     """(tokens, values) of what lines have at a key, each the mean over `size` steps."""

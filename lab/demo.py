@@ -69,8 +69,8 @@ def page(rows, texts, steps):
     lengths = sorted({row["length"] for row in rows})
     heads = "".join(f"<th>{length:,}</th>" for length in lengths)
     losses = {name: [row["loss"] for row in rows if row["run"] == str(FOLDER / name)] for name in RUNS}
-    lines = "".join(f"<tr><td>{name_of(run)}</td>{''.join(f'<td>{x:.3f}</td>' for x in found)}</tr>"
-                    for run, found in losses.items())
+    lines = "".join(f"<tr><td>{name_of(run)}</td>{''.join(f'<td>{x:.3f}</td>' for x in values)}</tr>"
+                    for run, values in losses.items())
     seen = "".join(f"<li><b>{name_of(run)}</b> (<code>{flags}</code>). {words} From {lengths[0]:,} to {lengths[-1]:,} "
                    f"tokens its loss went by {losses[run][-1] - losses[run][0]:+.3f}.</li>"
                    for run, (flags, words) in RUNS.items())
@@ -95,8 +95,8 @@ def main(argv=None):
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         for run in (FOLDER / name for name in RUNS if (FOLDER / name / "config.json").exists()):
-            if (found := read_run(run)[1].steps) != args.steps:
-                raise InputError(f"{run} is there, of {found:,} steps: give --steps {found}, or delete {FOLDER}")
+            if (steps := read_run(run)[1].steps) != args.steps:
+                raise InputError(f"{run} is there, of {steps:,} steps: give --steps {steps}, or delete {FOLDER}")
         rows, texts = tour(args.steps)
         write_text(FOLDER / "index.html", page(rows, texts, args.steps))
         print(f"\nopen {FOLDER}/index.html")

@@ -90,16 +90,16 @@ def xt_permuted(x, back=False):
 
 def xt_rope_permuted(q, k, positions, rope_parameters):
     """As a checkpoint is ported: W_q and W_k with their rows in the other order."""
-    found = xt_turned(xt_permuted(q), xt_permuted(k), positions, **xt_settings(rope_parameters))
-    return found | {name: xt_permuted(found[name].numpy(), back=True) for name in "qk"}
+    turned = xt_turned(xt_permuted(q), xt_permuted(k), positions, **xt_settings(rope_parameters))
+    return turned | {name: xt_permuted(turned[name].numpy(), back=True) for name in "qk"}
 
 def xt_xpos(q, k, positions, cached_k=None):
     """Its scores; its q and k are counted from the middle of what is given, which for the step with a cache is said."""
     if cached_k is not None:                                                      # of 512 positions, as the case has it
         q, k = (np.concatenate((x, x), 2) for x in (q, k))
         positions = np.append(positions, [[511]], 1)
-    found = xt_turned(xt_permuted(q), xt_permuted(k), positions, use_xpos=True)
-    q, k = (xt_permuted(found[name].numpy(), back=True) for name in "qk")
+    turned = xt_turned(xt_permuted(q), xt_permuted(k), positions, use_xpos=True)
+    q, k = (xt_permuted(turned[name].numpy(), back=True) for name in "qk")
     if cached_k is not None:
         q = q[:, :, :1]
         k = np.concatenate((cached_k, k[:, :, :1]), 2)

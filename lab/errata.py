@@ -26,10 +26,10 @@ def page():
     rows = []
     for node in ast.parse(TESTS.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_errata_"):
-            found = FACTS.fullmatch(ast.get_docstring(node) or "")
-            if found is None:
+            match = FACTS.fullmatch(ast.get_docstring(node) or "")
+            if match is None:
                 raise ValueError(f"{node.name}: the docstring must begin with source: ..., says: ... and in fact: ...")
-            rows.append("| " + " | ".join(" ".join(part.split()) for part in found.groups()) + " |\n")
+            rows.append("| " + " | ".join(" ".join(part.split()) for part in match.groups()) + " |\n")
     return HEAD + "".join(rows)
 
 def main(argv=None):

@@ -76,14 +76,14 @@ def draw(path, length=512):
     viridis = matplotlib.colormaps["viridis"].resampled(64)            # few shades, for a small file
     figure = Figure(figsize=(15, 8), layout="constrained")
     parts = figure.subfigures(1, len(TABLES))
-    for part, (encoding, make), (formula, where, columns) in zip(parts, TABLES.items(), SHOWN.values(), strict=True):
+    for part, (encoding, make), (formula, place, columns) in zip(parts, TABLES.items(), SHOWN.values(), strict=True):
         table = make(np.arange(length))                                           # (length, columns)
         part.suptitle(name(encoding), color=colour(encoding), fontsize=16)
         curves, image = part.subplots(2, 1, height_ratios=(1, 2), sharex=True)
         for column, share in zip(columns, (0, 0.5, 1), strict=True):
             shown = {"color": shade(colour(encoding), share), "linewidth": 1 + share}
             curves.plot(table[:, column], **shown, label=f"column {column}")
-        curves.set_title(f"{formula}\n{where}", fontsize=12, linespacing=1.4)
+        curves.set_title(f"{formula}\n{place}", fontsize=12, linespacing=1.4)
         curves.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, columnspacing=1)
         mesh = image.imshow(table.T, aspect="auto", origin="lower", interpolation="none", cmap=viridis)
         image.set_xlabel("position n")

@@ -151,10 +151,10 @@ def score(args):
     with tqdm(total=every, unit="tok", unit_scale=True, leave=False, disable=None, smoothing=0,
               bar_format=BAR) as bar:
         for i, run in enumerate(configs, 1):
-            where = f"run {i} of {len(configs)}, {run}"
-            bar.set_description(where[:30])                     # or 80 columns have no room for the time left
+            label = f"run {i} of {len(configs)}, {run}"
+            bar.set_description(label[:30])                     # or 80 columns have no room for the time left
             if bar.disable:                                     # stderr is no terminal
-                print(f"{where}: scoring {tokens[run]:,} tokens ...", flush=True)
+                print(f"{label}: scoring {tokens[run]:,} tokens ...", flush=True)
             rows += evaluate(run, work.pop(run), scalings[run], args, bar)
     if all(row["loss"] is None for row in rows) and args.measure == "streaming":
         raise InputError(f"{' and '.join(sorted({row['pe'] for row in rows}))} {CANNOT_STREAM}")

@@ -43,18 +43,18 @@ class Settings(NamedTuple):
 
 def usable(documents, longest, limit):
     """Those of at least `longest` targets, the first `limit` of them; InputError if there is none."""
-    found = []
+    usable_documents = []
     most = 0
     for document in documents:
         most = max(most, len(document) - 1)
         if len(document) > longest:
-            found.append(document)
-        if len(found) == limit:
+            usable_documents.append(document)
+        if len(usable_documents) == limit:
             break
-    if not found:
+    if not usable_documents:
         raise InputError(f"no held-out document has {longest:,} tokens, the longest length: the longest usable one is "
                          f"{most:,}")
-    return found
+    return usable_documents
 
 
 # ---- protocols: (documents, length, settings) to one list of windows, in a list --------------------------------------
@@ -122,11 +122,11 @@ def passkey(documents, length, settings):
     keys = (encode(f" {key}") for key in iter(lambda: rng.integers(10_000, 100_000), None))
     for key in itertools.islice(keys, TRIALS):
         other = next(other for other in keys if other != key and len(other) == len(key))
-        told, changed = ([*encode("The pass key is"), *x, *encode(". Remember it.\n")] for x in (key, other))
+        begin, changed = ([*encode("The pass key is"), *x, *encode(". Remember it.\n")] for x in (key, other))
         end = [*encode("\nThe pass key is"), *key]
-        if length < (least := len(told) + len(end) - 1):
+        if length < (least := len(begin) + len(end) - 1):
             raise InputError(f"the probe passkey needs windows of {least} tokens or more, got {length}")
-        trials.append((told, changed, end, len(key)))
+        trials.append((begin, changed, end, len(key)))
     return around(documents, length, trials)
 
 def around(documents, length, trials):
@@ -199,7 +199,7 @@ def by_unit(windows, losses):
     """(mean loss, number of targets) of documents or trials, (units,) each, from windows' losses, (scored,) each."""
     units = [window.unit for window in windows]
     with np.errstate(invalid="ignore"):                                # a sum that is not finite is told by summary
-        total = np.bincount(units, [found.sum(dtype=np.float64) for found in losses])
+        total = np.bincount(units, [values.sum(dtype=np.float64) for values in losses])
     count = np.bincount(np.repeat(units, [window.scored for window in windows]))
     return total / count, count
 

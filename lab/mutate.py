@@ -72,7 +72,7 @@ MUTATIONS = [
     ("model_torch.py", "ahead = one.triu(S - T + 1)", "ahead = one.triu(1)"),
     ("model_torch.py", "one.tril(S - T - window)", "one.tril(S - T - window - 1)"),
     ("model_torch.py", "is_causal=self.causal and T > 1", "is_causal=self.causal"),
-    ("model_torch.py", "asked = (self.config, n.shape, n.tobytes(), w.dtype, w.device)", "asked = (n.shape, w.device)"),
+    ("model_torch.py", "key = (self.config, n.shape, n.tobytes(), w.dtype, w.device)", "key = (n.shape, w.device)"),
     ("model_torch.py", "dtype=like.dtype if table.dtype.kind == \"f\" else None)", "dtype=None)"),
     ("data.py", "if len(text) < max_chars else", "if len(text) <= max_chars else"),
     ("data.py", "\"test\" if share < 2 * held_out", "\"test\" if share < held_out"),
@@ -131,7 +131,6 @@ MUTATIONS = [
     ("zoo/softmax.py", "-((1 - p.sum(-1", "((1 - p.sum(-1"),
     ("zoo/softmax.py", "keepdim=True) // FLOOR_SCALE", "keepdim=True) / FLOOR_SCALE"),
     ("zoo/softmax.py", "in_blocks = inner.embed is model_numpy.Encoding().embed", "in_blocks = True"),
-    ("zoo/ablations.py", "other - zero", "other - one"),
     ("zoo/ablations.py", "if table.ndim == 4 else dphi[..., :l].sum(0)", "if table.ndim == 4 else dphi[0, ..., :l]"),
     ("zoo/ablations.py", "table[..., 1:] @ self.weight ", "table[..., 1:] @ self.weight.flip(0) "),
     ("zoo/llama.py", "rstd * (dz - z * along_z)", "rstd * dz"),
@@ -195,8 +194,8 @@ def main(argv=None):
         if failed := run_tests(base, ["test_ladder", *every]):
             raise InputError(f"without any mutation {failed} fails: mend that first")
         with ThreadPoolExecutor(args.jobs) as pool:
-            found = pool.map(lambda mutation: try_mutation(base, *mutation), chosen)
-            for (file, old, new), noticed in zip(chosen, found, strict=True):
+            outcomes = pool.map(lambda mutation: try_mutation(base, *mutation), chosen)
+            for (file, old, new), noticed in zip(chosen, outcomes, strict=True):
                 survived += noticed is None
                 print(f"{'SURVIVED' if noticed is None else 'noticed':10}{file}: {old} -> {new}", flush=True)
                 if noticed:

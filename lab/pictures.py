@@ -85,10 +85,10 @@ def changed(model):
     knobs, plain = map(dataclasses.asdict, (model.encoding, make_encoding(model.encoding.pe)))
     words = {key: x for key, x in knobs.items() if isinstance(x, bool | str)}      # on which numbers' defaults depend
     default = dataclasses.asdict(make_encoding(**words).fit(wide)) | {key: plain[key] for key in words}
-    found = [(key, x) for key, x in knobs.items() if x not in (default[key], None)]
-    found.sort(key=lambda knob: not isinstance(knob[1], bool | str))
+    changes = [(key, x) for key, x in knobs.items() if x not in (default[key], None)]
+    changes.sort(key=lambda knob: not isinstance(knob[1], bool | str))
     return [(key, x, str(x) if isinstance(x, bool | str) else                                           # 1/2048
-             min(f"{x:g}", str(Fraction(x).limit_denominator(10**6)), key=len)) for key, x in found]
+             min(f"{x:g}", str(Fraction(x).limit_denominator(10**6)), key=len)) for key, x in changes]
 
 def variant_of(run):
     """The variant that a run is: its encoding and softmax, and the encoding's settings that are not its defaults."""
@@ -133,7 +133,7 @@ def styles(lines, height):
     most x of both nearer than 1/80 of the height, take turns: the lowest is solid with the largest markers, and those
     above are dashed with gaps through which the others are seen.
     """
-    found = {}
+    looks = {}
     groups = []
     alike = Counter()
 
@@ -144,7 +144,7 @@ def styles(lines, height):
 
     for name, (colour, _, _) in lines.items():
         place = (COLOURS.index(colour) if colour in COLOURS else 0) + alike[colour]
-        found[name] = {"color": colour, "linestyle": DASHES[alike[colour] % len(DASHES)],
+        looks[name] = {"color": colour, "linestyle": DASHES[alike[colour] % len(DASHES)],
                        "marker": MARKERS[place % len(MARKERS)], "markersize": 5.5}
         if not alike[colour]:
             joined = [group for group in groups if any(coincide(name, other) for other in group)]
@@ -153,9 +153,9 @@ def styles(lines, height):
     for group in groups:
         n = min(len(group), 4)
         for i, name in enumerate(sorted(group, key=list(lines).index)):
-            found[name]["markersize"] += 2.5 * max(0, n - 1 - i)
-            found[name] |= {"linestyle": (6 * (n - i % n), (6, 6 * (n - 1)))} if i else {}
-    return found
+            looks[name]["markersize"] += 2.5 * max(0, n - 1 - i)
+            looks[name] |= {"linestyle": (6 * (n - i % n), (6, 6 * (n - 1)))} if i else {}
+    return looks
 
 def curves(path, lines, title, trained, what="loss", across=LENGTHS, note=""):
     """Curves of {name: Curve}, each named at its end with its last value; x on a log axis.
@@ -311,7 +311,7 @@ def training(path, runs):
     called = names_of(runs)
     axes = dict(zip(PANELS, figure.subplots(2, 2).flat, strict=True))
     for key, axis in axes.items():
-        lines = {run: (colour(variant_of(run)), *found[key]) for run, found in runs.items()}
+        lines = {run: (colour(variant_of(run)), *panels[key]) for run, panels in runs.items()}
         height = np.ptp(np.concatenate([y for _, _, y in lines.values()] or [[0]]))
         for run, look in styles(lines, height).items():
             look |= {} if key == "val_loss" else {"marker": ""}

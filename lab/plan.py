@@ -9,29 +9,29 @@ from lab import measures
 from past import scaling
 
 
-def scalings(configs, asked):
+def scalings(configs, options):
     """{run: [scaled's keywords]}: of the values asked for, each run takes those that its encoding has a use for.
 
     configs: {run: what read_run gives}. Raises InputError for a value that none of the runs has a use for, or that is
     wrong for one of them.
     """
-    plain = asked | {"scale": 1.0, "rope_scaling": "none"}
-    found = {run: {"scale": [], "rope_scaling": []} for run in configs}
-    for name, value in [(key, value) for key in ("scale", "rope_scaling") for value in asked[key]]:
+    plain = options | {"scale": 1.0, "rope_scaling": "none"}
+    by_run = {run: {"scale": [], "rope_scaling": []} for run in configs}
+    for name, value in [(key, value) for key in ("scale", "rope_scaling") for value in options[key]]:
         errors = []
         for run, (model, _, _) in configs.items():
             try:
                 scaling.scaled(model, model.context, **plain | {name: value})
-                found[run][name].append(value)
+                by_run[run][name].append(value)
             except scaling.NotForThisEncoding as error:
                 errors.append(f"{run}: {error}")
             except InputError as error:
                 raise InputError(f"{run}: {error}") from None
         if len(errors) == len(configs):
             raise InputError(errors[0])
-    return {run: [asked | {"scale": scale, "rope_scaling": rope_scaling}
+    return {run: [options | {"scale": scale, "rope_scaling": rope_scaling}
                   for scale in values["scale"] or [1.0] for rope_scaling in values["rope_scaling"] or ["none"]]
-            for run, values in found.items()}
+            for run, values in by_run.items()}
 
 def measured(run, record, lengths, args):
     """(source, documents, jobs) of a run: each job is (protocol or probe, length, lists of windows)."""

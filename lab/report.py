@@ -65,17 +65,17 @@ class Line(NamedTuple):
 
     def losses(self, protocol):
         """(multiples, seeds), nan where there is none."""
-        found = [[row["loss"] for row in self.rows[protocol, multiple]] for multiple in MULTIPLES]
-        return np.array(found, dtype=np.float64)
+        values = [[row["loss"] for row in self.rows[protocol, multiple]] for multiple in MULTIPLES]
+        return np.array(values, dtype=np.float64)
 
 def collect(folder):
     """{(variant, what): {seed: what its file says}} of results/<preset>/; what: one of EVALUATIONS, or "run"."""
     files = {}
     for path in sorted(folder.glob("*.json")):
-        found = re.fullmatch(r"(.+)-s([0-9]+)\.(.+)\.json", path.name)
-        if found is None or found[1] not in VARIANTS or found[3] not in (*EVALUATIONS, "run"):
+        match = re.fullmatch(r"(.+)-s([0-9]+)\.(.+)\.json", path.name)
+        if match is None or match[1] not in VARIANTS or match[3] not in (*EVALUATIONS, "run"):
             continue
-        variant, seed, what = found.groups()
+        variant, seed, what = match.groups()
         try:
             said = read_json(path, RUN if what == "run" else [ROW])
             if what != "run":
@@ -95,11 +95,11 @@ def check_rows(path, rows, more):
             sizes = {len(row[name]) for name in ("unit_targets", "unit_losses", "unit_losses_without") if name in row}
             if len(sizes) != 1 or 0 in sizes:
                 raise InputError(f"{path} has another number of losses than of counts of targets")
-    found = {(row["how"], row["protocol"], row["length"] / row["trained_length"]) for row in rows}
-    for how, protocol in {(how, protocol) for how, protocol, _ in found if protocol != "sliding"} or {("", "any")}:
+    present = {(row["how"], row["protocol"], row["length"] / row["trained_length"]) for row in rows}
+    for how, protocol in {(how, protocol) for how, protocol, _ in present if protocol != "sliding"} or {("", "any")}:
         beside = [("sliding", 1)] if protocol == "same-targets" else []
         for name, multiple in [(protocol, multiple) for multiple in MULTIPLES] + beside:
-            if (how, name, multiple) not in found:
+            if (how, name, multiple) not in present:
                 raise InputError(f"{path} lacks the row of {name} at {multiple}x")
 
 def finished(grid, files):
@@ -232,9 +232,9 @@ def draw_differences(path, lines, protocol, title):
     drawn = {}
     most = Counter()
     for line in (line for line in lines if line.how):
-        found = pictures.by_length(lengths, line.losses(protocol) - plain[line.variant])
-        most[line.how] = max(most[line.how], *np.abs(found[1]))
-        drawn[line.how, line.name] = Curve(*found, line.colour)
+        points = pictures.by_length(lengths, line.losses(protocol) - plain[line.variant])
+        most[line.how] = max(most[line.how], *np.abs(points[1]))
+        drawn[line.how, line.name] = Curve(*points, line.colour)
     little = [how for how in most if most[how] < 0.005 <= max(most.values())]
     within = math.ceil(1000 * max((most[how] for how in little), default=0)) / 1000
     drawn = {name: curve for (how, name), curve in drawn.items() if how not in little}
@@ -247,8 +247,8 @@ def draw_multipliers(path, lines, protocol, title):
     drawn = {}
     for (method, variants), i in itertools.product(MULTIPLIERS.items(), (0, -1)):
         mine = [losses[variant] for variant in variants.values()]
-        found = pictures.by_length([*variants], np.stack([line.losses(protocol)[i] for line in mine]))
-        drawn[f"{pictures.name(method)}, {TIMES[i]}"] = Curve(*found, mine[0].colour)
+        points = pictures.by_length([*variants], np.stack([line.losses(protocol)[i] for line in mine]))
+        drawn[f"{pictures.name(method)}, {TIMES[i]}"] = Curve(*points, mine[0].colour)
     pictures.curves(path, drawn, title, set(), across="theta multiplier")
 
 def draw_positions(path, lines, protocol, title):
@@ -294,19 +294,19 @@ def draw(name, preset, lines):
     title = GRIDS[name].title if name in GRIDS else tuned.TITLE
     images = []
     if name == "tuned":                                                    # of each method the first one: its best
-        lines = {protocol: list({line.colour: line for line in reversed(found)}.values())[::-1]
-                 for protocol, found in lines.items()}
+        lines = {protocol: list({line.colour: line for line in reversed(some)}.values())[::-1]
+                 for protocol, some in lines.items()}
     if name == "dither":                                                   # what bf16 adds to what was trained in fp32
-        lines = {protocol: [line for line in found if line.how in ("", "bf16") and "bf16" not in line.variant]
-                 for protocol, found in lines.items()}
+        lines = {protocol: [line for line in some if line.how in ("", "bf16") and "bf16" not in line.variant]
+                 for protocol, some in lines.items()}
     losses = draw_differences if name in ("precision", "dither") else draw_losses
     jobs = [(protocol, losses, protocol, title) for protocol in LOSSES if lines[protocol]]
     jobs += MORE_PICTURES.get(name, [])
     for kind, job, protocol, words in jobs:
         path = Path("pictures") / f"{preset}-{name}-{kind}.png"
-        where = f"{preset}, {pictures.PROTOCOLS[protocol]}{', the test split' * (name == 'tuned')}"
-        job(path, lines[protocol], protocol, f"{words}\n{where}")
-        images.append(f"![{words} ({where})](../../{path})\n")
+        label = f"{preset}, {pictures.PROTOCOLS[protocol]}{', the test split' * (name == 'tuned')}"
+        job(path, lines[protocol], protocol, f"{words}\n{label}")
+        images.append(f"![{words} ({label})](../../{path})\n")
     return "".join(images)
 
 

@@ -150,16 +150,16 @@ def done(job):
     """
     step, steps, weights = weights_of(job.run)
     try:
-        found = read_json(job.file)
+        result = read_json(job.file)
         max_docs = None
         if steps is None and job.args.use_results:
             run = read_json(job.file.with_name(f"{job.run.name}.run.json"))
             weights = run["weights"] if run["train_flags"] == shlex.join(job.args.train_flags) else None
             step = steps if weights else 0
         if job.evaluation is not None:
-            found = found[0]
+            result = result[0]
             max_docs = job.args.max_docs
-        return step == steps and (found["weights"], found.get("max_docs")) == (weights, max_docs)
+        return step == steps and (result["weights"], result.get("max_docs")) == (weights, max_docs)
     except (InputError, LookupError, TypeError):                       # missing, or cut short: it is made again
         return False
 
@@ -191,7 +191,7 @@ def do(job):
 def rate_of(runs, left):
     """(training tokens a second, where that is from): of the finished runs, or of two small steps made now."""
     files = [read_json(job.file, {"tokens": int, "seconds": int | float}) for job in runs if job not in left]
-    if rates := [found["tokens"] / found["seconds"] for found in files if found["seconds"]]:
+    if rates := [result["tokens"] / result["seconds"] for result in files if result["seconds"]]:
         return statistics.median(rates), "the rate of the finished runs"
     args = runs[0].args
     model, config = configs_of(runs[0].command, args)

@@ -93,8 +93,8 @@ def main(argv=None):
             print(f"{file:22}{'the same bytes' if same else 'DIFFERENT'}", flush=True)
             wrong += [file] * (not same)
         for case in args.cases:
-            for path, found, good in compare_case(case, old, scratch):
-                print(f"{case:8}{path:28}{found}{'' if good else '   WRONG'}", flush=True)
+            for path, difference, good in compare_case(case, old, scratch):
+                print(f"{case:8}{path:28}{difference}{'' if good else '   WRONG'}", flush=True)
                 wrong += [case] * (not good)
         sys.exit(1 if wrong else 0)
 

@@ -26,28 +26,28 @@ def compare(rows):
     for group in same_targets.values():
         if pairs := list(pairs_of(group)):
             differences = [np.subtract(row["unit_losses"], other["unit_losses"]) for row, other, *_ in pairs]
-            found = measures.intervals(differences, group[0]["unit_targets"])
-            for (*_, into, key), value in zip(pairs, found, strict=True):
+            values = measures.intervals(differences, group[0]["unit_targets"])
+            for (*_, into, key), value in zip(pairs, values, strict=True):
                 into[key] = value
 
 def pairs_of(group):
     """(row, the row to compare it with, the dict that takes the difference, its key), of rows of the same targets."""
-    found = {(line_of(row), row["protocol"], row["length"]): row for row in group}
+    by_place = {(line_of(row), row["protocol"], row["length"]): row for row in group}
     lines = list(dict.fromkeys(map(line_of, group)))
     for row in group:
         line = line_of(row)
         protocol = row["protocol"]
         length = row["length"]
         trained = row["trained_length"]
-        one = found.get((line, protocol, trained))
-        other = found.get((row["run"], "sliding", trained)) or found.get((line, "sliding", trained))
+        one = by_place.get((line, protocol, trained))
+        other = by_place.get((row["run"], "sliding", trained)) or by_place.get((line, "sliding", trained))
         if one is not None and length != trained:
             yield row, one, row, "over_1x"
         if other is not None and protocol != "sliding":
             yield row, other, row, "over_sliding"
         row["minus"] = {}
         for later in lines[lines.index(line) + 1 :]:
-            if (other := found.get((later, protocol, length))) is not None:
+            if (other := by_place.get((later, protocol, length))) is not None:
                 yield row, other, row["minus"], later
 
 def print_table(rows, title, key, form="{:.3f}"):

@@ -52,9 +52,9 @@ def edges(variant, trials):
     values = {name: train.read_flags(["--preset", tuned.PRESET, *flags_of(name).split()])[1:] for name in trials}
     values = {name: dataclasses.asdict(model.encoding) | {"lr": config.lr} for name, (model, config) in values.items()}
     tried = {key: {own[key] for own in values.values()} for key in values[variant]}
-    found = [key.replace("_", " ") for key, some in tried.items() if len(some) > 2 and not isinstance(min(some), str)
+    names = [key.replace("_", " ") for key, some in tried.items() if len(some) > 2 and not isinstance(min(some), str)
              and values[variant][key] in (min(some), max(some))]
-    return " and ".join(found) or "no"
+    return " and ".join(names) or "no"
 
 def name_of(variant):
     return re.sub(",? lr x", ", rate x", pictures.name(variant))
@@ -127,9 +127,9 @@ def own_rows(runs):
     for run in runs:
         model, _, _ = read_run(run)
         nope = dataclasses.replace(model, encoding=make_encoding("nope"))
-        found = [losses[str(run), model.context * end] for end in ENDS]
+        values = [losses[str(run), model.context * end] for end in ENDS]
         rows.append([pictures.name(pictures.variant_of(run)), f"`{run}`", "1",
-                     *("-" if loss is None else f"{loss:.3f}" for loss in found),
+                     *("-" if loss is None else f"{loss:.3f}" for loss in values),
                      f"+{count_parameters(model) - count_parameters(nope):,}"])
     return rows
 

@@ -64,11 +64,11 @@ class ReadingAttention(fast.Attention):
         if at.keys is not None:
             k = self.positioned(1, free, at.keys, at)
         bias = self.encoding.score(q, k, kept, at.pairs) if at.n is None else None
-        for rows, keys, where in at.further:                    # dual chunk attention, and groups
+        for rows, keys, chosen in at.further:                    # dual chunk attention, and groups
             moved = self.positioned(0, content, rows, at)
             moved = (moved - q) @ k.mT if keys is None else moved @ self.positioned(1, free, keys, at).mT - q @ k.mT
             moved = moved / score_divisor(q)                            # (B, H, T, S)
-            bias = moved * where if bias is None else bias + moved * where
+            bias = moved * chosen if bias is None else bias + moved * chosen
         y = self.attend(q, k, v, bias, at.pairs) if at.n is None else self.attend_linear(q, k, v, kept, at.n)
         return self.output(y, h)                                        # (B, T, C)
 
@@ -211,13 +211,13 @@ class Reader(GPT):
             keys = cache.positions_with(n)
         queries = keys[..., -n.shape[-1] :]
         w = self.embedding.weight
-        held = self.parameters() if free or self.chunk else ()          # those that `positioned` keeps products of
-        versions = [None if w.is_inference() else w._version for w in held]
-        asked = (self.config, self.chunk, self.hold, free, n.shape, queries.tobytes(), keys.tobytes(), w.dtype,
+        weights = self.parameters() if free or self.chunk else ()          # those that `positioned` keeps products of
+        versions = [None if w.is_inference() else w._version for w in weights]
+        key = (self.config, self.chunk, self.hold, free, n.shape, queries.tobytes(), keys.tobytes(), w.dtype,
                  w.device, versions)
-        if self._tables[0] != asked or None in versions:
+        if self._tables[0] != key or None in versions:
             kinds = {encoding.settings: encoding for encoding in self.encodings()}
-            self._tables = asked, {settings: self.at(kinds[settings], queries, keys, free) for settings in kinds}
+            self._tables = key, {settings: self.at(kinds[settings], queries, keys, free) for settings in kinds}
         if cache is not None:
             cache.positions = keys
         return {settings: at._replace(cache=cache) for settings, at in self._tables[1].items()}
@@ -251,8 +251,8 @@ class Reader(GPT):
             apart = distances(queries // self.chunk, keys // self.chunk)[..., None, :, :]      # in chunks
             queries, before, beyond = dual_chunk_positions(queries, self.chunk, local)
             keys, _, _ = dual_chunk_positions(keys, self.chunk, local)
-            further = tuple((rows(n), None, torch.as_tensor(where, device=w.device))
-                            for n, where in ((before, apart == 1), (beyond, apart > 1)) if where.any())
+            further = tuple((rows(n), None, torch.as_tensor(chosen, device=w.device))
+                            for n, chosen in ((before, apart == 1), (beyond, apart > 1)) if chosen.any())
         if self.hold:                                                   # their slopes grow no further
             queries = np.minimum(queries, self.config.context - 1)
         return At(rows(queries), pairs, None, rows(keys) if free else None, further, queries.shape[:-1], {}, None)
@@ -266,8 +266,8 @@ class Reader(GPT):
             self.check_stream()
         if cache and self.blocks[0].attn not in cache.blocks:
             raise InputError("the cache was filled by another model: begin a new one with Cache()")
-        if cache and (found := len(cache[self.blocks[0].attn][0])) != len(tokens):
-            raise InputError(f"the cache holds {found} sequences, and there are {len(tokens)} in tokens")
+        if cache and (count := len(cache[self.blocks[0].attn][0])) != len(tokens):
+            raise InputError(f"the cache holds {count} sequences, and there are {len(tokens)} in tokens")
 
 def load(run, device="cpu", dtype="fp32"):
     """(Reader in eval mode, all of config.json) of a run directory; InputError that says what is wrong with it.

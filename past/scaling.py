@@ -233,23 +233,23 @@ def add_scaling_flags(parser, several=False):
                        "lengthen the context (default: auto, length / trained length; in generate.py the length of "
                        f"prompt and --tokens, or of a full stream); positions in a group of {SELF_EXTEND} (default: "
                        "the fewest that do)")
-    for name, where in (("long", "past the trained length"), ("short", "up to it (default: all 1)")):
+    for name, when in (("long", "past the trained length"), ("short", "up to it (default: all 1)")):
         group.add_argument(f"--{name}-factors", type=numbers, metavar="X,X,...",
-                           help=f"longrope's, by which it divides the frequency of each pair {where}")
+                           help=f"longrope's, by which it divides the frequency of each pair {when}")
     group.add_argument("--chunk", type=whole, metavar="N", help=f"tokens in a chunk of {DUAL_CHUNK} (default: 3/4 of "
                        f"the trained length), or before the groups of {SELF_EXTEND} (default: half of it)")
 
 def scaling_of(args):
     """What add_scaling_flags read, as scaled's keywords; InputError for a flag that no method asked for reads."""
-    asked = {args.rope_scaling} if isinstance(args.rope_scaling, str) else {*args.rope_scaling}
+    methods = {args.rope_scaling} if isinstance(args.rope_scaling, str) else {*args.rope_scaling}
     factors = [*METHODS[1:-3], SELF_EXTEND]
-    if args.factor is not None and not asked & {*factors}:
+    if args.factor is not None and not methods & {*factors}:
         raise InputError(f"--factor is for --rope-scaling {', '.join(factors)}: leave it out, or ask for one")
-    if args.chunk is not None and not asked & {DUAL_CHUNK, SELF_EXTEND}:
+    if args.chunk is not None and not methods & {DUAL_CHUNK, SELF_EXTEND}:
         raise InputError(f"--chunk is for --rope-scaling {DUAL_CHUNK} or {SELF_EXTEND}: leave it out, or ask for that")
     lists = {"long": args.long_factors, "short": args.short_factors}
     lists = {name: list for name, list in lists.items() if list is not None}
-    if lists and "longrope" not in asked:
+    if lists and "longrope" not in methods:
         raise InputError(f"--{next(iter(lists))}-factors is for --rope-scaling longrope: leave it out, or ask for that")
     factor = "auto" if args.factor is None else args.factor
     return {"scale": args.scale, "rope_scaling": args.rope_scaling, "factor": factor, "chunk": args.chunk} | lists

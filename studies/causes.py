@@ -132,13 +132,13 @@ OF_KEYS = ("none", "trained-gains", "smaller-gains", "larger-gains", "rotary-hal
 def losses(model, documents, context):
     """By the paper's protocol, in windows of each of MULTIPLES."""
     settings = measures.Settings(context, MULTIPLES[-1] * context, 1, 1, None)
-    found = []
+    values = []
     for length in (multiple * context for multiple in MULTIPLES):
         [windows] = measures.nonoverlap(documents, length, settings)
         parts = torch.tensor([window.tokens.tolist() for window in windows]).split(max(1, BATCH // length))
         total = sum(model.token_losses(part[:, :-1], part[:, 1:]).double().sum().item() for part in parts)
-        found.append(total / (len(windows) * length))
-    return found
+        values.append(total / (len(windows) * length))
+    return values
 
 def configured(variant, cause, seed, args):
     """The flags of train.py of one run, and the ModelConfig and TrainConfig that they make; InputError if none."""
@@ -164,9 +164,9 @@ def run(variant, cause, seed, args):
         loss, _ = backend.step(data.batch(tokens, context, config.batch_size, config.seed, step), step)
     model.eval()
     documents = data.split_documents(data.open_split(folder, "val"), meta["eot"])
-    found = losses(model, measures.usable(documents, MULTIPLES[-1] * context, None), context)
+    values = losses(model, measures.usable(documents, MULTIPLES[-1] * context, None), context)
     return {"variant": variant, "cause": cause, "seed": config.seed, "flags": shlex.join(words), "steps": config.steps,
-            "train_loss": float(loss), "losses": found}
+            "train_loss": float(loss), "losses": values}
 
 def main(argv=None):
     parser = CommandLine(prog="python -m studies.causes", description=__doc__)

@@ -81,11 +81,11 @@ def losses(variant, files, seeds):
         return {}
     [line] = (line for line in lines_of(Grid("", {variant: (WHAT,)}), files, seeds) if not line.how)
     first, *_, last = line.losses(WHAT)
-    found = {"1x": mean_sd(first), "seeds": ",".join(map(str, seeds))}
+    cells = {"1x": mean_sd(first), "seeds": ",".join(map(str, seeds))}
     if np.isnan(last).any():                                           # learned: no rows past the trained length
-        return found
+        return cells
     sliding = np.array([row["loss"] for row in line.rows["sliding", 1]])
-    return found | {"16x - 1x": mean_sd(last - first, "+.3f"), "16x - sliding": mean_sd(last - sliding, "+.3f")}
+    return cells | {"16x - 1x": mean_sd(last - first, "+.3f"), "16x - sliding": mean_sd(last - sliding, "+.3f")}
 
 def main(argv=None):
     parser = CommandLine(prog="python -m studies.costs", description=__doc__)

@@ -43,8 +43,8 @@ class Rounded(Reader):
     format = "fp32"
 
     def tables(self, n, cache=None):
-        found = super().tables(n, cache)
-        return {settings: at._replace(rows=self.rounded(at.rows)) for settings, at in found.items()}
+        table = super().tables(n, cache)
+        return {settings: at._replace(rows=self.rounded(at.rows)) for settings, at in table.items()}
 
     def rounded(self, rows):
         return None if rows is None else torch.from_numpy(FORMATS[self.format](rows.double().numpy())).to(rows)
@@ -83,17 +83,17 @@ def main(argv=None):
             rows += losses_of(run)
         if args.json:
             write_rows(args.json, rows)
-        found = {}
+        by_variant = {}
         for row in rows:
             name = re.sub("-s[0-9]+$", "", row["run"].rstrip("/"))
-            found.setdefault(name, {}).setdefault((row["multiple"], row["format"]), []).append(row)
+            by_variant.setdefault(name, {}).setdefault((row["multiple"], row["format"]), []).append(row)
         print("the loss, and by how much it rises if the table is rounded: 95% intervals\n")
         print(" " * 9 + "".join(f"{format:>23}" for format in FEWER))
-        for name, losses in found.items():
+        for name, losses in by_variant.items():
             print(name)
             for multiple in MULTIPLES:
                 exact = losses[multiple, "fp32"]
-                rises = [paired(losses[multiple, format], exact)[0].replace(",", "") for format in FEWER]
+                rises = [paired(losses[multiple, format], exact).replace(",", "") for format in FEWER]
                 mean = np.mean(np.array([row["loss"] for row in exact], dtype=float))   # nan, if one is not finite
                 print(f"{multiple:2}x {mean:.3f}" + ("{:>23}" * 3).format(*rises))
 

@@ -62,10 +62,10 @@ def measure(run, args):
     rows = []
     source, documents = held_out(run, record, "val", args.data)
     tokens = [torch.from_numpy(document[:length].astype("int64")) for document in usable(documents, length, DOCUMENTS)]
-    found = np.stack([slopes_of(model, each) for each in tokens], axis=-1)                 # (n_layers, H, 2, T, docs)
-    for block, head in np.ndindex(found.shape[:2]):
+    slopes = np.stack([slopes_of(model, each) for each in tokens], axis=-1)                 # (n_layers, H, 2, T, docs)
+    for block, head in np.ndindex(slopes.shape[:2]):
         parts = slice(context), slice(-context, None), *np.array_split(np.arange(length), min(PARTS, length))
-        inside, end, *parts = (summary(*found[block, head][:, part]) for part in parts)
+        inside, end, *parts = (summary(*slopes[block, head][:, part]) for part in parts)
         rows.append({"run": str(run), "pe": e.pe, "block": block, "head": head, "data": source, "length": length,
                      "trained_length": context, "inside": inside, "end": end, "by_position": parts})
     return rows

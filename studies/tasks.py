@@ -76,7 +76,7 @@ class Run(TemplateLM):
         if (longest := max(map(len, texts), default=0) - 1) > self.model.longest:
             raise InputError(f"{self.run} has positions for {self.context} tokens, and this task needs {longest}")
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        found = {}
+        by_request = {}
         bar = tqdm(total=len(order), desc="log-likelihoods", disable=disable_tqdm)
         device = self.model.output_weight.device
         while order:
@@ -90,10 +90,10 @@ class Run(TemplateLM):
                 logits = F.linear(h[end - len(targets) : end], self.model.output_weight)
                 logs = at_least_fp32(logits).log_softmax(-1)                           # (n, V)
                 total = logs.gather(-1, targets[:, None]).double().sum().item()
-                found[i] = total, bool((logs.argmax(-1) == targets).all())
+                by_request[i] = total, bool((logs.argmax(-1) == targets).all())
             bar.update(len(batch))
         bar.close()
-        return [found[i] for i in range(len(texts))]
+        return [by_request[i] for i in range(len(texts))]
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
         """The log-likelihood of each whole text, in windows of the trained length that do not overlap."""
@@ -128,7 +128,7 @@ def score(run, args, manager):
     """Print lm_eval's table of a run; returns a dict for each task and metric."""
     model = Run(run, pick_device(args.device), args.dtype)
     try:
-        found = simple_evaluate(model, tasks=list(args.tasks), num_fewshot=args.shots, limit=args.limit,
+        scores = simple_evaluate(model, tasks=list(args.tasks), num_fewshot=args.shots, limit=args.limit,
                                 task_manager=manager, log_samples=False)
     except (OSError, DatasetsError) as error:              # by whichever library fetches
         raise InputError(f"the data of {', '.join(args.tasks)} cannot be had here ({type(error).__name__}): lm_eval's "
@@ -136,9 +136,9 @@ def score(run, args, manager):
                          ) from None
     names = {"run": str(run), "pe": model.model.config.encoding.pe}
     rows = []
-    print(f"\n{' '.join(names.values())}\n{make_table(found)}")
-    for task, values in found["results"].items():
-        n = found["n-samples"].get(task, {}).get("effective")
+    print(f"\n{' '.join(names.values())}\n{make_table(scores)}")
+    for task, values in scores["results"].items():
+        n = scores["n-samples"].get(task, {}).get("effective")
         for key, value in values.items():              # "acc,none", "acc_stderr,none", "alias"
             metric, _, how = key.partition(",")
             if isinstance(value, int | float) and how and not metric.endswith("_stderr"):

@@ -43,12 +43,12 @@ METHODS = {
 
 def variants():
     """{name: as lab.grids.VARIANTS} of every trial that there can be: METHOD, METHOD-VALUE, and either with -RATE."""
-    found = {}
+    by_name = {}
     for method, (flags, knob, rates, _) in METHODS.items():
         first = {method: flags} | {f"{method}-{value}": f"{flags} {more}" for value, more in knob.items()}
         for name, own in first.items():
-            found |= {name: own} | {f"{name}-{rate}": f"{own} {more}" for rate, more in rates.items()}
-    return found
+            by_name |= {name: own} | {f"{name}-{rate}": f"{own} {more}" for rate, more in rates.items()}
+    return by_name
 
 def trials(method, loss):
     """(the names of a method's trials, the best of them), as far as they can be known; the best is None before that.

@@ -62,7 +62,7 @@ def swap(monkeypatch, name, old, new):
 
 BROKEN = [
     ("linear_backward", "dout @ w", "-dout @ w", "nope", "gpt", "gradient of norm.bias"),
-    ("embedding_backward", "dw[found] = np", "dw[found] = -np", "nope", "gpt", "gradient of embedding.weight"),
+    ("embedding_backward", "dw[used] = np", "dw[used] = -np", "nope", "gpt", "gradient of embedding.weight"),
     ("dropout_backward", "dout * mask", "dout", "nope", "gpt", "gradient of blocks.1.mlp.down.weight"),
     ("layernorm_backward", "- z * along_z", "+ z * along_z", "nope", "gpt", "gradient of blocks.1.mlp.down"),
     ("layernorm_backward", "dz - dz.mean", "dz + dz.mean", "nope", "gpt", "gradient of blocks.1.mlp.down"),

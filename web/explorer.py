@@ -94,12 +94,12 @@ def texts_of(run, record, length):
     """[{"title", "text"}] of held-out documents of that many tokens or more, cut behind them."""
     _, documents = held_out(run, record, "val", None)
     encoding = data.run_tokenizer(run, record["data"])
-    found = []
+    texts = []
     for i, document in enumerate(usable(documents, length, TEXTS)):
         text = encoding.decode([int(token) for token in document[1 : length + 1]], errors="ignore")
         first = next((line for line in text.splitlines() if line.strip()), "")
-        found.append({"title": f"held-out text {i + 1}: {first.strip()[:40]}", "text": text})
-    return found
+        texts.append({"title": f"held-out text {i + 1}: {first.strip()[:40]}", "text": text})
+    return texts
 
 def links(text, root=WEB.parent):
     """Every {{file: words}} made into file#Ln, n the line that begins with these words."""

@@ -79,9 +79,9 @@ class ExPE(nn.Module):
         if self.l > h.shape[-1]:
             raise ValueError(f"l must be at most the width, {h.shape[-1]}, got {self.l}")
         expected = tuple(h.shape[:-1])
-        given = tuple(positions.shape)
-        if given not in (expected, expected[-1:], (*[1] * (len(expected) - 1), *expected[-1:])):      # (1, T) too
-            raise ValueError(f"positions must have the shape {expected[-1:]} or {expected}, got {given}")
+        shape = tuple(positions.shape)
+        if shape not in (expected, expected[-1:], (*[1] * (len(expected) - 1), *expected[-1:])):      # (1, T) too
+            raise ValueError(f"positions must have the shape {expected[-1:]} or {expected}, got {shape}")
         table = self.rows(positions).to(h.dtype)                                       # (..., T, l)
         return torch.cat((table.expand(*h.shape[:-1], self.l), h[..., self.l :]), -1)  # equation 3
 
