@@ -365,5 +365,5 @@ def configure(flags, pe, preset):
     return model, train
 
 def pick(flags, kind):
-    """Those of the flags that are fields of a dataclass; all encodings have the field pe, which is told apart."""
+    """The flags that are fields of a dataclass, without pe, which every encoding has and make_encoding takes first."""
     return {f.name: flags[f.name] for f in dataclasses.fields(kind) if f.name in flags and f.name != "pe"}

@@ -165,7 +165,7 @@ class TorchBackend:
         return loss.item(), self.update(step)
 
     def update(self, step):
-        """Clip the gradients, let AdamW use them up, and return their norm."""
+        """Clip the gradients, take AdamW's step, and return the gradients' norm."""
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step)
@@ -235,7 +235,7 @@ BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 # ---- training --------------------------------------------------------------------------------------------------------
 
 def start_run(run, record, tokenizer):
-    """Write config.json, once the first step is done: only now goes what --overwrite replaces, by name."""
+    """Write config.json once the first step is done, after removing by name the files that --overwrite replaces."""
     for name in (common.CHECKPOINT, "log.jsonl"):
         (run / name).unlink(missing_ok=True)
     common.write_text(run / "config.json", json.dumps(record, indent=1) + "\n")

@@ -204,7 +204,7 @@ class Reader(GPT):
             for attn in (block.attn for block in self.blocks))
 
     def tables(self, n, cache=None):
-        """{settings: At} of new tokens at positions n, which the cache is told of; the last result is kept."""
+        """{settings: At} of new tokens at positions n, which are added to the cache; the last result is kept."""
         keys = n
         free = self.hold or isinstance(self.chunk, Groups) or (cache is not None and cache.window is not None)
         if cache is not None:
