@@ -91,3 +91,26 @@ def test_commands_and_flags_that_the_pages_name_exist():
                     wrong.append(f"{page.name}: python {module}{words}: there is no {flag}")
     assert not wrong, "\n".join(wrong)
     assert len(known) > 10
+
+
+def test_files_functions_and_flags_in_the_text_exist():
+    """In backquotes: paths, names of tests and functions with (), and flags, which some source file must have."""
+    sources = "".join(path.read_text(encoding="utf-8") for folder in ("*.py", "*/*.py", "interop/expe_torch/*.py")
+                      for path in ROOT.glob(folder))
+    made = ("config.json", "meta.json", "checkpoint.safetensors", "log.jsonl", "tokenizer.json", "modeling_gpt.py",
+            "tokenizer.tiktoken", "zoo/NAME.py")                         # what the commands write, and what you write
+    elsewhere = ("--nproc_per_node", "--shutdown-timeout")               # torchrun's
+    wrong = []
+    for page in PAGES:
+        for words in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)):
+            for path in re.findall(r"[\w/]+\.(?:py|md|json|jsonl|tiktoken|safetensors)\b", words):
+                if path not in made and not (ROOT / path).exists() and not list(ROOT.glob(f"*/{path}")):
+                    wrong.append(f"{page.name}: {path}")
+            for flag in re.findall(r"(?<![\w-])--[a-z][\w-]+", words):
+                name = flag.strip("-").removeprefix("no-").replace("-", "_")
+                if flag not in elsewhere and flag not in sources and not re.search(rf"\b{name}: ", sources):
+                    wrong.append(f"{page.name}: {flag}")
+            for function in re.findall(r"\btest_\w+(?=$|\W)(?!\.py)", words):
+                if f"def {function}(" not in sources and not (ROOT / "tests" / f"{function}.py").exists():
+                    wrong.append(f"{page.name}: {function}")
+    assert not wrong, "\n".join(wrong)
