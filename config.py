@@ -343,6 +343,9 @@ PRESETS = {
 
 def configure(flags, pe, preset):
     """(ModelConfig, TrainConfig) of a preset, with {field: value} of the flags that were given."""
+    if flags.get("data", "").startswith("task:"):
+        from studies import tasks
+        flags = tasks.with_vocabulary(flags)
     model, train = PRESETS[preset]
     kind = settings_class(pe)
     encoding = make_encoding(pe, **pick({"l": model.encoding.l} | flags, kind))

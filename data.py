@@ -150,6 +150,9 @@ def make_tokenizer(ranks):
 
 def run_tokenizer(folder, meta):
     """The tokenizer in a run directory or a folder of tokens; InputError unless its hash is the one in meta."""
+    if meta["source"].startswith("task:"):
+        from studies import tasks
+        return tasks.Symbols(tasks.find(meta["source"]))
     path = Path(folder) / "tokenizer.tiktoken"
     if not path.exists() or hash_file(path) != meta["tokenizer"]["sha256"]:
         raise InputError(f"{path} is missing, or is not the tokenizer that was recorded")
@@ -274,6 +277,9 @@ def drop_near(tokens, n=24, limit=1 / 2, most=2**22):
 
 def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
     """(folder, meta.json) of a source's tokens: the source itself if it is one, found under data/, or prepared now."""
+    if source.startswith("task:"):
+        from studies import tasks
+        return Path(source), tasks.describe(source)
     folder = Path(source) if is_whole(Path(source)) else folder_of(source, vocab)
     if not is_whole(folder):
         folder.parent.mkdir(exist_ok=True)
@@ -323,6 +329,9 @@ def read_meta(folder):
 
 def open_split(folder, split):
     """The tokens of one split, uint16 (n,), mapped from disk. InputError if the file is not what meta.json says."""
+    if str(folder).startswith("task:"):
+        from studies import tasks
+        return tasks.Split(str(folder), split)
     path = Path(folder) / f"{split}.bin"
     meta = read_meta(folder)
     if not path.exists() or path.stat().st_size % 2 or hash_file(path) != meta["splits"][split]["sha256"]:
@@ -344,6 +353,8 @@ def batch(tokens, context, batch_size, seed, step):
     An epoch is a permutation of the corpus's non-overlapping windows, so that each token is seen once an epoch. They
     take no heed of documents. In each epoch but the first they begin elsewhere: the end is followed by the beginning.
     """
+    if not isinstance(tokens, np.ndarray):                  # a split of a task, studies/tasks.py
+        return tokens.batch(context, batch_size, seed, step)
     count = count_windows(tokens, context)
     index = range(step * batch_size, (step + 1) * batch_size)
     starts = [window_starts(len(tokens), context, seed, i // count)[i % count] for i in index]

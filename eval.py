@@ -27,6 +27,8 @@ def held_out(run, record, split, source):
 
     source: a prepared folder, or text; None for what the run was trained on, if that is still as it was then.
     """
+    if record["data"]["source"].startswith("task:"):
+        raise InputError(f"{run} is trained on a task: score it with python eval.py {run}")
     if source and data.full_name(source) == record["data"]["source"]:       # of which most was trained on
         source = None
     folder = Path(record["data"]["folder"] if source is None else source)
@@ -60,6 +62,9 @@ def evaluate(run, args):
     """A row for each length: what --json writes. The loss is None past the positions that an encoding has."""
     model, record = common.load_model(run)
     model.to(pick_device(args.device))
+    if record["data"]["source"].startswith("task:"):
+        from studies import tasks
+        return tasks.evaluate(run, model, record, args, MULTIPLES)
     context = model.config.context
     lengths = sorted(args.lengths or [context * multiple for multiple in MULTIPLES])
     longest = lengths[-1]
@@ -84,6 +89,9 @@ def evaluate(run, args):
 def print_rows(rows, before):
     """A run's losses and their perplexities, a column for each length; a heading, unless the one before fits."""
     row = rows[-1]
+    if row["protocol"] == "task":
+        from studies import tasks
+        return tasks.print_rows(rows, before)
     if [(row["data"], row["length"]) for row in rows] != [(row["data"], row["length"]) for row in before]:
         print(f"\n{row['data']}: {row['n_documents']} documents, {row['n_targets']:,} targets at every length")
         print(f"{'loss, perplexity (* trained length)':35}" + "".join(f"{row['length']:9,}" for row in rows))
@@ -111,7 +119,8 @@ def main(argv=None):
         if args.plot and Path(args.plot).suffix not in (".png", ".svg", ".pdf"):
             raise InputError(f"--plot must end in .png, .svg or .pdf, got {args.plot}")
         rows = []
-        for run in common.named_runs(args.runs):
+        by_data = lambda run: args.runs == [] and common.read_run(run)[2]["data"]["source"]  # noqa: E731
+        for run in sorted(common.named_runs(args.runs), key=by_data):
             run_rows = evaluate(run, args)
             print_rows(run_rows, rows[-len(run_rows) :])
             rows += run_rows

@@ -78,7 +78,7 @@ def main(argv=None):
         model, record = common.load_model(args.run)
         model.to(pick_device(args.device))
         encoding = data.run_tokenizer(args.run, record["data"])
-        prompt = [encoding.eot_token, *encoding.encode_ordinary(args.prompt)]
+        prompt = [x for x in (encoding.eot_token, *encoding.encode_ordinary(args.prompt)) if x is not None]
         room = model.config.encoding.longest(model.config) - len(prompt) + 1     # the last token is drawn, and not read
         n_tokens = args.tokens or max(1, min(TOKENS, room))
         if n_tokens > room:

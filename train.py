@@ -105,6 +105,8 @@ def draw_positions(config, step, T):
 def micro_batches(config, vocab, batch, seeds):
     """(tokens, targets) of a batch (B, T+1) by the objective, as many sequences at once as may be in memory."""
     inputs = batch[:, :-1], batch[:, 1:]                                # at every token the one that follows
+    if batch.ndim == 3:                                                 # of a task, studies/tasks.py
+        inputs = batch[:, :-1, 0], batch[:, :-1, 1]
     if config.objective == "mlm":
         from engine import masking
         inputs = masking.mask_tokens(batch, vocab, np.random.default_rng(seeds))
@@ -239,7 +241,8 @@ def start_run(run, record, tokenizer):
     for name in (common.CHECKPOINT, "log.jsonl"):
         (run / name).unlink(missing_ok=True)
     common.write_text(run / "config.json", json.dumps(record, indent=1) + "\n")
-    common.write_text(run / "tokenizer.tiktoken", common.read_text(tokenizer))
+    if tokenizer.exists():
+        common.write_text(run / "tokenizer.tiktoken", common.read_text(tokenizer))
 
 def add_to_log(run, **line):
     if run is None:                                                     # of several processes, the first one writes

@@ -1,177 +1,391 @@
-"""A run as lm_eval sees a language model, for the benchmarks that the paper reports (section 4.2).
+"""Small synthetic tasks on which positions decide, as a source of data: --data task:NAME.
 
-    python -m studies.tasks runs/expe --tasks hellaswag,arc_easy,arc_challenge,mmlu
+    python train.py --data task:even-pairs --context 40 --layers 1 --width 64 --heads 2 --pe expe --on k
+    python eval.py RUN                                           accuracies at 1 to 16 times the trained length
+    python eval.py RUN --data task:flip-flop-sparse              those of another task with the same symbols
+    python generate.py RUN --prompt "a b b" --tokens 1
 
-lm_eval (https://github.com/EleutherAI/lm-evaluation-harness) has the tasks, their prompts and their scores, and fetches
-their data from a hub; here are the log-likelihoods and the text, by our GPT and its tokenizer.
+A task is a pure function of (seed, step, length, batch). It returns tokens and targets, int64 (batch, length) each, and
+nothing is scored where a target is -100. length is the window in tokens, so that one function serves every length.
+Where sequences have random lengths, full=True draws the longest that fit, as the evaluation does. The docstrings show
+a short example: `.` is a target that is not scored. Chance is one over the number of answers. The guess is the accuracy
+of the best guess from the symbols alone, without knowing where they stand, on the sequences that are scored.
 """
 
-import itertools
-import logging
-import os
-import socket
-import urllib.request
-from urllib.parse import urlsplit
+import hashlib
+import json
+import string
+from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
-from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 
 import data
-from common import CommandLine, at_least, listed, named_runs, new_file, pick_device
 from config import InputError
-from engine.fast import at_least_fp32
-from lab.files import write_rows
-from past import scaling
-from past.cache import Cache
-from past.reading import BATCH_TOKENS, load
-from past.writing import generate_cached
 
-PROG, VERSION = "python -m studies.tasks", "0.4.13"
-if not urllib.request.getproxies():
-    try:                                               # or else the libraries would try for half a minute
-        socket.create_connection((urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname, 443), 3)
-    except OSError:
-        os.environ["HF_HUB_OFFLINE"] = "1"
-try:
-    from datasets.exceptions import DatasetsError
-    from lm_eval import simple_evaluate
-    from lm_eval.api.model import TemplateLM
-    from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
-    from lm_eval.tasks import TaskManager
-    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_table
-except ImportError as error:
-    CommandLine(prog=PROG).error(f"this needs lm_eval ({error}): pip install lm_eval=={VERSION}")
+IGNORED = -100
+SEQUENCES = 512                          # that an evaluation scores at each length
+DISTINCT = 150                           # symbols of copy and sort
+LETTERS = list(string.ascii_lowercase[:16])
 
-class Run(TemplateLM):
-    """A run directory behind lm_eval's interface. Log-likelihoods are in nats.
+# ---- the tasks -------------------------------------------------------------------------------------------------------
 
-    Of a text that is longer than the trained length the last tokens are read, as is usual with these benchmarks; a
-    continuation is always read whole.
+def even_pairs(seed, step, length, batch, full=False):
+    """Whether a string has an even number of unequal neighbours, after each symbol but the first (Ruoss et al. 2023).
+
+        tokens   a b b a a b                It has if the first and the last symbol are equal.
+        targets  . o o e e o                Symbols: a, b; e (even), o (odd). Chance 50%.
     """
+    rng = np.random.default_rng([seed, step])
+    tokens = rng.integers(2, size=(batch, length))
+    targets = 2 + (tokens != tokens[:, :1])
+    targets[:, 0] = IGNORED
+    return tokens, targets
 
-    def __init__(self, run, device, dtype):
-        super().__init__()
-        self.run = run
-        self.model, record = load(run, device, dtype)
-        self.encoding = data.run_tokenizer(run, record["data"])
-        self.context = self.model.config.context
+def first_last(seed, step, length, batch, full=False):
+    """The first or the last letter of a text, which stands behind a random number of filler symbols.
 
-    @property
-    def eot_token_id(self):
-        return self.encoding.eot_token
+        tokens   # - # c a b a F L L F      Four queries, F (first) or L (last), end the window. At most half of the
+        targets  . . . . . . . c a a c      rest is filler. Symbols: a-p; filler + - # *; F, L. Chance 1/16.
+    """
+    rng = np.random.default_rng([seed, step])
+    size = length - 4
+    tokens = rng.integers(16, size=(batch, length))
+    begin = rng.integers(size // 2 + 1, size=batch)                     # of the text
+    filler = np.arange(size) < begin[:, None]
+    tokens[:, :size] = np.where(filler, 16 + tokens[:, :size] % 4, tokens[:, :size])
+    last = rng.integers(2, size=(batch, 4))
+    tokens[:, size:] = 20 + last
+    targets = np.full_like(tokens, IGNORED)
+    targets[:, size:] = np.where(last, tokens[:, size - 1 : size], tokens[np.arange(batch), begin][:, None])
+    return tokens, targets
 
-    def tok_encode(self, string, add_special_tokens=None, **kwargs):
-        return self.encoding.encode_ordinary(string)
+def back(seed, step, length, batch, full=False, k=3):
+    """The letter k places back: back-3 and back-8.
 
-    @torch.no_grad()
-    def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
-        """[(summed log-likelihood of the continuation, whether greedy decoding gives it)].
+        tokens   d a c b b a                k = 3
+        targets  . . . d a c                Symbols: a-p. Chance 1/16.
+    """
+    rng = np.random.default_rng([seed, step])
+    tokens = rng.integers(16, size=(batch, length))
+    targets = np.full_like(tokens, IGNORED)
+    targets[:, k:] = tokens[:, :-k]
+    return tokens, targets
 
-        Texts are read side by side: what pads a shorter one does not change its scores.
-        """
-        texts = [(context + continuation)[-max(self.context, len(continuation)) - 1 :]
-                 for _, context, continuation in requests]
-        if (longest := max(map(len, texts), default=0) - 1) > self.model.longest:
-            raise InputError(f"{self.run} has positions for {self.context} tokens, and this task needs {longest}")
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        by_request = {}
-        bar = tqdm(total=len(order), desc="log-likelihoods", disable=disable_tqdm)
-        device = self.model.output_weight.device
-        while order:
-            batch = order[: max(1, BATCH_TOKENS // len(texts[order[0]]))]
-            order = order[len(batch) :]
-            tokens = [torch.tensor(texts[i][:-1], device=device) for i in batch]
-            hidden = self.model.hidden(pad_sequence(tokens, batch_first=True))         # (B, T, C)
-            for i, h in zip(batch, hidden, strict=True):
-                targets = torch.tensor(requests[i][2], device=device)
-                end = len(texts[i]) - 1
-                logits = F.linear(h[end - len(targets) : end], self.model.output_weight)
-                logs = at_least_fp32(logits).log_softmax(-1)                           # (n, V)
-                total = logs.gather(-1, targets[:, None]).double().sum().item()
-                by_request[i] = total, bool((logs.argmax(-1) == targets).all())
-            bar.update(len(batch))
-        bar.close()
-        return [by_request[i] for i in range(len(texts))]
+def flip_flop(seed, step, length, batch, full=False, ignore=0.8):
+    """Read the bit that was written last (Liu et al. 2023): FFL(0.8), 0.98 (sparse) and 0.1 (dense).
 
-    def loglikelihood_rolling(self, requests, disable_tqdm=False):
-        """The log-likelihood of each whole text, in windows of the trained length that do not overlap."""
-        windows = []
-        for (text,) in (request.args for request in requests):
-            rolling = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, self.context, 1)
-            windows.append([(None, *make_disjoint_window(pair)) for pair in rolling])
-        scores = iter(self._loglikelihood_tokens(list(itertools.chain(*windows)), disable_tqdm))
-        return [sum(next(scores)[0] for _ in mine) for mine in windows]
+        tokens   w 1 i 0 r 1 i 1 r 1        Instructions w (write), r (read) and i (ignore, of that probability), each
+        targets  . . . . 1 . . . 1 .        with a bit; the first is w, the last r. Symbols: w, r, i, 0, 1. Chance 50%.
+    """
+    rng = np.random.default_rng([seed, step])
+    n = length // 2
+    verbs = rng.choice(3, size=(batch, n), p=[(1 - ignore) / 2, (1 - ignore) / 2, ignore])              # w, r, i
+    verbs[:, 0], verbs[:, -1] = 0, 1
+    bits = rng.integers(2, size=(batch, n))
+    writes = np.maximum.accumulate(np.where(verbs == 0, np.arange(n), 0), axis=1)       # the last write's place
+    bits = np.where(verbs == 1, np.take_along_axis(bits, writes, 1), bits)
+    tokens = np.full((batch, length), 2)
+    tokens[:, : 2 * n : 2], tokens[:, 1 : 2 * n : 2] = verbs, 3 + bits
+    targets = np.full_like(tokens, IGNORED)
+    targets[:, : 2 * n : 2] = np.where(verbs == 1, 3 + bits, IGNORED)
+    return tokens, targets
 
-    def generate_until(self, requests, disable_tqdm=False):
-        """What follows each text, token by token until one of its stop strings, <|endoftext|> or max_gen_toks.
+def transduce(seed, step, length, batch, full, symbols, distinct, answer, times=1):
+    """`<bos> x <sep> answer(x) <eos>`, padded: of copy, sort, reverse and duplicate; x has 1 symbol or more."""
+    rng = np.random.default_rng([seed, step])
+    longest = (length - 2) // (1 + times)
+    tokens = np.full((batch, length), symbols + 2)                      # symbols, then <bos>, <sep>, <pad>, <eos>
+    targets = np.full_like(tokens, IGNORED)
+    for row, wanted in zip(tokens, targets, strict=True):
+        n = longest if full else rng.integers(1, longest + 1)
+        x = rng.permutation(symbols)[:n] if distinct else rng.integers(symbols, size=n)
+        y = answer(x)
+        row[: n + 2 + len(y)] = [symbols, *x, symbols + 1, *y]
+        wanted[n + 1 : n + 2 + len(y)] = [*y, symbols + 3]
+    return tokens, targets
 
-        Of the text that many tokens less than the trained length are read, and half of it at least.
-        """
-        texts = []
-        for context, kwargs in tqdm([request.args for request in requests], desc="texts", disable=disable_tqdm):
-            kwargs = normalize_gen_kwargs(kwargs)
-            drawn = []
-            stop = [data.EOT, *filter(None, kwargs["until"])]
-            room = max(self.context // 2, self.context - kwargs["max_gen_toks"])
-            prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]          # as loglikelihood's empty context
-            steps = generate_cached(self.model, [prompt], Cache(), temperature=kwargs.get("temperature", 0))
-            for (token,) in itertools.islice(steps, kwargs["max_gen_toks"]):
-                drawn.append(token)
-                if any(s in self.encoding.decode(drawn) for s in stop):
-                    break
-            texts.append(postprocess_generated_text(self.encoding.decode(drawn), stop, None))
-        return texts
+def copy(seed, step, length, batch, full=False):
+    """Repeat n distinct ones of 150 symbols.
 
-def score(run, args, manager):
-    """Print lm_eval's table of a run; returns a dict for each task and metric."""
-    model = Run(run, pick_device(args.device), args.dtype)
-    try:
-        scores = simple_evaluate(model, tasks=list(args.tasks), num_fewshot=args.shots, limit=args.limit,
-                                task_manager=manager, log_samples=False)
-    except (OSError, DatasetsError) as error:              # by whichever library fetches
-        raise InputError(f"the data of {', '.join(args.tasks)} cannot be had here ({type(error).__name__}): lm_eval's "
-                         "own tasks need the hub once; local ones, by --task-path, must name files that exist"
-                         ) from None
-    names = {"run": str(run), "pe": model.model.config.encoding.pe}
-    rows = []
-    print(f"\n{' '.join(names.values())}\n{make_table(scores)}")
-    for task, values in scores["results"].items():
-        n = scores["n-samples"].get(task, {}).get("effective")
-        for key, value in values.items():              # "acc,none", "acc_stderr,none", "alias"
-            metric, _, how = key.partition(",")
-            if isinstance(value, int | float) and how and not metric.endswith("_stderr"):
-                error = values.get(f"{metric}_stderr,{how}")
-                rows.append(names | {"task": task, "metric": metric, "value": value,
-                                     "stderr": error if isinstance(error, float) else None, "n": n})
-    return rows
+        tokens   ^ 7 3 9 | 7 3 9            ^ begins, | separates, $ ends; the end is scored apart.
+        targets  . . . . 7 3 9 $            Symbols: 0-149. Chance 1/150; by exclusion (1 + 1/2 + ... + 1/n) / n.
+    """
+    return transduce(seed, step, length, batch, full, DISTINCT, True, lambda x: x)
 
-def main(argv=None):
-    parser = CommandLine(prog=PROG, description=__doc__)
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
-    parser.add_argument("--tasks", type=listed(str), required=True, metavar="NAME,...",
-                        help="such as hellaswag,arc_easy,arc_challenge,mmlu")
-    parser.add_argument("--limit", type=at_least(1), metavar="N", help="the first N examples of each task only")
-    parser.add_argument("--shots", type=at_least(0), metavar="N", help="examples in the prompt (default: the task's)")
-    parser.add_argument("--task-path", metavar="DIR", help="a folder of tasks in lm_eval's own YAML format")
-    parser.add_argument("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
-    with parser.one_line_errors():
-        args = parser.parse_args(argv)
-        for library in ("lm_eval", "huggingface_hub", "datasets"):
-            logging.getLogger(library).setLevel(logging.CRITICAL)
-        if args.task_path is not None and not os.path.isdir(args.task_path):
-            raise InputError(f"--task-path {args.task_path} is not a folder")
-        runs = named_runs(args.runs)
-        manager = TaskManager(include_path=args.task_path)
-        if unknown := [name for name in args.tasks if name not in manager.all_tasks]:
-            raise InputError(f"lm_eval has no task {unknown[0]}: lm-eval ls tasks lists its own; yours come by "
-                             "--task-path")
-        rows = [row for run in runs for row in score(run, args, manager)]
-        if args.json:
-            write_rows(args.json, rows)
+def sort(seed, step, length, batch, full=False):
+    """Repeat n distinct ones of 150 symbols in ascending order.
 
-if __name__ == "__main__":
-    main()
+        tokens   ^ 7 3 9 | 3 7 9            As copy. The order is that of the symbols, so no position is needed.
+        targets  . . . . 3 7 9 $            Symbols: 0-149. Chance 1/150.
+    """
+    return transduce(seed, step, length, batch, full, DISTINCT, True, np.sort)
+
+def reverse(seed, step, length, batch, full=False):
+    """Repeat a string backwards (Ruoss et al. 2023).
+
+        tokens   ^ a b b | b b a
+        targets  . . . . b b a $            Symbols: a, b. Chance 50%.
+    """
+    return transduce(seed, step, length, batch, full, 2, False, lambda x: x[::-1])
+
+def duplicate(seed, step, length, batch, full=False):
+    """Repeat a string twice (Ruoss et al. 2023).
+
+        tokens   ^ a b b | a b b a b b
+        targets  . . . . a b b a b b $      Symbols: a, b. Chance 50%.
+    """
+    return transduce(seed, step, length, batch, full, 2, False, lambda x: np.tile(x, 2), times=2)
+
+def needle(seed, step, length, batch, full=False):
+    """The letter behind the one marker N in a text of letters.
+
+        tokens   c a N d b a Q              Q ends the window. In training N is at most 8 + step / 4 tokens back, so
+        targets  . . . . . . d              that the distances grow. Symbols: a-p; N, Q. Chance 1/16.
+    """
+    rng = np.random.default_rng([seed, step])
+    tokens = rng.integers(16, size=(batch, length))
+    furthest = length - 1 if full else min(length - 1, 8 + step // 4)
+    place = length - 1 - rng.integers(2, furthest + 1, size=batch)
+    tokens[np.arange(batch), place] = 16
+    tokens[:, -1] = 17
+    targets = np.full_like(tokens, IGNORED)
+    targets[:, -1] = tokens[np.arange(batch), place + 1]
+    return tokens, targets
+
+def mqar(seed, step, length, batch, full=False):
+    """Multi-query associative recall, as zoology's small setting has it (Arora et al. 2023).
+
+        tokens   k4 v9 k2 v7 v3 k2 v1 k4    A pair for every 16 tokens, then each key once at an even offset, nearer ones
+        targets  .  .  .  .  .  v7 .  v9    more often (gap^-0.99); the rest is random. 256 symbols. Chance 1/128.
+    """
+    rng = np.random.default_rng([seed, step])
+    pairs = max(1, length // 16)
+    space = (length - 2 * pairs) // 2
+    tokens = rng.integers(256, size=(batch, length))
+    targets = np.full_like(tokens, IGNORED)
+    p = np.arange(1, space + 1) ** -0.99
+    for row, wanted in zip(tokens, targets, strict=True):
+        keys = 1 + rng.permutation(127)[:pairs]
+        values = 128 + rng.permutation(128)[:pairs]
+        row[: 2 * pairs : 2], row[1 : 2 * pairs : 2] = keys, values
+        places = 2 * pairs + 2 * rng.choice(space, size=pairs, replace=False, p=p / p.sum())
+        row[places], wanted[places] = keys, values
+    return tokens, targets
+
+def indirect(seed, step, length, batch, full=False):
+    """The letter that stands so many places right or left of a given one (Gopalakrishnan et al. 2025, section 4).
+
+        tokens   q c a z m , a , + 0 2      Distinct letters, half as many as fit or more; a letter; a shift of at most
+        targets  . . . . . . . . . . m      15 that exists. Symbols: a-z, A-Z; , + - 0-9 and padding. Chance 1/52.
+    """
+    rng = np.random.default_rng([seed, step])
+    longest = min(52, length - 6)
+    tokens = np.full((batch, length), 65)
+    targets = np.full_like(tokens, IGNORED)
+    for row, wanted in zip(tokens, targets, strict=True):
+        n = longest if full else rng.integers((longest + 1) // 2, longest + 1)
+        letters = rng.permutation(52)[:n]
+        at = rng.integers(n)
+        shift = rng.integers(max(-15, -at), min(15, n - 1 - at) + 1)
+        tens, ones = divmod(abs(shift), 10)
+        row[length - n - 6 :] = [*letters, 52, letters[at], 52, 54 if shift < 0 else 53, 55 + tens, 55 + ones]
+        wanted[-1] = letters[at + shift]
+    return tokens, targets
+
+# ---- the best guess from the symbols alone: (tokens, targets, without the end) to its accuracy -----------------------
+
+def share_of_most(tokens, symbols, places):
+    """The mean over (row, n) of places of the share that the most frequent of the symbols has in the row before n."""
+    counts = (tokens[..., None] == np.arange(symbols)).cumsum(1)                               # (batch, length, symbols)
+    before = counts[places[:, 0], places[:, 1] - 1]
+    return float((before.max(-1) / before.sum(-1)).mean())
+
+def guess_even_pairs(tokens, targets):
+    """The first symbol is any of those before the last."""
+    same = np.stack([(tokens[:, :n] == tokens[:, n : n + 1]).mean(1) for n in range(1, tokens.shape[1])])
+    return float(np.maximum(same, 1 - same).mean())
+
+def guess_letters(tokens, targets, symbols=16):
+    """The most frequent letter before."""
+    return share_of_most(tokens, symbols, np.argwhere(targets != IGNORED))
+
+def guess_flip_flop(tokens, targets):
+    """The bit of the instruction before."""
+    rows, places = np.nonzero(targets != IGNORED)
+    return float((tokens[rows, places - 1] == targets[rows, places]).mean())
+
+def guess_remaining(tokens, targets):
+    """The most frequent of the symbols that are still to come."""
+    shares = []
+    for wanted in targets:
+        left = wanted[wanted != IGNORED].tolist()
+        for n in range(len(left)):
+            shares.append(max(map(left[n:].count, set(left[n:]))) / len(left[n:]))
+    return float(np.mean(shares))
+
+def guess_twice(tokens, targets):
+    """As guess_remaining, in each half of the answer."""
+    halves = []
+    for wanted in targets:
+        answer = wanted[wanted != IGNORED]
+        halves += [answer[: len(answer) // 2]]
+    longest = max(map(len, halves))
+    return guess_remaining(None, np.array([np.pad(half, (0, longest - len(half)), constant_values=IGNORED)
+                                           for half in halves]))
+
+def guess_mqar(tokens, targets):
+    """Any of the values."""
+    return 1 / max(1, tokens.shape[1] // 16)
+
+def guess_indirect(tokens, targets):
+    """Any of the other letters; the letter itself, if the shift is 0."""
+    others = (tokens < 52).sum(1) - 2
+    return float(np.where(tokens[:, -2:].sum(1) == 110, 1, 1 / np.maximum(1, others)).mean())
+
+# ---- the registry ----------------------------------------------------------------------------------------------------
+
+class Task(NamedTuple):
+    """A task: its function, its symbols by their token, its number of answers, its guess, and its longest window."""
+
+    draw: object
+    symbols: list
+    answers: int
+    guess: object
+    longest: int | None = None           # where distinct symbols run out
+    end: int | None = None               # the token that ends an answer, which is scored apart
+
+NUMBERS = [*map(str, range(DISTINCT)), "^", "|", "_", "$"]
+STRING = ["a", "b", "^", "|", "_", "$"]
+BITS = ["w", "r", "i", "0", "1"]
+TASKS = {
+    "even-pairs": Task(even_pairs, ["a", "b", "e", "o"], 2, guess_even_pairs),
+    "first-last": Task(first_last, [*LETTERS, *"+-#*FL"], 16, guess_letters),
+    "back-3": Task(back, LETTERS, 16, guess_letters),
+    "back-8": Task(partial(back, k=8), LETTERS, 16, guess_letters),
+    "flip-flop": Task(flip_flop, BITS, 2, guess_flip_flop),
+    "flip-flop-sparse": Task(partial(flip_flop, ignore=0.98), BITS, 2, guess_flip_flop),
+    "flip-flop-dense": Task(partial(flip_flop, ignore=0.1), BITS, 2, guess_flip_flop),
+    "copy": Task(copy, NUMBERS, DISTINCT, guess_remaining, 2 * DISTINCT + 2, DISTINCT + 3),
+    "sort": Task(sort, NUMBERS, DISTINCT, lambda tokens, targets: 1.0, 2 * DISTINCT + 2, DISTINCT + 3),
+    "needle": Task(needle, [*LETTERS, "N", "Q"], 16, guess_letters),
+    "mqar": Task(mqar, [*map(str, range(256))], 128, guess_mqar, 16 * 127),
+    "indirect": Task(indirect, [*string.ascii_letters, *",+-0123456789_"], 52, guess_indirect, 58),
+    "reverse": Task(reverse, STRING, 2, guess_remaining, None, 5),
+    "duplicate": Task(duplicate, STRING, 2, guess_twice, None, 5),
+}
+
+def find(source):
+    """The Task of "task:NAME"; InputError for another name."""
+    name = source.removeprefix("task:")
+    if name not in TASKS:
+        raise InputError(f"--data task:NAME must have one of {', '.join(TASKS)}, got {source}")
+    return TASKS[name]
+
+# ---- a task as data --------------------------------------------------------------------------------------------------
+
+class Split:
+    """The sequences of one split of a task, in the place of a text's tokens: data.batch asks for its batches."""
+
+    def __init__(self, source, split):
+        self.task = find(source)
+        self.split = split
+
+    def __len__(self):
+        return 2**40                                                   # no two batches are the same
+
+    def batch(self, context, batch_size, seed, step):
+        """int64 (B, T+1, 2): [:, :-1, 0] are the tokens and [:, :-1, 1] the targets."""
+        stream = len(data.SPLITS) * seed + data.SPLITS.index(self.split)
+        pair = self.task.draw(stream, step, context, batch_size, full=self.split != "train")
+        return np.pad(np.stack(pair, -1), ((0, 0), (0, 1), (0, 0)))
+
+class Symbols:
+    """A task's symbols in the place of a tokenizer: texts are symbols with blanks between them."""
+
+    eot_token = None
+
+    def __init__(self, task):
+        self.symbols = task.symbols
+
+    def encode_ordinary(self, text):
+        if unknown := [word for word in text.split() if word not in self.symbols]:
+            raise InputError(f"--prompt must have symbols of the task ({' '.join(self.symbols[:20])} ...) with blanks "
+                             f"between them, got {unknown[0]!r}")
+        return [self.symbols.index(word) for word in text.split()] or [0]
+
+    def decode_bytes(self, tokens):
+        return "".join(f" {self.symbols[token]}" for token in tokens).encode()
+
+def describe(source):
+    """What meta.json says of a folder, of a task: its hashes change with its definition."""
+    task = find(source)
+    splits = {split: {"documents": 0, "tokens": 0, "sha256": hashlib.sha256(
+        Split(source, split).batch(46, 8, 0, 0).tobytes()).hexdigest()} for split in data.SPLITS}
+    symbols = hashlib.sha256(json.dumps(task.symbols).encode()).hexdigest()
+    return {"source": source, "vocab": len(task.symbols), "eot": None, "splits": splits, "near": {"val": {}, "test": {}},
+            "tokenizer": {"sha256": symbols}}
+
+def with_vocabulary(flags):
+    """The flags of a run of a task, with its vocabulary; InputError for flags that do not go with a task."""
+    size = len(find(flags["data"]).symbols)
+    if flags.get("vocab_size", size) != size:
+        raise InputError(f"--vocab is {size} for --data {flags['data']}: leave it out")
+    if flags.get("objective") == "mlm":
+        raise InputError("--objective mlm is for text: leave it out, or leave out --data task:NAME")
+    return flags | {"vocab_size": size}
+
+# ---- accuracies ------------------------------------------------------------------------------------------------------
+
+@torch.no_grad()
+def score(model, task, length, split="val", sequences=SEQUENCES):
+    """{"accuracy", "whole", "end", "chance", "guess", "n_sequences"} of a model at one length, in shares of 1."""
+    batch = Split(task, split).batch(length, sequences, 0, length)
+    tokens, targets = batch[:, :-1, 0], batch[:, :-1, 1]
+    device = model.embedding.weight.device
+    at_once = max(1, 2**14 // length)
+    chosen = np.concatenate([model(torch.from_numpy(part).to(device)).argmax(-1).cpu().numpy()
+                             for part in np.split(tokens, range(at_once, sequences, at_once))])
+    kind = find(task)
+    end = targets == (-1 if kind.end is None else kind.end)
+    scored = (targets != IGNORED) & ~end
+    right = chosen == targets
+    return {"accuracy": right[scored].mean().item(), "whole": (right | ~scored).all(1).mean().item(),
+            "end": right[end].mean().item() if end.any() else None, "chance": 1 / kind.answers,
+            "guess": kind.guess(tokens, np.where(end, IGNORED, targets)), "n_sequences": sequences}
+
+def evaluate(run, model, record, args, multiples):
+    """A row for each length, as eval.evaluate's, with accuracies in the place of losses."""
+    source = args.data or record["data"]["source"]
+    if not source.startswith("task:") or find(source).symbols != find(record["data"]["source"]).symbols:
+        raise InputError(f"{run} is trained on {record['data']['source']}: --data must be a task with the same symbols")
+    if source == record["data"]["source"] and describe(source)["splits"] != record["data"]["splits"]:
+        raise InputError(f"{source} is not what it was when {run} was trained: train again")
+    if args.plot:
+        raise InputError(f"--plot draws losses, and {run} has accuracies: leave it out")
+    context = model.config.context
+    longest = min(find(source).longest or 2**31, model.config.encoding.longest(model.config))
+    lengths = args.lengths or [context * multiple for multiple in multiples if context * multiple <= longest]
+    if max(lengths) > longest:
+        raise InputError(f"--lengths must be at most {longest:,} for {source} and this run, got {max(lengths):,}")
+    return [{"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "task", "how": "", "length": length,
+             "data": f"{args.split} of {source}", "trained_length": context, "step": record["step"],
+             "weights": record["sha256"], "loss": None} | score(model, source, length, args.split)
+            for length in sorted(lengths)]
+
+def print_rows(rows, before):
+    """A run's accuracies, a column for each length; a heading with chance and guess, unless the one before fits."""
+    if [(row["data"], row["length"]) for row in rows] != [(row["data"], row["length"]) for row in before]:
+        print(f"\n{rows[0]['data']}: {rows[0]['n_sequences']} sequences at every length, accuracy in %")
+        print(f"{'(* trained length)':35}" + "".join(f"{row['length']:9,}" for row in rows))
+        for name, words in (("chance", "chance"), ("guess", "best guess without positions")):
+            print(f"{words:35}" + "".join(f"{100 * row[name]:8.1f} " for row in rows))
+    name = rows[0]["run"].removeprefix("runs/")
+    if len(name) > 34:
+        print(name)
+    for key, words in (("accuracy", name if len(name) <= 34 else "  by token"), ("whole", "  whole sequences"),
+                       ("end", "  end tokens")):
+        if rows[0][key] is not None:
+            print(f"{words:35}" + "".join(f"{100 * row[key]:8.1f}" + " *"[row["length"] == row["trained_length"]]
+                                          for row in rows), flush=True)

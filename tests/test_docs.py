@@ -79,7 +79,7 @@ def test_commands_and_flags_that_the_pages_name_exist():
             path = script.replace(".", "/") + ".py" if module else script
             if script in ("pytest", "pip", "venv", "-c", "lab/walk.py"):                # whose flags are not ours
                 continue
-            if script == "studies.tasks" and importlib.util.find_spec("lm_eval") is None:
+            if script == "studies.harness" and importlib.util.find_spec("lm_eval") is None:
                 continue
             if not (ROOT / path).exists():
                 wrong.append(f"{page.name}: python {module}{words}: there is no such file")

@@ -195,12 +195,12 @@ def test_lm_eval_finds_the_same_log_likelihoods(library, export, pe, style):
     need("accelerate")  # HFLM imports it
     from lm_eval.api.instance import Instance
 
-    from studies import tasks
+    from studies import harness
 
     folder, _ = export(pe, style)
     huggingface = need("lm_eval.models.huggingface")
     theirs = huggingface.HFLM(str(folder), device="cpu", dtype="float32", batch_size=3, trust_remote_code=True)
-    ours = tasks.Run(folder.parent / "run", torch.device("cpu"), "fp32")
+    ours = harness.Run(folder.parent / "run", torch.device("cpu"), "fp32")
     pairs = [("import", " os"), ("def f(self, name, other, more, and_more):\n    return", " None"), ("", "class"),
              ("x =", " 1"), ("for i in", " range(10):")]  # fmt: skip
     requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]

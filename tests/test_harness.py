@@ -11,7 +11,7 @@ from conftest import command, need, refused
 need("lm_eval")
 from lm_eval.api.instance import Instance  # noqa: E402  (it skips this module where lm_eval is missing)
 
-from studies import tasks  # noqa: E402
+from studies import harness  # noqa: E402
 
 CHOICES = [
     {"question": "import", "choices": ["os", "zebra crossing", "numbers"], "label": 0},
@@ -57,12 +57,12 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def without_lm_evals_own_tasks(monkeypatch):
     """Reading all of their YAML takes seconds."""
-    monkeypatch.setattr(tasks, "TaskManager", functools.partial(tasks.TaskManager, include_defaults=False))
+    monkeypatch.setattr(harness, "TaskManager", functools.partial(harness.TaskManager, include_defaults=False))
 
 
 @pytest.fixture(scope="module")
 def run(workplace):
-    return tasks.Run(workplace / "runs" / "rope", torch.device("cpu"), "fp32")
+    return harness.Run(workplace / "runs" / "rope", torch.device("cpu"), "fp32")
 
 
 def in_loops(run, before, after):
@@ -128,7 +128,7 @@ def test_greedy_text_stops_where_it_is_told(run):
 
 def test_tasks_in_yaml_from_the_command_line(folder, workplace, run):
     flags = ["--tasks", "choose,roll", "--task-path", folder, "--json", "t.json"]
-    done = command("studies.tasks", "runs/rope", *flags, cwd=workplace)
+    done = command("studies.harness", "runs/rope", *flags, cwd=workplace)
     assert done.returncode == 0, done.stderr
     rows = {(row["task"], row["metric"]): row for row in json.loads((workplace / "t.json").read_text())}
     right = 0
@@ -147,9 +147,9 @@ def test_tasks_and_data_that_cannot_be_had_are_named(workplace, folder, monkeypa
     def unreachable(*arguments, **keywords):
         raise ConnectionError("no route to the hub")
 
-    line = refused(command("studies.tasks", "runs/rope", "--tasks", "nonesuch", cwd=workplace))
+    line = refused(command("studies.harness", "runs/rope", "--tasks", "nonesuch", cwd=workplace))
     assert "lm_eval has no task nonesuch" in line
-    monkeypatch.setattr(tasks, "simple_evaluate", unreachable)
+    monkeypatch.setattr(harness, "simple_evaluate", unreachable)
     flags = ["--tasks", "choose", "--task-path", folder]
-    line = refused(command("studies.tasks", "runs/rope", *flags, cwd=workplace))
+    line = refused(command("studies.harness", "runs/rope", *flags, cwd=workplace))
     assert "the data of choose cannot be had here (ConnectionError)" in line and "--task-path" in line

@@ -1,0 +1,177 @@
+"""A run as lm_eval sees a language model, for the benchmarks that the paper reports (section 4.2).
+
+    python -m studies.harness runs/expe --tasks hellaswag,arc_easy,arc_challenge,mmlu
+
+lm_eval (https://github.com/EleutherAI/lm-evaluation-harness) has the tasks, their prompts and their scores, and fetches
+their data from a hub; here are the log-likelihoods and the text, by our GPT and its tokenizer.
+"""
+
+import itertools
+import logging
+import os
+import socket
+import urllib.request
+from urllib.parse import urlsplit
+
+import torch
+import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+
+import data
+from common import CommandLine, at_least, listed, named_runs, new_file, pick_device
+from config import InputError
+from engine.fast import at_least_fp32
+from lab.files import write_rows
+from past import scaling
+from past.cache import Cache
+from past.reading import BATCH_TOKENS, load
+from past.writing import generate_cached
+
+PROG, VERSION = "python -m studies.harness", "0.4.13"
+if not urllib.request.getproxies():
+    try:                                               # or else the libraries would try for half a minute
+        socket.create_connection((urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname, 443), 3)
+    except OSError:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+try:
+    from datasets.exceptions import DatasetsError
+    from lm_eval import simple_evaluate
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_table
+except ImportError as error:
+    CommandLine(prog=PROG).error(f"this needs lm_eval ({error}): pip install lm_eval=={VERSION}")
+
+class Run(TemplateLM):
+    """A run directory behind lm_eval's interface. Log-likelihoods are in nats.
+
+    Of a text that is longer than the trained length the last tokens are read, as is usual with these benchmarks; a
+    continuation is always read whole.
+    """
+
+    def __init__(self, run, device, dtype):
+        super().__init__()
+        self.run = run
+        self.model, record = load(run, device, dtype)
+        self.encoding = data.run_tokenizer(run, record["data"])
+        self.context = self.model.config.context
+
+    @property
+    def eot_token_id(self):
+        return self.encoding.eot_token
+
+    def tok_encode(self, string, add_special_tokens=None, **kwargs):
+        return self.encoding.encode_ordinary(string)
+
+    @torch.no_grad()
+    def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
+        """[(summed log-likelihood of the continuation, whether greedy decoding gives it)].
+
+        Texts are read side by side: what pads a shorter one does not change its scores.
+        """
+        texts = [(context + continuation)[-max(self.context, len(continuation)) - 1 :]
+                 for _, context, continuation in requests]
+        if (longest := max(map(len, texts), default=0) - 1) > self.model.longest:
+            raise InputError(f"{self.run} has positions for {self.context} tokens, and this task needs {longest}")
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        by_request = {}
+        bar = tqdm(total=len(order), desc="log-likelihoods", disable=disable_tqdm)
+        device = self.model.output_weight.device
+        while order:
+            batch = order[: max(1, BATCH_TOKENS // len(texts[order[0]]))]
+            order = order[len(batch) :]
+            tokens = [torch.tensor(texts[i][:-1], device=device) for i in batch]
+            hidden = self.model.hidden(pad_sequence(tokens, batch_first=True))         # (B, T, C)
+            for i, h in zip(batch, hidden, strict=True):
+                targets = torch.tensor(requests[i][2], device=device)
+                end = len(texts[i]) - 1
+                logits = F.linear(h[end - len(targets) : end], self.model.output_weight)
+                logs = at_least_fp32(logits).log_softmax(-1)                           # (n, V)
+                total = logs.gather(-1, targets[:, None]).double().sum().item()
+                by_request[i] = total, bool((logs.argmax(-1) == targets).all())
+            bar.update(len(batch))
+        bar.close()
+        return [by_request[i] for i in range(len(texts))]
+
+    def loglikelihood_rolling(self, requests, disable_tqdm=False):
+        """The log-likelihood of each whole text, in windows of the trained length that do not overlap."""
+        windows = []
+        for (text,) in (request.args for request in requests):
+            rolling = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, self.context, 1)
+            windows.append([(None, *make_disjoint_window(pair)) for pair in rolling])
+        scores = iter(self._loglikelihood_tokens(list(itertools.chain(*windows)), disable_tqdm))
+        return [sum(next(scores)[0] for _ in mine) for mine in windows]
+
+    def generate_until(self, requests, disable_tqdm=False):
+        """What follows each text, token by token until one of its stop strings, <|endoftext|> or max_gen_toks.
+
+        Of the text that many tokens less than the trained length are read, and half of it at least.
+        """
+        texts = []
+        for context, kwargs in tqdm([request.args for request in requests], desc="texts", disable=disable_tqdm):
+            kwargs = normalize_gen_kwargs(kwargs)
+            drawn = []
+            stop = [data.EOT, *filter(None, kwargs["until"])]
+            room = max(self.context // 2, self.context - kwargs["max_gen_toks"])
+            prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]          # as loglikelihood's empty context
+            steps = generate_cached(self.model, [prompt], Cache(), temperature=kwargs.get("temperature", 0))
+            for (token,) in itertools.islice(steps, kwargs["max_gen_toks"]):
+                drawn.append(token)
+                if any(s in self.encoding.decode(drawn) for s in stop):
+                    break
+            texts.append(postprocess_generated_text(self.encoding.decode(drawn), stop, None))
+        return texts
+
+def score(run, args, manager):
+    """Print lm_eval's table of a run; returns a dict for each task and metric."""
+    model = Run(run, pick_device(args.device), args.dtype)
+    try:
+        scores = simple_evaluate(model, tasks=list(args.tasks), num_fewshot=args.shots, limit=args.limit,
+                                task_manager=manager, log_samples=False)
+    except (OSError, DatasetsError) as error:              # by whichever library fetches
+        raise InputError(f"the data of {', '.join(args.tasks)} cannot be had here ({type(error).__name__}): lm_eval's "
+                         "own tasks need the hub once; local ones, by --task-path, must name files that exist"
+                         ) from None
+    names = {"run": str(run), "pe": model.model.config.encoding.pe}
+    rows = []
+    print(f"\n{' '.join(names.values())}\n{make_table(scores)}")
+    for task, values in scores["results"].items():
+        n = scores["n-samples"].get(task, {}).get("effective")
+        for key, value in values.items():              # "acc,none", "acc_stderr,none", "alias"
+            metric, _, how = key.partition(",")
+            if isinstance(value, int | float) and how and not metric.endswith("_stderr"):
+                error = values.get(f"{metric}_stderr,{how}")
+                rows.append(names | {"task": task, "metric": metric, "value": value,
+                                     "stderr": error if isinstance(error, float) else None, "n": n})
+    return rows
+
+def main(argv=None):
+    parser = CommandLine(prog=PROG, description=__doc__)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
+    parser.add_argument("--tasks", type=listed(str), required=True, metavar="NAME,...",
+                        help="such as hellaswag,arc_easy,arc_challenge,mmlu")
+    parser.add_argument("--limit", type=at_least(1), metavar="N", help="the first N examples of each task only")
+    parser.add_argument("--shots", type=at_least(0), metavar="N", help="examples in the prompt (default: the task's)")
+    parser.add_argument("--task-path", metavar="DIR", help="a folder of tasks in lm_eval's own YAML format")
+    parser.add_argument("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
+    with parser.one_line_errors():
+        args = parser.parse_args(argv)
+        for library in ("lm_eval", "huggingface_hub", "datasets"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)
+        if args.task_path is not None and not os.path.isdir(args.task_path):
+            raise InputError(f"--task-path {args.task_path} is not a folder")
+        runs = named_runs(args.runs)
+        manager = TaskManager(include_path=args.task_path)
+        if unknown := [name for name in args.tasks if name not in manager.all_tasks]:
+            raise InputError(f"lm_eval has no task {unknown[0]}: lm-eval ls tasks lists its own; yours come by "
+                             "--task-path")
+        rows = [row for run in runs for row in score(run, args, manager)]
+        if args.json:
+            write_rows(args.json, rows)
+
+if __name__ == "__main__":
+    main()
