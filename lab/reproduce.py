@@ -235,12 +235,16 @@ def run_grid(args):
     while True:
         jobs = jobs_of(args)
         left = [job for job in jobs if job.file not in tried and not done(job)]
-        print(f"{len(jobs) - len(left)} of {len(jobs)} jobs are done", flush=True)
+        say(f"{len(jobs) - len(left)} of {len(jobs)} jobs are done")
         if not left:
             break
         tried |= (tried_now := do_free(left))
         if not tried_now:
             time.sleep(PAUSE)
+
+def say(line):
+    """Print a line with one write, so that those of several workers do not mix."""
+    print(f"{line}\n", end="", flush=True)
 
 def do_free(left):
     """Do what is left of each run that no other process works on; returns the files of these jobs."""
@@ -261,7 +265,7 @@ def do_free(left):
                 rest = sum(other.work for other in left if other.file not in tried) + job.work
                 seconds = (time.perf_counter() - begin) / work * rest / (job.args.jobs or 1) if work else 0
                 about = f", about {clock(seconds)} left for all" if work else ""
-                print(f"{job.run} {job.evaluation or 'training'}{about}\n", end="", flush=True)     # in one piece
+                say(f"{job.run} {job.evaluation or 'training'}{about}")
                 (do_quietly if job.args.jobs else do)(job)
                 work += job.work
     return tried

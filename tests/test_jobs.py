@@ -24,8 +24,9 @@ def flags(tokens, steps):
 
 
 def jobs_done(printed):
-    """How often each job was begun, by the lines that say so."""
-    return collections.Counter(re.findall(r"^(runs/\S+ [a-z-]+)(?:,.*)?$", printed, re.M))
+    """How often each job was begun, by the words that say so; what trainings print may stand on the same line."""
+    jobs = "training|nonoverlap|same-targets|scaled-same-targets|scaled"
+    return collections.Counter(re.findall(rf"(runs/mini/[\w-]+ (?:{jobs}))(?=,|\s)", printed))
 
 
 def hashes(folder):
