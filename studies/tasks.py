@@ -157,8 +157,8 @@ def needle(seed, step, length, batch, full=False):
 def mqar(seed, step, length, batch, full=False):
     """Multi-query associative recall, as zoology's small setting has it (Arora et al. 2023).
 
-        tokens   k4 v9 k2 v7 v3 k2 v1 k4    A pair for every 16 tokens, then each key once at an even offset, nearer ones
-        targets  .  .  .  .  .  v7 .  v9    more often (gap^-0.99); the rest is random. 256 symbols. Chance 1/128.
+        tokens   k4 v9 k2 v7 k2 v1 v3 k4    A pair for every 16 tokens, then each key once at an even place, nearer ones
+        targets  .  .  .  .  v7 .  .  v9    more often (gap^-0.99); the rest is random. 256 symbols. Chance 1/128.
     """
     rng = np.random.default_rng([seed, step])
     pairs = max(1, length // 16)
@@ -197,8 +197,8 @@ def indirect(seed, step, length, batch, full=False):
 # ---- the best guess from the symbols alone: (tokens, targets, without the end) to its accuracy -----------------------
 
 def share_of_most(tokens, symbols, places):
-    """The mean over (row, n) of places of the share that the most frequent of the symbols has in the row before n."""
-    counts = (tokens[..., None] == np.arange(symbols)).cumsum(1)                               # (batch, length, symbols)
+    """The share that the most frequent of the symbols has in a row before n, the mean over (row, n) of places."""
+    counts = (tokens[..., None] == np.arange(symbols)).cumsum(1)                     # (batch, length, symbols)
     before = counts[places[:, 0], places[:, 1] - 1]
     return float((before.max(-1) / before.sum(-1)).mean())
 
@@ -324,8 +324,8 @@ def describe(source):
     splits = {split: {"documents": 0, "tokens": 0, "sha256": hashlib.sha256(
         Split(source, split).batch(46, 8, 0, 0).tobytes()).hexdigest()} for split in data.SPLITS}
     symbols = hashlib.sha256(json.dumps(task.symbols).encode()).hexdigest()
-    return {"source": source, "vocab": len(task.symbols), "eot": None, "splits": splits, "near": {"val": {}, "test": {}},
-            "tokenizer": {"sha256": symbols}}
+    return {"source": source, "vocab": len(task.symbols), "eot": None, "splits": splits,
+            "near": {"val": {}, "test": {}}, "tokenizer": {"sha256": symbols}}
 
 def with_vocabulary(flags):
     """The flags of a run of a task, with its vocabulary; InputError for flags that do not go with a task."""

@@ -1,0 +1,211 @@
+"""The tasks of studies/tasks.py: every target recomputed from the tokens alone, and runs through the commands."""
+
+import hashlib
+import json
+import math
+
+import numpy as np
+import pytest
+from conftest import command, read_log, refused
+
+from studies import tasks
+from studies.tasks import IGNORED, TASKS, Split
+
+SMALL = ["--preset", "mini", "--layers", "1", "--width", "32", "--heads", "2", "--batch-size", "4", "--steps", "3"]
+
+
+def words(name, row):
+    return [TASKS[name].symbols[token] for token in row]
+
+
+def expected(name, row, queries):
+    """{place: symbol} of all scored places of a sequence of symbols; queries: of mqar, whose filler may repeat a key."""
+    n = len(row)
+    if name == "even-pairs":
+        unequal = np.cumsum([a != b for a, b in zip(row, row[1:], strict=False)])
+        return {i: "eo"[unequal[i - 1] % 2] for i in range(1, n)}
+    if name == "first-last":
+        text = [symbol for symbol in row if symbol in tasks.LETTERS]
+        return {i: text[0] if row[i] == "F" else text[-1] for i in range(n) if row[i] in "FL"}
+    if name.startswith("back"):
+        k = int(name[-1])
+        return {i: row[i - k] for i in range(k, n)}
+    if name.startswith("flip-flop"):
+        state, answers = None, {}
+        for i in range(0, n - 1, 2):
+            if row[i] == "w":
+                state = row[i + 1]
+            if row[i] == "r":
+                assert row[i + 1] == state
+                answers[i] = state
+        return answers
+    if name == "needle":
+        return {n - 1: row[row.index("N") + 1]}
+    if name == "mqar":
+        pairs = n // 16
+        recall = dict(zip(row[: 2 * pairs : 2], row[1 : 2 * pairs : 2], strict=True))
+        return {i: recall[row[i]] for i in queries}
+    if name == "indirect":
+        row = [symbol for symbol in row if symbol != "_"]
+        letters = row[: row.index(",")]
+        _, letter, _, sign, tens, ones = row[len(letters) :]
+        return {n - 1: letters[letters.index(letter) + int(sign + tens + ones)]}
+    x = row[1 : row.index("|")]
+    answer = {"copy": x, "sort": sorted(x, key=lambda s: int(s) if s.isdigit() else s), "reverse": x[::-1],
+              "duplicate": x + x}[name]
+    shown = row[row.index("|") + 1 :]
+    assert row[0] == "^" and shown[: len(answer)] == answer and set(shown[len(answer) :]) <= {"_"}
+    return {row.index("|") + i: symbol for i, symbol in enumerate([*answer, "$"])}
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("length", [46, 58, 96, 640])
+@pytest.mark.parametrize("name", TASKS)
+def test_targets_are_those_of_the_definition(name, length, full):
+    task = TASKS[name]
+    if length > (task.longest or length):
+        return
+    tokens, targets = task.draw(3, 5, length, 6, full)
+    again = task.draw(3, 5, length, 6, full)
+    assert tokens.dtype == targets.dtype == np.int64 and tokens.shape == targets.shape == (6, length)
+    assert (tokens == again[0]).all() and (targets == again[1]).all()
+    assert tokens.min() >= 0 and max(tokens.max(), targets.max()) < len(task.symbols)
+    for row, wanted in zip(tokens, targets, strict=True):
+        queries = np.flatnonzero(wanted != IGNORED)
+        answers = {i: TASKS[name].symbols[token] for i, token in enumerate(wanted) if token != IGNORED}
+        assert answers == expected(name, words(name, row), queries)
+        if name == "mqar":
+            keys = sorted(row[: 2 * (length // 16) : 2])
+            assert sorted(row[queries]) == keys and len(set(keys)) == len(keys) and max(keys) < 128
+            assert queries.min() >= 2 * (length // 16) and not (queries % 2).any()
+
+
+def test_random_lengths_fill_the_window_in_evaluation_alone():
+    for name, times in (("copy", 1), ("sort", 1), ("reverse", 1), ("duplicate", 2)):
+        lengths = {full: {words(name, row).index("|") - 1 for row in TASKS[name].draw(0, 0, 50, 300, full)[0]}
+                   for full in (False, True)}
+        assert lengths[True] == {48 // (1 + times)} and lengths[False] == set(range(1, 48 // (1 + times) + 1))
+
+
+def test_a_needle_goes_further_back_as_training_goes_on():
+    for step, furthest in ((0, 8), (200, 58), (4000, 299)):
+        tokens, _ = TASKS["needle"].draw(0, step, 300, 2000)
+        assert 0.9 * furthest < (299 - np.argmax(tokens == 16, 1)).max() <= furthest
+
+
+def test_splits_and_steps_have_sequences_of_their_own():
+    seen = set()
+    for split in ("train", "val", "test"):
+        for seed in range(3):
+            for step in range(3):
+                batch = Split("task:back-3", split).batch(40, 4, seed, step)
+                assert batch.shape == (4, 41, 2)
+                seen.add(hashlib.sha256(batch.tobytes()).hexdigest())
+    assert len(seen) == 27
+
+
+def test_flip_flops_ignore_as_often_as_they_should():
+    for name, share in (("flip-flop", 0.8), ("flip-flop-sparse", 0.98), ("flip-flop-dense", 0.1)):
+        verbs = TASKS[name].draw(0, 0, 400, 200)[0][:, 2:-2:2]
+        assert (verbs == 2).mean() == pytest.approx(share, abs=0.01)
+        assert (verbs == 0).mean() == pytest.approx((1 - share) / 2, abs=0.01)
+
+
+def test_guesses_are_those_of_who_knows_only_the_symbols():
+    for name, length, share in (("copy", 26, 0.259), ("copy", 50, 0.157), ("copy", 98, 0.093),        # H_n / n
+                                ("flip-flop-dense", 512, 0.95), ("flip-flop", 512, 0.6), ("sort", 50, 1.0)):
+        batch = TASKS[name].draw(1, 1, length, 400, True)
+        targets = np.where(batch[1] == TASKS[name].end, IGNORED, batch[1])
+        assert TASKS[name].guess(batch[0], targets) == pytest.approx(share, abs=0.02), name
+    assert math.fsum(1 / k for k in range(1, 25)) / 24 == pytest.approx(0.157, abs=0.001)
+    rng = np.random.default_rng(0)                                       # by playing: a guess from the counts before
+    tokens, targets = TASKS["back-3"].draw(2, 2, 30, 3000)
+    right = [row[i - 3] == rng.choice(np.flatnonzero(np.bincount(row[:i]) == np.bincount(row[:i]).max()))
+             for row in tokens for i in range(3, 30)]
+    assert TASKS["back-3"].guess(tokens, targets) == pytest.approx(np.mean(right), abs=0.01)
+    tokens, targets = TASKS["even-pairs"].draw(2, 2, 20, 4000)
+    right = []
+    for row in tokens:
+        for i in range(1, 20):
+            same = (row[:i] == row[i]).mean()
+            guess = same > 0.5 if same != 0.5 else rng.random() < 0.5
+            right.append(guess == (row[0] == row[i]))
+    assert TASKS["even-pairs"].guess(tokens, targets) == pytest.approx(np.mean(right), abs=0.01)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with a run of two tasks by each backend."""
+    folder = tmp_path_factory.mktemp("tasks")
+    for backend in ("torch", "numpy"):
+        for name in ("flip-flop", "copy"):
+            flags = ["--data", f"task:{name}", "--context", "20", "--backend", backend, "--pe", "expe", "--on", "k"]
+            done = command("train.py", *SMALL, *flags, "--l", "8", "--out", f"runs/{name}-{backend}", cwd=folder)
+            assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_both_backends_train_a_task_alike(runs):
+    for name in ("flip-flop", "copy"):
+        losses = [[json.loads(line).get("loss", 0) for line in read_log(runs / f"runs/{name}-{backend}")]
+                  for backend in ("torch", "numpy")]
+        np.testing.assert_allclose(*losses, atol=1e-5)
+
+
+def test_runs_resume_and_are_scored_by_their_data(runs):
+    done = command("eval.py", "--json", "rows.json", cwd=runs)
+    rows = json.loads((runs / "rows.json").read_text())
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("val of")] == [
+        f"val of task:{name}: 512 sequences at every length, accuracy in %" for name in ("copy", "flip-flop")]
+    assert {row["length"] for row in rows if "copy" in row["data"]} == {20, 40, 80, 160}     # 150 symbols run out
+    assert {row["length"] for row in rows if "flip" in row["data"]} == {20, 40, 80, 160, 320}
+    assert all((row["end"] is None) == ("flip" in row["data"]) for row in rows)
+    done = command("eval.py", "runs/flip-flop-torch", "--data", "task:flip-flop-dense", "--lengths", "20,30", cwd=runs)
+    assert done.returncode == 0 and "val of task:flip-flop-dense" in done.stdout
+    done = command("train.py", "--out", "runs/copy-torch", "--resume", cwd=runs)
+    assert "is complete" in done.stdout
+
+
+def test_accuracies_are_those_of_a_loop(runs):
+    import torch
+
+    import common
+
+    model, _ = common.load_model(runs / "runs/copy-torch")
+    found = tasks.score(model, "task:copy", 40, "test", 20)
+    tokens, targets = TASKS["copy"].draw(2, 40, 40, 20, True)
+    right, ends, whole = [], [], []
+    for row, wanted in zip(tokens, targets, strict=True):
+        chosen = model(torch.tensor(row[None]))[0].argmax(-1).tolist()
+        mine = [chosen[i] == wanted[i] for i in range(40) if wanted[i] not in (IGNORED, 153)]
+        right += mine
+        whole.append(all(mine))
+        ends += [chosen[i] == 153 for i in range(40) if wanted[i] == 153]
+    means = {"accuracy": np.mean(right), "whole": np.mean(whole), "end": np.mean(ends)}
+    assert {name: found[name] for name in means} == pytest.approx(means)
+
+
+def test_symbols_are_written_and_curves_drawn(runs):
+    done = command("generate.py", "runs/flip-flop-torch", "--prompt", "w 1 i 0 r", "--tokens", "3", cwd=runs)
+    assert done.returncode == 0 and set(done.stdout.split()) <= set("wri01") and len(done.stdout.split()) == 8
+    assert command("lab.curves", "runs/copy-torch", "--csv", "c.csv", cwd=runs).returncode == 0
+
+
+@pytest.mark.parametrize("line, message", [
+    ("train.py --data task:copies", "--data task:NAME must have one of even-pairs"),
+    ("train.py --data task:copy --vocab 99", "--vocab is 154 for --data task:copy: leave it out"),
+    ("train.py --data task:copy --objective mlm", "--objective mlm is for text"),
+    ("eval.py runs/copy-torch --lengths 400", "--lengths must be at most 302"),
+    ("eval.py runs/copy-torch --data task:reverse", "--data must be a task with the same symbols"),
+    ("eval.py runs/copy-torch --plot a.png", "--plot draws losses"),
+    ("lab.measure runs/copy-torch", "is trained on a task: score it with python eval.py runs/copy-torch"),
+    ("generate.py runs/copy-torch --prompt abc", "--prompt must have symbols of the task")])
+def test_errors_name_the_flag(line, message, runs):
+    script, *flags = line.split()
+    assert message in refused(command(script, *flags, cwd=runs))
+
+
+def test_a_task_that_changed_is_refused(runs, monkeypatch):
+    monkeypatch.setitem(TASKS, "copy", TASKS["copy"]._replace(draw=tasks.sort))
+    assert "is not what it was when" in refused(command("eval.py", "runs/copy-torch", cwd=runs))
