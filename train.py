@@ -131,8 +131,7 @@ class TorchBackend:
             fast.compile(self.model)
         matrices = {"params": [w for w in self.model.parameters() if w.ndim >= 2], "weight_decay": config.weight_decay}
         vectors = {"params": [w for w in self.model.parameters() if w.ndim < 2], "weight_decay": 0.0}        # table 5
-        betas = (config.beta1, config.beta2)
-        self.optimizer = torch.optim.AdamW([matrices, vectors], lr=config.lr, betas=betas, fused=True)
+        self.optimizer = torch.optim.AdamW([matrices, vectors], betas=(config.beta1, config.beta2), fused=True)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bf16")
         torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
 
@@ -270,8 +269,8 @@ def stopping():
         for number, handler in before.items():
             signal.signal(number, handler)
 
-def train(run, record, model_config, config, backend, folder, first, seconds, agree=bool):
-    """Train from step `first`, after so many seconds, until config.steps or a signal; returns the steps done.
+def train(run, record, model_config, config, backend, folder, info, agree=bool):
+    """Train from a checkpoint's step, of its info, until config.steps or a signal; returns the steps done.
 
     Of several processes all but the first have None as their run; agree(signals) is whether any of them has a signal.
     """
@@ -282,8 +281,8 @@ def train(run, record, model_config, config, backend, folder, first, seconds, ag
     val_batch = data.batch(val_tokens, context, n_val, 0, 0)            # (N, T+1), the same for all runs
     begun = time.perf_counter()
     with stopping() as signals:
-        steps = range(first, config.steps)
-        for step in tqdm(steps, initial=first, total=config.steps, disable=True if run is None else None, leave=False):
+        steps = range(info["step"], config.steps)
+        for step in tqdm(steps, initial=steps.start, total=config.steps, disable=run is None or None, leave=False):
             batch = data.batch(tokens, context, config.batch_size, config.seed, step)
             loss, norm = backend.step(batch, step)
             if not math.isfinite(loss + norm):
@@ -298,10 +297,10 @@ def train(run, record, model_config, config, backend, folder, first, seconds, ag
             if done % config.eval_every == 0 or complete:
                 val_loss = backend.validation_loss(val_batch)
                 add_to_log(run, step=done, val_loss=val_loss)
-                rate = (done - first) * config.batch_size * context / (time.perf_counter() - begun)
+                rate = (done - steps.start) * config.batch_size * context / (time.perf_counter() - begun)
                 tqdm.write(f"step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   {rate:,.0f} tokens/s")
             if run and (done % config.checkpoint_every == 0 or complete or stop):
-                common.save_checkpoint(run, backend.tensors(), done, seconds + time.perf_counter() - begun)
+                common.save_checkpoint(run, backend.tensors(), done, info["seconds"] + time.perf_counter() - begun)
             if stop:
                 break
     return done
@@ -350,8 +349,7 @@ def main(argv=None, backends=BACKENDS, rank=0, agree=bool):
                 record["parent"] = init_from.load_parent(run, config.init_from, backend, model_config, meta)
             size = model_numpy.count_parameters(model_config)
             print(f"{run}: {size:,} parameters, {config.backend} on {device}, steps {first:,} to {config.steps:,}")
-            writer = run if rank == 0 else None
-            done = train(writer, record, model_config, config, backend, folder, first, info["seconds"], agree)
+            done = train(run if rank == 0 else None, record, model_config, config, backend, folder, info, agree)
         if done < config.steps:
             print(f"stopped; go on with: python train.py --out {run} --resume", file=sys.stderr)
             sys.exit(130)

@@ -76,17 +76,16 @@ def test_files_that_changed_since_they_were_prepared_are_noticed(books, tmp_path
     assert "changed" not in command(*train, cwd=tmp_path).stdout
 
 
-def test_tokens_outside_the_vocabulary_are_named(tokens, tmp_path):
-    """And files of half a token, in a folder whose hashes somebody made to fit."""
-    for content, message in ((b"\xff\xff", "the token 65535"), (b"\x01", "train.bin")):
-        folder = tmp_path / message
-        shutil.copytree(tokens, folder)
-        with open(folder / "train.bin", "ab") as file:
-            file.write(content)
-        meta = json.loads((folder / "meta.json").read_text())
-        meta["splits"]["train"]["sha256"] = data.hash_file(folder / "train.bin")
-        (folder / "meta.json").write_text(json.dumps(meta))
-        assert message in refused(command("train.py", *TINY, "--data", folder, "--steps", "1", cwd=tmp_path))
+def test_files_of_half_a_token_are_named(tokens, tmp_path):
+    """In a folder whose hashes somebody made to fit."""
+    folder = tmp_path / "half"
+    shutil.copytree(tokens, folder)
+    with open(folder / "train.bin", "ab") as file:
+        file.write(b"\x01")
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["splits"]["train"]["sha256"] = data.hash_file(folder / "train.bin")
+    (folder / "meta.json").write_text(json.dumps(meta))
+    assert "train.bin" in refused(command("train.py", *TINY, "--data", folder, "--steps", "1", cwd=tmp_path))
 
 
 def test_a_ready_tokenizer_is_used_as_it_is(books, tokens, tmp_path):

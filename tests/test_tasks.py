@@ -19,7 +19,7 @@ def words(name, row):
 
 
 def expected(name, row, queries):
-    """{place: symbol} of all scored places of a sequence of symbols; queries: of mqar, whose filler may repeat a key."""
+    """{place: symbol} of all scored places of a sequence; queries: of mqar, whose filler may repeat a key."""
     n = len(row)
     if name == "even-pairs":
         unequal = np.cumsum([a != b for a, b in zip(row, row[1:], strict=False)])
