@@ -131,7 +131,7 @@ class TorchBackend:
             fast.compile(self.model)
         matrices = {"params": [w for w in self.model.parameters() if w.ndim >= 2], "weight_decay": config.weight_decay}
         vectors = {"params": [w for w in self.model.parameters() if w.ndim < 2], "weight_decay": 0.0}        # table 5
-        self.optimizer = torch.optim.AdamW([matrices, vectors], betas=(config.beta1, config.beta2), fused=True)
+        self.optimizer = torch.optim.AdamW([matrices, vectors], config.lr, (config.beta1, config.beta2), fused=True)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bf16")
         torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
 
