@@ -88,7 +88,7 @@ GRIDS = {
          ("expe-learn-random", ""): (7.33, 7.34, 7.61), ("expe-once", ""): (4.43, 4.82, 6.18)},
         of=("paper-35m",),
         says="`--once` fails past 1x and `--l 1` learns badly, as in the paper. The constant ramp does not differ "
-             "significantly from ExPE, and `--learn random` fails for some of the values that it draws."),
+             "significantly from ExPE, and with these three seeds `--learn random` does not either."),
     "scaling": Grid(
         "Table 3: ExPE's and ExQPE's values halved after training",
         dict.fromkeys(("expe", "exqpe", "expe-on-k-x1"), (*LOSSES, "scaled", "scaled-same-targets")),
