@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from config import ENCODINGS, PRESETS
+from studies import task_grid
 from studies import tuning as tuned
 
 VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags of train.py, with what flags_of puts in
@@ -36,7 +37,7 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
      for name, flags in {"expe": "--pe expe", "expe-on-k": "--pe expe --on k", "rope": "--pe rope",
                          "expe-on-k-x16": tuned.variants()["expe-on-k-x16"]}.items()} | {
     f"{name}-tokens-x{times}": f"{tuned.variants()[name]} --steps {times * 1600}"
-    for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2") for times in (2, 4)}
+    for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2") for times in (2, 4)} | task_grid.variants()
 EVALUATIONS = {                          # flags of lab.measure, by the name of the file that they fill
     "nonoverlap": "--per-position",
     "same-targets": "--protocol same-targets",
@@ -187,4 +188,6 @@ def flags_of(variant, seed=0, preset=tuned.PRESET):
 
 def place_of(grid, preset):
     """The folder under runs/ and results/ of a grid: its own, or its preset's."""
+    if grid == "tasks":
+        return task_grid.PLACE
     return tuned.PRESET if grid == "tuned" else (grid in GRIDS and GRIDS[grid].place) or preset

@@ -36,6 +36,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import eval as evaluation
 import train
 from common import CHECKPOINT, CommandLine, at_least, checkpoint_info, holds_files, listed, lock, pick_device, read_run
 from config import PRESETS, InputError
@@ -44,6 +45,7 @@ from lab import measure
 from lab.files import clock, read_json, write_json
 from lab.grids import ALL, DATA, EVALUATIONS, GRIDS, SEEDS, VARIANTS, flags_of, place_of
 from model_numpy import count_parameters
+from studies import task_grid
 from studies import tuning as tuned
 
 WINDOWS = 150  # read at each length by an evaluation, about: for the estimate alone
@@ -82,6 +84,8 @@ def runs_of(args):
     """(variant, seed, evaluations) of every run of the grids that are asked for; of `tuned`, as far as it has come."""
     if args.place != args.preset != tuned.PRESET:
         raise InputError(f"{args.grids[0]} varies what the preset {tuned.PRESET} has: leave out --preset")
+    if args.grids == ("tasks",):
+        return task_grid.runs(args.seeds, lambda name: trial_accuracy(name, args))
     if args.grids == ("tuned",):
         if tuned.SEED in args.seeds:
             raise InputError(f"seed {tuned.SEED} is that of the trials: give tuned --seeds without it")
@@ -97,6 +101,11 @@ def trial_loss(name, args):
     """The loss by which `tuned` chooses, or None if the trial is not done."""
     job = jobs_of_run(name, tuned.SEED, tuned.TRIALS[:1], args)[-1]
     return read_json(job.file)[0]["loss"] if done(job) else None
+
+def trial_accuracy(name, args):
+    """The accuracy at the trained length by which the grid `tasks` chooses, or None if the trial is not done."""
+    job = jobs_of_run(name, task_grid.SEED, task_grid.EVALUATIONS, args)[-1]
+    return read_json(job.file)[0]["accuracy"] if done(job) else None
 
 def jobs_of_run(variant, seed, evaluations, args):
     """A run's training and its evaluations; InputError if it is there, and not by these flags."""
@@ -116,6 +125,11 @@ def jobs_of_run(variant, seed, evaluations, args):
     jobs = [Job(variant, seed, run, None, results / f"{name}.run.json", command, tokens, args)]
     documents = ["--max-docs", str(args.max_docs)] if args.max_docs else []
     for what in evaluations:
+        if what == "accuracy":
+            file = results / f"{name}.accuracy.json"
+            command = ["python", "eval.py", str(run), *device, "--json", str(file)]
+            jobs.append(Job(variant, seed, run, what, file, command, tokens / 10, args))
+            continue
         flags = EVALUATIONS[what]
         file = results / f"{name}.{what}.json"
         tokens = (1 + flags.count(",")) * WINDOWS * sum(MULTIPLES) * model.context
@@ -170,7 +184,7 @@ def do(job):
     """Train or evaluate, and leave the job's file; in this process, so that whoever kills one kills the other."""
     if job.evaluation is not None:
         with contextlib.redirect_stdout(io.StringIO()):
-            return measure.main(job.command[3:])
+            return evaluation.main(job.command[2:]) if job.evaluation == "accuracy" else measure.main(job.command[3:])
     import torch
     torch.compiler.reset()                                             # what was compiled for another run
     there = (job.run / "config.json").exists()
@@ -316,7 +330,8 @@ def main(argv=None):
     from lab.report import report
     argv = sys.argv[1:] if argv is None else argv
     titles = {name: grid.title for name, grid in GRIDS.items()}
-    titles |= {"tuned": tuned.TITLE, "all": ", ".join(ALL), "report": "train nothing, and write the pages of results/"}
+    titles |= {"tuned": tuned.TITLE, "tasks": task_grid.TITLE, "all": ", ".join(ALL),
+               "report": "train nothing, and write the pages of results/"}
     grids = "".join(f"  {name:12}{title}\n" for name, title in titles.items())
     parser = CommandLine(prog="python -m lab.reproduce", description=__doc__, epilog=f"grids:\n{grids}")
     parser.add_argument("grid", choices=titles, metavar="GRID", help="one of those below")

@@ -209,3 +209,46 @@ def test_errors_name_the_flag(line, message, runs):
 def test_a_task_that_changed_is_refused(runs, monkeypatch):
     monkeypatch.setitem(TASKS, "copy", TASKS["copy"]._replace(draw=tasks.sort))
     assert "is not what it was when" in refused(command("eval.py", "runs/copy-torch", cwd=runs))
+
+
+def test_the_grid_tries_then_trains_fresh_seeds():
+    from studies import task_grid
+    from train import read_flags
+
+    names = task_grid.names_of("copy", "expe-on-k")
+    assert len(names) == 9 and len(task_grid.names_of("copy", "fox")) == 3
+    settings = {name: read_flags(["--preset", "mini", *flags.split()])[1:] for name, flags in names.items()}
+    assert {(model.encoding.theta, config.lr) for model, config in settings.values()} == {
+        (theta / 50, lr) for theta in (4, 64, 256) for lr in (1e-3, 3e-3, 1e-2)}
+    wanted = [run for run in task_grid.runs([1, 2, 3], {}.get) if run[0].startswith("copy.")]
+    assert len(wanted) == 4 * 9 + 2 * 3 + 3 * len(task_grid.OTHERS) and {seed for _, seed, _ in wanted} == {0}
+    best = {name: 0.5 + 0.1 * (name == "copy.rope-base100-lr3") for name in task_grid.variants()}
+    wanted = [run for run in task_grid.runs([1, 2, 3], best.get) if run[1]]
+    assert [run for run in wanted if run[0].startswith("copy.rope")] == [
+        ("copy.rope-base100-lr3", seed, ("accuracy",)) for seed in (1, 2, 3)]
+    assert [seed for name, seed, _ in wanted if name == "copy.nope-lr1"] == [1, 2]
+
+
+def test_a_small_grid_runs_to_its_page(tmp_path, monkeypatch):
+    from lab import reproduce
+    from lab.grids import VARIANTS
+    from studies import task_grid
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(task_grid, "SETTINGS", {"even-pairs": "--context 10 --layers 1 --batch-size 4 --steps 2"})
+    monkeypatch.setattr(task_grid, "KNOBS", {"rope": task_grid.KNOBS["rope"]})
+    monkeypatch.setattr(task_grid, "OTHERS", {"learned": ("--pe learned", {"": ""})})
+    monkeypatch.setattr(task_grid, "RATES", {"lr3": "--lr 3e-3"})
+    for name, flags in task_grid.variants().items():
+        monkeypatch.setitem(VARIANTS, name, flags)
+    reproduce.main(["tasks"])
+    files = {path.name for path in (tmp_path / "results/tasks").glob("*.accuracy.json")}
+    assert len(files) == 3 + 1 + 3 + 2                                  # trials, and the seeds of the best
+    page = (tmp_path / "results/tasks/tasks.md").read_text()
+    [row] = [line for line in page.splitlines() if line.startswith("| RoPE")]
+    best = row.split(" | ")[1]
+    names = [f"even-pairs.rope-{best}-s{seed}.accuracy.json" for seed in (1, 2, 3)]
+    finals = [json.loads((tmp_path / "results/tasks" / name).read_text()) for name in names]
+    means = [f"{100 * np.mean([final[i]['accuracy'] for final in finals]):.1f}" for i in range(5)]
+    assert row.removesuffix(" |").split(" | ")[3:] == means
+    assert "| learned | lr3 |" in page and "(tasks/tasks.md)" in (tmp_path / "results/README.md").read_text()
