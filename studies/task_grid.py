@@ -90,14 +90,15 @@ def report(folder):
         rows = files.get(f"{name}-s{SEED}")
         return rows[0]["accuracy"] if rows else None
 
-    parts = [f"# {TITLE}\n", f"""Accuracy by token in %: the mean of the seeds that learned the task, which have
-{LEARNED:.0%} or more at the trained length, or of all seeds if none did. Three learning rates, and three values of a method's knob,
-are tried with another seed; the values that are not defaults are named. The guess knows the symbols and no positions.
+    words = f"""Accuracy by token in %: the mean of the seeds that learned the task, which have {LEARNED:.0%} or more at
+the trained length, or of all seeds if none did. Three learning rates, and three values of a method's knob, are tried
+with another seed; the column "values" has the best. The guess knows the symbols and no positions.
 
 ```
 python -m lab.reproduce tasks
 ```
-"""]
+"""
+    parts = [f"# {TITLE}\n", words]
     for task, settings in SETTINGS.items():
         rows = []
         for method in KNOBS | OTHERS:
