@@ -152,3 +152,25 @@ def test_a_missing_datatrove_is_named(source, tmp_path):
     (tmp_path / "datatrove.py").write_text("raise ModuleNotFoundError('No module named datatrove', name='datatrove')")
     done = process("data.py", source, "--out", "out", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert "datatrove is missing: pip install datatrove pyarrow orjson" in refused(done)
+
+
+def test_another_executor_of_datatrove_can_run_the_tasks(source, prepared, tmp_path):
+    """As docs/bigger.md says for Slurm and Ray: the tokenizer and the settings are there, another executor encodes."""
+    program = f"""
+from datatrove.executor import LocalPipelineExecutor
+from engine import corpora
+steps = corpora.make_pipelines({str(source)!r}, "out", tasks=3, min_doc_tokens=256)["encode"]
+LocalPipelineExecutor(steps, tasks=3, workers=1, logging_dir="out/tasks/encode").run()
+"""
+    (tmp_path / "out").mkdir()
+    for name in ("tokenizer.tiktoken", "meta.json"):
+        (tmp_path / "out" / name).write_bytes((prepared / name).read_bytes())
+    settings = json.loads((prepared / "meta.json").read_text())
+    begun = {name: settings[name] for name in settings if name not in ("splits", "eot", "dropped", "near", "tokenizer")}
+    (tmp_path / "out" / "meta.json").write_text(json.dumps(begun))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    logs = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/tasks/encode/completions").iterdir()}
+    done = process("engine.corpora", source, "--out", "out", "--workers", 1, *TASKS, cwd=tmp_path)
+    assert done.returncode == 0 and contents(tmp_path / "out") == contents(prepared), done.stderr
+    assert len(logs) == 3 and all(path.stat().st_mtime_ns == changed for path, changed in logs.items())
