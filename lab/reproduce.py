@@ -51,6 +51,7 @@ from studies import tuning as tuned
 WINDOWS = 150  # read at each length by an evaluation, about: for the estimate alone
 OWN = {"--preset", "--seed", "--out", "--resume", "--overwrite", "--device", "--help", "-h"}
 PAUSE = 2      # seconds, before runs that other processes work on are looked at again
+PASS = 120     # seconds, after which `tuned` and `tasks` are asked again what is next
 
 
 # ---- what is to do ---------------------------------------------------------------------------------------------------
@@ -266,6 +267,8 @@ def do_free(left):
     work = 0
     tried = set()
     for run, jobs in itertools.groupby(left, lambda job: job.run):
+        if time.perf_counter() - begin > PASS:
+            break
         run.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             try:
