@@ -375,3 +375,58 @@ def pooled(x):
     """(T, T) as at most PIXELS a side, each the maximum of its square."""
     edges = np.linspace(0, len(x), min(len(x), PIXELS) + 1).astype(int)[:-1]
     return np.maximum.reduceat(np.maximum.reduceat(x, edges, axis=0), edges, axis=1)
+
+
+# ---- accuracies of tasks ---------------------------------------------------------------------------------------------
+
+def panels(path, results, title, methods):
+    """Accuracy by length, a panel a task, of {task: {method: (values, learned, rows)}}; dotted: the best guess."""
+    columns = 4
+    n = len(results)
+    figure = Figure(figsize=(9, 2.1 * math.ceil((n + 1) / columns) + 0.4), layout="constrained")
+    axes = figure.subplots(math.ceil((n + 1) / columns), columns, sharey=True).flat
+    looks = {method: {"color": colour(method), "marker": MARKERS[i], "markersize": 4, "linewidth": 1.2, "alpha": 0.85}
+             for i, method in enumerate(methods)}
+    for axis, (task, found) in zip(axes, results.items(), strict=False):
+        for method in (method for method in methods if method in found):
+            rows = found[method][2]
+            axis.plot([row["length"] for row in rows], [100 * row["accuracy"] for row in rows], **looks[method])
+        longest = max((rows for _, _, rows in found.values()), key=len)
+        lengths = [row["length"] for row in longest]
+        axis.plot(lengths, [100 * row["guess"] for row in longest], color=GREY, **DOTS)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=7)
+        axis.minorticks_off()
+        axis.set_title(task, loc="left", fontsize=10)
+        axis.set_ylim(-4, 104)
+    axes = figure.axes
+    for axis in axes[n:]:
+        axis.set_axis_off()
+    lines = [Line2D([], [], **looks[method]) for method in methods] + [Line2D([], [], color=GREY, **DOTS)]
+    axes[n].legend(lines, [*map(name, methods), "best guess without positions"], loc="center left", fontsize=8)
+    figure.suptitle(f"{title}, in tokens; the first length is the trained one", x=0.01, ha="left", fontsize=11)
+    figure.supylabel("accuracy by token, %", fontsize=10)
+    save(figure, path, dpi=110)
+
+def heat(path, results, title, methods):
+    """Accuracies in % as two maps of tasks by methods, at the trained length and at 4 times it: results as of panels."""
+    shades = matplotlib.colormaps["cividis"].resampled(20)
+    figure = Figure(figsize=(10, 0.55 * len(results) + 2.6), layout="constrained")
+    for axis, (multiple, words) in zip(figure.subplots(2, 1), ((1, "at the trained length"), (4, "at 4 times it")),
+                                       strict=True):
+        values = np.full((len(results), len(methods)), np.nan)
+        for (i, found), (j, method) in itertools.product(enumerate(results.values()), enumerate(methods)):
+            rows = found[method][2] if method in found else []
+            for row in rows:
+                if row["length"] == multiple * rows[0]["length"]:
+                    values[i, j] = 100 * row["accuracy"]
+                    axis.text(j, i, f"{values[i, j]:.0f}", ha="center", va="center", fontsize=7,
+                              color="black" if values[i, j] > 60 else "white")
+        axis.imshow(values, shades, vmin=0, vmax=100, aspect="auto", interpolation="none")
+        axis.set_yticks(range(len(results)), list(results), fontsize=8)
+        axis.set_xticks(range(len(methods)), [*map(name, methods)], fontsize=8, rotation=45, ha="right")
+        axis.set_title(words, loc="left", fontsize=10)
+        axis.set(frame_on=False)
+        axis.tick_params(length=0)
+    figure.suptitle(f"{title}, in %", x=0.01, ha="left", fontsize=11)
+    save(figure, path, dpi=110)

@@ -17,7 +17,7 @@ from lab.files import check_shape, read_json
 from lab.grids import DATA, EVALUATIONS, GRIDS, LOSSES, MULTIPLIERS, PROBES, VARIANTS, Grid, flags_of, place_of
 from lab.measures import MEASURES, interval_of_seeds
 from lab.pictures import Curve
-from studies import task_grid
+from studies import task_grid, task_pages
 from studies import tuning as tuned
 
 NOTES = "\n## Notes\n"
@@ -333,7 +333,7 @@ def report_place(folder):
     """Write the pages of one place and return its part of the index; all files are checked before one is drawn."""
     place = folder.name
     if place == task_grid.PLACE:
-        return task_grid.report(folder)
+        return task_pages.report(folder)
     files = collect(folder)
     preset = tuned.PRESET if place in {grid.place for grid in GRIDS.values()} else place
     runs = [run for (_, what), seeds in files.items() if what == "run" for run in seeds.values()]

@@ -105,14 +105,17 @@ def trial_loss(name, args):
 
 def trial_accuracy(name, args):
     """The accuracy at the trained length by which the grid `tasks` chooses, or None if the trial is not done."""
-    job = jobs_of_run(name, task_grid.SEED, task_grid.EVALUATIONS, args)[-1]
-    return read_json(job.file)[0]["accuracy"] if done(job) else None
+    job = jobs_of_run(name, task_grid.SEED, ("trial",), args)[-1]
+    if not done(job):
+        return None
+    rows = read_json(job.file) if job.file.exists() else recorded(job)["rows"]
+    return rows[0]["accuracy"]
 
 def jobs_of_run(variant, seed, evaluations, args):
     """A run's training and its evaluations; InputError if it is there, and not by these flags."""
     name = f"{variant}-s{seed}"
-    results = Path("results") / args.place
     run = Path("runs") / args.place / name
+    results = Path("results") / args.place
     device = ["--device", args.device] if args.device else []
     command = ["python", "train.py", "--preset", args.preset, *shlex.split(flags_of(variant, seed, args.preset))]
     data, held_out = map(shlex.split, data_of(args))
@@ -123,12 +126,13 @@ def jobs_of_run(variant, seed, evaluations, args):
     elif holds_files(run):
         raise InputError(f"{run} holds no config.json, so it is not a run directory: move it away")
     tokens = config.steps * config.batch_size * model.context
-    jobs = [Job(variant, seed, run, None, results / f"{name}.run.json", command, tokens, args)]
+    file = run / "run.json" if args.place == task_grid.PLACE else results / f"{name}.run.json"
+    jobs = [Job(variant, seed, run, None, file, command, tokens, args)]
     documents = ["--max-docs", str(args.max_docs)] if args.max_docs else []
     for what in evaluations:
-        if what == "accuracy":
-            file = results / f"{name}.accuracy.json"
-            command = ["python", "eval.py", str(run), *device, "--json", str(file)]
+        if args.place == task_grid.PLACE:
+            file, words = task_grid.evaluation(variant, what, run)
+            command = ["python", "eval.py", str(run), *words, *device, "--json", str(file)]
             jobs.append(Job(variant, seed, run, what, file, command, tokens / 10, args))
             continue
         flags = EVALUATIONS[what]
@@ -164,6 +168,8 @@ def done(job):
     By --use-results, a run that is not here has the weights of which its results speak.
     """
     step, steps, weights = weights_of(job.run)
+    if steps is None and job.args.use_results and job.args.place == task_grid.PLACE:
+        return recorded(job) is not None
     try:
         result = read_json(job.file)
         max_docs = None
@@ -179,13 +185,24 @@ def done(job):
         return False
 
 
+def recorded(job):
+    """What results/tasks/ says of the run that a job trains or scores, or None."""
+    trained = job.variant.partition(".")[0]
+    return results_of(job.evaluation if job.evaluation in task_grid.MORE.get(trained, ()) else trained).get(job.run.name)
+
+@functools.cache
+def results_of(task):
+    """task_grid.read_results, read once."""
+    return task_grid.read_results(task)
+
+
 # ---- doing it --------------------------------------------------------------------------------------------------------
 
 def do(job):
     """Train or evaluate, and leave the job's file; in this process, so that whoever kills one kills the other."""
     if job.evaluation is not None:
         with contextlib.redirect_stdout(io.StringIO()):
-            return evaluation.main(job.command[2:]) if job.evaluation == "accuracy" else measure.main(job.command[3:])
+            return (evaluation if job.command[1] == "eval.py" else measure).main(job.command[job.command.index(str(job.run)):])
     import torch
     torch.compiler.reset()                                             # what was compiled for another run
     there = (job.run / "config.json").exists()

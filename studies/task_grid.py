@@ -2,43 +2,42 @@
 
     python -m lab.reproduce tasks --jobs 2
 
-1. Trials, with seed 0: three learning rates for every encoding, and three values of its own knob where it has one.
-2. The values with the highest accuracy by token at the trained length, with fresh seeds. Nothing longer is looked at.
+1. Trials, with seed 0: three learning rates for every encoding, and with each of them three values of the encoding's
+   own knob where it has one. The first that reaches SOLVED at the trained length is chosen, and the rest of them are
+   left out; if none does, the one with the highest accuracy is. Nothing longer is looked at.
+2. The chosen values with fresh seeds, on 512 new sequences of each length.
 
-Every task has one small model and one number of steps for all encodings. eval.py scores the runs on 512 new sequences a
-length. results/tasks/ has a JSON file for each run, and tasks.md the table that is made of them.
+Every task has one small model and one number of steps for all encodings. A run's files are in its directory under
+runs/tasks/. The report gathers them in results/tasks/, a JSON file for each task, and makes the pages from these.
 """
 
 import itertools
 import re
-import statistics
+from pathlib import Path
 
-from common import write_text
 from config import ENCODINGS
 from lab.files import read_json
-from lab.pictures import name as name_of
 
 PLACE = "tasks"
 TITLE = "Tasks on which positions decide: who solves which, at the trained length and past it"
 SEED = 0                                 # of the trials
-LEARNED = 0.95                           # accuracy at the trained length from which a run has learned its task
-EVALUATIONS = ("accuracy",)
+SOLVED = 0.999                           # accuracy at the trained length at which no better values are looked for
 SMALL = "--width 64 --heads 2 --eval-every 100000 --checkpoint-every 100000"
 SETTINGS = {                             # of every run of a task
     "even-pairs": "--context 40 --layers 1 --batch-size 32 --steps 600",
-    "first-last": "--context 64 --layers 2 --batch-size 32 --steps 1500",
-    "back-3": "--context 64 --layers 1 --batch-size 32 --steps 1500",
-    "back-8": "--context 64 --layers 1 --batch-size 32 --steps 1500",
-    "flip-flop": "--context 128 --layers 2 --batch-size 16 --steps 1500",
-    "copy": "--context 50 --layers 2 --batch-size 32 --steps 3000",
-    "sort": "--context 50 --layers 2 --batch-size 32 --steps 3000",
-    "needle": "--context 64 --layers 2 --batch-size 64 --steps 2000",
-    "mqar": "--context 64 --layers 2 --batch-size 32 --steps 3000",
-    "indirect": "--context 46 --layers 2 --batch-size 64 --steps 3000",
-    "reverse": "--context 50 --layers 2 --batch-size 32 --steps 2000",
-    "duplicate": "--context 50 --layers 2 --batch-size 32 --steps 2000",
+    "first-last": "--context 64 --layers 2 --batch-size 16 --steps 1000",
+    "back-3": "--context 64 --layers 1 --batch-size 16 --steps 1000",
+    "back-8": "--context 64 --layers 1 --batch-size 16 --steps 1000",
+    "flip-flop": "--context 128 --layers 2 --batch-size 8 --steps 1000",
+    "copy": "--context 26 --layers 2 --batch-size 32 --steps 3000",
+    "sort": "--context 26 --layers 2 --batch-size 32 --steps 1500",
+    "needle": "--context 64 --layers 2 --batch-size 32 --steps 1500",
+    "mqar": "--context 64 --layers 2 --batch-size 32 --steps 1500",
+    "indirect": "--context 22 --layers 2 --batch-size 64 --steps 2000",
+    "reverse": "--context 26 --layers 2 --batch-size 32 --steps 2000",
+    "duplicate": "--context 26 --layers 2 --batch-size 32 --steps 2000",
 }
-RATES = {"lr1": "--lr 1e-3", "lr3": "--lr 3e-3", "lr10": "--lr 1e-2"}
+RATES = {"lr3": "--lr 3e-3", "lr10": "--lr 1e-2", "lr1": "--lr 1e-3"}
 THETA = "--theta {}/{{context}}"
 KNOBS = {                                # method: flags, {name of a value: flags}; the default is one of three
     "expe": ("--pe expe", {"": "", "x16": THETA.format(4), "x64": THETA.format(16)}),
@@ -49,77 +48,71 @@ KNOBS = {                                # method: flags, {name of a value: flag
     "kerple": ("--pe kerple", {"": ""}),
 }
 OTHERS = {pe: (f"--pe {pe}", {"": ""}) for pe in ENCODINGS if pe not in KNOBS}
+DRAWN = "--random-positions {far}"       # up to 16 times the trained length (Ruoss et al. 2023)
+RANDOM = {f"{name}-random": (f"{flags} {DRAWN}", {"": ""}) for name, flags in {
+    "expe": "--pe expe", "expe-on-k": "--pe expe --on k", "rope": "--pe rope",
+    "learned": "--pe learned --n-positions {far}"}.items()}
+RANDOM_TASKS = ("first-last", "copy", "reverse")
+MORE = {"flip-flop": ("flip-flop-sparse", "flip-flop-dense")}          # tasks that its finals are scored on too
+
+ROW = {"length": int, "accuracy": float, "whole": float, "end": float | None, "chance": float, "guess": float}
+RUN = {"name": str, "seed": int, "flags": str, "seconds": int | float, "weights": str, "rows": [ROW]}
+
+def methods_of(task):
+    """{method: (flags, {name of a value: flags})} that are trained on a task."""
+    return KNOBS | OTHERS | (RANDOM if task in RANDOM_TASKS else {})
 
 def names_of(task, method):
-    """{name: flags} of the trials of a method on a task."""
-    flags, knob = (KNOBS | OTHERS)[method]
-    context = re.search(r"--context (\d+)", SETTINGS[task])[1]
+    """{name: flags} of a method's trials on a task, in the order in which they are tried."""
+    flags, knob = methods_of(task)[method]
+    context = int(re.search(r"--context (\d+)", SETTINGS[task])[1])
     trials = {}
     for (value, more), (rate, lr) in itertools.product(knob.items(), RATES.items()):
         name = "-".join(filter(None, (f"{task}.{method}", value, rate)))
-        trials[name] = f"--data task:{task} {SETTINGS[task]} {SMALL} {flags} {more.format(context=context)} {lr}"
+        more = f"{flags} {more}".format(context=context, far=16 * context)
+        trials[name] = f"--data task:{task} {SETTINGS[task]} {SMALL} {more} {lr}"
     return trials
 
 def variants():
     """{name: flags of train.py} of every trial, for lab/grids.py."""
-    pairs = itertools.product(SETTINGS, KNOBS | OTHERS)
-    return {name: flags for task, method in pairs for name, flags in names_of(task, method).items()}
+    return {name: flags for task in SETTINGS for method in methods_of(task)
+            for name, flags in names_of(task, method).items()}
 
 def runs(seeds, accuracy):
     """(variant, seed, evaluations) of every run that can be known by the trials' accuracies so far, task by task."""
     for task in SETTINGS:
-        for method in KNOBS | OTHERS:
-            names = list(names_of(task, method))
-            yield from ((name, SEED, EVALUATIONS) for name in names)
-            if (best := best_of(names, accuracy)) is not None:
-                yield from ((best, seed, EVALUATIONS) for seed in (seeds if method in KNOBS else seeds[:2]))
+        for method in methods_of(task):
+            tried, best = trials(list(names_of(task, method)), accuracy)
+            yield from ((name, SEED, ("trial",)) for name in tried)
+            if best is not None:
+                names = ("accuracy", *MORE.get(task, ()))
+                yield from ((best, seed, names) for seed in (seeds if method in KNOBS else seeds[:2]))
 
-def best_of(names, accuracy):
-    """The name with the highest accuracy, the first of equal ones; None as long as any is missing."""
-    values = [accuracy(name) for name in names]
-    return None if None in values else names[values.index(max(values))]
+def trials(names, accuracy):
+    """(the names that are tried, as far as that is known; the chosen one, or None before that is known)."""
+    best = None
+    for n, name in enumerate(names, start=1):
+        if (value := accuracy(name)) is None:
+            return names[:n], None
+        if best is None or value > best[0]:
+            best = value, name
+        if value >= SOLVED:
+            break
+    return names[:n], best[1]
 
-# ---- the page --------------------------------------------------------------------------------------------------------
+def evaluation(name, what, run):
+    """(file, words of eval.py's command line) of an evaluation of a run: its trial's, its final's, or another task's."""
+    task = name.partition(".")[0]
+    if what == "trial":
+        return run / "trial.json", ["--lengths", re.search(r"--context (\d+)", SETTINGS[task])[1]]
+    return run / f"{what}.json", [] if what == "accuracy" else ["--data", f"task:{what}"]
 
-def report(folder):
-    """Write tasks.md of a folder of results, a table a task; returns its part of the index."""
-    files = {path.name.removesuffix(".accuracy.json"): read_json(path, [{"accuracy": float, "length": int}])
-             for path in sorted(folder.glob("*.accuracy.json"))}
+def read_results(task):
+    """{run's name: what results/tasks/TASK.json says of it}, of today's settings."""
+    path = Path("results", PLACE, f"{task}.json")
+    file = read_json(path, {"settings": str, "runs": [RUN]}) if path.exists() else {"settings": None}
+    return {run["name"]: run for run in file["runs"]} if file["settings"] == settings_of(task) else {}
 
-    def accuracy(name):
-        rows = files.get(f"{name}-s{SEED}")
-        return rows[0]["accuracy"] if rows else None
-
-    words = f"""Accuracy by token in %: the mean of the seeds that learned the task, which have {LEARNED:.0%} or more at
-the trained length, or of all seeds if none did. Three learning rates, and three values of a method's knob, are tried
-with another seed; the column "values" has the best. The guess knows the symbols and no positions.
-
-```
-python -m lab.reproduce tasks
-```
-"""
-    parts = [f"# {TITLE}\n", words]
-    for task, settings in SETTINGS.items():
-        rows = []
-        for method in KNOBS | OTHERS:
-            best = best_of(list(names_of(task, method)), accuracy)
-            finals = [files[name] for name in (f"{best}-s{seed}" for seed in range(1, 10)) if name in files]
-            if finals:
-                learned = [final for final in finals if final[0]["accuracy"] >= LEARNED]
-                means = [statistics.mean(row["accuracy"] for row in column)
-                         for column in zip(*(learned or finals), strict=True)]
-                guess = finals[0]
-                rows.append((means, [name_of(method), best.partition(f".{method}")[2].strip("-") or "-",
-                                     f"{len(learned)} of {len(finals)}", *(f"{100 * x:.1f}" for x in means)]))
-        if rows:
-            lengths = [row["length"] for row in guess]
-            heads = ["method", "values", "learned", *map(str, lengths)]
-            line = ["best guess", "", "", *(f"{100 * row['guess']:.1f}" for row in guess)]
-            rows.sort(key=lambda row: -row[0][min(2, len(row[0]) - 1)])
-            cells = [cells + [""] * (len(heads) - len(cells)) for _, cells in rows]
-            table = "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *cells, line))
-            parts.append(f"## {task}\n\n`{settings}`\n\n{table}")
-    if len(parts) == 2:
-        return []
-    write_text(folder / "tasks.md", "\n".join(parts))
-    return [f"\n## {folder.name}\n\n- [{TITLE}]({folder.name}/tasks.md)\n"]
+def settings_of(task):
+    """The flags of all runs that are scored on a task: SETTINGS, or those of the task of which it is one of MORE."""
+    return SETTINGS[next((trained for trained, tasks in MORE.items() if task in tasks), task)]

@@ -26,7 +26,6 @@ from config import InputError
 
 IGNORED = -100
 SEQUENCES = 512                          # that an evaluation scores at each length
-DISTINCT = 150                           # symbols of copy and sort
 LETTERS = list(string.ascii_lowercase[:16])
 
 # ---- the tasks -------------------------------------------------------------------------------------------------------
@@ -106,21 +105,21 @@ def transduce(seed, step, length, batch, full, symbols, distinct, answer, times=
         wanted[n + 1 : n + 2 + len(y)] = [*y, symbols + 3]
     return tokens, targets
 
-def copy(seed, step, length, batch, full=False):
-    """Repeat n distinct ones of 150 symbols.
+def copy(seed, step, length, batch, full=False, symbols=52):
+    """Repeat n distinct ones of 52 symbols, or of 150 (copy-150, as lacoco-lab/length_generalization has it).
 
         tokens   ^ 7 3 9 | 7 3 9            ^ begins, | separates, $ ends; the end is scored apart.
-        targets  . . . . 7 3 9 $            Symbols: 0-149. Chance 1/150; by exclusion (1 + 1/2 + ... + 1/n) / n.
+        targets  . . . . 7 3 9 $            Symbols: 0-51. Chance 1/52; by exclusion (1 + 1/2 + ... + 1/n) / n.
     """
-    return transduce(seed, step, length, batch, full, DISTINCT, True, lambda x: x)
+    return transduce(seed, step, length, batch, full, symbols, True, lambda x: x)
 
-def sort(seed, step, length, batch, full=False):
-    """Repeat n distinct ones of 150 symbols in ascending order.
+def sort(seed, step, length, batch, full=False, symbols=52):
+    """Repeat n distinct ones of 52 symbols, or of 150 (sort-150), in ascending order.
 
         tokens   ^ 7 3 9 | 3 7 9            As copy. The order is that of the symbols, so no position is needed.
-        targets  . . . . 3 7 9 $            Symbols: 0-149. Chance 1/150.
+        targets  . . . . 3 7 9 $            Symbols: 0-51. Chance 1/52.
     """
-    return transduce(seed, step, length, batch, full, DISTINCT, True, np.sort)
+    return transduce(seed, step, length, batch, full, symbols, True, np.sort)
 
 def reverse(seed, step, length, batch, full=False):
     """Repeat a string backwards (Ruoss et al. 2023).
@@ -141,12 +140,12 @@ def duplicate(seed, step, length, batch, full=False):
 def needle(seed, step, length, batch, full=False):
     """The letter behind the one marker N in a text of letters.
 
-        tokens   c a N d b a Q              Q ends the window. In training N is at most 8 + step / 4 tokens back, so
+        tokens   c a N d b a Q              Q ends the window. In training N is at most 8 + step / 16 tokens back, so
         targets  . . . . . . d              that the distances grow. Symbols: a-p; N, Q. Chance 1/16.
     """
     rng = np.random.default_rng([seed, step])
     tokens = rng.integers(16, size=(batch, length))
-    furthest = length - 1 if full else min(length - 1, 8 + step // 4)
+    furthest = length - 1 if full else min(length - 1, 8 + step // 16)
     place = length - 1 - rng.integers(2, furthest + 1, size=batch)
     tokens[np.arange(batch), place] = 16
     tokens[:, -1] = 17
@@ -154,21 +153,21 @@ def needle(seed, step, length, batch, full=False):
     targets[:, -1] = tokens[np.arange(batch), place + 1]
     return tokens, targets
 
-def mqar(seed, step, length, batch, full=False):
-    """Multi-query associative recall, as zoology's small setting has it (Arora et al. 2023).
+def mqar(seed, step, length, batch, full=False, symbols=64):
+    """Multi-query associative recall as in zoology (Arora et al. 2023); mqar-256 has its small setting's vocabulary.
 
         tokens   k4 v9 k2 v7 k2 v1 v3 k4    A pair for every 16 tokens, then each key once at an even place, nearer ones
-        targets  .  .  .  .  v7 .  .  v9    more often (gap^-0.99); the rest is random. 256 symbols. Chance 1/128.
+        targets  .  .  .  .  v7 .  .  v9    more often (gap^-0.99); the rest is random. Symbols: 0-63. Chance 1/32.
     """
     rng = np.random.default_rng([seed, step])
     pairs = max(1, length // 16)
     space = (length - 2 * pairs) // 2
-    tokens = rng.integers(256, size=(batch, length))
+    tokens = rng.integers(symbols, size=(batch, length))
     targets = np.full_like(tokens, IGNORED)
     p = np.arange(1, space + 1) ** -0.99
     for row, wanted in zip(tokens, targets, strict=True):
-        keys = 1 + rng.permutation(127)[:pairs]
-        values = 128 + rng.permutation(128)[:pairs]
+        keys = 1 + rng.permutation(symbols // 2 - 1)[:pairs]
+        values = symbols // 2 + rng.permutation(symbols // 2)[:pairs]
         row[: 2 * pairs : 2], row[1 : 2 * pairs : 2] = keys, values
         places = 2 * pairs + 2 * rng.choice(space, size=pairs, replace=False, p=p / p.sum())
         row[places], wanted[places] = keys, values
@@ -225,6 +224,10 @@ def guess_remaining(tokens, targets):
             shares.append(max(map(left[n:].count, set(left[n:]))) / len(left[n:]))
     return float(np.mean(shares))
 
+def guess_sort(tokens, targets):
+    """The order is that of the symbols."""
+    return 1.0
+
 def guess_twice(tokens, targets):
     """As guess_remaining, in each half of the answer."""
     halves = []
@@ -256,7 +259,15 @@ class Task(NamedTuple):
     longest: int | None = None           # where distinct symbols run out
     end: int | None = None               # the token that ends an answer, which is scored apart
 
-NUMBERS = [*map(str, range(DISTINCT)), "^", "|", "_", "$"]
+def of_distinct(draw, guess, n):
+    """The Task of a function of n distinct symbols."""
+    symbols = [*map(str, range(n)), "^", "|", "_", "$"]
+    return Task(partial(draw, symbols=n), symbols, n, guess, 2 * n + 2, end=n + 3)
+
+def of_pairs(n):
+    """The Task mqar with n symbols."""
+    return Task(partial(mqar, symbols=n), [*map(str, range(n))], n // 2, guess_mqar, 16 * (n // 2 - 1))
+
 STRING = ["a", "b", "^", "|", "_", "$"]
 BITS = ["w", "r", "i", "0", "1"]
 TASKS = {
@@ -267,10 +278,13 @@ TASKS = {
     "flip-flop": Task(flip_flop, BITS, 2, guess_flip_flop),
     "flip-flop-sparse": Task(partial(flip_flop, ignore=0.98), BITS, 2, guess_flip_flop),
     "flip-flop-dense": Task(partial(flip_flop, ignore=0.1), BITS, 2, guess_flip_flop),
-    "copy": Task(copy, NUMBERS, DISTINCT, guess_remaining, 2 * DISTINCT + 2, DISTINCT + 3),
-    "sort": Task(sort, NUMBERS, DISTINCT, lambda tokens, targets: 1.0, 2 * DISTINCT + 2, DISTINCT + 3),
+    "copy": of_distinct(copy, guess_remaining, 52),
+    "copy-150": of_distinct(copy, guess_remaining, 150),
+    "sort": of_distinct(sort, guess_sort, 52),
+    "sort-150": of_distinct(sort, guess_sort, 150),
     "needle": Task(needle, [*LETTERS, "N", "Q"], 16, guess_letters),
-    "mqar": Task(mqar, [*map(str, range(256))], 128, guess_mqar, 16 * 127),
+    "mqar": of_pairs(64),
+    "mqar-256": of_pairs(256),
     "indirect": Task(indirect, [*string.ascii_letters, *",+-0123456789_"], 52, guess_indirect, 58),
     "reverse": Task(reverse, STRING, 2, guess_remaining, None, 5),
     "duplicate": Task(duplicate, STRING, 2, guess_twice, None, 5),

@@ -1,0 +1,96 @@
+"""The pages and pictures of the grid `tasks`: results/tasks/, from the files of its runs."""
+
+import json
+import statistics
+from pathlib import Path
+
+from common import write_text
+from lab import pictures
+from lab.files import read_json
+from studies.task_grid import (KNOBS, MORE, OTHERS, PLACE, ROW, SEED, SETTINGS, TITLE, methods_of, names_of, read_results,
+                               settings_of, trials)
+
+LEARNED = 0.95                           # accuracy at the trained length from which a run has learned its task
+TRAINING = {"variant": str, "seed": int, "command": str, "seconds": int | float, "weights": str}
+WORDS = f"""Accuracy by token in %: the mean of the seeds that learned the task, which have {LEARNED:.0%} or more at the
+trained length, or of all seeds if none did. The values were chosen with another seed, by the accuracy at the trained
+length alone. The best guess knows the symbols and no positions.
+
+```
+python -m lab.reproduce tasks
+```
+"""
+
+def report(folder):
+    """Write results/tasks/ and its pictures; returns its part of the index."""
+    gather(folder)
+    scored = [task for trained in SETTINGS for task in (trained, *MORE.get(trained, ()))]
+    results = {task: finals(task) for task in scored if (folder / f"{task}.json").exists()}
+    results = {task: methods for task, methods in results.items() if methods}
+    if not results:
+        return []
+    seconds = sum(run["seconds"] for task in SETTINGS for run in read_results(task).values())
+    parts = [f"# {TITLE}\n", WORDS, f"All runs together took {seconds / 3600:.1f} core-hours of training.\n"]
+    Path("pictures").mkdir(exist_ok=True)
+    for path, draw, words, methods in (
+            ("tasks-lengths.png", pictures.panels, "Accuracy by length", list(KNOBS)),
+            ("tasks-map.png", pictures.heat, "Accuracy at the trained length and at 4 times it", [*KNOBS, *OTHERS])):
+        draw(Path("pictures", path), results, words, methods)
+        parts.append(f"![{words}](../../pictures/{path})\n")
+    parts += [f"## {task}\n\n`{settings_of(task)}`\n\n{table(methods)}" for task, methods in results.items()]
+    write_text(folder / "tasks.md", "\n".join(parts))
+    return [f"\n## {PLACE}\n\n- [{TITLE}]({PLACE}/tasks.md)\n"]
+
+def gather(folder):
+    """Write the files of runs/tasks/ into results/tasks/TASK.json, beside what is there of the same settings."""
+    runs = {}
+    for path in sorted(Path("runs", PLACE).glob("*/run.json")):
+        run = read_json(path, TRAINING)
+        trained = run["variant"].partition(".")[0]
+        scores = {"trial": trained, "accuracy": trained} | {task: task for task in MORE.get(trained, ())}
+        for name, task in scores.items():
+            file = path.with_name(f"{name}.json")
+            if trained in SETTINGS and file.exists():
+                named = runs.setdefault(task, read_results(task))
+                named[path.parent.name] = {
+                    "name": path.parent.name, "seed": run["seed"], "flags": run["command"].partition(" --data ")[2],
+                    "seconds": run["seconds"], "weights": run["weights"],
+                    "rows": [{key: row[key] for key in ROW} for row in read_json(file, [ROW])]}
+    for task, named in runs.items():
+        lines = ",\n".join(json.dumps(named[name]) for name in sorted(named))
+        write_text(folder / f"{task}.json", f'{{"settings": {json.dumps(settings_of(task))}, "runs": [\n{lines}\n]}}\n')
+
+def finals(task):
+    """{method: (its chosen values, the share of seeds that learned the task, the rows of its table)} of a task."""
+    runs = read_results(task)
+    trained = next((name for name, tasks in MORE.items() if task in tasks), task)
+    tried = read_results(trained)
+
+    def accuracy(name):
+        run = tried.get(f"{name}-s{SEED}")
+        return run and run["rows"][0]["accuracy"]
+
+    found = {}
+    for method in methods_of(trained):
+        _, best = trials(list(names_of(trained, method)), accuracy)
+        seeds = [run for run in runs.values() if best and run["seed"] != SEED and run["name"] == f"{best}-s{run['seed']}"]
+        if seeds:
+            learned = [run for run in seeds if tried[run["name"]]["rows"][0]["accuracy"] >= LEARNED]
+            rows = [{"length": rows[0]["length"], "guess": rows[0]["guess"]} | {
+                key: statistics.mean(row[key] for row in rows) for key in ("accuracy", "whole")}
+                for rows in zip(*(run["rows"] for run in learned or seeds), strict=True)]
+            found[method] = best.partition(f".{method}")[2].strip("-"), (len(learned), len(seeds)), rows
+    return found
+
+def table(methods):
+    """The table of a task in Markdown, the best at the longest length that all but learned positions reach first."""
+    longest = max((rows for _, _, rows in methods.values()), key=len)
+    heads = ["method", "values", "learned", *(f"{row['length']}" for row in longest)]
+    lines = []
+    for method, (values, (learned, seeds), rows) in methods.items():
+        cells = [f"{100 * row['accuracy']:.1f}" for row in rows] + [""] * (len(longest) - len(rows))
+        lines.append((rows[min(2, len(rows) - 1)]["accuracy"],
+                      [pictures.name(method), values, f"{learned} of {seeds}", *cells]))
+    lines.sort(key=lambda line: -line[0])
+    guess = ["best guess", "", "", *(f"{100 * row['guess']:.1f}" for row in longest)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *(row for _, row in lines), guess))
