@@ -1,4 +1,7 @@
-"""The pages and pictures of the grid `tasks`: results/tasks/, from the files of its runs."""
+"""The pages and pictures of the grid `tasks`: results/tasks/, from the files of its runs.
+
+    python -m studies.task_pages             prints the table of docs/tasks.md, from results/tasks/ alone
+"""
 
 import json
 import statistics
@@ -24,9 +27,7 @@ python -m lab.reproduce tasks
 def report(folder):
     """Write results/tasks/ and its pictures; returns its part of the index."""
     gather(folder)
-    scored = [task for trained in SETTINGS for task in (trained, *MORE.get(trained, ()))]
-    results = {task: finals(task) for task in scored if (folder / f"{task}.json").exists()}
-    results = {task: methods for task, methods in results.items() if methods}
+    results = all_finals()
     if not results:
         return []
     seconds = sum(run["seconds"] for task in SETTINGS for run in read_results(task).values())
@@ -82,6 +83,27 @@ def finals(task):
             found[method] = best.partition(f".{method}")[2].strip("-"), (len(learned), len(seeds)), rows
     return found
 
+def all_finals():
+    """{task: finals(task)} of every task that has any."""
+    tasks = [task for trained in SETTINGS for task in (trained, *MORE.get(trained, ()))]
+    return {task: found for task in tasks if (found := finals(task))}
+
+def summary(results):
+    """The table of docs/tasks.md: accuracies in % at the trained length and at 4 times it (or the longest), in brackets
+    the share of seeds that learned the task unless all did."""
+    lines = [["task", "trained", *map(pictures.name, KNOBS), "best guess"]]
+    lines.append(["---"] * len(lines[0]))
+    for task, found in results.items():
+        context = next(iter(found.values()))[2][0]["length"]
+        cells = []
+        for _, (learned, seeds), rows in (found[method] for method in KNOBS if method in found):
+            short, *_, far = [row for row in rows if row["length"] <= 4 * context]
+            words = f"{100 * short['accuracy']:.0f}, {100 * far['accuracy']:.0f}"
+            cells.append(words + f" ({learned}/{seeds})" * (learned < seeds))
+        guess = [f"{100 * row['guess']:.0f}" for row in rows if row["length"] <= 4 * context]
+        lines.append([task, str(context), *cells, f"{guess[0]}, {guess[-1]}"])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
 def table(methods):
     """The table of a task in Markdown, the best at the longest length that all but learned positions reach first."""
     longest = max((rows for _, _, rows in methods.values()), key=len)
@@ -94,3 +116,6 @@ def table(methods):
     lines.sort(key=lambda line: -line[0])
     guess = ["best guess", "", "", *(f"{100 * row['guess']:.1f}" for row in longest)]
     return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *(row for _, row in lines), guess))
+
+if __name__ == "__main__":
+    print(summary(all_finals()), end="")
