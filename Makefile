@@ -2,6 +2,7 @@
 #   make setup      an environment for the scripts and the tests
 #   make setup-all  and what some instruments need besides (transformers, lm_eval)
 #   make train      prepare data, train, evaluate; PE="expe expe-on-k rope": three
+#   make task       train ExPE-K and RoPE on a small task; PE="fox alibi": others
 #   make demo       train three shortly, draw and generate: runs/demo/index.html
 #   make explorer   train five encodings; explorer.html runs them in a browser
 #   make test       ruff, the check ladder, the other tests, and the pages last
@@ -11,7 +12,7 @@ PYTHON ?= python3
 PE     ?= expe
 PIP     = .venv/bin/pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all train demo explorer test
+.PHONY: help setup setup-all train task demo explorer test
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -44,6 +45,14 @@ train: .venv/installed
 	@set -e; $(foreach pe,$(PE),\
 	    .venv/bin/python train.py --preset mini $(or $($(pe)_flags),--pe $(pe)) --out runs/$(pe) $(if $(wildcard runs/$(pe)/config.json),--resume);) \
 	.venv/bin/python eval.py $(addprefix runs/,$(PE)) --plot runs/loss.png
+
+# One minute: the first or the last letter of a text, trained at 64 tokens and read at up to 1,024.
+task: PE = expe-on-k rope
+task_flags = --preset mini --data task:first-last --context 64 --layers 2 --width 64 --heads 2 --batch-size 16 --steps 1000 --lr 3e-3
+task: .venv/installed
+	@set -e; $(foreach pe,$(PE),\
+	    .venv/bin/python train.py $(task_flags) $(or $($(pe)_flags),--pe $(pe)) --out runs/task-$(pe) $(if $(wildcard runs/task-$(pe)/config.json),--resume);) \
+	.venv/bin/python eval.py $(addprefix runs/task-,$(PE))
 
 # The ladder first: after a wrong edit it speaks alone. What compares pages with code comes last.
 test: .venv/installed

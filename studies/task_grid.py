@@ -25,7 +25,7 @@ SOLVED = 0.999                           # accuracy at the trained length at whi
 SMALL = "--width 64 --heads 2 --eval-every 100000 --checkpoint-every 100000"
 SETTINGS = {                             # of every run of a task
     "even-pairs": "--context 40 --layers 1 --batch-size 32 --steps 600",
-    "first-last": "--context 64 --layers 2 --batch-size 16 --steps 1000",
+    "first-last": "--context 64 --layers 2 --batch-size 16 --steps 1500",
     "back-3": "--context 64 --layers 1 --batch-size 16 --steps 1000",
     "back-8": "--context 64 --layers 1 --batch-size 16 --steps 1000",
     "flip-flop": "--context 128 --layers 2 --batch-size 8 --steps 1000",
@@ -33,11 +33,11 @@ SETTINGS = {                             # of every run of a task
     "sort": "--context 26 --layers 2 --batch-size 32 --steps 1500",
     "needle": "--context 64 --layers 2 --batch-size 32 --steps 1500",
     "mqar": "--context 64 --layers 2 --batch-size 32 --steps 1500",
-    "indirect": "--context 22 --layers 2 --batch-size 64 --steps 2000",
+    "indirect": "--context 22 --layers 2 --batch-size 32 --steps 1000",
     "reverse": "--context 26 --layers 2 --batch-size 32 --steps 2000",
     "duplicate": "--context 26 --layers 2 --batch-size 32 --steps 2000",
 }
-RATES = {"lr3": "--lr 3e-3", "lr10": "--lr 1e-2", "lr1": "--lr 1e-3"}
+RATES = {"lr1": "--lr 1e-3", "lr3": "--lr 3e-3", "lr10": "--lr 1e-2"}
 THETA = "--theta {}/{{context}}"
 KNOBS = {                                # method: flags, {name of a value: flags}; the default is one of three
     "expe": ("--pe expe", {"": "", "x16": THETA.format(4), "x64": THETA.format(16)}),
@@ -62,10 +62,13 @@ def methods_of(task):
     """{method: (flags, {name of a value: flags})} that are trained on a task."""
     return KNOBS | OTHERS | (RANDOM if task in RANDOM_TASKS else {})
 
+def context_of(task):
+    return int(re.search(r"--context (\d+)", SETTINGS[task])[1])
+
 def names_of(task, method):
     """{name: flags} of a method's trials on a task, in the order in which they are tried."""
     flags, knob = methods_of(task)[method]
-    context = int(re.search(r"--context (\d+)", SETTINGS[task])[1])
+    context = context_of(task)
     trials = {}
     for (value, more), (rate, lr) in itertools.product(knob.items(), RATES.items()):
         name = "-".join(filter(None, (f"{task}.{method}", value, rate)))
@@ -102,10 +105,9 @@ def trials(names, accuracy):
 
 def evaluation(name, what, run):
     """(file, words of eval.py's command line) of an evaluation of a run: its trial's, its final's, or another task's."""
-    task = name.partition(".")[0]
-    if what == "trial":
-        return run / "trial.json", ["--lengths", re.search(r"--context (\d+)", SETTINGS[task])[1]]
-    return run / f"{what}.json", [] if what == "accuracy" else ["--data", f"task:{what}"]
+    context = context_of(name.partition(".")[0])
+    words = {"trial": ["--lengths", f"{context}"], "accuracy": []}
+    return run / f"{what}.json", words.get(what, ["--data", f"task:{what}", "--lengths", f"{context},{4 * context}"])
 
 def read_results(task):
     """{run's name: what results/tasks/TASK.json says of it}, of today's settings."""

@@ -96,7 +96,11 @@ def summary(results):
     for task, found in results.items():
         context = next(iter(found.values()))[2][0]["length"]
         cells = []
-        for _, (learned, seeds), rows in (found[method] for method in KNOBS if method in found):
+        for method in KNOBS:
+            if method not in found:
+                cells.append("")
+                continue
+            _, (learned, seeds), rows = found[method]
             short, *_, far = [row for row in rows if row["length"] <= 4 * context]
             words = f"{100 * short['accuracy']:.0f}, {100 * far['accuracy']:.0f}"
             cells.append(words + f" ({learned}/{seeds})" * (learned < seeds))
