@@ -105,9 +105,13 @@ def trials(names, accuracy):
 
 def evaluation(name, what, run):
     """(file, words of eval.py's command line) of an evaluation of a run: its trial's, its final's, or another task's."""
-    context = context_of(name.partition(".")[0])
+    task, _, method = name.partition(".")
+    context = context_of(task)
+    longer = "" if re.match("learned-(?!random)", method) else f",{4 * context}"       # a table of positions ends
     words = {"trial": ["--lengths", f"{context}"], "accuracy": []}
-    return run / f"{what}.json", words.get(what, ["--data", f"task:{what}", "--lengths", f"{context},{4 * context}"])
+    return run / f"{what}.json", words.get(what, ["--data", f"task:{what}", "--lengths", f"{context}{longer}"])
+
+# ---- results/tasks/ --------------------------------------------------------------------------------------------------
 
 def read_results(task):
     """{run's name: what results/tasks/TASK.json says of it}, of today's settings."""
