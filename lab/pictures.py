@@ -409,11 +409,11 @@ def panels(path, results, title, methods):
     save(figure, path, dpi=110)
 
 def heat(path, results, title, methods):
-    """Accuracies in % as two maps of tasks by methods, at the trained length and at 4 times it: results as of panels."""
+    """Accuracies in % as two maps of tasks by methods, at the trained length and at 4 times it, of panels' results."""
     shades = matplotlib.colormaps["cividis"].resampled(20)
     figure = Figure(figsize=(10, 0.55 * len(results) + 2.6), layout="constrained")
-    for axis, (multiple, words) in zip(figure.subplots(2, 1), ((1, "at the trained length"), (4, "at 4 times it")),
-                                       strict=True):
+    places = {1: "at the trained length", 4: "at 4 times it"}
+    for axis, (multiple, words) in zip(figure.subplots(2, 1), places.items(), strict=True):
         values = np.full((len(results), len(methods)), np.nan)
         for (i, found), (j, method) in itertools.product(enumerate(results.values()), enumerate(methods)):
             rows = found[method][2] if method in found else []

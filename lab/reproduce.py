@@ -188,7 +188,8 @@ def done(job):
 def recorded(job):
     """What results/tasks/ says of the run that a job trains or scores, or None."""
     trained = job.variant.partition(".")[0]
-    return results_of(job.evaluation if job.evaluation in task_grid.MORE.get(trained, ()) else trained).get(job.run.name)
+    task = job.evaluation if job.evaluation in task_grid.MORE.get(trained, ()) else trained
+    return results_of(task).get(job.run.name)
 
 @functools.cache
 def results_of(task):
@@ -202,7 +203,7 @@ def do(job):
     """Train or evaluate, and leave the job's file; in this process, so that whoever kills one kills the other."""
     if job.evaluation is not None:
         with contextlib.redirect_stdout(io.StringIO()):
-            return (evaluation if job.command[1] == "eval.py" else measure).main(job.command[job.command.index(str(job.run)):])
+            return evaluation.main(job.command[2:]) if "eval.py" in job.command else measure.main(job.command[3:])
     import torch
     torch.compiler.reset()                                             # what was compiled for another run
     there = (job.run / "config.json").exists()

@@ -104,7 +104,7 @@ def trials(names, accuracy):
     return names[:n], best[1]
 
 def evaluation(name, what, run):
-    """(file, words of eval.py's command line) of an evaluation of a run: its trial's, its final's, or another task's."""
+    """(file, words of eval.py's command line) of an evaluation of a run: a trial's, a final's, or of another task."""
     task, _, method = name.partition(".")
     context = context_of(task)
     longer = "" if re.match("learned-(?!random)", method) else f",{4 * context}"       # a table of positions ends

@@ -10,8 +10,21 @@ from pathlib import Path
 from common import write_text
 from lab import pictures
 from lab.files import read_json
-from studies.task_grid import (KNOBS, MORE, OTHERS, PLACE, ROW, SEED, SETTINGS, TITLE, methods_of, names_of, read_results,
-                               settings_of, trials)
+from studies.task_grid import (
+    KNOBS,
+    MORE,
+    OTHERS,
+    PLACE,
+    ROW,
+    SEED,
+    SETTINGS,
+    TITLE,
+    methods_of,
+    names_of,
+    settings_of,
+    trials,
+)
+from studies.task_grid import read_results as read
 
 LEARNED = 0.95                           # accuracy at the trained length from which a run has learned its task
 TRAINING = {"variant": str, "seed": int, "command": str, "seconds": int | float, "weights": str}
@@ -30,7 +43,7 @@ def report(folder):
     results = all_finals()
     if not results:
         return []
-    seconds = sum(run["seconds"] for task in SETTINGS for run in read_results(task).values())
+    seconds = sum(run["seconds"] for task in SETTINGS for run in read(task).values())
     parts = [f"# {TITLE}\n", WORDS, f"All runs together took {seconds / 3600:.1f} core-hours of training.\n"]
     Path("pictures").mkdir(exist_ok=True)
     for path, draw, words, methods in (
@@ -52,20 +65,21 @@ def gather(folder):
         for name, task in scores.items():
             file = path.with_name(f"{name}.json")
             if trained in SETTINGS and file.exists():
-                named = runs.setdefault(task, read_results(task))
+                named = runs.setdefault(task, read(task))
                 named[path.parent.name] = {
                     "name": path.parent.name, "seed": run["seed"], "flags": run["command"].partition(" --data ")[2],
                     "seconds": run["seconds"], "weights": run["weights"],
                     "rows": [{key: row[key] for key in ROW} for row in read_json(file, [ROW])]}
     for task, named in runs.items():
+        settings = json.dumps(settings_of(task))
         lines = ",\n".join(json.dumps(named[name]) for name in sorted(named))
-        write_text(folder / f"{task}.json", f'{{"settings": {json.dumps(settings_of(task))}, "runs": [\n{lines}\n]}}\n')
+        write_text(folder / f"{task}.json", f'{{"settings": {settings}, "runs": [\n{lines}\n]}}\n')
 
 def finals(task):
     """{method: (its chosen values, the share of seeds that learned the task, the rows of its table)} of a task."""
-    runs = read_results(task)
+    runs = read(task)
     trained = next((name for name, tasks in MORE.items() if task in tasks), task)
-    tried = read_results(trained)
+    tried = read(trained)
 
     def accuracy(name):
         run = tried.get(f"{name}-s{SEED}")
@@ -74,7 +88,7 @@ def finals(task):
     found = {}
     for method in methods_of(trained):
         _, best = trials(list(names_of(trained, method)), accuracy)
-        seeds = [run for run in runs.values() if best and run["seed"] != SEED and run["name"] == f"{best}-s{run['seed']}"]
+        seeds = [run for name, run in runs.items() if run["seed"] != SEED and name == f"{best}-s{run['seed']}"]
         if seeds:
             learned = [run for run in seeds if tried[run["name"]]["rows"][0]["accuracy"] >= LEARNED]
             rows = [{"length": rows[0]["length"], "guess": rows[0]["guess"]} | {
@@ -94,7 +108,8 @@ def summary(results):
     lines = [["task", "trained", *map(pictures.name, KNOBS), "best guess"]]
     lines.append(["---"] * len(lines[0]))
     for task, found in results.items():
-        context = next(iter(found.values()))[2][0]["length"]
+        longest = max((rows for _, _, rows in found.values()), key=len)
+        context = longest[0]["length"]
         cells = []
         for method in KNOBS:
             if method not in found:
@@ -104,7 +119,7 @@ def summary(results):
             short, *_, far = [row for row in rows if row["length"] <= 4 * context]
             words = f"{100 * short['accuracy']:.0f}, {100 * far['accuracy']:.0f}"
             cells.append(words + f" ({learned}/{seeds})" * (learned < seeds))
-        guess = [f"{100 * row['guess']:.0f}" for row in rows if row["length"] <= 4 * context]
+        guess = [f"{100 * row['guess']:.0f}" for row in longest if row["length"] <= 4 * context]
         lines.append([task, str(context), *cells, f"{guess[0]}, {guess[-1]}"])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -119,7 +134,8 @@ def table(methods):
                       [pictures.name(method), values, f"{learned} of {seeds}", *cells]))
     lines.sort(key=lambda line: -line[0])
     guess = ["best guess", "", "", *(f"{100 * row['guess']:.1f}" for row in longest)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *(row for _, row in lines), guess))
+    rows = heads, ["---"] * len(heads), *(row for _, row in lines), guess
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 if __name__ == "__main__":
     print(summary(all_finals()), end="")
