@@ -244,7 +244,7 @@ class ModelConfig(Checked):
     causal: bool = knob(True, TRUTH, "a query sees no later key; --no-causal shows what order the encoding alone knows")
     nope_every: int = knob(0, whole(0), "blocks N, 2N, ... have no encoding and see all keys (RNoPE); 0: none")
     window: int = knob(0, whole(0), "the other blocks see the last N keys, a query's own among them; 0: all")
-    softmax: str = knob("plain", one_of("plain", "log", "sinks", "llama4"), "plain, or another of zoo/softmax.py")
+    softmax: str = knob("plain", one_of("plain", "log", "sinks", "llama4", "stick"), "plain, or another of zoo/softmax.py")
     encoding: NoPE = knob(NoPE("nope"), ("made by make_encoding", lambda x: isinstance(x, NoPE)))
 
     def check(self):
@@ -256,6 +256,8 @@ class ModelConfig(Checked):
             raise InputError("--window counts the keys before a query: leave out --no-causal")
         if self.softmax == "llama4" and self.encoding.pe != "nope" and not self.nope_every:
             raise InputError("--softmax llama4 is for blocks without an encoding: give --nope-every too, or --pe nope")
+        if self.softmax == "stick" and not self.causal:
+            raise InputError("--softmax stick begins at the query: leave out --no-causal")
         self.d_mlp = self.d_mlp or 4 * self.d_model
         self.encoding = self.encoding.fit(self)
 

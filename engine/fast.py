@@ -152,8 +152,8 @@ def linear_of(encoding, causal):
     if type(encoding) is not model_torch.ExPE:
         of_distance = not isinstance(encoding, model_torch.ALiBi) or causal and is_distance(settings)
         return getattr(encoding, "linear", None) if of_distance else None                # |m - n| is no such product
-    if not is_straight(settings) or hasattr(encoding, "sinks"):
-        return None                                  # A softmax with a sink does not drop what is left out below.
+    if not is_straight(settings) or hasattr(encoding, "sees_shifts"):
+        return None                                  # These softmaxes do not drop what is left out below.
 
     def linear(q, kept, w, n):
         """ExPE-K: a position adds one vector to its key, times n, and so a number of the query's to the score."""
@@ -251,6 +251,12 @@ class Attention(model_torch.Attention):
             return h
         with full_precision(h):
             return self.encoding.keep(at_least_fp32(h))
+
+    def attend(self, q, k, v, bias, table):
+        """As the plain one. Kernels want one width: narrower values get zeros, as beside PoPE's keys."""
+        if (more := q.shape[-1] - v.shape[-1]) and self.encoding.value is None:
+            return super().attend(q, k, F.pad(v, (0, more)), bias, table)[..., :-more]
+        return super().attend(q, k, v, bias, table)
 
     def attend_linear(self, q, k, v, kept, n):
         """As attend; kept is of all S keys, and their places n (..., 1, S) are counted from the last."""

@@ -15,7 +15,6 @@ import itertools
 import re
 from pathlib import Path
 
-from config import ENCODINGS
 from lab.files import read_json
 
 PLACE = "tasks"
@@ -47,7 +46,8 @@ KNOBS = {                                # method: flags, {name of a value: flag
     "fox": ("--pe fox", {"": ""}),
     "kerple": ("--pe kerple", {"": ""}),
 }
-OTHERS = {pe: (f"--pe {pe}", {"": ""}) for pe in ENCODINGS if pe not in KNOBS}
+OTHERS = {pe: (f"--pe {pe}", {"": ""}) for pe in (
+    "nope", "sinusoidal", "learned", "exqpe", "t5", "shaw", "cope", "fire", "grape", "partial", "proportional", "xpos")}
 DRAWN = "--random-positions {far}"       # up to 16 times the trained length (Ruoss et al. 2023)
 RANDOM = {f"{name}-random": (f"{flags} {DRAWN}", {"": ""}) for name, flags in {
     "expe": "--pe expe", "expe-on-k": "--pe expe --on k", "rope": "--pe rope",

@@ -19,8 +19,8 @@ from config import ENCODINGS, InputError
 from past.cache import Cache
 
 NUMBERS = zoo.softmax.FLOOR_SCALE, zoo.softmax.ATTN_SCALE
-KINDS = [*((f"{pe}+{softmax}", {}) for pe in ENCODINGS for softmax in ("log", "sinks")),
-         ("expe+log", {"on": "k"}), ("expe+sinks", {"on": "k"}), ("expe+sinks", {"once": True, "learn": "init"})]
+KINDS = [*((f"{pe}+{softmax}", {}) for pe in ENCODINGS for softmax in ("log", "sinks", "stick")),
+         ("expe+log", {"on": "k"}), ("expe+sinks", {"on": "k"}), ("expe+stick", {"on": "k"}), ("expe+sinks", {"once": True, "learn": "init"})]
 BLOCKS = [("rope+llama4", {}), ("t5+sinks", {}), ("rope+llama4", {"window": 5}), ("sinusoidal+log", {})]
 
 
@@ -63,6 +63,18 @@ def test_ladder_catches_a_flipped_sign(softmax, name, monkeypatch):
 # ---- against the formulas --------------------------------------------------------------------------------------------
 
 
+def stick_in_loops(scores):
+    """A stick is broken from the query back: each key takes its sigmoid of what is left, the query's own the rest."""
+    p = np.zeros_like(scores)
+    for m, row in enumerate(scores):
+        left = 1.0
+        for n in range(m - 1, -1, -1):
+            p[m, n] = left / (1 + math.exp(-row[n]))
+            left -= p[m, n]
+        p[m, m] = left
+    return p
+
+
 def softmax_in_loops(scores, s=None, b=None):
     """Row by row, of the keys up to a query's own: exp(s ln(n) x) over the sum of them and of exp(b)."""
     p = np.zeros_like(scores)
@@ -72,7 +84,7 @@ def softmax_in_loops(scores, s=None, b=None):
     return p
 
 
-@pytest.mark.parametrize("pe", ["nope+log", "nope+sinks"])
+@pytest.mark.parametrize("pe", ["nope+log", "nope+sinks", "nope+stick"])
 def test_attention_is_its_formula(pe):
     model, h = tiny(pe), some_input()
     attention = model.blocks[0].attn
@@ -83,9 +95,37 @@ def test_attention_is_its_formula(pe):
         rows = slice(8 * head, 8 * head + 8)
         scores = (x @ w_q[rows].T) @ (x @ w_k[rows].T).T / math.sqrt(8)
         how = {to: own[name][head] for to, name in (("s", "temperature"), ("b", "sinks")) if name in own}
-        out.append(softmax_in_loops(scores, **how) @ (x @ w_v[rows].T))
+        p = stick_in_loops(scores) if "stick" in pe else softmax_in_loops(scores, **how)
+        out.append(p @ (x @ w_v[rows].T))
     right = np.concatenate(out, -1) @ attention.proj.weight.detach().numpy().T
     np.testing.assert_allclose(attend(model, h)[0].detach().numpy(), right, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("T, S", [(1, 1), (1, 7), (5, 7), (7, 7)])
+def test_a_stick_is_used_up_and_knows_the_order_and_the_level_of_scores(T, S):
+    scores = 3 * torch.randn(2, 2, T, S, dtype=torch.float64, generator=torch.Generator().manual_seed(S))
+    never = torch.ones(T, S, dtype=torch.bool).triu(S - T + 1)
+    masked = scores.masked_fill(never, -math.inf)
+    p = zoo.softmax.stick_softmax(masked)
+    torch.testing.assert_close(p.sum(-1), torch.ones(2, 2, T).double(), rtol=1e-12, atol=0)
+    assert (p[..., never] == 0).all()
+    square = np.zeros((7, 7))
+    square[S - T : S, :S] = scores[1, 1]
+    np.testing.assert_allclose(p[1, 1], stick_in_loops(square)[S - T : S, :S], rtol=1e-10, atol=1e-14)
+    if S > 2:
+        assert not torch.allclose(zoo.softmax.stick_softmax(masked + 1), p)
+        assert not torch.allclose(zoo.softmax.stick_softmax(masked.roll(1, -1))[..., -1, :], p[..., -1, :].roll(1, -1))
+
+
+def test_a_stick_of_equal_scores_halves_and_stays_finite_at_any_score():
+    halves = zoo.softmax.stick_softmax(torch.zeros(1, 1, 1, 6))[0, 0, 0]
+    assert halves.tolist() == [0.5**5, 0.5**4, 0.5**3, 0.5**2, 0.5, 0.5**5]
+    far = torch.tensor([[[[-1e4, 1e4, -1e4, 0.0]]]], requires_grad=True)
+    p = zoo.softmax.stick_softmax(far)
+    p.square().sum().backward()
+    assert p.tolist() == [[[[0, 1, 0, 0]]]] and torch.isfinite(far.grad).all()
+    numbers, cache = zoo.softmax.stick_forward(far.detach().numpy(), {})
+    assert numbers.tolist() == p.tolist() and np.isfinite(zoo.softmax.stick_backward(numbers, cache)[0]).all()
 
 
 @pytest.mark.parametrize("pe", ["nope", "rope", "expe"])
@@ -254,7 +294,8 @@ def test_runs_train_resume_evaluate_and_begin_from_each_other(backend, tokens, t
 
 
 @pytest.mark.parametrize("flags, message", [
-    ("--softmax cubic", "--softmax must be plain, log, sinks or llama4, got 'cubic'"),
+    ("--softmax cubic", "--softmax must be plain, log, sinks, llama4 or stick, got 'cubic'"),
+    ("--softmax stick --no-causal", "--softmax stick begins at the query: leave out --no-causal"),
     ("--softmax llama4", "--softmax llama4 is for blocks without an encoding: give --nope-every too, or --pe nope"),
 ])
 def test_what_cannot_be_is_named_in_one_line(flags, message, tmp_path):

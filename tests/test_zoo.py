@@ -241,6 +241,89 @@ def test_fox_keeps_its_digits_by_counting_from_the_last_query():
     assert error(from_the_last) < 2e-7 < 1e-5 < error(from_the_first)
 
 
+# ---- PoPE ------------------------------------------------------------------------------------------------------------
+
+
+def test_pope_is_its_formula():
+    model = tiny("pope", variant={"base": 50.0})
+    e, (q, k) = np.clip(own(model)["e"], -2 * math.pi, 0), queries_and_keys(model)
+    assert (own(model)["e"] > 0).any()  # clamped
+    q, k = np.log(1 + np.exp(q)), np.log(1 + np.exp(k))
+    plain = [np.log(np.expm1(x)) for x in (q, k)]
+
+    def bias(head, m, s):
+        angle = [(int(ODD[s]) - int(ODD[m])) * 50.0 ** (-c / 8) + e[head, c] for c in range(8)]
+        score = sum(q[head, m, c] * k[head, s, c] * math.cos(angle[c]) for c in range(8))
+        return (score - plain[0][head, m] @ plain[1][head, s]) / math.sqrt(8)
+
+    follows(model, ODD, bias)
+
+
+@pytest.mark.parametrize("D, H, T", [(8, 2, 5), (16, 3, 9), (6, 1, 3)])
+def test_pope_equals_another_library(D, H, T):
+    PoPE = need("PoPE_pytorch").PoPE
+    theirs, rng = PoPE(D, heads=H, theta=300.0), torch.Generator().manual_seed(D)
+    theirs.bias.data = 4 * torch.randn(H, D, generator=rng)
+    settings = make_encoding("pope", base=300.0)
+    q, k = torch.randn(2, 2, H, T, D, generator=rng)
+    ours = ModelConfig(1, H * D, H, T, 8, encoding=settings)
+    from model_torch import as_tensor, make_encoding_module
+    encoding = make_encoding_module(settings, ours)
+    encoding.e.data = theirs.bias.data
+    found = encoding.rotate(q, k, as_tensor(settings.rows(np.arange(T), ours), q))
+    right = theirs.apply_pope_to_qk(theirs(T), q, k)
+    torch.testing.assert_close(found[0] @ found[1].mT / math.sqrt(2), right[0] @ right[1].mT, rtol=1e-4, atol=1e-4)
+
+
+# ---- CABLE -----------------------------------------------------------------------------------------------------------
+
+
+def test_cable_is_its_formula():
+    model, x = tiny("cable"), some_input()[0].numpy()
+    p = own(model)
+    r, g = np.maximum(p["tokens"] @ x.T, 0), np.log(1 + np.exp(p["query"] @ x.T))  # (H, T)
+    assert (r == 0).any() and r.max() > 0.5
+    follows(model, ODD, lambda head, m, s: -g[head, m] * sum(r[head, j] for j in range(s + 1, m + 1)))
+
+
+def test_cables_code_is_fox():
+    """c_m - c_n, c the running sum of -softplus(w.x + b), as in the authors' code: FoX with -w and -b."""
+    model, x = tiny("fox"), some_input()[0].numpy()
+    p = own(model)
+    c = np.cumsum(-np.log(1 + np.exp(-(p["weight"] @ x.T + p["bias"][:, None]))), -1)
+    follows(model, ODD, lambda head, m, s: c[head, m] - c[head, s])
+
+
+# ---- DAPE ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["alibi", "kerple"])
+def test_dape_is_its_formula(kind):
+    model = tiny("dape", variant={"bias": kind})
+    p, (q, k) = own(model), queries_and_keys(model)
+
+    def base(head, m, s):
+        d = abs(int(ODD[m] - ODD[s]))
+        if kind == "alibi":
+            return -d * 2.0 ** (-4 * (head + 1))
+        return -math.exp(p["p"][head]) * math.log(1 + math.exp(p["a"][head]) * d)
+
+    def bias(head, m, s):
+        seen = [q[i, m] @ k[i, s] / math.sqrt(8) for i in range(2)] + [base(i, m, s) for i in range(2)]
+        hidden = p["w1"] @ [*seen, 1]
+        return base(head, m, s) + p["w2"][head] @ np.where(hidden > 0, hidden, 0.01 * hidden)
+
+    follows(model, ODD, bias)
+
+
+def test_dape_starts_as_torchs_linear_layers():
+    config = ModelConfig(2, 64, 8, 512, 40, encoding=make_encoding("dape"))
+    p = model_numpy.under("blocks.1.attn.encoding.", model_numpy.init_params(config, 0))
+    assert p["w1"].shape == (32, 17) and 0.22 < np.abs(p["w1"]).max() <= 0.25
+    assert p["w2"].shape == (8, 32) and 0.16 < np.abs(p["w2"]).max() <= 32**-0.5
+    assert 0.01 <= np.exp(p["p"]).min() and np.exp(p["p"]).max() <= 2
+
+
 # ---- RoPE on a part of each head -------------------------------------------------------------------------------------
 
 

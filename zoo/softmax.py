@@ -1,4 +1,4 @@
-"""Other softmaxes, for any encoding: --softmax log, sinks or llama4.
+"""Other softmaxes, for any encoding: --softmax log, sinks, llama4 or stick.
 
 log, SSMax (Nakanishi 2025, arXiv 2501.19399): scores grow with the logarithm of how many keys a query sees.
 
@@ -23,6 +23,14 @@ llama4 (Meta 2025): in blocks without an encoding scores grow in steps with how 
 
 Such a query sees all before it, so that n_m = m + 1. The names and numbers, 0.1 and 8,192, are those of Llama 4's
 configuration in transformers. Blocks with an encoding keep the plain softmax: give --nope-every, or --pe nope.
+
+stick, stick-breaking (Tan et al. 2025, arXiv 2410.17980): nearer keys take their share first, so that order needs no
+encoding.
+
+    p_mn = b_mn times the product over n < j < m of (1 - b_mj),  b = sigmoid(scores),  n < m
+
+A query's own key gets what is left, the product over all j < m, so that weights sum to 1 (as in the authors' tests; in
+their layer it is dropped, and the first query sees nothing). Scores count as they are, not up to a number a query.
 
 An encoding that enters at the embedding shares the parameters of log and sinks among blocks; with any other, each block
 has all parameters of its own, T5's buckets too.
@@ -79,17 +87,40 @@ def llama4_backward(dp, cache):
     dz, down = model_numpy.softmax_backward(dp, cache)
     return c * dz, down
 
+def stick_forward(scores, learned):
+    """ln p_mn = ln b_mn + sum over n < j < m of ln(1 - b_mj). scores (B, H, T, S), -inf for keys that are not seen."""
+    T, S = scores.shape[-2:]
+    own = np.eye(T, S, S - T, dtype=bool)                                                      # a query's own key
+    x = np.where(own, -np.inf, scores)
+    left = -np.logaddexp(0, x)                                                                 # ln(1 - b)
+    after = left[..., ::-1].cumsum(-1)[..., ::-1]                                              # ln(1 - b) from n on
+    p = np.exp(after - left - np.logaddexp(0, -x))
+    p[..., own] = np.exp(after[..., 0])
+    return p, (p, np.exp(-np.logaddexp(0, -x)), own)
+
+def stick_backward(dp, cache):
+    """With a = p dp, a_r of the own key: ln b_n has the derivative 1 - b_n, and ln(1 - b_n) has -b_n, which is in all
+    p_mj from j < n and in what is left: ds_n = a_n - b_n (a_r + the sum over j <= n of a_j).
+    """
+    p, b, own = cache
+    a = p * dp
+    rest = a[..., own][..., None]                                                              # (B, H, T, 1)
+    a[..., own] = 0
+    return a - b * (rest + a.cumsum(-1)), {}
+
 def start_temperature(rng, name, shape):
     return np.full(shape, 1 / (np.log(1024) - 1), np.float32)
 
 PAIRS = {"log": (log_forward, log_backward), "sinks": (sinks_forward, sinks_backward),
-         "llama4": (llama4_forward, llama4_backward)}
+         "llama4": (llama4_forward, llama4_backward), "stick": (stick_forward, stick_backward)}
 PARAMETERS = {"log": ("temperature", start_temperature), "sinks": ("sinks", model_numpy.small_numbers)}
 
 def doors(inner, settings, config):
     """The doors `inner` of an encoding with the softmax of the model's config."""
     if config.softmax == "llama4":
         return inner._replace(softmax=PAIRS["llama4"]) if settings.pe == "nope" else inner
+    if config.softmax == "stick":
+        return inner._replace(softmax=PAIRS["stick"])
     own, start_own = PARAMETERS[config.softmax]
 
     def shapes(model):
@@ -110,6 +141,10 @@ def set_softmax(encoding, config):
         encoding.softmax = lambda scores: log_softmax(scores, encoding.temperature)
     if config.softmax == "sinks":
         encoding.softmax = lambda scores: sinks_softmax(scores, encoding.sinks)
+        encoding.sees_shifts = True                                    # of all scores of a query
+    if config.softmax == "stick":
+        encoding.softmax = stick_softmax
+        encoding.sees_shifts = True
     if config.softmax == "llama4" and encoding.settings.pe == "nope":
         encoding.softmax = llama4_softmax
 
@@ -136,3 +171,19 @@ def llama4_softmax(scores):
     steps = (scores > -torch.inf).sum(-1, keepdim=True) // FLOOR_SCALE
     steps = steps.to(torch.promote_types(scores.dtype, torch.float32))
     return ((1 + ATTN_SCALE * steps.log1p()) * scores).softmax(-1).type_as(scores)
+
+def stick_softmax(scores):
+    """p_mn = b_mn times the product over n < j < m of (1 - b_mj), and p_mm what is left; scores (B, H, T, S), b their
+    sigmoid."""
+    import torch
+    import torch.nn.functional as F
+
+    T, S = scores.shape[-2:]
+    own = torch.ones(T, S, dtype=torch.bool, device=scores.device).tril(S - T).triu(S - T)     # a query's own key
+    x = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(own, -torch.inf)
+    seen = x > -torch.inf
+    x = x.masked_fill(~seen, 0)
+    left = F.logsigmoid(-x).masked_fill(~seen, 0)                                              # ln(1 - b)
+    after = left.flip(-1).cumsum(-1).flip(-1)                                                  # ln(1 - b) from n on
+    p = (after - left + F.logsigmoid(x)).exp().masked_fill(~seen, 0)
+    return torch.where(own, after[..., :1].exp(), p).type_as(scores)

@@ -1,0 +1,76 @@
+"""CABLE (Veisi et al. 2025, arXiv 2503.08067, equations 2 to 7): tokens in between add up, and the query weighs the sum.
+
+    bias_mn = -g_m (r_(n+1) + .. + r_m),  r_j = relu(w_h . x_j),  g_m = softplus(u_h . x_m),  x the block's input
+
+The authors' code has no g, and softplus in the place of relu. That is FoX with the signs of its weights turned, since
+-softplus(z) = ln sigmoid(-z). (It also leaves out the division of scores by sqrt(D); here they are divided.) The paper
+prints the bias without the minus that makes it a penalty. w and u start from N(0, 0.02^2), in every block anew. Tokens
+are counted in the order in which they stand: other positions do not exist here.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+import model_numpy
+from config import NoPE
+
+
+@dataclass(frozen=True)
+class Settings(NoPE):
+    both_sides: ClassVar[bool] = False
+
+def score_forward(q, k, h, table, learned):
+    """bias_mn = -g_m (c_m - c_n), c the running sum of r = relu(y), g = softplus(z). h (B, T, C); both weights (H, C)."""
+    y, cache_y = model_numpy.linear_forward(h, learned["tokens"])                              # (B, T, H)
+    z, cache_z = model_numpy.linear_forward(h, learned["query"])
+    y, z = y.swapaxes(1, 2), z.swapaxes(1, 2)                                                  # (B, H, T)
+    c = np.maximum(y, 0).cumsum(-1)
+    apart = c[..., :, None] - c[..., None, :]                                                  # (B, H, T, S)
+    g = np.logaddexp(0, z)
+    return -g[..., None] * apart, (cache_y, cache_z, y, z, g, apart)
+
+def score_backward(dbias, cache):
+    """bias_mn = -g_m (c_m - c_n): dg_m = -sum_n dbias (c_m - c_n), and r_j is in every c from j on."""
+    cache_y, cache_z, y, z, g, apart = cache
+    dapart = -g[..., None] * dbias
+    dz = -(dbias * apart).sum(-1) * 0.5 * (1 + np.tanh(0.5 * z))                               # (B, H, T)
+    dc = dapart.sum(-1) - dapart.sum(-2)
+    dy = dc[..., ::-1].cumsum(-1)[..., ::-1] * (y > 0)
+    dh_y, dw_y = model_numpy.linear_backward(dy.swapaxes(1, 2), cache_y)
+    dh_z, dw_z = model_numpy.linear_backward(dz.swapaxes(1, 2), cache_z)
+    return 0, 0, dh_y + dh_z, {"tokens": dw_y, "query": dw_z}
+
+def doors(settings):
+    return model_numpy.Encoding(
+        score=(score_forward, score_backward),
+        shapes=lambda model: {name: (model.n_heads, model.d_model) for name in ("tokens", "query")},
+        each_block=True,
+    )
+
+def torch_class():
+    import torch
+    import torch.nn.functional as F
+
+    from model_torch import Encoding
+
+    class Cable(Encoding):
+        def keep(self, h):
+            """r and g of each head and token, (B, H, S, 2), in fp32 at least."""
+            wide = torch.promote_types(h.dtype, torch.float32)
+            r = F.linear(h, self.tokens.type_as(h)).to(wide).relu()                            # (B, S, H)
+            g = F.softplus(F.linear(h, self.query.type_as(h)).to(wide))
+            return torch.stack((r, g), -1).transpose(1, 2)
+
+        def score(self, q, k, kept, table):
+            c = kept[..., 0].cumsum(-1)                                                        # (B, H, S)
+            T = q.shape[2]
+            return -kept[..., -T:, 1, None] * (c[..., -T:, None] - c[..., None, :])            # (B, H, T, S)
+
+        def linear(self, q, kept, w, n):
+            r = kept[..., 0]
+            after = r.flip(-1).cumsum(-1).flip(-1) - r                                         # those of later tokens
+            return kept[..., -q.shape[2] :, 1], -after                                         # (B, H, T), (B, H, S)
+
+    return Cable

@@ -1,0 +1,92 @@
+"""DAPE (Zheng et al., NeurIPS 2024), the first version: a small network sees each score beside a bias, and adds to both.
+
+    score_mn = s_mn + b_mn + f(s_mn, b_mn),  s = q.k/sqrt(D) of all H heads,  b ALiBi's or KERPLE's bias
+
+f: 2H numbers -> 32 -> H, with a leaky ReLU of slope 0.01 in between, at each pair of a query and a key on its own. All
+of it is of each block; f starts as torch's linear layers do, uniform within 1/sqrt(inputs), and KERPLE's p and a as
+they do in zoo/kerple.py. The hidden layer has a bias, the last column of w1. The authors' second layer has one too, a
+number a head, which the softmax drops. f holds (B, 32, T, S) numbers, so that its memory grows with T times S.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import expe
+import model_numpy
+from config import NoPE, knob, one_of
+from zoo import kerple
+
+HIDDEN = 32
+SLOPE = 0.01
+
+@dataclass(frozen=True)
+class Settings(NoPE):
+    bias: str = knob("kerple", one_of("alibi", "kerple"), "the bias that DAPE changes: alibi or kerple (default: kerple)")
+
+    def pairs(self, queries, keys, model):
+        return np.abs(expe.distances(queries, keys)).astype(float)[..., None, :, :]            # (..., 1, T, S)
+
+def score_forward(q, k, h, table, learned):
+    """b + w2 leaky(w1 [s; b; 1]). q, k (B, H, T, D); table (..., 1, T, S); w1 (32, 2H + 1), w2 (H, 32)."""
+    s = (q * (1 / model_numpy.score_divisor(q))) @ k.swapaxes(-1, -2)                          # (B, H, T, S)
+    bias_forward = kerple.score_forward if "p" in learned else model_numpy.alibi_forward
+    b, cache_b = bias_forward(q, k, h, table, learned)
+    x = np.concatenate((s, np.broadcast_to(b, s.shape)), 1)                                    # (B, 2H, T, S)
+    w1, w2 = learned["w1"], learned["w2"]
+    z = mix(w1[:, :-1], x) + w1[:, -1, None, None]                                             # (B, 32, T, S)
+    y = np.where(z > 0, z, SLOPE * z)
+    return b + mix(w2, y), (q, k, x, z, y, cache_b, learned)
+
+def mix(w, x):
+    """w x at each pair of a query and a key: w (m, n), x (B, n, T, S)."""
+    return np.einsum("mn,bnts->bmts", w, x)
+
+def outer(dout, x):
+    """The gradient of w in mix(w, x): dout (B, m, T, S), x (B, n, T, S)."""
+    return np.einsum("bmts,bnts->mn", dout, x)
+
+def score_backward(dbias, cache):
+    """Through f to s and b. s = q k^T / sqrt(D) is read here a second time, so that q and k get a second gradient."""
+    q, k, x, z, y, cache_b, learned = cache
+    dy = mix(learned["w2"].T, dbias)
+    dz = np.where(z > 0, dy, SLOPE * dy)                                                       # (B, 32, T, S)
+    ds, db = np.split(mix(learned["w1"][:, :-1].T, dz), 2, axis=1)                             # (B, H, T, S) each
+    ds = ds * (1 / model_numpy.score_divisor(q))
+    down = kerple.score_backward(dbias + db, cache_b)[-1] if "p" in learned else {}
+    dw1 = np.concatenate((outer(dz, x), dz.sum((0, 2, 3))[:, None]), -1)
+    return ds @ k, ds.swapaxes(-1, -2) @ q, 0, down | {"w1": dw1, "w2": outer(dbias, y)}
+
+def start(rng, name, shape):
+    if name in ("p", "a"):
+        return kerple.doors(None).start(rng, name, shape)
+    inputs = shape[-1] - (name == "w1")
+    return rng.uniform(-1, 1, shape).astype(np.float32) / np.float32(np.sqrt(inputs))
+
+def doors(settings):
+    def shapes(model):
+        own = {"p": (model.n_heads,), "a": (model.n_heads,)} if settings.bias == "kerple" else {}
+        return own | {"w1": (HIDDEN, 2 * model.n_heads + 1), "w2": (model.n_heads, HIDDEN)}
+
+    return model_numpy.Encoding(score=(score_forward, score_backward), shapes=shapes, start=start, each_block=True)
+
+def torch_class():
+    import torch
+    import torch.nn.functional as F
+
+    from model_torch import ALiBi, score_divisor
+
+    class Dape(ALiBi):
+        def score(self, q, k, h, table):
+            if self.settings.bias == "kerple":
+                p, a = self.p.exp()[:, None, None], self.a.exp()[:, None, None]                # (H, 1, 1) each
+                b = -p * (a * table).log1p()                                                   # (..., H, T, S)
+            else:
+                b = -self.of_each_head(q, table) * table
+            s = q @ k.mT / score_divisor(q)                                                    # (B, H, T, S)
+            x = torch.cat((s, b.expand_as(s).type_as(s)), 1).movedim(1, -1)                    # (B, T, S, 2H)
+            w1, w2 = self.w1.type_as(x), self.w2.type_as(x)
+            y = F.leaky_relu(F.linear(x, w1[:, :-1], w1[:, -1]), SLOPE)                        # (B, T, S, 32)
+            return b + F.linear(y, w2).movedim(-1, 1)                                          # (B, H, T, S)
+
+    return Dape

@@ -1,0 +1,75 @@
+"""PoPE (Gopalakrishnan et al. 2025, arXiv 2509.10534): content sets how long each component is, position where it points.
+
+    score_mn = (1 / sqrt(D)) sum over c of softplus(q_mc) softplus(k_nc) cos((n - m) t_c + e_hc),  t_c = base^(-c/D)
+
+Equations 3 to 8. Each of the D components of a query and of a key is the length of an arrow, which turns with the
+position; RoPE turns pairs, whose own angle is content. e (H, D) is trained, in every block anew, starts at 0 and is
+clamped to [-2 pi, 0]; the paper calls it theta. The printed t_c lacks the minus. Queries and keys become twice as wide,
+values do not, and the division stays sqrt(D), as in the authors' code.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+import expe
+import model_numpy
+from config import Sinusoidal
+
+
+@dataclass(frozen=True)
+class Settings(Sinusoidal):                                          # --base is there already
+    def rows(self, positions, model):
+        return expe.rope_table(positions, 2 * model.d_head, self.base)[..., None, :, :]            # (..., 1, T, 2D)
+
+def point(x, cos, sin):
+    """Arrows of these lengths, by the cosines and sines of their angles: (B, H, T, D) each to (B, H, T, 2D)."""
+    return np.concatenate((x * cos, x * sin), -1)
+
+def rotate_forward(q, k, table, learned):
+    """out = sqrt(2) softplus(q) (cos, sin)(m t), softplus(k) (cos, sin)(n t + e): sqrt(2) for a divisor of sqrt(2D)."""
+    e = np.clip(learned["e"], -2 * np.pi, 0)[:, None]                                              # (H, 1, D)
+    cos, sin = np.split(table, 2, axis=-1)                                                         # (..., 1, T, D) each
+    turned = cos * np.cos(e) - sin * np.sin(e), sin * np.cos(e) + cos * np.sin(e)                  # (..., H, T, D) each
+    length_q, length_k = math.sqrt(2) * np.logaddexp(0, q), np.logaddexp(0, k)
+    return point(length_q, cos, sin), point(length_k, *turned), (q, k, cos, sin, turned, length_k, learned["e"])
+
+def rotate_backward(dq, dk, cache):
+    """(x, y) = r (cos, sin): dr = dx cos + dy sin, dangle = r (dy cos - dx sin); softplus' = sigmoid. A clamped e gets 0.
+    """
+    q, k, cos, sin, (cos_k, sin_k), length_k, e = cache
+    (dx_q, dy_q), (dx_k, dy_k) = (np.split(x, 2, axis=-1) for x in (dq, dk))                       # (B, H, T, D) each
+    de = (length_k * (dy_k * cos_k - dx_k * sin_k)).sum((0, 2)) * ((-2 * np.pi <= e) & (e <= 0))   # (H, D)
+    dq = math.sqrt(2) * (dx_q * cos + dy_q * sin) * sigmoid(q)
+    return dq, (dx_k * cos_k + dy_k * sin_k) * sigmoid(k), {"e": de}
+
+def sigmoid(x):
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+def doors(settings):
+    return model_numpy.Encoding(
+        rotate=(rotate_forward, rotate_backward),
+        shapes=lambda model: {"e": (model.n_heads, model.d_head)},
+        start=lambda rng, name, shape: np.zeros(shape, np.float32),
+        each_block=True,
+    )
+
+def torch_class():
+    import torch
+    import torch.nn.functional as F
+
+    from model_torch import Encoding
+
+    class PoPE(Encoding):
+        def rotate(self, q, k, table):
+            cos, sin = table.chunk(2, dim=-1)                                                      # (..., 1, T, D) each
+            e = self.e.clamp(-2 * math.pi, 0)[:, None].type_as(table)                              # (H, 1, D)
+
+            def point(x, cos, sin):
+                return torch.cat((x * cos, x * sin), -1).type_as(q)                                # (B, H, T, 2D)
+
+            turned = cos * e.cos() - sin * e.sin(), sin * e.cos() + cos * e.sin()
+            return point(math.sqrt(2) * F.softplus(q), cos, sin), point(F.softplus(k), *turned)
+
+    return PoPE
