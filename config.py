@@ -244,7 +244,7 @@ class ModelConfig(Checked):
     causal: bool = knob(True, TRUTH, "a query sees no later key; --no-causal shows what order the encoding alone knows")
     nope_every: int = knob(0, whole(0), "blocks N, 2N, ... have no encoding and see all keys (RNoPE); 0: none")
     window: int = knob(0, whole(0), "the other blocks see the last N keys, a query's own among them; 0: all")
-    softmax: str = knob("plain", one_of("plain", "log", "sinks", "llama4", "stick"), "plain, or another of zoo/softmax.py")
+    softmax: str = knob("plain", one_of("plain", "log", "sinks", "llama4", "stick"), "plain, or one of zoo/softmax.py")
     encoding: NoPE = knob(NoPE("nope"), ("made by make_encoding", lambda x: isinstance(x, NoPE)))
 
     def check(self):

@@ -32,7 +32,8 @@ def name_of(how, dtype):
     scale, method = how["scale"], how["rope_scaling"]
     parts = [f"scale {scale}"] * (scale != 1)
     if method != "none":
-        parts.append(method if method in (scaling.DUAL_CHUNK, scaling.HOLD) else f"{method} {how['factor']}")
+        alone = method in (scaling.DUAL_CHUNK, scaling.HOLD, scaling.CLIPPED)
+        parts.append(method if alone else f"{method} {how['factor']}")
     return ", ".join(parts + [dtype] * (dtype != "fp32"))
 
 def evaluate(run, work, scalings, args, bar):

@@ -17,6 +17,7 @@ from config import number as number_rule
 from expe import rope_inv_freq
 
 DUAL_CHUNK, SELF_EXTEND, HOLD = "dual-chunk", "self-extend", "hold"      # what --rope-scaling takes besides RoPE's
+CLIPPED = "clipped"                      # of these, the one without a factor
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 SINKS = 4                                # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
 
@@ -36,6 +37,8 @@ def scaled_inv_freq(d_head, base=10000.0, scaling="none", factor=1.0, trained_le
                  s, and a straight ramp over i between the two (Peng et al. 2023, section 3.2)
         llama3   likewise of those that turn 4 times or more and once at most, the ramp being over the number of turns
                  (Llama 3.1's code; Meta 2024)
+        clipped  the slowest 20 of 64 pairs fade to 0, by (1 + cos(pi j/19)) / 2, and in proportion in other widths; s
+                 has no part in it (CoPE's code; arXiv 2602.05258, 2026)
         longrope inv_freq_i / x_i, of D/2 numbers x each: `long` past L, `short` up to it, all 1 if left out (Ding et
                  al. 2024). A search finds them, model by model
 
@@ -85,6 +88,12 @@ def _llama3(D, base, s, L, length):
     ramp = np.clip((L * inv_freq / (2 * np.pi) - 1) / (4 - 1), 0, 1)              # of the turns in L positions
     return inv_freq * (ramp + (1 - ramp) / s), 1.0
 
+def _clipped(D, base, s, L, length):
+    inv_freq, _ = _unscaled(D, base, s, L, length)
+    n = round(20 / 64 * D / 2)                                                    # that fade
+    fade = (1 + np.cos(np.pi * np.arange(n) / max(1, n - 1))) / 2
+    return inv_freq * np.concatenate((np.ones(D // 2 - n), fade)), 1.0
+
 def _longrope(D, base, s, L, length, long=(), short=None):
     short = (1,) * len(long) if short is None else short
     if length is None or L < 2 or not len(long) == len(short) == D // 2:
@@ -94,9 +103,10 @@ def _longrope(D, base, s, L, length, long=(), short=None):
     return inv_freq / np.array(long if length > L else short), np.sqrt(1 + np.log(s) / np.log(L)) if s > 1 else 1.0
 
 ROPE_SCALINGS = {"none": _unscaled, "linear": _linear, "ntk": _ntk, "dynamic": _dynamic, "yarn": _yarn,
-                 "llama3": _llama3, "longrope": _longrope}
+                 "llama3": _llama3, "longrope": _longrope, CLIPPED: _clipped}
 
 METHODS = (*ROPE_SCALINGS, DUAL_CHUNK, SELF_EXTEND, HOLD)
+FACTORS = tuple(ROPE_SCALINGS)[1:-1]     # those that a factor scales
 
 def scaled_rope_table(positions, d_head, base=10000.0, **scaling):
     """expe.rope_table with scaled frequencies; the keywords are scaled_inv_freq's, and so is what it raises."""
@@ -229,7 +239,7 @@ def add_scaling_flags(parser, several=False):
     group.add_argument("--rope-scaling", metavar="METHOD" + ",METHOD,..." * several, **rope_scaling,
                        help=f"for RoPE: {', '.join(METHODS[:-1])}; the last two also for ExPE and ExQPE, and only for "
                        f"these {HOLD}: queries past the trained length stay at its last position{more} (default: none)")
-    group.add_argument("--factor", type=number_or_auto, metavar="X", help=f"how far {', '.join(METHODS[1:-3])} "
+    group.add_argument("--factor", type=number_or_auto, metavar="X", help=f"how far {', '.join(FACTORS)} "
                        "lengthen the context (default: auto, length / trained length; in generate.py the length of "
                        f"prompt and --tokens, or of a full stream); positions in a group of {SELF_EXTEND} (default: "
                        "the fewest that do)")
@@ -242,7 +252,7 @@ def add_scaling_flags(parser, several=False):
 def scaling_of(args):
     """What add_scaling_flags read, as scaled's keywords; InputError for a flag that no method asked for reads."""
     methods = {args.rope_scaling} if isinstance(args.rope_scaling, str) else {*args.rope_scaling}
-    factors = [*METHODS[1:-3], SELF_EXTEND]
+    factors = [*FACTORS, SELF_EXTEND]
     if args.factor is not None and not methods & {*factors}:
         raise InputError(f"--factor is for --rope-scaling {', '.join(factors)}: leave it out, or ask for one")
     if args.chunk is not None and not methods & {DUAL_CHUNK, SELF_EXTEND}:

@@ -168,8 +168,10 @@ def test_a_window_ends_where_it_says(pe):
     model, tokens = tiny(pe, n_layers=1, window=4), some_tokens(1, T)
     changed = tokens.clone()
     changed[:, 5] = (changed[:, 5] + 1) % V
-    same = ((model(tokens) - model(changed)).abs() <= (1e-12 if pe == "fox" else 0)).all(-1)[0]  # FoX sums all gates
-    assert same.tolist() == [not 5 <= m < 5 + 4 for m in range(T)]
+    sums = pe in ("fox", "cable", "selective_rope", "path", "path_fox")  # of all tokens, of which a difference counts
+    further = {"selective_rope": 2, "path": 1, "path_fox": 1}.get(pe, 0)  # by the convolution of the second key's input
+    same = ((model(tokens) - model(changed)).abs() <= (1e-12 if sums else 0)).all(-1)[0]
+    assert same.tolist() == [not 5 <= m < 5 + 4 + further for m in range(T)]
 
 
 @pytest.mark.parametrize("pe", ENCODINGS)

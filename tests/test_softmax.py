@@ -20,7 +20,8 @@ from past.cache import Cache
 
 NUMBERS = zoo.softmax.FLOOR_SCALE, zoo.softmax.ATTN_SCALE
 KINDS = [*((f"{pe}+{softmax}", {}) for pe in ENCODINGS for softmax in ("log", "sinks", "stick")),
-         ("expe+log", {"on": "k"}), ("expe+sinks", {"on": "k"}), ("expe+stick", {"on": "k"}), ("expe+sinks", {"once": True, "learn": "init"})]
+         ("expe+log", {"on": "k"}), ("expe+sinks", {"on": "k"}),
+         ("expe+stick", {"on": "k"}), ("expe+sinks", {"once": True, "learn": "init"})]
 BLOCKS = [("rope+llama4", {}), ("t5+sinks", {}), ("rope+llama4", {"window": 5}), ("sinusoidal+log", {})]
 
 

@@ -324,6 +324,70 @@ def test_dape_starts_as_torchs_linear_layers():
     assert 0.01 <= np.exp(p["p"]).min() and np.exp(p["p"]).max() <= 2
 
 
+# ---- Selective RoPE and PaTH ----------------------------------------------------------------------------------------
+
+
+def conv(u, w):
+    """Each column of u (T, n) on its own: w[0] u_t + w[1] u_(t-1) + .., of what there is."""
+    return np.array([[sum(w[i, j] * u[t - j, i] for j in range(min(t + 1, w.shape[1]))) for i in range(u.shape[1])]
+                     for t in range(len(u))])
+
+
+def test_selective_rope_is_its_formula():
+    model, x = tiny("selective_rope", variant={"base": 9.0, "rank": 3}), some_input()[0].numpy()
+    p, (q, k) = own(model), queries_and_keys(model)
+    x = np.concatenate([part / np.sqrt((part**2).sum(-1, keepdims=True) + 1e-6) for part in np.split(x, 2, -1)], -1)
+    angle = conv(x @ p["w1"].T @ p["w2"].T, p["conv"]).cumsum(0).reshape(T, 2, 4) * 9.0 ** (-np.arange(4) / 4)
+    assert np.abs(angle[-1]).max() > 0.2
+
+    def bias(head, m, s):
+        a, b = (x[:4] + 1j * x[4:] for x in (q[head, m], k[head, s]))
+        turned = np.vdot(a * np.exp(1j * angle[m, head]), b * np.exp(1j * angle[s, head])).real
+        return (turned - np.vdot(a, b).real) / math.sqrt(8)
+
+    follows(model, ODD, bias)
+
+
+def reflect(x, w, b):
+    """H x = x - b w (w . x)."""
+    return x - b * w * (w @ x)
+
+
+@pytest.mark.parametrize("pe", ["path", "path_fox"])
+def test_path_is_its_formula(pe):
+    """The reflections one by one, from the key to the query."""
+    model, x = tiny(pe, variant={"rank": 5}), some_input()[0].numpy()
+    p, (q, k) = own(model), queries_and_keys(model)
+    u = conv(x @ p["w1"].T @ p["w2"].T, p["conv"])
+    u = (u / (1 + np.exp(-u))).reshape(T, 2, 8)
+    w = u / np.sqrt((u**2).sum(-1, keepdims=True) + 1e-6)
+    b = 2 / (1 + np.exp(-(x @ p["strength"].T + p["bias"])))
+    assert b.min() < 0.5 and b.max() > 1.5 and np.abs(np.linalg.norm(w, axis=-1) - 1).max() < 0.01
+    f = 1 / (1 + np.exp(-(x @ p["forget"].T + p["forget_bias"]))) if pe == "path_fox" else np.ones((T, 2))
+
+    def bias(head, m, s):
+        key = k[head, s]
+        for t in range(s + 1, m + 1):
+            key = reflect(key, w[t, head], b[t, head])
+        forgotten = sum(math.log(f[t, head]) for t in range(s + 1, m + 1))
+        return q[head, m] @ (key - k[head, s]) / math.sqrt(8) + forgotten
+
+    follows(model, ODD, bias)
+
+
+@pytest.mark.parametrize("pe", ["path", "path_fox", "selective_rope"])
+def test_small_inputs_have_finite_gradients(pe):
+    """At the first weights, and where the block's input is 0."""
+    config = ModelConfig(1, 16, 2, T, 40, encoding=make_encoding(pe))
+    score = doors_of(config.encoding).score
+    learned = {name: w.astype(float) for name, w in model_numpy.under(
+        "blocks.0.attn.encoding.", model_numpy.init_params(config, 0)).items()}
+    for h in (np.zeros((1, T, 16)), some_input().numpy()):
+        bias, cache = score[0](random(1, 2, T, 8), random(1, 2, T, 8, seed=1), h, None, learned)
+        *grads, down = score[1](np.ones_like(bias), cache)
+        assert all(np.isfinite(x).all() for x in (bias, *grads, *down.values()))
+
+
 # ---- RoPE on a part of each head -------------------------------------------------------------------------------------
 
 

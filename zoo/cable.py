@@ -1,4 +1,4 @@
-"""CABLE (Veisi et al. 2025, arXiv 2503.08067, equations 2 to 7): tokens in between add up, and the query weighs the sum.
+"""CABLE (Veisi et al. 2025, arXiv 2503.08067, equations 2 to 7): what tokens add up to, weighed by the query.
 
     bias_mn = -g_m (r_(n+1) + .. + r_m),  r_j = relu(w_h . x_j),  g_m = softplus(u_h . x_m),  x the block's input
 
@@ -22,7 +22,7 @@ class Settings(NoPE):
     both_sides: ClassVar[bool] = False
 
 def score_forward(q, k, h, table, learned):
-    """bias_mn = -g_m (c_m - c_n), c the running sum of r = relu(y), g = softplus(z). h (B, T, C); both weights (H, C)."""
+    """bias_mn = -g_m (c_m - c_n), c the running sum of relu(y), g = softplus(z). h (B, T, C); both weights (H, C)."""
     y, cache_y = model_numpy.linear_forward(h, learned["tokens"])                              # (B, T, H)
     z, cache_z = model_numpy.linear_forward(h, learned["query"])
     y, z = y.swapaxes(1, 2), z.swapaxes(1, 2)                                                  # (B, H, T)

@@ -1,4 +1,4 @@
-"""DAPE (Zheng et al., NeurIPS 2024), the first version: a small network sees each score beside a bias, and adds to both.
+"""DAPE (Zheng et al., NeurIPS 2024), version 1: a small network reads each score and its bias, and adds to them.
 
     score_mn = s_mn + b_mn + f(s_mn, b_mn),  s = q.k/sqrt(D) of all H heads,  b ALiBi's or KERPLE's bias
 
@@ -22,7 +22,7 @@ SLOPE = 0.01
 
 @dataclass(frozen=True)
 class Settings(NoPE):
-    bias: str = knob("kerple", one_of("alibi", "kerple"), "the bias that DAPE changes: alibi or kerple (default: kerple)")
+    bias: str = knob("kerple", one_of("alibi", "kerple"), "the bias that DAPE reads: alibi or kerple (default: kerple)")
 
     def pairs(self, queries, keys, model):
         return np.abs(expe.distances(queries, keys)).astype(float)[..., None, :, :]            # (..., 1, T, S)

@@ -1,4 +1,4 @@
-"""PoPE (Gopalakrishnan et al. 2025, arXiv 2509.10534): content sets how long each component is, position where it points.
+"""PoPE (Gopalakrishnan et al. 2025, arXiv 2509.10534): content sets the length of a component, position its angle.
 
     score_mn = (1 / sqrt(D)) sum over c of softplus(q_mc) softplus(k_nc) cos((n - m) t_c + e_hc),  t_c = base^(-c/D)
 
@@ -36,8 +36,7 @@ def rotate_forward(q, k, table, learned):
     return point(length_q, cos, sin), point(length_k, *turned), (q, k, cos, sin, turned, length_k, learned["e"])
 
 def rotate_backward(dq, dk, cache):
-    """(x, y) = r (cos, sin): dr = dx cos + dy sin, dangle = r (dy cos - dx sin); softplus' = sigmoid. A clamped e gets 0.
-    """
+    """(x, y) = r (cos, sin): dr = dx cos + dy sin, dangle = r (dy cos - dx sin); softplus' = sigmoid; clamped e: 0."""
     q, k, cos, sin, (cos_k, sin_k), length_k, e = cache
     (dx_q, dy_q), (dx_k, dy_k) = (np.split(x, 2, axis=-1) for x in (dq, dk))                       # (B, H, T, D) each
     de = (length_k * (dy_k * cos_k - dx_k * sin_k)).sum((0, 2)) * ((-2 * np.pi <= e) & (e <= 0))   # (H, D)

@@ -1,0 +1,124 @@
+"""PaTH (Yang et al. 2025, arXiv 2505.16381): between a key and a query stand reflections that the tokens choose.
+
+    score_mn = q_m^T H_m .. H_(n+1) k_n / sqrt(D),  H_t = I - b_t w_t w_t^T
+
+w = l2norm(silu(conv(W2 W1 x))) in each head, x the block's input, W1 of --rank rows, conv causal over three tokens for
+each number by itself; b = 2 sigmoid(u_h . x + a_h). The paper's equations omit the silu of the authors' code. Weights
+start from N(0, 0.02^2) and a from 0, in every block anew. With W, b and K of all tokens in rows, and strict(.) what
+lies below the diagonal,
+
+    scores - q.k/sqrt(D) = -lower(Q W^T) Z / sqrt(D),  (I + strict(diag(b) W W^T)) Z = diag(b) strict(W K^T)
+
+since z_jn, by how much of w_j key n is changed on its way to a query, is b_j (w_j . k_n less the sum over n < i < j
+of w_j . w_i z_in). That needs T x T numbers a head, never T x T x D, and time that grows with T^3: every reading with a
+cache solves it anew.
+Tokens are counted in the order in which they stand: other positions do not exist here.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+import model_numpy
+from config import SIZE, NoPE, knob
+from zoo.selective_rope import conv_backward, conv_forward, unit, unit_backward, unit_forward
+
+TAPS = 3                                                             # tokens that the convolution sees
+
+@dataclass(frozen=True)
+class Settings(NoPE):
+    both_sides: ClassVar[bool] = False
+    rank: int = knob(32, SIZE, "rows of W1, by which tokens choose their reflections (default: 32)")
+
+def sigmoid(x):
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+def reflections_forward(h, learned, H):
+    """w (B, H, T, D) of length 1 (unit_forward), and b (B, H, T, 1). h (B, T, C)."""
+    y, cache_1 = model_numpy.linear_forward(h, learned["w1"])                                  # (B, T, rank)
+    u, cache_2 = model_numpy.linear_forward(y, learned["w2"])                                  # (B, T, C)
+    x, cache_conv = conv_forward(u, learned["conv"])
+    w, cache_unit = unit_forward(model_numpy.split_heads(x * sigmoid(x), H))
+    z, cache_b = model_numpy.linear_forward(h, learned["strength"])                            # (B, T, H)
+    s = sigmoid(z + learned["bias"])
+    return w, 2 * s.swapaxes(1, 2)[..., None], (x, s, cache_1, cache_2, cache_conv, cache_unit, cache_b)
+
+def reflections_backward(dw, db, cache):
+    """b = 2 s, s' = s (1 - s); silu' = s (1 + x (1 - s)), s = sigmoid(x)."""
+    x, s, cache_1, cache_2, cache_conv, cache_unit, cache_b = cache
+    dz = 2 * db[..., 0].swapaxes(1, 2) * s * (1 - s)                                           # (B, T, H)
+    dh, dstrength = model_numpy.linear_backward(dz, cache_b)
+    gate = sigmoid(x)
+    dx = model_numpy.merge_heads(unit_backward(dw, cache_unit)) * gate * (1 + x * (1 - gate))
+    du, dconv = conv_backward(dx, cache_conv)
+    dy, dw2 = model_numpy.linear_backward(du, cache_2)
+    dh_1, dw1 = model_numpy.linear_backward(dy, cache_1)
+    return dh + dh_1, {"w1": dw1, "w2": dw2, "conv": dconv, "strength": dstrength, "bias": dz.sum((0, 1))}
+
+def score_forward(q, k, h, table, learned):
+    """-lower(Q W^T) Z / sqrt(D), L Z = diag(b) strict(W K^T), L = I + strict(diag(b) W W^T)."""
+    w, b, cache = reflections_forward(h, learned, q.shape[1])
+    gram, wk = w @ w.swapaxes(-1, -2), w @ k.swapaxes(-1, -2)                                  # (B, H, T, T) each
+    lower = np.eye(q.shape[2], dtype=q.dtype) + np.tril(b * gram, -1)
+    z = np.linalg.solve(lower, np.tril(b * wk, -1))
+    p = np.tril(q @ w.swapaxes(-1, -2))
+    scale = 1 / model_numpy.score_divisor(q)
+    return -scale * (p @ z), (q, k, w, b, gram, wk, lower, z, p, scale, cache)
+
+def score_backward(dbias, cache):
+    """Of L Z = R: dR = L^-T dZ, dL = -dR Z^T. b scales rows of both W W^T and W K^T; W stands on both sides of W W^T."""
+    q, k, w, b, gram, wk, lower, z, p, scale, cache = cache
+    dproduct = -scale * dbias
+    dp = np.tril(dproduct @ z.swapaxes(-1, -2))                                                # of P, through Q and W
+    dright = np.linalg.solve(lower.swapaxes(-1, -2), p.swapaxes(-1, -2) @ dproduct)
+    dlower = -np.tril(dright @ z.swapaxes(-1, -2), -1)
+    dright = np.tril(dright, -1)
+    db = (dlower * gram + dright * wk).sum(-1, keepdims=True)                                  # (B, H, T, 1)
+    dgram, dwk = b * dlower, b * dright
+    dw = dp.swapaxes(-1, -2) @ q + (dgram + dgram.swapaxes(-1, -2)) @ w + dwk @ k
+    dh, down = reflections_backward(dw, db, cache)
+    return dp @ w, dwk.swapaxes(-1, -2) @ w, dh, down
+
+def start(rng, name, shape):
+    return np.zeros(shape, np.float32) if name == "bias" else model_numpy.small_numbers(rng, name, shape)
+
+def shapes_of(settings):
+    def shapes(model):
+        C, H = model.d_model, model.n_heads
+        return {"w1": (settings.rank, C), "w2": (C, settings.rank), "conv": (C, TAPS), "strength": (H, C), "bias": (H,)}
+    return shapes
+
+def doors(settings):
+    return model_numpy.Encoding(score=(score_forward, score_backward), shapes=shapes_of(settings), start=start,
+                                each_block=True)
+
+def torch_class():
+    import torch
+    import torch.nn.functional as F
+
+    from model_torch import Encoding, score_divisor
+
+    class PaTH(Encoding):
+        def __init__(self, settings, config):
+            super().__init__(settings, config)
+            self.n_heads = config.n_heads
+
+        def keep(self, h):
+            """W2 W1 x and b of each head and token, (B, H, S, D + 1), in fp32 at least."""
+            wide = torch.promote_types(h.dtype, torch.float32)
+            u = F.linear(F.linear(h, self.w1.type_as(h)), self.w2.type_as(h)).unflatten(-1, (self.n_heads, -1))
+            b = 2 * F.linear(h, self.strength.type_as(h), self.bias.type_as(h)).to(wide).sigmoid()
+            return torch.cat((u.to(wide), b[..., None]), -1).transpose(1, 2)
+
+        def score(self, q, k, kept, table):
+            T, S = q.shape[2], k.shape[2]
+            u, b = kept[..., :-1], kept[..., -1:]
+            taps = self.conv.type_as(u).unflatten(0, (self.n_heads, -1))                       # (H, D, taps)
+            x = sum(F.pad(u, (0, 0, i, 0))[:, :, :S] * taps[:, None, :, i] for i in range(TAPS))
+            w = unit(F.silu(x))                                                                # (B, H, S, D)
+            lower, right = (b * (w @ w.mT)).tril(-1), (b * (w @ k.to(w).mT)).tril(-1)
+            z = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)   # (B, H, S, S)
+            return -(q.to(w) @ w.mT).tril(S - T) @ z / score_divisor(q)                        # (B, H, T, S)
+
+    return PaTH

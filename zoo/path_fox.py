@@ -1,0 +1,55 @@
+"""PaTH-FoX (Yang et al. 2025, arXiv 2505.16381, section 4): PaTH's reflections, and FoX's forget gates beside them.
+
+    score_mn = q_m^T H_m .. H_(n+1) k_n / sqrt(D) + ln f_(n+1) + .. + ln f_m
+
+zoo/path.py and zoo/fox.py have both parts and their starts. The gates are added undivided, as in the paper and in FoX;
+the authors' code adds them before the division by sqrt(D).
+"""
+
+import model_numpy
+from zoo import fox, path
+
+Settings = path.Settings
+OWN = {"forget": "weight", "forget_bias": "bias"}                    # of FoX, by its names there
+
+def gates(learned):
+    return {theirs: learned[ours] for ours, theirs in OWN.items()}
+
+def score_forward(q, k, h, table, learned):
+    """The sum of both biases, (B, H, T, S)."""
+    turned, cache_path = path.score_forward(q, k, h, table, learned)
+    forgotten, cache_fox = fox.score_forward(q, k, h, table, gates(learned))
+    return turned + forgotten, (cache_path, cache_fox)
+
+def score_backward(dbias, caches):
+    """Each part's own backward."""
+    dq, dk, dh, down = path.score_backward(dbias, caches[0])
+    _, _, dh_fox, down_fox = fox.score_backward(dbias, caches[1])
+    return dq, dk, dh + dh_fox, down | {ours: down_fox[theirs] for ours, theirs in OWN.items()}
+
+def start(rng, name, shape):
+    return path.start(rng, OWN.get(name, name), shape)
+
+def doors(settings):
+    def shapes(model):
+        own = {"forget": (model.n_heads, model.d_model), "forget_bias": (model.n_heads,)}
+        return path.shapes_of(settings)(model) | own
+
+    return model_numpy.Encoding(score=(score_forward, score_backward), shapes=shapes, start=start, each_block=True)
+
+def torch_class():
+    import torch
+    import torch.nn.functional as F
+
+    class PaTHFoX(path.torch_class()):
+        def keep(self, h):
+            """What PaTH keeps, and ln f, (B, H, S, D + 2)."""
+            kept = super().keep(h)
+            z = F.linear(h, self.forget.type_as(h), self.forget_bias.type_as(h)).to(kept)      # (B, S, H)
+            return torch.cat((kept, F.logsigmoid(z).mT[..., None]), -1)
+
+        def score(self, q, k, kept, table):
+            c = kept[..., -1].cumsum(-1)                                                       # (B, H, S)
+            return super().score(q, k, kept[..., :-1], table) + c[..., -q.shape[2] :, None] - c[..., None, :]
+
+    return PaTHFoX

@@ -1,0 +1,133 @@
+"""Selective RoPE (Movahedi et al. 2025, arXiv 2511.17388): RoPE whose angles are a running sum of the tokens' choices.
+
+    angle_t = c (z_1 + .. + z_t),  z = conv(W2 W1 x),  c_i = base^(-2i/D),  i = 0 .. D/2-1 in each head
+
+x is the block's input, each head's slice of it scaled to length 1; W1 has --rank rows; conv is causal, over four
+tokens, for each angle by itself. Pairs (i, i + D/2) of queries and keys turn, as RoPE's do. This is the default of the
+authors' code, without its activation, bias and gate. All weights start from N(0, 0.02^2), in every block anew: training
+begins close to NoPE. The door `rotate` does not see x, so the turned product less the plain one is added to the score.
+Tokens are counted in the order in which they stand: other positions do not exist here.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+import expe
+import model_numpy
+from config import SIZE, NoPE, RoPE, knob, number
+
+TAPS = 4                                                             # tokens that the convolution sees
+EPS = 1e-6                                                           # as in fla's l2norm
+
+@dataclass(frozen=True)
+class Settings(NoPE):
+    both_sides: ClassVar[bool] = False
+    base: float = knob(500_000.0, number("a finite number above 1", lambda x: x > 1), "base of the frequencies")
+    rank: int = knob(16, SIZE, "rows of W1, by which tokens choose their angles (default: 16)")
+
+    fit = RoPE.fit
+
+def unit_forward(x):
+    """x / sqrt(|x|^2 + eps) of (..., D): of length 1, or less where x is small."""
+    size = np.sqrt(np.vecdot(x, x) + EPS)[..., None]
+    return x / size, (x / size, size)
+
+def unit_backward(dout, cache):
+    """out = x/size, and dsize = out . dx: dx = (dout - out (out . dout)) / size."""
+    out, size = cache
+    return (dout - out * np.vecdot(out, dout)[..., None]) / size
+
+def unit(x):
+    """unit_forward, of tensors."""
+    return x * (x.square().sum(-1, keepdim=True) + EPS).rsqrt()
+
+def conv_forward(x, w):
+    """out_t = sum over i of w_i x_(t-i), 0 before the first token. x (B, T, n), w (n, taps)."""
+    before = np.pad(x, ((0, 0), (w.shape[1] - 1, 0), (0, 0)))
+    T = x.shape[1]
+    shifted = [before[:, w.shape[1] - 1 - i :][:, :T] for i in range(w.shape[1])]                  # x_(t-i)
+    return sum(part * w[:, i] for i, part in enumerate(shifted)), (shifted, w)
+
+def conv_backward(dout, cache):
+    """x_t is in out_(t+i) with w_i: dx_t = sum over i of w_i dout_(t+i), dw_i = sum over t of dout_t x_(t-i)."""
+    shifted, w = cache
+    T = dout.shape[1]
+    after = np.pad(dout, ((0, 0), (0, w.shape[1] - 1), (0, 0)))
+    dx = sum(after[:, i : i + T] * w[:, i] for i in range(w.shape[1]))
+    return dx, np.stack([(dout * part).sum((0, 1)) for part in shifted], -1)
+
+def score_forward(q, k, h, table, learned, base):
+    """(R q . R k - q . k) / sqrt(D), R by each token's angles. h (B, T, C); W1 (rank, C), W2 (H D/2, rank)."""
+    B, H, T, D = q.shape
+    x, cache_x = unit_forward(h.reshape(B, T, H, D))
+    y, cache_1 = model_numpy.linear_forward(x.reshape(h.shape), learned["w1"])                     # (B, T, rank)
+    u, cache_2 = model_numpy.linear_forward(y, learned["w2"])                                      # (B, T, H D/2)
+    z, cache_conv = conv_forward(u, learned["conv"])
+    c = expe.rope_inv_freq(D, base).astype(q.dtype)                                                # (D/2,)
+    angle = c * model_numpy.split_heads(z, H).cumsum(-2)                                       # (B, H, T, D/2)
+    cos, sin = np.cos(angle), np.sin(angle)
+    turned = model_numpy.turn(q, cos, sin), model_numpy.turn(k, cos, sin)
+    scale = 1 / model_numpy.score_divisor(q)
+    bias = (turned[0] @ turned[1].swapaxes(-1, -2) - q @ k.swapaxes(-1, -2)) * scale
+    return bias, (q, k, turned, cos, sin, c, scale, cache_x, cache_1, cache_2, cache_conv)
+
+def score_backward(dbias, cache):
+    """With (a, b) a turned pair: dangle = a db - b da, of the query and of the key; z_t is in every angle from t on."""
+    q, k, turned, cos, sin, c, scale, cache_x, cache_1, cache_2, cache_conv = cache
+    dscore = dbias * scale
+    dturned = dscore @ turned[1], dscore.swapaxes(-1, -2) @ turned[0]
+    dq = model_numpy.turn(dturned[0], cos, -sin) - dscore @ k
+    dk = model_numpy.turn(dturned[1], cos, -sin) - dscore.swapaxes(-1, -2) @ q
+    dangle = 0
+    for out, dout in zip(turned, dturned, strict=True):
+        (a, b), (da, db) = np.split(out, 2, axis=-1), np.split(dout, 2, axis=-1)                   # (B, H, T, D/2) each
+        dangle = dangle + a * db - b * da
+    dz = (c * dangle)[..., ::-1, :].cumsum(-2)[..., ::-1, :]
+    du, dconv = conv_backward(model_numpy.merge_heads(dz), cache_conv)
+    dy, dw2 = model_numpy.linear_backward(du, cache_2)
+    dx, dw1 = model_numpy.linear_backward(dy, cache_1)
+    out, _ = cache_x
+    dh = unit_backward(dx.reshape(out.shape), cache_x).reshape(dx.shape)
+    return dq, dk, dh, {"w1": dw1, "w2": dw2, "conv": dconv}
+
+def doors(settings):
+    def shapes(model):
+        angles = model.d_model // 2
+        return {"w1": (settings.rank, model.d_model), "w2": (angles, settings.rank), "conv": (angles, TAPS)}
+
+    score = functools.partial(score_forward, base=settings.base), score_backward
+    return model_numpy.Encoding(score=score, shapes=shapes, each_block=True)
+
+def torch_class():
+    import torch
+    import torch.nn.functional as F
+
+    from model_torch import Encoding, RoPE, score_divisor
+
+    class SelectiveRoPE(Encoding):
+        def __init__(self, settings, config):
+            super().__init__(settings, config)
+            self.n_heads = config.n_heads
+
+        def keep(self, h):
+            """W2 W1 x of each head and token, (B, H, S, D/2), in fp32 at least."""
+            x = unit(h.unflatten(-1, (self.n_heads, -1))).flatten(-2)                              # (B, S, C)
+            u = F.linear(F.linear(x, self.w1.type_as(x)), self.w2.type_as(x))                      # (B, S, H D/2)
+            u = u.to(torch.promote_types(u.dtype, torch.float32))
+            return u.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+        def score(self, q, k, kept, table):
+            w = self.conv.type_as(kept).unflatten(0, (self.n_heads, -1))                           # (H, D/2, taps)
+            z = sum(F.pad(kept, (0, 0, i, 0))[:, :, : k.shape[2]] * w[:, None, :, i] for i in range(TAPS))
+            c = torch.as_tensor(expe.rope_inv_freq(q.shape[-1], self.settings.base)).to(z)
+            angle = c * z.cumsum(-2)                                                               # (B, H, S, D/2)
+            angles = torch.cat((angle.cos(), angle.sin()), -1)
+            turn = RoPE.rotate
+            turned_q, _ = turn(self, q, q, angles[:, :, -q.shape[2] :])
+            _, turned_k = turn(self, k, k, angles)
+            return (turned_q @ turned_k.mT - q @ k.mT) / score_divisor(q)                          # (B, H, T, S)
+
+    return SelectiveRoPE
