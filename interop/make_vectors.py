@@ -22,6 +22,8 @@ from config import ModelConfig, make_encoding
 from interop import conform
 from lab.formats import round_to
 from past.scaling import ScaledRoPE, scaled_inv_freq
+from zoo import dape
+from zoo.selective_rope import conv_forward, unit_forward
 
 FOLDER = Path(__file__).resolve().parent / "vectors"
 # Half precision merges neighbours such as 256 and 257. 1027, 2070, 65,790 and 526,334 lie so near the middle of two
@@ -32,8 +34,8 @@ PARTS = {"near": NEAR, "far": [[3, 1027, 65_790, 526_334, 999_999, 1_000_000]], 
 CLOSE = {"near": NEAR, "decode": DECODE}                              # of what does not know far positions
 ROUNDED = {"float16": "fp16", "bfloat16": "bf16"}
 REACH = 4096                                                          # positions of which those that merge are counted
-TURNS = {"rope", "partial", "proportional", "xpos", "sinusoidal"}
-ORDER = {"cope", "fox", "nope+log", "nope+sinks"}
+TURNS = {"rope", "partial", "proportional", "xpos", "sinusoidal", "pope"}
+ORDER = {"cope", "fox", "cable", "selective_rope", "path", "path_fox", "nope+log", "nope+sinks", "nope+stick"}
 MERGES = TURNS | {"expe", "exqpe", "alibi", "kerple", "fire"}         # by a table, or a bias, that no content changes
 SAID = {
     "positions": "(B, T) integers, of the new tokens",
@@ -451,6 +453,76 @@ def grape_mistakes(case, x):
             "denominator: v.q/|v| is not divided by sqrt(D)": {"bias": lambda y: y * gate(size) / gate(2 * size)},
             "denominator: v.q/sqrt(D) is not divided by |v|": {"bias": lambda y: y * gate(2) / gate(2 * size)}}
 
+def pope_mistakes(case, x):
+    return {"factor missing: e is left out": {"parameters": {"e": np.zeros((2, 4))}},
+            "denominator: scores are divided by sqrt(2D), not by sqrt(D)": {"scores": lambda y: y / math.sqrt(2)},
+            "denominator: the exponent is 2c/D, not c/D": {"settings": {"base": 1e8}},
+            "the other direction: turned by minus the angle": {"n": lambda n: -n}}
+
+def sums_of(y):
+    """(B, H, T, S): y_(n+1) + .. + y_m, of y (B, S, H)."""
+    total = y.swapaxes(1, 2).cumsum(-1)
+    return total[..., None] - total[..., None, :]
+
+def cable_mistakes(case, x):
+    y, z = (x["h"] @ np.transpose(case.parameters[name]) for name in ("tokens", "query"))
+    g = np.logaddexp(0, z).swapaxes(1, 2)                                                      # (B, H, T)
+    return {"the printed sign: the bias is g_m times the sum, which rewards distance": {"bias": lambda b: -b},
+            "factor missing: g is left out": {"bias": lambda b: b / g[..., None]},
+            "as in the authors' code: softplus in the place of relu, and no g": {
+                "bias": lambda b: -sums_of(np.logaddexp(0, y))},
+            "g is the key's, not the query's": {"bias": lambda b: b / g[..., None] * g[..., None, :]}}
+
+def dape_mistakes(case, x):
+    learned = case.learned(case.parameters)
+    table = settled(case, x["length"]).encoding.pairs(x["positions"], x["key_positions"], None)
+    b = -learned_of(learned, "p") * np.log1p(learned_of(learned, "a") * table)                 # (B, H, T, S)
+    undivided, _ = dape.score_forward(2 * x["q"], x["k"], None, table, learned)
+    return {"f alone is added: KERPLE's bias is not": {"bias": lambda y: y - b},
+            "denominator: f reads q.k, not q.k/sqrt(D)": {"bias": lambda y: undivided},
+            "factor missing: the bias of the hidden layer is left out": {
+                "parameters": {"w1": [[*row[:-1], 0] for row in case.parameters["w1"]]}}}
+
+def learned_of(learned, name):
+    return np.exp(learned[name])[:, None, None]
+
+def selective_mistakes(case, x):
+    p = case.parameters
+    return {"factor missing: the first tap of the convolution alone is read": {
+                "parameters": {"conv": [[row[0], 0, 0, 0] for row in p["conv"]]}},
+            "the convolution runs the other way: its last tap is the token's own": {
+                "parameters": {"conv": [row[::-1] for row in p["conv"]]}},
+            "another base: 10,000, not 500,000": {"settings": {"base": 10_000.0}}}
+
+def path_bias(case, x):
+    """PaTH's bias (B, H, T, T), key by key, without the silu of the authors' code."""
+    p = case.learned(case.parameters)
+    u, _ = conv_forward(x["h"] @ p["w1"].T @ p["w2"].T, p["conv"])
+    w, _ = unit_forward(model_numpy.split_heads(u, 2))                                         # (B, H, T, D)
+    b = 2 / (1 + np.exp(-(x["h"] @ p["strength"].T + p["bias"]).swapaxes(1, 2)))               # (B, H, T)
+    bias = np.zeros((*b.shape, b.shape[-1]))
+    for n in range(b.shape[-1]):
+        key = x["k"][:, :, n]
+        for m in range(n + 1, b.shape[-1]):
+            key = key - (b[:, :, m] * np.vecdot(w[:, :, m], key))[..., None] * w[:, :, m]
+            bias[:, :, m, n] = np.vecdot(x["q"][:, :, m], key - x["k"][:, :, n]) / 2
+    return bias
+
+def path_mistakes(case, x):
+    p = case.parameters
+    plain = path_bias(case, x)
+    return {"factor missing: the silu is left out, as in the paper's equations": {"bias": lambda y: plain},
+            "the convolution runs the other way: its last tap is the token's own": {
+                "parameters": {"conv": [row[::-1] for row in p["conv"]]}},
+            "factor missing: the bias of b is left out": {"parameters": {"strength_bias": [0, 0]}}}
+
+def path_fox_mistakes(case, x):
+    gates = -np.log1p(np.exp(-(x["h"] @ np.transpose(case.parameters["forget"]) + case.parameters["forget_bias"])))
+    forgotten = sums_of(gates)
+    return path_mistakes(case, x) | {
+        "denominator: the forget gates are divided by sqrt(D)": {"bias": lambda y: y - forgotten / 2},
+        "factor missing: the forget gates are left out": {"bias": lambda y: y - forgotten}}
+
 def log_mistakes(case, x):
     s = np.array(case.parameters["s"])[:, None, None]
     seen = np.arange(1.0, 7)[:, None]
@@ -494,6 +566,16 @@ LISTS = {"long": (1.1, 1.9, 4.5, 13.0), "short": (1.0, 1.05, 1.3, 2.0)}
 DEEPSEEK = 1 / (0.05 * math.log(4) + 1)                   # 0.1 ln 4 + 1, mscale's and the table's own, over the other
 READ = {"takes": ("x", "wq", "wk", "wv"), "returns": ("table", "q", "k", "scores", "out")}
 NO_ORDER = {"parts": CLOSE, "notes": "positions are not read: tokens count as they stand"}
+
+PATH = ("scores = q_m^T H_m .. H_(n+1) k_n / sqrt(D), H_t = I - b_t w_t w_t^T, b_t = 2 sigmoid(strength_h.h_t + "
+        "strength_bias_h), w_t = y_t / sqrt(|y_t|^2 + 1e-6), y = silu(conv_0 u_t + conv_1 u_(t-1) + conv_2 u_(t-2)) in "
+        "each head, u = w2 w1 h")
+REFLECTIONS = {"w1": small(3, 8), "w2": small(8, 3, seed=6), "conv": small(8, 3, seed=7),
+               "strength": small(2, 8, seed=8), "strength_bias": [0.3, -0.4]}
+
+def reflected(p):
+    names = {"w1": "w1", "w2": "w2", "conv": "conv", "strength": "strength", "bias": "strength_bias"}
+    return {ours: np.array(p[theirs]) for ours, theirs in names.items()}
 
 CASES = {
     "rope-default": rope(PAIRS + "f = g, " + PLAIN, "Su et al. 2021, equation 34"),
@@ -595,6 +677,39 @@ CASES = {
         "Zhang et al., ICLR 2026, equation 4.6 without its part of the keys, and the authors' code", {},
         {"gate_v": small(2, 4), "w": [0.2, 0.9]}, lambda p: {"v": np.array(p["gate_v"]), "w": np.array(p["w"])},
         mistakes=grape_mistakes),
+    "pope": Case(
+        "pope", "scores = the sum over c of softplus(q_mc) softplus(k_nc) cos((n - m) t_c + e_hc) / sqrt(D), t_c = "
+        "base^(-c/D); e within -2 pi .. 0", "Gopalakrishnan et al. 2025, arXiv 2509.10534, equations 3 to 8", {},
+        {"base": 10000.0, "e": [[0.0, -0.4, -2.0, -6.0], [-1.0, -0.3, 0.0, -3.0]]}, lambda p: {"e": np.array(p["e"])},
+        returns=("scores", "out"), mistakes=pope_mistakes,
+        notes="cached keys are softplus(k_n) (cos, sin)(n t + e), all cosines first"),
+    "cable": Case(
+        "cable", "bias = -g_m (r_(n+1) + .. + r_m), r_j = relu(tokens_h.h_j), g_m = softplus(query_h.h_m)",
+        "Veisi et al. 2025, arXiv 2503.08067v3, equations 2 to 7, with the sign of a penalty", {},
+        {"tokens": small(2, 8), "query": small(2, 8, seed=6)}, arrays, takes=("q", "k", "v", "h"),
+        mistakes=cable_mistakes, **NO_ORDER),
+    "dape": Case(
+        "dape", "bias_h = b_h + w2_h.leaky(w1 [s_1 .. s_H, b_1 .. b_H, 1]), s = q.k/sqrt(D), b_h = -p_h ln(1 + a_h "
+        "|m - n|), leaky(x) = max(x, x/100)", "DAPE's first version, Zheng et al., NeurIPS 2024, with KERPLE", {},
+        {"p": [0.7, 1.6], "a": [0.3, 0.9], "w1": small(32, 5), "w2": small(2, 32, seed=6)},
+        lambda p: arrays(p) | {name: np.log(p[name]) for name in "pa"}, mistakes=dape_mistakes),
+    "selective-rope": Case(
+        "selective_rope", "q and k turn as RoPE's pairs (i, i + D/2), by base^(-2i/D) (z_1 + .. + z_t); z_t = conv_0 "
+        "u_t + .. + conv_3 u_(t-3), u = w2 w1 x, in each head; x = h by heads, over sqrt(|h|^2 + 1e-6)",
+        "Movahedi et al. 2025, arXiv 2511.17388, and the authors' code", {"rank": 3},
+        {"base": 500_000.0, "w1": small(3, 8), "w2": small(4, 3, seed=6), "conv": small(4, 4, seed=7)}, arrays,
+        takes=("q", "k", "v", "h"), returns=("scores", "out"), mistakes=selective_mistakes, parts=CLOSE,
+        notes="positions are not read: tokens count as they stand; cached keys are not turned"),
+    "path": Case(
+        "path", PATH, "Yang et al. 2025, arXiv 2505.16381, sections 2.2 and 3.2, and the authors' code", {"rank": 3},
+        REFLECTIONS, lambda p: reflected(p), takes=("q", "k", "v", "h"), returns=("scores", "out"),
+        mistakes=path_mistakes, **NO_ORDER),
+    "path-fox": Case(
+        "path_fox", PATH + "; and ln f_(n+1) + .. + ln f_m, f_j = sigmoid(forget_h.h_j + forget_bias_h), undivided",
+        "Yang et al. 2025, arXiv 2505.16381", {"rank": 3},
+        REFLECTIONS | {"forget": small(2, 8, seed=9), "forget_bias": [0.5, 2.0]},
+        lambda p: reflected(p) | {name: np.array(p[name]) for name in ("forget", "forget_bias")},
+        takes=("q", "k", "v", "h"), returns=("scores", "out"), mistakes=path_fox_mistakes, **NO_ORDER),
     "softmax-log": Case(
         "nope+log", "weights of query m = softmax(s_h ln(n_m) q_m.k_n/sqrt(D)), n_m the number of keys that m sees",
         "SSMax, Nakanishi 2025, arXiv 2501.19399", {}, {"s": [0.43, 0.2]}, lambda p: {"temperature": np.array(p["s"])},
@@ -603,6 +718,10 @@ CASES = {
         "nope+sinks", "weights = exp(q_m.k_n/sqrt(D)) / (exp(b_h) + the sum of it over the keys that m sees)",
         "gpt-oss, OpenAI 2025", {}, {"b": [0.5, 1.2]}, lambda p: {"sinks": np.array(p["b"])},
         returns=("weights", "out"), mistakes=sinks_mistakes, **NO_ORDER),
+    "softmax-stick": Case(
+        "nope+stick", "weights = s_mn times the product over n < j < m of (1 - s_mj) for n < m, s = "
+        "sigmoid(q.k/sqrt(D)), and the product over all j < m for n = m", "Tan et al. 2025, arXiv 2410.17980",
+        returns=("weights", "out"), **NO_ORDER),
 }
 
 
@@ -625,7 +744,7 @@ def sizes(case, x, found, outputs):
         terms = {name: heads(np.abs(x["x"]) + wide, name) for name in "qk"}
         exact = {name: heads(wide**0, name) * turns for name in "qk"}
     else:                                                                                      # a cos - b sin
-        r = D // 2 if case.pe == "partial" else D
+        r = {"partial": D // 2, "pope": 2 * D}.get(case.pe, D)
         norm = lambda y: np.hypot(y[..., :r], np.roll(y[..., :r], r // 2, -1))  # noqa: E731
         terms = {name: np.concatenate((norm(found[name]), np.abs(found[name][..., r:])), -1) for name in "qk"}
         exact = {name: terms[name] * turns for name in "qk"}

@@ -94,7 +94,8 @@ def rounded(x):
     return float(torch.tensor(x).bfloat16())
 
 
-READS_ORDER = ("learned", "cope", "fox", "softmax-log", "softmax-sinks")  # or has no position above 256
+READS_ORDER = ("learned", "cope", "fox", "cable", "selective-rope", "path", "path-fox", "softmax-log", "softmax-sinks",
+               "softmax-stick")  # or has no position above 256
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in READS_ORDER])
@@ -207,6 +208,20 @@ BREAKS = [  # (case, how ours is broken, what must be said)
     ("fox", {"gate_bias": np.zeros(2)}, MISSING),
     ("grape", {"gate_root": 1.0}, f"{DENOMINATOR}: v.q/|v| is not divided by sqrt(D)"),
     ("grape", {"power": 2}, SQUARED),
+    ("pope", {"e": np.zeros((2, 4))}, f"{MISSING}: e is left out"),
+    ("pope", {"exponent": 2}, f"{DENOMINATOR}: the exponent is 2c/D, not c/D"),
+    ("pope", {"n": lambda n: -n}, "the other direction: turned by minus the angle"),
+    ("cable", {"gate": lambda y: 1}, f"{MISSING}: g is left out"),
+    ("cable", {"gate": lambda y: 1, "relu": lambda y: np.log(1 + np.exp(y))}, "as in the authors' code: softplus"),
+    ("cable", {"sign": 1}, "the printed sign"),
+    ("dape", {"added": 0}, "f alone is added: KERPLE's bias is not"),
+    ("dape", {"decoding": {"n": stand}}, "in decoding alone, positions are not read: tokens are counted as they"),
+    ("selective-rope", {"base": 10_000.0}, "another base: 10,000, not 500,000"),
+    ("selective-rope", {"conv": FILES["selective-rope"]["parameters"]["conv"] * np.array([1, 0, 0, 0])},
+     f"{MISSING}: the first tap of the convolution alone is read"),
+    ("path", {"silu": lambda y: y}, f"{MISSING}: the silu is left out, as in the paper's equations"),
+    ("path", {"strength_bias": np.zeros(2)}, f"{MISSING}: the bias of b is left out"),
+    ("path-fox", {"divide": 2.0}, f"{DENOMINATOR}: the forget gates are divided by sqrt(D)"),
     ("softmax-log", {"s": np.ones(2)}, f"{MISSING}: s is left out"),
     ("softmax-log", {"count": lambda n: n + 1}, "off by one: ln(n + 1)"),
     ("rope-proportional", {"f": lambda f: [1, 0.01]}, "as partial RoPE has it"),

@@ -13,7 +13,7 @@ import torch
 from conftest import ROOT
 
 from config import ENCODINGS
-from interop.make_vectors import CASES, document, text
+from interop.make_vectors import CASES, ORDER, document, text
 
 VECTORS = ROOT / "interop/vectors"
 FILES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(VECTORS.glob("*.json"))}
@@ -32,7 +32,7 @@ def attention(q, k, v, cached_k, cached_v, bias=None, root=None):
     v = v if cached_v is None else np.concatenate((cached_v, v), 2)
     (B, H, T, D), S = q.shape, k.shape[2]
     found = {name: np.full((B, H, T, S), np.nan, q.dtype) for name in ("bias", "scores", "weights")}
-    found["out"] = np.zeros((B, H, T, D), q.dtype)
+    found["out"] = np.zeros((B, H, T, v.shape[-1]), q.dtype)
     for b, h, t in np.ndindex(B, H, T):
         i = S - T + t
         for j in range(i + 1):
@@ -41,7 +41,7 @@ def attention(q, k, v, cached_k, cached_v, bias=None, root=None):
             found["scores"][b, h, t, j] = product / (root or math.sqrt(D)) + found["bias"][b, h, t, j]
         e = [np.exp(s - max(found["scores"][b, h, t, : i + 1])) for s in found["scores"][b, h, t, : i + 1]]
         found["weights"][b, h, t] = [x / sum(e) for x in e] + [0] * (S - i - 1)
-        for d in range(D):
+        for d in range(v.shape[-1]):
             found["out"][b, h, t, d] = sum(x / sum(e) * v[b, h, j, d] for j, x in enumerate(e))
     return found
 
@@ -283,9 +283,117 @@ def softmax_sinks(q, k, v, b, cached_k=None, cached_v=None):
     return {"weights": weights, "out": weights @ torch.tensor(v)}
 
 
+def softmax_stick(q, k, v, cached_k=None, cached_v=None, own=1):
+    """A stick of length 1: from the query back each key breaks off its share of what is left."""
+    k = k if cached_k is None else np.concatenate((cached_k, k), 2)
+    v = v if cached_v is None else np.concatenate((cached_v, v), 2)
+    (B, H, T, D), S = q.shape, k.shape[2]
+    weights = np.zeros((B, H, T, S), q.dtype)
+    for b, h, t in np.ndindex(B, H, T):
+        m, left = S - T + t, 1.0
+        for n in range(m - 1, -1, -1):
+            share = 1 / (1 + np.exp(-(q[b, h, t] @ k[b, h, n]) / math.sqrt(D)))
+            weights[b, h, t, n], left = left * share, left * (1 - share)
+        weights[b, h, t, m] = own * left
+    return {"weights": weights, "out": weights @ v}
+
+
+def pope(q, k, v, positions, base, e, cached_k=None, cached_v=None, n=same, exponent=1, soft=softplus):
+    """By arrows as complex numbers; a cache has their real parts and then their imaginary ones."""
+    (B, H, T, D) = q.shape
+    arrows = {"q": np.zeros((B, H, T, D), complex), "k": np.zeros((B, H, T, D), complex)}
+    for b, h, t, c in np.ndindex(B, H, T, D):
+        angle = float(n(positions)[b, t]) * base ** (-exponent * c / D)
+        arrows["q"][b, h, t, c] = soft(q[b, h, t, c]) * np.exp(1j * angle)
+        arrows["k"][b, h, t, c] = soft(k[b, h, t, c]) * np.exp(1j * (angle + min(0, max(-2 * math.pi, e[h][c]))))
+    wide = [np.concatenate((x.real, x.imag), -1).astype(q.dtype) for x in (arrows["q"], arrows["k"])]
+    return attention(*wide, v, cached_k, cached_v, root=math.sqrt(D))
+
+
+def cable(q, k, v, h, tokens, query, cached_k=None, cached_v=None, cached_h=None, relu=lambda y: max(y, 0.0),
+          gate=softplus, sign=-1):
+    h = h if cached_h is None else np.concatenate((cached_h, h), 1)
+
+    def along(weight, b, t):
+        return sum(x * y for x, y in zip(weight, h[b, t], strict=True))
+
+    def bias(b, head, i, j):
+        passed = sum(relu(along(tokens[head], b, t)) for t in range(j + 1, i + 1))
+        return sign * gate(along(query[head], b, i)) * passed
+
+    return attention(q, k, v, cached_k, cached_v, bias)
+
+
+def dape(q, k, v, positions, key_positions, length, p, a, w1, w2, cached_k=None, cached_v=None, n=same, added=1,
+         leak=0.01):
+    every = k if cached_k is None else np.concatenate((cached_k, k), 2)
+    _, H, T, D = q.shape
+    S = every.shape[2]
+    at = n(key_positions)
+
+    def bias(b, h, i, j):
+        kerple = [-p[o] * np.log(1 + a[o] * abs(int(at[b, i]) - int(at[b, j]))) for o in range(H)]
+        x = [q[b, o, i - S + T] @ every[b, o, j] / math.sqrt(D) for o in range(H)] + kerple + [1]
+        hidden = [sum(y * z for y, z in zip(row, x, strict=True)) for row in w1]
+        return added * kerple[h] + sum(w * (y if y > 0 else leak * y) for w, y in zip(w2[h], hidden, strict=True))
+
+    return attention(q, k, v, cached_k, cached_v, bias)
+
+
+def convolved(h, w1, w2, conv, b, t):
+    """The taps of w2 w1 h at token t, one number at a time."""
+    sums = np.zeros(len(conv))
+    for i in range(min(t + 1, len(conv[0]))):
+        u = np.array(w2) @ (np.array(w1) @ h[b, t - i])
+        sums += [row[i] * y for row, y in zip(conv, u, strict=True)]
+    return sums
+
+
+def selective_rope(q, k, v, h, base, w1, w2, conv, cached_k=None, cached_v=None, cached_h=None):
+    h = h if cached_h is None else np.concatenate((cached_h, h), 1)
+    k = k if cached_k is None else np.concatenate((cached_k, k), 2)
+    (B, H, T, D), S = q.shape, k.shape[2]
+    x = h.reshape(B, S, H, -1)
+    x = (x / np.sqrt((x**2).sum(-1, keepdims=True) + 1e-6)).reshape(h.shape)
+    angle = np.zeros((B, S, H * D // 2))
+    for b, t in np.ndindex(B, S):
+        angle[b, t] = (angle[b, t - 1] if t else 0) + convolved(x, w1, w2, conv, b, t)
+    turn = np.exp(1j * angle.reshape(B, S, H, D // 2) * [base ** (-2 * i / D) for i in range(D // 2)]).swapaxes(1, 2)
+
+    def turned(x, by):
+        pairs = (x[..., : D // 2] + 1j * x[..., D // 2 :]) * by
+        return np.concatenate((pairs.real, pairs.imag), -1)
+
+    return attention(turned(q, turn[:, :, S - T :]), turned(k, turn), v, None, cached_v)
+
+
+def path(q, k, v, h, w1, w2, conv, strength, strength_bias, forget=None, forget_bias=None, cached_k=None, cached_v=None,
+         cached_h=None, silu=lambda y: y / (1 + np.exp(-y)), divide=1.0):
+    """Each key is reflected by one token after the other on its way to the query."""
+    h = h if cached_h is None else np.concatenate((cached_h, h), 1)
+    every = k if cached_k is None else np.concatenate((cached_k, k), 2)
+    *_, T, D = q.shape
+    S = every.shape[2]
+
+    def bias(b, head, i, j):
+        key, forgotten = every[b, head, j], 0.0
+        for t in range(j + 1, i + 1):
+            y = silu(convolved(h, w1, w2, conv, b, t))[head * D : (head + 1) * D]
+            w = y / np.sqrt(y @ y + 1e-6)
+            twice = 2 / (1 + np.exp(-(strength[head] @ h[b, t]) - strength_bias[head]))
+            key = key - twice * (w @ key) * w
+            if forget is not None:
+                forgotten -= np.log(1 + np.exp(-(forget[head] @ h[b, t]) - forget_bias[head]))
+        return q[b, head, i - S + T] @ (key - every[b, head, j]) / math.sqrt(D) + forgotten / divide
+
+    return attention(q, k, v, cached_k, cached_v, bias)
+
+
 OURS = {name: rope for name in FILES if name.startswith("rope-")} | {
     "xpos": xpos, "sinusoidal": sinusoidal, "learned": learned, "expe": expe, "exqpe": exqpe, "shaw": shaw,
-    "cope": cope, "fox": fox, "softmax-log": softmax_log, "softmax-sinks": softmax_sinks, "fire": biased(fire_bias),
+    "pope": pope, "cable": cable, "dape": dape, "selective-rope": selective_rope, "path": path, "path-fox": path,
+    "softmax-stick": softmax_stick, "cope": cope, "fox": fox, "softmax-log": softmax_log,
+    "softmax-sinks": softmax_sinks, "fire": biased(fire_bias),
     "expe-keys": lambda x, wq, wk, wv, positions, l, start, theta, cached_k=None, cached_v=None, parts="k", **broken: (
         expe(x, wq, wk, wv, positions, l, start, theta, cached_k, cached_v, parts=parts, **broken)
     ),
@@ -304,7 +412,7 @@ def test_every_encoding_that_has_positions_has_a_file_with_all_parts():
     assert {case.pe for case in CASES.values()} >= {*ENCODINGS} - {"nope"}
     for name, file in FILES.items():
         assert file["formula"] and file["source"] and file["parts"].keys() >= {"near", "decode"}, name
-        if file["encoding"] not in ("learned", "xpos", "cope", "fox", "nope+log", "nope+sinks"):
+        if file["encoding"] not in ORDER | {"learned", "xpos"}:
             assert max(file["parts"]["far"]["inputs"]["positions"][0]) == 10**6, name
 
 

@@ -67,7 +67,7 @@ def score_forward(q, k, h, table, learned):
     return -scale * (p @ z), (q, k, w, b, gram, wk, lower, z, p, scale, cache)
 
 def score_backward(dbias, cache):
-    """Of L Z = R: dR = L^-T dZ, dL = -dR Z^T. b scales rows of both W W^T and W K^T; W stands on both sides of W W^T."""
+    """Of L Z = R: dR = L^-T dZ, dL = -dR Z^T. b scales rows of both W W^T and W K^T; W stands twice in W W^T."""
     q, k, w, b, gram, wk, lower, z, p, scale, cache = cache
     dproduct = -scale * dbias
     dp = np.tril(dproduct @ z.swapaxes(-1, -2))                                                # of P, through Q and W
