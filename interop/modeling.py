@@ -40,6 +40,7 @@ class At(NamedTuple):
     rows: Any                            # of the T new tokens, or None
     pairs: Any                           # of the new tokens and all S keys, or None
     padding: Any                         # (B, 1, T, S), -inf where a key is none; or None
+    seen: Any                            # (B, 1, T, 1), whether a new token is one, and no padding; or None
     cache: Any                           # transformers', or None
 
 class CachedAttention(Attention):
@@ -48,6 +49,8 @@ class CachedAttention(Attention):
     def forward(self, h, at):
         q, k, v = self.project(h, at)                                                  # (B, H, T, D) each
         kept = self.encoding.keep(h)
+        if at.seen is not None and kept.shape != h.shape:
+            kept = kept * at.seen                                                      # padding says nothing
         if at.cache is not None and kept.shape != h.shape:                             # its bytes lie beside the values
             D = v.shape[-1]
             exact = kept.dtype
@@ -107,10 +110,11 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
         if cache is None and (self.config.use_cache if use_cache is None else use_cache):
             cache = DynamicCache()
         S = T + (0 if cache is None else cache.get_seq_length())
-        padding = None
+        padding = new = None
         keys = np.arange(S)
         if attention_mask is not None and not attention_mask.all():
             seen = attention_mask[:, -S:].bool()                                       # (B, S)
+            new = seen[:, None, S - T :, None]
             keys = (seen.cumsum(-1) - 1).clamp(min=0).cpu().numpy()
             itself = torch.eye(S, dtype=torch.bool, device=seen.device)[S - T :]       # or it would see nothing
             padding = torch.zeros(len(seen), 1, T, S, dtype=self.dtype, device=seen.device)
@@ -120,7 +124,7 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
         x = self.embedding(input_ids)                                                  # (B, T, C)
         kinds = {block.attn.encoding.settings.pe: block.attn.encoding.settings for block in self.blocks}
         at = {name: At(as_tensor(of.rows(queries, self.config), x), as_tensor(of.pairs(queries, keys, self.config), x),
-                       padding, cache) for name, of in kinds.items()}
+                       padding, new, cache) for name, of in kinds.items()}
         x = self.dropout(x if self.encoding is None else self.encoding.embed(x, at[self.config.encoding].rows))
         for block in self.blocks:
             x = block(x, at[block.attn.encoding.settings.pe])

@@ -298,20 +298,20 @@ def softmax_stick(q, k, v, cached_k=None, cached_v=None, own=1):
     return {"weights": weights, "out": weights @ v}
 
 
-def pope(q, k, v, positions, base, e, cached_k=None, cached_v=None, n=same, exponent=1, soft=softplus):
+def pope(q, k, v, positions, base, e, cached_k=None, cached_v=None, n=same, exponent=1, root=None):
     """By arrows as complex numbers; a cache has their real parts and then their imaginary ones."""
     (B, H, T, D) = q.shape
     arrows = {"q": np.zeros((B, H, T, D), complex), "k": np.zeros((B, H, T, D), complex)}
     for b, h, t, c in np.ndindex(B, H, T, D):
         angle = float(n(positions)[b, t]) * base ** (-exponent * c / D)
-        arrows["q"][b, h, t, c] = soft(q[b, h, t, c]) * np.exp(1j * angle)
-        arrows["k"][b, h, t, c] = soft(k[b, h, t, c]) * np.exp(1j * (angle + min(0, max(-2 * math.pi, e[h][c]))))
+        arrows["q"][b, h, t, c] = softplus(q[b, h, t, c]) * np.exp(1j * angle)
+        arrows["k"][b, h, t, c] = softplus(k[b, h, t, c]) * np.exp(1j * (angle + min(0, max(-2 * math.pi, e[h][c]))))
     wide = [np.concatenate((x.real, x.imag), -1).astype(q.dtype) for x in (arrows["q"], arrows["k"])]
-    return attention(*wide, v, cached_k, cached_v, root=math.sqrt(D))
+    return attention(*wide, v, cached_k, cached_v, root=root or math.sqrt(D))
 
 
 def cable(q, k, v, h, tokens, query, cached_k=None, cached_v=None, cached_h=None, relu=lambda y: max(y, 0.0),
-          gate=softplus, sign=-1):
+          gate=softplus, sign=-1, whose=0):
     h = h if cached_h is None else np.concatenate((cached_h, h), 1)
 
     def along(weight, b, t):
@@ -319,13 +319,13 @@ def cable(q, k, v, h, tokens, query, cached_k=None, cached_v=None, cached_h=None
 
     def bias(b, head, i, j):
         passed = sum(relu(along(tokens[head], b, t)) for t in range(j + 1, i + 1))
-        return sign * gate(along(query[head], b, i)) * passed
+        return sign * gate(along(query[head], b, j if whose else i)) * passed
 
     return attention(q, k, v, cached_k, cached_v, bias)
 
 
 def dape(q, k, v, positions, key_positions, length, p, a, w1, w2, cached_k=None, cached_v=None, n=same, added=1,
-         leak=0.01):
+         leak=0.01, product=None):
     every = k if cached_k is None else np.concatenate((cached_k, k), 2)
     _, H, T, D = q.shape
     S = every.shape[2]
@@ -333,7 +333,7 @@ def dape(q, k, v, positions, key_positions, length, p, a, w1, w2, cached_k=None,
 
     def bias(b, h, i, j):
         kerple = [-p[o] * np.log(1 + a[o] * abs(int(at[b, i]) - int(at[b, j]))) for o in range(H)]
-        x = [q[b, o, i - S + T] @ every[b, o, j] / math.sqrt(D) for o in range(H)] + kerple + [1]
+        x = [q[b, o, i - S + T] @ every[b, o, j] / (product or math.sqrt(D)) for o in range(H)] + kerple + [1]
         hidden = [sum(y * z for y, z in zip(row, x, strict=True)) for row in w1]
         return added * kerple[h] + sum(w * (y if y > 0 else leak * y) for w, y in zip(w2[h], hidden, strict=True))
 

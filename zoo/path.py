@@ -15,6 +15,7 @@ cache solves it anew.
 Tokens are counted in the order in which they stand: other positions do not exist here.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +23,7 @@ import numpy as np
 
 import model_numpy
 from config import SIZE, NoPE, knob
-from zoo.selective_rope import conv_backward, conv_forward, unit, unit_backward, unit_forward
+from zoo.selective_rope import conv_backward, conv_forward, convolve, unit, unit_backward, unit_forward
 
 TAPS = 3                                                             # tokens that the convolution sees
 
@@ -93,32 +94,37 @@ def doors(settings):
     return model_numpy.Encoding(score=(score_forward, score_backward), shapes=shapes_of(settings), start=start,
                                 each_block=True)
 
-def torch_class():
+def keep_reflections(encoding, h):
+    """Of tensors: W2 W1 x and b of each head and token, (B, H, S, D + 1), in fp32 at least. h (B, S, C)."""
     import torch
     import torch.nn.functional as F
 
-    from model_torch import Encoding, score_divisor
+    wide = torch.promote_types(h.dtype, torch.float32)
+    u = F.linear(F.linear(h, encoding.w1.type_as(h)), encoding.w2.type_as(h))                  # (B, S, C)
+    u = u.unflatten(-1, (len(encoding.bias), -1)).to(wide)                                     # (B, S, H, D)
+    b = 2 * F.linear(h, encoding.strength.type_as(h), encoding.bias.type_as(h)).to(wide).sigmoid()
+    return torch.cat((u, b[..., None]), -1).transpose(1, 2)
+
+def reflect(encoding, q, k, kept):
+    """Of tensors: what PaTH adds to the scores, (B, H, T, S); kept as keep_reflections makes it, of all S keys."""
+    import torch
+    import torch.nn.functional as F
+
+    T, S = q.shape[2], k.shape[2]
+    b = kept[..., -1:]
+    w = unit(F.silu(convolve(kept[..., :-1], encoding.conv)))                                  # (B, H, S, D)
+    lower, right = (b * (w @ w.mT)).tril(-1), (b * (w @ k.to(w).mT)).tril(-1)
+    z = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)           # (B, H, S, S)
+    return -(q.to(w) @ w.mT).tril(S - T) @ z / math.sqrt(q.shape[-1])
+
+def torch_class():
+    from model_torch import Encoding
 
     class PaTH(Encoding):
-        def __init__(self, settings, config):
-            super().__init__(settings, config)
-            self.n_heads = config.n_heads
-
         def keep(self, h):
-            """W2 W1 x and b of each head and token, (B, H, S, D + 1), in fp32 at least."""
-            wide = torch.promote_types(h.dtype, torch.float32)
-            u = F.linear(F.linear(h, self.w1.type_as(h)), self.w2.type_as(h)).unflatten(-1, (self.n_heads, -1))
-            b = 2 * F.linear(h, self.strength.type_as(h), self.bias.type_as(h)).to(wide).sigmoid()
-            return torch.cat((u.to(wide), b[..., None]), -1).transpose(1, 2)
+            return keep_reflections(self, h)
 
         def score(self, q, k, kept, table):
-            T, S = q.shape[2], k.shape[2]
-            u, b = kept[..., :-1], kept[..., -1:]
-            taps = self.conv.type_as(u).unflatten(0, (self.n_heads, -1))                       # (H, D, taps)
-            x = sum(F.pad(u, (0, 0, i, 0))[:, :, :S] * taps[:, None, :, i] for i in range(TAPS))
-            w = unit(F.silu(x))                                                                # (B, H, S, D)
-            lower, right = (b * (w @ w.mT)).tril(-1), (b * (w @ k.to(w).mT)).tril(-1)
-            z = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)   # (B, H, S, S)
-            return -(q.to(w) @ w.mT).tril(S - T) @ z / score_divisor(q)                        # (B, H, T, S)
+            return reflect(self, q, k, kept)
 
     return PaTH

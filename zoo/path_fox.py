@@ -7,7 +7,8 @@ the authors' code adds them before the division by sqrt(D).
 """
 
 import model_numpy
-from zoo import fox, path
+import zoo.path as path
+from zoo import fox
 
 Settings = path.Settings
 OWN = {"forget": "weight", "forget_bias": "bias"}                    # of FoX, by its names there
@@ -41,15 +42,17 @@ def torch_class():
     import torch
     import torch.nn.functional as F
 
-    class PaTHFoX(path.torch_class()):
+    from model_torch import Encoding
+
+    class PaTHFoX(Encoding):
         def keep(self, h):
             """What PaTH keeps, and ln f, (B, H, S, D + 2)."""
-            kept = super().keep(h)
+            kept = path.keep_reflections(self, h)
             z = F.linear(h, self.forget.type_as(h), self.forget_bias.type_as(h)).to(kept)      # (B, S, H)
             return torch.cat((kept, F.logsigmoid(z).mT[..., None]), -1)
 
         def score(self, q, k, kept, table):
             c = kept[..., -1].cumsum(-1)                                                       # (B, H, S)
-            return super().score(q, k, kept[..., :-1], table) + c[..., -q.shape[2] :, None] - c[..., None, :]
+            return path.reflect(self, q, k, kept[..., :-1]) + c[..., -q.shape[2] :, None] - c[..., None, :]
 
     return PaTHFoX

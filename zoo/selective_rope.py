@@ -51,6 +51,13 @@ def conv_forward(x, w):
     shifted = [before[:, w.shape[1] - 1 - i :][:, :T] for i in range(w.shape[1])]                  # x_(t-i)
     return sum(part * w[:, i] for i, part in enumerate(shifted)), (shifted, w)
 
+def convolve(x, w):
+    """conv_forward, of tensors by heads: x (B, H, S, n), w (H n, taps)."""
+    import torch.nn.functional as F
+
+    w = w.type_as(x).unflatten(0, (x.shape[1], -1))                                                # (H, n, taps)
+    return sum(F.pad(x, (0, 0, i, 0))[:, :, : x.shape[2]] * w[:, None, :, i] for i in range(w.shape[-1]))
+
 def conv_backward(dout, cache):
     """x_t is in out_(t+i) with w_i: dx_t = sum over i of w_i dout_(t+i), dw_i = sum over t of dout_t x_(t-i)."""
     shifted, w = cache
@@ -120,8 +127,7 @@ def torch_class():
             return u.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
 
         def score(self, q, k, kept, table):
-            w = self.conv.type_as(kept).unflatten(0, (self.n_heads, -1))                           # (H, D/2, taps)
-            z = sum(F.pad(kept, (0, 0, i, 0))[:, :, : k.shape[2]] * w[:, None, :, i] for i in range(TAPS))
+            z = convolve(kept, self.conv)                                                          # (B, H, S, D/2)
             c = torch.as_tensor(expe.rope_inv_freq(q.shape[-1], self.settings.base)).to(z)
             angle = c * z.cumsum(-2)                                                               # (B, H, S, D/2)
             angles = torch.cat((angle.cos(), angle.sin()), -1)
