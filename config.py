@@ -252,12 +252,10 @@ class ModelConfig(Checked):
             raise InputError(f"--heads must be a divisor of --width, {self.d_model}, got {self.n_heads}")
         if self.nope_every == 1 or self.nope_every > self.n_layers:
             raise InputError(f"--nope-every must be 0, or from 2 to --layers, {self.n_layers}, got {self.nope_every}")
-        if self.window and not self.causal:
-            raise InputError("--window counts the keys before a query: leave out --no-causal")
+        if not self.causal and (self.window or self.softmax == "stick"):
+            raise InputError("--window and --softmax stick look back from a query: leave out --no-causal")
         if self.softmax == "llama4" and self.encoding.pe != "nope" and not self.nope_every:
             raise InputError("--softmax llama4 is for blocks without an encoding: give --nope-every too, or --pe nope")
-        if self.softmax == "stick" and not self.causal:
-            raise InputError("--softmax stick begins at the query: leave out --no-causal")
         self.d_mlp = self.d_mlp or 4 * self.d_model
         self.encoding = self.encoding.fit(self)
 

@@ -296,7 +296,7 @@ def test_runs_train_resume_evaluate_and_begin_from_each_other(backend, tokens, t
 
 @pytest.mark.parametrize("flags, message", [
     ("--softmax cubic", "--softmax must be plain, log, sinks, llama4 or stick, got 'cubic'"),
-    ("--softmax stick --no-causal", "--softmax stick begins at the query: leave out --no-causal"),
+    ("--softmax stick --no-causal", "--window and --softmax stick look back from a query: leave out --no-causal"),
     ("--softmax llama4", "--softmax llama4 is for blocks without an encoding: give --nope-every too, or --pe nope"),
 ])
 def test_what_cannot_be_is_named_in_one_line(flags, message, tmp_path):
