@@ -48,7 +48,7 @@ train: .venv/installed
 
 # One minute: the first or the last letter of a text, trained at 64 tokens and read at up to 1,024.
 task: PE = expe-on-k rope
-task_flags = --preset mini --data task:first-last --context 64 --layers 2 --width 64 --heads 2 --batch-size 16 --steps 1000 --lr 3e-3
+task_flags = --preset mini --data task:first-last --context 64 --layers 2 --width 64 --heads 2 --batch-size 16 --steps 1500 --lr 1e-3
 task: .venv/installed
 	@set -e; $(foreach pe,$(PE),\
 	    .venv/bin/python train.py $(task_flags) $(or $($(pe)_flags),--pe $(pe)) --out runs/task-$(pe) $(if $(wildcard runs/task-$(pe)/config.json),--resume);) \

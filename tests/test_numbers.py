@@ -15,7 +15,7 @@ from lab.measures import interval_of_seeds
 pytestmark = pytest.mark.pages
 SEEDS = (1, 2, 3)
 CITED = {                                # what no file of results/ has, and where it is from
-    "README.md": ["3.11 or 3.12", "torch 2.13.0", "4.220, 4.242 and 4.272", "2.191 and 2.230"],      # versions, hosts
+    "README.md": ["3.11 or 3.12", "torch 2.13.0"],                        # versions
     "docs/evidence.md": [
         "4.242 and 4.272", "2.191 and 2.230",                            # the same models on other processors
         "2.949, 2.934 and 2.938",                                        # the command beside them
