@@ -24,19 +24,19 @@ SOLVED = 0.999                           # accuracy at the trained length at whi
 SMALL = "--width 64 --heads 2 --eval-every 100000 --checkpoint-every 100000"
 SETTINGS = {                             # of every run of a task
     "even-pairs": "--context 40 --layers 1 --batch-size 32 --steps 600",
-    "first-last": "--context 64 --layers 2 --batch-size 16 --steps 1500",
-    "back-3": "--context 64 --layers 1 --batch-size 16 --steps 1000",
-    "back-8": "--context 64 --layers 1 --batch-size 16 --steps 1000",
+    "first-last": "--context 64 --layers 2 --batch-size 16 --steps 1000",
+    "back-3": "--context 64 --layers 1 --batch-size 16 --steps 800",
+    "back-8": "--context 64 --layers 1 --batch-size 16 --steps 800",
     "flip-flop": "--context 128 --layers 2 --batch-size 8 --steps 1000",
-    "copy": "--context 26 --layers 2 --batch-size 32 --steps 3000",
-    "sort": "--context 26 --layers 2 --batch-size 32 --steps 1500",
-    "needle": "--context 64 --layers 2 --batch-size 32 --steps 1500",
-    "mqar": "--context 64 --layers 2 --batch-size 32 --steps 1500",
+    "copy": "--context 26 --layers 2 --batch-size 32 --steps 2000",
+    "sort": "--context 26 --layers 2 --batch-size 32 --steps 800",
+    "needle": "--context 32 --layers 2 --batch-size 16 --steps 1000",
+    "mqar": "--context 32 --layers 2 --batch-size 32 --steps 1200",
     "indirect": "--context 22 --layers 2 --batch-size 32 --steps 1000",
-    "reverse": "--context 26 --layers 2 --batch-size 32 --steps 2000",
-    "duplicate": "--context 26 --layers 2 --batch-size 32 --steps 2000",
+    "reverse": "--context 26 --layers 2 --batch-size 32 --steps 1500",
+    "duplicate": "--context 26 --layers 2 --batch-size 32 --steps 1500",
 }
-RATES = {"lr1": "--lr 1e-3", "lr3": "--lr 3e-3", "lr10": "--lr 1e-2"}
+RATES = {"lr3": "--lr 3e-3", "lr1": "--lr 1e-3", "lr10": "--lr 1e-2"}    # the usual one first
 THETA = "--theta {}/{{context}}"
 KNOBS = {                                # method: flags, {name of a value: flags}; the default is one of three
     "expe": ("--pe expe", {"": "", "x16": THETA.format(4), "x64": THETA.format(16)}),
@@ -48,6 +48,8 @@ KNOBS = {                                # method: flags, {name of a value: flag
 }
 OTHERS = {pe: (f"--pe {pe}", {"": ""}) for pe in (
     "nope", "sinusoidal", "learned", "exqpe", "t5", "shaw", "cope", "fire", "grape", "partial", "proportional", "xpos")}
+NEW = {pe: (f"--pe {pe}", {"": ""}) for pe in ("pope", "cable", "dape", "selective_rope", "path", "path_fox")} | {
+    "nope-stick": ("--pe nope --softmax stick", {"": ""})}
 DRAWN = "--random-positions {far}"       # up to 16 times the trained length (Ruoss et al. 2023)
 RANDOM = {f"{name}-random": (f"{flags} {DRAWN}", {"": ""}) for name, flags in {
     "expe": "--pe expe", "expe-on-k": "--pe expe --on k", "rope": "--pe rope",
@@ -60,7 +62,7 @@ RUN = {"name": str, "seed": int, "flags": str, "seconds": int | float, "weights"
 
 def methods_of(task):
     """{method: (flags, {name of a value: flags})} that are trained on a task."""
-    return KNOBS | OTHERS | (RANDOM if task in RANDOM_TASKS else {})
+    return KNOBS | OTHERS | NEW | (RANDOM if task in RANDOM_TASKS else {})
 
 def context_of(task):
     return int(re.search(r"--context (\d+)", SETTINGS[task])[1])
@@ -82,9 +84,14 @@ def variants():
             for name, flags in names_of(task, method).items()}
 
 def runs(seeds, accuracy):
-    """(variant, seed, evaluations) of every run that can be known by the trials' accuracies so far, task by task."""
-    for task in SETTINGS:
-        for method in methods_of(task):
+    """(variant, seed, evaluations) of every run that can be known by the trials' accuracies so far.
+
+    The six of KNOBS come first, on all tasks, and NEW last.
+    """
+    for methods in (KNOBS, RANDOM, OTHERS, NEW):
+        for task, method in itertools.product(SETTINGS, methods):
+            if method not in methods_of(task):
+                continue
             tried, best = trials(list(names_of(task, method)), accuracy)
             yield from ((name, SEED, ("trial",)) for name in tried)
             if best is not None:

@@ -140,18 +140,16 @@ def duplicate(seed, step, length, batch, full=False):
 def needle(seed, step, length, batch, full=False):
     """The letter behind the one marker N in a text of letters.
 
-        tokens   c a N d b a Q              Q ends the window. In training N is at most 8 + step / 16 tokens back, so
-        targets  . . . . . . d              that the distances grow. Symbols: a-p; N, Q. Chance 1/16.
+        tokens   c a N d b a c              Training scores every place after it, evaluation the last one. In training
+        targets  . . . . d d d              N is at most 8 + step / 16 places back. Symbols: a-p; N. Chance 1/16.
     """
     rng = np.random.default_rng([seed, step])
     tokens = rng.integers(16, size=(batch, length))
     furthest = length - 1 if full else min(length - 1, 8 + step // 16)
-    place = length - 1 - rng.integers(2, furthest + 1, size=batch)
-    tokens[np.arange(batch), place] = 16
-    tokens[:, -1] = 17
-    targets = np.full_like(tokens, IGNORED)
-    targets[:, -1] = tokens[np.arange(batch), place + 1]
-    return tokens, targets
+    place = length - 1 - rng.integers(2, furthest + 1, size=(batch, 1))
+    np.put_along_axis(tokens, place, 16, 1)
+    scored = np.arange(length) > (length - 2 if full else place + 1)
+    return tokens, np.where(scored, np.take_along_axis(tokens, place + 1, 1), IGNORED)
 
 def mqar(seed, step, length, batch, full=False, symbols=64):
     """Multi-query associative recall as in zoology (Arora et al. 2023); mqar-256 has its small setting's vocabulary.
@@ -282,7 +280,7 @@ TASKS = {
     "copy-150": of_distinct(copy, guess_remaining, 150),
     "sort": of_distinct(sort, guess_sort, 52),
     "sort-150": of_distinct(sort, guess_sort, 150),
-    "needle": Task(needle, [*LETTERS, "N", "Q"], 16, guess_letters),
+    "needle": Task(needle, [*LETTERS, "N"], 16, guess_letters),
     "mqar": of_pairs(64),
     "mqar-256": of_pairs(256),
     "indirect": Task(indirect, [*string.ascii_letters, *",+-0123456789_"], 52, guess_indirect, 58),
