@@ -101,7 +101,7 @@ def command_line():
                           "does an encoding break? (nonoverlap and streaming; --plot draws it)")
     how.add_argument("--targets", type=at_least(1), metavar="N",
                      help="same-targets, sliding and swap: targets at the end of each document (default: half the "
-                          "trained length)")
+                          "trained length); spread: at each place (default: an eighth of it)")
     how.add_argument("--stride", type=at_least(1), metavar="N",
                      help="sliding: targets that one window scores (default: a quarter of the trained length)")
     scaling.add_stream_flags(how)

@@ -21,6 +21,7 @@ from config import InputError
 
 RESAMPLES = 10_000
 TRIALS = 32                              # of the probes that make up their own text
+ENDS = 16                                # of spread, in each document that has room for them
 
 class Window(NamedTuple):
     """Tokens to read: the inputs and, one further, the last target."""
@@ -34,7 +35,7 @@ class Settings(NamedTuple):
 
     context: int                         # the trained length
     longest: int                         # of all lengths; each document has at least so many targets
-    targets: int                         # of same-targets, sliding and swap
+    targets: int                         # of same-targets, sliding and swap; of spread, at each end
     stride: int                          # of sliding
     encode: Callable                     # str to a list of tokens
 
@@ -79,6 +80,23 @@ def sliding(documents, length, settings):
             scored = min(left, settings.stride)
             end = len(document) - left + scored
             windows.append(Window(document[max(0, end - length - 1) : end], scored, d))
+    return [windows]
+
+def spread(documents, length, settings):
+    """Targets at 16 ends spread over each document, in groups of which each is seen from a window ending with it.
+
+    The groups shrink with the windows, and at the trained length each is one target, which thus has exactly that many
+    tokens before it; further out it has 15 in 2,048 fewer at most. A document without room for 16 has fewer ends.
+    """
+    windows = []
+    group = max(1, settings.targets * length // settings.longest) if length > settings.context else 1
+    for d, document in enumerate(documents):
+        room = len(document) - 1 - settings.longest
+        ends = np.linspace(settings.longest, len(document) - 1, min(ENDS, room // settings.targets + 1), dtype=int)
+        for end, left in itertools.product(ends, range(settings.targets, 0, -group)):
+            scored = min(left, group)
+            last = end - left + scored
+            windows.append(Window(document[max(0, last - length) : last + 1], scored, d))
     return [windows]
 
 
@@ -147,6 +165,7 @@ class Measure(NamedTuple):
     stream: bool = False                 # whether windows are read by a stream of constant memory
     beside: str | None = None            # the protocol to which it is compared, at the trained length
     whole: bool = False                  # whether all targets of a window are scored
+    share: int = 2                       # the default of --targets is the trained length over this
 
 PROTOCOLS = {
     "nonoverlap": Measure(
@@ -168,6 +187,13 @@ PROTOCOLS = {
         "length it is the baseline 'keep the last tokens and forget the rest': an encoding uses a longer context only "
         "if it beats this; it costs a pass every stride, and says nothing of the far context.",
         flags=("targets", "stride")),
+    "spread": Measure(
+        spread,
+        "--targets tokens at each of 16 places spread over each document, each seen from as many tokens before it as "
+        "the length says. The loss at the trained length is that of a sliding window, so that a lower one further out "
+        "means that far context is used. It costs a hundred times as many tokens as same-targets at the trained "
+        "length, and sixteen times at the longest.",
+        flags=("targets",), share=8),
     "streaming": Measure(
         nonoverlap,
         "nonoverlap's windows, read token by token with a cache that keeps the first tokens and the last (--sinks, "

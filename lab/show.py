@@ -125,8 +125,9 @@ def print_rows(rows):
         print_table(rows, "loss without it", "without")
         print_table(rows, "gain, with its 95% interval over documents or trials", "gain", INTERVAL)
         print_table(rows, "share of documents or trials with a gain", "won", "{:.0%}")
-    elif rows[0]["protocol"] == "same-targets":
-        for key, title in (("over_1x", "the trained length"), ("over_sliding", "a sliding window of it")):
+    elif rows[0]["protocol"] in ("same-targets", "spread"):
+        titles = {"over_1x": "the trained length", "over_sliding": "a sliding window of it"}
+        for key, title in ((key, title) for key, title in titles.items() if any(key in row for row in rows)):
             print_table(rows, f"difference from {title}, with its 95% interval over documents", key, INTERVAL)
         pairs = [{**row, "run": f"{line_of(row)} - {other}", "how": "", "pe": "", "trained_tokens": None, "pair": value}
                  for row in scored for other, value in row["minus"].items()]

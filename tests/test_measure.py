@@ -235,6 +235,27 @@ def test_same_targets_and_sliding_equal_a_loop_over_targets_and_two_runs_are_com
     assert "expe - rope" in printed and shown(*value) in printed
 
 
+def test_spread_equals_a_loop_over_targets(workplace, tokens):
+    rows, printed = rows_of(workplace, "runs/expe", "--protocol", "spread", "--lengths", "16,64", "--targets", "4")
+    model, _ = load_model(workplace / "runs/expe")
+    documents = [np.array(document) for document in documents_of(tokens, 64)]
+    for row, length in zip(rows, (16, 64), strict=True):
+        means = []
+        for document in documents:
+            room = len(document) - 1 - 64
+            losses = []
+            for end in np.linspace(64, len(document) - 1, min(16, room // 4 + 1)).astype(int):
+                for i in range(end - 3, end + 1):
+                    begin = i - 16 if length == 16 else end - 64
+                    with torch.no_grad():
+                        logits = model(torch.from_numpy(document[begin:i].astype(np.int64))[None])[0, -1]
+                    losses.append(-torch.log_softmax(logits.double(), -1)[int(document[i])].item())
+            means.append((np.mean(losses), len(losses)))
+        np.testing.assert_allclose(row["unit_losses"], [mean for mean, _ in means], atol=2e-5)
+        assert row["unit_targets"] == [n for _, n in means]
+    assert "difference from the trained length" in printed and "sliding" not in printed
+
+
 def test_the_gain_of_swap_equals_a_loop_with_another_documents_tokens(workplace, tokens):
     rows, printed = rows_of(workplace, *"runs/expe --probe swap --lengths 16,64 --targets 4".split())
     assert rows[0]["loss"] is None and rows[1]["protocol"] == "swap"

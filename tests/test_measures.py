@@ -33,6 +33,11 @@ def test_every_target_is_scored_exactly_once_at_every_length(name, length):
     [windows] = PROTOCOLS[name].conditions(DOCUMENTS, length, SETTINGS)
     if PROTOCOLS[name].whole:  # all targets of a multiple of the longest length
         right = [(d, i) for d, document in enumerate(DOCUMENTS) for i in range(1, (len(document) - 1) // 128 * 128 + 1)]
+    elif name == "spread":  # ten before each of the ends: there is room for 1, 8, 16 and 16 of them
+        room = {0: np.linspace(128, 128, 1), 1: np.linspace(128, 199, 8), 2: np.linspace(128, 299, 16),
+                3: np.linspace(128, 400, 16)}
+        right = [(d, int(end) - 9 + i) for d, ends in room.items() for end in ends for i in range(10)]
+        assert len(set(right)) == len(right)
     else:  # the last ten
         right = [(d, i) for d, document in enumerate(DOCUMENTS) for i in range(len(document) - 10, len(document))]
     assert scored(windows) == right
@@ -57,6 +62,16 @@ def test_a_sliding_window_scores_a_stride_at_its_end_and_same_targets_all_at_onc
     least = {"sliding": 16 - 4, "same": 16 - 10}  # tokens before a target, in the window: at least
     for name, windows in (("sliding", sliding), ("same", same)):
         assert min(len(window.tokens) - window.scored for window in windows) == least[name] + 1
+
+
+def test_a_spread_target_has_its_whole_context_at_the_trained_length_and_nearly_so_further_out():
+    for length, scored_at_once in ((16, {1}), (32, {2}), (64, {5}), (128, {10})):
+        [windows] = measures.spread(DOCUMENTS, length, SETTINGS)
+        assert {window.scored for window in windows} == scored_at_once
+        assert {len(window.tokens) for window in windows} == {length + 1}
+    big = SETTINGS._replace(targets=100)
+    assert {window.scored for window in measures.spread(DOCUMENTS, 16, big)[0]} == {1}
+    assert {len(window.tokens) for window in measures.spread(DOCUMENTS, 127, SETTINGS)[0]} <= {127, 128}
 
 
 @pytest.mark.parametrize("length", LENGTHS)
