@@ -44,7 +44,8 @@ def measured(run, record, lengths, args):
         raise InputError(f"--lengths must divide the longest, {longest}, so that each scores the same tokens: not "
                          f"{', '.join(odd)}")
     tokenizer = functools.cache(lambda: data.run_tokenizer(run, record["data"]))
-    settings = measures.Settings(context, longest, args.targets or max(1, context // measure.share), args.stride or context // 4,
+    targets = args.targets or max(1, context // measure.share)
+    settings = measures.Settings(context, longest, targets, args.stride or context // 4,
                                  lambda text: tokenizer().encode_ordinary(text))
     for flag in ("targets", "stride"):
         if flag in measure.flags and not 1 <= (value := getattr(settings, flag)) <= min(lengths):
