@@ -5,17 +5,20 @@
 1. Trials, with seed 0: three learning rates for every encoding, and with each of them three values of the encoding's
    own knob where it has one. The first that reaches SOLVED at the trained length is chosen, and the rest of them are
    left out; if none does, the one with the highest accuracy is. Nothing longer is looked at.
-2. The chosen values with fresh seeds, on 512 new sequences of each length.
+2. The chosen values with fresh seeds, on 512 new sequences at 1, 2, 4 and 16 times the trained length, as far as a
+   task allows.
 
 Every task has one small model and one number of steps for all encodings. A run's files are in its directory under
 runs/tasks/. The report gathers them in results/tasks/, a JSON file for each task, and makes the pages from these.
 """
 
 import itertools
+import math
 import re
 from pathlib import Path
 
 from lab.files import read_json
+from studies.tasks import find
 
 PLACE = "tasks"
 TITLE = "Tasks on which positions decide: who solves which, at the trained length and past it"
@@ -114,9 +117,13 @@ def evaluation(name, what, run):
     """(file, words of eval.py's command line) of an evaluation of a run: a trial's, a final's, or of another task."""
     task, _, method = name.partition(".")
     context = context_of(task)
-    longer = "" if re.match("learned-(?!random)", method) else f",{4 * context}"       # a table of positions ends
-    words = {"trial": ["--lengths", f"{context}"], "accuracy": []}
-    return run / f"{what}.json", words.get(what, ["--data", f"task:{what}", "--lengths", f"{context}{longer}"])
+    multiples = (1,) if what == "trial" else (1, 2, 4, 16) if what == "accuracy" else (1, 4)
+    longest = find(f"task:{task}").longest or math.inf                  # where distinct symbols run out
+    if re.match("learned-(?!random)", method):                          # a table of positions ends
+        longest = context
+    lengths = ",".join(str(context * k) for k in multiples if context * k <= longest)
+    other = ["--data", f"task:{what}"] if what in MORE.get(task, ()) else []
+    return run / f"{what}.json", [*other, "--lengths", lengths]
 
 # ---- results/tasks/ --------------------------------------------------------------------------------------------------
 
