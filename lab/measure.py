@@ -64,6 +64,8 @@ def evaluate(run, work, scalings, args, bar):
                 losses = [model.window_losses(windows, bar, stream) for windows in conditions]
                 row |= measures.summary(conditions, losses)
                 row["targets_sha256"] = measures.fingerprint(conditions[0])
+                if job == "far-repeats":
+                    row["by_distance"] = measures.by_distance(conditions[0], losses[0], context)
                 if args.per_position and row["loss"] is not None:
                     block = max(1, context // 8)
                     row |= {"block": block, "by_position": measures.by_position(losses[0], block)}

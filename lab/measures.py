@@ -22,6 +22,7 @@ from config import InputError
 RESAMPLES = 10_000
 TRIALS = 32                              # of the probes that make up their own text
 ENDS = 16                                # of spread, in each document that has room for them
+GRAM, REPEATS = 8, 32                    # of far-repeats: tokens of a repetition, and how many of a document are scored
 
 class Window(NamedTuple):
     """Tokens to read: the inputs and, one further, the last target."""
@@ -29,6 +30,7 @@ class Window(NamedTuple):
     tokens: np.ndarray                   # (length + 1,)
     scored: int                          # how many of its targets count, the last ones
     unit: int                            # the document or trial that they are of
+    distance: int = 0                    # of far-repeats: from the target to what it repeats
 
 class Settings(NamedTuple):
     """What a measure may ask besides the documents and the length of a window."""
@@ -97,6 +99,30 @@ def spread(documents, length, settings):
             scored = min(left, group)
             last = end - left + scored
             windows.append(Window(document[max(0, last - length) : last + 1], scored, d))
+    return [windows]
+
+def far_repeats(documents, length, settings):
+    """The last token of each 8-gram that stood in its document before, further back than the trained length.
+
+    Its nearest copy lies in the longest window and ends more than the trained length before it. Of a document at most
+    32 such targets are scored, evenly spread. Each is seen from as many tokens as the window has.
+    """
+    windows = []
+    for document in documents:
+        unit = windows[-1].unit + 1 if windows else 0                   # some documents may have no target
+        latest = {}
+        targets = []
+        for i in range(GRAM, len(document)):                            # the first token is <|endoftext|>
+            gram = document[i - GRAM + 1 : i + 1].tobytes()
+            distance = i - latest.get(gram, i)
+            latest[gram] = i
+            if i >= settings.longest and settings.context < distance <= settings.longest - GRAM + 1:
+                targets.append((i, distance))
+        chosen = np.linspace(0, len(targets) - 1, min(REPEATS, len(targets)), dtype=int)
+        windows += [Window(document[i - length : i + 1], 1, unit, n) for i, n in (targets[at] for at in chosen)]
+    if not windows:
+        raise InputError(f"no {GRAM} tokens of these documents stood in one before, more than {settings.context} and "
+                         f"at most {settings.longest - GRAM + 1} tokens back")
     return [windows]
 
 
@@ -194,6 +220,12 @@ PROTOCOLS = {
         "means that far context is used. It costs a hundred times as many tokens as same-targets at the trained "
         "length, and sixteen times at the longest.",
         flags=("targets",), share=8),
+    "far-repeats": Measure(
+        far_repeats,
+        "the last token of each run of 8 tokens that stood in the same document before, further back than the trained "
+        "length and nowhere nearer (LongPPL's idea, arXiv 2410.23771, without a second model). Far context pays for "
+        "these targets, so that a model which can use it has a lower loss once the window reaches the copy; the "
+        "table by distance shows where. It says nothing of other targets."),
     "streaming": Measure(
         nonoverlap,
         "nonoverlap's windows, read token by token with a cache that keeps the first tokens and the last (--sinks, "
@@ -233,6 +265,13 @@ def by_position(losses, block):
     """The mean loss at each position of equally long windows that are scored whole, averaged over `block` positions."""
     mean = np.mean(losses, axis=0, dtype=np.float64)                   # (length,)
     return [round(float(part.mean()), 5) for part in np.split(mean, range(block, len(mean), block))]
+
+def by_distance(windows, losses, context):
+    """{"1x to 2x": [mean loss, number of targets], ...} of far-repeats: by the distance in trained lengths."""
+    doublings = np.log2([(window.distance - 1) / context for window in windows]).astype(int)
+    values = np.concatenate(losses).astype(np.float64)
+    return {f"{2**n}x to {2**(n + 1)}x": [values[doublings == n].mean(), int((doublings == n).sum())]
+            for n in np.unique(doublings).tolist()}
 
 def intervals(differences, targets, seed=0):
     """[mean, low, high] of each row of paired differences (k, documents), weighted by the documents' targets.

@@ -37,7 +37,7 @@ MARKERS = (*"os^DvPX*<>dp", (4, 1, 0), (3, 1, 0), "8", (6, 1, 0))          # lik
 WORDS = {"linear": "interpolated", "ntk": "NTK", "dynamic": "dynamic NTK", "yarn": "YaRN", "dual-chunk": "dual chunks",
          "llama 4": "Llama 4"}
 PROTOCOLS = {"nonoverlap": "the paper's protocol", "same-targets": "the same targets", "sliding": "a sliding window",
-             "spread": "16 places in each document",
+             "spread": "16 places in each document", "far-repeats": "ends of far repetitions",
              "streaming": "token by token, in constant memory", "swap": "swap: the far context is another document's",
              "repeat": "repeat: random tokens at both ends of a window, and another beginning",
              "passkey": "passkey: a number in the first sentence, and another one there"}

@@ -115,7 +115,8 @@ def print_rows(rows):
     scored = [row for row in rows if row["loss"] is not None]
     lines = {(row["data"], row["n_documents"], row["n_targets"], len(row["unit_targets"])) for row in scored}
     for name, n_documents, n_targets, n_units in sorted(lines):
-        trials = f" in {n_units} trials" * (n_units != n_documents)
+        kind = "trials" if rows[0]["protocol"] in measures.PROBES else "of them"
+        trials = f" in {n_units} {kind}" * (n_units != n_documents)
         s = "s" * (n_documents > 1)
         print(f"{name}: {n_documents:,} document{s}, {n_targets:,} targets{trials} at every length")
     if len({name for name, *_ in lines}) > 1:
@@ -125,7 +126,7 @@ def print_rows(rows):
         print_table(rows, "loss without it", "without")
         print_table(rows, "gain, with its 95% interval over documents or trials", "gain", INTERVAL)
         print_table(rows, "share of documents or trials with a gain", "won", "{:.0%}")
-    elif rows[0]["protocol"] in ("same-targets", "spread"):
+    elif rows[0]["protocol"] in ("same-targets", "spread", "far-repeats"):
         titles = {"over_1x": "the trained length", "over_sliding": "a sliding window of it"}
         for key, title in ((key, title) for key, title in titles.items() if any(key in row for row in rows)):
             print_table(rows, f"difference from {title}, with its 95% interval over documents", key, INTERVAL)
@@ -137,6 +138,11 @@ def print_rows(rows):
         print_table(rows, "perplexity (* trained length)", "perplexity", "{:.1f}")
     if scored and "by_position" in scored[0]:
         print_positions(scored)
+    for distance in scored[0].get("by_distance", ()) if scored else ():
+        n_targets = scored[0]["by_distance"][distance][1]
+        parts = [{**row, "loss": row["by_distance"][distance][0]} for row in scored]
+        print_table(parts, f"loss on the {n_targets:,} targets that repeat what ended {distance} the trained length "
+                           "before", "loss")
 
 def print_positions(rows):
     """The loss between doubling positions of the longest window, one line a run and scaling."""

@@ -27,7 +27,10 @@ def scored(windows):
     return [(w.unit, int(x) - 1000 * (w.unit + 1)) for w in windows for x in w.tokens[len(w.tokens) - w.scored :]]
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+SCORED = [name for name in PROTOCOLS if name != "far-repeats"]  # for which these documents have no target
+
+
+@pytest.mark.parametrize("name", SCORED)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_every_target_is_scored_exactly_once_at_every_length(name, length):
     [windows] = PROTOCOLS[name].conditions(DOCUMENTS, length, SETTINGS)
@@ -43,7 +46,7 @@ def test_every_target_is_scored_exactly_once_at_every_length(name, length):
     assert scored(windows) == right
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", SCORED)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_window_is_a_piece_of_its_document_of_that_length(name, length):
     [windows] = PROTOCOLS[name].conditions(DOCUMENTS, length, SETTINGS)
@@ -72,6 +75,38 @@ def test_a_spread_target_has_its_whole_context_at_the_trained_length_and_nearly_
     big = SETTINGS._replace(targets=100)
     assert {window.scored for window in measures.spread(DOCUMENTS, 16, big)[0]} == {1}
     assert {len(window.tokens) for window in measures.spread(DOCUMENTS, 127, SETTINGS)[0]} <= {127, 128}
+
+
+def test_far_repeats_are_those_of_a_search_through_the_whole_document(monkeypatch):
+    monkeypatch.setattr(measures, "REPEATS", 10**6)
+    rng = np.random.default_rng(3)
+    documents = [rng.integers(2, size=size).astype(np.uint16) for size in (900, 150, 700)]  # two symbols: many copies
+    documents.insert(1, np.arange(300, dtype=np.uint16))  # without a copy
+    windows = {length: measures.far_repeats(documents, length, SETTINGS)[0] for length in (16, 128)}
+    right = []
+    for document in documents:
+        for i in range(128, len(document)):
+            last = [j for j in range(8, i) if (document[j - 7 : j + 1] == document[i - 7 : i + 1]).all()]
+            if last and 16 < i - last[-1] <= 121:
+                right.append((document[i - 128 : i + 1].tolist(), i - last[-1]))
+    assert 5 < len(right) == len(windows[128])
+    assert [(window.tokens.tolist(), window.distance) for window in windows[128]] == right
+    for far, near in zip(windows[128], windows[16], strict=True):
+        copy = far.tokens[-1 - far.distance - 7 :][:8]
+        assert len(copy) == 8 and (copy == far.tokens[-8:]).all()
+        assert (near.tokens == far.tokens[-17:]).all() and near.scored == far.scored == 1
+    assert {window.unit for window in windows[16]} <= {0, 1, 2} and windows[16][-1].unit >= 1
+    losses = [np.full(1, window.distance, np.float32) for window in windows[16]]
+    by_distance = measures.by_distance(windows[16], losses, 16)
+    distances = np.array([distance for _, distance in right])
+    for name, low in (("1x to 2x", 16), ("2x to 4x", 32), ("4x to 8x", 64)):
+        inside = distances[(distances > low) & (distances <= 2 * low)]
+        assert by_distance.pop(name) == [pytest.approx(inside.mean()), len(inside)]
+    assert not by_distance
+    monkeypatch.setattr(measures, "REPEATS", 3)
+    assert max(np.bincount([window.unit for window in measures.far_repeats(documents, 16, SETTINGS)[0]])) == 3
+    with pytest.raises(InputError, match="no 8 tokens of these documents stood in one before, more than 16"):
+        measures.far_repeats(DOCUMENTS, 16, SETTINGS)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
