@@ -226,17 +226,17 @@ def test_the_grid_tries_then_trains_fresh_seeds():
             _, model, config = read_flags(["--preset", "mini", *flags.split()])
             assert config.random_positions == 16 * 26 == model.encoding.longest(model) or method != "learned-random"
     assert [run for run in task_grid.runs([1, 2, 3], {}.get) if run[0].startswith("copy.rope")] == [
-        ("copy.rope-lr3", 0, ("trial",)), ("copy.rope-random-lr3", 0, ("trial",))]        # one after the other
+        ("copy.rope-lr1", 0, ("trial",)), ("copy.rope-random-lr1", 0, ("trial",))]        # one after the other
     found = {name: 0.5 + 0.1 * (name == "copy.rope-base100-lr10") for name in task_grid.variants()}
-    found["flip-flop.fox-lr1"] = 0.9995
+    found["flip-flop.fox-lr3"] = 0.9995
     wanted = list(task_grid.runs([1, 2, 3], found.get))
     assert [run for run in wanted if run[0].startswith("copy.rope") and run[1] and "random" not in run[0]] == [
         ("copy.rope-base100-lr10", seed, ("accuracy",)) for seed in (1, 2, 3)]
-    assert [seed for name, seed, _ in wanted if name == "copy.nope-lr3"] == [0, 1, 2]
+    assert [seed for name, seed, _ in wanted if name == "copy.nope-lr1"] == [0, 1, 2]
     more = "accuracy", "flip-flop-sparse", "flip-flop-dense"
     assert [run for run in wanted if run[0].startswith("flip-flop.fox")] == [                 # the third is left out
-        ("flip-flop.fox-lr3", 0, ("trial",)), ("flip-flop.fox-lr1", 0, ("trial",)),
-        *(("flip-flop.fox-lr1", seed, more) for seed in (1, 2, 3))]
+        ("flip-flop.fox-lr1", 0, ("trial",)), ("flip-flop.fox-lr3", 0, ("trial",)),
+        *(("flip-flop.fox-lr3", seed, more) for seed in (1, 2, 3))]
 
 
 def test_a_small_grid_runs_to_its_page(tmp_path, monkeypatch):
