@@ -1,0 +1,84 @@
+"use strict";
+// A task of studies/tasks.py, solved by small models in this page: their answers, and the head that fetches them.
+
+const TASK = DATA.task, solvers = TASK ? DATA.task_models.map((made) => new Thread(made, MULTIPLES.at(-1) * TASK.trained)) : [];
+const task = { length: TASK?.trained, sequence: 0, query: 0, asked: 0, answers: new Map() };
+const ABOUT = {
+  "first-last": "A text of letters stands behind some filler symbols. Each of the last four symbols is a question: F asks " +
+    "for the first letter of the text, and L for the last. The answer to F can be as far back as the text is long, so that " +
+    "here the far context must be used.",
+};
+const sequence = () => TASK.sequences[task.length][task.sequence];
+const queries = () => Object.keys(sequence().targets).map(Number);
+
+// Ask every model; true once the answers to all queries of this sequence are here.
+async function solve(change = {}) {
+  Object.assign(task, { query: 0 }, change, { answers: new Map() });
+  const mine = ++task.asked, { tokens } = sequence();
+  at("task-length").value = task.length;
+  drawTask();
+  for (const solver of solvers) {
+    await solver.ready;
+    const answers = [];
+    for (const place of queries()) {
+      const found = await solver.ask({ inside: [...tokens, 0], how: how(plain()), index: place + 1 });
+      if (!found || mine !== task.asked) return false;
+      answers.push({ ...found, answer: found.next[0][0] });
+    }
+    task.answers.set(solver.id, answers);
+    drawTask();
+  }
+  return true;
+}
+
+// The place that the answer stands at: of the right letter the first after the filler, or the last.
+const placeOf = (query) => {
+  const { tokens } = sequence(), letters = tokens.flatMap((token, i) => (/^[a-z]$/.test(TASK.symbols[token]) ? [i] : []));
+  return TASK.symbols[tokens[queries()[query]]] === "F" ? letters[0] : letters.at(-1);
+};
+
+// The head with the most weight on the place of the answer.
+const fetching = ({ heads }, place) => heads.reduce((best, head) => (head.weights[place] > best.weights[place] ? head : best));
+
+function drawTask() {
+  const { tokens, targets } = sequence(), symbol = (token) => TASK.symbols[token], place = placeOf(task.query);
+  const ask = queries()[task.query];
+  at("task-queries").replaceChildren("Question: ", ...queries().map((at, i) => {
+    const button = element("button", { type: "button", "aria-pressed": i === task.query }, `${symbol(tokens[at])}?`);
+    button.onclick = () => { task.query = i; drawTask(); focusQuery(i); };
+    return button;
+  }));
+  at("task-models").replaceChildren(...solvers.map((solver) => {
+    const answers = task.answers.get(solver.id), found = answers?.[task.query], head = found && fetching(found, place);
+    const most = head && Math.max(...head.weights);
+    const box = element("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": `The text, as ${solver.name} weights it` },
+      ...tokens.map((token, i) => element("span", { class: [i === place && "target", i === ask && "chosen", head && i <= ask && "attended"]
+        .filter(Boolean).join(" "), style: head && i <= ask ? `--w: ${(head.weights[i] / most) * 50}%` : "" }, symbol(token))));
+    const said = answers ? queries().map((at, i) => `${symbol(tokens[at])} ${symbol(answers[i].answer)}` +
+      (answers[i].answer === targets[at] ? "" : ` (right: ${symbol(targets[at])})`)).join(", ") : "reading ...";
+    const right = answers?.filter(({ answer }, i) => answer === targets[queries()[i]]).length;
+    return element("article", { class: "model" },
+      element("h3", { class: "name", style: `--colour: ${solver.colour}` }, solver.name),
+      element("p", answers && right < answers.length ? { class: "wrong" } : {}, answers ? `${right} of ${answers.length} right: ${said}` : said),
+      element("p", {}, head ? `Block ${head.block}, head ${head.head} puts ${(100 * head.weights[place]).toFixed(1)}% of its weight on the ` +
+        `letter that is asked for, ${plural(ask - place, "token")} back: the most of all heads.` : ""), box);
+  }));
+}
+
+const focusQuery = (i) => at("task-queries").children[i].focus();
+
+if (TASK) {
+  const places = Object.keys(TASK.sequences).map(Number);
+  at("task-about").textContent = `${ABOUT[TASK.name] ?? `The task ${TASK.name} of studies/tasks.py.`} The models were trained on texts of up to ` +
+    `${TASK.trained} symbols. The answer's letter is underlined, and what the head attends to is marked.`;
+  options(at("task-length"), places.map((length, i) => [length, `${length} symbols, ${MULTIPLES[i]}x`]));
+  at("task-length").onchange = () => solve({ length: Number(at("task-length").value) });
+  at("task-another").onclick = () => solve({ sequence: (task.sequence + 1) % TASK.sequences[task.length].length });
+  const percent = (values) => values.map((share, i) => [places[i], 100 * share]);
+  draw(at("task-accuracy"), [
+    ...solvers.map(({ id, name, colour }) => ({ name, colour, dots: true, points: percent(TASK.accuracy[id]) })),
+    { name: "best guess", colour: "var(--soft)", dashed: true, points: percent(TASK.guess) }], {
+    xs: [places[0], places.at(-1)], ys: [0, 100], log: true, ticks: places, x: "symbols read", y: "right answers, %",
+    about: solvers.map(({ id, name }) => `${name}: ${percent(TASK.accuracy[id]).map(([n, y]) => `${y.toFixed(0)}% at ${n}`).join(", ")}`).join("; ") });
+  solve();
+} else at("task").remove();
