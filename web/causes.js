@@ -15,7 +15,7 @@ const FLAT = 0.1, SLIGHT = 0.05;         // nats: below it a loss does not chang
 function verdict(thread) {
   const [one, moved, far, window, near] = SETTINGS().map(([, setting]) => targetsMean(thread, setting));
   if (![one, moved, far, window, near].every(Number.isFinite)) return null;
-  const rise = far - one, percent = (x) => `${Math.round(100 * x)}%`;
+  const rise = far - one, percent = (x) => `${Math.round(100 * Math.min(Math.max(x, 0), 1))}%`;
   if (rise < FLAT) {
     return { flat: true, near: near - far, words: `its loss does not rise with length (${signed(rise)}). ` +
       (near - far < SLIGHT ? `It does not use the far context either: with the last ${NEAR} keys alone its loss is ${signed(near - far)}.`
@@ -24,7 +24,7 @@ function verdict(thread) {
   const distance = (far - window) / rise, position = (moved - one) / rise;
   const cause = position >= 0.5 ? "positions" : distance >= 0.5 ? "distances" : "neither alone";
   return { flat: false, cause, words: `its loss rises by ${number(rise, 2)}. Large positions without any added text make ` +
-    `${percent(Math.max(position, 0))} of that rise; hiding keys more than ${TRAINED} back takes ${percent(distance)} of it away. ` +
+    `${percent(position)} of that rise; hiding keys more than ${TRAINED} back takes ${percent(distance)} of it away. ` +
     { positions: "The cause is the size of the positions.", distances: "The cause is the distances that it never saw in training.",
       "neither alone": "Neither switch alone explains it." }[cause] };
 }

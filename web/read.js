@@ -60,7 +60,7 @@ function choose(text, all) {
 }
 
 // Read a setting in every model; false if there is nothing to read, or if something else was asked for meanwhile.
-let asked = 0;
+let asked = 0, due = null;
 async function show(change = {}) {
   Object.assign(state, change);
   const mine = ++asked, setting = now(), window = windowOf(state.length);
@@ -68,6 +68,7 @@ async function show(change = {}) {
   clearInside();
   panels(window);
   tell();
+  due ??= setTimeout(curves, 100);
   for (const thread of threads) thread.ask({});                          // what it may still be doing is of no use
   if (window.length < 2) return false;
   await Promise.all(threads.map(async (thread) => {
@@ -126,13 +127,12 @@ function paint(thread, losses, from, to) {
   thread.bar.value = losses.findLastIndex((loss) => !Number.isNaN(loss)) + 1;
   const read = [...losses].filter((loss) => !Number.isNaN(loss));
   thread.mean.textContent = `${thread.flags}: targets ${number(targetsMean(thread, now()))} nats a token, all tokens ${number(mean(read))}`;
-  due ??= setTimeout(curves, 100);                                       // for all that comes in until then
+  due ??= setTimeout(curves, 200);                                       // for all that comes in until then
 }
 
-let due = null;
 function curves() {
   due = null;
-  const all = lengths(), ticks = all.filter((n) => n === count() ? !all.some((m) => m < n && n < 1.4 * m) : true);
+  const all = lengths(), ticks = all.filter((n) => n && (n === count() || count() / n > 1.4));
   const bySetting = (more, look) => threads.map((thread) => ({
     name: thread.name, colour: thread.colour, dots: true, ...look,
     points: all.map((length) => [length, targetsMean(thread, { length, ...more })]),
@@ -142,7 +142,7 @@ function curves() {
   const words = live.map(({ name, points }) => `${name}: ${points.filter(([, y]) => !Number.isNaN(y))
     .map(([x, y]) => `${number(y)} at ${x}`).join(", ") || "not read yet"}`);
   draw(at("by-length"), [...before, ...live], {
-    xs: [Math.min(all[0], TRAINED), Math.max(all.at(-1), 2 * TRAINED)], log: true, ticks, x: "tokens read", y: LOSS,
+    xs: [Math.min(all[0] || TRAINED, TRAINED), Math.max(all.at(-1), 2 * TRAINED)], log: true, ticks, x: "tokens read", y: LOSS,
     about: `Mean loss of the same targets by tokens read. ${words.join("; ")}` });
   const size = state.length, part = Math.max(1, Math.min(16, Math.ceil(size / 8)), size / 32), positions = threads.map((thread) => {
     const losses = lossesAt(thread, now()) ?? [], points = [];
@@ -215,4 +215,4 @@ draw(at("result"), threads.map(({ id, name, colour }) => ({
     `${number(loss)} at ${PLACES[i]}`).join(", ")}`).join("; ")}` });
 at("result-words").textContent = `${DATA.models.length} models that differ in their positional encoding, all trained on ` +
   `windows of ${TRAINED} tokens, read the same ${TRAINED} last tokens of ${plural(DATA.documents, "held-out text")} with more and more text before them.`;
-at("targets-words").textContent = `The targets are the tokens that are scored: the last ${TRAINED} of a text, the same at every length.`;
+at("targets-words").textContent = `the last ${TRAINED} of a text, the same at every length.`;

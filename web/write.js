@@ -13,6 +13,7 @@ async function write() {
   const prompt = state.chosen === null ? window : window.slice(0, chosenIndex() + 1);      // up to before the chosen token
   const end = prompt.slice(-12).map((token) => TOKENIZER.show(token)).join("");
   const chosen = [...new Set(PAIR.map((id) => at(id).value))].map(threadOf);
+  at("write-words").textContent = "Writing ...";
   const done = await Promise.all(chosen.map(async (thread, i) => {
     const written = [], said = element("span"), box = element("div", { class: "tokens" }, element("span", { class: "prompt" }, end), said);
     const head = element("h3", { class: "name", style: `--colour: ${thread.colour}` }, thread.name);
