@@ -455,12 +455,22 @@ def test_the_vectors_hold(opened, name):
         if "wq" in x and "l" in p:
             e = {"pe": name[:5].strip("-"), "on": "k" if name == "expe-keys" else "qk", "constant": False, **p}
             C = np.shape(x["x"])[-1]
-            found = page.evaluate("""([x, n, w, C, e]) => x.map((h, b) => {
-                const doors = doorsOf({ d_model: C, n_heads: 1 }, e);
-                const p = { "qkv.weight": Float32Array.from(w.flat(2)) };
-                const { q, k } = project(Float32Array.from(h.flat()), n[b], p, C, doors);
-                return [[...q], [...k]];
-            })""", [x["x"], n.tolist(), [x["wq"], x["wk"], x["wv"]], C, e])
+            found = page.evaluate("""([x, n, wq, wk, C, e]) => x.map((h, b) => {
+                const doors = doorsOf({ d_model: C, n_heads: 1 }, e), steps = doors.linear && doors.linear(C);
+                const [Wq, Wk] = [wq, wk].map((w) => Float64Array.from(w.flat()));
+                const phi = (row, position, part) => {
+                    const input = Float64Array.from(row);
+                    if (doors.on.includes(part)) doors.override(input, position);
+                    return input;
+                };
+                const key = (row, m) => {                              // its line apart, as attention adds it
+                    if (!steps) return times(Wk, phi(row, m, "k"));
+                    const line = times(Wk, steps);
+                    return times(Wk, phi(row, 0, "k")).map((k, i) => k + m * line[i]);
+                };
+                return [h.flatMap((row, t) => [...times(Wq, phi(row, n[b][t], "q"))]),
+                        h.flatMap((row, t) => [...key(row, n[b][t])])];
+            })""", [x["x"], n.tolist(), x["wq"], x["wk"], C, e])
             for b, (q, k) in enumerate(found):
                 for mine, right in ((q, y["q"][b]), (k, y["k"][b])):
                     right = np.moveaxis(right, 0, 1)                                   # (T, H, D)
