@@ -33,18 +33,19 @@ from studies import tasks
 WEB = Path(__file__).parent
 FOLDER = Path("runs/explorer")
 OUT = Path("explorer.html")
-TASK = ("--data task:first-last --context 64 --layers 2 --width 64 --heads 2 --batch-size 16 --steps 1500 --lr 1e-3")
-RUNS = {                                 # name: flags of train.py, as those of `make train` and `make task`
+TASK = "--data task:needle --context 32 --layers 2 --width 64 --heads 2 --batch-size 16 --steps 1000 --lr 3e-3"
+RUNS = {                                 # name: flags of train.py; the first are those of `make train`
     "expe": "--pe expe",
     "expe-on-k": "--pe expe --on k",
     "rope": "--pe rope",
     "alibi": "--pe alibi",
     "fox": "--pe fox",
-    "task-expe-on-k": f"--pe expe --on k {TASK}",
+    "task-fox": f"--pe fox {TASK}",
     "task-rope": f"--pe rope {TASK}",
 }
 ENCODINGS = ("nope", "sinusoidal", "expe", "exqpe", "rope", "alibi", "fox")        # those of encodings.js
-TEXTS, DOCUMENTS, SEQUENCES = 4, 24, 4   # to read; of the result; of a task at each length
+TEXTS, DOCUMENTS, SEQUENCES = 4, 16, 8   # to read; of the result; of a task at each length
+TASKS = ("needle", "first-last")         # those of task.js
 APART = 0.18                             # of two colours in Oklab: below it they are hard to tell from each other
 
 def find_run(flags):
@@ -149,6 +150,8 @@ def task_of(runs):
         return None
     model, _, record = read_run(runs[0])
     source = record["data"]["source"]
+    if (name := source.removeprefix("task:")) not in TASKS:
+        raise InputError(f"{runs[0]} is trained on {source}, and the page shows the tasks {' and '.join(TASKS)}")
     sequences = {}
     for length in (multiple * model.context for multiple in MULTIPLES):
         batch = tasks.Split(source, "val").batch(length, SEQUENCES, 0, length)[:, :-1]                # (B, T, 2)
@@ -156,7 +159,7 @@ def task_of(runs):
             int(t): int(pair[t, 1]) for t in np.flatnonzero(pair[:, 1] != tasks.IGNORED)}} for pair in batch]
     scores = {id_of(run): [tasks.score(load_model(run)[0], source, length, sequences=128) for length in sequences]
               for run in runs}
-    return {"name": source.removeprefix("task:"), "trained": model.context, "symbols": tasks.find(source).symbols,
+    return {"name": name, "trained": model.context, "symbols": tasks.find(source).symbols,
             "sequences": sequences, "guess": [row["guess"] for row in scores[id_of(runs[0])]],
             "accuracy": {run: [row["accuracy"] for row in rows] for run, rows in scores.items()}}
 

@@ -117,16 +117,18 @@ function drawWeights() {
 
 // ---- what far weights are worth ----
 
-const SINK = 0.05, USED = 0.005;         // the share of weight that counts as much; the nats that count as something
+const SINK = 0.05;                       // the share of weight that counts as much
+const uses = ({ worth, error }) => worth > 2 * error;
 
 function worthWords(i) {
   const found = view.worth[i];
   if (!found) return "";
-  const { far, worth } = found, targets = Math.min(TRAINED, state.length);
-  const means = worth > USED ? "The head uses them." : worth < -USED ? "They do harm." :
-    far > SINK ? "The weight is parked on them and nothing is fetched: they are a sink." : "There is little weight, and no use.";
+  const { far, worth, error } = found, targets = Math.min(TRAINED, state.length);
+  const means = uses(found) ? "The head uses them." : worth < -2 * error ? "They do harm." :
+    far > SINK ? "That is not more than chance: the weight is parked there and fetches nothing (a sink)." :
+                 "That is not more than chance, and there is little weight.";
   return `Over the ${plural(targets, "target")}, this head puts ${(100 * far).toFixed(1)}% of its weight on keys more than ${NEAR} back. ` +
-    `When it alone cannot see them, the mean loss changes by ${signed(worth)} nats. ${means}`;
+    `When it alone cannot see them, the mean loss changes by ${signed(worth)} nats, with a standard error of ${number(error)}. ${means}`;
 }
 
 // Fills view.worth; the sum of what was found, or false if something else was asked for.
@@ -134,9 +136,9 @@ async function measureWorth() {
   const { thread, setting } = view, mine = asked, heads = view.heads, targets = Math.min(TRAINED, setting.length);
   at("worth-do").disabled = true;
   at("worth-words").textContent = `Reading the targets again, once for each head ...`;
-  const done = await thread.ask({ worth: windowOf(setting.length), how: how(setting), targets, near: NEAR }, ({ head, worth, far }) => {
+  const done = await thread.ask({ worth: windowOf(setting.length), how: how(setting), targets, near: NEAR }, ({ head, worth, error, far }) => {
     if (mine !== asked || view.heads !== heads) return;
-    view.worth[head] = { worth, far };
+    view.worth[head] = { worth, error, far };
     showHead(view.shown);
   });
   if (view.heads === heads) at("worth-do").disabled = false;

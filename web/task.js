@@ -3,10 +3,21 @@
 
 const TASK = DATA.task, solvers = TASK ? DATA.task_models.map((made) => new Thread(made, MULTIPLES.at(-1) * TASK.trained)) : [];
 const task = { length: TASK?.trained, sequence: 0, query: 0, asked: 0, answers: new Map() };
-const ABOUT = {
-  "first-last": "A text of letters stands behind some filler symbols. Each of the last four symbols is a question: F asks " +
-    "for the first letter of the text, and L for the last. The answer to F can be as far back as the text is long, so that " +
-    "here the far context must be used.",
+const is = (...symbols) => (token) => symbols.includes(TASK.symbols[token]);
+const ABOUT = {                          // what is asked; and the place of the answer to the query at m
+  needle: {
+    words: "A text of letters has one marker, N. After the last letter the models must name the letter behind the marker. It can be " +
+      "as far back as the text is long, so that here the far context must be used.",
+    place: (tokens) => tokens.findIndex(is("N")) + 1,
+  },
+  "first-last": {
+    words: "A text of letters stands behind some filler symbols. Each of the last four symbols is a question: F asks for the first " +
+      "letter of the text, and L for the last. The answer to F can be as far back as the text is long.",
+    place: (tokens, m) => {
+      const letter = (token) => !is(..."+-#*FL")(token);
+      return is("F")(tokens[m]) ? tokens.findIndex(letter) : tokens.findLastIndex(letter);
+    },
+  },
 };
 const sequence = () => TASK.sequences[task.length][task.sequence];
 const queries = () => Object.keys(sequence().targets).map(Number);
@@ -31,11 +42,7 @@ async function solve(change = {}) {
   return true;
 }
 
-// The place that the answer stands at: of the right letter the first after the filler, or the last.
-const placeOf = (query) => {
-  const { tokens } = sequence(), letters = tokens.flatMap((token, i) => (/^[a-z]$/.test(TASK.symbols[token]) ? [i] : []));
-  return TASK.symbols[tokens[queries()[query]]] === "F" ? letters[0] : letters.at(-1);
-};
+const placeOf = (query) => ABOUT[TASK.name].place(sequence().tokens, queries()[query]);
 
 // The head with the most weight on the place of the answer.
 const fetching = ({ heads }, place) => heads.reduce((best, head) => (head.weights[place] > best.weights[place] ? head : best));
@@ -43,9 +50,9 @@ const fetching = ({ heads }, place) => heads.reduce((best, head) => (head.weight
 function drawTask() {
   const { tokens, targets } = sequence(), symbol = (token) => TASK.symbols[token], place = placeOf(task.query);
   const ask = queries()[task.query];
-  at("task-queries").replaceChildren("Question: ", ...queries().map((at, i) => {
+  at("task-queries").replaceChildren(...(queries().length > 1 ? ["Question: "] : []), ...(queries().length > 1 ? queries() : []).map((at, i) => {
     const button = element("button", { type: "button", "aria-pressed": i === task.query }, `${symbol(tokens[at])}?`);
-    button.onclick = () => { task.query = i; drawTask(); focusQuery(i); };
+    button.onclick = () => { task.query = i; drawTask(); document.querySelector("#task-queries [aria-pressed=true]").focus(); };
     return button;
   }));
   at("task-models").replaceChildren(...solvers.map((solver) => {
@@ -54,23 +61,22 @@ function drawTask() {
     const box = element("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": `The text, as ${solver.name} weights it` },
       ...tokens.map((token, i) => element("span", { class: [i === place && "target", i === ask && "chosen", head && i <= ask && "attended"]
         .filter(Boolean).join(" "), style: head && i <= ask ? `--w: ${(head.weights[i] / most) * 50}%` : "" }, symbol(token))));
-    const said = answers ? queries().map((at, i) => `${symbol(tokens[at])} ${symbol(answers[i].answer)}` +
-      (answers[i].answer === targets[at] ? "" : ` (right: ${symbol(targets[at])})`)).join(", ") : "reading ...";
-    const right = answers?.filter(({ answer }, i) => answer === targets[queries()[i]]).length;
+    const said = answers?.map(({ answer }, i) => {
+      const right = targets[queries()[i]], words = answers.length > 1 ? `${symbol(tokens[queries()[i]])}: ` : "";
+      return `${words}${symbol(answer)}, ${answer === right ? "right" : `wrong (it is ${symbol(right)})`}`;
+    }).join("; ");
     return element("article", { class: "model" },
       element("h3", { class: "name", style: `--colour: ${solver.colour}` }, solver.name),
-      element("p", answers && right < answers.length ? { class: "wrong" } : {}, answers ? `${right} of ${answers.length} right: ${said}` : said),
+      element("p", said?.includes("wrong") ? { class: "wrong" } : {}, said ? `Answer: ${said}` : "Reading ..."),
       element("p", {}, head ? `Block ${head.block}, head ${head.head} puts ${(100 * head.weights[place]).toFixed(1)}% of its weight on the ` +
         `letter that is asked for, ${plural(ask - place, "token")} back: the most of all heads.` : ""), box);
   }));
 }
 
-const focusQuery = (i) => at("task-queries").children[i].focus();
-
 if (TASK) {
   const places = Object.keys(TASK.sequences).map(Number);
-  at("task-about").textContent = `${ABOUT[TASK.name] ?? `The task ${TASK.name} of studies/tasks.py.`} The models were trained on texts of up to ` +
-    `${TASK.trained} symbols. The answer's letter is underlined, and what the head attends to is marked.`;
+  at("task-about").textContent = `${ABOUT[TASK.name].words} The models were trained on texts of up to ` +
+    `${TASK.trained} symbols. The letter that is asked for is underlined, and what the shown head attends to is marked.`;
   options(at("task-length"), places.map((length, i) => [length, `${length} symbols, ${MULTIPLES[i]}x`]));
   at("task-length").onchange = () => solve({ length: Number(at("task-length").value) });
   at("task-another").onclick = () => solve({ sequence: (task.sequence + 1) % TASK.sequences[task.length].length });

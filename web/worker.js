@@ -5,8 +5,9 @@
 //   {load, weights, longest}           a model
 //   {read: window, how}                the losses of all targets, in pieces {from, losses}
 //   {inside: window, how, index}       what the query that predicts token `index` does, and the five likeliest tokens
-//   {worth: window, how, targets, near}  the loss of the last targets if one head sees only the last `near` keys, for
-//                                      each head in turn, and the weight that it has on the keys before those
+//   {worth: window, how, targets, near}  by how much the mean loss of the last targets rises if one head sees only the
+//                                      last `near` keys, with its standard error, and the weight that the head has on
+//                                      the keys before those: for each head in turn
 //   {write: tokens, how, count}        the likeliest token after these, and the one after that, one after the other
 let model, latest = 0;
 
@@ -50,18 +51,20 @@ const ANSWERS = {
     const context = await readUpTo(id, window, how, last);
     if (!context) return null;
     const again = (cut) => {
-      let total = 0;
+      const losses = [];
       for (let from = first; from < last; from += PIECE) {
         const to = Math.min(from + PIECE, last);
         model.read(window.slice(from, to), context, { from, cut });
-        total += lossesIn(context, window, from, to).reduce((a, b) => a + b);
+        losses.push(...lossesIn(context, window, from, to));
       }
-      return total / targets;
+      return losses;
     };
+    const mean = (x) => x.reduce((a, b) => a + b) / targets;
     const far = new Float64Array(L * H), whole = again({ near, far });
     for (let i = 0; i < L * H && latest === id; i++) {
-      const worth = again({ near, block: Math.floor(i / H), head: i % H }) - whole;
-      postMessage({ id, head: i, worth, far: far[i] / targets });
+      const rises = again({ near, block: Math.floor(i / H), head: i % H }).map((loss, t) => loss - whole[t]), worth = mean(rises);
+      const error = Math.sqrt(mean(rises.map((rise) => (rise - worth) ** 2)) / (targets - 1));
+      postMessage({ id, head: i, worth, error, far: far[i] / targets });
       await others();
     }
     context.tokens.length = first;                                       // the rest was read with a head cut
