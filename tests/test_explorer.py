@@ -108,6 +108,8 @@ def test_colours_can_be_told_from_each_other_on_both_pages(runs):
     known = json.loads(of(explorer.page([runs[name] for name in TOUR]), "data"))
     found = [model["colour"] for model in known["models"]]
     assert len(found) == 5
+    both = json.loads(of(explorer.page([runs[name] for name in (*TOUR, *TASKS["needle"])]), "data"))
+    assert {x["name"]: x["colour"] for x in both["models"]}["FoX"] == both["task_models"][0]["colour"]
     for one, other in itertools.combinations(found, 2):
         for page in (None, "#1f2328", "#e6edf3"):      # the colour itself, and of names, mixed with the page's text
             a, b = ([explorer.oklab(c) if page is None else explorer.oklab(mixed(c, page)) for c in (one, other)])
@@ -179,7 +181,8 @@ def browser():
 def html(runs, tmp_path_factory):
     """The page of the tour's runs, and another of all."""
     folder = tmp_path_factory.mktemp("pages")
-    for name, chosen in {"tour": TOUR + TASKS["first-last"], "all": (*KINDS, *TASKS["needle"])}.items():
+    for name, chosen in {"tour": TOUR + TASKS["first-last"], "all": (*KINDS, *TASKS["needle"]),
+                         "alone": ("nope",)}.items():
         (folder / f"{name}.html").write_text(explorer.page([runs[run] for run in chosen]), encoding="utf-8")
     return folder
 
@@ -709,6 +712,19 @@ def test_the_tour_can_be_taken_by_the_keyboard_alone(opened):
             page.keyboard.press("Enter")
     assert page.inner_text("#tour-title").startswith("Tour, step 12 of 12: Conclusion")
     assert any(model in seen for model in ("RoPE", "ExPE-K")) and "right answers at 16x" in seen
+
+
+@pytest.mark.slow
+def test_a_page_of_one_model_without_a_task_works(opened):
+    page = opened("alone")
+    assert page.locator("#task").count() == 0
+    steps = int(re.search(r"of (\d+)", page.inner_text("#tour-title"))[1])
+    assert steps == 4
+    for _ in range(steps):
+        page.evaluate("doStep()")
+        assert "undefined" not in page.inner_text("#tour-seen") and "NaN" not in page.inner_text("#tour-seen")
+        page.evaluate("step + 1 < STEPS.length && showStep(step + 1)")
+    assert page.evaluate("write()") and page.locator("#written article").count() == 1
 
 
 @pytest.mark.slow

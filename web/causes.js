@@ -17,9 +17,9 @@ function verdict(thread) {
   if (![one, moved, far, window, near].every(Number.isFinite)) return null;
   const rise = far - one, percent = (x) => `${Math.round(100 * Math.min(Math.max(x, 0), 1))}%`;
   if (rise < FLAT) {
-    return { flat: true, near: near - far, words: `its loss does not rise with length (${signed(rise)}). ` +
-      (near - far < SLIGHT ? `It does not use the far context either: with the last ${NEAR} keys alone its loss is ${signed(near - far)}.`
-                           : `It uses keys more than ${NEAR} back: without them its loss is ${signed(near - far)}.`) };
+    return { flat: true, near: near - far, words: `its loss does not rise with length (${signed(rise)} nats). ` +
+      (near - far < SLIGHT ? `It does not use the far context either: with the last ${NEAR} keys alone, its loss changes by ${signed(near - far)}.`
+                           : `It uses keys more than ${NEAR} back: without them, its loss changes by ${signed(near - far)}.`) };
   }
   const distance = (far - window) / rise, position = (moved - one) / rise;
   const cause = position >= 0.5 ? "positions" : distance >= 0.5 ? "distances" : "neither alone";
@@ -45,8 +45,7 @@ function causes() {
 }
 
 async function readCauses() {
-  for (const [, setting] of SETTINGS()) if (!(await show(setting))) return false;
-  const done = await show(plain(farthest()));
+  const done = await readEach([...SETTINGS().map(([, setting]) => setting), plain(farthest())]);
   curves();
   return done;
 }

@@ -121,7 +121,7 @@ def distinct(own, taken):
     return own if apart(own) >= APART else max(COLOURS, key=apart)
 
 def model_of(run, called, taken):
-    """What the page knows of a run: (a dict for JSON, the weights as text). taken: colours that others have."""
+    """What the page knows of a run: (a dict for JSON, the weights as text). taken: {name: colour} of others."""
     gpt, _ = load_model(run)
     model = gpt.config
     tensors = {name: w.numpy() for name, w in gpt.state_dict().items()}
@@ -129,7 +129,8 @@ def model_of(run, called, taken):
     weights, size = packed(run, tensors)
     flags = [f"--{key}" if x is True else f"--{key} {short}" for key, x, short in changed(model)]
     return {"id": id_of(run), "name": called, "flags": " ".join([f"--pe {model.encoding.pe}", *flags]),
-            "colour": distinct(colour(variant_of(run)), taken), "config": dataclasses.asdict(model), "bytes": size,
+            "colour": taken.get(called) or distinct(colour(variant_of(run)), taken.values()),
+            "config": dataclasses.asdict(model), "bytes": size,
             "tensors": [(key, w.shape) for key, w in tensors.items()]}, weights
 
 def results_of(runs, documents, context):
@@ -192,7 +193,7 @@ def address(citation=WEB.parent / "CITATION.cff"):
 
 def page(runs):
     """The HTML of run directories: of one tokenizer and trained length, and of one task and trained length."""
-    kinds = {True: [], False: []}                                       # whether a run is of a task
+    kinds = {False: [], True: []}                                       # by whether a run is of a task
     for run in runs:
         kinds[read_run(run)[2]["data"]["source"].startswith("task:")].append(run)
     if not kinds[False]:
@@ -210,7 +211,8 @@ def page(runs):
                                  f"kind")
             word = called[run].partition(",")[0]
             name = word if short[word] == 1 else called[run]
-            made, its = model_of(run, name, [other["colour"] for other in models[of_task]])
+            colours = {other["name"]: other["colour"] for other in models[False] + models[True]}
+            made, its = model_of(run, name, colours)
             if made["id"] in {other["id"] for other in models[True] + models[False]}:
                 raise InputError(f"two runs are called {made['id']}: rename the folder of one")
             models[of_task].append(made)

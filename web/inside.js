@@ -10,7 +10,7 @@ options(at("inside-head"), []);
 function clearInside(words = state.chosen === null ? HINT : "Reading ...") {
   Object.assign(view, { heads: [], far: undefined, worth: [] });
   at("inside-words").textContent = words;
-  at("chosen").textContent = at("worth-words").textContent = "";
+  at("chosen").textContent = at("worth-words").textContent = at("next-words").textContent = "";
   at("heads").replaceChildren();
   options(at("inside-head"), []);
   at("worth-do").disabled = true;
@@ -43,12 +43,12 @@ async function look() {
     view.near = before.heads;
     showHead(view.shown);
   }
-  for (const each of threads.filter((other) => other !== thread)) {
-    if (!complete(lossesAt(each, setting))) continue;
-    const theirs = await each.ask({ inside: window, how: how(setting), index });
-    if (!theirs || !stays()) return true;
-    expected.set(each.id, theirs.next);
-    showNext(expected, window[index]);
+  for (const each of threads.filter((other) => other !== thread && complete(lossesAt(other, setting)))) {
+    each.ask({ inside: window, how: how(setting), index }).then((theirs) => {
+      if (!theirs || !stays()) return;
+      expected.set(each.id, theirs.next);
+      showNext(expected, window[index]);
+    });
   }
   return true;
 }
@@ -125,8 +125,8 @@ function worthWords(i) {
   if (!found) return "";
   const { far, worth, error } = found, targets = Math.min(TRAINED, state.length);
   const means = uses(found) ? "The head uses them." : worth < -2 * error ? "They do harm." :
-    far > SINK ? "That is not more than chance: the weight is parked there and fetches nothing (a sink)." :
-                 "That is not more than chance, and there is little weight.";
+    far > SINK ? "That is within chance. No use of them is seen: such weight can be parked there and fetch nothing (a sink)." :
+                 "That is within chance, and there is little weight.";
   return `Over the ${plural(targets, "target")}, this head puts ${(100 * far).toFixed(1)}% of its weight on keys more than ${NEAR} back. ` +
     `When it alone cannot see them, the mean loss changes by ${signed(worth)} nats, with a standard error of ${number(error)}. ${means}`;
 }
@@ -150,8 +150,8 @@ async function measureWorth() {
 function showNext(expected, token) {
   const cell = ([guess, p]) => element("td", guess === token ? { class: "right" } : {},
     element("code", {}, JSON.stringify(TOKENIZER.show(guess))), ` ${(100 * p).toFixed(1)}%`);
+  at("next-words").textContent = `The five likeliest tokens where ${JSON.stringify(TOKENIZER.show(token))} stands; that token is underlined.`;
   at("next").replaceChildren(
-    element("caption", {}, `The five likeliest tokens where ${JSON.stringify(TOKENIZER.show(token))} stands; that token is underlined`),
     element("tbody", {}, ...threads.filter(({ id }) => expected.has(id)).map(({ id, name, colour }) => element("tr", {},
       element("th", { scope: "row", class: "name", style: `--colour: ${colour}` }, name), ...expected.get(id).map(cell)))));
 }

@@ -88,10 +88,14 @@ async function show(change = {}) {
   return mine === asked;
 }
 
-async function everyLength() {
-  for (const length of lengths()) if (!(await show({ length }))) return false;
-  return true;
+// Read one setting after the other, and only then look into the chosen token again.
+async function readEach(settings) {
+  const { chosen } = state;
+  for (const setting of settings) if (!(await show({ ...setting, chosen: null }))) return false;
+  return show({ chosen });
 }
+
+const everyLength = () => readEach(lengths().map((length) => ({ length })));
 
 // ---- what is seen ----
 

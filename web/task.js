@@ -50,17 +50,20 @@ const fetching = ({ heads }, place) => heads.reduce((best, head) => (head.weight
 function drawTask() {
   const { tokens, targets } = sequence(), symbol = (token) => TASK.symbols[token], place = placeOf(task.query);
   const ask = queries()[task.query];
-  at("task-queries").replaceChildren(...(queries().length > 1 ? ["Question: "] : []), ...(queries().length > 1 ? queries() : []).map((at, i) => {
+  const buttons = queries().map((at, i) => {
     const button = element("button", { type: "button", "aria-pressed": i === task.query }, `${symbol(tokens[at])}?`);
     button.onclick = () => { task.query = i; drawTask(); document.querySelector("#task-queries [aria-pressed=true]").focus(); };
     return button;
-  }));
+  });
+  at("task-queries").replaceChildren(...(buttons.length > 1 ? ["Question: ", ...buttons] : []));
+  const boxes = [];
   at("task-models").replaceChildren(...solvers.map((solver) => {
     const answers = task.answers.get(solver.id), found = answers?.[task.query], head = found && fetching(found, place);
     const most = head && Math.max(...head.weights);
     const box = element("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": `The text, as ${solver.name} weights it` },
       ...tokens.map((token, i) => element("span", { class: [i === place && "target", i === ask && "chosen", head && i <= ask && "attended"]
         .filter(Boolean).join(" "), style: head && i <= ask ? `--w: ${(head.weights[i] / most) * 50}%` : "" }, symbol(token))));
+    boxes.push(box);
     const said = answers?.map(({ answer }, i) => {
       const right = targets[queries()[i]], words = answers.length > 1 ? `${symbol(tokens[queries()[i]])}: ` : "";
       return `${words}${symbol(answer)}, ${answer === right ? "right" : `wrong (it is ${symbol(right)})`}`;
@@ -71,6 +74,7 @@ function drawTask() {
       element("p", {}, head ? `Block ${head.block}, head ${head.head} puts ${(100 * head.weights[place]).toFixed(1)}% of its weight on the ` +
         `letter that is asked for, ${plural(ask - place, "token")} back: the most of all heads.` : ""), box);
   }));
+  for (const box of boxes) box.scrollTop = box.children[place].offsetTop - box.clientHeight / 2;
 }
 
 if (TASK) {

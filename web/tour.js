@@ -5,12 +5,13 @@
 const named = (pe, on) => threads.find(({ config: { encoding: e } }) => e.pe === pe && (!on || e.on === on));
 const loss = (thread, setting) => number(targetsMean(thread, setting));
 const rise = (thread) => `${thread.name} ${loss(thread, plain(TRAINED))} -> ${loss(thread, plain(farthest()))}`;
-const readFar = async () => (await show(plain(TRAINED))) && show(plain(farthest()));
+const fresh = (length) => ({ ...plain(length), chosen: null });
+const readFar = async () => (await show(fresh(TRAINED))) && show(fresh(farthest()));
 const EXPE = named("expe", "qk"), KEYS = named("expe", "k"), ROPE = named("rope");
 
 // {head, slope} of the query of the last target at a length, in a head of ExPE or in its steepest.
 async function lookAtLast(length, head) {
-  if (!(await show({ ...plain(length), chosen: null })) || !(await pick(EXPE, length - 1))) return false;
+  if (!(await show(fresh(length))) || !(await pick(EXPE, length - 1))) return false;
   showHead(head ?? steepest(view.heads));
   return { head: view.shown, slope: slopeOf(view.heads[view.shown]) };
 }
@@ -28,12 +29,12 @@ function conclusion() {
     say(those(({ flat, near }) => flat && near < SLIGHT), "is flat because it looks", "are flat because they look",
         `near: with the last ${NEAR} keys alone the loss changes by less than ${SLIGHT} nats. Flat is not the same as using far text`) +
     say(those(({ flat, near }) => flat && near >= SLIGHT), "is flat and also uses", "are flat and also use", `keys more than ${NEAR} tokens back`) +
-    (TASK ? `Whether a model can use far text is another question, which a task answers: ${taskResult()}.` : "");
+    (TASK ? `Whether a model can use far text is another question, which the task answers (${taskResult()}).` : "");
 }
 
 // The share of right answers at the longest length of the task.
-const taskResult = () => solvers.map(({ id, name }) => `${name} ${Math.round(100 * TASK.accuracy[id].at(-1))}%`).join(", ") +
-  ` right answers at ${MULTIPLES.at(-1)}x the trained length`;
+const taskResult = () => `right answers at ${MULTIPLES.at(-1)}x the trained length: ` +
+  solvers.map(({ id, name }) => `${name} ${Math.round(100 * TASK.accuracy[id].at(-1))}%`).join(", ");
 
 const STEPS = [
   {
@@ -94,7 +95,7 @@ const STEPS = [
   {
     title: "Move the text", where: "by-length", needs: [EXPE],
     text: "Read the {TRAINED} tokens alone again, but begin to count at position {START}. No text is added and no distance changes.",
-    do: async () => (await show(plain(TRAINED))) && show({ start: START }),
+    do: async () => (await show(fresh(TRAINED))) && show({ start: START }),
     seen: () => `ExPE: ${loss(EXPE, plain(TRAINED))} nats from position 0, and ${loss(EXPE, now())} from position ${START}. ` +
       (ROPE ? `RoPE, which knows distances alone: ${loss(ROPE, plain(TRAINED))} and ${loss(ROPE, now())}. ` : "") +
       "The size of the positions is enough.",
@@ -111,13 +112,13 @@ const STEPS = [
   {
     title: "Weights that fetch nothing", where: "weights", needs: [KEYS],
     text: "A flat loss need not mean that far text is used. Look into ExPE-K, and measure what each head loses when it cannot see keys more than {NEAR} back.",
-    do: async () => (await show({ ...plain(farthest()), chosen: null })) && (await pick(KEYS, farthest() - 1)) && measureWorth(),
+    do: async () => (await show(fresh(farthest()))) && (await pick(KEYS, farthest() - 1)) && measureWorth(),
     seen: (worth) => {
       const far = worth.map((its, i) => ({ ...its, i })).sort((a, b) => b.far - a.far)[0];
       showHead(far.i);
       const used = worth.filter(uses).length;
       return `The head with the most far weight has ${(100 * far.far).toFixed(0)}% of it on keys more than ${NEAR} back, worth ${signed(far.worth)} nats. ` +
-        `Of ${plural(worth.length, "head")}, ${used} ${used === 1 ? "loses" : "lose"} more than chance (two standard errors) without them.`;
+        `Of ${plural(worth.length, "head")}, ${used} ${used === 1 ? "loses" : "lose"} more than two standard errors without them.`;
     },
     links: [["docs", "docs/explained.md"]],
   },
@@ -125,7 +126,7 @@ const STEPS = [
     title: "A task that needs far text", where: "task-accuracy", needs: [TASK],
     text: "These models learned, in a minute, to fetch one letter from a text. Ask them in a text of 16 times the length that they were trained on.",
     do: () => solve({ length: MULTIPLES.at(-1) * TASK.trained }),
-    seen: () => `${taskResult()}. ` + solvers.map(({ id, name }) => {
+    seen: () => `Of all such texts, ${taskResult()}. ` + solvers.map(({ id, name }) => {
       const head = fetching(task.answers.get(id)[0], placeOf(0));
       return `In this text, ${name}'s best head has ${(100 * head.weights[placeOf(0)]).toFixed(0)}% of its weight on the letter that is asked for`;
     }).join(". ") + ".",
