@@ -4,9 +4,9 @@
 const SETTINGS = () => [
   ["1x", plain(TRAINED)],
   [`1x, from position ${START.toLocaleString("en")}`, { ...plain(TRAINED), start: START }],
-  [timesTrained(farthest()), plain(farthest())],
-  [`${timesTrained(farthest())}, last ${TRAINED} keys`, { ...plain(farthest()), see: TRAINED }],
-  [`${timesTrained(farthest())}, last ${NEAR} keys`, { ...plain(farthest()), see: NEAR }],
+  [timesTrained(count()), plain(count())],
+  [`${timesTrained(count())}, last ${TRAINED} keys`, { ...plain(count()), see: TRAINED }],
+  [`${timesTrained(count())}, last ${NEAR} keys`, { ...plain(count()), see: NEAR }],
 ];
 const timesTrained = (length) => `${Number((length / TRAINED).toFixed(1))}x`;
 const FLAT = 0.1, SLIGHT = 0.05;         // nats: below it a loss does not change with length, or by less keys
@@ -45,7 +45,7 @@ function causes() {
 }
 
 async function readCauses() {
-  const done = await readEach([...SETTINGS().map(([, setting]) => setting), plain(farthest())]);
+  const done = await readEach([...SETTINGS().map(([, setting]) => setting), plain(count())]);
   curves();
   return done;
 }

@@ -49,7 +49,7 @@ TASKS = ("needle", "first-last")         # those of task.js
 APART = 0.18                             # of two colours in Oklab: below it they are hard to tell from each other
 
 def find_run(flags):
-    """A complete run of these flags under runs/, or else the directory where explorer.html's runs are trained."""
+    """A complete run of these flags, on data as they are now, under runs/ or runs/explorer/; None if there is none."""
     _, model, config = train.read_flags(flags)
     _, meta = data.ensure(config.data, model.vocab_size, config.min_doc_tokens, config.max_tokens)
     settings = lambda config: {key: value for key, value in dataclasses.asdict(config).items()  # noqa: E731
@@ -69,8 +69,9 @@ def train_missing(steps):
     runs = []
     for variant, words in RUNS.items():
         flags = ["--preset", "mini", *shlex.split(words), *(["--steps", str(steps)] if steps else [])]
-        run = find_run(flags) or FOLDER / variant
-        if run == FOLDER / variant:
+        run = find_run(flags)
+        if run is None:
+            run = FOLDER / variant
             train.main([*flags, "--out", str(run), *["--resume"] * (run / "config.json").exists()])
         runs.append(run)
     return runs

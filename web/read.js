@@ -40,7 +40,6 @@ const windowOf = (length) => state.tokens.slice(-(length + 1));
 const count = () => state.tokens.length - 1;
 // The lengths at which a text can be read: the multiples of the trained length that it has, and all of it.
 const lengths = () => [...new Set([...MULTIPLES.map((multiple) => multiple * TRAINED).filter((n) => n < count()), count()])];
-const farthest = () => count();
 const now = () => ({ length: state.length, see: state.see, start: state.start });
 const how = ({ see, start }) => ({ see: see || Infinity, start });
 const keyOf = (thread, { length, see, start }) => [thread.id, length, see, start].join(" ");

@@ -4,9 +4,9 @@
 
 const named = (pe, on) => threads.find(({ config: { encoding: e } }) => e.pe === pe && (!on || e.on === on));
 const loss = (thread, setting) => number(targetsMean(thread, setting));
-const rise = (thread) => `${thread.name} ${loss(thread, plain(TRAINED))} -> ${loss(thread, plain(farthest()))}`;
+const rise = (thread) => `${thread.name} ${loss(thread, plain(TRAINED))} -> ${loss(thread, plain(count()))}`;
 const fresh = (length) => ({ ...plain(length), chosen: null });
-const readFar = async () => (await show(fresh(TRAINED))) && show(fresh(farthest()));
+const readFar = async () => (await show(fresh(TRAINED))) && show(fresh(count()));
 const EXPE = named("expe", "qk"), KEYS = named("expe", "k"), ROPE = named("rope");
 
 // {head, slope} of the query of the last target at a length, in a head of ExPE or in its steepest.
@@ -55,7 +55,7 @@ const STEPS = [
     title: "Past the trained length", where: "by-length", needs: [ROPE],
     text: "The models were trained on windows of {TRAINED} tokens. Read the same targets with {TRAINED} tokens, and then with all there are.",
     do: readFar,
-    seen: () => `The same targets with ${TRAINED} and with ${farthest()} tokens read: ${rise(ROPE)} nats. Text was added before them. ` +
+    seen: () => `The same targets with ${TRAINED} and with ${count()} tokens read: ${rise(ROPE)} nats. Text was added before them. ` +
       "That adds distances that RoPE never saw in training, and also larger positions: which of them does it?",
     links: [["same targets", "{{lab/measures.py: def same_targets}}"], ["docs", "docs/evidence.md"]],
   },
@@ -63,7 +63,7 @@ const STEPS = [
     title: "Hide the far keys", where: "by-length", needs: [ROPE],
     text: "Let every query see its last {TRAINED} keys only. The text, and every position in it, stays.",
     do: async () => (await readFar()) && show({ see: TRAINED }),
-    seen: () => `RoPE with ${farthest()} tokens read: ${loss(ROPE, plain(farthest()))} nats with all keys, and ` +
+    seen: () => `RoPE with ${count()} tokens read: ${loss(ROPE, plain(count()))} nats with all keys, and ` +
       `${loss(ROPE, now())} with the last ${TRAINED} only. The positions did not change, so what went away is due to distances.`,
     links: [["the window", "{{model_torch.py: def unseen}}"], ["docs", "docs/explained.md"]],
   },
@@ -85,10 +85,10 @@ const STEPS = [
     title: "The slope grows", where: "added", needs: [EXPE],
     text: "With the ramp on queries too, the query's own position enters its slope. Look at the same target with all that comes before it.",
     do: async () => {
-      const near = await lookAtLast(TRAINED), far = near && (await lookAtLast(farthest(), near.head));
+      const near = await lookAtLast(TRAINED), far = near && (await lookAtLast(count(), near.head));
       return far && [near, far];
     },
-    seen: ([near, far]) => `At position ${farthest() - 1} the same head's slope is ${signed(far.slope)}. It was ${signed(near.slope)} at ` +
+    seen: ([near, far]) => `At position ${count() - 1} the same head's slope is ${signed(far.slope)}. It was ${signed(near.slope)} at ` +
       `position ${TRAINED - 1}. On the same targets: ${rise(EXPE)} nats.`,
     links: [["override_on", "{{model_numpy.py: def override_on}}"], ["docs", "docs/explained.md"]],
   },
@@ -105,14 +105,14 @@ const STEPS = [
     title: "ExPE on keys only", where: "by-length", needs: [KEYS],
     text: "ExPE-K overrides the keys alone. Its slopes depend on what the query says, and not on where it stands. Read everything again.",
     do: readFar,
-    seen: () => `The same targets, with ${TRAINED} and with ${farthest()} tokens read: ` +
+    seen: () => `The same targets, with ${TRAINED} and with ${count()} tokens read: ` +
       `${[KEYS, ...[EXPE, ROPE, named("alibi"), named("fox")].filter(Boolean)].map(rise).join(", ")} nats.`,
     links: [["--on k", "{{model_numpy.py: def override_on}}"], ["docs", "docs/explained.md"]],
   },
   {
     title: "Weights that fetch nothing", where: "weights", needs: [KEYS],
     text: "A flat loss need not mean that far text is used. Look into ExPE-K, and measure what each head loses when it cannot see keys more than {NEAR} back.",
-    do: async () => (await show(fresh(farthest()))) && (await pick(KEYS, farthest() - 1)) && measureWorth(),
+    do: async () => (await show(fresh(count()))) && (await pick(KEYS, count() - 1)) && measureWorth(),
     seen: (worth) => {
       const far = worth.map((its, i) => ({ ...its, i })).sort((a, b) => b.far - a.far)[0];
       showHead(far.i);
