@@ -1,7 +1,10 @@
 """The explorer's page: what is in it, and in a real browser its third backend against NumPy, tiktoken and vectors/."""
 
 import base64
+import dataclasses
+import itertools
 import json
+import math
 import random
 import re
 import shutil
@@ -10,7 +13,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, command, need, refused
+from conftest import ROOT, TINY, command, need, refused
 from test_export import change, write_run
 from test_ladder import tiny
 
@@ -19,7 +22,10 @@ import expe
 import model_numpy
 from common import load_model, read_run
 from config import InputError
+from eval import held_out
+from generate import generate
 from past.scaling import scaled_inv_freq
+from studies import tasks
 from web import explorer
 
 KINDS = {                                # name: encoding, its settings
@@ -28,6 +34,8 @@ KINDS = {                                # name: encoding, its settings
     "sinusoidal": ("sinusoidal", {"base": 500.0}), "stable": ("expe", {"l": 5, "constant": True}),
 }
 TOUR = ("expe", "keys", "rope", "alibi", "fox")
+TASKS = {"first-last": ("task-keys", "task-rope"), "needle": ("needle-fox", "needle-rope")}
+LONGEST = 256                                          # of the page: 16 times the trained length
 SOURCE = "texts <!--<script> of </script>"             # as it stands, this would end the page's data or hide the rest
 
 
@@ -39,6 +47,14 @@ def runs(workplace, tmp_path_factory):
         made[name] = tmp_path_factory.mktemp("runs") / name
         write_run(tiny(pe, vocab_size=300, variant=settings, context=16), made[name], workplace / "runs" / "rope")
         change(made[name], "config.json", data=read_run(made[name])[2]["data"] | {"source": SOURCE})
+    for task, names in TASKS.items():
+        meta = tasks.describe(f"task:{task}")
+        for name in names:
+            pe, settings = KINDS[name.partition("-")[2]]
+            made[name] = tmp_path_factory.mktemp("runs") / name
+            model = tiny(pe, vocab_size=meta["vocab"], variant=settings, context=16)
+            write_run(model, made[name], workplace / "runs" / "rope")
+            change(made[name], "config.json", data={"folder": f"task:{task}", **meta})
     return made
 
 
@@ -46,6 +62,12 @@ def halves_of(run):
     """({name: array}, ModelConfig) of a run, the weights rounded to half precision as the page has them."""
     model, _ = load_model(run)
     return {name: w.half().double().numpy() for name, w in model.state_dict().items()}, model.config
+
+
+def model_of_halves(run):
+    """The GPT of a run with the page's weights, in float64."""
+    model, _ = load_model(run)
+    return model.half().double()
 
 
 def of(html, name):
@@ -60,13 +82,64 @@ def test_the_page_holds_all_it_needs_and_each_weight_to_half_precision(runs):
     known = json.loads(of(html, "data"))
     assert known["trained"] == 16 and len(known["texts"]) == explorer.TEXTS
     assert SOURCE in known["about"] and "<" not in of(html, "data")
-    for run, model in zip(runs.values(), known["models"], strict=True):
+    for run, model in zip(runs.values(), known["models"], strict=False):
         tensors, _ = halves_of(run)
         packed = base64.b85decode(of(html, f"weights-{model['id']}").replace(",", "<"))[: model["bytes"]]
         high, low = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(2, -1)
         halves = (high.astype(np.uint16) << 8 | low).view(np.float16)
         np.testing.assert_array_equal(halves, np.concatenate([w.ravel() for w in tensors.values()]))
         assert model["tensors"] == [[name, list(w.shape)] for name, w in tensors.items()]
+
+
+def test_the_result_on_the_first_screen_is_the_loss_of_the_same_targets(runs):
+    known = json.loads(of(explorer.page([runs["keys"], runs["rope"]]), "data"))
+    run = runs["keys"]
+    documents = [x for x in held_out(run, read_run(run)[2], "val", None)[1] if len(x) > LONGEST][: explorer.DOCUMENTS]
+    assert len(documents) == known["documents"] > 1
+    for name in ("keys", "rope"):
+        params, config = halves_of(runs[name])
+        for length, found in zip((16, 32, 64, 128, 256), known["results"][name], strict=True):
+            losses = [model_numpy.token_losses(params, x[None, -length - 1 : -1], x[None, -length:], config)[0, -16:]
+                      for x in documents]
+            assert np.mean(losses) == pytest.approx(found, abs=2e-3)
+
+
+def test_colours_can_be_told_from_each_other_on_both_pages(runs):
+    known = json.loads(of(explorer.page([runs[name] for name in TOUR]), "data"))
+    found = [model["colour"] for model in known["models"]]
+    assert len(found) == 5
+    both = json.loads(of(explorer.page([runs[name] for name in (*TOUR, *TASKS["needle"])]), "data"))
+    assert {x["name"]: x["colour"] for x in both["models"]}["FoX"] == both["task_models"][0]["colour"]
+    for one, other in itertools.combinations(found, 2):
+        for page in (None, "#1f2328", "#e6edf3"):      # the colour itself, and of names, mixed with the page's text
+            a, b = ([explorer.oklab(c) if page is None else explorer.oklab(mixed(c, page)) for c in (one, other)])
+            assert np.linalg.norm(a - b) > (explorer.APART if page is None else 0.09), (one, other, page)
+
+
+def mixed(colour, text):
+    """60% of a colour and 40% of another, as the style sheet mixes them."""
+    return tuple((0.6 * int(colour[i : i + 2], 16) + 0.4 * int(text[i : i + 2], 16)) / 255 for i in (1, 3, 5))
+
+
+def test_links_lead_to_an_address_or_name_the_place(tmp_path):
+    (tmp_path / "CITATION.cff").write_text('title: x\nrepository-code: "https://example.org/a/b"\n', encoding="utf-8")
+    assert explorer.address(tmp_path / "CITATION.cff") == "https://example.org/a/b/blob/main/"
+    (tmp_path / "CITATION.cff").write_text("title: x\nurl: https://example.org\n", encoding="utf-8")
+    assert explorer.address(tmp_path / "CITATION.cff") == ""
+
+
+def test_runs_that_there_are_are_not_trained_again(workplace, tokens, monkeypatch):
+    monkeypatch.chdir(workplace)
+    flags = ["--pe", "rope", *TINY, "--data", str(tokens)]
+    assert str(explorer.find_run([*flags, "--steps", "8"])) == "runs/rope"
+    assert explorer.find_run([*flags, "--steps", "9"]) is None
+    assert explorer.find_run([*flags, "--steps", "8", "--base", "50"]) is None
+    trained = []
+    monkeypatch.setattr(explorer, "RUNS", {pe: " ".join(["--pe", pe, *flags[2:]]) for pe in ("rope", "alibi")})
+    monkeypatch.setattr(explorer.train, "main", trained.append)
+    runs = explorer.train_missing(8)
+    assert [str(run) for run in runs] == ["runs/rope", "runs/explorer/alibi"]
+    assert [words[words.index("--out") + 1] for words in trained] == ["runs/explorer/alibi"]
 
 
 def test_a_run_that_the_page_cannot_read_is_refused(workplace, runs, tmp_path):
@@ -76,7 +149,10 @@ def test_a_run_that_the_page_cannot_read_is_refused(workplace, runs, tmp_path):
         return refused(done)
 
     assert "has pe learned, and the page reads" in said("runs/learned")
+    assert "needs a run that is trained on text" in said(runs["task-rope"])
+    assert "another tokenizer or trained length" in said(runs["expe"], runs["task-rope"], runs["needle-rope"])
     for name, changes, words in (
+        ("wide", {"d_model": 24}, "reads multiples of 8"),
         ("a", {"context": 8}, "another tokenizer or trained length"), ("b", {"mlp": "swiglu"}, "has mlp swiglu"),
         ("c", {"variant": {"l": 5, "scale": 0.5}}, "has scale 0.5, and")):
         model = tiny("expe", **{"vocab_size": 300, "context": 16} | changes)
@@ -105,7 +181,8 @@ def browser():
 def html(runs, tmp_path_factory):
     """The page of the tour's runs, and another of all."""
     folder = tmp_path_factory.mktemp("pages")
-    for name, chosen in {"tour": TOUR, "all": KINDS}.items():
+    for name, chosen in {"tour": TOUR + TASKS["first-last"], "all": (*KINDS, *TASKS["needle"]),
+                         "alone": ("nope",)}.items():
         (folder / f"{name}.html").write_text(explorer.page([runs[run] for run in chosen]), encoding="utf-8")
     return folder
 
@@ -132,36 +209,107 @@ def opened(browser, html):
     assert wrong == []
 
 
+READ = """async ([i, tokens, see, start, pieces, before]) => {
+    const made = DATA.models[i], how = { see: see || Infinity, start };
+    const model = new Model(made, await weightsOf(at(`weights-${made.id}`).textContent, made.bytes), 80);
+    const first = model.context(before, how);
+    for (let at = 0; at < before.length; at += 40) model.read(before.slice(at, at + 40), first);
+    const context = model.context(tokens, how), kept = context.tokens.length;
+    for (const to of pieces) {
+        if (to > context.tokens.length) model.read(tokens.slice(context.tokens.length, to), context);
+    }
+    const logits = [0, 32, 64].map((from) =>
+        model.logits(context, from, Math.min(from + 32, tokens.length)).map((z) => [...z]));
+    return [kept, logits.flat()];
+}"""
+
+
 @pytest.mark.slow
-def test_logits_are_numpys_whatever_the_pieces(opened, runs):
+@pytest.mark.parametrize("see, start", [(0, 0), (9, 0), (0, 1920), (20, 333)])
+def test_logits_are_numpys_whatever_the_pieces_the_window_and_the_first_position(opened, runs, see, start):
     page, rng = opened("all"), np.random.default_rng(5)
     tokens = rng.integers(300, size=70)
-    for i, (name, run) in enumerate(runs.items()):
-        found = page.evaluate("""async ([i, tokens]) => {
-            const made = DATA.models[i];
-            const model = new Model(made, await weightsOf(at(`weights-${made.id}`).textContent, made.bytes));
-            return [7, 40, 41, 70].flatMap((to) => [...model.read(tokens.slice(model.tokens.length, to))]);
-        }""", [i, tokens.tolist()])
-        halves, config = halves_of(run)
-        wanted, _ = model_numpy.forward(halves, tokens[None], config)
-        np.testing.assert_allclose(np.reshape(found, wanted[0].shape), wanted[0], atol=1e-4, err_msg=name)
+    for i, name in enumerate(KINDS):
+        _, found = page.evaluate(READ, [i, tokens.tolist(), see, start, [7, 40, 41, 70], []])
+        halves, config = halves_of(runs[name])
+        config = dataclasses.replace(config, window=see)
+        wanted, _ = model_numpy.forward(halves, tokens[None], config, start + np.arange(70))
+        np.testing.assert_allclose(found, wanted[0], atol=2e-4 * max(1, np.abs(wanted).max() / 10), err_msg=name)
 
 
 @pytest.mark.slow
-def test_losses_on_the_page_are_numpys_at_every_length(opened, runs):
+def test_keys_and_values_are_kept_when_a_text_grows_or_its_end_changes(opened, runs):
+    page, rng = opened("tour"), np.random.default_rng(6)
+    tokens = rng.integers(300, size=70)
+    halves, config = halves_of(runs["expe"])
+    wanted, _ = model_numpy.forward(halves, tokens[None], config)
+    other = np.concatenate((tokens[:50], (tokens[50:60] + 1) % 300))
+    for before, kept in ((tokens[:45], 45), (other, 50), ((tokens + 1) % 300, 0)):
+        found = page.evaluate(READ, [0, tokens.tolist(), 0, 0, [64, 70], before.tolist()])
+        assert found[0] == kept
+        np.testing.assert_allclose(found[1], wanted[0], atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("see, start", [(0, 0), (16, 0), (0, 240)])
+def test_losses_on_the_page_are_numpys_at_every_length_and_with_each_switch(opened, runs, see, start):
     page = opened("tour")
+    page.select_option("#see", str(see))
+    page.set_checked("#start", start > 0)
     page.evaluate("everyLength()")
     for name in TOUR:
-        window, found = page.evaluate("(id) => [windowOf(16), [...state.found.get(`${id} 16`)]]", name)
+        get = "(id) => [windowOf(256), [...lossesAt(threadOf(id), now())], targetsMean(threadOf(id), now())]"
+        window, found, shown = page.evaluate(get, name)
+        assert page.evaluate("now()") == {"length": LONGEST, "see": see, "start": start}
         halves, config = halves_of(runs[name])
-        wanted = model_numpy.token_losses(halves, np.array([window[:-1]]), np.array([window[1:]]), config)
+        wanted = model_numpy.token_losses(halves, np.array([window[:-1]]), np.array([window[1:]]),
+                                          dataclasses.replace(config, window=see), start + np.arange(256))
         np.testing.assert_allclose(found, wanted[0], atol=1e-3)
-        shown = page.evaluate("(id) => targetsMean(state.found.get(`${id} 16`))", name)
         assert abs(np.mean(wanted[0, -16:]) - shown) < 1e-3
 
 
 @pytest.mark.slow
-def test_what_is_seen_inside_is_what_numpy_attends_to(opened, runs, monkeypatch):
+def test_the_table_of_causes_has_what_was_read_with_each_switch(opened, runs):
+    page = opened("tour")
+    page.click("#causes-do")
+    page.wait_for_function("at('verdicts').children.length === 5", timeout=60_000)
+    rows = page.evaluate("[...at('causes').querySelectorAll('tbody tr')].map((tr) => "
+                         "[...tr.children].map((td) => td.textContent))")
+    settings = ((16, 0, 0), (16, 0, 240), (256, 0, 0), (256, 16, 0), (256, 4, 0))                 # length, see, start
+    window = np.array([page.evaluate("windowOf(256)")])
+    for name, (_, *cells) in zip(TOUR, rows, strict=True):
+        halves, config = halves_of(runs[name])
+        for cell, (length, see, start) in zip(cells, settings, strict=True):
+            config = dataclasses.replace(config, window=see)
+            part = window[:, -length - 1 :]
+            losses = model_numpy.token_losses(halves, part[:, :-1], part[:, 1:], config, start + np.arange(length))
+            assert float(cell) == pytest.approx(losses[0, -16:].mean(), abs=2e-3), (name, length, see, start)
+    page.evaluate("show(plain(256))")
+    for verdict in page.evaluate("threads.map(verdict)"):
+        assert verdict["flat"] or verdict["cause"] in ("positions", "distances", "neither alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one, moved, far, window, near, words", [
+    (3.0, 4.3, 4.3, 4.2, 4.2, "The cause is the size of the positions"),
+    (3.0, 3.0, 4.9, 3.2, 3.2, "The cause is the distances"),
+    (3.0, 3.2, 4.0, 3.9, 3.9, "Neither switch alone"),
+    (3.0, 3.0, 3.01, 3.01, 3.02, "does not use the far context either"),
+    (3.0, 3.0, 2.9, 3.3, 3.4, "It uses keys more than 4 back"),
+])
+def test_a_verdict_follows_from_the_losses(opened, one, moved, far, window, near, words):
+    page = opened("tour")
+    said = page.evaluate("""(losses) => {
+        SETTINGS().forEach(([, setting], i) =>
+            state.found.set(keyOf(threads[0], setting), new Float64Array(setting.length).fill(losses[i])));
+        return verdict(threads[0]).words;
+    }""", [one, moved, far, window, near])
+    assert words in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("see", [0, 16])
+def test_what_is_seen_inside_is_what_numpy_attends_to(opened, runs, monkeypatch, see):
     """And the line of ExPE, of ALiBi and of FoX is what is left of the scores without the content's part."""
     page, kept = opened("tour"), []
     softmax = model_numpy.softmax_forward
@@ -172,29 +320,117 @@ def test_what_is_seen_inside_is_what_numpy_attends_to(opened, runs, monkeypatch)
 
     doors = model_numpy.Encoding._field_defaults | {"softmax": (watched, model_numpy.softmax_backward)}
     monkeypatch.setattr(model_numpy.Encoding.__new__, "__defaults__", tuple(doors.values()))
-    window = page.evaluate("windowOf(4)")
+    window = page.evaluate("windowOf(64)")
     for name in TOUR:
         kept.clear()
         halves, config = halves_of(runs[name])
-        model_numpy.forward(halves, np.array([window[:-1]]), config)
-        found = page.evaluate("""async (id) => {
-            await show(4);
-            const { found } = await threads.find((thread) => thread.id === id).ask({ inside: windowOf(4), index: 50 });
-            return found.map(({ scores, added, weights, ...where }) => ({
-                ...where, scores: [...scores], weights: [...weights], added: added && [...added] }));
-        }""", name)
-        assert len(found) == 4
-        for each in found:
+        logits, _ = model_numpy.forward(halves, np.array([window[:-1]]), dataclasses.replace(config, window=see))
+        found = page.evaluate("""async ([id, see]) => {
+            const thread = threads.find((each) => each.id === id);
+            const { heads, next } = await thread.ask({ inside: windowOf(64), how: how({ see, start: 0 }), index: 50 });
+            return [next, heads.map(({ scores, added, weights, ...where }) => ({
+                ...where, scores: [...scores], weights: [...weights], added: added && [...added] }))];
+        }""", [name, see])
+        likely = np.exp(logits[0, 49] - np.logaddexp.reduce(logits[0, 49]))
+        assert [token for token, _ in found[0]] == np.argsort(-likely)[:5].tolist()
+        np.testing.assert_allclose([p for _, p in found[0]], np.sort(likely)[::-1][:5], atol=1e-4)
+        assert len(found[1]) == 4
+        for each in found[1]:
             wanted = kept[each["block"]][0, each["head"], 49, :50]
-            np.testing.assert_allclose(np.subtract(each["scores"], each["scores"][-1]), wanted - wanted[-1], atol=1e-3)
             p = np.exp(wanted - wanted.max())
             np.testing.assert_allclose(each["weights"], p / p.sum(), atol=1e-4)
+            seen = slice(50 - (see or 50), 50)
+            difference = np.subtract(each["scores"], each["scores"][-1])[seen]
+            np.testing.assert_allclose(difference, (wanted - wanted[-1])[seen], atol=1e-3)
             if name == "alibi":
                 slopes = 2 * expe.alibi_slopes(2)
                 np.testing.assert_allclose(each["added"], slopes[each["head"]] * np.arange(-49, 1), atol=1e-6)
-            if name in ("expe", "keys"):
+            if name in ("expe", "keys") and not see:
                 np.testing.assert_allclose(each["added"], line_of(halves, config, each, window), rtol=1e-3, atol=1e-3)
             assert (each["added"] is None) == (name == "rope")
+
+
+@pytest.mark.slow
+def test_a_heads_far_weights_are_worth_what_pytorch_loses_without_them(opened, runs, monkeypatch):
+    page = opened("tour")
+    window = page.evaluate("windowOf(64)")
+    tokens, targets = torch.tensor([window[:-1]]), torch.tensor([window[1:]])
+    for name in ("keys", "fox"):
+        found = page.evaluate("""async (id) => {
+            const all = [], what = { worth: windowOf(64), how: how(plain(64)), targets: TRAINED, near: NEAR };
+            await threadOf(id).ask(what, ({ worth, error, far }) => all.push([worth, error, far]));
+            return all;
+        }""", name)
+        whole = model_of_halves(runs[name]).token_losses(tokens, targets)[0, -16:]
+        assert len(found) == 4
+        for i, (worth, error, far) in enumerate(found):
+            model, shares = model_of_halves(runs[name]), []
+            attention = model.blocks[i // 2].attn
+            mask = attention.mask
+
+            def cut(q, k, bias, mask=mask, head=i % 2, shares=shares):
+                scores = mask(q, k, bias).expand(1, 2, 64, 64).clone()
+                weights = (q @ k.mT / math.sqrt(8) + scores).softmax(-1)[0, head, -16:]
+                back = torch.arange(48, 64)[:, None] - torch.arange(64)
+                shares.append(weights[back >= 4].sum().item() / 16)
+                scores[0, head, -16:][back >= 4] = -math.inf
+                return scores
+
+            monkeypatch.setattr(attention, "mask", cut)
+            monkeypatch.setattr(attention, "window", 64)                # or else no mask is made
+            rises = model.token_losses(tokens, targets)[0, -16:] - whole
+            assert worth == pytest.approx(rises.mean().item(), abs=1e-4), (name, i)
+            assert error == pytest.approx(rises.std().item() / 4, abs=1e-4)
+            assert far == pytest.approx(shares[0], abs=1e-4)
+        assert max(abs(worth) for worth, _, _ in found) > 1e-2            # or else there was nothing to compare
+        page.evaluate("show(plain(64))")
+        losses = page.evaluate("(id) => [...lossesAt(threadOf(id), now())]", name)
+        assert np.mean(losses[-16:]) == pytest.approx(whole.mean().item(), abs=1e-3)  # the head is whole again
+
+
+@pytest.mark.slow
+def test_two_models_write_what_pytorch_writes(opened, runs):
+    page = opened("tour")
+    for setting in ("plain(64)", "{ length: 64, see: 0, start: 0, chosen: 9 }"):
+        page.evaluate(f"show({setting})")
+        page.select_option("#write-a", "keys")
+        page.select_option("#write-b", "rope")
+        page.click("#write-do")
+        page.wait_for_function("at('write-words').textContent.startsWith('Each model wrote 40')", timeout=60_000)
+        prompt = page.evaluate("windowOf(64)")[: None if setting == "plain(64)" else 55]
+        for name in ("keys", "rope"):
+            written = page.evaluate("(id) => threadOf(id).written", name)
+            wanted = list(itertools.islice(generate(model_of_halves(runs[name]), prompt, temperature=0), 40))
+            assert written == wanted
+        assert page.locator("#written article").count() == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source, name", [("first-last", "tour"), ("needle", "all")])
+def test_answers_to_the_task_are_pytorchs_and_the_head_shown_has_most_weight_there(opened, runs, source, name):
+    page, symbols = opened(name), tasks.find(f"task:{source}").symbols
+    for length in (16, 64):
+        page.evaluate(f"solve({{ length: {length}, sequence: 1 }})")
+        for name in TASKS[source]:
+            tokens, places, answers, wanted = page.evaluate("""(id) => [sequence().tokens, queries(),
+                task.answers.get(id).map(({ answer }) => answer), Object.values(sequence().targets)]""", name)
+            with torch.no_grad():
+                logits = model_of_halves(runs[name])(torch.tensor([tokens]))[0]
+            assert len(places) == (4 if source == "first-last" else 1)
+            assert answers == logits[places].argmax(-1).tolist()
+            text = [i for i, token in enumerate(tokens) if token < 16]
+            stands = [text[0] if symbols[tokens[q]] == "F" else text[-1] for q in places]
+            if source == "needle":
+                stands = [tokens.index(symbols.index("N")) + 1]
+            assert page.evaluate("queries().map((_, i) => placeOf(i))") == stands
+            assert [tokens[place] for place in stands] == wanted
+            shares = page.evaluate("""(id) => {
+                const found = task.answers.get(id)[0], share = (head) => head.weights[placeOf(0)];
+                return [share(fetching(found, placeOf(0))), ...found.heads.map(share)];
+            }""", name)
+            assert shares[0] == max(shares[1:])
+    score = tasks.score(load_model(runs[name])[0], f"task:{source}", 32, sequences=128)
+    assert page.evaluate("(id) => DATA.task.accuracy[id][1]", name) == score["accuracy"]
 
 
 def line_of(halves, config, seen, window):
@@ -230,12 +466,22 @@ def test_the_vectors_hold(opened, name):
         if "wq" in x and "l" in p:
             e = {"pe": name[:5].strip("-"), "on": "k" if name == "expe-keys" else "qk", "constant": False, **p}
             C = np.shape(x["x"])[-1]
-            found = page.evaluate("""([x, n, w, C, e]) => x.map((h, b) => {
-                const doors = doorsOf({ d_model: C, n_heads: 1 }, e);
-                const p = { "qkv.weight": Float32Array.from(w.flat(2)) };
-                const { q, k } = project(Float32Array.from(h.flat()), n[b], p, C, doors);
-                return [[...q], [...k]];
-            })""", [x["x"], n.tolist(), [x["wq"], x["wk"], x["wv"]], C, e])
+            found = page.evaluate("""([x, n, wq, wk, C, e]) => x.map((h, b) => {
+                const doors = doorsOf({ d_model: C, n_heads: 1 }, e), steps = doors.linear && doors.linear(C);
+                const [Wq, Wk] = [wq, wk].map((w) => Float64Array.from(w.flat()));
+                const phi = (row, position, part) => {
+                    const input = Float64Array.from(row);
+                    if (doors.on.includes(part)) doors.override(input, position);
+                    return input;
+                };
+                const key = (row, m) => {                              // its line apart, as attention adds it
+                    if (!steps) return times(Wk, phi(row, m, "k"));
+                    const line = times(Wk, steps);
+                    return times(Wk, phi(row, 0, "k")).map((k, i) => k + m * line[i]);
+                };
+                return [h.flatMap((row, t) => [...times(Wq, phi(row, n[b][t], "q"))]),
+                        h.flatMap((row, t) => [...key(row, n[b][t])])];
+            })""", [x["x"], n.tolist(), x["wq"], x["wk"], C, e])
             for b, (q, k) in enumerate(found):
                 for mine, right in ((q, y["q"][b]), (k, y["k"][b])):
                     right = np.moveaxis(right, 0, 1)                                   # (T, H, D)
@@ -333,18 +579,152 @@ def test_any_text_is_read_and_nothing_else(opened, text):
 
 
 @pytest.mark.slow
+def test_an_own_text_is_read_whole_and_what_is_read_is_said(opened):
+    page = opened("tour")
+    page.select_option("#text", "own")
+
+    def read(text):
+        page.evaluate("(text) => { at('own').value = text; at('own').oninput(); }", text)
+        page.wait_for_function("(text) => state.of === text.length", arg=text)
+        page.wait_for_function("threads.every((thread) => thread.bar.value === thread.bar.max)")
+        return page.evaluate("[state.length, count()]"), page.inner_text("#read-note"), page.inner_text("#length-words")
+
+    (length, tokens), note, words = read("a")
+    assert length == tokens == 1 and note.startswith("1 token:") and words.startswith("1 token:")
+    (length, tokens), note, words = read("import os, sys\n" * 20)
+    assert length == tokens == page.evaluate("TOKENIZER.encode(at('own').value).length")
+    assert tokens not in (16, 32, 64, 128)
+    assert 16 < tokens < LONGEST and f"All {tokens} tokens" in note
+    assert f"{round(tokens / 16, 1):g}x the trained length" in words
+    page.evaluate("everyLength()")
+    assert page.evaluate("lengths().every((length) => targetsMean(threads[0], plain(length)) > 0)")
+    (length, tokens), note, _ = read("import os, sys\n" * 7_000)
+    assert length == tokens == LONGEST and "of 105,000" in note
+    characters = int(re.search(r"([\d,]+) characters of", note)[1].replace(",", ""))
+    start = page.evaluate("(n) => TOKENIZER.encode(at('own').value.slice(0, n)).length", characters)
+    assert LONGEST - 8 <= start <= LONGEST                               # the last word may be cut
+
+
+@pytest.mark.slow
+def test_looking_inside_leaves_a_panel_as_it_was(opened):
+    page = opened("tour")
+    look = """() => {
+        const { fontSize, color, display, font } = getComputedStyle(threads[0].spans[3]);
+        return [fontSize, color, display, font, threads[0].box.scrollHeight];
+    }"""
+    before = page.evaluate(look)
+    assert page.evaluate("pick(threads[0], 9)")
+    assert page.evaluate(look) == before
+    assert page.locator(".tokens .attended").count() > 0
+
+
+@pytest.mark.slow
+def test_the_first_token_of_expe_k_is_not_said_to_have_no_line(opened):
+    page = opened("tour")
+    assert page.evaluate("pick(threadOf('keys'), 0)")
+    said = page.inner_text("#inside-words")
+    assert "does not add a line" not in said and "has one key" in said
+    assert page.evaluate("pick(threadOf('rope'), 5)")
+    assert "does not add a line" in page.inner_text("#inside-words")
+
+
+@pytest.mark.slow
+def test_a_change_of_length_or_text_leaves_nothing_of_the_old_window(opened):
+    page = opened("tour")
+    assert page.evaluate("pick(threads[0], 15)")
+    assert "at position 15" in page.inner_text("#inside-words")
+    shown = "[at('inside-words').textContent, at('weights').childElementCount]"
+    assert page.evaluate(f"show({{ length: 64 }}), {shown}") == ["Reading ...", 0]
+    page.wait_for_function("at('inside-words').textContent.includes('at position 63')")         # the same target
+    assert page.evaluate("pick(threads[0], 2)")
+    page.evaluate("show({ length: 16 })")                                                       # which does not have it
+    assert page.inner_text("#inside-words").startswith("Choose a token") and page.inner_text("#chosen") == ""
+    parts = "['added', 'scores', 'weights', 'next', 'heads']"
+    assert page.evaluate(f"{parts}.map((id) => at(id).childElementCount)") == [0] * 5
+
+
+@pytest.mark.slow
+def test_choosing_a_token_is_answered_at_once(opened):
+    page = opened("tour")
+    said = page.evaluate("pick(threads[1], 3), [at('inside-words').textContent, at('chosen').textContent]")
+    assert said[0].startswith("Looking into") and said[1].startswith("Token ")
+
+
+@pytest.mark.slow
+def test_enter_on_a_head_keeps_the_focus(opened):
+    page = opened("tour")
+    assert page.evaluate("pick(threads[0], 9)")
+    page.wait_for_timeout(300)
+    page.evaluate("at('heads').children[2].focus()")
+    page.keyboard.press("Enter")
+    assert page.evaluate("[...at('heads').children].indexOf(document.activeElement)") == 2
+    assert page.evaluate("at('heads').children[2].getAttribute('aria-pressed')") == "true"
+
+
+@pytest.mark.slow
+def test_no_line_is_drawn_through_lengths_that_were_not_read_and_axes_have_titles(opened):
+    page = opened("tour")
+    page.evaluate("show(plain(256))")
+    page.wait_for_timeout(400)
+    paths = "[...at('{}').querySelectorAll('path')].map((path) => path.getAttribute('d'))"
+    assert all("L" not in d and d.count("M") == 2 for d in page.evaluate(paths.format("by-length")))
+    assert all(d.count("L") == 4 for d in page.evaluate(paths.format("result")))
+    page.evaluate("everyLength()")
+    page.wait_for_timeout(400)
+    assert all(d.count("L") == 4 for d in page.evaluate(paths.format("by-length")))
+    assert page.evaluate("pick(threads[0], 200)")
+    for chart in page.evaluate("""[...document.querySelectorAll("svg")].map((svg) =>
+            [...svg.querySelectorAll("text")].map((text) => text.textContent))"""):
+        assert not {"undefined", ""} & set(chart)
+        assert any("nats" in x or "%" in x or x in ("score", "weight") for x in chart)
+        assert any("read" in x or "position" in x or "back" in x for x in chart)
+
+
+@pytest.mark.slow
+def test_weights_by_distance_are_zoomed_to_where_they_are(opened):
+    page = opened("tour")
+    page.evaluate("show(plain(256))")
+    assert page.evaluate("pick(threadOf('alibi'), 255)")
+    assert page.evaluate("view.near && at('weights').querySelectorAll('path').length") == 2    # of 256 tokens and of 16
+    for head in range(4):
+        page.evaluate(f"showHead({head})")
+        shown = page.evaluate("[...at('weights').querySelectorAll('text')].map((x) => Number(x.textContent) || 0)")
+        weights = np.array(page.evaluate("[...view.heads[view.shown].weights].reverse()"))
+        short = np.array(page.evaluate("[...view.near[view.shown].weights].reverse()"))
+        needed = max(8, *(1 + np.argmax(x.cumsum() >= 0.99) for x in (weights, short)))
+        assert max(shown) == needed
+
+
+@pytest.mark.slow
 def test_the_tour_can_be_taken_by_the_keyboard_alone(opened):
     page = opened("tour")
-    for step in range(7):
+    steps = int(re.search(r"of (\d+)", page.inner_text("#tour-title"))[1])
+    assert steps == 12
+    for step in range(steps):
         page.focus("#tour-do")
         page.keyboard.press("Enter")
-        page.wait_for_function("!at('tour-do').disabled && at('tour-seen').textContent.length > 9", timeout=120_000)
+        page.wait_for_function("!at('tour-do').disabled && at('tour-seen').textContent.length > 12", timeout=120_000)
         seen = page.inner_text("#tour-seen")
-        assert "NaN" not in seen and "undefined" not in seen and " -," not in seen
-        if step < 6:
+        assert "NaN" not in seen and "undefined" not in seen and " -," not in seen and "do it again" not in seen
+        assert page.locator("#tour-links a").count() == 0 and page.locator("#tour-links code").count() > 0
+        if step < steps - 1:
             page.focus("#tour-next")
             page.keyboard.press("Enter")
-    assert page.inner_text("#tour-title").startswith("Tour, step 7 of 7")
+    assert page.inner_text("#tour-title").startswith("Tour, step 12 of 12: Conclusion")
+    assert any(model in seen for model in ("RoPE", "ExPE-K")) and "right answers at 16x" in seen
+
+
+@pytest.mark.slow
+def test_a_page_of_one_model_without_a_task_works(opened):
+    page = opened("alone")
+    assert page.locator("#task").count() == 0
+    steps = int(re.search(r"of (\d+)", page.inner_text("#tour-title"))[1])
+    assert steps == 4
+    for _ in range(steps):
+        page.evaluate("doStep()")
+        assert "undefined" not in page.inner_text("#tour-seen") and "NaN" not in page.inner_text("#tour-seen")
+        page.evaluate("step + 1 < STEPS.length && showStep(step + 1)")
+    assert page.evaluate("write()") and page.locator("#written article").count() == 1
 
 
 @pytest.mark.slow

@@ -4,10 +4,11 @@
 const at = (id) => document.getElementById(id);
 const number = (x, digits = 3) => (Number.isFinite(x) ? x.toFixed(digits) : "-");
 const signed = (x) => (x < 0 ? "" : "+") + x.toFixed(3);
+const LOSS = "loss, nats a token";
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
 function element(name, attributes = {}, ...inside) {
-  const svg = ["svg", "polyline", "line", "text", "circle", "title"].includes(name);
+  const svg = ["svg", "path", "line", "text", "circle"].includes(name);
   const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...inside);
@@ -18,10 +19,11 @@ function options(select, pairs) {
   select.replaceChildren(...pairs.map(([value, text]) => element("option", { value }, text)));
 }
 
-// curves: [{name, colour, points: [[x, y], ...], dots}]. x: "log" or not, y: both [low, high] or made from the points;
-// mark: an x with a dotted line, and words for it; ticks: of the x axis.
-function draw(where, curves, { xs, ys, log = false, mark, ticks, about }) {
-  const W = Math.min(innerWidth - 30, 460), H = 230, left = 50, top = 10, bottom = 30;         // so that text is not made smaller
+// curves: [{name, colour, points: [[x, y], ...], dots, dashed, faint}]; no line is drawn through a point without a y.
+// log: of the x axis; xs and ys are [low, high], or made from the points; mark: an x with a dotted line, and words for
+// it; ticks: of the x axis; x and y: the titles of the axes.
+function draw(where, curves, { xs, ys, log = false, mark, ticks, x: xTitle, y: yTitle, about }) {
+  const W = Math.min(innerWidth - 30, 460), H = 260, left = 50, top = 24, bottom = 46;         // so that text is not made smaller
   const right = Math.min(0.4 * W, 26 + 7 * Math.max(0, ...curves.map(({ name }) => name?.length ?? 0)));
   const all = curves.flatMap((curve) => curve.points).filter(([, y]) => Number.isFinite(y));
   const scale = (x) => (log ? Math.log2(x) : x);
@@ -47,17 +49,21 @@ function draw(where, curves, { xs, ys, log = false, mark, ticks, about }) {
     const [place, words] = [px(x), x.toLocaleString("en")];
     svg.append(element("text", { x: place, y: H - bottom + 16, "text-anchor": "middle" }, words));
   }
+  svg.append(element("text", { x: 0, y: 12 }, yTitle));
+  svg.append(element("text", { x: (left + W - right) / 2, y: H - 8, "text-anchor": "middle" }, xTitle));
   if (mark) {
     const x = px(mark[0]), late = x > W / 2;
     line(x, top, x, H - bottom, "trained");
     svg.append(element("text", { x: x + (late ? -4 : 4), y: H - bottom - 5, "text-anchor": late ? "end" : "start" }, mark[1]));
   }
   const ends = [];
-  for (const { name, colour, points, dots } of curves) {
+  for (const { name, colour, points, dots, dashed, faint } of curves) {
     const shown = points.filter(([, y]) => Number.isFinite(y));
     if (!shown.length) continue;
-    svg.append(element("polyline", { stroke: colour, points: shown.map(([x, y]) => `${px(x)},${py(y)}`).join(" ") }));
-    if (dots) for (const [x, y] of shown) svg.append(element("circle", { cx: px(x), cy: py(y), r: 3, fill: colour }));
+    const path = points.map(([x, y], i) => !Number.isFinite(y) ? "" :
+      `${i && Number.isFinite(points[i - 1][1]) ? "L" : "M"}${px(x).toFixed(2)} ${py(y).toFixed(2)}`).join("");
+    svg.append(element("path", { stroke: colour, d: path, class: dashed ? "dashed" : faint ? "faint" : "solid" }));
+    if (dots && !faint) for (const [x, y] of shown) svg.append(element("circle", { cx: px(x), cy: py(y), r: 3, fill: colour }));
     const [x, y] = shown.at(-1);
     if (name) ends.push({ name, colour, x: px(x), y: py(y) });
   }

@@ -36,6 +36,7 @@ function alibiSlopes(H) {
 
 // The doors of an encoding; one that is left out is shut. x, q and k are one row each, and are changed in place.
 //   embed(x, n)                 what is added to the embedding of the token at position n
+//   linear(C)                   if the keys' override is a line in n: by how much x grows from one position to the next
 //   override(x, n), on          the first l numbers of what enters those of W_q, W_k and W_v that `on` names
 //   rotate(x, n)                a query or key of all heads
 //   key(h, n, p, before)        a number for each head, that every score of this key gets: `before` are the last key's.
@@ -46,7 +47,10 @@ function doorsOf({ d_model: C, n_heads: H, context }, e) {
     nope: () => ({}),
     sinusoidal: () => ({
       embed(x, n) { for (let j = 0; j < C; j++) x[j] += sinusoidalEntry(n, j, { base: e.base, width: C }); } }),
-    expe: () => ({ on: e.on, override: fill(expeEntry, e.l) }),
+    expe: () => ({
+      on: e.on, override: fill(expeEntry, e.l),
+      linear: e.on.includes("k") && ((size) => Float64Array.from({ length: size }, (_, j) => (j < e.l ? e.theta : 0))),
+    }),
     exqpe: () => ({ on: e.on, override: fill(exqpeEntry, e.l) }),
     rope: () => {
       const D = C / H, [frequencies] = ropeFrequencies(D, { base: e.base });

@@ -3,7 +3,7 @@
 
 const fraction = (x) => (x < 1 && Number.isInteger(1 / x) ? `1/${1 / x}` : `${Number(x.toPrecision(6))}`);
 const power = (low, high, start) => ({ low, high, start, step: 1, value: (x) => 2 ** x });         // a slider of exponents
-const plain = (low, high, start, step = 1) => ({ low, high, start, step, value: (x) => x });
+const slider = (low, high, start, step = 1) => ({ low, high, start, step, value: (x) => x });
 const base = { low: 1, high: 20, start: 13.2877123795, step: "any", value: (x) => Math.round(2 ** x) };
 
 // What can be turned; of an entry of the table its value and its formula with numbers; how wide the table is; and the
@@ -14,7 +14,7 @@ const KNOBS = {
     words: () => "No order: whatever the distance, the score is the same.",
   },
   sinusoidal: {
-    name: "sinusoidal, added to the embedding", inputs: { width: plain(2, 128, 64, 2), base },
+    name: "sinusoidal, added to the embedding", inputs: { width: slider(2, 128, 64, 2), base },
     width: (s) => s.width, entry: sinusoidalEntry,
     words: (n, j, s) => `p[${n}, ${j}] = ${j % 2 ? "cos" : "sin"}(n / base^(${2 * Math.floor(j / 2)}/${s.width})) = ` +
       `${j % 2 ? "cos" : "sin"}(${n} / ${s.base}^${(2 * Math.floor(j / 2) / s.width).toFixed(3)})`,
@@ -22,7 +22,7 @@ const KNOBS = {
   },
   rope: {
     name: "RoPE, turns queries and keys",
-    inputs: { width: plain(4, 128, 32, 2), base, scaling: ["none", "linear", "ntk", "yarn"], factor: plain(1, 16, 4) },
+    inputs: { width: slider(4, 128, 32, 2), base, scaling: ["none", "linear", "ntk", "yarn"], factor: slider(1, 16, 4) },
     width: (s) => s.width,
     entry: (n, j, s) => {
       const [f, more] = frequencies(s), angle = n * f[j % (s.width / 2)];
@@ -39,21 +39,21 @@ const KNOBS = {
     },
   },
   alibi: {
-    name: "ALiBi, a fixed slope a head", inputs: { heads: plain(1, 16, 4) },
+    name: "ALiBi, a fixed slope a head", inputs: { heads: slider(1, 16, 4) },
     width: (s) => s.heads, entry: (n, j, s) => -alibiSlopes(s.heads)[j] * n,
     words: (n, j, s) => `head ${j}, ${n} tokens back: -slope d = -${fraction(alibiSlopes(s.heads)[j])} x ${n}`,
     score: (m, n, s) => -alibiSlopes(s.heads)[0] * (m - n),
   },
   expe: {
     name: "ExPE, a ramp in place of l dimensions",
-    inputs: { l: plain(1, 128, 24), start: plain(0, 8, 0), theta: power(-12, 3, -9), on: ["qk", "k"] },
+    inputs: { l: slider(1, 128, 24), start: slider(0, 8, 0), theta: power(-12, 3, -9), on: ["qk", "k"] },
     width: (s) => s.l, entry: expeEntry,
     words: (n, j, s) => `p[${n}, ${j}] = start + theta (n + j) = ${s.start} + ${fraction(s.theta)} x (${n} + ${j})`,
     score: overridden(expeEntry),
   },
   exqpe: {
     name: "ExQPE, one dimension raised a position",
-    inputs: { l: plain(1, 128, 24), start: plain(0, 8, 0), theta1: power(-12, 0, -11), theta2: power(-8, 3, -4), on: ["qk", "k"] },
+    inputs: { l: slider(1, 128, 24), start: slider(0, 8, 0), theta1: power(-12, 0, -11), theta2: power(-8, 3, -4), on: ["qk", "k"] },
     width: (s) => s.l, entry: exqpeEntry,
     words: (n, j, s) => `p[${n}, ${j}] = start + j theta1 + theta2 max(0, floor((n - j)/l) + 1) = ${s.start} + ${j} x ` +
       `${fraction(s.theta1)} + ${fraction(s.theta2)} x ${Math.max(0, Math.floor((n - j) / s.l) + 1)}`,
@@ -117,7 +117,7 @@ function redraw() {
     const own = kind.score(m, m, s);
     return { name: `query at ${m}`, colour,
              points: Array.from({ length: Math.min(m, most) }, (_, d) => [d, kind.score(m, m - d, s) - own]) };
-  }), { xs: [0, most], ticks: [0, most], mark: [TRAINED, `trained: ${TRAINED}`], about: "Score by distance, from 0 at the query's own key, at three positions of the query" });
+  }), { xs: [0, most], ticks: [0, TRAINED, most], mark: [TRAINED, "trained"], x: "distance, tokens back", y: "score", about: "Score by distance, from 0 at the query's own key, at three positions of the query" });
   strips();
 }
 

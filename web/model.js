@@ -1,200 +1,215 @@
 "use strict";
-// The GPT of model_numpy.py: forward alone, one sequence, read piece by piece with its queries, keys and values kept.
-// T new tokens, S all keys so far, H heads, D width of a head, C = H D; arrays are flat and of float32, sums of float64.
+// The GPT of model_numpy.py: forward alone, one sequence, read piece by piece; the keys and values of what is read stay.
+// T new tokens, S all keys so far, H heads, D width of a head, C = H D; arrays are flat and of float32.
 
-// out = x w^T: x (T, I), w (O, I), out (T, O). Four rows and two columns at a time, so that what is loaded is used.
-function linear(x, w, I) {
-  const T = x.length / I, O = w.length / I, out = new Float32Array(T * O);
-  for (let t = 0; t < T; t += 4) {
-    const t1 = Math.min(t + 1, T - 1), t2 = Math.min(t + 2, T - 1), t3 = Math.min(t + 3, T - 1);
-    for (let o = 0; o < O; o += 2) {
-      const o1 = Math.min(o + 1, O - 1);
-      let a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
-      for (let i = 0; i < I; i++) {
-        const a = w[o * I + i], b = w[o1 * I + i];
-        const x0 = x[t * I + i], x1 = x[t1 * I + i], x2 = x[t2 * I + i], x3 = x[t3 * I + i];
-        a0 += a * x0; a1 += a * x1; a2 += a * x2; a3 += a * x3;
-        b0 += b * x0; b1 += b * x1; b2 += b * x2; b3 += b * x3;
-      }
-      out[t * O + o] = a0; out[t1 * O + o] = a1; out[t2 * O + o] = a2; out[t3 * O + o] = a3;
-      out[t * O + o1] = b0; out[t1 * O + o1] = b1; out[t2 * O + o1] = b2; out[t3 * O + o1] = b3;
-    }
-  }
-  return out;
-}
+const PIECE = 64, CONTEXTS = 2;          // tokens that are read at once at most; texts whose keys and values are kept
 
-function layernorm(x, C, eps, weight, bias) {
-  const out = new Float32Array(x.length);
-  for (let at = 0; at < x.length; at += C) {
+const row = (x, t, size) => x.subarray(t * size, (t + 1) * size);        // a view
+
+function layernorm(x, out, T, C, eps, weight, bias) {
+  for (let at = 0; at < T * C; at += C) {
     let mean = 0, square = 0;
     for (let i = 0; i < C; i++) mean += x[at + i] / C;
     for (let i = 0; i < C; i++) square += (x[at + i] - mean) ** 2 / C;
     const rstd = 1 / Math.sqrt(square + eps);
     for (let i = 0; i < C; i++) out[at + i] = (x[at + i] - mean) * rstd * weight[i] + bias[i];
   }
-  return out;
 }
 
-function gelu(x) {                                                       // the tanh form, in place
-  for (let i = 0; i < x.length; i++) {
-    x[i] *= 0.5 * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x[i] + 0.044715 * x[i] ** 3)));
-  }
-  return x;
+function gelu(x, size) {                                                 // the tanh form, in place
+  for (let i = 0; i < size; i++) x[i] *= 0.5 * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x[i] + 0.044715 * x[i] ** 3)));
 }
 
-const row = (x, t, size) => x.subarray(t * size, (t + 1) * size);        // a view
+// w x of one row: w (O, I), x (I,).
+const times = (w, x) => Float64Array.from({ length: w.length / x.length }, (_, o) => dotOf(row(w, o, x.length), x));
+const dotOf = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
 
-// `count` columns of x (T, C), from one on: (T, count).
-function columns(x, C, from, count) {
-  const out = new Float32Array((x.length / C) * count);
-  for (let t = 0; t * C < x.length; t++) for (let i = 0; i < count; i++) out[t * count + i] = x[t * C + from + i];
-  return out;
+// The weights of scores from..to-1, in place; all others of the first `size` become 0.
+function softmax(scores, from, to, size) {
+  let top = -Infinity, total = 0;
+  for (let s = from; s < to; s++) if (scores[s] > top) top = scores[s];
+  for (let s = from; s < to; s++) total += scores[s] = Math.exp(scores[s] - top);
+  for (let s = from; s < to; s++) scores[s] /= total;
+  scores.fill(0, 0, from);
+  scores.fill(0, to, size);
+  return scores;
 }
 
-function transposed(x, I) {                                              // (T, I) to (I, T)
-  const T = x.length / I, out = new Float32Array(x.length);
-  for (let t = 0; t < T; t++) for (let i = 0; i < I; i++) out[i * T + t] = x[t * I + i];
-  return out;
-}
-
-function joined(a, b) {
-  const out = new Float32Array(a.length + b.length);
-  out.set(a);
-  out.set(b, a.length);
-  return out;
-}
-
-function add(x, more) {
-  for (let i = 0; i < x.length; i++) x[i] += more[i];
-}
-
-// The queries, keys and values of one block: h (T, C) at positions n (T,), through the doors override and rotate.
-function project(h, n, p, C, doors) {
-  const [q, k, v] = ["q", "k", "v"].map((part, i) => {
-    let input = h;
-    if (doors.on?.includes(part)) {
-      input = h.slice();
-      n.forEach((position, t) => doors.override(row(input, t, C), position));
-    }
-    return linear(input, p["qkv.weight"].subarray(i * C * C, (i + 1) * C * C), C);
+// -log softmax(z)[target] for the logits z (V,) of each target, in nats.
+function lossesOf(logits, targets) {
+  return Float64Array.from(logits, (z, t) => {
+    let top = -Infinity, total = 0;
+    for (let v = 0; v < z.length; v++) if (z[v] > top) top = z[v];
+    for (let v = 0; v < z.length; v++) total += Math.exp(z[v] - top);
+    return top + Math.log(total) - z[targets[t]];
   });
-  if (doors.rotate) {
-    for (const x of [q, k]) n.forEach((position, t) => doors.rotate(row(x, t, C), position));
-  }
-  return { q, k, v };
+}
+
+// The count most likely tokens: [[token, its probability], ...].
+function likeliest(z, count) {
+  const [loss] = lossesOf([z], [0]), all = Array.from(z, (logit, token) => [token, Math.exp(logit - z[0] - loss)]);
+  return all.sort((a, b) => b[1] - a[1]).slice(0, count);
 }
 
 class Model {
-  constructor({ config, tensors }, weights) {
-    Object.assign(this, { config, blocks: [], top: {} });
+  // longest: the most tokens that will be read of a text.
+  constructor({ config, tensors }, weights, longest) {
+    const { d_model: C, n_heads: H, n_layers, d_mlp } = config, D = C / H, blocks = [];
+    Object.assign(this, { config, top: {}, blocks, V8: upTo(config.vocab_size, 8), longest: upTo(longest, 8) });
     let at = 0;
     for (const [name, shape] of tensors) {
       const size = shape.reduce((a, b) => a * b, 1), block = /^blocks\.(\d+)\.(?:attn\.)?(.*)$/.exec(name);
-      const into = block ? (this.blocks[block[1]] ??= {}) : this.top;
+      const into = block ? (blocks[block[1]] ??= {}) : this.top;
       into[block ? block[2] : name] = weights.subarray(at, at += size);
     }
+    const kept = CONTEXTS * (2 * n_layers * this.longest + this.longest + 4) * C;
+    const scratch = PIECE * (7 * C + d_mlp + Math.max(this.longest, this.V8));
+    const m = this.memory = new Memory(n_layers * (4 * C * C + 2 * C * d_mlp) + C * this.V8 + kept + scratch);
+    for (const p of blocks) {
+      const [q, k, v] = [0, 1, 2].map((i) => m.pack(p["qkv.weight"].subarray(i * C * C, (i + 1) * C * C), C));
+      p.packed = { q, k, v, proj: m.pack(p["proj.weight"], C), up: m.pack(p["mlp.up.weight"], C),
+                   down: m.pack(p["mlp.down.weight"], d_mlp) };
+    }
+    this.head = m.pack(this.top["head.weight"] ?? this.top["embedding.weight"], C);
+    this.contexts = Array.from({ length: CONTEXTS }, () => ({ tokens: [], used: 0, blocks: blocks.map(() => ({
+      k: m.take(H * this.longest * D),                                   // (H, longest/8, D, 8)
+      v: m.take(H * this.longest * D),                                   // (H, D/8, longest, 8)
+      q: new Float32Array(this.longest * C), keys: [] })),               // (longest, C); of each key what doors.key gives
+      h: m.take((this.longest + 4) * C) }));                             // the final norm's output
+    for (const name of ["x", "input", "h", "q", "k", "v", "y"]) this[name] = m.take(PIECE * C);
+    Object.assign(this, { mlp: m.take(PIECE * d_mlp), scores: m.take(PIECE * Math.max(this.longest, this.V8)) });
     this.doors = doorsOf(config, config.encoding);
-    this.forget();
+    this.clock = 0;
   }
 
-  // Begin another text.
-  forget() {
-    this.tokens = [];
-    this.kept = this.blocks.map(() => ({ q: [], k: [], v: [], keys: [] }));          // (S, C) each, and S lists of H
+  // A context that has read these tokens, a beginning of them (of which most are kept), or nothing.
+  //   see     how many keys each query sees, the last ones; its own is among them
+  //   start   the position of the first token
+  context(tokens, { see = Infinity, start = 0 } = {}) {
+    const common = (c) => { let t = 0; while (t < tokens.length && c.tokens[t] === tokens[t]) t++; return t; };
+    const fits = (c) => c.see === see && c.start === start && common(c) > Math.min(c.tokens.length / 2, tokens.length - 1);
+    const oldest = this.contexts.reduce((a, b) => (a.used < b.used ? a : b));
+    const found = this.contexts.find(fits) ?? Object.assign(oldest, { tokens: [], see, start });
+    const kept = common(found);
+    if (kept < tokens.length) found.tokens.length = kept;
+    found.used = ++this.clock;
+    return found;
   }
 
-  // Read the next T tokens; returns the logits (T, V) of the tokens that follow each.
-  read(tokens) {
-    const { d_model: C, norm_eps: eps } = this.config, first = this.tokens.length;
-    const n = Array.from(tokens, (_, t) => first + t);
-    this.tokens.push(...tokens);
-    const x = new Float32Array(tokens.length * C);
+  // Read the next tokens, at most PIECE of them, after the first `from` of a context, whose others are forgotten.
+  // cut: see attend.
+  read(tokens, context, { from = context.tokens.length, cut } = {}) {
+    const { d_model: C, d_mlp, norm_eps: eps } = this.config, T = tokens.length, m = this.memory;
+    const { x, h, input, y, mlp } = this, n = Array.from(tokens, (_, t) => context.start + from + t);
+    context.tokens.length = from;
+    context.tokens.push(...tokens);
     tokens.forEach((token, t) => {
       row(x, t, C).set(row(this.top["embedding.weight"], token, C));
       this.doors.embed?.(row(x, t, C), n[t]);
     });
+    const add = (more) => { for (let i = 0; i < T * C; i++) x[i] += more[i]; };
     this.blocks.forEach((p, b) => {
-      const h = layernorm(x, C, eps, p["norm1.weight"], p["norm1.bias"]);
-      add(x, linear(this.attend(h, n, p, this.kept[b]), p["proj.weight"], C));
-      const g = layernorm(x, C, eps, p["norm2.weight"], p["norm2.bias"]);
-      add(x, linear(gelu(linear(g, p["mlp.up.weight"], C)), p["mlp.down.weight"], this.config.d_mlp));
+      layernorm(x, h, T, C, eps, p["norm1.weight"], p["norm1.bias"]);
+      this.project(p, n);
+      this.attend(context, p, b, n, from, cut);
+      m.product(y, p.packed.proj, input, T, C, C);
+      add(input);
+      layernorm(x, h, T, C, eps, p["norm2.weight"], p["norm2.bias"]);
+      m.product(h, p.packed.up, mlp, T, C, d_mlp);
+      gelu(mlp, T * d_mlp);
+      m.product(mlp, p.packed.down, input, T, d_mlp, C);
+      add(input);
     });
-    const h = layernorm(x, C, eps, this.top["norm.weight"], this.top["norm.bias"]);
-    return linear(h, this.top["head.weight"] ?? this.top["embedding.weight"], C);
+    layernorm(x, context.h.subarray(from * C), T, C, eps, this.top["norm.weight"], this.top["norm.bias"]);
   }
 
-  // y (T, C) of one block, whose queries, keys and values are added to what is kept.
-  attend(h, n, p, kept) {
-    const { d_model: C, n_heads: H } = this.config, D = C / H, made = project(h, n, p, C, this.doors);
-    for (const part of "qkv") kept[part] = joined(kept[part], made[part]);
-    n.forEach((position, t) => {
-      if (this.doors.key) kept.keys.push(this.doors.key(row(h, t, C), position, p, kept.keys.at(-1)));
-    });
-    const y = new Float32Array(h.length), S = kept.k.length / C;
+  // The logits (V,) of the tokens that follow tokens from..to-1 of a context, at most PIECE; valid until the next call.
+  logits(context, from, to) {
+    const { d_model: C, vocab_size: V } = this.config, { scores, V8 } = this;
+    this.memory.product(context.h.subarray(from * C), this.head, scores, to - from, C, V8);
+    return Array.from({ length: to - from }, (_, t) => row(scores, t, V8).subarray(0, V));
+  }
+
+  // this.q, k and v (T, C) of this.h (T, C) in one block, at positions n, through the doors override and rotate. Where
+  // the positions of keys add a line to the scores, it is added to these, exactly, and the keys are those of position 0.
+  project(p, n) {
+    const { d_model: C } = this.config, { doors, h, input } = this;
+    for (const part of ["q", "k", "v"]) {
+      const own = doors.on?.includes(part);
+      if (own) {
+        input.set(h);
+        n.forEach((position, t) => doors.override(row(input, t, C), part === "k" && doors.linear ? 0 : position));
+      }
+      this.memory.product(own ? input : h, p.packed[part], this[part], n.length, C, C);
+    }
+    if (doors.rotate) for (const part of ["q", "k"]) n.forEach((position, t) => doors.rotate(row(this[part], t, C), position));
+  }
+
+  // this.y (T, C) of this.q, k and v, in one block of a context of which `from` tokens were read before.
+  // cut {block, head, near}: that head sees only the last `near` keys; cut.far[block * H + head] grows by what each
+  // query's weights come to on the keys before those.
+  attend(context, p, b, n, from, cut) {
+    const { d_model: C, n_heads: H } = this.config, D = C / H, { longest, q, y, scores } = this;
+    const T = n.length, S = from + T, kept = context.blocks[b];
+    kept.q.set(q.subarray(0, T * C), from * C);
+    kept.keys.length = this.doors.key ? from : 0;
+    for (let t = 0, s = from; t < T; t++, s++) {
+      if (this.doors.key) kept.keys.push(this.doors.key(row(this.h, t, C), n[t], p, kept.keys.at(-1)));
+      for (let i = 0; i < C; i++) {
+        const head = Math.floor(i / D), d = i % D;
+        kept.k[head * longest * D + (s - (s % 8)) * D + d * 8 + (s % 8)] = this.k[t * C + i];
+        kept.v[head * longest * D + (d - (d % 8)) * longest + s * 8 + (d % 8)] = this.v[t * C + i];
+      }
+    }
+    for (let i = 0; i < T * C; i++) q[i] /= Math.sqrt(D);
     for (let head = 0; head < H; head++) {
-      const scores = this.scores(columns(made.q, C, head * D, D), kept, head);
-      for (let t = 0; t < n.length; t++) softmax(row(scores, t, S), S - n.length + t + 1);
-      const mixed = linear(scores, transposed(columns(kept.v, C, head * D, D), D), S);
-      for (let t = 0; t < n.length; t++) row(y, t, C).set(row(mixed, t, D), head * D);
+      const low = Math.max(0, from - context.see + 1), first = low - (low % 8), keys = upTo(S, 8) - first;
+      const see = cut && cut.block === b && cut.head === head ? Math.min(cut.near, context.see) : context.see;
+      this.memory.product(q.subarray(head * D), kept.k.subarray(head * longest * D + first * D), scores, T, D, keys, { xRow: C });
+      for (let t = 0; t < T; t++) {
+        const z = row(scores, t, keys), m = from + t;
+        const added = this.added(kept, p, head, m);
+        if (added) for (let s = low; s <= m; s++) z[s - first] += added(s);
+        softmax(z, Math.max(0, m - see + 1) - first, m + 1 - first, keys);
+        if (cut?.far) for (let s = first; s <= m - cut.near; s++) cut.far[b * H + head] += z[s - first];
+      }
+      this.memory.product(scores, kept.v.subarray(head * longest * D + first * 8), y.subarray(head * D),
+                          T, S - first, D, { xRow: keys, outRow: C, wEight: 8 * longest });
     }
-    return y;
   }
 
-  // The scores (T, S) of queries (T, D) of one head with all of its keys, later ones too.
-  scores(q, kept, head) {
+  // What the position adds to the score of query m with key s, as a function of s, up to a number that all keys share
+  // (it is 0 at s = m, to keep digits): the line that ExPE's q_m . w makes of the keys' positions, or the bias of ALiBi
+  // and FoX; null if it is neither. w is what one position more changes in a key.
+  added(kept, p, head, m) {
     const { d_model: C, n_heads: H } = this.config, D = C / H;
-    const scores = linear(q.map((x) => x / Math.sqrt(D)), columns(kept.k, C, head * D, D), D);
-    if (this.doors.key) {                                                // counted from the last key, to keep digits
-      const S = kept.keys.length, last = kept.keys[S - 1][head];
-      for (let i = 0; i < scores.length; i++) scores[i] += kept.keys[i % S][head] - last;
+    if (this.doors.key) {
+      const last = kept.keys[m][head];
+      return (s) => kept.keys[s][head] - last;
     }
-    return scores;
+    if (!this.doors.linear) return null;
+    p.w ??= times(p["qkv.weight"].subarray(C * C, 2 * C * C), this.doors.linear(C));
+    let slope = 0;
+    for (let i = head * D; i < (head + 1) * D; i++) slope += kept.q[m * C + i] * p.w[i];
+    slope /= Math.sqrt(D);
+    return (s) => slope * (s - m);
   }
 
-  // What query m does, in each block and head: its scores and weights (S,), and what the position adds to its scores:
-  // the line that ExPE's q_m . w makes of the keys' positions n, or the bias of ALiBi and FoX; null if it is neither.
-  inside(m) {
-    const { d_model: C, n_heads: H, encoding: e } = this.config, D = C / H, found = [];
-    this.blocks.forEach((p, b) => {
-      const kept = this.kept[b];
-      let line = this.doors.key && ((head, s) => kept.keys[s][head] - kept.keys[m][head]);
-      if (this.doors.on?.includes("k") && e.pe === "expe") {
-        const place = (n) => {                                           // what W_k makes of a position alone
-          const phi = new Float32Array(C);
-          this.doors.override(phi, n);
-          return linear(phi, p["qkv.weight"].subarray(C * C, 2 * C * C), C);
-        };
-        const near = place(0), far = place(1024);
-        line = (head, s) => {
-          let slope = 0;
-          for (let i = head * D; i < (head + 1) * D; i++) slope += (kept.q[m * C + i] * (far[i] - near[i])) / 1024;
-          return (slope / Math.sqrt(D)) * (s - m);
-        };
-      }
-      for (let head = 0; head < H; head++) {
-        const scores = this.scores(columns(row(kept.q, m, C), C, head * D, D), kept, head).slice(0, m + 1);
-        const added = line ? Float64Array.from(scores, (_, s) => line(head, s)) : null;
-        found.push({ block: b, head, scores, weights: softmax(scores.slice(), m + 1), added });
-      }
-    });
-    return found;
+  // What query m of a context does, in each block and head: its scores and weights on the keys 0..m, and what the
+  // position adds to its scores. Keys that it does not see have the weight 0.
+  inside(context, m) {
+    const { d_model: C, n_heads: H } = this.config, D = C / H, { longest } = this;
+    return this.blocks.flatMap((p, b) => Array.from({ length: H }, (_, head) => {
+      const kept = context.blocks[b], line = this.added(kept, p, head, m);
+      const scores = Float64Array.from({ length: m + 1 }, (_, s) => {
+        let score = 0;
+        for (let d = 0; d < D; d++) {
+          score += kept.q[m * C + head * D + d] * kept.k[head * longest * D + (s - (s % 8)) * D + d * 8 + (s % 8)];
+        }
+        return score / Math.sqrt(D) + (line?.(s) ?? 0);
+      });
+      const added = line && Float64Array.from(scores, (_, s) => line(s));
+      return { block: b, head, scores, added, weights: softmax(scores.slice(), Math.max(0, m - context.see + 1), m + 1, m + 1) };
+    }));
   }
-}
-
-// The weights of the first `seen` scores, in place; those of the others are 0.
-function softmax(scores, seen) {
-  let top = -Infinity, total = 0;
-  for (let s = 0; s < seen; s++) top = Math.max(top, scores[s]);
-  for (let s = 0; s < seen; s++) total += scores[s] = Math.exp(scores[s] - top);
-  for (let s = 0; s < scores.length; s++) scores[s] = s < seen ? scores[s] / total : 0;
-  return scores;
-}
-
-// -log softmax(logits)[target] of each row, in nats. logits (T, V), targets (T,).
-function lossesOf(logits, targets) {
-  const V = logits.length / targets.length;
-  return Float64Array.from(targets, (target, t) => {
-    const z = row(logits, t, V), top = z.reduce((a, b) => Math.max(a, b));
-    return top + Math.log(z.reduce((sum, x) => sum + Math.exp(x - top), 0)) - z[target];
-  });
 }

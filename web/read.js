@@ -1,87 +1,100 @@
 "use strict";
-// Read: a text under each model, at one length after the other; the last tokens, the targets, stay the same.
+// Read: a text under each model, with more and more before the last tokens, which are the targets and stay the same; and
+// two switches that take apart what changes with the length: the distance of keys, and the positions.
 
 const DATA = JSON.parse(at("data").textContent);
 const TOKENIZER = new Tokenizer(at("tokenizer").textContent);
-const TRAINED = DATA.trained, MULTIPLES = [1, 2, 4, 8, 16], OWN = "own";
-const state = { tokens: [], multiple: 1, chosen: null, found: new Map(), failed: null };
+const TRAINED = DATA.trained, MULTIPLES = DATA.multiples, MOST = MULTIPLES.at(-1) * TRAINED, OWN = "own";
+const NEAR = TRAINED / 4, START = MOST - TRAINED, WRITTEN = 40;        // keys that are near; tokens that are written
+const state = { tokens: [], length: TRAINED, see: 0, start: 0, chosen: null, found: new Map(), failed: null };
 
 // ---- models, each in a thread ----
 
 class Thread {
-  constructor(made) {
+  constructor(made, longest) {
     const engine = [at("engine"), at("worker")].map((script) => script.textContent).join("\n");
     Object.assign(this, made, { waiting: new Map(), count: 0 });
     this.worker = new Worker(URL.createObjectURL(new Blob([engine], { type: "text/javascript" })));
     this.worker.onmessage = ({ data }) => this.waiting.get(data.id)?.(data);
     this.worker.onerror = (event) => { state.failed = event.message; tell(); };
-    this.ready = this.ask({ load: made, weights: at(`weights-${made.id}`).textContent });
+    this.ready = this.ask({ load: made, weights: at(`weights-${made.id}`).textContent, longest });
   }
 
-  // Resolves with the last answer; piece(answer) is called with those before it.
+  // Resolves with what was found; piece(answer) is called with what comes before that.
   ask(what, piece) {
     const id = ++this.count;
     return new Promise((done) => {
-      this.waiting.set(id, (answer) => (answer.done ? (this.waiting.delete(id), done(answer)) : piece(answer)));
+      this.waiting.set(id, (answer) => (answer.done ? (this.waiting.delete(id), done(answer.found)) : piece(answer)));
       this.worker.postMessage({ id, ...what });
     });
   }
 }
 
-const threads = DATA.models.map((made) => new Thread(made));
+const threads = DATA.models.map((made) => new Thread(made, MOST + WRITTEN));
+const threadOf = (id) => threads.find((thread) => thread.id === id);
 
 // ---- what is read ----
 
 // The tokens of a length: its first is never a target, and its last ones are the targets.
-const windowOf = (multiple) => state.tokens.slice(-(multiple * TRAINED + 1));
-const fits = (multiple) => state.tokens.length > multiple * TRAINED;
-const lossesAt = (thread, multiple) => state.found.get(`${thread.id} ${multiple}`);
-const targetsMean = (losses) => {
-  const part = losses?.slice(-TRAINED);
-  return part && !part.some(Number.isNaN) ? mean(part) : NaN;
+const windowOf = (length) => state.tokens.slice(-(length + 1));
+const count = () => state.tokens.length - 1;
+// The lengths at which a text can be read: the multiples of the trained length that it has, and all of it.
+const lengths = () => [...new Set([...MULTIPLES.map((multiple) => multiple * TRAINED).filter((n) => n < count()), count()])];
+const now = () => ({ length: state.length, see: state.see, start: state.start });
+const how = ({ see, start }) => ({ see: see || Infinity, start });
+const keyOf = (thread, { length, see, start }) => [thread.id, length, see, start].join(" ");
+const lossesAt = (thread, setting) => state.found.get(keyOf(thread, setting));
+const complete = (losses) => Boolean(losses) && !losses.some(Number.isNaN);
+const targetsMean = (thread, setting) => {
+  const losses = lossesAt(thread, setting);
+  return complete(losses) ? mean([...losses.slice(-TRAINED)]) : NaN;
 };
+const plain = (length) => ({ length, see: 0, start: 0 });
 
-function choose(text) {
-  const all = TOKENIZER.encode(text), tokens = all.slice(0, MULTIPLES.at(-1) * TRAINED);
-  Object.assign(state, { tokens: [TOKENIZER.eot, ...tokens], cut: all.length > tokens.length, chosen: null, found: new Map() });
-  const most = MULTIPLES.filter(fits).length;
-  at("length").max = Math.max(most - 1, 0);
-  at("length").disabled = at("all-lengths").disabled = most < 2;
-  if (!fits(state.multiple)) state.multiple = MULTIPLES[Math.max(most - 1, 0)];
-  return show();
+// Take a text, of which the first MOST tokens are read: all of it, or as much as the trained length.
+function choose(text, all) {
+  const { tokens, letters } = TOKENIZER.begin(text, MOST);
+  Object.assign(state, { tokens: [TOKENIZER.eot, ...tokens], letters, of: text.length, chosen: null, found: new Map() });
+  return show({ length: all ? count() : Math.min(TRAINED, count()) });
 }
 
-// Read the window of this length in every model; false if there is none, or if something else was asked for meanwhile.
-let asked = 0;
-async function show(multiple = state.multiple) {
-  Object.assign(state, { multiple, chosen: multiple === state.multiple ? state.chosen : null });
-  at("length").value = MULTIPLES.indexOf(multiple);
-  const mine = ++asked, window = windowOf(multiple);
+// Read a setting in every model; false if there is nothing to read, or if something else was asked for meanwhile.
+let asked = 0, due = null;
+async function show(change = {}) {
+  Object.assign(state, change);
+  const mine = ++asked, setting = now(), window = windowOf(state.length);
+  if (state.chosen !== null && state.chosen > window.length - 2) state.chosen = null;
+  clearInside();
   panels(window);
   tell();
-  for (const thread of threads) thread.ask({});                          // what it may still be reading is of no use
+  due ??= setTimeout(curves, 100);
+  for (const thread of threads) thread.ask({});                          // what it may still be doing is of no use
   if (window.length < 2) return false;
   await Promise.all(threads.map(async (thread) => {
-    const key = `${thread.id} ${multiple}`;
-    if (!state.found.has(key) || state.found.get(key).some(Number.isNaN)) {
+    if (!complete(lossesAt(thread, setting))) {
       await thread.ready;
       if (mine !== asked) return;
       const losses = new Float64Array(window.length - 1).fill(NaN);
-      state.found.set(key, losses);
-      await thread.ask({ read: window }, ({ from, losses: piece }) => {
+      state.found.set(keyOf(thread, setting), losses);
+      await thread.ask({ read: window, how: how(setting) }, ({ from, losses: piece }) => {
         losses.set(piece, from);
-        if (mine === asked) colour(thread, losses, from, from + piece.length);
+        if (mine === asked) paint(thread, losses, from, from + piece.length);
       });
     }
-    if (mine === asked) colour(thread, lossesAt(thread, multiple), 0, window.length - 1);
+    if (mine === asked) paint(thread, lossesAt(thread, setting), 0, window.length - 1);
   }));
-  if (mine === asked && state.chosen !== null) pick(threads.find(({ id }) => id === at("inside-model").value), state.chosen);
+  if (mine === asked && state.chosen !== null) await look();
   return mine === asked;
 }
 
-async function everyLength() {
-  for (const multiple of MULTIPLES.filter(fits)) if (!(await show(multiple))) return;
+// Read one setting after the other, and only then look into the chosen token again.
+async function readEach(settings) {
+  const { chosen } = state;
+  for (const setting of settings) if (!(await show({ ...setting, chosen: null }))) return false;
+  return show({ chosen });
 }
+
+const everyLength = () => readEach(lengths().map((length) => ({ length })));
 
 // ---- what is seen ----
 
@@ -100,9 +113,9 @@ function panels(window) {
       const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -Infinity, End: Infinity }[event.key];
       if (step === undefined) return;
       event.preventDefault();
-      const now = state.chosen ?? (step > 0 ? -1 : spans.length);
-      pick(thread, Math.max(0, Math.min(spans.length - 1, now + step)));
-      spans[state.chosen]?.scrollIntoView({ block: "nearest" });
+      const chosen = state.chosen === null ? (step > 0 ? -1 : spans.length) : spans.length - 1 - state.chosen;
+      pick(thread, Math.max(0, Math.min(spans.length - 1, chosen + step)));
+      chosenSpan(thread)?.scrollIntoView({ block: "nearest" });
     };
     const head = element("h3", { class: "name", style: `--colour: ${thread.colour}` }, thread.name);
     return element("article", { class: "model" }, head, thread.bar, thread.mean, thread.box);
@@ -110,58 +123,72 @@ function panels(window) {
   for (const { box, spans } of threads) if (first > 0) box.scrollTop = spans[first].offsetTop - box.offsetTop;
 }
 
-function colour(thread, losses, from, to) {
+function paint(thread, losses, from, to) {
   for (let i = from; i < to; i++) {
     if (!Number.isNaN(losses[i])) thread.spans[i]?.style.setProperty("--x", `${Math.min(losses[i] / 8, 1) * 80}%`);
   }
   thread.bar.value = losses.findLastIndex((loss) => !Number.isNaN(loss)) + 1;
-  thread.mean.textContent = `${thread.flags}: targets ${number(targetsMean(losses))} nats, all ` +
-    number(mean([...losses].filter((loss) => !Number.isNaN(loss))));
-  due ??= setTimeout(curves, 100);                                       // for all that comes in until then
+  const read = [...losses].filter((loss) => !Number.isNaN(loss));
+  thread.mean.textContent = `${thread.flags}: targets ${number(targetsMean(thread, now()))} nats a token, all tokens ${number(mean(read))}`;
+  due ??= setTimeout(curves, 200);                                       // for all that comes in until then
 }
 
-let due = null;
 function curves() {
   due = null;
-  const lengths = MULTIPLES.filter(fits).map((multiple) => multiple * TRAINED), last = Math.max(lengths.at(-1) ?? 0, 2 * TRAINED);
-  const sameTargets = threads.map((thread) => ({
-    name: thread.name, colour: thread.colour, dots: true,
-    points: MULTIPLES.filter(fits).map((multiple) => [multiple * TRAINED, targetsMean(lossesAt(thread, multiple))]),
+  const all = lengths(), ticks = all.filter((n) => n && (n === count() || count() / n > 1.4));
+  const bySetting = (more, look) => threads.map((thread) => ({
+    name: thread.name, colour: thread.colour, dots: true, ...look,
+    points: all.map((length) => [length, targetsMean(thread, { length, ...more })]),
   }));
-  const words = sameTargets.map(({ name, points }) => `${name}: ${points.filter(([, y]) => !Number.isNaN(y))
+  const switched = state.see || state.start, { see, start } = state;
+  const live = bySetting({ see, start }), before = switched ? bySetting({ see: 0, start: 0 }, { name: "", faint: true }) : [];
+  const words = live.map(({ name, points }) => `${name}: ${points.filter(([, y]) => !Number.isNaN(y))
     .map(([x, y]) => `${number(y)} at ${x}`).join(", ") || "not read yet"}`);
-  draw(at("by-length"), sameTargets, { xs: [TRAINED, last], log: true, ticks: lengths,
-       about: `Mean loss of the same ${TRAINED} targets by tokens read. ${words.join("; ")}` });
-  const size = state.multiple * TRAINED, part = Math.max(16, size / 32), positions = threads.map((thread) => {
-    const losses = lossesAt(thread, state.multiple) ?? [], points = [];
-    for (let i = 0; i < losses.length; i += part) points.push([i + part / 2, mean([...losses.slice(i, i + part)])]);
+  draw(at("by-length"), [...before, ...live], {
+    xs: [Math.min(all[0] || TRAINED, TRAINED), Math.max(all.at(-1), 2 * TRAINED)], log: true, ticks, x: "tokens read", y: LOSS,
+    about: `Mean loss of the same targets by tokens read. ${words.join("; ")}` });
+  const size = state.length, part = Math.max(1, Math.min(16, Math.ceil(size / 8)), size / 32), positions = threads.map((thread) => {
+    const losses = lossesAt(thread, now()) ?? [], points = [];
+    for (let i = 0; i < losses.length; i += part) {
+      const piece = [...losses.slice(Math.round(i), Math.round(i + part))];
+      points.push([state.start + i + piece.length / 2, mean(piece)]);
+    }
     return { name: thread.name, colour: thread.colour, points };
   });
-  draw(at("by-position"), positions, { xs: [0, size], mark: [TRAINED, `trained: ${TRAINED}`], ticks: [0, size],
-       about: `Mean loss of each ${part} tokens, by position, in each model` });
+  const ends = [state.start, state.start + size];
+  draw(at("by-position"), positions, { xs: ends, mark: [TRAINED, `trained: ${TRAINED}`], ticks: ends, x: "position", y: LOSS,
+                                       about: `Mean loss of groups of ${Math.round(part)} tokens, by position, in each model` });
+  causes();
 }
+
+const chosenIndex = () => state.length - 1 - state.chosen;               // of the losses; the chosen one is kept from the end
+const chosenSpan = (thread) => state.chosen === null ? undefined : thread.spans[thread.spans.length - 1 - state.chosen];
 
 // Choose target i; true once the model has been looked into.
 function pick(thread, i) {
-  state.chosen = i;
-  for (const each of threads) each.spans.forEach((span, at) => span.classList.toggle("chosen", at === i));
-  const window = windowOf(state.multiple), loss = lossesAt(thread, state.multiple)?.[i];
-  at("chosen").textContent = `Token ${JSON.stringify(TOKENIZER.show(window[i + 1]))} at position ${i + 1}: ` +
-    threads.map((each) => `${each.name} ${number(lossesAt(each, state.multiple)?.[i], 2)}`).join(", ") + " nats";
+  for (const each of threads) chosenSpan(each)?.classList.remove("chosen");
+  state.chosen = state.length - 1 - i;
   at("inside-model").value = thread.id;
-  return Number.isFinite(loss) && look();
+  return look();
 }
 
+const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
+
 function tell() {
-  const tokens = state.tokens.length - 1, words = state.multiple * TRAINED;
-  at("length-words").textContent = `${Math.min(words, tokens).toLocaleString("en")} tokens: ` +
-    (tokens < TRAINED ? "less than the trained length" : `${state.multiple}x the trained length`);
+  const all = lengths(), tokens = count(), multiple = Number((state.length / TRAINED).toFixed(1));
+  Object.assign(at("length"), { max: all.length - 1, value: all.indexOf(state.length), disabled: all.length < 2 });
+  at("all-lengths").disabled = all.length < 2;
+  at("see").value = state.see;
+  at("start").checked = state.start > 0;
+  at("length-words").textContent = `${plural(state.length, "token")}: ` +
+    (state.length < TRAINED ? "less than the trained length" : `${multiple}x the trained length`);
   at("length").setAttribute("aria-valuetext", at("length-words").textContent);
   at("read-note").textContent = state.failed ? `A model stopped: ${state.failed}` :
-    tokens < 1 ? "Type a text: nothing to read yet." :
-    tokens < TRAINED ? `${tokens} tokens: the trained length is ${TRAINED}, and past it there is more to see.` :
-    tokens < MULTIPLES.at(-1) * TRAINED ? `${tokens.toLocaleString("en")} tokens: enough for ${MULTIPLES.filter(fits).at(-1)}x.` :
-    state.cut ? `The first ${tokens.toLocaleString("en")} tokens of this text are read.` : "";
+    tokens < 1 ? "Type a text: there is nothing to read yet." :
+    state.letters < state.of ? `The first ${plural(tokens, "token")} are read, which is as far as this page goes: ` +
+      `${plural(state.letters, "character")} of ${state.of.toLocaleString("en")}.` :
+    tokens < TRAINED ? `${plural(tokens, "token")}: the trained length is ${TRAINED}. A longer text shows more.` :
+    tokens < MOST ? `All ${plural(tokens, "token")} of this text can be read, ${Number((tokens / TRAINED).toFixed(1))}x the trained length.` : "";
 }
 
 options(at("text"), [...DATA.texts.map(({ title }, i) => [i, title]), [OWN, "my own text"]]);
@@ -169,11 +196,26 @@ at("text").onchange = () => {
   const own = at("text").value === OWN;
   at("own").hidden = !own;
   if (own) at("own").focus();
-  choose(own ? at("own").value : DATA.texts[at("text").value].text);
+  return own ? choose(at("own").value, true) : choose(DATA.texts[at("text").value].text);
 };
 let typing;
-at("own").oninput = () => { clearTimeout(typing); typing = setTimeout(() => choose(at("own").value), 400); };
-at("length").oninput = () => show(MULTIPLES[at("length").value]);
+at("own").oninput = () => { clearTimeout(typing); typing = setTimeout(() => choose(at("own").value, true), 400); };
+at("length").oninput = () => show({ length: lengths()[at("length").value] });
 at("all-lengths").onclick = everyLength;
+options(at("see"), [[0, "all keys"], [TRAINED, `the last ${TRAINED} keys only`], [NEAR, `the last ${NEAR} keys only`]]);
+at("see").onchange = () => show({ see: Number(at("see").value) });
+at("start-words").textContent = `Begin at position ${START.toLocaleString("en")}`;
+at("start").onchange = () => show({ start: at("start").checked ? START : 0 });
 at("about").textContent = DATA.about;
-choose(DATA.texts[0].text);
+
+// ---- the result, which was computed when the page was made ----
+
+const PLACES = MULTIPLES.map((multiple) => multiple * TRAINED);
+draw(at("result"), threads.map(({ id, name, colour }) => ({
+  name, colour, dots: true, points: DATA.results[id].map((loss, i) => [PLACES[i], loss]) })), {
+  xs: [TRAINED, MOST], log: true, ticks: PLACES, x: "tokens read", y: LOSS,
+  about: `Mean loss of the targets. ${threads.map(({ id, name }) => `${name}: ${DATA.results[id].map((loss, i) =>
+    `${number(loss)} at ${PLACES[i]}`).join(", ")}`).join("; ")}` });
+at("result-words").textContent = `${DATA.models.length} models that differ in their positional encoding, all trained on ` +
+  `windows of ${TRAINED} tokens, read the same ${TRAINED} last tokens of ${plural(DATA.documents, "held-out text")} with more and more text before them.`;
+at("targets-words").textContent = `the last ${TRAINED} of a text, the same at every length.`;

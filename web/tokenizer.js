@@ -27,6 +27,19 @@ class Tokenizer {
     return (text.toWellFormed().match(SPLIT) ?? []).flatMap((piece) => this.merge(lettersOf(bytes.encode(piece))));
   }
 
+  // The first tokens of a text, at most so many, and how many of its characters they are.
+  begin(text, most) {
+    const tokens = [], bytes = new TextEncoder();
+    let letters = 0;
+    for (const [piece] of text.toWellFormed().matchAll(SPLIT)) {
+      const more = this.merge(lettersOf(bytes.encode(piece)));
+      if (tokens.length + more.length <= most) letters += piece.length;
+      tokens.push(...more.slice(0, most - tokens.length));
+      if (tokens.length >= most) break;
+    }
+    return { tokens, letters };
+  }
+
   // Again and again, join the two neighbours whose joined rank is lowest.
   merge(letters) {
     if (this.ranks.has(letters)) return [this.ranks.get(letters)];
@@ -42,6 +55,12 @@ class Tokenizer {
       if (best < joined.length) joined[best] = rank(best);
     }
     return parts.map((part) => this.ranks.get(part));
+  }
+
+  // The text of tokens, in which bytes that are no characters become replacement characters.
+  text(tokens) {
+    const letters = tokens.map((token) => this.tokens[token] ?? "").join("");
+    return new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(letters, (letter) => letter.charCodeAt(0)));
   }
 
   // A token for the eye: text, or the bytes of a part of a character.

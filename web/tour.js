@@ -3,75 +3,141 @@
 // out if a model that it needs is not here; `do` resolves with what `seen` says, or false if something came between.
 
 const named = (pe, on) => threads.find(({ config: { encoding: e } }) => e.pe === pe && (!on || e.on === on));
-const rise = (thread) => {
-  const [one, far] = [1, state.multiple].map((multiple) => targetsMean(lossesAt(thread, multiple)));
-  return `${thread.name} ${number(one)} to ${number(far)}`;
-};
-const most = () => MULTIPLES.filter(fits).at(-1);
-const readFar = async () => (await show(1)) && show(most());
+const loss = (thread, setting) => number(targetsMean(thread, setting));
+const rise = (thread) => `${thread.name} ${loss(thread, plain(TRAINED))} -> ${loss(thread, plain(count()))}`;
+const fresh = (length) => ({ ...plain(length), chosen: null });
+const readFar = async () => (await show(fresh(TRAINED))) && show(fresh(count()));
 const EXPE = named("expe", "qk"), KEYS = named("expe", "k"), ROPE = named("rope");
 
-// {head, slope} of the query of the last target, with that many trained lengths read, in a head or in its steepest.
-async function lookAtLast(multiple, head) {
-  if (!(await show(multiple)) || !(await pick(EXPE, multiple * TRAINED - 1))) return false;
+// {head, slope} of the query of the last target at a length, in a head of ExPE or in its steepest.
+async function lookAtLast(length, head) {
+  if (!(await show(fresh(length))) || !(await pick(EXPE, length - 1))) return false;
   showHead(head ?? steepest(view.heads));
   return { head: view.shown, slope: slopeOf(view.heads[view.shown]) };
 }
+
+// What follows from the table of causes, in words: which models stay flat, why others do not, and who uses what is far.
+function conclusion() {
+  const found = threads.map((thread) => [thread.name, verdict(thread)]).filter(([, its]) => its);
+  const list = (names) => names.join(", ").replace(/, ([^,]+)$/, names.length > 1 ? " and $1" : "$1");
+  const those = (test) => found.filter(([, its]) => test(its)).map(([name]) => name);
+  const say = (names, one, more, rest) => (names.length ? `${list(names)} ${names.length > 1 ? more : one} ${rest}. ` : "");
+  return say(those(({ cause }) => cause === "distances"), "fails", "fail", "on distances that it never saw in training") +
+    say(those(({ cause }) => cause === "positions"), "fails", "fail", "on large positions, even where nothing is added to the text") +
+    say(those(({ cause }) => cause === "neither alone"), "fails", "fail", "for more than one reason") +
+    say(those(({ flat }) => flat), "does", "do", "not change with length") +
+    say(those(({ flat, near }) => flat && near < SLIGHT), "is flat because it looks", "are flat because they look",
+        `near: with the last ${NEAR} keys alone the loss changes by less than ${SLIGHT} nats. Flat is not the same as using far text`) +
+    say(those(({ flat, near }) => flat && near >= SLIGHT), "is flat and also uses", "are flat and also use", `keys more than ${NEAR} tokens back`) +
+    (TASK ? `Whether a model can use far text is another question, which the task answers (${taskResult()}).` : "");
+}
+
+// The share of right answers at the longest length of the task.
+const taskResult = () => `right answers at ${MULTIPLES.at(-1)}x the trained length: ` +
+  solvers.map(({ id, name }) => `${name} ${Math.round(100 * TASK.accuracy[id].at(-1))}%`).join(", ");
 
 const STEPS = [
   {
     title: "No order at all", where: "by-distance",
     text: "Attention compares a query with keys, and a sum over keys has no order. Choose no encoding, and look at the score against the distance.",
     do: () => turn("nope"),
-    seen: () => "The score is flat: without an encoding a key has no place. (A causal mask alone still lets a model count.)",
+    seen: () => "The score is flat: without an encoding, a key has no place. (A causal mask alone still lets a model count.)",
     links: [["attention", "{{model_numpy.py: def attend_forward}}"], ["docs", "docs/doors.md"]],
   },
   {
-    title: "Turn by an angle", where: "by-distance",
-    text: "RoPE turns queries and keys by angles, so that a score depends on the distance alone. Choose RoPE and a larger base.",
+    title: "Rotate by an angle", where: "by-distance",
+    text: "RoPE rotates queries and keys by angles, so that a score depends on the distance alone. Choose RoPE and a larger base.",
     do: () => { turn("rope"); move("base", 17); },
-    seen: () => "One curve for every query: the score knows the distance, and waves with it. The distances past the dotted line were never seen in training.",
+    seen: () => "There is one curve for every query: the score knows the distance, and oscillates with it. The distances past the dotted line were never seen in training.",
     links: [["rope_inv_freq", "{{expe.py: def rope_inv_freq}}"], ["docs", "docs/doors.md"]],
   },
   {
     title: "Past the trained length", where: "by-length", needs: [ROPE],
     text: "The models were trained on windows of {TRAINED} tokens. Read the same targets with {TRAINED} tokens, and then with all there are.",
     do: readFar,
-    seen: () => `The same targets, ${TRAINED} and ${state.multiple * TRAINED} tokens: ${rise(ROPE)} nats. All that was added is text before them, at distances that it never saw in training.`,
+    seen: () => `The same targets with ${TRAINED} and with ${count()} tokens read: ${rise(ROPE)} nats. Text was added before them. ` +
+      "That adds distances that RoPE never saw in training, and also larger positions: which of them does it?",
     links: [["same targets", "{{lab/measures.py: def same_targets}}"], ["docs", "docs/evidence.md"]],
+  },
+  {
+    title: "Hide the far keys", where: "by-length", needs: [ROPE],
+    text: "Let every query see its last {TRAINED} keys only. The text, and every position in it, stays.",
+    do: async () => (await readFar()) && show({ see: TRAINED }),
+    seen: () => `RoPE with ${count()} tokens read: ${loss(ROPE, plain(count()))} nats with all keys, and ` +
+      `${loss(ROPE, now())} with the last ${TRAINED} only. The positions did not change, so what went away is due to distances.`,
+    links: [["the window", "{{model_torch.py: def unseen}}"], ["docs", "docs/explained.md"]],
   },
   {
     title: "A straight ramp", where: "by-distance",
     text: "ExPE writes the position itself, a ramp, over the first l numbers of what enters W_q and W_k. Choose it, and double its theta.",
     do: () => { turn("expe"); move("theta", -8); },
-    seen: () => "The table is one ramp, and theta its gain. On queries and keys the later query has the steeper line.",
+    seen: () => "The table is one ramp, and theta is how steep it is. With the ramp on queries and keys, a later query has a steeper line.",
     links: [["expe_table", "{{expe.py: def expe_table}}"], ["docs", "docs/explained.md"]],
   },
   {
     title: "A slope that the query chooses", where: "added", needs: [EXPE],
     text: "What a ramp on the keys adds to a score is a line in the key's position, and the query chooses its slope. Look inside ExPE at the trained length.",
-    do: () => lookAtLast(1),
+    do: () => lookAtLast(TRAINED),
     seen: ({ slope }) => `In its steepest head this query gives a key ${signed(slope)} nats for each token that it is nearer.`,
     links: [["the slopes", "{{studies/slopes.py: class TiltedAttention}}"], ["docs", "docs/explained.md"]],
   },
   {
     title: "The slope grows", where: "added", needs: [EXPE],
-    text: "On queries and keys the query's own position enters its slope. Look at the same target with all that comes before it.",
+    text: "With the ramp on queries too, the query's own position enters its slope. Look at the same target with all that comes before it.",
     do: async () => {
-      const near = await lookAtLast(1), far = near && (await lookAtLast(most(), near.head));
+      const near = await lookAtLast(TRAINED), far = near && (await lookAtLast(count(), near.head));
       return far && [near, far];
     },
-    seen: ([near, far]) => `At position ${state.multiple * TRAINED - 1} the same head's slope is ${signed(far.slope)}, and was ` +
-      `${signed(near.slope)} at the trained length: ${rise(EXPE)} nats on the same targets.`,
+    seen: ([near, far]) => `At position ${count() - 1} the same head's slope is ${signed(far.slope)}. It was ${signed(near.slope)} at ` +
+      `position ${TRAINED - 1}. On the same targets: ${rise(EXPE)} nats.`,
     links: [["override_on", "{{model_numpy.py: def override_on}}"], ["docs", "docs/explained.md"]],
   },
   {
-    title: "Keys alone", where: "by-length", needs: [KEYS],
-    text: "Written over the keys alone, the ramp gives slopes that depend on what the query says and not on where it stands. Read everything again.",
+    title: "Move the text", where: "by-length", needs: [EXPE],
+    text: "Read the {TRAINED} tokens alone again, but begin to count at position {START}. No text is added and no distance changes.",
+    do: async () => (await show(fresh(TRAINED))) && show({ start: START }),
+    seen: () => `ExPE: ${loss(EXPE, plain(TRAINED))} nats from position 0, and ${loss(EXPE, now())} from position ${START}. ` +
+      (ROPE ? `RoPE, which knows distances alone: ${loss(ROPE, plain(TRAINED))} and ${loss(ROPE, now())}. ` : "") +
+      "The size of the positions is enough.",
+    links: [["override_on", "{{model_numpy.py: def override_on}}"], ["docs", "docs/explained.md"]],
+  },
+  {
+    title: "ExPE on keys only", where: "by-length", needs: [KEYS],
+    text: "ExPE-K overrides the keys alone. Its slopes depend on what the query says, and not on where it stands. Read everything again.",
     do: readFar,
-    seen: () => `The same targets, ${TRAINED} and ${state.multiple * TRAINED} tokens: ` +
-      `${[KEYS, ...[EXPE, ROPE, named("alibi")].filter(Boolean)].map(rise).join(", ")} nats.`,
+    seen: () => `The same targets, with ${TRAINED} and with ${count()} tokens read: ` +
+      `${[KEYS, ...[EXPE, ROPE, named("alibi"), named("fox")].filter(Boolean)].map(rise).join(", ")} nats.`,
     links: [["--on k", "{{model_numpy.py: def override_on}}"], ["docs", "docs/explained.md"]],
+  },
+  {
+    title: "Weights that fetch nothing", where: "weights", needs: [KEYS],
+    text: "A flat loss need not mean that far text is used. Look into ExPE-K, and measure what each head loses when it cannot see keys more than {NEAR} back.",
+    do: async () => (await show(fresh(count()))) && (await pick(KEYS, count() - 1)) && measureWorth(),
+    seen: (worth) => {
+      const far = worth.map((its, i) => ({ ...its, i })).sort((a, b) => b.far - a.far)[0];
+      showHead(far.i);
+      const used = worth.filter(uses).length;
+      return `The head with the most far weight has ${(100 * far.far).toFixed(0)}% of it on keys more than ${NEAR} back, worth ${signed(far.worth)} nats. ` +
+        `Of ${plural(worth.length, "head")}, ${used} ${used === 1 ? "loses" : "lose"} more than two standard errors without them.`;
+    },
+    links: [["docs", "docs/explained.md"]],
+  },
+  {
+    title: "A task that needs far text", where: "task-accuracy", needs: [TASK],
+    text: "These models learned, in a minute, to fetch one letter from a text. Ask them in a text of 16 times the length that they were trained on.",
+    do: () => solve({ length: MULTIPLES.at(-1) * TASK.trained }),
+    seen: () => `Of all such texts, ${taskResult()}. ` + solvers.map(({ id, name }) => {
+      const head = fetching(task.answers.get(id)[0], placeOf(0));
+      return `In this text, ${name}'s best head has ${(100 * head.weights[placeOf(0)]).toFixed(0)}% of its weight on the letter that is asked for`;
+    }).join(". ") + ".",
+    links: [["the tasks", "{{studies/tasks.py: def needle}}"], ["docs", "docs/use.md"]],
+  },
+  {
+    title: "Conclusion", where: "causes", needs: [],
+    text: "Read this text with each switch, and see what follows for all models.",
+    do: readCauses,
+    seen: conclusion,
+    links: [["docs", "docs/evidence.md"]],
   },
 ].filter(({ needs = [] }) => needs.every(Boolean));
 
@@ -81,21 +147,22 @@ function showStep(i) {
   const { title, text, links } = STEPS[step = i];
   doing++;
   at("tour-title").textContent = `Tour, step ${i + 1} of ${STEPS.length}: ${title}`;
-  at("tour-text").textContent = text.replaceAll("{TRAINED}", TRAINED);
+  at("tour-text").textContent = text.replaceAll("{TRAINED}", TRAINED).replaceAll("{START}", START).replaceAll("{NEAR}", NEAR);
   at("tour-seen").textContent = "";
   at("tour-back").disabled = i === 0;
   at("tour-next").disabled = i === STEPS.length - 1;
-  at("tour-links").replaceChildren(...links.map(([words, href]) => element("a", { href: `${DATA.root}${href}` }, words)));
+  at("tour-links").replaceChildren(...links.map(([words, href]) => (DATA.root ? element("a", { href: DATA.root + href }, words)
+    : element("code", {}, href.replace("#L", ", line ")))));              // without an address, what to look for
 }
 
 async function doStep() {
   const { where, do: act, seen } = STEPS[step], mine = ++doing;
-  at("tour-seen").textContent = "...";
-  if (!fits(2)) {                                                        // too short to show what is past the length
+  at("tour-seen").textContent = "Reading ...";
+  if (count() < 2 * TRAINED) {                                           // too short to show what is past the length
     at("text").value = 0;
     at("text").onchange();
   }
-  const acting = act(), bring = () => at(where).closest("figure").scrollIntoView({ block: "nearest" });
+  const acting = act(), bring = () => at(where).closest("figure, .scroll").scrollIntoView({ block: "nearest" });
   bring();                                                               // to see it drawn, and where it then stands
   const found = await acting;
   if (mine !== doing) return;

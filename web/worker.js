@@ -1,32 +1,98 @@
 "use strict";
-// A model in a thread of its own. In: {load}, {read: window}, {inside: window, index} or nothing, each with an id; a
-// later one stops an earlier read or inside. Each is answered. A window is tokens, each but the first of them a target.
-const PIECE = 32;
+// A model in a thread of its own. A message has an id and what is asked; a later one stops what it is still doing, and
+// each is answered, with what was found or with nothing. A window is tokens, each but the first of them a target; how
+// is {see, start}, as in model.js.
+//   {load, weights, longest}           a model
+//   {read: window, how}                the losses of all targets, in pieces {from, losses}
+//   {inside: window, how, index}       what the query that predicts token `index` does, and the five likeliest tokens
+//   {worth: window, how, targets, near}  by how much the mean loss of the last targets rises if one head sees only the
+//                                      last `near` keys, with its standard error, and the weight that the head has on
+//                                      the keys before those: for each head in turn
+//   {write: tokens, how, count}        the likeliest token after these, and the one after that, one after the other
 let model, latest = 0;
 
 const others = () => new Promise((done) => setTimeout(done));            // so that messages can come in between
 
-// Read up to a target of a window, or go on with it; tells each piece. False if something later came.
-async function readUpTo(id, window, last, tell) {
-  const same = model.tokens.every((token, t) => token === window[t]);
-  if (!same || model.tokens.length > window.length - 1 || tell) model.forget();
-  while (model.tokens.length < last) {
-    const from = model.tokens.length, to = Math.min(from + PIECE, last);
-    const logits = model.read(window.slice(from, to));
-    tell?.(from, lossesOf(logits, window.slice(from + 1, to + 1)));
-    await others();
-    if (latest !== id) return false;
+// Has a context read the first `last` tokens of a window; each(from, to) is called for every part of them. Null if
+// something later was asked for meanwhile.
+async function readUpTo(id, window, how, last, each = () => {}) {
+  const context = model.context(window.slice(0, last), how), kept = Math.min(context.tokens.length, last);
+  for (let from = 0; from < last;) {
+    const to = Math.min(from + PIECE, from < kept ? kept : last);
+    if (to > kept) {
+      model.read(window.slice(from, to), context);
+      await others();
+    }
+    if (latest !== id) return null;
+    each(context, from, to);
+    from = to;
   }
-  return true;
+  return context;
 }
 
-onmessage = async ({ data: { id, ...asked } }) => {
-  if (asked.load) {
-    model = new Model(asked.load, await weightsOf(asked.weights, asked.load.bytes));
-    return postMessage({ id, done: true });
-  }
+// The losses of the targets that follow tokens from..to-1.
+const lossesIn = (context, window, from, to) => lossesOf(model.logits(context, from, to), window.slice(from + 1, to + 1));
+
+const ANSWERS = {
+  async read(id, { read: window, how }) {
+    const tell = (context, from, to) => postMessage({ id, from, losses: lossesIn(context, window, from, to) });
+    return Boolean(await readUpTo(id, window, how, window.length - 1, tell));
+  },
+
+  async inside(id, { inside: window, how, index }) {
+    const context = await readUpTo(id, window, how, index);
+    if (!context) return null;
+    const [z] = model.logits(context, index - 1, index);
+    return { heads: model.inside(context, index - 1), next: likeliest(z, 5) };
+  },
+
+  async worth(id, { worth: window, how, targets, near }) {
+    const last = window.length - 1, first = last - targets, { n_layers: L, n_heads: H } = model.config;
+    const context = await readUpTo(id, window, how, last);
+    if (!context) return null;
+    const again = (cut) => {
+      const losses = [];
+      for (let from = first; from < last; from += PIECE) {
+        const to = Math.min(from + PIECE, last);
+        model.read(window.slice(from, to), context, { from, cut });
+        losses.push(...lossesIn(context, window, from, to));
+      }
+      return losses;
+    };
+    const mean = (x) => x.reduce((a, b) => a + b) / targets;
+    const far = new Float64Array(L * H), whole = again({ near, far });
+    for (let i = 0; i < L * H && latest === id; i++) {
+      const rises = again({ near, block: Math.floor(i / H), head: i % H }).map((loss, t) => loss - whole[t]), worth = mean(rises);
+      const error = Math.sqrt(mean(rises.map((rise) => (rise - worth) ** 2)) / (targets - 1));
+      postMessage({ id, head: i, worth, error, far: far[i] / targets });
+      await others();
+    }
+    context.tokens.length = first;                                       // the rest was read with a head cut
+    return latest === id;
+  },
+
+  async write(id, { write: tokens, how, count }) {
+    const context = await readUpTo(id, tokens, how, tokens.length - 1);
+    for (let i = 0, all = [...tokens]; context && i < count; i++) {
+      model.read(all.slice(-1), context, { from: all.length - 1 });
+      const [z] = model.logits(context, all.length - 1, all.length);
+      all.push(z.indexOf(Math.max(...z)));
+      postMessage({ id, token: all.at(-1) });
+      await others();
+      if (latest !== id) return null;
+    }
+    return Boolean(context);
+  },
+};
+
+let busy = Promise.resolve();            // so that what is stopped has ended before what stopped it begins
+
+onmessage = ({ data: { id, ...asked } }) => {
   latest = id;
-  const window = asked.read ?? asked.inside, last = asked.read ? window.length - 1 : asked.index;
-  const whole = window && await readUpTo(id, window, last, asked.read && ((from, losses) => postMessage({ id, from, losses })));
-  postMessage({ id, done: true, found: whole && asked.inside && model.inside(asked.index - 1) });
+  busy = busy.then(async () => {
+    if (asked.load) model = new Model(asked.load, await weightsOf(asked.weights, asked.load.bytes), asked.longest);
+    const kind = Object.keys(ANSWERS).find((name) => name in asked);
+    const found = kind && latest === id ? await ANSWERS[kind](id, asked) : null;
+    postMessage({ id, done: true, found });
+  });
 };
