@@ -239,7 +239,8 @@ class Attention(nn.Module):
         return *self.encoding.rotate(q, k, at.rows), v
 
     def heads(self, parts):
-        return (x.unflatten(-1, (self.n_heads, -1)).transpose(-2, -3) for x in parts)  # (..., T, C) to (..., H, T, D)
+        """(..., T, C) each, to (..., H, T, D)."""
+        return [x.view(*x.shape[:-1], self.n_heads, -1).transpose(-2, -3) for x in parts]
 
     def attend(self, q, k, v, bias, table):
         """softmax(q k^T / sqrt(D) + bias) v over the keys that are seen, and what the encoding's value door adds."""

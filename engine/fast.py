@@ -103,7 +103,9 @@ class Dropout(nn.Dropout):
     """nn.Dropout, at 16 random bits a number on a CPU, where torch draws a whole word for each, one by one."""
 
     def forward(self, x):
-        if x.device.type != "cpu" or torch.compiler.is_compiling() or not (self.training and self.p):
+        if not (self.training and self.p):
+            return x
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(x)
         dropped = min(round(self.p * 2**16), 2**16 - 1)                                # of 2^16 numbers
         bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)

@@ -57,7 +57,7 @@ class ReadingAttention(fast.Attention):
             k = self.positioned(1, k, at.rows, at) if at.keys is None else k
         kept = self.kept(h)
         if at.cache is not None:                                        # what an encoding makes of h is kept, too
-            more = () if kept.shape == h.shape else (kept,)
+            more = () if kept is h else (kept,)
             k, v, *more = at.cache.extend(self, k, v, *more)            # of all S keys, (B, H, S, D) and (B, H, S, n)
             kept = more[0] if more else kept
         free = k
@@ -177,7 +177,7 @@ class Reader(GPT):
         if len(begins) > 1 and cache is None:
             cache = Cache()
         parts = [read(tokens[:, i:j], n[..., i:j], cache=cache) for i, j in itertools.pairwise([*begins, T])]
-        return torch.cat(parts, dim=1)                                  # (B, T, C)
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]                 # (B, T, C)
 
     def begins(self, T, cache):
         """Where the pieces begin in which T tokens are read, one after the other, as memory and a stream allow.
@@ -213,8 +213,8 @@ class Reader(GPT):
         w = self.embedding.weight
         weights = self.parameters() if free or self.chunk else ()          # those that `positioned` keeps products of
         versions = [None if w.is_inference() else w._version for w in weights]
-        key = (self.config, self.chunk, self.hold, free, n.shape, queries.tobytes(), keys.tobytes(), w.dtype,
-                 w.device, versions)
+        key = (queries.tobytes(), keys.tobytes(), n.shape, self.config, self.chunk, self.hold, free, w.dtype, w.device,
+               versions)
         if self._tables[0] != key or None in versions:
             kinds = {encoding.settings: encoding for encoding in self.encodings()}
             self._tables = key, {settings: self.at(kinds[settings], queries, keys, free) for settings in kinds}
@@ -264,9 +264,9 @@ class Reader(GPT):
             raise InputError("a stream sets its own positions: leave positions out")
         if cache.window is not None and not cache:
             self.check_stream()
-        if cache and self.blocks[0].attn not in cache.blocks:
+        if cache and self.blocks[0].attn.qkv.weight not in cache.blocks:
             raise InputError("the cache was filled by another model: begin a new one with Cache()")
-        if cache and (count := len(cache[self.blocks[0].attn][0])) != len(tokens):
+        if cache and (count := cache.batch) != len(tokens):
             raise InputError(f"the cache holds {count} sequences, and there are {len(tokens)} in tokens")
 
 def load(run, device="cpu", dtype="fp32"):
