@@ -250,6 +250,9 @@ class Attention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and T > 1, scale=1 / score_divisor(q))
         bias = self.mask(q, k, bias)
         if plain_softmax:                                                              # if bias has 2 or 4 axes
+            if bias.requires_grad and q.device.type == "cpu" and q.dtype.itemsize > 2:   # a slow case of the kernel's
+                root = score_divisor(q) ** -0.5
+                return ((q * root) @ (k * root).mT + bias).softmax(-1) @ v
             bias = bias[None] if bias.ndim == 3 else bias
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1 / score_divisor(q))
         soften = self.encoding.softmax or nn.Softmax(-1)
@@ -265,7 +268,7 @@ class Attention(nn.Module):
         T, S = q.shape[2], k.shape[2]
         bias = q.new_zeros(T, S) if bias is None else bias.type_as(q)
         never = unseen(T, S, self.causal, self.window, q.device)
-        return bias if never is None else bias.masked_fill(never, -math.inf)
+        return bias if never is None else bias + q.new_zeros(T, S).masked_fill(never, -math.inf)
 
     def output(self, y, h):
         """W_proj y, (B, T, C), of the heads' y (B, H, T, D); h (B, T, C), the block's input, is not used here."""
