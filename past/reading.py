@@ -63,7 +63,7 @@ class ReadingAttention(fast.Attention):
         free = k
         if at.keys is not None:
             k = self.positioned(1, free, at.keys, at)
-        bias = self.encoding.score(q, k, kept, at.pairs) if at.n is None else None
+        bias = self.bias(q, k, kept, at) if at.n is None else None
         for rows, keys, chosen in at.further:                    # dual chunk attention, and groups
             moved = self.positioned(0, content, rows, at)
             moved = (moved - q) @ k.mT if keys is None else moved @ self.positioned(1, free, keys, at).mT - q @ k.mT
@@ -71,6 +71,16 @@ class ReadingAttention(fast.Attention):
             bias = moved * chosen if bias is None else bias + moved * chosen
         y = self.attend(q, k, v, bias, at.pairs) if at.n is None else self.attend_linear(q, k, v, kept, at.n)
         return self.output(y, h)                                        # (B, T, C)
+
+    def bias(self, q, k, kept, at):
+        """The encoding's score, (..., H or 1, T, S); where it is the same in all blocks, it is worked out once."""
+        encoding = self.encoding
+        bias = at.places.get(encoding)
+        if bias is None:
+            bias = encoding.score(q, k, kept, at.pairs)
+            if encoding.of_table and not torch.is_grad_enabled():
+                at.places[encoding] = bias
+        return bias
 
     def project_content(self, h, at):
         """As project, queries and keys free of position: the override's door with rows of zeros, and no rotation."""
