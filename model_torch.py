@@ -10,7 +10,6 @@ How it differs from GPT-2: positions enter through one of the doors below; no bi
 embedding and on each residual branch, never on attention weights; the output layer need not share the embedding.
 """
 
-import functools
 import math
 
 import numpy as np
@@ -36,7 +35,6 @@ class Encoding(nn.Module):
     for score and value. Its own parameters are those that model_numpy.py names.
     """
 
-    of_table = False                     # whether score reads its table alone, and so is the same in all blocks
     softmax = None                       # softmax(scores): in the place of the plain one; masked scores (B, H, T, S)
     value = None                         # value(weights, table): added to the attention's output, (B, H, T, D)
 
@@ -115,7 +113,6 @@ class ALiBi(Encoding):
     Without a causal mask it falls to both sides, as its authors advise.
     """
 
-    of_table = True
     slopes = None                        # (H, 1, 1), made where and as the table is: a copy to a GPU would make it wait
 
     def of_each_head(self, q, table):
@@ -132,8 +129,6 @@ class T5(Encoding):
     As in T5 all blocks share them. T5 has no 1/sqrt(D) before; here scores are divided, and the bias is added after.
     """
 
-    of_table = True
-
     def score(self, q, k, h, table):
         bias = self.weight.T.index_select(1, table.flatten())                          # (H, ...)
         return bias.view(-1, *table.shape).movedim(0, -3)                              # (..., H, T, S)
@@ -144,8 +139,6 @@ class Shaw(Encoding):
     e_mn = q_m . (k_n + a^K_r) / sqrt(D), out_m = sum_n p_mn (v_n + a^V_r), r as expe.shaw_index has it. All heads
     share the vectors, and all blocks do, as with T5, so that an encoding is one thing for the whole model.
     """
-
-    last_far = None, 0
 
     def score(self, q, k, h, table):
         by_distance = q @ self.keys.T / score_divisor(q)                               # (B, H, T, r)
@@ -170,10 +163,10 @@ class Shaw(Encoding):
         """
         if table.shape[-2] == table.shape[-1] or table.device.type != "cpu":
             return 0
-        if self.last_far[0] is not table:                                              # as other blocks have asked
+        if not hasattr(table, "far"):                                                  # kept for the other blocks
             clipped = (table == len(self.keys) - 1).flatten(0, -2).all(0)              # (S,)
-            self.last_far = table, int(clipped.cumprod(0).sum())
-        return self.last_far[1]
+            table.far = int(clipped.cumprod(0).sum())
+        return table.far
 
 ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": expe, "exqpe": expe, "rope": RoPE,
              "alibi": ALiBi, "t5": T5, "shaw": Shaw}
@@ -237,12 +230,6 @@ def unseen(T, S, causal, window, device):
     ahead = one.triu(S - T + 1)
     return ahead | one.tril(S - T - window) if window else ahead
 
-@functools.lru_cache(maxsize=2)                                                        # blocks ask for the same
-def minus_infinity(T, S, causal, window, device, dtype):
-    """Which numbers added to the scores hide the unseen keys: -inf, and 0 for others, (T, S); None if all are seen."""
-    never = unseen(T, S, causal, window, device)
-    return None if never is None else torch.zeros(T, S, dtype=dtype, device=device).masked_fill(never, -math.inf)
-
 class Attention(nn.Module):
     """Multi-head attention, the paper's equations 1 and 2, with the encoding and the window of one block.
 
@@ -300,8 +287,8 @@ class Attention(nn.Module):
         """The bias, or 0, with -inf at keys that are not seen."""
         T, S = q.shape[2], k.shape[2]
         bias = q.new_zeros(T, S) if bias is None else bias.type_as(q)
-        never = minus_infinity(T, S, self.causal, self.window, q.device, q.dtype)
-        return bias if never is None else bias + never
+        never = unseen(T, S, self.causal, self.window, q.device)
+        return bias if never is None else bias + q.new_zeros(T, S).masked_fill(never, -math.inf)
 
     def output(self, y, h):
         """W_proj y, (B, T, C), of the heads' y (B, H, T, D); h (B, T, C), the block's input, is not used here."""

@@ -29,6 +29,7 @@ from past.scaling import HOLD, Groups, dual_chunk_positions, scaled, self_extend
 BLOCK = 256                              # queries read at a time where scores need a bias,
 PAIRS = 2**21                            # and queries times keys
 BATCH_TOKENS = 2**13                     # in one forward pass of window_losses: bounds the memory, whatever the length
+OF_TABLE = "alibi", "t5", "kerple"       # encodings whose score reads the table alone: it is the same in all blocks
 STREAM_TOKENS = 2**14                    # that all the streams side by side keep
 CANNOT_STREAM = ("cannot stream as trained here: positions are part of the embeddings or the values, or no sum apart "
                  "from a key's content, and cannot be changed later")
@@ -78,7 +79,7 @@ class ReadingAttention(fast.Attention):
         bias = at.places.get(encoding)
         if bias is None:
             bias = encoding.score(q, k, kept, at.pairs)
-            if encoding.of_table and not torch.is_grad_enabled():
+            if encoding.settings.pe in OF_TABLE and not torch.is_grad_enabled():
                 at.places[encoding] = bias
         return bias
 

@@ -77,8 +77,6 @@ def torch_class():
     from model_torch import ALiBi, score_divisor
 
     class Dape(ALiBi):
-        of_table = False
-
         def score(self, q, k, h, table):
             if self.settings.bias == "kerple":
                 p, a = self.p.exp()[:, None, None], self.a.exp()[:, None, None]                # (H, 1, 1) each

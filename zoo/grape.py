@@ -67,8 +67,6 @@ def torch_class():
     from model_torch import ALiBi, score_divisor
 
     class Grape(ALiBi):
-        of_table = False
-
         def slope(self, q, like):
             u, w = F.normalize(self.v.type_as(like), dim=-1), self.w.type_as(like)             # (H, D), (H,)
             gate = F.softplus((q * u[:, None]).sum(-1) / score_divisor(q))                     # (B, H, T)

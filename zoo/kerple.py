@@ -43,8 +43,6 @@ def torch_class():
     from model_torch import Encoding
 
     class Kerple(Encoding):
-        of_table = True
-
         def score(self, q, k, h, table):
             p, a = self.p.exp()[:, None, None], self.a.exp()[:, None, None]                    # (H, 1, 1) each
             return -p * (a * table).log1p()                                                    # (..., H, T, S)
