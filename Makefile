@@ -61,6 +61,6 @@ task: .venv/installed
 # The ladder first: after a wrong edit it speaks alone. What compares pages with code comes last.
 test: .venv/installed
 	.venv/bin/ruff check .
-	.venv/bin/python -m pytest -q -x --tb=line tests/test_ladder.py
+	.venv/bin/python -m pytest -q -x -n auto --tb=line tests/test_ladder.py
 	.venv/bin/python -m pytest -q -n auto -m "not slow and not pages" --ignore tests/test_ladder.py
 	.venv/bin/python -m pytest -q --tb=line --assert=plain -m pages tests/test_docs.py tests/test_numbers.py tests/test_compare.py tests/test_road.py
