@@ -1,7 +1,7 @@
 # Targets; each installs what it needs into .venv first:
 #   make setup      an environment for the scripts and the tests
 #   make setup-all  and what some instruments need besides (transformers, lm_eval)
-#   make train      prepare data, train, evaluate; PE="expe expe-on-k rope": three
+#   make train      prepare data, train, evaluate; PE="expe expe-on-k rope": three, JOBS=2 of them at a time
 #   make task       train ExPE-K and RoPE on a small task; PE="fox alibi": others
 #   make demo       train three shortly, draw and generate: runs/demo/index.html
 #   make explorer   train five encodings; explorer.html runs them in a browser
@@ -10,9 +10,11 @@
 
 PYTHON ?= python3
 PE     ?= expe
+JOBS   ?= 2
+trainings = $(addprefix train-,$(PE))
 PIP     = .venv/bin/pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all train task demo explorer test
+.PHONY: help setup setup-all train $(trainings) task demo explorer test
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -38,13 +40,15 @@ demo: .venv/installed
 explorer: .venv/installed
 	.venv/bin/python -m web.explorer
 
-# One run an encoding, under runs/; a run that was stopped goes on, and a complete one is left as it is.
+# One run an encoding, under runs/; a run that was stopped goes on, and a complete one is left as it is. Two runs at a
+# time, with one thread each, take less time in all than one after the other with two threads.
 expe_flags = --pe expe --l 24
 expe-on-k_flags = --pe expe --l 24 --on k
 train: .venv/installed
-	@set -e; $(foreach pe,$(PE),\
-	    .venv/bin/python train.py --preset mini $(or $($(pe)_flags),--pe $(pe)) --out runs/$(pe) $(if $(wildcard runs/$(pe)/config.json),--resume);) \
-	.venv/bin/python eval.py $(addprefix runs/,$(PE)) --plot runs/loss.png
+	@OMP_NUM_THREADS=1 $(MAKE) --no-print-directory --jobs $(JOBS) $(trainings)
+	@.venv/bin/python eval.py $(addprefix runs/,$(PE)) --plot runs/loss.png
+$(trainings): train-%:
+	@.venv/bin/python train.py --preset mini $(or $($*_flags),--pe $*) --out runs/$* $(if $(wildcard runs/$*/config.json),--resume)
 
 # One minute: the first or the last letter of a text, trained at 64 tokens and read at up to 1,024.
 task: PE = expe-on-k rope
@@ -57,6 +61,6 @@ task: .venv/installed
 # The ladder first: after a wrong edit it speaks alone. What compares pages with code comes last.
 test: .venv/installed
 	.venv/bin/ruff check .
-	.venv/bin/python -m pytest -q -x --tb=line tests/test_ladder.py
+	.venv/bin/python -m pytest -q -x -n auto --tb=line tests/test_ladder.py
 	.venv/bin/python -m pytest -q -n auto -m "not slow and not pages" --ignore tests/test_ladder.py
 	.venv/bin/python -m pytest -q --tb=line --assert=plain -m pages tests/test_docs.py tests/test_numbers.py tests/test_compare.py tests/test_road.py

@@ -29,7 +29,8 @@ def distribution(logits, temperature=1.0, top_k=None):
     """
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
-    logits = logits.double() - logits.double().amax(-1, keepdim=True)    # or else a small temperature would overflow
+    logits = logits.double()
+    logits = logits - logits.amax(-1, keepdim=True)                      # or else a small temperature would overflow
     if top_k is not None:
         least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]                          # (B, 1)
         logits = logits.masked_fill(logits < least, -torch.inf)
@@ -37,10 +38,10 @@ def distribution(logits, temperature=1.0, top_k=None):
 
 def draw(p, rng):
     """A token drawn from the probabilities (1, V)."""
-    below = p.cumsum(-1)[0]                                                                       # (V,)
-    if not below.isfinite().all():
+    below = p.numpy()[0].cumsum()                                                                 # (V,)
+    if not np.isfinite(below[-1]):
         raise InputError("the model's logits are not finite numbers: its weights are too large")
-    return int(torch.searchsorted(below, rng.random() * below[-1], right=True))
+    return int(np.searchsorted(below, rng.random() * below[-1], side="right"))
 
 @torch.no_grad()
 def generate(model, prompt, seed=0, **sampling):

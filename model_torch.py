@@ -142,11 +142,31 @@ class Shaw(Encoding):
 
     def score(self, q, k, h, table):
         by_distance = q @ self.keys.T / score_divisor(q)                               # (B, H, T, r)
-        return by_distance.gather(-1, table.expand(*q.shape[:2], *table.shape[-2:]))   # (B, H, T, S)
+        far = self.far(table)
+        near = by_distance.gather(-1, table[..., far:].expand(*q.shape[:2], -1, -1))   # (B, H, T, S - far)
+        return torch.cat((by_distance[..., -1:].expand(*near.shape[:3], far), near), -1) if far else near
 
     def value(self, weights, table):
+        far = self.far(table)
         by_distance = weights.new_zeros(*weights.shape[:-1], len(self.values))         # (B, H, T, r)
-        return by_distance.scatter_add(-1, table.expand_as(weights), weights) @ self.values            # (B, H, T, D)
+        near = weights[..., far:]                                                      # (B, H, T, S - far)
+        by_distance = by_distance.scatter_add(-1, table[..., far:].expand_as(near), near)
+        if far:
+            by_distance[..., -1] += weights[..., :far].sum(-1)
+        return by_distance @ self.values                                               # (B, H, T, D)
+
+    def far(self, table):
+        """How many of the first keys are at the clipped distance from all queries; 0 for as many queries as keys.
+
+        They share one number a query. To look it up for each of them would take most of the time of a long text. (A GPU
+        would wait for the answer.)
+        """
+        if table.shape[-2] == table.shape[-1] or table.device.type != "cpu":
+            return 0
+        if not hasattr(table, "far"):                                                  # kept for the other blocks
+            clipped = (table == len(self.keys) - 1).flatten(0, -2).all(0)              # (S,)
+            table.far = int(clipped.cumprod(0).sum())
+        return table.far
 
 ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": expe, "exqpe": expe, "rope": RoPE,
              "alibi": ALiBi, "t5": T5, "shaw": Shaw}
@@ -239,7 +259,8 @@ class Attention(nn.Module):
         return *self.encoding.rotate(q, k, at.rows), v
 
     def heads(self, parts):
-        return (x.unflatten(-1, (self.n_heads, -1)).transpose(-2, -3) for x in parts)  # (..., T, C) to (..., H, T, D)
+        """(..., T, C) each, to (..., H, T, D)."""
+        return [x.view(*x.shape[:-1], self.n_heads, -1).transpose(-2, -3) for x in parts]
 
     def attend(self, q, k, v, bias, table):
         """softmax(q k^T / sqrt(D) + bias) v over the keys that are seen, and what the encoding's value door adds."""
@@ -249,6 +270,9 @@ class Attention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and T > 1, scale=1 / score_divisor(q))
         bias = self.mask(q, k, bias)
         if plain_softmax:                                                              # if bias has 2 or 4 axes
+            if bias.requires_grad and q.device.type == "cpu" and q.dtype.itemsize > 2:   # a slow case of the kernel's
+                root = score_divisor(q) ** -0.5
+                return ((q * root) @ (k * root).mT + bias).softmax(-1) @ v
             bias = bias[None] if bias.ndim == 3 else bias
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1 / score_divisor(q))
         soften = self.encoding.softmax or nn.Softmax(-1)
@@ -264,7 +288,7 @@ class Attention(nn.Module):
         T, S = q.shape[2], k.shape[2]
         bias = q.new_zeros(T, S) if bias is None else bias.type_as(q)
         never = unseen(T, S, self.causal, self.window, q.device)
-        return bias if never is None else bias.masked_fill(never, -math.inf)
+        return bias if never is None else bias + q.new_zeros(T, S).masked_fill(never, -math.inf)
 
     def output(self, y, h):
         """W_proj y, (B, T, C), of the heads' y (B, H, T, D); h (B, T, C), the block's input, is not used here."""

@@ -298,7 +298,7 @@ def train(run, record, model_config, config, backend, folder, info, agree=bool):
                 val_loss = backend.validation_loss(val_batch)
                 add_to_log(run, step=done, val_loss=val_loss)
                 rate = (done - steps.start) * config.batch_size * context / (time.perf_counter() - begun)
-                tqdm.write(f"step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   {rate:,.0f} tokens/s")
+                tqdm.write(f"{run}: step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   {rate:,.0f} tokens/s")
             if run and (done % config.checkpoint_every == 0 or complete or stop):
                 common.save_checkpoint(run, backend.tensors(), done, info["seconds"] + time.perf_counter() - begun)
             if stop:

@@ -103,7 +103,9 @@ class Dropout(nn.Dropout):
     """nn.Dropout, at 16 random bits a number on a CPU, where torch draws a whole word for each, one by one."""
 
     def forward(self, x):
-        if x.device.type != "cpu" or torch.compiler.is_compiling() or not (self.training and self.p):
+        if not (self.training and self.p):
+            return x
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(x)
         dropped = min(round(self.p * 2**16), 2**16 - 1)                                # of 2^16 numbers
         bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
@@ -228,6 +230,12 @@ def linear_bias_backward(dy, q, k, v, a, b, causal, window):
         db[..., :S] += (ds * a[..., i:j, None]).sum(-2)
     return dq, dk, dv, da, db
 
+@functools.lru_cache(maxsize=2)
+def minus_infinity(T, S, causal, window, device, dtype):
+    """-inf for the keys that a query does not see and 0 for others, (T, S); None if it sees all."""
+    never = model_torch.unseen(T, S, causal, window, device)
+    return None if never is None else torch.zeros(T, S, dtype=dtype, device=device).masked_fill(never, -torch.inf)
+
 class Attention(model_torch.Attention):
     """For encodings by which scores gain a number of the query's times one of the key's, a_m b_n, in half precision.
 
@@ -257,6 +265,13 @@ class Attention(model_torch.Attention):
         if (more := q.shape[-1] - v.shape[-1]) and self.encoding.value is None:
             return super().attend(q, k, F.pad(v, (0, more)), bias, table)[..., :-more]
         return super().attend(q, k, v, bias, table)
+
+    def mask(self, q, k, bias):
+        """As the plain one, whose blocks all make the same numbers."""
+        hidden = minus_infinity(q.shape[2], k.shape[2], self.causal, self.window, q.device, q.dtype)
+        if bias is None or hidden is None:
+            return super().mask(q, k, bias)
+        return bias.type_as(q) + hidden
 
     def attend_linear(self, q, k, v, kept, n):
         """As attend; kept is of all S keys, and their places n (..., 1, S) are counted from the last."""

@@ -29,6 +29,7 @@ from past.scaling import HOLD, Groups, dual_chunk_positions, scaled, self_extend
 BLOCK = 256                              # queries read at a time where scores need a bias,
 PAIRS = 2**21                            # and queries times keys
 BATCH_TOKENS = 2**13                     # in one forward pass of window_losses: bounds the memory, whatever the length
+OF_TABLE = "alibi", "t5", "kerple"       # encodings whose score reads the table alone: it is the same in all blocks
 STREAM_TOKENS = 2**14                    # that all the streams side by side keep
 CANNOT_STREAM = ("cannot stream as trained here: positions are part of the embeddings or the values, or no sum apart "
                  "from a key's content, and cannot be changed later")
@@ -57,13 +58,13 @@ class ReadingAttention(fast.Attention):
             k = self.positioned(1, k, at.rows, at) if at.keys is None else k
         kept = self.kept(h)
         if at.cache is not None:                                        # what an encoding makes of h is kept, too
-            more = () if kept.shape == h.shape else (kept,)
+            more = () if kept is h else (kept,)
             k, v, *more = at.cache.extend(self, k, v, *more)            # of all S keys, (B, H, S, D) and (B, H, S, n)
             kept = more[0] if more else kept
         free = k
         if at.keys is not None:
             k = self.positioned(1, free, at.keys, at)
-        bias = self.encoding.score(q, k, kept, at.pairs) if at.n is None else None
+        bias = self.bias(q, k, kept, at) if at.n is None else None
         for rows, keys, chosen in at.further:                    # dual chunk attention, and groups
             moved = self.positioned(0, content, rows, at)
             moved = (moved - q) @ k.mT if keys is None else moved @ self.positioned(1, free, keys, at).mT - q @ k.mT
@@ -71,6 +72,16 @@ class ReadingAttention(fast.Attention):
             bias = moved * chosen if bias is None else bias + moved * chosen
         y = self.attend(q, k, v, bias, at.pairs) if at.n is None else self.attend_linear(q, k, v, kept, at.n)
         return self.output(y, h)                                        # (B, T, C)
+
+    def bias(self, q, k, kept, at):
+        """The encoding's score, (..., H or 1, T, S); where it is the same in all blocks, it is worked out once."""
+        encoding = self.encoding
+        bias = at.places.get(encoding)
+        if bias is None:
+            bias = encoding.score(q, k, kept, at.pairs)
+            if encoding.settings.pe in OF_TABLE and not torch.is_grad_enabled():
+                at.places[encoding] = bias
+        return bias
 
     def project_content(self, h, at):
         """As project, queries and keys free of position: the override's door with rows of zeros, and no rotation."""
@@ -177,7 +188,7 @@ class Reader(GPT):
         if len(begins) > 1 and cache is None:
             cache = Cache()
         parts = [read(tokens[:, i:j], n[..., i:j], cache=cache) for i, j in itertools.pairwise([*begins, T])]
-        return torch.cat(parts, dim=1)                                  # (B, T, C)
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]                 # (B, T, C)
 
     def begins(self, T, cache):
         """Where the pieces begin in which T tokens are read, one after the other, as memory and a stream allow.
@@ -213,8 +224,8 @@ class Reader(GPT):
         w = self.embedding.weight
         weights = self.parameters() if free or self.chunk else ()          # those that `positioned` keeps products of
         versions = [None if w.is_inference() else w._version for w in weights]
-        key = (self.config, self.chunk, self.hold, free, n.shape, queries.tobytes(), keys.tobytes(), w.dtype,
-                 w.device, versions)
+        key = (queries.tobytes(), keys.tobytes(), n.shape, self.config, self.chunk, self.hold, free, w.dtype, w.device,
+               versions)
         if self._tables[0] != key or None in versions:
             kinds = {encoding.settings: encoding for encoding in self.encodings()}
             self._tables = key, {settings: self.at(kinds[settings], queries, keys, free) for settings in kinds}
@@ -264,9 +275,9 @@ class Reader(GPT):
             raise InputError("a stream sets its own positions: leave positions out")
         if cache.window is not None and not cache:
             self.check_stream()
-        if cache and self.blocks[0].attn not in cache.blocks:
+        if cache and self.blocks[0].attn.qkv.weight not in cache.blocks:
             raise InputError("the cache was filled by another model: begin a new one with Cache()")
-        if cache and (count := len(cache[self.blocks[0].attn][0])) != len(tokens):
+        if cache and (count := cache.batch) != len(tokens):
             raise InputError(f"the cache holds {count} sequences, and there are {len(tokens)} in tokens")
 
 def load(run, device="cpu", dtype="fp32"):

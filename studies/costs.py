@@ -49,10 +49,18 @@ class Count(TorchDispatchMode):
             self.total += sum(x.numel() for x in (out if isinstance(out, tuple) else (out,)) if torch.is_tensor(x))
         return out
 
+class Attention(model_torch.Attention):
+    def mask(self, q, k, bias):
+        """As the plain one, which adds -inf. Here it is filled in, which does not count."""
+        T, S = q.shape[2], k.shape[2]
+        bias = q.new_zeros(T, S) if bias is None else bias
+        never = model_torch.unseen(T, S, self.causal, self.window, q.device)
+        return bias if never is None else bias.masked_fill(never, -torch.inf)
+
 @torch.no_grad()
 def operations(config):
     """Of a token in a forward pass over a batch of the trained length."""
-    model = model_torch.GPT(config)
+    model = model_torch.GPT(config, attention=Attention)
     tokens = torch.zeros(BATCH, config.context, dtype=torch.long)
     model(tokens)                                                      # tables of positions are made once
     with sdpa_kernel(SDPBackend.MATH), Count() as count:               # fused, it hides its own

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, command, need, process, refused
+from test_ladder import tiny
+from test_model import some_tokens
 
 import common
 import data
 import generate
+from config import ENCODINGS
 from past.cache import Cache
-from past.reading import load
-from past.writing import generate_cached
+from past.reading import Reader, load
+from past.writing import Step, generate_cached, lightened
 
 
 @pytest.mark.parametrize("temperature, top_k", [(1, None), (0.5, 7), (2, None), (0.9, 12)])
@@ -76,6 +79,37 @@ def test_prompts_of_different_lengths_side_by_side_are_as_each_alone(workplace):
         assert list(row[len(prompt) - 1 :]) == list(alone) and list(row[: len(prompt) - 1]) == prompt[1:]
 
 
+@pytest.mark.parametrize("pe", ENCODINGS)
+def test_a_step_gives_the_readers_numbers_bit_for_bit(pe):
+    model, tokens = tiny(pe, make=Reader).float(), some_tokens(2, 9)
+    with torch.inference_mode():
+        kept, ours = Cache(), Cache()
+        right = model.hidden(tokens[:, :4], cache=kept)
+        light = lightened(model)
+        light.hidden(tokens[:, :4], cache=ours)
+        step = Step(light, ours)
+        for t in range(4, 9):
+            right = model.hidden(tokens[:, t : t + 1], cache=kept)
+            assert torch.equal(step(tokens[:, t : t + 1]), right)
+    assert len(ours) == len(kept) == 9 and not torch.equal(right, right[:1].expand_as(right))
+
+
+def test_a_model_can_be_trained_after_it_has_written():
+    model = tiny("grape", make=Reader)
+    next(generate_cached(model, [[3, 4]], Cache()))
+    model(some_tokens(2, 9), some_tokens(2, 9)).backward()
+    assert all(w.grad is not None and not w.is_inference() for w in model.parameters())
+
+
+def test_prompts_of_a_file_are_written_as_each_alone(workplace, tmp_path):
+    prompts = ["imp", "def main(", "x"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
+    flags = ["--cache", "--tokens", "8", "--temperature", "0"]
+    alone = [command("generate.py", "runs/rope", "--prompt", text, *flags, cwd=workplace).stdout for text in prompts]
+    together = command("generate.py", "runs/rope", "--prompts", tmp_path / "prompts.txt", *flags, cwd=workplace)
+    assert together.returncode == 0 and together.stdout == "".join(alone), together.stderr
+
+
 def test_a_stream_goes_on_in_constant_memory(workplace):
     model, _ = load(workplace / "runs" / "rope")
     cache = Cache(2, 6)
@@ -96,6 +130,9 @@ def test_a_stream_goes_on_in_constant_memory(workplace):
     ("runs/learned --cache --tokens 60", "--tokens can be at most 16"), ("runs/rope --cache --sinks 2", "add --stream"),
     ("runs/rope --cache --scale 2", "--scale is for expe and exqpe"),
     ("runs/rope --cache --factor 2", "--factor is for"),
+    ("runs/rope --cache --prompts none.txt", "--prompts none.txt"),
+    ("runs/rope --cache --prompts f.txt --prompt x", "leave out --prompt"),
+    ("runs/rope --cache --prompts f.txt --stream", "leave out --stream"),
     ("runs/learned --cache --stream", "cannot stream"), ("runs/rope --device cuda:7", "--device"), ("", "RUN")])
 def test_wrong_input_is_named_in_one_line(line, message, workplace):
     said = command("generate.py", *line.split(), cwd=workplace)
