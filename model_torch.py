@@ -142,31 +142,11 @@ class Shaw(Encoding):
 
     def score(self, q, k, h, table):
         by_distance = q @ self.keys.T / score_divisor(q)                               # (B, H, T, r)
-        far = self.far(table)
-        near = by_distance.gather(-1, table[..., far:].expand(*q.shape[:2], -1, -1))   # (B, H, T, S - far)
-        return torch.cat((by_distance[..., -1:].expand(*near.shape[:3], far), near), -1) if far else near
+        return by_distance.gather(-1, table.expand(*q.shape[:2], *table.shape[-2:]))   # (B, H, T, S)
 
     def value(self, weights, table):
-        far = self.far(table)
         by_distance = weights.new_zeros(*weights.shape[:-1], len(self.values))         # (B, H, T, r)
-        near = weights[..., far:]                                                      # (B, H, T, S - far)
-        by_distance = by_distance.scatter_add(-1, table[..., far:].expand_as(near), near)
-        if far:
-            by_distance[..., -1] += weights[..., :far].sum(-1)
-        return by_distance @ self.values                                               # (B, H, T, D)
-
-    def far(self, table):
-        """How many of the first keys are at the clipped distance from all queries; 0 for as many queries as keys.
-
-        They share one number a query. To look it up for each of them would take most of the time of a long text. (A GPU
-        would wait for the answer.)
-        """
-        if table.shape[-2] == table.shape[-1] or table.device.type != "cpu":
-            return 0
-        if not hasattr(table, "far"):                                                  # kept for the other blocks
-            clipped = (table == len(self.keys) - 1).flatten(0, -2).all(0)              # (S,)
-            table.far = int(clipped.cumprod(0).sum())
-        return table.far
+        return by_distance.scatter_add(-1, table.expand_as(weights), weights) @ self.values            # (B, H, T, D)
 
 ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": expe, "exqpe": expe, "rope": RoPE,
              "alibi": ALiBi, "t5": T5, "shaw": Shaw}
@@ -277,7 +257,11 @@ class Attention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1 / score_divisor(q))
         soften = self.encoding.softmax or nn.Softmax(-1)
         weights = soften(self.scores(q, k) + bias)                                     # (B, H, T, S)
-        return weights @ v + (self.encoding.value(weights, table) if self.encoding.value else 0)
+        return weights @ v + self.value(weights, table)
+
+    def value(self, weights, table):
+        """What the encoding's value door adds, (B, H, T, D), or 0."""
+        return self.encoding.value(weights, table) if self.encoding.value else 0
 
     def scores(self, q, k):
         """q k^T / sqrt(D), (B, H, T, S), for softmaxes that are not the plain one: attend has a kernel for that."""

@@ -148,7 +148,7 @@ MUTATIONS = [
     ("past/writing.py", "room = model.longest - most + 1", "room = model.longest - most"),
     ("past/writing.py", "tokens[len(prompt) - least :]", "tokens"),
     ("past/writing.py", "if self.moves:", "if False:"),
-    ("model_torch.py", "table.far = int(clipped.cumprod(0).sum())", "table.far = 1 + int(clipped.cumprod(0).sum())"),
+    ("past/reading.py", "int(shared.cumprod(0).sum())", "1 + int(shared.cumprod(0).sum())"),
     ("past/writing.py", "np.random.default_rng([seed, b])", "np.random.default_rng([seed, 0])"),
     ("engine/fast.py", "ds = p * (dp - (p * dp).sum(-1, keepdim=True))", "ds = p * dp"),
     ("engine/fast.py", "db[..., :S] += (ds", "db[..., :S] = (ds"),

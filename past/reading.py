@@ -49,6 +49,8 @@ class At(NamedTuple):
 class ReadingAttention(fast.Attention):
     """Attention over all keys that a cache holds; where keys are free of position, they get one at each step."""
 
+    counted = None, 0                    # a table, and count_far of it
+
     def forward(self, h, at):
         if at.keys is None and not at.further:           # all get theirs once, here
             q, k, v = self.project(h, at)
@@ -78,10 +80,32 @@ class ReadingAttention(fast.Attention):
         encoding = self.encoding
         bias = at.places.get(encoding)
         if bias is None:
-            bias = encoding.score(q, k, kept, at.pairs)
+            far = self.count_far(at.pairs)
+            bias = encoding.score(q, k, kept, at.pairs if far < 2 else at.pairs[..., far - 1 :])
+            if far > 1:
+                bias = torch.cat((bias[..., :1].expand(*bias.shape[:-1], far - 1), bias), -1)
             if encoding.settings.pe in OF_TABLE and not torch.is_grad_enabled():
                 at.places[encoding] = bias
         return bias
+
+    def value(self, weights, table):
+        """As the plain one; keys that share an index are one key with the sum of their weights."""
+        if (far := self.count_far(table)) > 1:
+            weights = torch.cat((weights[..., :far].sum(-1, keepdim=True), weights[..., far:]), -1)
+            table = table[..., far - 1 :]
+        return super().value(weights, table)
+
+    def count_far(self, table):
+        """How many of the first keys have one index for all queries: for Shaw those at the clipped distance, else 0.
+
+        To look up a vector for each of them would take most of the time of a long text.
+        """
+        if self.encoding.value is None or table.device.type != "cpu":                  # a GPU would wait for the answer
+            return 0
+        if self.counted[0] is not table:
+            shared = (table == table[..., :1, :1]).flatten(0, -2).all(0)               # (S,)
+            self.counted = table, int(shared.cumprod(0).sum())
+        return self.counted[1]
 
     def project_content(self, h, at):
         """As project, queries and keys free of position: the override's door with rows of zeros, and no rotation."""
