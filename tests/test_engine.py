@@ -82,12 +82,12 @@ def losses(run):
             if "resumed" not in line]
 
 
-@pytest.mark.parametrize("flags", ["--pe expe", "--pe rope --objective mlm", "--pe fox --micro-batch 1",
-                                   "--pe expe --random-positions 64"])
-def test_one_and_two_processes_have_the_same_losses(flags, tokens, tmp_path):
+@pytest.mark.parametrize("flags, counts", [("--pe fox --micro-batch 1 --random-positions 64", (1, 2)),
+                                           ("--pe rope --objective mlm", (2,))])
+def test_one_and_two_processes_have_the_same_losses(flags, counts, tokens, tmp_path):
     flags = [*TINY, *flags.split(), "--steps", "6", "--eval-every", "3", "--data", tokens]
     assert command("train.py", *flags, "--out", "plain", cwd=tmp_path).returncode == 0
-    for n in (1, 2):
+    for n in counts:
         printed, _ = start_torchrun(n, *flags, "--out", n, cwd=tmp_path).communicate(timeout=200)
         np.testing.assert_allclose(losses(tmp_path / str(n)), losses(tmp_path / "plain"), atol=1e-5, err_msg=printed)
 
@@ -130,9 +130,8 @@ def test_a_process_that_hangs_ends_the_others_after_the_timeout(long_training):
 
 
 @pytest.mark.parametrize("flags, message", [
-    ("--backend numpy", "--backend numpy is one process"), ("--stepz 4", "--stepz is not a flag of --pe expe"),
-    ("--batch-size 3", "--batch-size must be a multiple of the 2 processes, got 3"),
-    ("--timeout 0", "--timeout must be at least 1 second")])
+    ("--backend numpy", "--backend numpy is one process"),
+    ("--batch-size 3", "--batch-size must be a multiple of the 2 processes, got 3")])
 def test_errors_of_several_processes_name_the_flag(flags, message, tokens, tmp_path):
     started = start_torchrun(2, *TINY, "--data", tokens, "--out", "run", *flags.split(), cwd=tmp_path)
     printed, _ = started.communicate(timeout=60)
