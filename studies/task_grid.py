@@ -26,7 +26,7 @@ SEED = 0                                 # of the trials
 SOLVED = 0.999                           # accuracy at the trained length at which no better values are looked for
 SMALL = "--width 64 --heads 2 --eval-every 100000 --checkpoint-every 100000"
 SETTINGS = {                             # of every run of a task
-    "even-pairs": "--context 40 --layers 1 --batch-size 32 --steps 600",
+    "even-pairs": "--context 40 --layers 1 --batch-size 32 --steps 1200",
     "first-last": "--context 64 --layers 2 --batch-size 16 --steps 1500",
     "back-3": "--context 64 --layers 1 --batch-size 16 --steps 800",
     "back-8": "--context 64 --layers 1 --batch-size 16 --steps 800",
