@@ -167,14 +167,32 @@ def test_a_run_that_the_page_cannot_read_is_refused(workplace, runs, tmp_path):
 # ---- in a browser ----------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
-def browser():
+def launch():
+    """A function that launches a browser with more flags."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if not found:
         pytest.skip("no Chromium here: apt-get install chromium")
     with need("playwright.sync_api").sync_playwright() as api:
-        made = api.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield made
-        made.close()
+        made = []
+
+        def launched(*flags):
+            made.append(api.chromium.launch(executable_path=found, args=["--no-sandbox", *flags]))
+            return made[-1]
+
+        yield launched
+        for each in made:
+            each.close()
+
+
+@pytest.fixture(scope="module")
+def browser(launch):
+    return launch()
+
+
+@pytest.fixture(scope="module")
+def with_gpu(launch):
+    """A browser whose WebGPU computes in software."""
+    return launch("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
 
 
 @pytest.fixture(scope="module")
@@ -192,13 +210,13 @@ def opened(browser, html):
     """A function that opens a page, from disk; what goes wrong in it fails the test at its end."""
     wrong, pages = [], []
 
-    def open_page(name):
-        page = browser.new_page(viewport={"width": 1280, "height": 900}, bypass_csp=True)
+    def open_page(name, query="", within=browser):
+        page = within.new_page(viewport={"width": 1280, "height": 900}, bypass_csp=True)
         page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: wrong.append(dialog.message))
         page.on("request", lambda sent: wrong.append(sent.url) if not sent.url.startswith(("file:", "blob:")) else None)
-        page.goto((html / f"{name}.html").as_uri())
+        page.goto((html / f"{name}.html").as_uri() + query)
         page.wait_for_function("threads.every((thread) => thread.bar.value === thread.bar.max)")
         pages.append(page)
         return page
@@ -213,14 +231,16 @@ READ = """async ([i, tokens, see, start, pieces, before]) => {
     const made = DATA.models[i], how = { see: see || Infinity, start };
     const model = new Model(made, await weightsOf(at(`weights-${made.id}`).textContent, made.bytes), 80);
     const first = model.context(before, how);
-    for (let at = 0; at < before.length; at += 40) model.read(before.slice(at, at + 40), first);
+    for (let at = 0; at < before.length; at += 40) await model.read(before.slice(at, at + 40), first);
     const context = model.context(tokens, how), kept = context.tokens.length;
     for (const to of pieces) {
-        if (to > context.tokens.length) model.read(tokens.slice(context.tokens.length, to), context);
+        if (to > context.tokens.length) await model.read(tokens.slice(context.tokens.length, to), context);
     }
-    const logits = [0, 32, 64].map((from) =>
-        model.logits(context, from, Math.min(from + 32, tokens.length)).map((z) => [...z]));
-    return [kept, logits.flat()];
+    const logits = [];
+    for (const from of [0, 32, 64]) {
+        logits.push(...(await model.logits(context, from, Math.min(from + 32, tokens.length))).map((z) => [...z]));
+    }
+    return [kept, logits];
 }"""
 
 
@@ -535,6 +555,87 @@ def test_rounding_is_torchs(opened):
         found = page.evaluate(f"(numbers) => numbers.map((x) => String(FORMATS.{name}(x)))", numbers.tolist())
         wanted = torch.tensor(numbers, dtype=torch.float32).to(kind).double().numpy()
         np.testing.assert_array_equal([float(x.replace("Infinity", "inf")) for x in found], wanted)
+
+
+# With a GPU, which fails at some product, and without: [its products, whether it is still there, whether there is one
+# without, the largest difference between the logits, the largest logit].
+BOTH = """async ([i, tokens, broken]) => {
+    const made = DATA.models[i], weights = await weightsOf(at(`weights-${made.id}`).textContent, made.bytes);
+    const gpu = await Gpu.find(), product = gpu.product, logits = [], there = [];
+    let products = 0;
+    gpu.product = async (...what) => {
+        if (products === broken?.at && broken.how === "lost") gpu.device.destroy();
+        if (products === broken?.at && broken.how === "error") {         // a buffer that the shader must not be given
+            gpu.weights.set(what[1], gpu.device.createBuffer({ size: 4096, usage: GPUBufferUsage.COPY_DST }));
+        }
+        await product.apply(gpu, what);
+        products++;
+    };
+    for (const model of [new Model(made, weights, tokens.length, gpu), new Model(made, weights, tokens.length)]) {
+        const context = model.context(tokens, {}), found = [];
+        for (let from = 0; from < tokens.length; from += model.piece) {
+            await model.read(tokens.slice(from, from + model.piece), context);
+            for (const z of await model.logits(context, from, context.tokens.length)) found.push(...z);
+        }
+        logits.push(found);
+        there.push(Boolean(model.gpu));
+    }
+    const largest = (numbers) => numbers.reduce((most, x) => Math.max(most, Math.abs(x)), 0);   // NaN if any is
+    return [products, ...there, largest(logits[0].map((z, n) => z - logits[1][n])), largest(logits[1])];
+}"""
+
+
+@pytest.mark.slow
+def test_a_gpu_gives_the_logits_of_webassembly(opened, with_gpu):
+    page, rng = opened("tour", within=with_gpu), np.random.default_rng(8)
+    tokens = rng.integers(300, size=3 * 256 + 70)
+    for i, name in enumerate(TOUR):
+        products, still, other, difference, largest = page.evaluate(BOTH, [i, tokens.tolist(), None])
+        assert products == 4 * (2 * 6 + 1) and still and not other, name   # pieces; of two blocks, and the logits
+        assert difference < 1e-3 and largest > 1, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["lost", "error"])
+def test_webassembly_goes_on_where_a_gpu_fails(opened, with_gpu, how):
+    page, rng = opened("tour", within=with_gpu), np.random.default_rng(9)
+    tokens = rng.integers(300, size=300)
+    for at in (0, 4, 13 + 12):
+        products, still, _, difference, _ = page.evaluate(BOTH, [0, tokens.tolist(), {"at": at, "how": how}])
+        assert products == at and not still and difference < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("query, lost", [("", False), ("?cpu", False), ("", True)])
+def test_the_page_says_what_computes_and_its_losses_are_the_same(opened, with_gpu, runs, query, lost):
+    page, uses = opened("tour", query, with_gpu), not query
+    names = ", ".join(page.evaluate("threads.map(({ name }) => name)"))
+    gpu, cpu = f"WebGPU computes the large matrix products of {names};", "WebAssembly computes all matrix products."
+    assert page.inner_text("#computes").startswith(gpu if uses else cpu)
+    for worker in page.workers:
+        worker.evaluate("""(lost) => {
+            const { product } = Gpu.prototype;
+            globalThis.products = 0;
+            Gpu.prototype.product = function (...what) { globalThis.products++; return product.apply(this, what); };
+            if (lost) model.gpu.device.destroy();
+        }""", lost)
+    page.evaluate("show(plain(256))")
+    counted = [worker.evaluate("globalThis.products") for worker in page.workers]
+    assert sorted(counted)[2:] == [(1 if lost else 13) if uses else 0] * 5                     # and two of the task
+    assert page.inner_text("#computes").startswith(gpu if uses and not lost else cpu)
+    window = np.array([page.evaluate("windowOf(256)")])
+    for name in TOUR:
+        halves, config = halves_of(runs[name])
+        wanted = model_numpy.token_losses(halves, window[:, :-1], window[:, 1:], config)
+        found = page.evaluate("(id) => [...lossesAt(threadOf(id), now())]", name)
+        np.testing.assert_allclose(found, wanted[0], atol=1e-3)
+
+
+@pytest.mark.slow
+def test_without_an_adapter_webassembly_computes(opened):
+    page = opened("tour")
+    assert page.workers[0].evaluate("Gpu.find()") is None
+    assert page.inner_text("#computes") == "WebAssembly computes all matrix products."
 
 
 NASTY = [

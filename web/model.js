@@ -2,7 +2,8 @@
 // The GPT of model_numpy.py: forward alone, one sequence, read piece by piece; the keys and values of what is read stay.
 // T new tokens, S all keys so far, H heads, D width of a head, C = H D; arrays are flat and of float32.
 
-const PIECE = 64, CONTEXTS = 2;          // tokens that are read at once at most; texts whose keys and values are kept
+const PIECES = { cpu: 64, gpu: 256 };    // tokens that are read at once at most: an answer of a GPU takes its time
+const FEW = 32, CONTEXTS = 2;            // tokens of a product that no GPU is asked for; texts whose keys and values are kept
 
 const row = (x, t, size) => x.subarray(t * size, (t + 1) * size);        // a view
 
@@ -52,10 +53,11 @@ function likeliest(z, count) {
 }
 
 class Model {
-  // longest: the most tokens that will be read of a text.
-  constructor({ config, tensors }, weights, longest) {
+  // longest: the most tokens that will be read of a text. gpu: a Gpu for the large products with weights, or null.
+  constructor({ config, tensors }, weights, longest, gpu = null) {
     const { d_model: C, n_heads: H, n_layers, d_mlp } = config, D = C / H, blocks = [];
-    Object.assign(this, { config, top: {}, blocks, V8: upTo(config.vocab_size, 8), longest: upTo(longest, 8) });
+    Object.assign(this, { config, top: {}, blocks, V8: upTo(config.vocab_size, 8), longest: upTo(longest, 8), gpu });
+    this.piece = gpu ? PIECES.gpu : PIECES.cpu;
     let at = 0;
     for (const [name, shape] of tensors) {
       const size = shape.reduce((a, b) => a * b, 1), block = /^blocks\.(\d+)\.(?:attn\.)?(.*)$/.exec(name);
@@ -63,7 +65,7 @@ class Model {
       into[block ? block[2] : name] = weights.subarray(at, at += size);
     }
     const kept = CONTEXTS * (2 * n_layers * this.longest + this.longest + 4) * C;
-    const scratch = PIECE * (7 * C + d_mlp + Math.max(this.longest, this.V8));
+    const scratch = this.piece * (7 * C + d_mlp + Math.max(this.longest, this.V8));
     const m = this.memory = new Memory(n_layers * (4 * C * C + 2 * C * d_mlp) + C * this.V8 + kept + scratch);
     for (const p of blocks) {
       const [q, k, v] = [0, 1, 2].map((i) => m.pack(p["qkv.weight"].subarray(i * C * C, (i + 1) * C * C), C));
@@ -76,8 +78,8 @@ class Model {
       v: m.take(H * this.longest * D),                                   // (H, D/8, longest, 8)
       q: new Float32Array(this.longest * C), keys: [] })),               // (longest, C); of each key what doors.key gives
       h: m.take((this.longest + 4) * C) }));                             // the final norm's output
-    for (const name of ["x", "input", "h", "q", "k", "v", "y"]) this[name] = m.take(PIECE * C);
-    Object.assign(this, { mlp: m.take(PIECE * d_mlp), scores: m.take(PIECE * Math.max(this.longest, this.V8)) });
+    for (const name of ["x", "input", "h", "q", "k", "v", "y"]) this[name] = m.take(this.piece * C);
+    Object.assign(this, { mlp: m.take(this.piece * d_mlp), scores: m.take(this.piece * Math.max(this.longest, this.V8)) });
     this.doors = doorsOf(config, config.encoding);
     this.clock = 0;
   }
@@ -96,10 +98,20 @@ class Model {
     return found;
   }
 
-  // Read the next tokens, at most PIECE of them, after the first `from` of a context, whose others are forgotten.
+  // Memory.product with weights, which a GPU computes if there is one and the tokens are not few; never again after an error.
+  async product(x, w, out, T, I, O) {
+    try {
+      if (this.gpu && T > FEW) return await this.gpu.product(x, w, out, T, I, O);
+    } catch {
+      this.gpu = null;
+    }
+    this.memory.product(x, w, out, T, I, O);
+  }
+
+  // Read the next tokens, at most `piece` of them, after the first `from` of a context, whose others are forgotten.
   // cut: see attend.
-  read(tokens, context, { from = context.tokens.length, cut } = {}) {
-    const { d_model: C, d_mlp, norm_eps: eps } = this.config, T = tokens.length, m = this.memory;
+  async read(tokens, context, { from = context.tokens.length, cut } = {}) {
+    const { d_model: C, d_mlp, norm_eps: eps } = this.config, T = tokens.length;
     const { x, h, input, y, mlp } = this, n = Array.from(tokens, (_, t) => context.start + from + t);
     context.tokens.length = from;
     context.tokens.push(...tokens);
@@ -108,31 +120,31 @@ class Model {
       this.doors.embed?.(row(x, t, C), n[t]);
     });
     const add = (more) => { for (let i = 0; i < T * C; i++) x[i] += more[i]; };
-    this.blocks.forEach((p, b) => {
+    for (const [b, p] of this.blocks.entries()) {
       layernorm(x, h, T, C, eps, p["norm1.weight"], p["norm1.bias"]);
-      this.project(p, n);
+      await this.project(p, n);
       this.attend(context, p, b, n, from, cut);
-      m.product(y, p.packed.proj, input, T, C, C);
+      await this.product(y, p.packed.proj, input, T, C, C);
       add(input);
       layernorm(x, h, T, C, eps, p["norm2.weight"], p["norm2.bias"]);
-      m.product(h, p.packed.up, mlp, T, C, d_mlp);
+      await this.product(h, p.packed.up, mlp, T, C, d_mlp);
       gelu(mlp, T * d_mlp);
-      m.product(mlp, p.packed.down, input, T, d_mlp, C);
+      await this.product(mlp, p.packed.down, input, T, d_mlp, C);
       add(input);
-    });
+    }
     layernorm(x, context.h.subarray(from * C), T, C, eps, this.top["norm.weight"], this.top["norm.bias"]);
   }
 
-  // The logits (V,) of the tokens that follow tokens from..to-1 of a context, at most PIECE; valid until the next call.
-  logits(context, from, to) {
+  // The logits (V,) of the tokens that follow tokens from..to-1 of a context, at most `piece`; valid until the next call.
+  async logits(context, from, to) {
     const { d_model: C, vocab_size: V } = this.config, { scores, V8 } = this;
-    this.memory.product(context.h.subarray(from * C), this.head, scores, to - from, C, V8);
+    await this.product(context.h.subarray(from * C), this.head, scores, to - from, C, V8);
     return Array.from({ length: to - from }, (_, t) => row(scores, t, V8).subarray(0, V));
   }
 
   // this.q, k and v (T, C) of this.h (T, C) in one block, at positions n, through the doors override and rotate. Where
   // the positions of keys add a line to the scores, it is added to these, exactly, and the keys are those of position 0.
-  project(p, n) {
+  async project(p, n) {
     const { d_model: C } = this.config, { doors, h, input } = this;
     for (const part of ["q", "k", "v"]) {
       const own = doors.on?.includes(part);
@@ -140,7 +152,7 @@ class Model {
         input.set(h);
         n.forEach((position, t) => doors.override(row(input, t, C), part === "k" && doors.linear ? 0 : position));
       }
-      this.memory.product(own ? input : h, p.packed[part], this[part], n.length, C, C);
+      await this.product(own ? input : h, p.packed[part], this[part], n.length, C, C);
     }
     if (doors.rotate) for (const part of ["q", "k"]) n.forEach((position, t) => doors.rotate(row(this[part], t, C), position));
   }

@@ -6,6 +6,7 @@ const DATA = JSON.parse(at("data").textContent);
 const TOKENIZER = new Tokenizer(at("tokenizer").textContent);
 const TRAINED = DATA.trained, MULTIPLES = DATA.multiples, MOST = MULTIPLES.at(-1) * TRAINED, OWN = "own";
 const NEAR = TRAINED / 4, START = MOST - TRAINED, WRITTEN = 40;        // keys that are near; tokens that are written
+const GPU = !new URLSearchParams(location.search).has("cpu");            // ?cpu in the address: without one
 const state = { tokens: [], length: TRAINED, see: 0, start: 0, chosen: null, found: new Map(), failed: null };
 
 // ---- models, each in a thread ----
@@ -15,9 +16,15 @@ class Thread {
     const engine = [at("engine"), at("worker")].map((script) => script.textContent).join("\n");
     Object.assign(this, made, { waiting: new Map(), count: 0 });
     this.worker = new Worker(URL.createObjectURL(new Blob([engine], { type: "text/javascript" })));
-    this.worker.onmessage = ({ data }) => this.waiting.get(data.id)?.(data);
+    this.worker.onmessage = ({ data }) => {
+      if (data.done && this.gpu !== data.gpu) {
+        this.gpu = data.gpu;
+        computes();
+      }
+      this.waiting.get(data.id)?.(data);
+    };
     this.worker.onerror = (event) => { state.failed = event.message; tell(); };
-    this.ready = this.ask({ load: made, weights: at(`weights-${made.id}`).textContent, longest });
+    this.ready = this.ask({ load: made, weights: at(`weights-${made.id}`).textContent, longest, gpu: GPU });
   }
 
   // Resolves with what was found; piece(answer) is called with what comes before that.
@@ -131,6 +138,12 @@ function paint(thread, losses, from, to) {
   const read = [...losses].filter((loss) => !Number.isNaN(loss));
   thread.mean.textContent = `${thread.flags}: targets ${number(targetsMean(thread, now()))} nats a token, all tokens ${number(mean(read))}`;
   due ??= setTimeout(curves, 200);                                       // for all that comes in until then
+}
+
+function computes() {
+  const names = threads.filter(({ gpu }) => gpu).map(({ name }) => name).join(", ");
+  at("computes").textContent = !names ? "WebAssembly computes all matrix products." :
+    `WebGPU computes the large matrix products of ${names}; with ?cpu in the address, WebAssembly does.`;
 }
 
 function curves() {
