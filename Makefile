@@ -4,7 +4,7 @@
 #   make train      prepare data, train, evaluate; PE="expe expe-on-k rope": three, JOBS=2 of them at a time
 #   make task       train ExPE-K and RoPE on a small task; PE="fox alibi": others
 #   make demo       train three shortly, draw and generate: runs/demo/index.html
-#   make explorer   train five encodings; explorer.html runs them in a browser
+#   make explorer   train five encodings, two of them on a task; explorer.html runs them
 #   make test       ruff, the check ladder, the other tests, and the pages last
 # A Python 3.11 or newer other than python3: make setup PYTHON=python3.12
 
