@@ -246,7 +246,9 @@ class Reader(GPT):
             keys = cache.positions_with(n)
         queries = keys[..., -n.shape[-1] :]
         w = self.embedding.weight
-        weights = self.parameters() if free or self.chunk else ()          # those that `positioned` keeps products of
+        weights = self.parameters()                        # those of which `positioned` and `bias` keep what they make
+        if not (free or self.chunk):
+            weights = [w for e in self.encodings() if e.settings.pe in OF_TABLE for w in e.parameters()]
         versions = [None if w.is_inference() else w._version for w in weights]
         key = (queries.tobytes(), keys.tobytes(), n.shape, self.config, self.chunk, self.hold, free, w.dtype, w.device,
                versions)

@@ -94,6 +94,19 @@ def test_a_step_gives_the_readers_numbers_bit_for_bit(pe):
     assert len(ours) == len(kept) == 9 and not torch.equal(right, right[:1].expand_as(right))
 
 
+@pytest.mark.parametrize("pe", ["t5", "kerple", "shaw", "grape"])
+def test_a_bias_that_is_kept_for_all_blocks_follows_its_weights(pe):
+    model, tokens = tiny(pe, make=Reader), some_tokens(2, 9)
+    with torch.no_grad():
+        before = model(tokens)
+        for w in model.encodings().pop().parameters():
+            w.add_(torch.arange(w.numel()).view(w.shape) % 3)
+        after = model(tokens)
+        model._tables = None, None
+        right = model(tokens)
+    assert torch.equal(after, right) and not torch.allclose(before, right)
+
+
 def test_a_model_can_be_trained_after_it_has_written():
     model = tiny("grape", make=Reader)
     next(generate_cached(model, [[3, 4]], Cache()))
