@@ -60,15 +60,16 @@ def lightened(module, known=None):
 class Step:
     """model.hidden(tokens, cache=cache) for one new token of each sequence, (B, 1), by the same operations.
 
-    model: a lightened one. Attention without a bias is written out here, and any other is the model's own.
+    model: a lightened one. Attention is written out here where its scores gain nothing, or in fp32 a_m b_n by a linear
+    door, and any other is the model's own.
     """
 
     def __init__(self, model, cache):
         self.model, self.cache = model, cache
-        self.encodings = model.encodings()
+        self.kinds = {encoding.settings: encoding for encoding in model.encodings()}
         self.moves = cache.window is not None or model.chunk or model.hold            # keys, at each step
         self.blocks = [(block.norm1, block.attn, block.attn.encoding, block.attn.qkv.weight, block.attn.proj,
-                        block.norm2, block.mlp, has_no_bias(block.attn)) for block in model.blocks]
+                        block.norm2, block.mlp, *bias_of(block.attn)) for block in model.blocks]
 
     def __call__(self, tokens):
         model, cache = self.model, self.cache
@@ -76,29 +77,38 @@ class Step:
             return model.hidden(tokens, cache=cache)
         n = cache.positions[..., -1:] + 1
         cache.positions = np.concatenate((cache.positions, n), -1)
-        tables = {encoding.settings: model.at(encoding, n, cache.positions, False) for encoding in self.encodings}
+        tables = {settings: model.at(encoding, n, cache.positions, False) for settings, encoding in self.kinds.items()}
         first = self.blocks[0][2]
         x = first.embed(model.embedding(tokens), tables[first.settings].rows)                          # (B, 1, C)
-        shape = len(tokens), 1, model.config.n_heads, -1
-        for norm1, attn, encoding, qkv, proj, norm2, mlp, no_bias in self.blocks:
+        shape = len(tokens), model.config.n_heads, 1, -1                               # of one token: no transposition
+        for norm1, attn, encoding, qkv, proj, norm2, mlp, no_bias, linear, w in self.blocks:
             at = tables[encoding.settings]
             h = norm1(x)
-            if no_bias:
+            if no_bias or linear and at.n is not None:
                 q, k, v = project(encoding.override(h, at.rows), qkv)                                  # (B, 1, C) each
-                q, k, v = q.view(shape).transpose(1, 2), k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
+                q, k, v = q.view(shape), k.view(shape), v.view(shape)
                 q, k = encoding.rotate(q, k, at.rows)                                                  # (B, H, 1, D)
-                k, v = cache.extend(attn, k, v)                                                        # (B, H, S, D)
-                x = x + proj(attn.attend(q, k, v, None, at.pairs).transpose(1, 2).flatten(2))
+                bias = None
+                if no_bias:
+                    k, v = cache.extend(attn, k, v)                                                    # (B, H, S, D)
+                else:
+                    kept = encoding.keep(h)
+                    k, v, *more = cache.extend(attn, k, v, *(() if kept is h else (kept,)))
+                    a, b = linear(q, *more or (h,), w, at.n)
+                    bias = a[..., None] * (b[..., None, :] - b[..., -1:, None])                        # (..., H, 1, S)
+                x = x + proj(attn.attend(q, k, v, bias, at.pairs).flatten(1)[:, None])
             else:
                 x = x + attn(h, at._replace(cache=cache))
             x = x + mlp(norm2(x))
         return model.norm(x)
 
-def has_no_bias(attn):
-    """Whether nothing is added to the scores, by a bias or in its place by a linear door."""
+def bias_of(attn):
+    """(whether nothing is added to the scores, the linear door by which something is, or None, W_k (H, D, C))."""
     kind = type(attn.encoding)
+    linear = linear_of(attn.encoding, attn.causal)
     shut = kind.score is Encoding.score and kind.keep is Encoding.keep
-    return shut and linear_of(attn.encoding, attn.causal) is None
+    w = attn.qkv.weight.chunk(3)[1].unflatten(0, (attn.n_heads, -1))
+    return shut and linear is None, linear if w.dtype == torch.float32 else None, w
 
 @torch.inference_mode()
 def generate_cached(model, prompts, cache, seed=0, **sampling):

@@ -79,9 +79,11 @@ def test_prompts_of_different_lengths_side_by_side_are_as_each_alone(workplace):
         assert list(row[len(prompt) - 1 :]) == list(alone) and list(row[: len(prompt) - 1]) == prompt[1:]
 
 
-@pytest.mark.parametrize("pe", ENCODINGS)
-def test_a_step_gives_the_readers_numbers_bit_for_bit(pe):
-    model, tokens = tiny(pe, make=Reader).float(), some_tokens(2, 9)
+@pytest.mark.parametrize("pe, variant", [
+    *((pe, ()) for pe in ENCODINGS), ("expe", [("on", "k")]), ("expe", [("on", "qkv")]),
+    ("fox+sinks", ()), ("rope+log", ()), ("nope+stick", ())])
+def test_a_step_gives_the_readers_numbers_bit_for_bit(pe, variant):
+    model, tokens = tiny(pe, variant=variant, make=Reader).float(), some_tokens(2, 9)
     with torch.inference_mode():
         kept, ours = Cache(), Cache()
         right = model.hidden(tokens[:, :4], cache=kept)
