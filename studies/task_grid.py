@@ -35,7 +35,7 @@ SETTINGS = {                             # of every run of a task
     "sort": "--context 26 --layers 2 --batch-size 32 --steps 800",
     "needle": "--context 32 --layers 2 --batch-size 16 --steps 1000",
     "mqar": "--context 32 --layers 2 --batch-size 32 --steps 1200",
-    "indirect": "--context 22 --layers 2 --batch-size 32 --steps 1000",
+    "indirect": "--context 22 --layers 2 --batch-size 32 --steps 400",
     "reverse": "--context 26 --layers 2 --batch-size 32 --steps 1500",
     "duplicate": "--context 26 --layers 2 --batch-size 32 --steps 1500",
 }
