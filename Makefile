@@ -5,7 +5,7 @@
 #   make task       train ExPE-K and RoPE on a small task; PE="fox alibi": others
 #   make demo       train three shortly, draw and generate: runs/demo/index.html
 #   make explorer   train five encodings, two of them on a task; explorer.html runs them
-#   make test       ruff, the check ladder, the other tests, and the pages last
+#   make test       ruff, the check ladder, and the other tests
 # A Python 3.11 or newer other than python3: make setup PYTHON=python3.12
 
 PYTHON ?= python3
@@ -58,9 +58,8 @@ task: .venv/installed
 	    .venv/bin/python train.py $(task_flags) $(or $($(pe)_flags),--pe $(pe)) --out runs/task-$(pe) $(if $(wildcard runs/task-$(pe)/config.json),--resume);) \
 	.venv/bin/python eval.py $(addprefix runs/task-,$(PE))
 
-# The ladder first: after a wrong edit it speaks alone. What compares pages with code comes last.
+# The ladder first: after a wrong edit it speaks alone.
 test: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/python -m pytest -q -x -n auto --tb=line tests/test_ladder.py
-	.venv/bin/python -m pytest -q -n auto -m "not slow and not pages" --ignore tests/test_ladder.py
-	.venv/bin/python -m pytest -q --tb=line --assert=plain -m pages tests/test_docs.py tests/test_numbers.py tests/test_compare.py tests/test_road.py
+	.venv/bin/python -m pytest -q -n auto --dist worksteal --ignore tests/test_ladder.py

@@ -273,7 +273,7 @@ def measure_data(vocab, repeats):
     And of tiktoken alone, on one core and with as many threads as there are cores. Without datatrove, the rate of
     engine/corpora.py, which includes the start of its processes, is left out.
     """
-    texts = [text for _, text in data.documents("packages")][:DOCUMENTS]
+    texts = [text for _, text in itertools.islice(data.documents("packages"), DOCUMENTS)]
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         tokenizer = folder / "t.tiktoken"

@@ -80,7 +80,6 @@ def test_own_runs_are_scored(workplace):
             assert loss in measured.stdout
 
 
-@pytest.mark.pages
 def test_pages_show_what_the_command_prints():
     for page, flags in (("README.md", []), ("docs/evidence.md", ["--full"])):
         printed = command("lab.verdict", *flags, cwd=ROOT).stdout

@@ -8,7 +8,6 @@ from conftest import ROOT, command
 
 from config import ENCODINGS
 
-pytestmark = pytest.mark.pages
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = sorted((ROOT / "results").glob("**/*.md"))
 

@@ -82,14 +82,13 @@ def losses(run):
             if "resumed" not in line]
 
 
-@pytest.mark.parametrize("flags, counts", [("--pe fox --micro-batch 1 --random-positions 64", (1, 2)),
-                                           ("--pe rope --objective mlm", (2,))])
-def test_one_and_two_processes_have_the_same_losses(flags, counts, tokens, tmp_path):
-    flags = [*TINY, *flags.split(), "--steps", "6", "--eval-every", "3", "--data", tokens]
+def test_one_and_two_processes_have_the_same_losses(tokens, tmp_path):
+    """With all that is drawn or split anew in each process: positions, masked tokens and micro-batches."""
+    flags = "--pe t5 --objective mlm --micro-batch 1 --random-positions 64 --steps 6 --eval-every 3".split()
+    flags = [*TINY, *flags, "--data", tokens]
     assert command("train.py", *flags, "--out", "plain", cwd=tmp_path).returncode == 0
-    for n in counts:
-        printed, _ = start_torchrun(n, *flags, "--out", n, cwd=tmp_path).communicate(timeout=200)
-        np.testing.assert_allclose(losses(tmp_path / str(n)), losses(tmp_path / "plain"), atol=1e-5, err_msg=printed)
+    printed, _ = start_torchrun(2, *flags, "--out", "two", cwd=tmp_path).communicate(timeout=200)
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "plain"), atol=1e-5, err_msg=printed)
 
 
 def test_ctrl_c_ends_all_processes_at_one_step_and_the_run_goes_on(long_training, tokens):

@@ -12,7 +12,6 @@ from config import PRESETS
 from lab.grids import GRIDS
 from lab.measures import interval_of_seeds
 
-pytestmark = pytest.mark.pages
 SEEDS = (1, 2, 3)
 CITED = {                                # what no file of results/ has, and where it is from
     "README.md": ["3.11 or 3.12", "torch 2.13.0"],                        # versions

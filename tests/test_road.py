@@ -40,7 +40,6 @@ def run_alone(folder, *arguments, prefix=()):
     return done.stdout
 
 
-@pytest.mark.pages
 def test_the_road_is_short(alone, capsys):
     """Counted by lab/walk.py; the flags of data and shape are read from the same fields as any."""
     small = ["--data", "tokens", "--vocab", "300", "--context", "16"]
@@ -58,8 +57,9 @@ def test_every_core_encoding_works_without_the_folders(alone):
     """In one process for all of train.py, eval.py and generate.py: to load torch takes seconds."""
     program = """
 import train, eval, generate
+small = "--preset mini --layers 1 --vocab 300 --context 16 --steps 2 --data tokens"
 for pe in "nope sinusoidal learned expe exqpe rope alibi t5 shaw".split():
-    train.main(f"--preset mini --pe {pe} --vocab 300 --context 16 --steps 2 --data tokens --out {pe}".split())
+    train.main(f"{small} --pe {pe} --out {pe}".split())
     eval.main(f"{pe} --lengths 16".split())
     generate.main(f"{pe} --tokens 5".split())
 """
