@@ -190,6 +190,9 @@ class NumpyBackend:
     def __init__(self, model_config, config, device, compiled=False):
         if str(device) != "cpu" or compiled:
             raise InputError("--backend numpy computes on the CPU: leave out --compile, and give --device cpu")
+        if config.fast:
+            from engine import fast
+            fast.keep_freed_memory()
         self.model_config = model_config
         self.config = config
         self.params = model_numpy.init_params(model_config, config.seed)

@@ -307,4 +307,4 @@ def keep_freed_memory():
     with contextlib.suppress(OSError, TypeError, AttributeError):                      # no glibc
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, 2**30)
-        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(M_TRIM_THRESHOLD, -1)

@@ -75,7 +75,7 @@ class Work:
     def __init__(self, preset, pe, backend, batch, dtype, device, compiled):
         from engine.fast import keep_freed_memory
         from model_torch import cross_entropy
-        fast = ["--fast"] if backend == "torch" else ["--no-fast"]
+        fast = ["--fast"] if backend in ("torch", "numpy") else ["--no-fast"]
         _, self.model, config = train.read_flags(["--preset", preset, "--pe", pe, "--dtype", dtype, *fast])
         self.config = replace(config, batch_size=batch, micro_batch=batch)
         self.rng = np.random.default_rng(0)
@@ -91,8 +91,8 @@ class Work:
                 self.wait = torch.accelerator.synchronize
             if device.type == "cuda":
                 self.memory = torch.cuda.max_memory_allocated
-        if backend != "plain":
-            keep_freed_memory()                                        # as train.py does
+        if backend == "plain+malloc":
+            keep_freed_memory()
         kind = train.NumpyBackend if backend == "numpy" else train.TorchBackend
         self.backend = kind(self.model, self.config, device, compiled)
         if backend in PLAIN:
@@ -369,7 +369,7 @@ def main(argv=None):
                         help=f"of {', '.join(ENCODINGS)}; {FLOOR}, with which all are compared, is always there "
                              "(default: all)")
     parser.add_argument("--backends", type=listed(str, *BACKENDS), metavar="NAME,...",
-                        help=f"of {', '.join(BACKENDS)}: torch is train.py --fast, plain the same without --fast, "
+                        help=f"of {', '.join(BACKENDS)}: torch and numpy are train.py --fast, plain is torch without, "
                              "plain+malloc with its memory setting alone (default: all, numpy only where it can)")
     batches = ", ".join(f"{n} for {preset}" for preset, n in BATCH.items())
     parser.add_argument("--batch-size", type=at_least(1), metavar="N",

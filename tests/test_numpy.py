@@ -424,13 +424,15 @@ def read_losses(run):
 
 def test_both_backends_train_to_the_same_losses(tokens, tmp_path):
     flags = ["--preset", "mini", "--context", "32", "--width", "64", "--layers", "2", "--vocab", "300"]
+    flags += ["--data", tokens, "--steps", "30"]
     for backend in ("torch", "numpy"):
-        done = command("train.py", *flags, "--data", tokens, "--steps", "30", "--backend", backend,
-                       "--out", f"runs/{backend}", cwd=tmp_path)
+        done = command("train.py", *flags, "--backend", backend, "--out", f"runs/{backend}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
+    assert command("train.py", *flags, "--backend", "numpy", "--fast", "--out", "fast", cwd=tmp_path).returncode == 0
     by_torch, by_numpy = (np.array(read_losses(tmp_path / "runs" / backend)) for backend in ("torch", "numpy"))
     assert len(by_torch) == 30 and by_numpy[-1] < by_numpy[0] - 1
     assert abs(by_numpy - by_torch).max() < 1e-3
+    assert read_losses(tmp_path / "fast") == by_numpy.tolist()
     done = command("eval.py", "--lengths", "32,64", "--json", "rows.json", cwd=tmp_path)  # of both runs
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
@@ -512,7 +514,6 @@ def test_both_backends_refuse_positions_that_no_row_belongs_to(positions, messag
 @pytest.mark.parametrize("flags, message", [
     (["--compile"], "--backend numpy computes on the CPU: leave out --compile"),
     (["--dtype", "bf16"], "--backend numpy computes in fp32"),
-    (["--fast"], "--backend numpy computes in fp32 and has no fast path"),
 ])
 def test_flags_that_do_not_go_with_numpy_are_refused(flags, message, tokens, tmp_path):
     done = command("train.py", "--backend", "numpy", *TINY, "--data", tokens, *flags, cwd=tmp_path)
