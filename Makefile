@@ -45,7 +45,7 @@ explorer: .venv/installed
 expe_flags = --pe expe --l 24
 expe-on-k_flags = --pe expe --l 24 --on k
 train: .venv/installed
-	@OMP_NUM_THREADS=1 $(MAKE) --no-print-directory --jobs $(JOBS) $(trainings)
+	@$(if $(word 2,$(PE)),OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}) $(MAKE) --no-print-directory --jobs $(JOBS) $(trainings)
 	@.venv/bin/python eval.py $(addprefix runs/,$(PE)) --plot runs/loss.png
 $(trainings): train-%:
 	@.venv/bin/python train.py --preset mini $(or $($*_flags),--pe $*) --out runs/$* $(if $(wildcard runs/$*/config.json),--resume)

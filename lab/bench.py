@@ -43,15 +43,18 @@ from common import CommandLine, at_least, listed, new_file, pick_device
 from config import ENCODINGS, PRESETS, InputError
 from eval import MULTIPLES
 from lab.files import write_rows
+from lab.grids import flags_of
 from past.scaling import SINKS
 
 PLAIN = ("plain", "plain+malloc")        # without --fast; with its memory setting alone
 BACKENDS = (*train.BACKENDS, *PLAIN)
 FLOOR = "nope"
+METHODS = (*ENCODINGS, "expe-on-k")
 PARTS = ("train", "evaluate", "generate", "data", "profile")
 BATCH = {"mini": 8, "paper-35m": 8, "llama-135m": 1, "llama-342m": 1}  # sequences in a step
 EVALUATED = {"cpu": 2**11, "mps": 2**16, "cuda": 2**18}                # tokens in a timed evaluation, at least
 GENERATED = 32                                                         # tokens in a timed generation
+TOGETHER = 8                                                           # texts that are written side by side
 GEMM = {"cpu": 2048, "mps": 4096, "cuda": 8192}  # rows and columns of the product that measures the machine
 REST = 0.1                               # seconds for the threads of the process before to fall asleep
 DOCUMENTS = 2000                         # of --data packages that are encoded: about 45M characters
@@ -76,7 +79,8 @@ class Work:
         from engine.fast import keep_freed_memory
         from model_torch import cross_entropy
         fast = ["--fast"] if backend in ("torch", "numpy") else ["--no-fast"]
-        _, self.model, config = train.read_flags(["--preset", preset, "--pe", pe, "--dtype", dtype, *fast])
+        flags = flags_of(pe, preset=preset).split()
+        _, self.model, config = train.read_flags(["--preset", preset, *flags, "--dtype", dtype, *fast])
         self.config = replace(config, batch_size=batch, micro_batch=batch)
         self.rng = np.random.default_rng(0)
         self.steps = itertools.count()
@@ -133,8 +137,8 @@ class Work:
         with self.backend.autocast:
             return self.seconds(self.reader.token_losses, tokens[:, :-1], tokens[:, 1:]) / (n * length)
 
-    def generate(self, streaming):
-        """(Seconds to the first token, seconds a token after it, bytes a token in the cache); None if it cannot."""
+    def generate(self, streaming, texts):
+        """(Seconds to the first token, seconds a token of each text after it, bytes a token in the cache), or None."""
         from past.cache import Cache
         from past.writing import generate_cached
         if streaming and not self.reader.streams():
@@ -142,10 +146,10 @@ class Work:
         context = self.model.context
         cache = Cache(SINKS, context - SINKS - 1) if streaming else Cache()
         prompt = context if streaming else context - GENERATED         # a full stream, or all within the trained length
-        writing = generate_cached(self.reader, [self.tokens(1, prompt - 1)[0].tolist()], cache)
+        writing = generate_cached(self.reader, self.tokens(texts, prompt - 1).tolist(), cache)
         first = self.seconds(next, writing)
         each = self.seconds(lambda: [next(writing) for _ in range(GENERATED)]) / GENERATED
-        return first, each, cache.nbytes / len(cache)
+        return first, each, cache.nbytes / len(cache) / texts
 
     def profile(self):
         """{operation of torch's: share of a step's time, the largest first}"""
@@ -238,10 +242,11 @@ class Row:
 
     def generate(self):
         rows = {}
-        for name, streaming in (("cached", False), ("streaming", True)):
-            if timing := self.in_turn("generate", streaming):
+        for name, streaming, texts in (("cached", False, 1), ("together", False, TOGETHER), ("streaming", True, 1)):
+            if timing := self.in_turn("generate", streaming, texts):
                 first, each, size = timing[0]
-                rows |= {f"{name}_first_token_s": first, f"{name}_tokens_per_s": 1 / each, "cache_bytes_a_token": size}
+                rows |= {f"{name}_first_token_s": first, f"{name}_tokens_per_s": texts / each,
+                         "cache_bytes_a_token": size}
         return rows
 
     def profile(self):
@@ -332,12 +337,12 @@ def print_evaluation(rows):
 def print_generation(rows):
     context = rows[0]["context"]
     print(f"\ngeneration of {GENERATED} tokens after {context - GENERATED:,}, or in a stream of {SINKS} sinks and "
-          f"{context - SINKS - 1:,} tokens; one text")
-    print("encoding      first token, ms  tokens/s  streaming  cache, B/token")
+          f"{context - SINKS - 1:,} tokens")
+    print(f"encoding      first token, ms  tokens/s  of {TOGETHER} texts  streaming  cache, B/token")
     for r in rows:
         streaming = format(r["streaming_tokens_per_s"], ",.0f") if "streaming_tokens_per_s" in r else "-"
         print(f"{r['pe']:12}{r['cached_first_token_s'] * 1e3:17,.1f}{r['cached_tokens_per_s']:10,.0f}"
-              f"{streaming:>11}{r['cache_bytes_a_token']:16,.0f}")
+              f"{r['together_tokens_per_s']:12,.0f}{streaming:>11}{r['cache_bytes_a_token']:16,.0f}")
 
 def print_profiles(rows):
     for r in rows:
@@ -365,8 +370,8 @@ def main(argv=None):
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model's shape (default: mini)")
     parser.add_argument("--parts", type=listed(str, *PARTS), default=list(PARTS[:-1]), metavar="NAME,...",
                         help=f"of {', '.join(PARTS)} (default: all but the last)")
-    parser.add_argument("--pe", type=listed(str, *ENCODINGS), default=list(ENCODINGS), metavar="NAME,...",
-                        help=f"of {', '.join(ENCODINGS)}; {FLOOR}, with which all are compared, is always there "
+    parser.add_argument("--pe", type=listed(str, *METHODS), default=list(ENCODINGS), metavar="NAME,...",
+                        help=f"of {', '.join(METHODS)}; {FLOOR}, with which all are compared, is always there "
                              "(default: all)")
     parser.add_argument("--backends", type=listed(str, *BACKENDS), metavar="NAME,...",
                         help=f"of {', '.join(BACKENDS)}: torch and numpy are train.py --fast, plain is torch without, "

@@ -22,7 +22,7 @@ from config import InputError
 from engine import fast
 from engine.fast import from_the_last, linear_of
 from expe import distances, integers
-from model_torch import GPT, Encoding, as_tensor, project, score_divisor
+from model_torch import GPT, Encoding, Shaw, as_tensor, project, score_divisor
 from past.cache import Cache
 from past.scaling import HOLD, Groups, dual_chunk_positions, scaled, self_extend_queries
 
@@ -96,11 +96,11 @@ class ReadingAttention(fast.Attention):
         return super().value(weights, table)
 
     def count_far(self, table):
-        """How many of the first keys have one index for all queries: for Shaw those at the clipped distance, else 0.
+        """How many of the first keys have one index for all queries: of Shaw's those at the clipped distance, else 0.
 
         To look up a vector for each of them would take most of the time of a long text.
         """
-        if self.encoding.value is None or table.device.type != "cpu":                  # a GPU would wait for the answer
+        if type(self.encoding) is not Shaw or table.device.type != "cpu":              # a GPU would wait for the answer
             return 0
         if self.counted[0] is not table:
             shared = (table == table[..., :1, :1]).flatten(0, -2).all(0)               # (S,)
@@ -249,7 +249,7 @@ class Reader(GPT):
         weights = self.parameters()                        # those of which `positioned` and `bias` keep what they make
         if not (free or self.chunk):
             weights = [w for e in self.encodings() if e.settings.pe in OF_TABLE for w in e.parameters()]
-        versions = [None if w.is_inference() else w._version for w in weights]
+        versions = [None if w.is_inference() else (w.data_ptr(), w._version) for w in weights]
         key = (queries.tobytes(), keys.tobytes(), n.shape, self.config, self.chunk, self.hold, free, w.dtype, w.device,
                versions)
         if self._tables[0] != key or None in versions:

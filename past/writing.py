@@ -8,7 +8,6 @@ import contextlib
 import copy
 import functools
 import itertools
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,7 +27,8 @@ from past.reading import load
 
 def add_flags(parser):
     """The flags that generate.py has besides with --cache."""
-    parser.add_argument("--prompts", metavar="FILE", help="a prompt a line, whose texts are written side by side")
+    parser.add_argument("--prompts", metavar="FILE", help="a prompt a line, whose texts are written side by side; "
+                        "where a scaling looks at the length, it is that of the longest")
     parser.add_argument("--stream", action="store_true", help="forget all but the first and the last tokens: no end")
     scaling.add_stream_flags(parser)
     scaling.add_scaling_flags(parser)
@@ -140,7 +140,8 @@ def read_prompts(args):
         if getattr(args, flag):
             raise InputError(f"--prompts gives all prompts of texts that end: leave out --{flag}")
     try:
-        lines = Path(args.prompts).read_text(encoding="utf-8").splitlines()
+        with open(args.prompts, encoding="utf-8-sig") as file:
+            lines = [line.removesuffix("\n") for line in file]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--prompts {args.prompts}: {error}") from None
     if not lines:
@@ -155,7 +156,7 @@ def write(args, sampling):
     texts = read_prompts(args)
     model, record = load(args.run, pick_device(args.device))
     encoding = data.run_tokenizer(args.run, record["data"])
-    prompts = [[encoding.eot_token, *encoding.encode_ordinary(text)] for text in texts]
+    prompts = [[x for x in (encoding.eot_token, *encoding.encode_ordinary(text)) if x is not None] for text in texts]
     most = max(map(len, prompts))
     if args.stream:
         model.check_stream()

@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT, TINY, command, refused
 
 import common
+from engine import distributed
 
 
 @pytest.mark.parametrize("backend", ["torch", "numpy"])
@@ -84,8 +85,8 @@ def losses(run):
 
 def test_one_and_two_processes_have_the_same_losses(tokens, tmp_path):
     """With all that is drawn or split anew in each process: positions, masked tokens and micro-batches."""
-    flags = "--pe t5 --objective mlm --micro-batch 1 --random-positions 64 --steps 6 --eval-every 3".split()
-    flags = [*TINY, *flags, "--data", tokens]
+    flags = "--pe t5 --objective mlm --batch-size 8 --micro-batch 2 --random-positions 64".split()
+    flags = [*TINY, *flags, "--steps", "6", "--eval-every", "3", "--data", tokens]
     assert command("train.py", *flags, "--out", "plain", cwd=tmp_path).returncode == 0
     printed, _ = start_torchrun(2, *flags, "--out", "two", cwd=tmp_path).communicate(timeout=200)
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "plain"), atol=1e-5, err_msg=printed)
@@ -135,3 +136,9 @@ def test_errors_of_several_processes_name_the_flag(flags, message, tokens, tmp_p
     started = start_torchrun(2, *TINY, "--data", tokens, "--out", "run", *flags.split(), cwd=tmp_path)
     printed, _ = started.communicate(timeout=60)
     assert started.returncode and f"train.py: error: {message}" in printed, printed
+
+
+def test_a_timeout_that_is_too_short_is_named(capsys):
+    with pytest.raises(SystemExit):
+        distributed.main(["--timeout", "0.5"])
+    assert "--timeout must be at least 1 second, got 0.5" in capsys.readouterr().err

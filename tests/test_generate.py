@@ -15,6 +15,7 @@ import common
 import data
 import generate
 from config import ENCODINGS
+from model_torch import Shaw
 from past.cache import Cache
 from past.reading import Reader, load
 from past.writing import Step, generate_cached, lightened
@@ -96,6 +97,19 @@ def test_a_step_gives_the_readers_numbers_bit_for_bit(pe, variant):
     assert len(ours) == len(kept) == 9 and not torch.equal(right, right[:1].expand_as(right))
 
 
+def test_another_encoding_with_a_value_door_is_read_as_it_is():
+    class Squared(Shaw):
+        def value(self, weights, table):
+            return super().value(weights**2, table)
+
+    plain, reader = tiny("shaw"), tiny("shaw", make=Reader)
+    for model in (plain, reader):
+        model.encoding.__class__ = Squared
+    tokens = some_tokens(2, 300)
+    with torch.no_grad():
+        torch.testing.assert_close(reader(tokens), plain(tokens))
+
+
 @pytest.mark.parametrize("pe", ["t5", "kerple", "shaw", "grape"])
 def test_a_bias_that_is_kept_for_all_blocks_follows_its_weights(pe):
     model, tokens = tiny(pe, make=Reader), some_tokens(2, 9)
@@ -106,6 +120,10 @@ def test_a_bias_that_is_kept_for_all_blocks_follows_its_weights(pe):
         after = model(tokens)
         model._tables = None, None
         right = model(tokens)
+        fresh, other = tiny(pe, make=Reader), tiny(pe, seed=1, make=Reader)
+        fresh(tokens)
+        fresh.load_state_dict(other.state_dict(), assign=True)                         # as many changes, other tensors
+        assert torch.equal(fresh(tokens), other(tokens))
     assert torch.equal(after, right) and not torch.allclose(before, right)
 
 
@@ -117,8 +135,8 @@ def test_a_model_can_be_trained_after_it_has_written():
 
 
 def test_prompts_of_a_file_are_written_as_each_alone(workplace, tmp_path):
-    prompts = ["imp", "def main(", "x"]
-    (tmp_path / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
+    prompts = ["imp", "def main(", "x\fy"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8-sig")      # with a byte order mark
     flags = ["--cache", "--tokens", "8", "--temperature", "0"]
     alone = [command("generate.py", "runs/rope", "--prompt", text, *flags, cwd=workplace).stdout for text in prompts]
     together = command("generate.py", "runs/rope", "--prompts", tmp_path / "prompts.txt", *flags, cwd=workplace)
