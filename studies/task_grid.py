@@ -50,7 +50,7 @@ KNOBS = {                                # method: flags, {name of a value: flag
     "kerple": ("--pe kerple", {"": ""}),
 }
 OTHERS = {pe: (f"--pe {pe}", {"": ""}) for pe in (
-    "nope", "sinusoidal", "learned", "exqpe", "t5", "shaw", "cope", "fire", "grape", "partial", "proportional", "xpos")}
+    "shaw", "t5", "nope", "sinusoidal", "learned", "exqpe", "cope", "fire", "grape", "partial", "proportional", "xpos")}
 NEW = {pe: (f"--pe {pe}", {"": ""}) for pe in ("pope", "cable", "dape", "selective_rope", "path", "path_fox")} | {
     "nope-stick": ("--pe nope --softmax stick", {"": ""})}
 DRAWN = "--random-positions {far}"       # up to 16 times the trained length (Ruoss et al. 2023)
@@ -89,10 +89,11 @@ def variants():
 def runs(seeds, accuracy):
     """(variant, seed, evaluations) of every run that can be known by the trials' accuracies so far.
 
-    The six of KNOBS come first, on all tasks, and NEW last.
+    The six of KNOBS come first, task by task; then the others, method by method, and NEW last.
     """
     for methods in (KNOBS, RANDOM, OTHERS, NEW):
-        for task, method in itertools.product(SETTINGS, methods):
+        pairs = itertools.product(SETTINGS, methods)
+        for task, method in sorted(pairs, key=lambda pair: methods is not KNOBS and list(methods).index(pair[1])):
             if method not in methods_of(task):
                 continue
             tried, best = trials(list(names_of(task, method)), accuracy)

@@ -26,6 +26,7 @@ from studies.task_grid import (
 )
 from studies.task_grid import read_results as read
 
+SHOWN = (1, 4, 16)                       # times the trained length
 LEARNED = 0.95                           # accuracy at the trained length from which a run has learned its task
 TRAINING = {"variant": str, "seed": int, "command": str, "seconds": int | float, "weights": str}
 WORDS = f"""Accuracy by token in %: the mean of the seeds that learned the task, which have {LEARNED:.0%} or more at the
@@ -103,25 +104,25 @@ def all_finals():
     return {task: found for task in tasks if (found := finals(task))}
 
 def summary(results):
-    """The table of docs/tasks.md: accuracies in % at the trained length and at 4 times it (or the longest), in brackets
-    the share of seeds that learned the task unless all did."""
+    """The table of docs/tasks.md: accuracies in % at the trained length, at 4 and at 16 times it as far as a task goes,
+    in brackets the share of seeds that learned the task unless all did."""
     lines = [["task", "trained", *map(pictures.name, KNOBS), "best guess"]]
     lines.append(["---"] * len(lines[0]))
     for task, found in results.items():
         longest = max((rows for _, _, rows in found.values()), key=len)
-        context = longest[0]["length"]
         cells = []
         for method in KNOBS:
             if method not in found:
                 cells.append("")
                 continue
             _, (learned, seeds), rows = found[method]
-            short, *_, far = [row for row in rows if row["length"] <= 4 * context]
-            words = f"{100 * short['accuracy']:.0f}, {100 * far['accuracy']:.0f}"
-            cells.append(words + f" ({learned}/{seeds})" * (learned < seeds))
-        guess = [f"{100 * row['guess']:.0f}" for row in longest if row["length"] <= 4 * context]
-        lines.append([task, str(context), *cells, f"{guess[0]}, {guess[-1]}"])
+            cells.append(percents(rows, "accuracy") + f" ({learned}/{seeds})" * (learned < seeds))
+        lines.append([task, str(longest[0]["length"]), *cells, percents(longest, "guess")])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+def percents(rows, name):
+    """The numbers of `name` at SHOWN times the trained length, in %."""
+    return ", ".join(f"{100 * row[name]:.0f}" for row in rows if row["length"] / rows[0]["length"] in SHOWN)
 
 def table(methods):
     """The table of a task in Markdown, the best at the longest length that all but learned positions reach first."""
