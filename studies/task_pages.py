@@ -49,7 +49,8 @@ def report(folder):
     Path("pictures").mkdir(exist_ok=True)
     for path, draw, words, methods in (
             ("tasks-lengths.png", pictures.panels, "Accuracy by length", list(KNOBS)),
-            ("tasks-map.png", pictures.heat, "Accuracy at the trained length and at 4 times it", [*KNOBS, *OTHERS])):
+            ("tasks-map.png", pictures.heat, "Accuracy at the trained length and at 4 times it",
+             [method for method in (*KNOBS, *OTHERS) if any(method in found for found in results.values())])):
         draw(Path("pictures", path), results, words, methods)
         parts.append(f"![{words}](../../pictures/{path})\n")
     parts += [f"## {task}\n\n`{settings_of(task)}`\n\n{table(methods)}" for task, methods in results.items()]
