@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import command, read_log, refused
+from conftest import ROOT, command, process, read_log, refused
 
 from studies import tasks
 from studies.tasks import IGNORED, TASKS, Split
@@ -239,6 +239,12 @@ def test_the_grid_tries_then_trains_fresh_seeds():
     assert [run for run in wanted if run[0].startswith("flip-flop.fox")] == [                 # the third is left out
         ("flip-flop.fox-lr1", 0, ("trial",)), ("flip-flop.fox-lr3", 0, ("trial",)),
         *(("flip-flop.fox-lr3", seed, more) for seed in (1, 2, 3))]
+
+
+def test_the_page_has_the_table_of_its_command():
+    done = process("studies.task_pages", cwd=ROOT)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) > 9
+    assert done.stdout in (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
 
 
 def test_a_small_grid_runs_to_its_page(tmp_path, monkeypatch):
