@@ -351,14 +351,21 @@ def with_vocabulary(flags):
 # ---- accuracies ------------------------------------------------------------------------------------------------------
 
 @torch.no_grad()
-def score(model, task, length, split="val", sequences=SEQUENCES):
-    """{"accuracy", "whole", "end", "chance", "guess", "n_sequences"} of a model at one length, in shares of 1."""
+def score(model, task, length, split="val", sequences=SEQUENCES, drawn=0):
+    """{"accuracy", "whole", "end", "chance", "guess", "n_sequences"} of a model at one length, in shares of 1.
+
+    drawn: of a run with --random-positions, below which positions are drawn here too, as Ruoss et al. 2023 do.
+    """
     batch = Split(task, split).batch(length, sequences, 0, length)
     tokens, targets = batch[:, :-1, 0], batch[:, :-1, 1]
     device = model.embedding.weight.device
     at_once = max(1, 2**14 // length)
-    chosen = np.concatenate([model(torch.from_numpy(part).to(device)).argmax(-1).cpu().numpy()
-                             for part in np.split(tokens, range(at_once, sequences, at_once))])
+    rng = np.random.default_rng(length)
+    chosen = []
+    for part in np.split(tokens, range(at_once, sequences, at_once)):
+        positions = np.sort(rng.choice(drawn, length, replace=False)) if drawn else None
+        chosen.append(model(torch.from_numpy(part).to(device), positions=positions).argmax(-1).cpu().numpy())
+    chosen = np.concatenate(chosen)
     kind = find(task)
     end = targets == (-1 if kind.end is None else kind.end)
     scored = (targets != IGNORED) & ~end
@@ -377,13 +384,14 @@ def evaluate(run, model, record, args, multiples):
     if args.plot:
         raise InputError(f"--plot draws losses, and {run} has accuracies: leave it out")
     context = model.config.context
-    longest = min(find(source).longest or 2**31, model.config.encoding.longest(model.config))
+    drawn = record["train"]["random_positions"]
+    longest = min(find(source).longest or 2**31, model.config.encoding.longest(model.config), drawn or 2**31)
     lengths = args.lengths or [context * multiple for multiple in multiples if context * multiple <= longest]
     if max(lengths) > longest:
         raise InputError(f"--lengths must be at most {longest:,} for {source} and this run, got {max(lengths):,}")
     return [{"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "task", "how": "", "length": length,
              "data": f"{args.split} of {source}", "trained_length": context, "step": record["step"],
-             "weights": record["sha256"], "loss": None} | score(model, source, length, args.split)
+             "weights": record["sha256"], "loss": None} | score(model, source, length, args.split, drawn=drawn)
             for length in sorted(lengths)]
 
 def print_rows(rows, before):

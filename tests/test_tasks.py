@@ -187,6 +187,26 @@ def test_accuracies_are_those_of_a_loop(runs):
     assert {name: found[name] for name in means} == pytest.approx(means)
 
 
+def test_runs_with_random_positions_are_scored_at_drawn_ones(runs):
+    import torch
+
+    import common
+
+    flags = ["--data", "task:copy", "--context", "20", "--pe", "rope", "--random-positions", "60"]
+    assert command("train.py", *SMALL, *flags, "--out", "drawn", cwd=runs).returncode == 0
+    done = command("eval.py", "drawn", "--lengths", "20,60", "--json", "drawn.json", cwd=runs)
+    assert done.returncode == 0 and "--lengths must be at most 60" in refused(
+        command("eval.py", "drawn", "--lengths", "61", cwd=runs))
+    model, _ = common.load_model(runs / "drawn")
+    for row in json.loads((runs / "drawn.json").read_text()):
+        tokens, targets = TASKS["copy"].draw(1, row["length"], row["length"], 512, True)
+        positions = np.sort(np.random.default_rng(row["length"]).choice(60, row["length"], replace=False))
+        batch = min(512, 2**14 // row["length"])                        # the first of which share one draw
+        right = model(torch.tensor(tokens[:batch]), positions=positions).argmax(-1).numpy() == targets[:batch]
+        scored = (targets[:batch] != IGNORED) & (targets[:batch] != 55)
+        assert abs(right[scored].mean() - row["accuracy"]) < (1e-9 if batch == 512 else 0.02)
+
+
 def test_symbols_are_written_and_curves_drawn(runs):
     words = ["generate.py", "runs/flip-flop-torch", "--prompt", "w 1 i 0 r", "--tokens", "3", "--temperature", "0"]
     done = command(*words, cwd=runs)
