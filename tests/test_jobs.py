@@ -83,7 +83,7 @@ def test_a_run_that_another_process_holds_is_left_to_it(by_commands, tokens):
     with common.lock(run):
         grid = subprocess.Popen(words, cwd=folder, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            grid.wait(timeout=6)
+            grid.wait(timeout=5)
         assert grid.returncode is None and not file.exists()
     assert "expe-s0 scaled" in grid.communicate(timeout=60)[0] and file.read_text() == text
 
