@@ -92,8 +92,9 @@ def runs(seeds, accuracy):
     The six of KNOBS come first, task by task; then the others, method by method, and NEW last.
     """
     for methods in (KNOBS, RANDOM, OTHERS, NEW):
-        pairs = itertools.product(SETTINGS, methods)
-        for task, method in sorted(pairs, key=lambda pair: methods is not KNOBS and list(methods).index(pair[1])):
+        by_task = itertools.product(SETTINGS, methods)
+        by_method = ((task, method) for method in methods for task in SETTINGS)
+        for task, method in by_task if methods is KNOBS else by_method:
             if method not in methods_of(task):
                 continue
             tried, best = trials(list(names_of(task, method)), accuracy)
