@@ -157,11 +157,15 @@ def linear_of(encoding, causal):
     if not is_straight(settings) or hasattr(encoding, "sees_shifts"):
         return None                                  # These softmaxes do not drop what is left out below.
 
-    def linear(q, kept, w, n):
-        """ExPE-K: a position adds one vector to its key, times n, and so a number of the query's to the score."""
-        step = settings.scale * settings.theta * w[..., : settings.l].sum(-1)                      # (H, D)
-        return (q * step[:, None]).sum(-1) / score_divisor(q), n                       # (B, H, T), (..., 1, S)
+    def step_of(w):
+        return settings.scale * settings.theta * w[..., : settings.l].sum(-1)[:, None]             # (H, 1, D)
 
+    def linear(q, kept, w, n, step=None):
+        """ExPE-K: a position adds one vector to its key, times n, and so a number of the query's to the score."""
+        step = step_of(w) if step is None else step
+        return (q * step).sum(-1) / score_divisor(q), n                                # (B, H, T), (..., 1, S)
+
+    linear.step_of = step_of             # for those who ask often, of the same weights
     return linear
 
 @functools.lru_cache

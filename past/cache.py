@@ -37,7 +37,7 @@ class Cache:
 
     @staticmethod
     def seen(rooms, begin, end):
-        return [room[:, :, begin:end] for room in rooms]
+        return [room.narrow(2, begin, end - begin) for room in rooms]
 
     @property
     def nbytes(self):
@@ -72,5 +72,5 @@ class Cache:
             rooms, begin, end = larger, 0, end - begin
         self.blocks[block] = rooms, begin, end + n
         for room, part in zip(rooms, parts, strict=True):
-            room[:, :, end : end + n] = part.detach()
+            room.narrow(2, end, n).copy_(part.detach())
         return self.seen(rooms, begin, end + n)

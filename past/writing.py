@@ -14,16 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import config
 import data
 from common import pick_device
 from config import InputError
 from engine.fast import linear_of
 from generate import TOKENS, distribution, draw, print_text
-from model_torch import Encoding, project
+from model_torch import T5, ALiBi, Encoding, RoPE, project
 from past import scaling
 from past.cache import Cache
 from past.reading import load
 
+AHEAD = 64                               # positions of which Step makes the tables at once
+ONE = np.arange(1)
 
 def add_flags(parser):
     """The flags that generate.py has besides with --cache."""
@@ -58,57 +61,112 @@ def lightened(module, known=None):
     return light
 
 class Step:
-    """model.hidden(tokens, cache=cache) for one new token of each sequence, (B, 1), by the same operations.
+    """model.hidden(tokens, cache=cache) for one new token of each sequence, (B, 1), to the same bits.
 
-    model: a lightened one. Attention is written out here where its scores gain nothing, or in fp32 a_m b_n by a linear
-    door, and any other is the model's own.
+    model: a lightened one. Attention is written out here where its scores gain nothing, or what the distance alone
+    says, or in fp32 a_m b_n by a linear door, and any other is the model's own. What is made of positions is made for
+    AHEAD of them at once.
     """
 
     def __init__(self, model, cache):
         self.model, self.cache = model, cache
-        self.kinds = {encoding.settings: encoding for encoding in model.encodings()}
-        self.moves = cache.window is not None or model.chunk or model.hold            # keys, at each step
-        self.blocks = [(block.norm1, block.attn, block.attn.encoding, block.attn.qkv.weight, block.attn.proj,
-                        block.norm2, block.mlp, *bias_of(block.attn)) for block in model.blocks]
+        gaps = (np.diff(cache.positions) != 1).any() or cache.positions.ndim > 1
+        self.all = gaps or cache.window is not None or model.chunk or model.hold      # of a step is the model's own
+        self.ahead = {}                  # settings: (the first of AHEAD positions, their At, the last one's bias)
+        kinds = [kind_of(block.attn, model.config) for block in model.blocks]
+        self.kinds = {block.attn.encoding.settings: (block.attn.encoding, kind)
+                      for block, (kind, _) in zip(model.blocks, kinds, strict=True)}
+        cut = 2 * model.config.d_model
+        self.blocks = [(block.norm1, block.attn, block.attn.encoding, w, w[:cut], w[cut:], block.attn.proj, block.norm2,
+                        block.mlp, *kind) for block, kind in zip(model.blocks, kinds, strict=True)
+                       for w in [block.attn.qkv.weight]]
 
     def __call__(self, tokens):
         model, cache = self.model, self.cache
-        if self.moves:
+        if self.all:
             return model.hidden(tokens, cache=cache)
-        n = cache.positions[..., -1:] + 1
-        cache.positions = np.concatenate((cache.positions, n), -1)
-        tables = {settings: model.at(encoding, n, cache.positions, False) for settings, encoding in self.kinds.items()}
+        n = cache.positions[-1:] + 1
+        cache.positions = np.concatenate((cache.positions, n))
+        tables = {settings: self.at(*kind, n) for settings, kind in self.kinds.items()}
         first = self.blocks[0][2]
-        x = first.embed(model.embedding(tokens), tables[first.settings].rows)                          # (B, 1, C)
-        shape = len(tokens), model.config.n_heads, 1, -1                               # of one token: no transposition
-        for norm1, attn, encoding, qkv, proj, norm2, mlp, no_bias, linear, w in self.blocks:
-            at = tables[encoding.settings]
+        x = first.embed(model.embedding(tokens), tables[first.settings][0].rows)                     # (B, 1, C)
+        B, H, C = len(tokens), model.config.n_heads, x.shape[-1]                       # of one token: no transposition
+        for norm1, attn, encoding, qkv, w_qk, w_v, proj, norm2, mlp, kind, linear in self.blocks:
+            at, bias = tables[encoding.settings]
             h = norm1(x)
-            if no_bias or linear and at.n is not None:
-                q, k, v = project(encoding.override(h, at.rows), qkv)                                  # (B, 1, C) each
-                q, k, v = q.view(shape), k.view(shape), v.view(shape)
-                q, k = encoding.rotate(q, k, at.rows)                                                  # (B, H, 1, D)
-                bias = None
-                if no_bias:
-                    k, v = cache.extend(attn, k, v)                                                    # (B, H, S, D)
-                else:
-                    kept = encoding.keep(h)
-                    k, v, *more = cache.extend(attn, k, v, *(() if kept is h else (kept,)))
-                    a, b = linear(q, *more or (h,), w, at.n)
-                    bias = a[..., None] * (b[..., None, :] - b[..., -1:, None])                        # (..., H, 1, S)
-                x = x + proj(attn.attend(q, k, v, bias, at.pairs).flatten(1)[:, None])
-            else:
+            if kind == "other":
                 x = x + attn(h, at._replace(cache=cache))
+            else:
+                if kind == "turn":
+                    parts = F.linear(h, qkv).view(B, 3 * H, 1, -1)
+                    qk = turn(parts.narrow(1, 0, 2 * H), *at.rows)                                     # (B, 2H, 1, D)
+                    q, k, v = qk.narrow(1, 0, H), qk.narrow(1, H, H), parts.narrow(1, 2 * H, H)
+                else:
+                    parts = encoding.override(h, at.rows)                                              # (B, 1, C) each
+                    if parts[0] is parts[1] is not parts[2]:                           # as project has it
+                        q, k = F.linear(parts[0], w_qk).view(B, 2 * H, 1, -1).chunk(2, 1)              # (B, H, 1, D)
+                        v = F.linear(parts[2], w_v).view(B, H, 1, -1)
+                    else:
+                        q, k, v = [part.view(B, H, 1, -1) for part in project(parts, qkv)]
+                    q, k = encoding.rotate(q, k, at.rows)
+                if kind == "linear":
+                    kept = encoding.keep(h)
+                    k, v, *more = cache.extend(attn, k, v, *(() if kept is h else (kept,)))            # (B, H, S, D)
+                    a, b = linear(q, *more or (h,), at.n)
+                    bias = a.unsqueeze(-1) * (b - b[..., -1:]).unsqueeze(-2)                     # (..., H, 1, S)
+                else:
+                    k, v = cache.extend(attn, k, v)
+                x = x + proj(attn.attend(q, k, v, bias, None).reshape(B, 1, C))
             x = x + mlp(norm2(x))
         return model.norm(x)
 
-def bias_of(attn):
-    """(whether nothing is added to the scores, the linear door by which something is, or None, W_k (H, D, C))."""
-    kind = type(attn.encoding)
-    linear = linear_of(attn.encoding, attn.causal)
-    shut = kind.score is Encoding.score and kind.keep is Encoding.keep
-    w = attn.qkv.weight.chunk(3)[1].unflatten(0, (attn.n_heads, -1))
-    return shut and linear is None, linear if w.dtype == torch.float32 else None, w
+    def at(self, encoding, kind, n):
+        """(model.at, its bias or None) of a new token at n, (1,)."""
+        model, keys = self.model, self.cache.positions
+        if kind == "other":
+            return model.at(encoding, n, keys, False), None
+        begin, at, bias = self.ahead.get(encoding.settings, (-AHEAD, None, None))
+        i = int(n[0]) - begin
+        if i >= AHEAD:
+            i, begin = 0, int(n[0])
+            far = np.arange(begin, min(begin + AHEAD, model.longest))
+            at = model.at(encoding, far, np.concatenate((keys[:-1], far)), False)
+            if kind == "distance":
+                like = model.embedding.weight.new_empty(1, model.config.n_heads, 1, 1)
+                bias = encoding.score(like, like, None, at.pairs[..., -1:, :])                         # (..., H, 1, S)
+            if kind == "turn":
+                cos, sin = at.rows.chunk(2, -1)                                                        # (..., T, D/2)
+                at = at._replace(rows=(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
+            self.ahead[encoding.settings] = begin, at, bias
+        if kind == "turn":
+            at = at._replace(rows=[x.narrow(-2, i, 1) for x in at.rows])
+        elif at.rows is not None:
+            at = at._replace(rows=at.rows.narrow(-2 if at.rows.ndim > 1 else -1, i, 1))
+        if at.n is not None:
+            at = at._replace(n=at.n[..., -len(keys) :])
+        return at, None if bias is None else bias[..., -len(keys) :]
+
+def turn(x, cos, sin):
+    """RoPE.turn of x (..., D) to the same bits, cos twice beside itself and sin beside -sin."""
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+
+def kind_of(attn, model):
+    """("none", "turn", "distance", "linear" or "other", the linear door or None): how Step makes a block's scores.
+
+    model: its ModelConfig. "distance" is a bias of the distance alone.
+    """
+    encoding, settings = attn.encoding, attn.encoding.settings
+    linear = linear_of(encoding, attn.causal)
+    if type(encoding) is ALiBi and linear or type(encoding) is T5 and type(settings) is config.T5:
+        return "distance", None
+    if linear and attn.qkv.weight.dtype == torch.float32 and settings.pairs(ONE, ONE, model) is None:
+        w = attn.qkv.weight.chunk(3)[1].unflatten(0, (attn.n_heads, -1))               # W_k
+        steps = [linear.step_of(w)] if hasattr(linear, "step_of") else []
+        return "linear", lambda q, kept, n: linear(q, kept, w, n, *steps)
+    kind = type(encoding)
+    if linear or encoding.value or kind.score is not Encoding.score or kind.keep is not Encoding.keep:
+        return "other", None
+    return "turn" if kind is RoPE else "none", None
 
 @torch.inference_mode()
 def generate_cached(model, prompts, cache, seed=0, **sampling):

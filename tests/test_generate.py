@@ -1,5 +1,6 @@
 """Text from a run: the distribution, the draw, plain and cached reading, and wrong flags."""
 
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import data
 import generate
 from config import ENCODINGS
 from model_torch import Shaw
+from past import writing
 from past.cache import Cache
 from past.reading import Reader, load
 from past.writing import Step, generate_cached, lightened
@@ -83,18 +85,48 @@ def test_prompts_of_different_lengths_side_by_side_are_as_each_alone(workplace):
 @pytest.mark.parametrize("pe, variant", [
     *((pe, ()) for pe in ENCODINGS), ("expe", [("on", "k")]), ("expe", [("on", "qkv")]),
     ("fox+sinks", ()), ("rope+log", ()), ("nope+stick", ())])
-def test_a_step_gives_the_readers_numbers_bit_for_bit(pe, variant):
-    model, tokens = tiny(pe, variant=variant, make=Reader).float(), some_tokens(2, 9)
+def test_a_step_gives_the_readers_numbers_bit_for_bit(pe, variant, monkeypatch):
+    monkeypatch.setattr(writing, "AHEAD", 3)
+    model, tokens = tiny(pe, variant=variant, make=Reader).float(), some_tokens(2, 12)
+    steps_are_the_readers(model, tokens, np.arange(4))
+
+
+def steps_are_the_readers(model, tokens, positions):
     with torch.inference_mode():
         kept, ours = Cache(), Cache()
-        right = model.hidden(tokens[:, :4], cache=kept)
+        right = model.hidden(tokens[:, :4], positions, cache=kept)
         light = lightened(model)
-        light.hidden(tokens[:, :4], cache=ours)
+        light.hidden(tokens[:, :4], positions, cache=ours)
         step = Step(light, ours)
-        for t in range(4, 9):
+        for t in range(4, tokens.shape[1]):
             right = model.hidden(tokens[:, t : t + 1], cache=kept)
             assert torch.equal(step(tokens[:, t : t + 1]), right)
-    assert len(ours) == len(kept) == 9 and not torch.equal(right, right[:1].expand_as(right))
+    assert len(ours) == len(kept) == tokens.shape[1] and not torch.equal(right, right[:1].expand_as(right))
+
+
+@pytest.mark.parametrize("pe", ["alibi", "t5", "rope", "expe", "grape"])
+def test_a_step_follows_positions_with_gaps_and_other_classes(pe):
+    model = tiny(pe, make=Reader).float()
+    steps_are_the_readers(model, some_tokens(2, 12), np.array([0, 3, 5, 6]))
+    encoding = model.encodings().pop()
+
+    class Further(type(encoding)):
+        def value(self, weights, table):
+            return weights.sum(-1, keepdim=True) * torch.ones(1 if table is None else table.shape[-1]).sum() / 2
+
+    class ByPlace(type(encoding.settings)):
+        def pairs(self, queries, keys, model):
+            there = super().pairs(queries, keys, model)
+            return None if there is None else (there + keys // 2) % 3
+
+    own = ByPlace(**dataclasses.asdict(encoding.settings))
+    for encoding in model.encodings():
+        encoding.settings = own
+    model.config = dataclasses.replace(model.config, encoding=own)
+    steps_are_the_readers(model, some_tokens(2, 12), np.arange(4))
+    for encoding in model.encodings():
+        encoding.__class__ = Further
+    steps_are_the_readers(model, some_tokens(2, 12), np.arange(4))
 
 
 def test_another_encoding_with_a_value_door_is_read_as_it_is():
