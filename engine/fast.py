@@ -20,13 +20,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import model_torch
-from config import ExPE
+from config import ExPE, Shaw
 from model_torch import score_divisor
 
 # Numbers in the largest array of logits that a loss keeps. On a CPU 42 MB: up to 32 MB the C library may leave what was
 # freed in a heap that is full of holes, and a process that only reads grew by a gigabyte.
 LOGITS = {"cpu": 10 * 2**20, "mps": 2**26, "cuda": 2**28, "meta": 2**28}
 
+BAND = 64                                # queries at a time in attend_banded
 PAIRS = 2**24                            # scores that a backward pass keeps at once: 64 MB in fp32
 
 def at_least_fp32(x):
@@ -234,11 +235,83 @@ def linear_bias_backward(dy, q, k, v, a, b, causal, window):
         db[..., :S] += (ds * a[..., i:j, None]).sum(-2)
     return dq, dk, dv, da, db
 
+class Banded(torch.autograd.Function):
+    """softmax(q k^T / sqrt(D) + q_m . a_r) (v + b_r), r the key at distance W-1-r, of T queries that are the last of S.
+
+    a and b (W, D) are of the last W keys of each query, its own the last: a band of the scores, of which PyTorch has a
+    view. Both stand before the keys and values, so that no product is needed for them alone: the scores (..., T, W + S)
+    have q_m . a_r in their first W columns, to be added to the band, and the weights get there what the band has.
+    hidden (T, W + S) is added to the scores; it hides the first W columns.
+    With p the weights and s the scores, ds = p (dp - sum_n p dp), where dp = dy (v + b_r)^T.
+    """
+
+    @staticmethod
+    def band(x, W):
+        """(B, H, T, W) of scores (B, H, T, W + S), where they are."""
+        B, H, T, S = x.shape
+        return x.as_strided((B, H, T, W), (H * T * S, T * S, S + 1, 1), x.storage_offset() + S - T + 1 - W)
+
+    @staticmethod
+    def before(x, y):
+        """x (W, D) before y (B, H, S, D)."""
+        return torch.cat((x.expand(*y.shape[:2], *x.shape), y), 2)                     # (B, H, W + S, D)
+
+    @staticmethod
+    def forward(ctx, q, k, v, a, b, hidden):
+        W = len(a)
+        q = q.contiguous() / score_divisor(q)
+        k, v = Banded.before(a, k), Banded.before(b, v)
+        p = q @ k.mT                                                                   # (B, H, T, W + S)
+        Banded.band(p, W).add_(p[..., :W].clone())
+        p = p.add_(hidden).softmax(-1)
+        ctx.save_for_backward(q, k, v)
+        ctx.p, ctx.W = p, W              # p is changed and restored
+        p[..., :W] = Banded.band(p, W).clone()
+        y = p @ v
+        p[..., :W] = 0
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        q, k, v = ctx.saved_tensors
+        p, W = ctx.p, ctx.W
+        dy = dy.contiguous()
+        dp = dy @ v.mT
+        Banded.band(dp, W).add_(dp[..., :W].clone())
+        ds = torch._softmax_backward_data(dp, p, -1, p.dtype)
+        ds[..., :W] = Banded.band(ds, W).clone()
+        p[..., :W] = Banded.band(p, W).clone()
+        dq, dk, dv = ds @ k / score_divisor(q), ds.mT @ q, p.mT @ dy
+        p[..., :W] = 0
+        return dq, dk[:, :, W:], dv[:, :, W:], dk[:, :, :W].sum((0, 1)), dv[:, :, :W].sum((0, 1)), None
+
 @functools.lru_cache(maxsize=2)
 def minus_infinity(T, S, causal, window, device, dtype):
     """-inf for the keys that a query does not see and 0 for others, (T, S); None if it sees all."""
     never = model_torch.unseen(T, S, causal, window, device)
     return None if never is None else torch.zeros(T, S, dtype=dtype, device=device).masked_fill(never, -torch.inf)
+
+@functools.lru_cache(maxsize=64)
+def beside(more, T, S, *seen):
+    """minus_infinity of all that is seen, with so many hidden keys before the first, (T, more + S)."""
+    hidden = minus_infinity(T, S, *seen)
+    *_, device, dtype = seen
+    hidden = torch.zeros(T, S, device=device, dtype=dtype) if hidden is None else hidden
+    return F.pad(hidden, (more, 0), value=-torch.inf)
+
+def has_band(attention):
+    """Whether attend_banded is for a block whose keys lie in a row: its encoding is Shaw's own, in fp32 at least.
+
+    It is measured on a CPU alone, and so only used there.
+    """
+    encoding, w = attention.encoding, attention.qkv.weight
+    own = type(encoding) is model_torch.Shaw and type(encoding.settings) is Shaw and not encoding.softmax
+    return (own and attention.causal and w.device.type == "cpu" and not in_half_precision(w)
+            and not torch.compiler.is_compiling())
+
+def in_a_row(n):
+    """Whether each of the positions n, an array or tensor, follows the one before it, the same in all sequences."""
+    return n.ndim == 1 and bool((n[1:] == n[:-1] + 1).all())
 
 class Attention(model_torch.Attention):
     """For encodings by which scores gain a number of the query's times one of the key's, a_m b_n, in half precision.
@@ -249,13 +322,39 @@ class Attention(model_torch.Attention):
     """
 
     fused = True                         # False: by a bias, for those who want to see the scores
+    checked = None, False                # positions, and in_a_row of them
 
     def forward(self, h, at):
+        if has_band(self) and self.in_a_row(at.n):
+            return self.output(self.attend_banded(*self.project(h, at)), h)
         if not in_half_precision(h) or linear_of(self.encoding, self.causal) is None:
             return super().forward(h, at)
         nowhere = None if at.rows is None else torch.zeros_like(at.rows)
         q, k, v = self.project(h, at._replace(rows=nowhere))
         return self.output(self.attend_linear(q, k, v, self.kept(h), from_the_last(at.n)), h)          # (B, T, C)
+
+    def in_a_row(self, n):
+        if self.checked[0] is not n:
+            self.checked = n, in_a_row(n)
+        return self.checked[1]
+
+    def attend_banded(self, q, k, v):
+        """As attend with Shaw's vectors, of which all keys at the clipped distance or beyond it share one.
+
+        To q_m . a_far, which is in all scores of a query, the softmax is blind, and weights have the sum 1. So a key
+        beyond needs nothing, and one nearer the difference from what is beyond.
+        """
+        keys, values = self.encoding.keys, self.encoding.values                        # (W + 1, D) each
+        T, S, W = q.shape[2], k.shape[2], len(keys) - 1
+        near = [(x[:-1] - x[-1]).flip(0) for x in (keys, values)]
+        size = BAND if T == S else T                     # of pieces, whose queries see no later keys
+        parts = []
+        for i in range(0, T, size):
+            j = min(T, i + size)
+            end = S - T + j
+            hidden = beside(W, j - i, end, self.causal, self.window, q.device, q.dtype)
+            parts.append(Banded.apply(q[:, :, i:j], k[:, :, :end], v[:, :, :end], *near, hidden))
+        return torch.cat(parts, 2) + values[-1]
 
     def kept(self, h):
         """What the encoding keeps of the block's input h (B, T, C), computed in fp32 at least; h if it keeps that."""

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from common import load_model
 from config import InputError
 from engine import fast
-from engine.fast import from_the_last, linear_of
+from engine.fast import from_the_last, has_band, in_a_row, linear_of
 from expe import distances, integers
-from model_torch import GPT, Encoding, Shaw, as_tensor, project, score_divisor
+from model_torch import GPT, Encoding, as_tensor, project, score_divisor
 from past.cache import Cache
 from past.scaling import HOLD, Groups, dual_chunk_positions, scaled, self_extend_queries
 
@@ -45,11 +45,10 @@ class At(NamedTuple):
     batch: tuple                         # of the positions: () or (B,)
     places: dict                         # what `positioned` works out, kept with these
     cache: Cache | None
+    banded: bool = False                 # whether engine/fast.py's attend_banded is for it; then pairs are None
 
 class ReadingAttention(fast.Attention):
     """Attention over all keys that a cache holds; where keys are free of position, they get one at each step."""
-
-    counted = None, 0                    # a table, and count_far of it
 
     def forward(self, h, at):
         if at.keys is None and not at.further:           # all get theirs once, here
@@ -66,6 +65,8 @@ class ReadingAttention(fast.Attention):
         free = k
         if at.keys is not None:
             k = self.positioned(1, free, at.keys, at)
+        if at.banded:
+            return self.output(self.attend_banded(q, k, v), h)
         bias = self.bias(q, k, kept, at) if at.n is None else None
         for rows, keys, chosen in at.further:                    # dual chunk attention, and groups
             moved = self.positioned(0, content, rows, at)
@@ -80,32 +81,10 @@ class ReadingAttention(fast.Attention):
         encoding = self.encoding
         bias = at.places.get(encoding)
         if bias is None:
-            far = self.count_far(at.pairs)
-            bias = encoding.score(q, k, kept, at.pairs if far < 2 else at.pairs[..., far - 1 :])
-            if far > 1:
-                bias = torch.cat((bias[..., :1].expand(*bias.shape[:-1], far - 1), bias), -1)
+            bias = encoding.score(q, k, kept, at.pairs)
             if encoding.settings.pe in OF_TABLE and not torch.is_grad_enabled():
                 at.places[encoding] = bias
         return bias
-
-    def value(self, weights, table):
-        """As the plain one; keys that share an index are one key with the sum of their weights."""
-        if (far := self.count_far(table)) > 1:
-            weights = torch.cat((weights[..., :far].sum(-1, keepdim=True), weights[..., far:]), -1)
-            table = table[..., far - 1 :]
-        return super().value(weights, table)
-
-    def count_far(self, table):
-        """How many of the first keys have one index for all queries: of Shaw's those at the clipped distance, else 0.
-
-        To look up a vector for each of them would take most of the time of a long text.
-        """
-        if type(self.encoding) is not Shaw or table.device.type != "cpu":              # a GPU would wait for the answer
-            return 0
-        if self.counted[0] is not table:
-            shared = (table == table[..., :1, :1]).flatten(0, -2).all(0)               # (S,)
-            self.counted = table, int(shared.cumprod(0).sum())
-        return self.counted[1]
 
     def project_content(self, h, at):
         """As project, queries and keys free of position: the override's door with rows of zeros, and no rotation."""
@@ -278,6 +257,9 @@ class Reader(GPT):
             one = np.arange(1)
             if queries.shape == keys.shape or settings.pairs(one, one, self.config) is None:
                 return At(None if new is None else torch.zeros_like(new), None, n, None, (), (), {}, None)
+        attention = next(block.attn for block in self.blocks if block.attn.encoding is encoding)
+        if has_band(attention) and in_a_row(keys):
+            return At(None, None, None, None, (), (), {}, None, True)
         pairs = as_tensor(settings.pairs(queries, keys, self.config), w)
         if isinstance(self.chunk, Groups):
             far = distances(queries, keys)[..., None, :, :] >= self.chunk.window

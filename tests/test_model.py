@@ -320,6 +320,44 @@ def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
     same_losses_and_gradients(quick, plain, digits, positions=positions)
 
 
+@pytest.mark.parametrize(
+    "changes", [{}, {"nope_every": 2}, {"causal": False}, {"window": 4}, {"softmax": "sinks"}], ids=str)
+@pytest.mark.parametrize("positions", [None, np.arange(7, 7 + T), np.arange(T) // 2], ids=["default", "late", "double"])
+@pytest.mark.parametrize("far", [1, 3, T - 1, T, 40])
+@pytest.mark.parametrize("dtype, digits", [(torch.float64, 1e-12), (torch.float32, 2e-5)])
+def test_shaws_vectors_on_a_band_have_the_plain_ones_loss_and_gradients(
+        dtype, digits, far, positions, changes, monkeypatch):
+    quick, plain = (tiny("shaw", variant={"max_distance": far}, parts=parts, **changes).to(dtype)
+                    for parts in (fast.PARTS, {}))
+    calls = []
+    forward = fast.Attention.attend_banded
+    monkeypatch.setattr(fast.Attention, "attend_banded", lambda *args: calls.append(args) or forward(*args))
+    same_losses_and_gradients(quick, plain, digits, positions=positions)
+    in_a_row = positions is None or positions[1] == positions[0] + 1
+    blocks = 0 if changes.get("softmax") or changes.get("causal") is False or not in_a_row else len(quick.blocks)
+    assert len(calls) == (blocks // 2 if "nope_every" in changes else blocks)
+
+
+def test_a_graph_with_a_band_can_be_gone_back_through_twice():
+    model = tiny("shaw", parts=fast.PARTS)
+    loss = model(some_tokens(2, T), some_tokens(2, T, seed=5))
+    first, second = (torch.autograd.grad(loss, [*model.parameters()], retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+def test_half_precision_and_other_classes_have_no_band(monkeypatch):
+    def shut(*args):
+        raise AssertionError("a band")
+
+    monkeypatch.setattr(fast.Attention, "attend_banded", shut)
+    model = tiny("shaw", parts=fast.PARTS).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        model(some_tokens(2, T), some_tokens(2, T)).backward()
+    model.bfloat16()(some_tokens(2, T))
+    model.float().encoding.__class__ = type("Other", (model_torch.Shaw,), {})
+    model(some_tokens(2, T))
+
+
 def test_numbers_of_the_query_and_of_the_key_may_come_from_their_content(monkeypatch):
     def numbers(q, h):  # a as GRAPE has it; b as the forgetting transformer: what the gates between two tokens forget
         return F.softplus(q.sum(-1)), F.logsigmoid(h[..., :2]).cumsum(1).mT
