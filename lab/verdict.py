@@ -1,15 +1,15 @@
 """The table of the methods that README shows, from the files under results/ alone or from your own runs.
 
-    python -m lab.verdict                     method, flags, trials, loss with 1 and 16 times the trained length, cost
+    python -m lab.verdict                     method, flags, what it is good for, trials, losses at 1x and 16x, cost
     python -m lab.verdict --full              the table of docs/evidence.md, with differences from one reference
     python -m lab.verdict --full --reference fox                     the same, with differences from FoX
     python -m lab.verdict runs/mini-expe-s0 runs/mini-rope-s0
 
 Committed losses are means over seeds on the same targets of the test split, on which nothing was tuned; those of your
-own runs are of val. Cost is the time of a training step on a CPU over that of NoPE (results/mini/bench.json, which
-`python -m lab.bench --parts train --backends torch --json FILE` makes), and the parameters beyond NoPE's. Other
-processors give other losses: RoPE's at 16x has differed by 0.03, and that of a tuned ALiBi model with four times the
-tokens by 0.04.
+own runs are of val. What a method is good for is which tasks it learns (GOOD_FOR, from results/tasks/). Cost is the time
+of a training step on a CPU over that of NoPE (results/mini/bench.json, which `python -m lab.bench --parts train
+--backends torch --json FILE` makes), and the parameters beyond NoPE's. Other processors give other losses: RoPE's at 16x
+has differed by 0.03, and that of a tuned ALiBi model with four times the tokens by 0.04.
 """
 
 import contextlib
@@ -37,6 +37,17 @@ from studies import tuning as tuned
 FOLDER = Path("results") / tuned.PRESET
 UNTUNED = {"test": ("fox",), "val": ("expe-on-k", "kerple", "grape", "fire")}      # with their authors' values
 ENDS = (1, MULTIPLES[-1])
+GOOD_FOR = {                             # method of results/tasks/: (words, {task: the multiple to which it has 95%})
+    "fox": ("finding by content, latest writes", {"needle": 16, "flip-flop": 16}),
+    "alibi": ("marked tokens and latest writes", {"needle": 4, "first-last": 16, "flip-flop": 16}),
+    "expe-on-k": ("recall by key, latest writes", {"mqar": 2, "flip-flop": 16}),
+    "shaw": ("exact offsets past trained length", {"back-3": 16, "back-8": 4}),
+    "t5": ("sorting, offsets within trained length", {"sort": 2, "back-3": 1, "back-8": 1}),
+    "expe": ("latest writes; needles to 2x", {"flip-flop": 4, "needle": 2}),
+    "nope": ("sorting, where order is irrelevant", {"sort": 4}),
+    "rope": ("exact offsets within trained length", {"back-3": 1, "back-8": 1}),
+    "sinusoidal": ("first symbols and trained offsets", {"even-pairs": 4, "back-3": 1, "back-8": 1}),
+}
 
 def tuned_variants():
     """{variant: its trials} of the best values of each method that was tuned."""
@@ -76,7 +87,7 @@ def committed():
     variants = [*UNTUNED["test"], *trials]
     rows = read_rows(FOLDER, variants, "same-targets", "test")
     variants.sort(key=lambda variant: mean_of(rows[variant][ENDS[1]]))
-    return [[name_of(variant), f"`{flags_of(variant)}`", str(len(trials.get(variant, [0]))),
+    return [[name_of(variant), f"`{flags_of(variant)}`", good_for(variant), str(len(trials.get(variant, [0]))),
              *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS), cost_of(variant)] for variant in variants]
 
 def full(reference):
@@ -108,6 +119,10 @@ def full(reference):
                           f"{parameters(variant):,}", all_targets(variant, split),
                           *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS), *cells])
     return lines
+
+def good_for(variant):
+    """What the encoding of a variant is good for, by the tasks."""
+    return GOOD_FOR[max((name for name in GOOD_FOR if variant.startswith(name)), key=len)][0]
 
 def parameters(variant):
     return read_json(next(FOLDER.glob(f"{variant}-s[0-9]*.run.json")))["parameters"]
@@ -150,7 +165,7 @@ def main(argv=None):
                 raise InputError(f"--reference must be a method of the table, such as fox, got {args.reference}")
             print(table(heads, lines), end="")
         else:
-            heads = ["method", "flags", "trials", *(f"{end}x" for end in ENDS), "cost"]
+            heads = ["method", "flags", *["good for"] * (not args.runs), "trials", *(f"{end}x" for end in ENDS), "cost"]
             print(table(heads, own_rows(named_runs(args.runs)) if args.runs else committed()), end="")
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from conftest import ROOT, command, refused
 
 from lab import verdict
 from lab.measures import adjust_by_holm, interval_of_seeds, p_value, student
+from studies import task_pages
+from studies import tuning as tuned
 
 
 def rows(name, seed, length, protocol="same-targets"):
@@ -68,6 +70,16 @@ def test_edges_and_trials_are_those_of_the_tuning():
     assert edges == {"expe-x16": "no", "expe-on-k": "theta", "rope-base100": "no", "alibi-x4-lr-x2": "slopes and lr",
                      "t5-distance24-lr-x2": "max distance and lr", "shaw-distance32-lr-x2": "lr",
                      "sinusoidal-base1000": "no", "nope-lr-x1.2": "no"}
+
+
+def test_what_a_method_is_good_for_is_what_it_learns_of_the_tasks():
+    assert {name for name in verdict.GOOD_FOR} == {"fox", *tuned.METHODS}
+    for method, (words, tasks) in verdict.GOOD_FOR.items():
+        assert len(words.split()) == 5 and tasks
+        for task, multiple in tasks.items():
+            _, (learned, _), rows = task_pages.finals(task)[method]
+            [accuracy] = [row["accuracy"] for row in rows if row["length"] == multiple * rows[0]["length"]]
+            assert learned and accuracy >= task_pages.LEARNED, (method, task)
 
 
 def test_own_runs_are_scored(workplace):
