@@ -1,7 +1,8 @@
 """What is fast and not plain: each replaces a plain part of model_torch.py, and a test compares the two.
 
     cross_entropy      the loss without an array of all logits                     model_torch.cross_entropy
-    Attention          a linear bias as further dimensions, in half precision      model_torch.Attention
+    Attention          a linear bias as further dimensions, in half precision;     model_torch.Attention
+                       Shaw's vectors on a band of the scores, on a CPU
     Dropout            16 random bits a number on a CPU instead of a whole word    nn.Dropout
     compile            torch.compile of the blocks and of the loss                 the model as it is
     keep_freed_memory                                                              the C library's own settings
@@ -247,9 +248,9 @@ class Banded(torch.autograd.Function):
 
     @staticmethod
     def band(x, W):
-        """(B, H, T, W) of scores (B, H, T, W + S), where they are."""
-        B, H, T, S = x.shape
-        return x.as_strided((B, H, T, W), (H * T * S, T * S, S + 1, 1), x.storage_offset() + S - T + 1 - W)
+        """(B, H, T, W) of scores (B, H, T, N), N = W + S, where they are."""
+        B, H, T, N = x.shape
+        return x.as_strided((B, H, T, W), (H * T * N, T * N, N + 1, 1), x.storage_offset() + N - T + 1 - W)
 
     @staticmethod
     def before(x, y):
@@ -264,26 +265,25 @@ class Banded(torch.autograd.Function):
         p = q @ k.mT                                                                   # (B, H, T, W + S)
         Banded.band(p, W).add_(p[..., :W].clone())
         p = p.add_(hidden).softmax(-1)
-        ctx.save_for_backward(q, k, v)
-        ctx.p, ctx.W = p, W              # p is changed and restored
         p[..., :W] = Banded.band(p, W).clone()
         y = p @ v
         p[..., :W] = 0
+        ctx.save_for_backward(q, k, v, p)
+        ctx.W = W
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        q, k, v = ctx.saved_tensors
-        p, W = ctx.p, ctx.W
+        q, k, v, p = ctx.saved_tensors
+        W = ctx.W
         dy = dy.contiguous()
         dp = dy @ v.mT
         Banded.band(dp, W).add_(dp[..., :W].clone())
         ds = torch._softmax_backward_data(dp, p, -1, p.dtype)
         ds[..., :W] = Banded.band(ds, W).clone()
-        p[..., :W] = Banded.band(p, W).clone()
         dq, dk, dv = ds @ k / score_divisor(q), ds.mT @ q, p.mT @ dy
-        p[..., :W] = 0
-        return dq, dk[:, :, W:], dv[:, :, W:], dk[:, :, :W].sum((0, 1)), dv[:, :, :W].sum((0, 1)), None
+        db = Banded.band(p, W).reshape(-1, W).T @ dy.flatten(0, 2)
+        return dq, dk[:, :, W:], dv[:, :, W:], dk[:, :, :W].sum((0, 1)), db, None
 
 @functools.lru_cache(maxsize=2)
 def minus_infinity(T, S, causal, window, device, dtype):
@@ -291,7 +291,7 @@ def minus_infinity(T, S, causal, window, device, dtype):
     never = model_torch.unseen(T, S, causal, window, device)
     return None if never is None else torch.zeros(T, S, dtype=dtype, device=device).masked_fill(never, -torch.inf)
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=2)
 def beside(more, T, S, *seen):
     """minus_infinity of all that is seen, with so many hidden keys before the first, (T, more + S)."""
     hidden = minus_infinity(T, S, *seen)
@@ -306,7 +306,7 @@ def has_band(attention):
     """
     encoding, w = attention.encoding, attention.qkv.weight
     own = type(encoding) is model_torch.Shaw and type(encoding.settings) is Shaw and not encoding.softmax
-    return (own and attention.causal and w.device.type == "cpu" and not in_half_precision(w)
+    return (own and attention.fused and attention.causal and w.device.type == "cpu" and not in_half_precision(w)
             and not torch.compiler.is_compiling())
 
 def in_a_row(n):
@@ -344,16 +344,16 @@ class Attention(model_torch.Attention):
         To q_m . a_far, which is in all scores of a query, the softmax is blind, and weights have the sum 1. So a key
         beyond needs nothing, and one nearer the difference from what is beyond.
         """
-        keys, values = self.encoding.keys, self.encoding.values                        # (W + 1, D) each
-        T, S, W = q.shape[2], k.shape[2], len(keys) - 1
+        T, S, W = q.shape[2], k.shape[2], self.encoding.settings.max_distance
+        keys, values = (x[: W + 1] for x in (self.encoding.keys, self.encoding.values))            # (W + 1, D) each
         near = [(x[:-1] - x[-1]).flip(0) for x in (keys, values)]
+        hidden = beside(W, T, S, self.causal, self.window, q.device, q.dtype)          # (T, W + S)
         size = BAND if T == S else T                     # of pieces, whose queries see no later keys
         parts = []
         for i in range(0, T, size):
             j = min(T, i + size)
             end = S - T + j
-            hidden = beside(W, j - i, end, self.causal, self.window, q.device, q.dtype)
-            parts.append(Banded.apply(q[:, :, i:j], k[:, :, :end], v[:, :, :end], *near, hidden))
+            parts.append(Banded.apply(q[:, :, i:j], k[:, :, :end], v[:, :, :end], *near, hidden[i:j, : W + end]))
         return torch.cat(parts, 2) + values[-1]
 
     def kept(self, h):

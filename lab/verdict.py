@@ -38,15 +38,15 @@ FOLDER = Path("results") / tuned.PRESET
 UNTUNED = {"test": ("fox",), "val": ("expe-on-k", "kerple", "grape", "fire")}      # with their authors' values
 ENDS = (1, MULTIPLES[-1])
 GOOD_FOR = {                             # method of results/tasks/: (words, {task: the multiple to which it has 95%})
-    "fox": ("finding by content, latest writes", {"needle": 16, "flip-flop": 16}),
-    "alibi": ("marked tokens and latest writes", {"needle": 4, "first-last": 16, "flip-flop": 16}),
-    "expe-on-k": ("recall by key, latest writes", {"mqar": 2, "flip-flop": 16}),
+    "fox": ("marked tokens and latest writes", {"needle": 16, "flip-flop": 16}),
+    "alibi": ("text ends and latest writes", {"first-last": 16, "flip-flop": 16}),
+    "expe-on-k": ("latest writes; recall to 2x", {"flip-flop": 16, "mqar": 2}),
     "shaw": ("exact offsets past trained length", {"back-3": 16, "back-8": 4}),
-    "t5": ("sorting, offsets within trained length", {"sort": 2, "back-3": 1, "back-8": 1}),
-    "expe": ("latest writes; needles to 2x", {"flip-flop": 4, "needle": 2}),
-    "nope": ("sorting, where order is irrelevant", {"sort": 4}),
+    "t5": ("sorting to twice trained length", {"sort": 2}),
+    "expe": ("latest writes to four times", {"flip-flop": 4}),
+    "nope": ("sorting, which needs no positions", {"sort": 4}),
     "rope": ("exact offsets within trained length", {"back-3": 1, "back-8": 1}),
-    "sinusoidal": ("first symbols and trained offsets", {"even-pairs": 4, "back-3": 1, "back-8": 1}),
+    "sinusoidal": ("comparing with the first symbol", {"even-pairs": 4}),
 }
 
 def tuned_variants():

@@ -229,8 +229,9 @@ class Reader(GPT):
         if not (free or self.chunk):
             weights = [w for e in self.encodings() if e.settings.pe in OF_TABLE for w in e.parameters()]
         versions = [None if w.is_inference() else (w.data_ptr(), w._version) for w in weights]
+        banded = [has_band(block.attn) for block in self.blocks]
         key = (queries.tobytes(), keys.tobytes(), n.shape, self.config, self.chunk, self.hold, free, w.dtype, w.device,
-               versions)
+               banded, versions)
         if self._tables[0] != key or None in versions:
             kinds = {encoding.settings: encoding for encoding in self.encodings()}
             self._tables = key, {settings: self.at(kinds[settings], queries, keys, free) for settings in kinds}

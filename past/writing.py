@@ -71,28 +71,31 @@ class Step:
     def __init__(self, model, cache):
         self.model, self.cache = model, cache
         gaps = (np.diff(cache.positions) != 1).any() or cache.positions.ndim > 1
-        self.all = gaps or cache.window is not None or model.chunk or model.hold      # of a step is the model's own
-        self.ahead = {}                  # settings: (the first of AHEAD positions, their At, the last one's bias)
-        kinds = [kind_of(block.attn, model.config) for block in model.blocks]
-        self.kinds = {block.attn.encoding.settings: (block.attn.encoding, kind)
-                      for block, (kind, _) in zip(model.blocks, kinds, strict=True)}
+        self.plain = gaps or cache.window is not None or model.chunk or model.hold    # whether the model does it all
+        self.kinds = {}                  # encoding or settings: (one such encoding, kind)
+        self.ahead = {}                  # likewise: (the first of AHEAD positions, their At, the last one's bias)
+        self.blocks = []
         cut = 2 * model.config.d_model
-        self.blocks = [(block.norm1, block.attn, block.attn.encoding, w, w[:cut], w[cut:], block.attn.proj, block.norm2,
-                        block.mlp, *kind) for block, kind in zip(model.blocks, kinds, strict=True)
-                       for w in [block.attn.qkv.weight]]
+        for block in model.blocks:
+            attn, encoding, w = block.attn, block.attn.encoding, block.attn.qkv.weight
+            kind, linear = kind_of(attn, model.config)
+            name = encoding if kind == "distance" else encoding.settings              # whose weights make a bias
+            self.kinds[name] = encoding, kind
+            self.blocks.append((name, kind, linear, block.norm1, attn, encoding, w, w[:cut], w[cut:], attn.proj,
+                                block.norm2, block.mlp))
 
     def __call__(self, tokens):
         model, cache = self.model, self.cache
-        if self.all:
+        if self.plain:
             return model.hidden(tokens, cache=cache)
         n = cache.positions[-1:] + 1
         cache.positions = np.concatenate((cache.positions, n))
-        tables = {settings: self.at(*kind, n) for settings, kind in self.kinds.items()}
-        first = self.blocks[0][2]
-        x = first.embed(model.embedding(tokens), tables[first.settings][0].rows)                     # (B, 1, C)
+        tables = {name: self.at(name, *made, n) for name, made in self.kinds.items()}
+        first = model.blocks[0].attn.encoding
+        x = first.embed(model.embedding(tokens), tables[self.blocks[0][0]][0].rows)                    # (B, 1, C)
         B, H, C = len(tokens), model.config.n_heads, x.shape[-1]                       # of one token: no transposition
-        for norm1, attn, encoding, qkv, w_qk, w_v, proj, norm2, mlp, kind, linear in self.blocks:
-            at, bias = tables[encoding.settings]
+        for name, kind, linear, norm1, attn, encoding, qkv, w_qk, w_v, proj, norm2, mlp in self.blocks:
+            at, bias = tables[name]
             h = norm1(x)
             if kind == "other":
                 x = x + attn(h, at._replace(cache=cache))
@@ -120,16 +123,16 @@ class Step:
             x = x + mlp(norm2(x))
         return model.norm(x)
 
-    def at(self, encoding, kind, n):
+    def at(self, name, encoding, kind, n):
         """(model.at, its bias or None) of a new token at n, (1,)."""
         model, keys = self.model, self.cache.positions
         if kind == "other":
             return model.at(encoding, n, keys, False), None
-        begin, at, bias = self.ahead.get(encoding.settings, (-AHEAD, None, None))
-        i = int(n[0]) - begin
-        if i >= AHEAD:
-            i, begin = 0, int(n[0])
-            far = np.arange(begin, min(begin + AHEAD, model.longest))
+        far, at, axis, bias = self.ahead.get(name, (n[:0], None, None, None))
+        i = int(n[0] - far[0]) if len(far) else 0
+        if i >= len(far):
+            i = 0
+            far = np.arange(n[0], max(n[0] + 1, min(n[0] + AHEAD, model.longest)))
             at = model.at(encoding, far, np.concatenate((keys[:-1], far)), False)
             if kind == "distance":
                 like = model.embedding.weight.new_empty(1, model.config.n_heads, 1, 1)
@@ -137,11 +140,14 @@ class Step:
             if kind == "turn":
                 cos, sin = at.rows.chunk(2, -1)                                                        # (..., T, D/2)
                 at = at._replace(rows=(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
-            self.ahead[encoding.settings] = begin, at, bias
+            elif at.rows is not None:                    # the axis of the positions is that which grows with them
+                one = model.at(encoding, far[:1], np.concatenate((keys[:-1], far[:1])), False).rows
+                axis = next((j for j in range(one.ndim) if one.shape[j] != at.rows.shape[j]), 0)
+            self.ahead[name] = far, at, axis, bias
         if kind == "turn":
             at = at._replace(rows=[x.narrow(-2, i, 1) for x in at.rows])
-        elif at.rows is not None:
-            at = at._replace(rows=at.rows.narrow(-2 if at.rows.ndim > 1 else -1, i, 1))
+        elif at.rows is not None and len(far) > 1:
+            at = at._replace(rows=at.rows.narrow(axis, i, 1))
         if at.n is not None:
             at = at._replace(n=at.n[..., -len(keys) :])
         return at, None if bias is None else bias[..., -len(keys) :]

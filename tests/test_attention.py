@@ -38,6 +38,14 @@ def test_attention_is_what_the_outputs_are_made_of(pe, variant, changes):
     torch.testing.assert_close(y, seen["out"], rtol=1e-4, atol=1e-5)
 
 
+def test_shaws_attention_is_shown_in_full():
+    model = tiny("shaw", make=lambda config: Reader(config, attention=attention.WatchedAttention))
+    tokens = torch.arange(40)[None] % model.config.vocab_size
+    weights = attention.weights_of(model, tokens)
+    assert torch.equal(weights, weights.tril()) and (1 - weights.sum(-1)).abs().max() < 1e-5
+    torch.testing.assert_close(model(tokens), tiny("shaw")(tokens))
+
+
 @pytest.mark.parametrize("flags", ["runs/expe --lengths 16,64", "runs/learned --dtype int8",
                                    "runs/rope --lengths 64 --rope-scaling dual-chunk"])
 def test_a_picture(workplace, flags):

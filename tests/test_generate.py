@@ -16,7 +16,7 @@ import common
 import data
 import generate
 from config import ENCODINGS
-from model_torch import Shaw
+from model_torch import GPT, Shaw
 from past import writing
 from past.cache import Cache
 from past.reading import Reader, load
@@ -84,7 +84,8 @@ def test_prompts_of_different_lengths_side_by_side_are_as_each_alone(workplace):
 
 @pytest.mark.parametrize("pe, variant", [
     *((pe, ()) for pe in ENCODINGS), ("expe", [("on", "k")]), ("expe", [("on", "qkv")]),
-    ("fox+sinks", ()), ("rope+log", ()), ("nope+stick", ())])
+    *(("expe", [("on", on), ("learn", learn)]) for on in ("k", "qk") for learn in ("init", "random")),
+    ("fox+sinks", ()), ("rope+log", ()), ("nope+stick", ()), ("t5+sinks", ()), ("t5+log", ()), ("alibi+log", ())])
 def test_a_step_gives_the_readers_numbers_bit_for_bit(pe, variant, monkeypatch):
     monkeypatch.setattr(writing, "AHEAD", 3)
     model, tokens = tiny(pe, variant=variant, make=Reader).float(), some_tokens(2, 12)
@@ -157,6 +158,24 @@ def test_a_bias_that_is_kept_for_all_blocks_follows_its_weights(pe):
         fresh.load_state_dict(other.state_dict(), assign=True)                         # as many changes, other tensors
         assert torch.equal(fresh(tokens), other(tokens))
     assert torch.equal(after, right) and not torch.allclose(before, right)
+
+
+def test_shaws_reader_follows_autocast_its_class_and_its_settings():
+    tokens = some_tokens(2, 20)
+    model, fresh, plain = (tiny("shaw", make=make).float() for make in (Reader, Reader, GPT))
+    model(tokens)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = model(tokens, tokens)
+            torch.testing.assert_close(found, fresh(tokens, tokens))
+        found.backward()
+        torch.testing.assert_close(model(tokens), plain(tokens))
+    for settings, kind in ((dataclasses.replace(plain.encoding.settings, max_distance=2), Shaw),
+                           (plain.encoding.settings, type("Other", (Shaw,), {"value": lambda self, w, table: 0}))):
+        for changed in (model, plain):
+            changed.encoding.__class__, changed.encoding.settings = kind, settings
+            changed.config = dataclasses.replace(changed.config, encoding=settings)
+        torch.testing.assert_close(model(tokens), plain(tokens))
 
 
 def test_a_model_can_be_trained_after_it_has_written():
