@@ -345,7 +345,7 @@ def configure(flags, pe, preset):
     """(ModelConfig, TrainConfig) of a preset, with {field: value} of the flags that were given."""
     if flags.get("data", "").startswith("task:"):
         from studies import tasks
-        flags = tasks.with_vocabulary(flags)
+        flags = tasks.with_vocabulary(flags, PRESETS[preset].model.context)
     model, train = PRESETS[preset]
     kind = settings_class(pe)
     encoding = make_encoding(pe, **pick({"l": model.encoding.l} | flags, kind))

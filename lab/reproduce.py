@@ -223,8 +223,9 @@ def do(job):
 
 def rate_of(runs, left):
     """(training tokens a second, where that is from): of the finished runs, or of two small steps made now."""
-    files = [read_json(job.file, {"tokens": int, "seconds": int | float}) for job in runs if job not in left]
-    if rates := [result["tokens"] / result["seconds"] for result in files if result["seconds"]]:
+    made = [(job, read_json(job.file, {"seconds": int | float}) if job.file.exists() else recorded(job))
+            for job in runs if job not in left]
+    if rates := [job.work / result["seconds"] for job, result in made if result["seconds"]]:
         return statistics.median(rates), "the rate of the finished runs"
     args = runs[0].args
     model, config = configs_of(runs[0].command, args)
@@ -240,7 +241,8 @@ def show_plan(jobs, verbose):
     lines = [("run", "tokens", "state", "to evaluate")]
     for job in runs:
         step, steps, _ = weights_of(job.run)
-        state = "to train" if steps is None else "trained" if step == steps else f"step {step:,} of {steps:,}"
+        state = "in results/" if steps is None else "trained" if step == steps else f"step {step:,} of {steps:,}"
+        state = "to train" if steps is None and job in left else state
         names = [other.evaluation for other in left if other.run == job.run and other.evaluation]
         lines.append((job.run.name, f"{job.work:,}", state, ", ".join(names) or "nothing"))
     a, b, c, _ = (max(map(len, column)) for column in zip(*lines, strict=True))

@@ -5,8 +5,8 @@
 1. Trials, with seed 0: three learning rates for every encoding, and with each of them three values of the encoding's
    own knob where it has one. The first that reaches SOLVED at the trained length is chosen, and the rest of them are
    left out; if none does, the one with the highest accuracy is. Nothing longer is looked at.
-2. The chosen values with fresh seeds, on 512 new sequences at 1, 2, 4 and 16 times the trained length, as far as a
-   task allows.
+2. The chosen values with fresh seeds, on 512 sequences at 1, 2, 4 and 16 times the trained length, as far as a task
+   allows. None is trained on; those of the trained length are the trials' own.
 
 Every task has one small model and one number of steps for all encodings. A run's files are in its directory under
 runs/tasks/. The report gathers them in results/tasks/, a JSON file for each task, and makes the pages from these.

@@ -49,7 +49,7 @@ def report(folder):
     Path("pictures").mkdir(exist_ok=True)
     for path, draw, words, methods in (
             ("tasks-lengths.png", pictures.panels, "Accuracy by length", list(KNOBS)),
-            ("tasks-map.png", pictures.heat, "Accuracy at the trained length and at 4 times it",
+            ("tasks-map.png", pictures.heat, "Accuracy at the trained length and at 4 times it, as far as a task goes",
              [method for method in (*KNOBS, *OTHERS) if any(method in found for found in results.values())])):
         draw(Path("pictures", path), results, words, methods)
         parts.append(f"![{words}](../../pictures/{path})\n")

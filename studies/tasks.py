@@ -14,6 +14,7 @@ of the best guess from the symbols alone, without knowing where they stand, on t
 
 import hashlib
 import json
+import math
 import string
 from functools import partial
 from typing import NamedTuple
@@ -154,8 +155,9 @@ def needle(seed, step, length, batch, full=False):
 def mqar(seed, step, length, batch, full=False, symbols=64):
     """Multi-query associative recall as in zoology (Arora et al. 2023); mqar-256 has its small setting's vocabulary.
 
-        tokens   k4 v9 k2 v7 k2 v1 v3 k4    A pair for every 16 tokens, then each key once at an even place, nearer ones
-        targets  .  .  .  .  v7 .  .  v9    more often (gap^-0.99); the rest is random. Symbols: 0-63. Chance 1/32.
+        tokens   k4 v9 k2 v7 k2 v1 v3 k4    A pair for every 16 tokens, then each key, scored once, at an even place,
+        targets  .  .  .  .  v7 .  .  v9    nearer ones more often (gap^-0.99); the rest is random. Symbols: 0-63.
+                                            Chance 1/32.
     """
     rng = np.random.default_rng([seed, step])
     pairs = max(1, length // 16)
@@ -250,44 +252,45 @@ def guess_indirect(tokens, targets):
 # ---- the registry ----------------------------------------------------------------------------------------------------
 
 class Task(NamedTuple):
-    """A task: its function, its symbols by their token, its number of answers, its guess, and its longest window."""
+    """A task: its function, its symbols by their token, its number of answers, its guess, and its windows."""
 
     draw: object
     symbols: list
     answers: int
     guess: object
+    shortest: int                        # that has a target
     longest: int | None = None           # where distinct symbols run out
     end: int | None = None               # the token that ends an answer, which is scored apart
 
 def of_distinct(draw, guess, n):
     """The Task of a function of n distinct symbols."""
     symbols = [*map(str, range(n)), "^", "|", "_", "$"]
-    return Task(partial(draw, symbols=n), symbols, n, guess, 2 * n + 2, end=n + 3)
+    return Task(partial(draw, symbols=n), symbols, n, guess, 4, 2 * n + 2, end=n + 3)
 
 def of_pairs(n):
     """The Task mqar with n symbols."""
-    return Task(partial(mqar, symbols=n), [*map(str, range(n))], n // 2, guess_mqar, 16 * (n // 2 - 1))
+    return Task(partial(mqar, symbols=n), [*map(str, range(n))], n // 2, guess_mqar, 4, 16 * (n // 2 - 1))
 
 STRING = ["a", "b", "^", "|", "_", "$"]
 BITS = ["w", "r", "i", "0", "1"]
 TASKS = {
-    "even-pairs": Task(even_pairs, ["a", "b", "e", "o"], 2, guess_even_pairs),
-    "first-last": Task(first_last, [*LETTERS, *"+-#*FL"], 16, guess_letters),
-    "back-3": Task(back, LETTERS, 16, guess_letters),
-    "back-8": Task(partial(back, k=8), LETTERS, 16, guess_letters),
-    "flip-flop": Task(flip_flop, BITS, 2, guess_flip_flop),
-    "flip-flop-sparse": Task(partial(flip_flop, ignore=0.98), BITS, 2, guess_flip_flop),
-    "flip-flop-dense": Task(partial(flip_flop, ignore=0.1), BITS, 2, guess_flip_flop),
+    "even-pairs": Task(even_pairs, ["a", "b", "e", "o"], 2, guess_even_pairs, 2),
+    "first-last": Task(first_last, [*LETTERS, *"+-#*FL"], 16, guess_letters, 5),
+    "back-3": Task(back, LETTERS, 16, guess_letters, 4),
+    "back-8": Task(partial(back, k=8), LETTERS, 16, guess_letters, 9),
+    "flip-flop": Task(flip_flop, BITS, 2, guess_flip_flop, 4),
+    "flip-flop-sparse": Task(partial(flip_flop, ignore=0.98), BITS, 2, guess_flip_flop, 4),
+    "flip-flop-dense": Task(partial(flip_flop, ignore=0.1), BITS, 2, guess_flip_flop, 4),
     "copy": of_distinct(copy, guess_remaining, 52),
     "copy-150": of_distinct(copy, guess_remaining, 150),
     "sort": of_distinct(sort, guess_sort, 52),
     "sort-150": of_distinct(sort, guess_sort, 150),
-    "needle": Task(needle, [*LETTERS, "N"], 16, guess_letters),
+    "needle": Task(needle, [*LETTERS, "N"], 16, guess_letters, 3),
     "mqar": of_pairs(64),
     "mqar-256": of_pairs(256),
-    "indirect": Task(indirect, [*string.ascii_letters, *",+-0123456789_"], 52, guess_indirect, 58),
-    "reverse": Task(reverse, STRING, 2, guess_remaining, None, 5),
-    "duplicate": Task(duplicate, STRING, 2, guess_twice, None, 5),
+    "indirect": Task(indirect, [*string.ascii_letters, *",+-0123456789_"], 52, guess_indirect, 8, 58),
+    "reverse": Task(reverse, STRING, 2, guess_remaining, 4, None, 5),
+    "duplicate": Task(duplicate, STRING, 2, guess_twice, 5, None, 5),
 }
 
 def find(source):
@@ -296,6 +299,14 @@ def find(source):
     if name not in TASKS:
         raise InputError(f"--data task:NAME must have one of {', '.join(TASKS)}, got {source}")
     return TASKS[name]
+
+def check_lengths(flag, source, lengths):
+    """InputError for a window in which a task has no target, or for which its symbols run out."""
+    task = find(source)
+    if min(lengths) < task.shortest or task.longest and max(lengths) > task.longest:
+        most = f" and at most {task.longest}" if task.longest else ""
+        wrong = next(length for length in lengths if length < task.shortest or length > (task.longest or length))
+        raise InputError(f"{flag} must be at least {task.shortest}{most} for {source}, got {wrong}")
 
 # ---- a task as data --------------------------------------------------------------------------------------------------
 
@@ -341,13 +352,18 @@ def describe(source):
     return {"source": source, "vocab": len(task.symbols), "eot": None, "splits": splits,
             "near": {"val": {}, "test": {}}, "tokenizer": {"sha256": symbols}}
 
-def with_vocabulary(flags):
-    """The flags of a run of a task, with its vocabulary; InputError for flags that do not go with a task."""
-    size = len(find(flags["data"]).symbols)
+def with_vocabulary(flags, context):
+    """The flags of a run of a task, with its vocabulary; InputError for flags that do not go with a task.
+
+    context: the preset's, for flags without one.
+    """
+    task = find(flags["data"])
+    size = len(task.symbols)
     if flags.get("vocab_size", size) != size:
         raise InputError(f"--vocab is {size} for --data {flags['data']}: leave it out")
     if flags.get("objective") == "mlm":
         raise InputError("--objective mlm is for text: leave it out, or leave out --data task:NAME")
+    check_lengths("--context", flags["data"], [flags.get("context", context)])
     return flags | {"vocab_size": size}
 
 # ---- accuracies ------------------------------------------------------------------------------------------------------
@@ -387,10 +403,12 @@ def evaluate(run, model, record, args, multiples):
         raise InputError(f"--plot draws losses, and {run} has accuracies: leave it out")
     context = model.config.context
     drawn = record["train"]["random_positions"]
-    longest = min(find(source).longest or 2**31, model.config.encoding.longest(model.config), drawn or 2**31)
-    lengths = args.lengths or [context * multiple for multiple in multiples if context * multiple <= longest]
+    longest = min(model.config.encoding.longest(model.config), drawn or math.inf)
+    most = min(find(source).longest or math.inf, longest)
+    lengths = args.lengths or [context * multiple for multiple in multiples if context * multiple <= most] or [context]
+    check_lengths("--lengths", source, lengths)
     if max(lengths) > longest:
-        raise InputError(f"--lengths must be at most {longest:,} for {source} and this run, got {max(lengths):,}")
+        raise InputError(f"--lengths must be at most {longest:,} for the positions of {run}, got {max(lengths):,}")
     return [{"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "task", "how": "", "length": length,
              "data": f"{args.split} of {source}", "trained_length": context, "step": record["step"],
              "weights": record["sha256"], "loss": None} | score(model, source, length, args.split, drawn=drawn)

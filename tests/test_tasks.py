@@ -3,11 +3,13 @@
 import hashlib
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 from conftest import ROOT, command, process, read_log, refused
 
+from config import InputError, configure
 from studies import tasks
 from studies.tasks import IGNORED, TASKS, Split
 
@@ -228,7 +230,7 @@ def test_symbols_are_written_and_curves_drawn(runs):
     ("train.py --data task:copies", "--data task:NAME must have one of even-pairs"),
     ("train.py --data task:copy --vocab 99", "--vocab is 56 for --data task:copy: leave it out"),
     ("train.py --data task:copy --objective mlm", "--objective mlm is for text"),
-    ("eval.py runs/copy-torch --lengths 400", "--lengths must be at most 106"),
+    ("eval.py runs/copy-torch --lengths 400", "--lengths must be at least 4 and at most 106"),
     ("eval.py runs/copy-torch --data task:reverse", "--data must be a task with the same symbols"),
     ("eval.py runs/copy-torch --plot a.png", "--plot draws losses"),
     ("lab.measure runs/copy-torch", "is trained on a task: score it with python eval.py runs/copy-torch"),
@@ -236,6 +238,39 @@ def test_symbols_are_written_and_curves_drawn(runs):
 def test_errors_name_the_flag(line, message, runs):
     script, *flags = line.split()
     assert message in refused(command(script, *flags, cwd=runs))
+
+
+@pytest.mark.parametrize("task, context, words", [
+    ("copy", 500, "at least 4 and at most 106 for task:copy, got 500"), ("copy", 3, "at least 4 and at most 106"),
+    ("needle", 2, "at least 3 for task:needle, got 2"), ("mqar", 600, "at most 496"), ("indirect", 6, "at least 8"),
+    ("back-8", 8, "at least 9"), ("duplicate", 4, "at least 5"), ("first-last", 4, "at least 5"), ("copy", 128, "106")])
+def test_a_window_that_a_task_cannot_fill_is_refused(task, context, words):
+    given = {} if context == 128 else {"context": context}              # the preset's
+    with pytest.raises(InputError, match=f"--context must be .*{words}"):
+        configure({"data": f"task:{task}"} | given, "nope", "mini")
+
+
+def test_the_shortest_and_the_longest_windows_have_targets_in_every_row():
+    for name, task in tasks.TASKS.items():
+        for length in (task.shortest, task.longest or 3 * task.shortest):
+            for full in (False, True):
+                tokens, targets = task.draw(3, 0, length, 50, full=full)
+                right = targets[targets != tasks.IGNORED]
+                assert (targets != tasks.IGNORED).any(1).all(), name
+                assert tokens.max() < len(task.symbols) > right.max() and min(tokens.min(), right.min()) >= 0
+            assert 0 < task.guess(tokens, targets) <= 1
+
+
+def test_lengths_without_a_target_are_refused(runs):
+    assert "--lengths must be at least 4 and at most 106 for task:copy, got 3" in refused(
+        command("eval.py", "runs/copy-torch", "--lengths", "3,8", cwd=runs))
+
+
+def test_the_grids_plan_counts_what_is_in_results():
+    done = command("lab.reproduce", "tasks", "--dry-run", "--use-results", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"even-pairs.expe-lr1-s0 +1,536,000 +in results/ +nothing", done.stdout)
+    assert re.search(r"runs, .* left: \d+ runs and \d+ evaluations, about", done.stdout)
 
 
 def test_a_task_that_changed_is_refused(runs, monkeypatch):
