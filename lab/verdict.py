@@ -87,8 +87,8 @@ def committed():
     variants = [*UNTUNED["test"], *trials]
     rows = read_rows(FOLDER, variants, "same-targets", "test")
     variants.sort(key=lambda variant: mean_of(rows[variant][ENDS[1]]))
-    return [[name_of(variant), f"`{flags_of(variant)}`", good_for(variant), str(len(trials.get(variant, [0]))),
-             *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS), cost_of(variant)] for variant in variants]
+    return [[name_of(variant), f"`{flags_of(variant)}`", GOOD_FOR[pictures.family(variant)][0],
+             str(len(trials.get(variant, [0]))), *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS), cost_of(variant)] for variant in variants]
 
 def full(reference):
     """Rows of both splits: trials, edges, parameters, 1x on all targets, and differences from the reference.
@@ -119,10 +119,6 @@ def full(reference):
                           f"{parameters(variant):,}", all_targets(variant, split),
                           *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS), *cells])
     return lines
-
-def good_for(variant):
-    """What the encoding of a variant is good for, by the tasks."""
-    return GOOD_FOR[max((name for name in GOOD_FOR if variant.startswith(name)), key=len)][0]
 
 def parameters(variant):
     return read_json(next(FOLDER.glob(f"{variant}-s[0-9]*.run.json")))["parameters"]
