@@ -88,7 +88,8 @@ def committed():
     rows = read_rows(FOLDER, variants, "same-targets", "test")
     variants.sort(key=lambda variant: mean_of(rows[variant][ENDS[1]]))
     return [[name_of(variant), f"`{flags_of(variant)}`", GOOD_FOR[pictures.family(variant)][0],
-             str(len(trials.get(variant, [0]))), *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS), cost_of(variant)] for variant in variants]
+             str(len(trials.get(variant, [0]))), *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS),
+             cost_of(variant)] for variant in variants]
 
 def full(reference):
     """Rows of both splits: trials, edges, parameters, 1x on all targets, and differences from the reference.
