@@ -85,14 +85,11 @@ class Encode(PipelineStep):
 class Executor(LocalPipelineExecutor):
     """datatrove's local executor with Python's own pool of processes, which notices if one of them is killed."""
 
-    def run(self):
-        os.environ.setdefault("TQDM_DISABLE", "1")                      # datatrove's own bars, in the workers
+    def run(self, pool):
         left = self.get_incomplete_ranks()
-        workers = ProcessPoolExecutor(self.workers, multiprocessing.get_context("spawn"))
-        with workers:
-            done = workers.map(self._run_for_rank, left, itertools.repeat(1))         # 1: it logs to its file alone
-            for _ in tqdm(done, "tasks", total=self.tasks, initial=self.tasks - len(left), disable=None, leave=False):
-                pass
+        done = pool.map(self._run_for_rank, left, itertools.repeat(1))  # 1: it logs to its file alone
+        for _ in tqdm(done, "tasks", total=self.tasks, initial=self.tasks - len(left), disable=None, leave=False):
+            pass
 
 def text_of(document) -> str:
     return document.text
@@ -196,8 +193,11 @@ def prepare(source, out, vocab, ranks=None, min_doc_tokens=1, max_tokens=0, max_
         if not (out / "tokenizer.tiktoken").exists():
             data.write_ranks(out / "tokenizer.tiktoken", ranks or train_tokenizer(source, vocab, max_doc_chars))
         pipelines = make_pipelines(source, out, tasks, min_doc_tokens, max_tokens, max_doc_chars)
-        for name, steps in pipelines.items():
-            Executor(steps, tasks, workers or os.cpu_count(), str(out.resolve() / "tasks" / name)).run()
+        os.environ.setdefault("TQDM_DISABLE", "1")                      # datatrove's own bars, in the workers
+        workers = workers or os.cpu_count()
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            for name, steps in pipelines.items():
+                Executor(steps, tasks, workers, str(out.resolve() / "tasks" / name)).run(pool)
         documents, dropped = join(out, tasks)
         data.check_counts(source, documents, dropped)
         data.write_meta(out, settings, documents, dropped, {"val": {}, "test": {}})

@@ -256,8 +256,7 @@ def measure(args):
     """All rows: NoPE by torch, then each of the others beside it. Only torch evaluates and generates."""
     floor = None
     rows = []
-    jobs = [(pe, backend) for backend in args.backends for pe in ((FLOOR,) if backend in PLAIN else args.pe)]
-    jobs = dict.fromkeys([(FLOOR, "torch"), *jobs])                    # each once
+    jobs = dict.fromkeys([(FLOOR, "torch"), *itertools.product(args.pe, args.backends)])               # each once
     for pe, backend in tqdm(jobs, desc=args.preset, leave=False, disable=None):
         row = Row(pe, backend, args, floor)
         floor = floor or row

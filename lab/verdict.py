@@ -7,9 +7,9 @@
 
 Committed losses are means over seeds on the same targets of the test split, on which nothing was tuned; those of your
 own runs are of val. What a method is good for is which tasks it learns (GOOD_FOR, from results/tasks/). Cost is the
-time of a training step on a CPU over that of NoPE (results/mini/bench.json, which `python -m lab.bench --parts train
---backends torch --json FILE` makes), and the parameters beyond NoPE's. Other processors give other losses: RoPE's at
-16x has differed by 0.03, and that of a tuned ALiBi model with four times the tokens by 0.04.
+time of a training step with --fast on a CPU over NoPE's (results/mini/bench.json, which `python -m lab.bench --parts
+train --backends torch --json FILE` makes), and the parameters beyond NoPE's. Other processors give other losses: RoPE's
+at 16x has differed by 0.03, and that of a tuned ALiBi model with four times the tokens by 0.04.
 """
 
 import contextlib

@@ -55,8 +55,8 @@ def test_the_commands_do_each_job_once_and_then_none_is_left(by_commands, tokens
 
 @pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="finds a worker by the lock that it holds")
 def test_the_job_of_a_killed_worker_is_taken_up_by_another(by_commands, tokens, tmp_path):
-    """Four workers; the one that trains exqpe-s0 is killed after its first checkpoint."""
-    words = [sys.executable, "-m", "lab.reproduce", "scaling", "--jobs", "4", *flags(tokens, 60)]
+    """Two workers; the one that trains exqpe-s0 is killed after its first checkpoint."""
+    words = [sys.executable, "-m", "lab.reproduce", "scaling", "--jobs", "2", *flags(tokens, 60)]
     grid = subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE)
     run = tmp_path / "runs/mini/exqpe-s0"
     end = time.monotonic() + 120
