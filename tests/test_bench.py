@@ -76,7 +76,7 @@ def test_rows_stand_beside_nope(tmp_path, monkeypatch):
 
 def test_data_is_timed_beside_tiktoken(tmp_path, monkeypatch):
     need("datatrove")
-    monkeypatch.setattr(bench, "DOCUMENTS", 200)
+    monkeypatch.setattr(bench, "DOCUMENTS", 60)
     done = command("lab.bench", "--parts", "data", "--repeats", 1, "--json", "b.json", cwd=tmp_path)
     [row] = json.loads((tmp_path / "b.json").read_text())
     assert row["part"] == "data" and row["over_tiktoken"] > 0 and row["over_all_cores"] > 0

@@ -101,11 +101,11 @@ def test_killed_work_goes_on_to_the_same_bytes(whom, source, prepared, tmp_path)
 def test_data_py_and_train_py_take_such_a_source(texts, prepared, tmp_path):
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / "all [1].jsonl").write_text("\n\n".join(json.dumps({"text": text}) for text in texts))
-    done = process("train.py", *TINY, "--steps", 1, "--data", "lines", cwd=tmp_path)
+    done = command("train.py", *TINY, "--steps", 1, "--data", "lines", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert data.read_meta(tmp_path / "data/lines-v300")["dropped"]["duplicate"] == 20
     flags = ["--vocab", 300, "--max-tokens", 20_000, "--out", "few"]
-    done = process("data.py", "lines/all [1].jsonl", *flags, cwd=tmp_path)
+    done = command("data.py", "lines/all [1].jsonl", *flags, cwd=tmp_path)
     assert done.returncode == 0 and "not looked for" in done.stdout, done.stderr
     few = sum(split["tokens"] for split in data.read_meta(tmp_path / "few")["splits"].values())
     assert 20_000 <= few < 20_000 + 4_000

@@ -1,7 +1,7 @@
 """A grid in several processes: each job is done once, and what a killed process leaves is done by another."""
 
 import collections
-import contextlib
+import fcntl
 import os
 import re
 import shlex
@@ -9,18 +9,21 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import ROOT, command, process, refused
 
 import common
+from lab import reproduce
 
 SMALL = ["--layers", "1", "--width", "32", "--heads", "2", "--context", "16", "--batch-size", "4", "--vocab", "300"]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def flags(tokens, steps):
-    return ["--seeds", "0", "--", *SMALL, "--steps", str(steps), "--checkpoint-every", "10", "--data", str(tokens)]
+    small = [*SMALL, "--steps", str(steps), "--checkpoint-every", "10", "--data", str(tokens)]
+    return ["--seeds", "0", "--max-docs", "1", "--", *small]
 
 
 def jobs_done(printed):
@@ -73,19 +76,21 @@ def test_the_job_of_a_killed_worker_is_taken_up_by_another(by_commands, tokens, 
     assert hashes(tmp_path) == hashes(by_commands[0])                   # of both, one thread a run
 
 
-def test_a_run_that_another_process_holds_is_left_to_it(by_commands, tokens):
+def test_a_run_that_another_process_holds_is_left_to_it(by_commands, tokens, monkeypatch):
     folder, _ = by_commands
     run = folder / "runs/mini/expe-s0"
     file = folder / "results/mini/expe-s0.scaled.json"
     text = file.read_text()
     file.unlink()
-    words = [sys.executable, "-m", "lab.reproduce", "scaling", "--run", "expe-s0", *flags(tokens, 60)]
-    with common.lock(run):
-        grid = subprocess.Popen(words, cwd=folder, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            grid.wait(timeout=5)
-        assert grid.returncode is None and not file.exists()
-    assert "expe-s0 scaled" in grid.communicate(timeout=60)[0] and file.read_text() == text
+    monkeypatch.setattr(reproduce, "PAUSE", 0.1)
+    words = ["lab.reproduce", "scaling", "--run", "expe-s0", *flags(tokens, 60)]
+    with ThreadPoolExecutor(1) as pool, open(run / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)                                # of another opening of the file: it counts
+        grid = pool.submit(command, *words, cwd=folder)
+        time.sleep(1)
+        left_alone = not grid.done() and not file.exists()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+    assert left_alone and "expe-s0 scaled" in grid.result().stdout and file.read_text() == text
 
 
 def test_an_error_of_a_worker_ends_the_grid_with_its_line(tokens, tmp_path):
