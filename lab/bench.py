@@ -370,11 +370,11 @@ def main(argv=None):
     parser.add_argument("--parts", type=listed(str, *PARTS), default=list(PARTS[:-1]), metavar="NAME,...",
                         help=f"of {', '.join(PARTS)} (default: all but the last)")
     parser.add_argument("--pe", type=listed(str, *METHODS), default=list(ENCODINGS), metavar="NAME,...",
-                        help=f"of {', '.join(METHODS)}; {FLOOR}, with which all are compared, is always there "
-                             "(default: all)")
+                        help=f"of {', '.join(METHODS)}; {FLOOR} by torch, with which all are compared, is "
+                             "always there (default: all)")
     parser.add_argument("--backends", type=listed(str, *BACKENDS), metavar="NAME,...",
                         help=f"of {', '.join(BACKENDS)}: torch and numpy are train.py --fast, plain is torch without, "
-                             "plain+malloc with its memory setting alone (default: all, numpy only where it can)")
+                             "plain+malloc with its memory setting alone (default: torch, and numpy where it can)")
     batches = ", ".join(f"{n} for {preset}" for preset, n in BATCH.items())
     parser.add_argument("--batch-size", type=at_least(1), metavar="N",
                         help=f"sequences in a training step (default: {batches})")
@@ -391,7 +391,7 @@ def main(argv=None):
         by_numpy = args.device == "cpu" and args.dtype == "fp32" and not args.compile
         if "numpy" in (args.backends or ()) and not by_numpy:
             raise InputError("numpy computes in fp32 on the CPU, uncompiled: leave it out of --backends")
-        args.backends = args.backends or [name for name in BACKENDS if name != "numpy" or by_numpy]
+        args.backends = args.backends or [name for name in train.BACKENDS if name != "numpy" or by_numpy]
         print(f"{platform.machine()}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}", flush=True)
         rows = measure(args)
         if "data" in args.parts:

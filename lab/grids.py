@@ -18,7 +18,6 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
     "expe-on-qkv": "--pe expe --on qkv",
     "expe-l1-x24": f"--pe expe --l 1 {tuned.STEP.format(24)}",
     "expe-x1024": f"--pe expe {tuned.STEP.format(1024)}",
-    "expe-on-k-x1024": f"--pe expe --on k {tuned.STEP.format(1024)}",
 } | {
     f"{name}-{more}": f"{flags} {extra}"
     for more, extra in {"start1": "--start 1", "start8": "--start 8", "start1-bf16": "--start 1 --dtype bf16"}.items()
@@ -144,12 +143,6 @@ GRIDS = {
         dict.fromkeys(("nope", "rope", "alibi", "expe", "expe-on-k", "kerple", "fire", "cope", "fox", "grape", "xpos",
                        "partial", "proportional"), SAME),
         says="FoX has the lowest mean at every length. FoX, GRAPE, ALiBi and ExPE-K do not change with length."),
-    "fox": Grid(
-        "FoX with its authors' starting values beside tuned methods, on the test split",
-        dict.fromkeys(("fox", "alibi-x4-lr-x2", "expe-on-k", "expe-x16", "rope-base100"), ("test-same-targets",)),
-        place=tuned.PRESET,
-        says="FoX, untuned, has the lowest means. After Holm's correction it is not significantly below ALiBi and ExPE "
-             "with 16 times theta."),
     "mixes": Grid(
         "Blocks without an encoding, windows, other softmaxes, and RoPE dropped after training",
         dict.fromkeys(("rope", "rope-log", "rope-sinks", "rope-nope4", "rope-nope4-log", "rope-nope4-window",

@@ -35,11 +35,13 @@ from model_numpy import count_parameters
 from studies import tuning as tuned
 
 FOLDER = Path("results") / tuned.PRESET
-UNTUNED = {"test": ("fox",), "val": ("expe-on-k", "kerple", "grape", "fire")}      # with their authors' values
+UNTUNED = {"test": (), "val": ("expe-on-k", "fire")}                   # FIRE with its authors' values
 ENDS = (1, MULTIPLES[-1])
 GOOD_FOR = {                             # method of results/tasks/: (words, {task: the multiple to which it has 95%})
     "fox": ("marked tokens and latest writes", {"needle": 16, "flip-flop": 16}),
     "alibi": ("text ends and latest writes", {"first-last": 16, "flip-flop": 16}),
+    "kerple": ("marked tokens; sorting to 2x", {"needle": 16, "sort": 2}),
+    "grape": ("text ends and latest writes", {"first-last": 16, "flip-flop": 16}),
     "expe-on-k": ("latest writes; recall to 2x", {"flip-flop": 16, "mqar": 2}),
     "shaw": ("exact offsets past trained length", {"back-3": 16, "back-8": 4}),
     "t5": ("sorting to twice trained length", {"sort": 2}),

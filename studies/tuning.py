@@ -1,8 +1,10 @@
 """Every method at its best: the learning rate and a knob of its own, tuned at `mini` by one rule and one budget.
 
 1. One run a value of the method's knob, at the preset's learning rate.
-2. One run a learning rate, at the best of these. NoPE has no knob, and as many more rates: nine trials for each.
-3. The best of all, and the default, with fresh seeds: these alone are scored on the test split.
+2. One run a learning rate, at the best of these. NoPE, FoX, KERPLE and GRAPE have no knob, and as many more rates: nine
+   trials each.
+3. Two or three more values of the methods whose best lay at an edge, and of ExPE.
+4. The best of all, and the default, with fresh seeds: these alone are scored on the test split.
 
 The best has the lowest loss on the val split at the trained length, by the paper's protocol. Nothing past the trained
 length is looked at.
@@ -11,9 +13,9 @@ length is looked at.
 from typing import NamedTuple
 
 TITLE = "Every method at its best: its learning rate and a knob of its own, tuned alike"
-SAYS = ("Nine trials of seed 0 choose a method's values on val at the trained length; the best and the default are "
-        "then trained with fresh seeds and scored on test. ExPE-K and ALiBi do not change with length. ALiBi has the "
-        "lower mean, and its best values lie at an edge of what was tried.")
+SAYS = ("Nine trials or more of seed 0 choose a method's values on val at the trained length; the best and the default "
+        "are then trained with fresh seeds and scored on test. FoX, ALiBi, GRAPE and ExPE-K do not change with length. "
+        "FoX and ALiBi have the lowest means, and their best rates are the highest that were tried.")
 PRESET, SEED = "mini", 0                 # of the trials
 TRIALS = ("nonoverlap", "same-targets")  # by what they are scored, on val
 FINALS = ("test-nonoverlap", "test-same-targets")
@@ -29,25 +31,33 @@ class Method(NamedTuple):
     knob: dict                           # {name of a value: its flags}, beside the default
     rates: dict = RATES
     before: str = ""                     # the value that was the default before it was tuned, if it is another since
+    beyond: dict = {}                    # {name: flags} of the values that were tried after the nine
 
 METHODS = {
-    "expe": Method("--pe expe", MULTIPLIERS),
-    "expe-on-k": Method("--pe expe --on k", {"x1": STEP.format(1)} | MULTIPLIERS_OF_K, before="x1"),
+    "expe": Method("--pe expe", MULTIPLIERS, beyond={
+        f"x16-{name}": f"{STEP.format(16)} {more}" for name, more in {
+            "start1": "--start 1", "l8": "--l 8", "l48": "--l 48"}.items()}),
+    "expe-on-k": Method("--pe expe --on k", {"x1": STEP.format(1)} | MULTIPLIERS_OF_K, before="x1",
+                        beyond={f"x{x}": STEP.format(x) for x in (1024, 4096)}),
     "rope": Method("--pe rope", BASES),
-    "alibi": Method("--pe alibi", {f"x{slopes}": f"--slopes {slopes}" for slopes in (0.25, 0.5, 1.5, 2, 4)}),
-    "t5": Method("--pe t5", {f"distance{far}": f"--max-distance {far}" for far in (24, 32, 64, 256, 512)}),
+    "alibi": Method("--pe alibi", {f"x{slopes}": f"--slopes {slopes}" for slopes in (0.25, 0.5, 1.5, 2, 4)},
+                    beyond={f"x{slopes}-lr-x2": f"--slopes {slopes} --lr 0.008" for slopes in (8, 16)}),
+    "t5": Method("--pe t5", {f"distance{far}": f"--max-distance {far}" for far in (24, 32, 64, 256, 512)},
+                 beyond={"distance20-lr-x2": "--max-distance 20 --lr 0.008",
+                         "distance24-lr-x4": "--max-distance 24 --lr 0.016"}),
     "shaw": Method("--pe shaw", {f"distance{far}": f"--max-distance {far}" for far in (4, 8, 32, 64, 128)}),
     "sinusoidal": Method("--pe sinusoidal", BASES),
-    "nope": Method("--pe nope", {}, RATES | MORE),
+    **{pe: Method(f"--pe {pe}", {}, RATES | MORE) for pe in ("nope", "fox", "kerple", "grape")},
 }
 
 def variants():
     """{name: as lab.grids.VARIANTS} of every trial that there can be: METHOD, METHOD-VALUE, and either with -RATE."""
     by_name = {}
-    for method, (flags, knob, rates, _) in METHODS.items():
+    for method, (flags, knob, rates, _, beyond) in METHODS.items():
         first = {method: flags} | {f"{method}-{value}": f"{flags} {more}" for value, more in knob.items()}
         for name, own in first.items():
             by_name |= {name: own} | {f"{name}-{rate}": f"{own} {more}" for rate, more in rates.items()}
+        by_name |= {f"{method}-{value}": f"{flags} {more}" for value, more in beyond.items()}
     return by_name
 
 def trials(method, loss):
@@ -55,11 +65,11 @@ def trials(method, loss):
 
     loss(name): of a trial on val at the trained length, or None as long as it is missing.
     """
-    _, knob, rates, _ = METHODS[method]
+    _, knob, rates, _, beyond = METHODS[method]
     names = [method, *(f"{method}-{value}" for value in knob)]
     if (first := best_of(names, loss)) is None:
         return names, None
-    names += [f"{first}-{rate}" for rate in rates]
+    names += [f"{first}-{rate}" for rate in rates] + [f"{method}-{value}" for value in beyond]
     return names, best_of(names, loss)
 
 def default_of(method):

@@ -67,12 +67,13 @@ def claims():
     same, all_targets = "same-targets", "nonoverlap"
     run = json.loads((ROOT / "results/mini/expe-s1.run.json").read_text())
     tokens, train = run["tokens"], run["data"]["splits"]["train"]["tokens"]
-    budget, alibi = "expe-on-k-tokens-x4", "alibi-x4-lr-x2"
+    budget, alibi, fox, kerple = "expe-on-k-tokens-x4", "alibi-x8-lr-x2", "fox-lr-x2", "kerple-lr-x1.7"
+    longer = "alibi-x4-lr-x2-tokens-x4"
     copying = [gain(name, "repeat", 1) for name in GRIDS["table2"].evaluations]
     scaled = [loss("expe", "scaled", length) - loss("expe", all_targets, length) for length in (1, 16)]
     ends = [end for name in ("expe-on-k", "alibi", "fox", "grape")
             for end in gap((name, same, 16), (name, same, 1))[1:]]
-    ends += [end for name in ("expe-on-k", alibi, "fox")
+    ends += [end for name in ("expe-on-k", alibi, fox, "grape-lr-x1.7")
              for end in gap((name, same, 16, "test"), (name, same, 1, "test"))[1:]]
     assert max(map(abs, ends)) < 0.025 and max(copying) <= 0.05 and PRESETS["mini"].model.context == 128
     held = [loss("expe-x16", kind, length, "test") for kind, length in (("held-same-targets", 16), (same, 1))]
@@ -89,13 +90,15 @@ def claims():
             f"by {interval(gap(('rope-base100', all_targets, 1, 'test'), ('expe-on-k', all_targets, 1, 'test')))}",
             *(f"by {interval(gap(('expe-on-k', all_targets, n, 'test'), (alibi, all_targets, n, 'test')))}"
               for n in (1, 16)),
+            *(interval(gap((alibi, all_targets, n, "test"), (fox, all_targets, n, "test"))) for n in (1, 16)),
+            f"KERPLE rises by {interval(gap((kerple, same, 16, 'test'), (kerple, same, 1, 'test')))}",
             "lies within 0.025 of 0",
             f"ExPE rises by {rise('expe', same, 16):.2f} and RoPE by {rise('rope', same, 16):.2f} on",
             f"flat to 4x ({paper[0]})",
             f"by {interval(gap(('expe-on-k-x1', same, 1), ('expe-on-k', same, 1)))} on val",
             f"flat: {held[0]:.3f} at 1x and at 16x" if f"{held[0]:.3f}" == f"{held[1]:.3f}" else "not flat",
             f"rises by {interval(gap((budget, same, 16, 'test'), (budget, same, 1, 'test')))}",
-            f"lies {interval(gap((budget, same, 1, 'test'), (f'{alibi}-tokens-x4', same, 1, 'test')))} above ALiBi",
+            f"lies {interval(gap((budget, same, 1, 'test'), (longer, same, 1, 'test')))} above ALiBi",
             ", ".join(paper), f"ExPE rises by {rise('expe', same, 4):.2f} |",
             f"{scaled[0]:.2f} lost, {-scaled[1]:.2f} gained",
             interval(gap(("expe-constant", same, 1), ("expe", same, 1))),
