@@ -142,6 +142,9 @@ def further(q, k, a, b):
 def in_half_precision(x):
     return x.dtype.itemsize == 2 or autocasts(x)
 
+def is_full_on_cpu(x):
+    return x.device.type == "cpu" and not in_half_precision(x)
+
 def linear_of(encoding, causal):
     """The function linear(q, kept, w, n) -> a, b by which an encoding's scores gain a_m b_n; None if it has none.
 
@@ -306,8 +309,7 @@ def has_band(attention):
     """
     encoding, w = attention.encoding, attention.qkv.weight
     own = type(encoding) is model_torch.Shaw and type(encoding.settings) is Shaw and not encoding.softmax
-    return (own and attention.fused and attention.causal and w.device.type == "cpu" and not in_half_precision(w)
-            and not torch.compiler.is_compiling())
+    return own and attention.fused and attention.causal and is_full_on_cpu(w) and not torch.compiler.is_compiling()
 
 def in_a_row(n):
     """Whether each of the positions n, an array or tensor, follows the one before it, the same in all sequences."""
@@ -364,7 +366,15 @@ class Attention(model_torch.Attention):
             return self.encoding.keep(at_least_fp32(h))
 
     def attend(self, q, k, v, bias, table):
-        """As the plain one. Kernels want one width: narrower values get zeros, as beside PoPE's keys."""
+        """As the plain one. Kernels want one width: narrower values get zeros, as beside PoPE's keys.
+
+        A bias of each sequence that is trained in full precision on a CPU is added by the product of the scores.
+        """
+        plain_softmax = self.encoding.value is None and self.encoding.softmax is None
+        if plain_softmax and bias is not None and bias.ndim == 4 and bias.requires_grad and is_full_on_cpu(q):
+            bias = self.mask(q, k, bias).expand(*q.shape[:3], k.shape[2])              # (B, H, T, S)
+            scores = torch.baddbmm(*(x.flatten(0, 1) for x in (bias, q, k.mT)), alpha=1 / score_divisor(q))
+            return scores.view_as(bias).softmax(-1) @ v
         if (more := q.shape[-1] - v.shape[-1]) and self.encoding.value is None:
             return super().attend(q, k, F.pad(v, (0, more)), bias, table)[..., :-more]
         return super().attend(q, k, v, bias, table)

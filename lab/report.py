@@ -39,6 +39,7 @@ ROW = {"protocol": str, "how": str, "length": int, "trained_length": int, "n_doc
 SCORED = {"targets_sha256": str, "unit_losses": [NUMBER], "unit_targets": [int]}
 BY_POSITION = {"block": int, "by_position": [NUMBER]}
 WITHOUT = {"unit_losses_without": [NUMBER]}
+SHOWN = 9                                # trials of a method in a figure: all methods have as many
 TIMES = [f"{multiple}x" for multiple in MULTIPLES]
 
 
@@ -382,7 +383,7 @@ def page_of_tuned(folder, files):
         names, best = tuned.trials(method, loss)
         if best is not None:
             pairs[method] = best, tuned.default_of(method)
-            trials[method] = sorted(map(loss, names))
+            trials[method] = sorted(map(loss, names))[:SHOWN]
     grids = {method: Grid(tuned.TITLE, dict.fromkeys(pair, tuned.FINALS)) for method, pair in pairs.items()}
     seeds = max((finished(grid, files) for grid in grids.values()), key=len, default=[])
     if not seeds:
@@ -396,7 +397,7 @@ def page_of_tuned(folder, files):
     path.parent.mkdir(exist_ok=True)
     drawn = {pictures.name(method): Curve(range(1, 1 + len(some)), np.array(some), None, pictures.colour(method))
              for method, some in trials.items()}
-    title = f"The trials of each method, from the best to the worst\n{tuned.PRESET}, seed {tuned.SEED}, val, 1x"
+    title = f"The {SHOWN} best trials of each method\n{tuned.PRESET}, seed {tuned.SEED}, val, 1x"
     pictures.curves(path, drawn, title, set(), across="trial")
     return grid, page("tuned", grid, tuned.PRESET, files, seeds) + f"\n![{title.splitlines()[0]}](../../{path})\n"
 

@@ -5,7 +5,7 @@
     python -m lab.reproduce table2 --commands                          what is left, one command a line
     python -m lab.reproduce table2 --preset paper-35m --dry-run
     python -m lab.reproduce ablations --preset paper-35m -- --dtype bf16 --compile     what follows -- is train.py's
-    python -m lab.reproduce tuned                                      nine trials a method, then the best on test
+    python -m lab.reproduce tuned                                      nine trials a method or more; finals on test
     python -m lab.reproduce report                                     writes the pages of results/ from its files
 
 A grid that was stopped or killed goes on when it is started again: complete runs are not trained again, unfinished ones

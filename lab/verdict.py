@@ -2,14 +2,14 @@
 
     python -m lab.verdict                     method, flags, what it is good for, trials, losses at 1x and 16x, cost
     python -m lab.verdict --full              the table of docs/evidence.md, with differences from one reference
-    python -m lab.verdict --full --reference fox                     the same, with differences from FoX
+    python -m lab.verdict --full --reference fox-lr-x2               the same, with differences from FoX
     python -m lab.verdict runs/mini-expe-s0 runs/mini-rope-s0
 
 Committed losses are means over seeds on the same targets of the test split, on which nothing was tuned; those of your
 own runs are of val. What a method is good for is which tasks it learns (GOOD_FOR, from results/tasks/). Cost is the
-time of a training step with --fast on a CPU over NoPE's (results/mini/bench.json, which `python -m lab.bench --parts
-train --backends torch --json FILE` makes), and the parameters beyond NoPE's. Other processors give other losses: RoPE's
-at 16x has differed by 0.03, and that of a tuned ALiBi model with four times the tokens by 0.04.
+time of a training step with --fast on a CPU over NoPE's (results/mini/bench.json; docs/speed.md has the command), and
+the parameters beyond NoPE's. Other processors give other losses: RoPE's at 16x has differed by 0.03, and that of a
+tuned ALiBi model with four times the tokens by 0.04.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ from eval import MULTIPLES
 from lab import measure, pictures
 from lab.compare import read_rows
 from lab.files import read_json
-from lab.grids import VARIANTS, flags_of
+from lab.grids import flags_of
 from lab.measures import adjust_by_holm, interval_of_seeds, p_value
 from lab.report import collect, table
 from model_numpy import count_parameters
 from studies import tuning as tuned
 
 FOLDER = Path("results") / tuned.PRESET
-UNTUNED = {"test": (), "val": ("expe-on-k", "fire")}                   # FIRE with its authors' values
+ON_VAL = ("expe-on-k", "fire")           # FIRE with its authors' values, beside what it is compared with
 ENDS = (1, MULTIPLES[-1])
 GOOD_FOR = {                             # method of results/tasks/: (words, {task: the multiple to which it has 95%})
     "fox": ("marked tokens and latest writes", {"needle": 16, "flip-flop": 16}),
@@ -76,8 +76,8 @@ def name_of(variant):
 
 def cost_of(variant):
     """"1.04, +2,064": the time of a training step over NoPE's, and the parameters beyond NoPE's."""
-    pe = VARIANTS[variant].split()[1]
-    [ratio] = [row["over_nope"] for row in read_json(FOLDER / "bench.json") if row["pe"] == pe]
+    method = pictures.family(variant)
+    [ratio] = [row["over_nope"] for row in read_json(FOLDER / "bench.json") if row["pe"] == method]
     return f"{ratio:.2f}, +{parameters(variant) - parameters('nope'):,}"
 
 def mean_of(rows):
@@ -86,12 +86,10 @@ def mean_of(rows):
 def committed():
     """README's rows, by the loss at 16x."""
     trials = tuned_variants()
-    variants = [*UNTUNED["test"], *trials]
-    rows = read_rows(FOLDER, variants, "same-targets", "test")
-    variants.sort(key=lambda variant: mean_of(rows[variant][ENDS[1]]))
+    rows = read_rows(FOLDER, trials, "same-targets", "test")
     return [[name_of(variant), f"`{flags_of(variant)}`", GOOD_FOR[pictures.family(variant)][0],
-             str(len(trials.get(variant, [0]))), *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS),
-             cost_of(variant)] for variant in variants]
+             str(len(trials[variant])), *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS), cost_of(variant)]
+            for variant in sorted(trials, key=lambda variant: mean_of(rows[variant][ENDS[1]]))]
 
 def full(reference):
     """Rows of both splits: trials, edges, parameters, 1x on all targets, and differences from the reference.
@@ -100,8 +98,7 @@ def full(reference):
     """
     trials = tuned_variants()
     lines = []
-    for split, untuned in UNTUNED.items():
-        variants = [*untuned, *(trials if split == "test" else ())]
+    for split, variants in (("test", list(trials)), ("val", list(ON_VAL))):
         if reference not in variants:
             continue
         rows = read_rows(FOLDER, variants, "same-targets", split)
@@ -161,7 +158,7 @@ def main(argv=None):
             heads = ["split", "method", "trials", "at an edge", "parameters", "1x, all targets",
                      *(f"{end}x" for end in ENDS), *(f"{end}x - {name_of(args.reference)}" for end in ENDS)]
             if not (lines := full(args.reference)):
-                raise InputError(f"--reference must be a method of the table, such as fox, got {args.reference}")
+                raise InputError(f"--reference must be a method of the table, such as fox-lr-x2, got {args.reference}")
             print(table(heads, lines), end="")
         else:
             heads = ["method", "flags", *["good for"] * (not args.runs), "trials", *(f"{end}x" for end in ENDS), "cost"]

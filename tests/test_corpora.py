@@ -101,7 +101,7 @@ def test_killed_work_goes_on_to_the_same_bytes(whom, source, prepared, tmp_path)
 def test_data_py_and_train_py_take_such_a_source(texts, prepared, tmp_path):
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / "all [1].jsonl").write_text("\n\n".join(json.dumps({"text": text}) for text in texts))
-    done = command("train.py", *TINY, "--steps", 1, "--data", "lines", cwd=tmp_path)
+    done = process("train.py", *TINY, "--steps", 1, "--data", "lines", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert data.read_meta(tmp_path / "data/lines-v300")["dropped"]["duplicate"] == 20
     flags = ["--vocab", 300, "--max-tokens", 20_000, "--out", "few"]

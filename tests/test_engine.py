@@ -117,9 +117,10 @@ def test_ctrl_c_ends_all_processes_at_one_step_and_the_run_goes_on(long_training
     assert [line[0] for line in losses(run) if line[1]] == list(range(1, step + 5))
 
 
-def test_a_process_that_dies_ends_the_others(long_training):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_dies_ends_the_others(rank, long_training):
     started, run = long_training
-    os.kill(ranks_of(started)[0], signal.SIGKILL)
+    os.kill(ranks_of(started)[rank], signal.SIGKILL)
     printed, _ = started.communicate(timeout=60)
     assert started.returncode and "exitcode  : -9" in printed, printed
     assert common.checkpoint_info(run)["step"] >= 5

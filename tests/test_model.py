@@ -435,7 +435,7 @@ OTHERS = [(pe, ()) for pe in ENCODINGS if pe not in ("nope", "fox", "grape", "al
 
 
 @pytest.mark.parametrize("pe, variant, length, window", [
-    *((*case, length, window) for case in FUSED for length, window in ((128, 0), (512, 0), (512, 100), (1024, 0))),
+    *((*case, length, window) for case in FUSED for length, window in ((128, 0), (512, 0), (512, 100), (2048, 0))),
     *((*case, 128, 0) for case in OTHERS), *((*case, 512, 100) for case in OTHERS),
     *(pytest.param(*case, 2048, 0, marks=pytest.mark.slow) for case in OTHERS)])
 def test_positions_cost_bf16_gradients_no_digits(pe, variant, length, window):
