@@ -310,7 +310,8 @@ def same_losses_and_gradients(quick, plain, digits, **given):
 def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
         pe, variant, dtype, digits, positions, changes, monkeypatch):
     quick, plain = (tiny(pe, variant=variant, parts=parts, **changes).to(dtype) for parts in (fast.PARTS, {}))
-    assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T)))  # the plain form itself, in fp32 and above
+    with torch.no_grad():
+        assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T)))  # the plain form, in fp32 and above
     monkeypatch.setattr(fast, "in_half_precision", lambda x: True)
     shut = fast.linear_of(quick.blocks[0].attn.encoding, quick.config.causal) is None  # no product of two numbers
     assert shut == (changes == {"causal": False} and pe in ("alibi", "grape"))
@@ -318,6 +319,19 @@ def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
     if pe == "grape":  # the gradient of its w is a sum that cancels: in fp32 its terms' digits count
         digits *= 10 if dtype == torch.float32 else 2
     same_losses_and_gradients(quick, plain, digits, positions=positions)
+
+
+@pytest.mark.parametrize("changes", [{}, {"nope_every": 2}, {"causal": False}, {"window": 4}], ids=str)
+@pytest.mark.parametrize("dtype, digits", [(torch.float64, 1e-10), (torch.float32, 2e-5)])
+@pytest.mark.parametrize("pe", ["fox", "grape", "cope", "cable", "path"])
+def test_trained_biases_added_by_the_product_have_the_plain_ones_loss_and_gradients(
+        pe, dtype, digits, changes, monkeypatch):
+    quick, plain = (tiny(pe, parts=parts, **changes).to(dtype) for parts in (fast.PARTS, {}))
+    calls = []
+    monkeypatch.setattr(torch, "baddbmm", lambda *given, baddbmm=torch.baddbmm, **how: (
+        calls.append(pe) or baddbmm(*given, **how)))
+    same_losses_and_gradients(quick, plain, digits)
+    assert len(calls) == sum(block.attn.encoding.settings.pe == pe for block in quick.blocks)
 
 
 @pytest.mark.parametrize(
