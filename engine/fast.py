@@ -2,7 +2,8 @@
 
     cross_entropy      the loss without an array of all logits                     model_torch.cross_entropy
     Attention          a linear bias as further dimensions, in half precision;     model_torch.Attention
-                       Shaw's vectors on a band of the scores, on a CPU
+                       on a CPU Shaw's vectors on a band of the scores, and
+                       trained biases added by the product of the scores
     Dropout            16 random bits a number on a CPU instead of a whole word    nn.Dropout
     compile            torch.compile of the blocks and of the loss                 the model as it is
     keep_freed_memory                                                              the C library's own settings
