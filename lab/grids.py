@@ -36,7 +36,12 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
      for name, flags in {"expe": "--pe expe", "expe-on-k": "--pe expe --on k", "rope": "--pe rope",
                          "expe-on-k-x16": tuned.variants()["expe-on-k-x16"]}.items()} | {
     f"{name}-tokens-x{times}": f"{tuned.variants()[name]} --steps {times * 1600}"
-    for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2") for times in (2, 4)} | task_grid.variants()
+    for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2") for times in (2, 4)}
+METHODS = ("expe-on-k", "alibi-x8-lr-x2", "fox-lr-x2", "rope-base100", "expe-x16", "kerple",   # of the grid `tokens`
+           "expe-on-k-lr-x2", "alibi-x8", "fox", "rope-base100-lr-x2", "expe-x16-lr-x2", "kerple-lr-x2")
+VARIANTS |= {"alibi-x8": "--pe alibi --slopes 8"}
+VARIANTS |= {f"{name}-tokens-x4": f"{VARIANTS[name]} --steps 6400" for name in METHODS}
+VARIANTS |= task_grid.variants()
 EVALUATIONS = {                          # flags of lab.measure, by the name of the file that they fill
     "nonoverlap": "--per-position",
     "same-targets": "--protocol same-targets",
@@ -51,6 +56,9 @@ EVALUATIONS = {                          # flags of lab.measure, by the name of 
     "test-nonoverlap": "--split test",
     "test-same-targets": "--split test --protocol same-targets",
     "test-held-same-targets": "--split test --protocol same-targets --rope-scaling hold",
+    "test-spread": "--split test --protocol spread",
+    "test-held-spread": "--split test --protocol spread --rope-scaling hold",
+    "test-far-repeats": "--split test --protocol far-repeats",
 }
 LOSSES = ("nonoverlap", "same-targets")
 PROBES = ("swap", "repeat")
@@ -165,6 +173,12 @@ GRIDS = {
         place=tuned.PRESET,
         says="ALiBi's lead over ExPE-K grows with the tokens. With four times the tokens ExPE-K rises by 0.02 from 1x "
              "to 16x with every seed."),
+    "tokens": Grid(
+        "Four times the tokens, at which models copy: targets at 16 places of each document, on the test split",
+        dict.fromkeys((f"{name}-tokens-x4" for name in METHODS), ("test-spread", "test-far-repeats", *PROBES))
+        | dict.fromkeys((f"expe-x16{rate}-tokens-x4" for rate in ("", "-lr-x2")),
+                        ("test-spread", "test-held-spread", "test-far-repeats", *PROBES)), place="far",
+        says=""),
     "books": Grid(
         "English novels, scored on other authors', with default and best values",
         dict.fromkeys(("expe", "expe-x16", "expe-on-k-x1", "expe-on-k", "rope", "rope-base100", "alibi",
