@@ -1,0 +1,116 @@
+"""What a processor changes: the same runs with two threads and with older instructions, beside runs of other seeds.
+
+    python -m studies.noise                          five methods at mini, three trainings each, all of seed 1
+    python -m studies.noise --variants rope,fox --json noise.json
+
+Two threads add numbers in another order than one, and so do older instructions (AVX2 in place of AVX-512). Rounding
+differs in the last bits, and 1,600 steps make that visible in the loss. Losses are those of same-targets on val. What
+the file has is not trained again. The standard deviation over seeds 1 to 3 is that of results/mini, whose seed 1 stands
+in the column `results`: it was trained with one thread on another processor.
+"""
+
+import itertools
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+import train
+from common import CommandLine, checkpoint_info, listed, lock, new_file
+from config import InputError
+from eval import MULTIPLES
+from lab.compare import read_rows
+from lab.files import BAR, read_json, write_rows
+from lab.grids import VARIANTS, flags_of
+from lab.report import table
+from studies.tuning import PRESET
+
+METHODS = ("expe", "expe-on-k", "rope", "alibi", "fox")
+SEED = 1
+WAYS = {                                 # name: what the environment of a training has; MKL and oneDNN are torch's
+    "1 thread": {"OMP_NUM_THREADS": "1"},
+    "2 threads": {"OMP_NUM_THREADS": "2"},
+    "AVX2": {"OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+             "ONEDNN_MAX_CPU_ISA": "AVX2"},
+}
+ENDS = (1, MULTIPLES[-1])
+ROW = {"variant": str, "way": str, "flags": str, "weights": str, "losses": [float]}
+ROOT = Path(__file__).resolve().parent.parent
+
+def run(variant, way, words):
+    """Train and score one run in processes of their own, which read their environment as they start; a row."""
+    place = Path("runs/noise") / f"{variant}-{way.replace(' ', '-').lower()}"
+    scores = place / "same-targets.json"
+    more = ["--resume"] if (place / "config.json").exists() else []
+    env = os.environ | WAYS[way] | {"PYTHONPATH": str(ROOT)}
+    for command in ([ROOT / "train.py", *words, "--out", place, *more],
+                    ["-m", "lab.measure", place, "--protocol", "same-targets", "--json", scores]):
+        done = subprocess.run([sys.executable, *map(str, command)], env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise InputError(f"{place}: {(done.stderr.strip() or 'it was killed').splitlines()[-1]}")
+    losses = {row["length"] // row["trained_length"]: row["loss"] for row in read_json(scores)
+              if row["protocol"] == "same-targets"}
+    return {"variant": variant, "way": way, "flags": shlex.join(words), "weights": checkpoint_info(place)["sha256"],
+            "losses": [losses[end] for end in ENDS]}
+
+def of_results(variant):
+    """{seed: {multiple: loss}} on val under results/; InputError without seed 1 or another."""
+    rows = read_rows(ROOT / "results" / PRESET, [variant], "same-targets", "val")[variant]
+    losses = {row["seed"]: {end: rows[end][i]["loss"] for end in ENDS} for i, row in enumerate(rows[1])}
+    if SEED not in losses or len(losses) < 2:
+        raise InputError(f"results/{PRESET} has {variant} on val without seed {SEED} and another: choose among "
+                         f"{', '.join(METHODS)}")
+    return losses
+
+def compared(rows):
+    """The lines of the table: of each method and length the losses, their range, and the deviation over seeds."""
+    lines = []
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        ways = {row["way"]: row["losses"] for row in rows if row["variant"] == variant}
+        seeds = of_results(variant)
+        for i, end in enumerate(ENDS):
+            other = seeds[SEED][end]
+            losses = [*(ways[way][i] for way in WAYS if way in ways), other]
+            cells = [f"{ways[way][i]:.3f}" if way in ways else "-" for way in WAYS]
+            lines.append([variant, f"{end}x", *cells, f"{other:.3f}", f"{max(losses) - min(losses):.3f}",
+                          f"{statistics.stdev(own[end] for own in seeds.values()):.3f}"])
+    return lines
+
+def main(argv=None):
+    parser = CommandLine(prog="python -m studies.noise", description=__doc__)
+    add = parser.add_argument
+    add("--variants", type=listed(str, *VARIANTS), default=METHODS, metavar="NAME,...",
+        help=f"of lab/grids.py, with results on val (default: {','.join(METHODS)})")
+    add("--ways", type=listed(str, *WAYS), default=list(WAYS), metavar="WAY,...", help=", ".join(WAYS))
+    add("--json", type=new_file, metavar="FILE", help=f"default: results/{PRESET}/noise.json")
+    add("train_flags", nargs="*", metavar="-- FLAGS", help="of train.py, for every run")
+    with parser.one_line_errors():
+        args = parser.parse_args(argv)
+        if args.train_flags and not args.json:
+            parser.error("runs with flags of their own need a file of their own: add --json FILE")
+        words = {variant: ["--preset", PRESET, *shlex.split(flags_of(variant, SEED)), "--seed", str(SEED),
+                           *args.train_flags] for variant in args.variants}
+        for variant in args.variants:                                  # all are right before the first is trained
+            train.read_flags(words[variant])
+            of_results(variant)
+        path = Path(args.json or f"results/{PRESET}/noise.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Path("runs/noise").mkdir(parents=True, exist_ok=True)
+        with lock(Path("runs/noise")):
+            rows = read_json(path, [ROW]) if path.exists() else []
+            there = {(row["variant"], row["way"]): row["flags"] for row in rows}
+            jobs = list(itertools.product(args.variants, args.ways))
+            for variant, way in tqdm(jobs, unit="run", leave=False, disable=None, bar_format=BAR):
+                if there.setdefault((variant, way), flags := shlex.join(words[variant])) != flags:
+                    raise InputError(f"{path} has {variant} with other flags, {there[variant, way]}: name another --json")
+                if not any((row["variant"], row["way"]) == (variant, way) for row in rows):
+                    rows.append(run(variant, way, words[variant]))
+                    write_rows(path, rows)
+        print(table(["method", "at", *WAYS, "results", "range", "sd of seeds"], compared(rows)), end="")
+
+if __name__ == "__main__":
+    main()

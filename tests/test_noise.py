@@ -1,0 +1,56 @@
+"""studies/noise.py: what each way of training really is, and the table recomputed from files."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, TINY, command, refused
+
+from common import checkpoint_info
+from studies import noise
+
+
+def test_older_instructions_are_asked_for_and_got():
+    code = "import torch; print(torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())"
+    found = {way: subprocess.run([sys.executable, "-c", code], env=os.environ | more, capture_output=True, text=True)
+             for way, more in noise.WAYS.items()}
+    assert found["AVX2"].stdout.split() == ["AVX2", "1"], found["AVX2"].stderr
+    assert [found[way].stdout.split()[1] for way in ("1 thread", "2 threads")] == ["1", "2"]
+
+
+def test_runs_are_trained_once_each_in_its_way_and_told_with_other_seeds(tokens, tmp_path):
+    flags = [*TINY[2:], "--data", str(tokens), "--steps", "6"]
+    asked = "studies.noise", "--variants", "rope", "--json", "n.json", "--", *flags
+    done = command(*asked, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "n.json").read_text())
+    assert [row["way"] for row in rows] == list(noise.WAYS)
+    command("train.py", "--preset", "mini", "--pe", "rope", "--seed", "1", *flags, "--out", "again", cwd=tmp_path)
+    assert rows[0]["weights"] == checkpoint_info(tmp_path / "again")["sha256"]
+    for row in rows:
+        place = tmp_path / "runs/noise" / f"rope-{row['way'].replace(' ', '-').lower()}"
+        threads = json.loads((place / "config.json").read_text())["provenance"]["threads"]
+        assert threads == int(noise.WAYS[row["way"]]["OMP_NUM_THREADS"])
+    of_results = [[row["loss"] for row in json.loads((ROOT / f"results/mini/rope-s{s}.same-targets.json").read_text())
+                   if row["protocol"] == "same-targets" and row["length"] == 2048] for s in (1, 2, 3)]
+    losses = [row["losses"][1] for row in rows] + of_results[0]
+    assert done.stdout.splitlines()[-1].split(" | ")[1:] == [
+        "16x", *(f"{loss:.3f}" for loss in losses), f"{max(losses) - min(losses):.3f}",
+        f"{statistics.stdev(sum(of_results, [])):.3f} |"]
+    before = (tmp_path / "n.json").stat().st_mtime_ns
+    assert command(*asked, cwd=tmp_path).stdout == done.stdout and (tmp_path / "n.json").stat().st_mtime_ns == before
+    line = refused(command(*asked[:-1], "7", cwd=tmp_path))
+    assert "n.json has rope with other flags" in line
+
+
+@pytest.mark.parametrize("words, message", [
+    ("--variants rop", "must be of"), ("--variants rope --json n.json -- --lr x", "--lr"),
+    ("--variants rope -- --steps 5", "add --json FILE"), ("--ways 3", "must be of 1 thread, 2 threads, AVX2"),
+    ("--variants fox-lr-x2", "without seed 1 and another: choose among expe"),
+    ("--variants expe-on-k-tokens-x4", "has no same-targets of expe-on-k-tokens-x4 on val")])
+def test_what_cannot_be_done_is_told_before_it_is_trained(words, message, tmp_path):
+    assert message in refused(command("studies.noise", *words.split(), cwd=tmp_path))
+    assert not (tmp_path / "runs").exists()
