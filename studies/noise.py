@@ -106,7 +106,8 @@ def main(argv=None):
             jobs = list(itertools.product(args.variants, args.ways))
             for variant, way in tqdm(jobs, unit="run", leave=False, disable=None, bar_format=BAR):
                 if there.setdefault((variant, way), flags := shlex.join(words[variant])) != flags:
-                    raise InputError(f"{path} has {variant} with other flags, {there[variant, way]}: name another --json")
+                    raise InputError(f"{path} has {variant} with other flags, {there[variant, way]}: name another "
+                                     "--json")
                 if not any((row["variant"], row["way"]) == (variant, way) for row in rows):
                     rows.append(run(variant, way, words[variant]))
                     write_rows(path, rows)
