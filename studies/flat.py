@@ -1,0 +1,133 @@
+"""ExPE-K past its trained length: which heads let far keys gain, and whether another reading of its slopes mends it.
+
+    python -m lab.reproduce tokens                   trains the runs that are named below, and others
+    python -m studies.flat runs/far/expe-on-k-tokens-x4-s[123] --json results/far/flat.json
+
+A query of ExPE-K chooses a slope, by which a score falls for each token that its key is further back. Nothing keeps a
+slope from being below 0, and then far keys gain. Read otherwise, the same weights have slopes clipped at 0, or
+distances that stay at 1 or 2 times the trained length (held). The table of heads gives the share of slopes below 0, of
+queries up to the trained length and of those past it. Runs whose names differ in their seed alone are one row.
+Intervals are for other seeds and other documents.
+"""
+
+import itertools
+import re
+from types import SimpleNamespace
+
+import torch
+from tqdm import tqdm
+
+from common import CommandLine, at_least, load_model, new_file, read_run
+from config import InputError
+from engine.fast import at_least_fp32, is_straight, linear_of
+from eval import held_out
+from lab.files import BAR, write_rows
+from lab.measures import MEASURES, Settings, summary, usable
+from lab.report import mean_sd, paired, table
+from past.reading import Reader, ReadingAttention
+
+MULTIPLES = (1, 2, 4, 16)                # of the trained length
+WAYS = {                                 # name: (the least slope, the furthest distance in trained lengths)
+    "as trained": (-torch.inf, torch.inf),
+    "clipped at 0": (0.0, torch.inf),
+    "held at 1x": (-torch.inf, 1),
+    "held at 2x": (-torch.inf, 2),
+}
+
+class Bent(ReadingAttention):
+    """ReadingAttention whose slopes and distances have limits, and that counts slopes below 0 by the query's place."""
+
+    least, furthest = WAYS["as trained"]                               # of a slope; of a distance, in tokens
+    counts = None                                                      # (positions, heads, 2): below 0, and all
+
+    def attend_linear(self, q, k, v, kept, n):
+        w = self.qkv.weight.chunk(3)[1].unflatten(0, (self.n_heads, -1))               # (H, D, C)
+        a, b = linear_of(self.encoding, self.causal)(at_least_fp32(q), kept, w, n)     # (B, H, T), (..., 1, S)
+        if self.counts is not None:
+            self.counts += torch.stack((a < 0, a == a), -1).sum(0).transpose(0, 1)
+        apart = (b[..., None, :] - b[..., -q.shape[2] :, None]).clamp(min=-self.furthest)      # (..., 1, T, S), below 0
+        return self.attend(q, k, v, a.clamp(min=self.least)[..., None] * apart, None)
+
+class BentReader(Reader):
+    """Reader with Bent attention."""
+
+    def __init__(self, config, seed=0):
+        super().__init__(config, seed, Bent)
+
+    def bend(self, least, furthest):
+        for block in self.blocks:
+            block.attn.least, block.attn.furthest = least, furthest * self.trained.context
+
+def rows_of(run, args):
+    """Two lists of rows: of each way and multiple of the trained length, and of each head."""
+    model, record = load_model(run, BentReader)
+    context = model.config.context
+    measure = MEASURES[args.protocol]
+    settings = Settings(context, MULTIPLES[-1] * context, max(1, context // measure.share), max(1, context // 4), None)
+    documents = usable(held_out(run, record, args.split, None)[1], settings.longest, args.max_docs)
+    rows = []
+    windows = {multiple: measure.conditions(documents, multiple * context, settings)[0] for multiple in MULTIPLES}
+    bar = SimpleNamespace(update=int)
+    every = [torch.zeros(settings.longest, model.config.n_heads, 2) for _ in model.blocks]     # as Bent.counts
+    for way, multiple in itertools.product(WAYS, MULTIPLES):
+        model.bend(*WAYS[way])
+        for block, counts in zip(model.blocks, every, strict=True):
+            block.attn.counts = counts if way == "as trained" and multiple == MULTIPLES[-1] else None
+        scored = summary([windows[multiple]], [model.window_losses(windows[multiple], bar)])
+        rows.append({"run": run, "seed": record["train"]["seed"], "way": way, "multiple": multiple} | scored)
+    shares = [{"run": run, "block": block, "head": head,
+               **{where: float(part[:, head, 0].sum() / part[:, head, 1].sum())
+                  for where, part in (("within", counts[:context]), ("past", counts[context:]))}}
+              for block, counts in enumerate(every) for head in range(counts.shape[1])]
+    return rows, shares
+
+def check(run):
+    """InputError unless a run is ExPE-K's, with one slope a query."""
+    model = read_run(run)[0]
+    if not is_straight(model.encoding) or model.softmax != "plain" or model.nope_every:
+        raise InputError(f"{run} must have expe on keys only (--on k), with no --learn, --softmax or --nope-every")
+
+def print_rows(rows, shares):
+    """A line for each variant and way, and one for each head of a run that has slopes below 0 past its length."""
+    by_variant = {}
+    for row in rows:
+        name = re.sub("-s[0-9]+$", "", row["run"].rstrip("/"))
+        by_variant.setdefault(name, {}).setdefault((row["way"], row["multiple"]), []).append(row)
+    first, *_, last = MULTIPLES
+    lines = []
+    for name, losses in by_variant.items():
+        for way in WAYS:
+            cells = [mean_sd([row["loss"] for row in losses[way, multiple]]) for multiple in MULTIPLES]
+            lines.append([name, way, *cells, paired(losses[way, last], losses[way, first]),
+                          paired(losses[way, first], losses["as trained", first]),
+                          paired(losses[way, last], losses["as trained", last])])
+    print(table(["run", "read", *(f"{multiple}x" for multiple in MULTIPLES), f"{last}x - {first}x",
+                 *(f"{end}x - as trained" for end in (first, last))], lines))
+    print(table(["run", "block", "head", "below 0, to 1x", "below 0, past it"],
+                [[row["run"], str(row["block"]), str(row["head"]), f"{row['within']:.1%}", f"{row['past']:.1%}"]
+                 for row in shares]), end="")
+
+def main(argv=None):
+    parser = CommandLine(prog="python -m studies.flat", description=__doc__)
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="run directories of train.py, with --pe expe --on k")
+    add("--protocol", choices=("same-targets", "spread"), default="spread", help="of lab.measure (default: spread)")
+    add("--split", choices=("val", "test"), default="test", help="held-out documents (default: test)")
+    add("--max-docs", type=at_least(1), metavar="N", help="score the first N usable documents only")
+    add("--json", type=new_file, metavar="FILE", help="write the numbers as a list, the heads last")
+    with parser.one_line_errors():
+        args = parser.parse_args(argv)
+        for i, run in enumerate(args.runs):
+            check(run)
+            if run in args.runs[:i]:
+                raise InputError(f"{run} is named twice: name each run once")
+        rows, shares = [], []
+        for run in tqdm(args.runs, unit="run", leave=False, disable=None, bar_format=BAR):
+            for found, more in zip((rows, shares), rows_of(run, args), strict=True):
+                found += more
+        if args.json:
+            write_rows(args.json, rows + shares)
+        print_rows(rows, shares)
+
+if __name__ == "__main__":
+    main()
