@@ -47,6 +47,7 @@ EVALUATIONS = {                          # flags of lab.measure, by the name of 
     "same-targets": "--protocol same-targets",
     "swap": "--probe swap",
     "repeat": "--probe repeat",
+    "copies": "--probe repeat --lengths 64,96,128,256,512,1024,2048",
     "scaled": "--scale 0.5",
     "scaled-same-targets": "--protocol same-targets --scale 0.5,auto",
     "spread-same-targets": "--protocol same-targets --scale 2,4,8,16",
@@ -175,9 +176,9 @@ GRIDS = {
              "to 16x with every seed."),
     "tokens": Grid(
         "Four times the tokens, at which models copy: targets at 16 places of each document, on the test split",
-        dict.fromkeys((f"{name}-tokens-x4" for name in METHODS), ("test-spread", "test-far-repeats", *PROBES))
+        dict.fromkeys((f"{name}-tokens-x4" for name in METHODS), ("test-spread", "test-far-repeats", "swap", "copies"))
         | dict.fromkeys((f"expe-x16{rate}-tokens-x4" for rate in ("", "-lr-x2")),
-                        ("test-spread", "test-held-spread", "test-far-repeats", *PROBES)), place="far",
+                        ("test-spread", "test-held-spread", "test-far-repeats", "swap", "copies")), place="far",
         says=""),
     "books": Grid(
         "English novels, scored on other authors', with default and best values",
