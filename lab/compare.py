@@ -13,7 +13,7 @@ from common import CommandLine, listed
 from config import InputError
 from eval import MULTIPLES
 from lab.grids import EVALUATIONS, LOSSES, VARIANTS, Grid
-from lab.report import check_alike, collect, lines_of, mean_sd, paired, table
+from lab.report import FURTHER, check_alike, collect, lines_of, mean_sd, paired, table
 from studies import tuning as tuned
 
 TIMES = {f"{multiple}x": multiple for multiple in MULTIPLES}
@@ -54,7 +54,7 @@ def main(argv=None):
     add("b", metavar="B", help="the one whose loss is taken from A's")
     add("--at", type=listed(str, *TIMES), default=["1x", "16x"], metavar="1x,16x", help="(default: 1x,16x)")
     add("--than", choices=TIMES, help="read B at this multiple (default: at A's)")
-    add("--protocol", choices=LOSSES, default="same-targets", help="(default: same-targets)")
+    add("--protocol", choices=(*LOSSES, *FURTHER), default="same-targets", help="(default: same-targets)")
     add("--split", choices=("val", "test"), default="val", help="(default: val)")
     add("--place", default=tuned.PRESET, help="the folder of results/ (default: mini)")
     with parser.one_line_errors():

@@ -174,6 +174,11 @@ GRIDS = {
         place=tuned.PRESET,
         says="ALiBi's lead over ExPE-K grows with the tokens. With four times the tokens ExPE-K rises by 0.02 from 1x "
              "to 16x with every seed."),
+    "spread": Grid(
+        "Every method at its best, scored by targets at 16 places of each document, on the test split",
+        dict.fromkeys(("fox-lr-x2", "alibi-x8-lr-x2", "expe-on-k", "grape-lr-x1.7", "kerple-lr-x1.7",
+                       "shaw-distance32-lr-x2", "expe-x16-start1", "t5-distance20-lr-x2", "nope-lr-x1.2",
+                       "rope-base100", "sinusoidal-base1000"), ("test-spread", "test-far-repeats")), place="far"),
     "tokens": Grid(
         "Four times the tokens, at which models copy: targets at 16 places of each document, on the test split",
         dict.fromkeys((f"{name}-tokens-x4" for name in METHODS), ("test-spread", "test-far-repeats", "swap", "copies"))

@@ -41,6 +41,9 @@ BY_POSITION = {"block": int, "by_position": [NUMBER]}
 WITHOUT = {"unit_losses_without": [NUMBER]}
 SHOWN = 9                                # trials of a method in a figure: all methods have as many
 TIMES = [f"{multiple}x" for multiple in MULTIPLES]
+FURTHER = {                              # protocols whose tables some grids have too, and what stands above these
+    "spread": "Targets at 16 places of each document, with exactly 1x of context and more:",
+    "far-repeats": "Ends of repetitions from further back than 1x:"}
 
 
 # ---- the files, and what they say together ---------------------------------------------------------------------------
@@ -133,7 +136,7 @@ def lines_of(grid, files, seeds):
         for row in itertools.chain(*(files[variant, name][seed] for name in names for seed in seeds)):
             context = row["trained_length"]
             line = lines.setdefault((variant, row["how"]), Line(variant, row["how"], context, {}))
-            line.rows.setdefault((row["protocol"], row["length"] // context), []).append(row)
+            line.rows.setdefault((row["protocol"], row["length"] / context), []).append(row)
     return list(lines.values())
 
 
@@ -181,35 +184,49 @@ def losses_table(grid, preset, lines, than):
         rows.append(cells + [""] * (len(heads) - len(cells)))
     return table(heads, rows)
 
-def same_targets_table(lines, than):
-    """Losses with their differences, also from one of these lines."""
+def same_targets_table(lines, than, protocol="same-targets"):
+    """Losses with their differences, also from one of these lines, and from a sliding window if that stands beside."""
     end = MULTIPLES[-1]
+    beside = MEASURES[protocol].beside
     sliding = {}                         # of each variant, by the way of reading that makes it lowest
-    for rows, variant in ((line.rows["sliding", 1], line.variant) for line in lines):
+    for rows, variant in ((line.rows[beside, 1], line.variant) for line in lines if beside):
         best = sliding.setdefault(variant, rows)
         sliding[variant] = min(best, rows, key=lambda some: pictures.over_seeds([row["loss"] for row in some])[0])
-    heads = ["run", "positions", *TIMES, "sliding 1x", f"{end}x - 1x", f"{end}x - sliding", f"1x - {than}'s",
-             f"{end}x - {than}'s"]
+    heads = ["run", "positions", *TIMES, *["sliding 1x"] * bool(beside), f"{end}x - 1x",
+             *[f"{end}x - sliding"] * bool(beside), f"1x - {than}'s", f"{end}x - {than}'s"]
     other = {line.label: line for line in lines}[than]
     table_rows = []
     for line in lines:
-        first, last = (line.rows["same-targets", multiple] for multiple in (1, end))
-        losses = [*line.losses("same-targets"), [row["loss"] for row in line.rows["sliding", 1]]]
-        pairs = [paired(last, first), paired(last, sliding[line.variant])]
+        first, last = (line.rows[protocol, multiple] for multiple in (1, end))
+        cells = [*map(mean_sd, line.losses(protocol))]
+        cells += [mean_sd([row["loss"] for row in line.rows[beside, 1]])] if beside else []
+        cells += [paired(last, first), *([paired(last, sliding[line.variant])] if beside else [])]
         for multiple, mine in ((1, first), (end, last)):
-            pairs.append("" if line is other else paired(mine, other.rows["same-targets", multiple]))
-        table_rows.append([line.variant, line.how, *map(mean_sd, losses), *pairs])
+            cells.append("" if line is other else paired(mine, other.rows[protocol, multiple]))
+        table_rows.append([line.variant, line.how, *cells])
     return table(heads, table_rows)
+
+def distances_table(lines):
+    """By how much far-repeats' loss falls from 1x to the longest window, by how far back the copy is."""
+    first, last = MULTIPLES[0], MULTIPLES[-1]
+    bins = lines[0].rows["far-repeats", first][0]["by_distance"]
+    table_rows = []
+    for line in lines:
+        pairs = list(zip(*(line.rows["far-repeats", multiple] for multiple in (first, last)), strict=True))
+        table_rows.append([line.variant, line.how, *(
+            mean_sd([a["by_distance"][at][0] - b["by_distance"][at][0] for a, b in pairs], "+.3f") for at in bins)])
+    return table(["run", "positions", *(f"{at} back ({n:,} targets)" for at, (_, n) in bins.items())], table_rows)
 
 def probes_table(lines):
     """The gains of both probes; "" if no line has any."""
-    places = [("swap", 2), ("swap", 4), ("swap", 16), ("repeat", 1), ("repeat", 4), ("repeat", 16)]
+    places = [("swap", 2), ("swap", 4), ("swap", 16), ("repeat", 0.5), ("repeat", 1), ("repeat", 4), ("repeat", 16)]
+    places = [place for place in places if any(place in line.rows for line in lines)]
     rows = []
     for line in lines:
         gains = [paired(*[line.rows.get(place)] * 2, "unit_losses_without", "unit_losses") for place in places]
         if set(gains) != {"-"}:
             rows.append([line.variant, *gains])
-    return table(["run", *(f"{probe} {multiple}x" for probe, multiple in places)], rows) if rows else ""
+    return table(["run", *(f"{probe} {multiple}x" for probe, multiple in places)], rows) if rows and places else ""
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
@@ -270,11 +287,11 @@ def gain_of(row):
 
 def draw_probe(path, lines, probe, title):
     """What a probe's gain is at each length, with the standard deviation over seeds."""
-    lengths = [multiple * lines[0].context for multiple in MULTIPLES]
     drawn = {}
     for line in lines:
-        gains = [[gain_of(row) for row in line.rows[probe, multiple]] for multiple in MULTIPLES]
-        drawn[line.name] = Curve(*pictures.by_length(lengths, np.array(gains)), line.colour)
+        gains = {at: [gain_of(row) for row in rows] for (what, at), rows in line.rows.items() if what == probe}
+        lengths = [round(at * line.context) for at in gains]
+        drawn[line.name] = Curve(*pictures.by_length(lengths, np.array([*gains.values()])), line.colour)
     pictures.curves(path, drawn, title, {lines[0].context}, "gain")
 
 def draw_bars(path, lines, protocol, title):
@@ -287,6 +304,7 @@ MORE_PICTURES = {                        # of a grid: kind, what draws it, of wh
     "table2": [("positions", draw_positions, "nonoverlap", "Loss by position"),
                ("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")],
     "ablations": [("bars", draw_bars, "nonoverlap", GRIDS["ablations"].title)],
+    "tokens": [("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")],
     "theta": [("multipliers", draw_multipliers, "same-targets", "Loss by theta multiplier, at 1x and 16x")],
 }
 
@@ -302,7 +320,7 @@ def draw(name, preset, lines):
         lines = {protocol: [line for line in some if line.how in ("", "bf16") and "bf16" not in line.variant]
                  for protocol, some in lines.items()}
     losses = draw_differences if name in ("precision", "dither") else draw_losses
-    jobs = [(protocol, losses, protocol, title) for protocol in LOSSES if lines[protocol]]
+    jobs = [(protocol, losses, protocol, title) for protocol in (*LOSSES, "spread") if lines[protocol]]
     jobs += MORE_PICTURES.get(name, [])
     for kind, job, protocol, words in jobs:
         path = Path("pictures") / f"{preset}-{name}-{kind}.png"
@@ -404,7 +422,7 @@ def page_of_tuned(folder, files):
 def page(name, grid, preset, files, seeds):
     """The page of one grid. Differences are from ExPE's losses, or, in a grid without it, from its first variant's."""
     lines = lines_of(grid, files, seeds)
-    by = {what: [line for line in lines if (what, 1) in line.rows] for what in (*LOSSES, *PROBES)}
+    by = {what: [line for line in lines if (what, 1) in line.rows] for what in (*LOSSES, *FURTHER, *PROBES)}
     than = "expe" if "expe" in grid.evaluations and name != "tuned" else next(iter(grid.evaluations))
     flags = {files[variant, "run"][seed].get("train_flags", "") for variant in grid.evaluations for seed in seeds}
     command = f"python -m lab.reproduce {name} --preset {preset} --seeds {','.join(map(str, seeds))}"
@@ -413,7 +431,12 @@ def page(name, grid, preset, files, seeds):
              draw(name, preset, by)]
     if by["nonoverlap"]:
         parts.append(f"The paper's protocol (nonoverlap):\n\n{losses_table(grid, preset, by['nonoverlap'], than)}")
-    parts.append("The same targets with more and more context:\n\n" + same_targets_table(by["same-targets"], than))
+    for what, words in {"same-targets": "The same targets with more and more context:", **FURTHER}.items():
+        if by[what]:
+            parts.append(f"{words}\n\n{same_targets_table(by[what], than, what)}")
+    if by["far-repeats"]:
+        parts.append("By how much the loss on these falls from 1x to 16x, by the distance of the copy:\n\n"
+                     + distances_table(by["far-repeats"]))
     if probes := probes_table(lines):
         parts.append(f"Probes: the gain from what is far back, at windows of so many times 1x:\n\n{probes}")
     rows = [[variant, f"`{flags_of(variant, preset=preset)}`"] for variant in grid.evaluations]

@@ -10,6 +10,7 @@ import pytest
 from conftest import ROOT, command, refused
 
 from lab import verdict
+from lab.grids import GRIDS
 from lab.measures import adjust_by_holm, interval_of_seeds, p_value, student
 from studies import task_pages
 from studies import tuning as tuned
@@ -41,6 +42,10 @@ def test_a_difference_and_its_interval_are_those_of_the_files(a, b, length):
     ("expe rope --at 3x", "must be of 1x, 2x, 4x, 8x, 16x")])
 def test_wrong_names_are_told(words, message):
     assert message in refused(command("lab.compare", *words.split(), cwd=ROOT))
+
+
+def test_the_grid_of_spread_targets_has_every_method_at_its_best():
+    assert set(GRIDS["spread"].evaluations) == set(verdict.tuned_variants())
 
 
 def test_student_is_the_tables():

@@ -20,7 +20,7 @@ from conftest import ROOT, command, refused
 from common import checkpoint_info, read_run
 from eval import MULTIPLES
 from lab import pictures, report
-from lab.grids import EVALUATIONS, GRIDS, VARIANTS
+from lab.grids import EVALUATIONS, GRIDS, VARIANTS, Grid
 from lab.measures import student
 
 WHAT = ("run", "nonoverlap", "same-targets", "scaled", "scaled-same-targets")
@@ -100,6 +100,41 @@ def test_numbers_of_the_report_are_those_of_the_files(grid):
     mean = statistics.mean(by_seed)
     found = f"{mean:+.3f} ({mean - half:+.3f}, {mean + half:+.3f})"
     assert re.search(rf"\| exqpe \| scale auto \|.*\| {re.escape(found)} \|", text)
+
+
+def test_tables_of_spread_targets_far_repetitions_and_copies_are_those_of_the_files(tokens, tmp_path, monkeypatch):
+    monkeypatch.setitem(EVALUATIONS, "copies", "--probe repeat --lengths 8,16,32,64,128,256")
+    whats = ["test-spread", "test-far-repeats", "swap", "copies"]
+    grid = Grid("A title", {"expe-on-k": whats, "expe-x16": [*whats, "test-held-spread"]}, place="far")
+    monkeypatch.setitem(GRIDS, "tokens", grid)
+    done = command("lab.reproduce", "tokens", "--seeds", "1,2", "--", *SMALL, "--steps", "4", "--data", tokens,
+                   cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "results/far/tokens.md").read_text()
+    assert (tmp_path / "pictures/mini-tokens-spread.png").exists() and "mini-tokens-repeat.png" in text
+    rows = {(name, what): [json.loads((tmp_path / f"results/far/{name}-s{seed}.{what}.json").read_text())
+                           for seed in (1, 2)] for name, names in grid.evaluations.items() for what in names}
+
+    def shown(values, form=".3f"):
+        return f"{statistics.mean(values):{form}} ± {statistics.stdev(values):.3f}"
+
+    for how, what in ("", "test-spread"), ("hold", "test-held-spread"):
+        losses = zip(*([row["loss"] for row in part] for part in rows["expe-x16", what]), strict=True)
+        assert f"| expe-x16 | {how} | {' | '.join(map(shown, losses))} |" in text
+    assert "sliding" not in text
+    for name in grid.evaluations:
+        firsts, lasts = ([part[i]["by_distance"] for part in rows[name, "test-far-repeats"]] for i in (0, -1))
+        gains = [shown([a[at][0] - b[at][0] for a, b in zip(firsts, lasts, strict=True)], "+.3f") for at in firsts[0]]
+        assert f"| {name} |  | {' | '.join(gains)} |" in text
+        heads = [f"{at} back ({n:,} targets)" for at, (_, n) in firsts[0].items()]
+        assert f"| run | positions | {' | '.join(heads)} |" in text
+        near = [part[0] for part in rows[name, "copies"]]
+        assert [row["length"] for row in near] == [8, 8]
+        gain = statistics.mean(row["without"] - row["loss"] for row in near)
+        assert re.search(rf"\| {name} \| .*\| {re.escape(f'{gain:+.3f}')} \(", text)
+    said = command("lab.compare", "expe-x16", "expe-on-k", "--place", "far", "--split", "test", "--protocol", "spread",
+                   "--at", "1x", cwd=tmp_path).stdout
+    assert shown([part[0]["loss"] for part in rows["expe-x16", "test-spread"]]) in said
 
 
 def test_each_way_of_reading_is_compared_with_the_best_sliding_window_of_its_run():
