@@ -37,8 +37,8 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
                          "expe-on-k-x16": tuned.variants()["expe-on-k-x16"]}.items()} | {
     f"{name}-tokens-x{times}": f"{tuned.variants()[name]} --steps {times * 1600}"
     for name in ("expe-on-k", "rope-base100", "alibi-x4-lr-x2") for times in (2, 4)}
-METHODS = ("expe-on-k", "alibi-x8-lr-x2", "fox-lr-x2", "rope-base100", "expe-x16", "kerple",   # of the grid `tokens`
-           "expe-on-k-lr-x2", "alibi-x8", "fox", "rope-base100-lr-x2", "expe-x16-lr-x2", "kerple-lr-x2")
+METHODS = ("expe-on-k", "alibi-x8-lr-x2", "fox-lr-x2", "rope-base100", "expe-x16", "kerple",   # of the grid `tokens`,
+           "expe-on-k-lr-x2", "alibi-x8", "fox", "rope-base100-lr-x2", "expe-x16-lr-x2", "kerple-lr-x2")   # of `rates`
 VARIANTS |= {"alibi-x8": "--pe alibi --slopes 8"}
 VARIANTS |= {f"{name}-tokens-x4": f"{VARIANTS[name]} --steps 6400" for name in METHODS}
 VARIANTS |= task_grid.variants()
@@ -83,6 +83,11 @@ MULTIPLIERS = {                                # {theta multiplier: the variant 
 TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k-x1", "expe-on-k", "exqpe-on-k", "alibi", "t5", "shaw",
           "learned", "nope")
 TABLE7 = ("expe", "expe-constant", "expe-l1", "expe-learn-init", "expe-learn-random", "expe-once")
+def far(names):
+    """The evaluations of methods at four times the tokens; ExPE is read with `hold`, too."""
+    common = ("test-spread", "test-far-repeats", "swap", "copies")
+    return {f"{name}-tokens-x4": (*common, *["test-held-spread"] * name.startswith("expe-x16")) for name in names}
+
 GRIDS = {
     "table2": Grid(
         "Table 2: every encoding, trained alike", dict.fromkeys(TABLE2, LOSSES + PROBES),
@@ -181,10 +186,9 @@ GRIDS = {
                        "rope-base100", "sinusoidal-base1000"), ("test-spread", "test-far-repeats")), place="far"),
     "tokens": Grid(
         "Four times the tokens, at which models copy: targets at 16 places of each document, on the test split",
-        dict.fromkeys((f"{name}-tokens-x4" for name in METHODS), ("test-spread", "test-far-repeats", "swap", "copies"))
-        | dict.fromkeys((f"expe-x16{rate}-tokens-x4" for rate in ("", "-lr-x2")),
-                        ("test-spread", "test-held-spread", "test-far-repeats", "swap", "copies")), place="far",
-        says=""),
+        far(METHODS[:6]), place="far"),
+    "rates": Grid(
+        "Four times the tokens, each method at its other learning rate", far(METHODS[6:]), place="far"),
     "books": Grid(
         "English novels, scored on other authors', with default and best values",
         dict.fromkeys(("expe", "expe-x16", "expe-on-k-x1", "expe-on-k", "rope", "rope-base100", "alibi",
