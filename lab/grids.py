@@ -40,7 +40,8 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
 METHODS = ("expe-on-k", "alibi-x8-lr-x2", "fox-lr-x2", "rope-base100", "expe-x16", "kerple",   # of the grid `tokens`,
            "expe-on-k-lr-x2", "alibi-x8", "fox", "rope-base100-lr-x2", "expe-x16-lr-x2", "kerple-lr-x2")   # of `rates`
 VARIANTS |= {"alibi-x8": "--pe alibi --slopes 8"}
-VARIANTS |= {f"{name}-tokens-x4": f"{VARIANTS[name]} --steps 6400" for name in METHODS}
+VARIANTS |= {f"{name}-tokens-x{times}": f"{VARIANTS[name]} --steps {times * 1600}"
+             for times, names in {4: METHODS, 10: METHODS[:4] + METHODS[5:6]}.items() for name in names}
 VARIANTS |= task_grid.variants()
 EVALUATIONS = {                          # flags of lab.measure, by the name of the file that they fill
     "nonoverlap": "--per-position",
@@ -83,10 +84,10 @@ MULTIPLIERS = {                                # {theta multiplier: the variant 
 TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k-x1", "expe-on-k", "exqpe-on-k", "alibi", "t5", "shaw",
           "learned", "nope")
 TABLE7 = ("expe", "expe-constant", "expe-l1", "expe-learn-init", "expe-learn-random", "expe-once")
-def far(names):
-    """The evaluations of methods at four times the tokens; ExPE is read with `hold`, too."""
+def far(names, times):
+    """The evaluations of methods at so many times mini's tokens; ExPE is read with `hold`, too."""
     common = ("test-spread", "test-far-repeats", "swap", "copies")
-    return {f"{name}-tokens-x4": (*common, *["test-held-spread"] * name.startswith("expe-x16")) for name in names}
+    return {f"{name}-tokens-x{times}": (*common, *["test-held-spread"] * name.startswith("expe-x16")) for name in names}
 
 GRIDS = {
     "table2": Grid(
@@ -186,9 +187,12 @@ GRIDS = {
                        "rope-base100", "sinusoidal-base1000"), ("test-spread", "test-far-repeats")), place="far"),
     "tokens": Grid(
         "Four times the tokens, at which models copy: targets at 16 places of each document, on the test split",
-        far(METHODS[:6]), place="far"),
+        far(METHODS[:6], 4), place="far"),
     "rates": Grid(
-        "Four times the tokens, each method at its other learning rate", far(METHODS[6:]), place="far"),
+        "Four times the tokens, each method at its other learning rate", far(METHODS[6:], 4), place="far"),
+    "long": Grid(
+        "Ten times the tokens, on the packages that the project needs, on the test split",
+        far(METHODS[:4] + METHODS[5:6], 10), place="packages"),
     "books": Grid(
         "English novels, scored on other authors', with default and best values",
         dict.fromkeys(("expe", "expe-x16", "expe-on-k-x1", "expe-on-k", "rope", "rope-base100", "alibi",
@@ -196,7 +200,10 @@ GRIDS = {
         says="ExPE-K and ALiBi do not change with length on novels either, and ExPE and RoPE rise. ExPE-K and tuned "
              "ALiBi do not differ significantly at 1x."),
 }
-DATA = {"books": ("--data data/eltec", "--data data/eltec-heldout")}   # of a place: the flags of train.py, of eval.py
+DATA = {                                 # of a place: the flags of train.py, and of eval.py
+    "books": ("--data data/eltec", "--data data/eltec-heldout"),
+    "packages": ("--data packages", "--max-docs 24"),                  # of 133 on test: as many as mini has on val
+}
 ALL = ("table2", "ablations", "scaling", "extensions", "precision")    # what the grid `all` stands for
 
 def flags_of(variant, seed=0, preset=tuned.PRESET):

@@ -179,7 +179,7 @@ def done(job):
             step = steps if weights else 0
         if job.evaluation is not None:
             result = result[0]
-            max_docs = job.args.max_docs
+            max_docs = ([None] + [int(n) for flag, n in itertools.pairwise(job.command) if flag == "--max-docs"])[-1]
         return step == steps and (result["weights"], result.get("max_docs")) == (weights, max_docs)
     except (InputError, LookupError, TypeError):                       # missing, or cut short: it is made again
         return False

@@ -1,16 +1,17 @@
-"""ExPE-K past its trained length: which heads let far keys gain, and whether another reading of its slopes mends it.
+"""ExPE-K past its trained length: which heads have slopes near 0 or below, and whether another reading mends it.
 
     python -m lab.reproduce tokens                   trains the runs that are named below, and others
     python -m studies.flat runs/far/expe-on-k-tokens-x4-s[123] --json results/far/flat.json
 
 A query of ExPE-K chooses a slope, by which a score falls for each token that its key is further back. Nothing keeps a
-slope from being below 0, and then far keys gain. Read otherwise, the same weights have slopes clipped at 0, or
-distances that stay at 1 or 2 times the trained length (held). The table of heads gives the share of slopes below 0, of
-queries up to the trained length and of those past it. Runs whose names differ in their seed alone are one row.
-Intervals are for other seeds and other documents.
+slope from being small, or below 0, and then far keys count. L being the trained length, the same weights are also read
+with slopes of at least 0, 1/L, 2/L or 4/L, or with distances that stay at 2L (held). The table of heads gives the share
+of slopes below 0 and below 2/L, of queries up to the trained length and of those past it. Runs whose names differ in
+their seed alone are one row. Intervals are for other seeds and other documents.
 """
 
 import itertools
+import math
 import re
 from types import SimpleNamespace
 
@@ -27,26 +28,30 @@ from lab.report import mean_sd, paired, table
 from past.reading import Reader, ReadingAttention
 
 MULTIPLES = (1, 2, 4, 16)                # of the trained length
-WAYS = {                                 # name: (the least slope, the furthest distance in trained lengths)
-    "as trained": (-torch.inf, torch.inf),
-    "clipped at 0": (0.0, torch.inf),
-    "held at 1x": (-torch.inf, 1),
-    "held at 2x": (-torch.inf, 2),
+WAYS = {                                 # name: (the least slope times L, the furthest distance over L)
+    "as trained": (-math.inf, math.inf),
+    "at least 0": (0, math.inf),
+    "at least 1/L": (1, math.inf),
+    "at least 2/L": (2, math.inf),
+    "at least 4/L": (4, math.inf),
+    "held at 2L": (-math.inf, 2),
 }
+BELOW = (0, 2)                           # times 1/L: slopes whose share is told
 
 class Bent(ReadingAttention):
-    """ReadingAttention whose slopes and distances have limits, and that counts slopes below 0 by the query's place."""
+    """ReadingAttention whose slopes and distances have limits, and that counts small slopes by the query's place."""
 
-    least, furthest = WAYS["as trained"]                               # of a slope; of a distance, in tokens
-    counts = None                                                      # (positions, heads, 2): below 0, and all
+    least, furthest, context = *WAYS["as trained"], 1                  # as in WAYS; the trained length
+    counts = None                                                      # (positions, heads, 3): below BELOW, and all
 
     def attend_linear(self, q, k, v, kept, n):
         w = self.qkv.weight.chunk(3)[1].unflatten(0, (self.n_heads, -1))               # (H, D, C)
         a, b = linear_of(self.encoding, self.causal)(at_least_fp32(q), kept, w, n)     # (B, H, T), (..., 1, S)
         if self.counts is not None:
-            self.counts += torch.stack((a < 0, a == a), -1).sum(0).transpose(0, 1)
-        apart = (b[..., None, :] - b[..., -q.shape[2] :, None]).clamp(min=-self.furthest)      # (..., 1, T, S), below 0
-        return self.attend(q, k, v, a.clamp(min=self.least)[..., None] * apart, None)
+            small = [a * self.context < below for below in BELOW]
+            self.counts += torch.stack((*small, a == a), -1).sum(0).transpose(0, 1)
+        apart = (b[..., None, :] - b[..., -q.shape[2] :, None]).clamp(min=-self.furthest * self.context)
+        return self.attend(q, k, v, a.clamp(min=self.least / self.context)[..., None] * apart, None)
 
 class BentReader(Reader):
     """Reader with Bent attention."""
@@ -56,7 +61,7 @@ class BentReader(Reader):
 
     def bend(self, least, furthest):
         for block in self.blocks:
-            block.attn.least, block.attn.furthest = least, furthest * self.trained.context
+            block.attn.least, block.attn.furthest, block.attn.context = least, furthest, self.trained.context
 
 def rows_of(run, args):
     """Two lists of rows: of each way and multiple of the trained length, and of each head."""
@@ -68,7 +73,7 @@ def rows_of(run, args):
     rows = []
     windows = {multiple: measure.conditions(documents, multiple * context, settings)[0] for multiple in MULTIPLES}
     bar = SimpleNamespace(update=int)
-    every = [torch.zeros(settings.longest, model.config.n_heads, 2) for _ in model.blocks]     # as Bent.counts
+    every = [torch.zeros(settings.longest, model.config.n_heads, 3) for _ in model.blocks]     # as Bent.counts
     for way, multiple in itertools.product(WAYS, MULTIPLES):
         model.bend(*WAYS[way])
         for block, counts in zip(model.blocks, every, strict=True):
@@ -76,7 +81,7 @@ def rows_of(run, args):
         scored = summary([windows[multiple]], [model.window_losses(windows[multiple], bar)])
         rows.append({"run": run, "seed": record["train"]["seed"], "way": way, "multiple": multiple} | scored)
     shares = [{"run": run, "block": block, "head": head,
-               **{where: float(part[:, head, 0].sum() / part[:, head, 1].sum())
+               **{where: (part[:, head, :-1].sum(0) / part[:, head, -1].sum()).tolist()
                   for where, part in (("within", counts[:context]), ("past", counts[context:]))}}
               for block, counts in enumerate(every) for head in range(counts.shape[1])]
     return rows, shares
@@ -88,7 +93,7 @@ def check(run):
         raise InputError(f"{run} must have expe on keys only (--on k), with no --learn, --softmax or --nope-every")
 
 def print_rows(rows, shares):
-    """A line for each variant and way, and one for each head of a run that has slopes below 0 past its length."""
+    """A line for each variant and way, and one for each head."""
     by_variant = {}
     for row in rows:
         name = re.sub("-s[0-9]+$", "", row["run"].rstrip("/"))
@@ -103,8 +108,9 @@ def print_rows(rows, shares):
                           paired(losses[way, last], losses["as trained", last])])
     print(table(["run", "read", *(f"{multiple}x" for multiple in MULTIPLES), f"{last}x - {first}x",
                  *(f"{end}x - as trained" for end in (first, last))], lines))
-    print(table(["run", "block", "head", "below 0, to 1x", "below 0, past it"],
-                [[row["run"], str(row["block"]), str(row["head"]), f"{row['within']:.1%}", f"{row['past']:.1%}"]
+    heads = [f"below {below}/L, {where}".replace("0/L", "0") for where in ("to 1x", "past it") for below in BELOW]
+    print(table(["run", "block", "head", *heads],
+                [[row["run"], str(row["block"]), str(row["head"]), *map("{:.1%}".format, row["within"] + row["past"])]
                  for row in shares]), end="")
 
 def main(argv=None):

@@ -50,14 +50,14 @@ def test_each_way_of_reading_is_the_plain_models_with_slopes_and_distances_chang
     changed = 0
     for i, (h, out) in enumerate(inputs):
         slope, content = plain_scores(plain, i, h)
-        used = slope.clamp(min=least)
+        used = slope.clamp(min=least / 16)
         distance = torch.as_tensor(np.minimum(m - n, furthest * 16)).double()
         p = (content - used[..., None] * distance).masked_fill(torch.as_tensor(n > m), -torch.inf).softmax(-1)
         attn = plain.blocks[i].attn
         _, _, v = attn.heads(project([h] * 3, attn.qkv.weight))
         y = attn.proj((p @ v).transpose(1, 2).flatten(2))
         assert torch.allclose(y, out, atol=1e-9)
-        changed += int((slope < 0).sum())
+        changed += int((slope < max(least / 16, 0)).sum())
     assert changed > 20
     same = torch.allclose(found, plain(TOKENS), atol=1e-9)
     assert same == (way == "as trained")
@@ -86,9 +86,24 @@ def test_losses_are_lab_measures_and_shares_are_counted(tokens, tmp_path):
         measured = [row["loss"] for row in json.loads((tmp_path / f"m-{protocol}.json").read_text())
                     if row["protocol"] == protocol]
         assert [row["loss"] for row in rows if row["way"] == "as trained"] == pytest.approx(measured, abs=1e-5)
-        assert len(rows) == 2 * 4 * 4 and len(shares) == 2 * 4 * 4
-        assert all(0 <= row[where] <= 1 for row in shares for where in ("within", "past"))
+        assert len(rows) == 2 * len(flat.WAYS) * 4 and len(shares) == 2 * 4 * 4
+        assert all(0 <= row[where][0] <= row[where][1] <= 1 for row in shares for where in ("within", "past"))
         assert all(row["n_targets"] == rows[0]["n_targets"] for row in rows)
+
+
+@torch.no_grad()
+def test_the_shares_of_small_slopes_are_those_of_the_plain_models_scores():
+    bent, plain = model(), model(GPT)
+    bent.bend(*flat.WAYS["as trained"])
+    inputs = []
+    for block in bent.blocks:
+        block.attn.counts = torch.zeros(TOKENS.shape[1], 2, 3)
+        block.attn.register_forward_hook(lambda attn, given, out: inputs.append(given[0]))
+    bent(TOKENS)
+    for i, (h, block) in enumerate(zip(inputs, bent.blocks, strict=True)):
+        slope, _ = plain_scores(plain, i, h)
+        expected = [(slope < 0).T, (slope < 2 / 16).T, torch.ones_like(slope).T]
+        assert torch.equal(block.attn.counts, torch.stack(expected, -1).float()) and 0 < expected[0].sum() < 96
 
 
 def test_runs_without_such_slopes_are_named(workplace, tokens, tmp_path):
