@@ -8,8 +8,7 @@
 Committed losses are means over seeds on the same targets of the test split, on which nothing was tuned; those of your
 own runs are of val. What a method is good for is which tasks it learns (GOOD_FOR, from results/tasks/). Cost is the
 time of a training step with --fast on a CPU over NoPE's (results/mini/bench.json; docs/speed.md has the command), and
-the parameters beyond NoPE's. Other processors give other losses: RoPE's at 16x has differed by 0.03, and that of a
-tuned ALiBi model with four times the tokens by 0.04.
+the parameters beyond NoPE's. Other processors give other losses, by as much as docs/evidence.md says.
 """
 
 import contextlib

@@ -6,7 +6,7 @@
 Two threads add numbers in another order than one, and so do older instructions (AVX2 in place of AVX-512). Rounding
 differs in the last bits, and 1,600 steps make that visible in the loss. Losses are those of same-targets on val. What
 the file has is not trained again. The standard deviation over seeds 1 to 3 is that of results/mini, whose seed 1 stands
-in the column `results`: it was trained with one thread on another processor.
+in the column `results`: it was trained with one thread on another day.
 """
 
 import itertools

@@ -46,6 +46,14 @@ def test_runs_are_trained_once_each_in_its_way_and_told_with_other_seeds(tokens,
     assert "n.json has rope with other flags" in line
 
 
+def test_the_table_of_evidence_is_that_of_the_committed_file():
+    page = (ROOT / "docs/evidence.md").read_text(encoding="utf-8")
+    rows = json.loads((ROOT / "results/mini/noise.json").read_text())
+    assert len(rows) == len(noise.METHODS) * len(noise.WAYS)
+    for line in noise.compared(rows):
+        assert f"| {' | '.join(line)} |\n" in page
+
+
 @pytest.mark.parametrize("words, message", [
     ("--variants rop", "must be of"), ("--variants rope --json n.json -- --lr x", "--lr"),
     ("--variants rope -- --steps 5", "add --json FILE"), ("--ways 3", "must be of 1 thread, 2 threads, AVX2"),
