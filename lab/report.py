@@ -270,6 +270,18 @@ def draw_multipliers(path, lines, protocol, title):
         drawn[f"{pictures.name(method)}, {TIMES[i]}"] = Curve(*points, mine[0].colour)
     pictures.curves(path, drawn, title, set(), across="theta multiplier")
 
+def draw_tokens(path, lines, protocol, title):
+    """Loss at the trained length and at the longest one against the tokens of training, in millions."""
+    methods = {}
+    for line in lines:
+        methods.setdefault(line.variant.partition("-tokens")[0], []).append(line)
+    drawn = {}
+    for (method, mine), i in itertools.product(methods.items(), (0, -1)):
+        tokens = [round(line.rows[protocol, MULTIPLES[i]][0]["trained_tokens"] / 1e6, 2) for line in mine]
+        points = pictures.by_length(tokens, np.stack([line.losses(protocol)[i] for line in mine]))
+        drawn[f"{pictures.name(method)}, {TIMES[i]}"] = Curve(*points, mine[0].colour)
+    pictures.curves(path, drawn, title, set(), across="million tokens of training")
+
 def draw_positions(path, lines, protocol, title):
     """Loss by position in the longest window that each line has a loss for."""
     drawn = {}
@@ -304,6 +316,7 @@ MORE_PICTURES = {                        # of a grid: kind, what draws it, of wh
     "table2": [("positions", draw_positions, "nonoverlap", "Loss by position"),
                ("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")],
     "ablations": [("bars", draw_bars, "nonoverlap", GRIDS["ablations"].title)],
+    "budget": [("tokens", draw_tokens, "same-targets", "Loss against tokens of training, at 1x and 16x")],
     "tokens": [("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")],
     "theta": [("multipliers", draw_multipliers, "same-targets", "Loss by theta multiplier, at 1x and 16x")],
 }
