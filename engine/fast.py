@@ -387,13 +387,17 @@ class Attention(model_torch.Attention):
             return super().mask(q, k, bias)
         return bias.type_as(q) + hidden
 
+    def linear(self, *what):
+        """a and b of linear_of."""
+        return linear_of(self.encoding, self.causal)(*what)
+
     def attend_linear(self, q, k, v, kept, n):
         """As attend; kept is of all S keys, and their places n (..., 1, S) are counted from the last."""
         T, S = q.shape[2], k.shape[2]
         w = self.qkv.weight.chunk(3)[1].unflatten(0, (self.n_heads, -1))               # (H, D, C)
         with full_precision(q):
             x, w = at_least_fp32(q), at_least_fp32(w)
-            a, b = linear_of(self.encoding, self.causal)(x, kept, w, n.type_as(x))
+            a, b = self.linear(x, kept, w, n.type_as(x))
             if T != S or self.encoding.softmax or not self.fused:                      # in fp32, for the bias' digits
                 bias = a[..., None] * (b[..., None, :] - b[..., -T:, None])
                 return self.attend(x, k.type_as(x), v.type_as(x), bias, None).type_as(q)

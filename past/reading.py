@@ -24,7 +24,7 @@ from engine.fast import from_the_last, has_band, in_a_row, linear_of
 from expe import distances, integers
 from model_torch import GPT, Encoding, as_tensor, project, score_divisor
 from past.cache import Cache
-from past.scaling import HOLD, Groups, dual_chunk_positions, scaled, self_extend_queries
+from past.scaling import HOLD, LEAST, STEEP, Groups, dual_chunk_positions, scaled, self_extend_queries
 
 BLOCK = 256                              # queries read at a time where scores need a bias,
 PAIRS = 2**21                            # and queries times keys
@@ -49,6 +49,12 @@ class At(NamedTuple):
 
 class ReadingAttention(fast.Attention):
     """Attention over all keys that a cache holds; where keys are free of position, they get one at each step."""
+
+    least = -math.inf                    # by how much a score falls a token at least, where the encoding has slopes
+
+    def linear(self, *what):
+        a, b = super().linear(*what)
+        return a.clamp(min=self.least) if self.least > -math.inf else a, b
 
     def forward(self, h, at):
         if at.keys is None and not at.further:           # all get theirs once, here
@@ -114,7 +120,7 @@ class Reader(GPT):
         super().__init__(config, seed, **fast.PARTS | {"attention": attention})
         self.trained = config
         self.chunk = 0
-        self.hold = False
+        self.hold = self.least = False
 
     def encodings(self):
         return {block.attn.encoding for block in self.blocks}
@@ -123,6 +129,11 @@ class Reader(GPT):
         """Go on with the positions that past.scaling.scaled makes of the trained ones. Returns self."""
         self.config, self.chunk = scaled(self.trained, length, **how)
         self.hold = how.get("rope_scaling") == HOLD
+        self.least = how.get("rope_scaling") == LEAST
+        factor = how.get("factor", "auto")
+        least = (STEEP if factor == "auto" else factor) / self.trained.context
+        for block in self.blocks:
+            block.attn.least = least if self.least else -math.inf
         e = self.config.encoding
         for encoding in self.encodings():
             encoding.settings = e if encoding.settings.pe == e.pe else encoding.settings

@@ -1,8 +1,8 @@
 """Other positions for a trained model: scaled tables, dual chunks, and the flags for them.
 
 After training a model's positions can be scaled, for texts longer than those it was trained on: ExPE's and ExQPE's
-values times a number, RoPE's frequencies scaled, keys and queries counted anew in chunks or far ones in groups, or
-ExPE's queries that stay at the last trained position (hold).
+values times a number, RoPE's frequencies scaled, keys and queries counted anew in chunks or far ones in groups, ExPE's
+queries that stay at the last trained position (hold), or ExPE-K's slopes that have a least value (least-slope).
 """
 
 import itertools
@@ -14,11 +14,13 @@ import numpy as np
 from common import at_least, listed, number, whole
 from config import SIZE, InputError, Override, RoPE, knob, one_of
 from config import number as number_rule
+from engine import fast
 from expe import rope_inv_freq
 
-DUAL_CHUNK, SELF_EXTEND, HOLD = "dual-chunk", "self-extend", "hold"      # what --rope-scaling takes besides RoPE's
+DUAL_CHUNK, SELF_EXTEND, HOLD, LEAST = OWN = "dual-chunk", "self-extend", "hold", "least-slope"      # besides RoPE's
 CLIPPED = "clipped"                      # of these, the one without a factor
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
+STEEP = 2                                # of least-slope, if no factor is given (studies/flat.py)
 SINKS = 4                                # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
 
 class NotForThisEncoding(InputError):
@@ -105,7 +107,7 @@ def _longrope(D, base, s, L, length, long=(), short=None):
 ROPE_SCALINGS = {"none": _unscaled, "linear": _linear, "ntk": _ntk, "dynamic": _dynamic, "yarn": _yarn,
                  "llama3": _llama3, "longrope": _longrope, CLIPPED: _clipped}
 
-METHODS = (*ROPE_SCALINGS, DUAL_CHUNK, SELF_EXTEND, HOLD)
+METHODS = (*ROPE_SCALINGS, *OWN)
 FACTORS = tuple(ROPE_SCALINGS)[1:-1]     # those that a factor scales
 
 def scaled_rope_table(positions, d_head, base=10000.0, **scaling):
@@ -154,9 +156,9 @@ def scaled(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk
     scale multiplies ExPE's and ExQPE's values. rope_scaling is one of ROPE_SCALINGS with a factor (and for longrope
     by lists, the tuples `long` and `short`); or dual-chunk, which ExPE and ExQPE have too, in chunks of `chunk` tokens
     (default: 3/4 of the trained length); or self-extend, likewise, which returns Groups instead, with a window of
-    `chunk` tokens (default: half the trained length) and by the factor a whole size; or hold, which the two alone have.
-    "auto" is length/context as a factor, its inverse as a scale, and 1 up to the trained length; for self-extend it is
-    the least size by which no distance is above the trained ones.
+    `chunk` tokens (default: half the trained length) and by the factor a whole size; or hold, which the two alone have;
+    or least-slope, which is for ExPE-K. "auto" is length/context as a factor, its inverse as a scale, and 1 up to the
+    trained length; for self-extend it is the least size by which no distance is above the trained ones.
     Raises NotForThisEncoding for what the encoding cannot use, and InputError for a wrong value.
     """
     auto = max(1.0, length / trained.context)
@@ -165,7 +167,7 @@ def scaled(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk
         if not isinstance(e, Override):
             raise NotForThisEncoding(f"--scale is for expe and exqpe, and this run has {e.pe}: leave it out")
         e = replace(e, scale=1 / auto if scale == "auto" else scale)
-    if rope_scaling not in ("none", DUAL_CHUNK, SELF_EXTEND, HOLD):
+    if rope_scaling not in ("none", *OWN):
         if not isinstance(e, RoPE):
             raise NotForThisEncoding(f"--rope-scaling {rope_scaling} is for rope, and this run has {e.pe}")
         lists = lists if rope_scaling == "longrope" else {}
@@ -174,6 +176,11 @@ def scaled(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk
     if rope_scaling == HOLD and not (isinstance(e, Override) and e.on == "qk" and not e.once):
         raise NotForThisEncoding(f"--rope-scaling hold is for queries that know their position, of expe and exqpe --on "
                                  f"qk, and {e.pe} as trained here has none: leave it out")
+    if rope_scaling == LEAST and not (fast.is_straight(e) and trained.softmax == "plain"):
+        raise NotForThisEncoding(f"--rope-scaling least-slope is for expe --on k, without --learn or --softmax, and "
+                                 f"{e.pe} as trained here has no such slopes: leave it out")
+    if rope_scaling == LEAST and factor != "auto" and factor < 0:
+        raise InputError(f"--factor must be at least 0 for least-slope, got {factor:g}")
     if rope_scaling not in (DUAL_CHUNK, SELF_EXTEND):
         return config, 0
     quarters = 3 if rope_scaling == DUAL_CHUNK else 2
@@ -237,12 +244,13 @@ def add_scaling_flags(parser, several=False):
                        help="multiply ExPE's and ExQPE's values by a number; auto: trained length / length, 1 within "
                        f"it{more}")
     group.add_argument("--rope-scaling", metavar="METHOD" + ",METHOD,..." * several, **rope_scaling,
-                       help=f"for RoPE: {', '.join(METHODS[:-1])}; the last two also for ExPE and ExQPE, and only for "
-                       f"these {HOLD}: queries past the trained length stay at its last position{more} (default: none)")
+                       help=f"for RoPE: {', '.join(METHODS[:-2])}; the last two also for ExPE and ExQPE, and only for "
+                       f"these {HOLD}: queries past the trained length stay at its last position; for ExPE-K {LEAST}: "
+                       f"a score falls by at least --factor / trained length a token{more} (default: none)")
     group.add_argument("--factor", type=number_or_auto, metavar="X", help=f"how far {', '.join(FACTORS)} "
                        "lengthen the context (default: auto, length / trained length; in generate.py the length of "
                        f"prompt and --tokens, or of a full stream); positions in a group of {SELF_EXTEND} (default: "
-                       "the fewest that do)")
+                       f"the fewest that do); of {LEAST} (default: {STEEP})")
     for name, when in (("long", "past the trained length"), ("short", "up to it (default: all 1)")):
         group.add_argument(f"--{name}-factors", type=numbers, metavar="X,X,...",
                            help=f"longrope's, by which it divides the frequency of each pair {when}")
@@ -252,7 +260,7 @@ def add_scaling_flags(parser, several=False):
 def scaling_of(args):
     """What add_scaling_flags read, as scaled's keywords; InputError for a flag that no method asked for reads."""
     methods = {args.rope_scaling} if isinstance(args.rope_scaling, str) else {*args.rope_scaling}
-    factors = [*FACTORS, SELF_EXTEND]
+    factors = [*FACTORS, SELF_EXTEND, LEAST]
     if args.factor is not None and not methods & {*factors}:
         raise InputError(f"--factor is for --rope-scaling {', '.join(factors)}: leave it out, or ask for one")
     if args.chunk is not None and not methods & {DUAL_CHUNK, SELF_EXTEND}:

@@ -71,7 +71,8 @@ class Step:
     def __init__(self, model, cache):
         self.model, self.cache = model, cache
         gaps = (np.diff(cache.positions) != 1).any() or cache.positions.ndim > 1
-        self.plain = gaps or cache.window is not None or model.chunk or model.hold    # whether the model does it all
+        moved = model.chunk or model.hold or model.least
+        self.plain = gaps or cache.window is not None or moved                        # whether the model does it all
         self.kinds = {}                  # encoding or settings: (one such encoding, kind)
         self.ahead = {}                  # likewise: (the first of AHEAD positions, their At, the last one's bias)
         self.blocks = []
