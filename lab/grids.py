@@ -60,6 +60,7 @@ EVALUATIONS = {                          # flags of lab.measure, by the name of 
     "test-held-same-targets": "--split test --protocol same-targets --rope-scaling hold",
     "test-spread": "--split test --protocol spread",
     "test-held-spread": "--split test --protocol spread --rope-scaling hold",
+    "test-least-spread": "--split test --protocol spread --rope-scaling least-slope",
     "test-far-repeats": "--split test --protocol far-repeats",
 }
 LOSSES = ("nonoverlap", "same-targets")
@@ -85,9 +86,10 @@ TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k-x1", "expe-on-k", "e
           "learned", "nope")
 TABLE7 = ("expe", "expe-constant", "expe-l1", "expe-learn-init", "expe-learn-random", "expe-once")
 def far(names, times):
-    """The evaluations of methods at so many times mini's tokens; ExPE is read with `hold`, too."""
-    common = ("test-spread", "test-far-repeats", "swap", "copies")
-    return {f"{name}-tokens-x{times}": (*common, *["test-held-spread"] * name.startswith("expe-x16")) for name in names}
+    """The evaluations of methods at so many times mini's tokens; ExPE and ExPE-K are read in another way, too."""
+    more = {"expe-x16": ("test-held-spread",), "expe-on-k": ("test-least-spread",)}
+    return {f"{name}-tokens-x{times}": ("test-spread", *more.get(name.removesuffix("-lr-x2"), ()), "test-far-repeats",
+                                        "swap", "copies") for name in names}
 
 GRIDS = {
     "table2": Grid(
