@@ -20,7 +20,7 @@ from expe import rope_inv_freq
 DUAL_CHUNK, SELF_EXTEND, HOLD, LEAST = OWN = "dual-chunk", "self-extend", "hold", "least-slope"      # besides RoPE's
 CLIPPED = "clipped"                      # of these, the one without a factor
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
-STEEP = 2                                # of least-slope, if no factor is given (studies/flat.py)
+STEEP = 1                                # of least-slope, if no factor is given (studies/flat.py)
 SINKS = 4                                # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
 
 class NotForThisEncoding(InputError):
