@@ -61,6 +61,63 @@ def rise(name, protocol, length):
     return loss(name, protocol, length) - loss(name, protocol, 1)
 
 
+def of_seed_1(place, name, what):
+    """{length: its row} of the one run that copies."""
+    rows = json.loads((ROOT / f"results/{place}/{name}-s1.{what}.json").read_text())
+    return {row["length"]: row for row in rows}
+
+
+def copying_claims():
+    """What evidence.md says of runs with four and ten times the tokens."""
+    methods = {name: f"{variant}-tokens-x4" for name, variant in {
+        "FoX": "fox-lr-x2", "ALiBi": "alibi-x8-lr-x2", "ExPE-K": "expe-on-k", "KERPLE": "kerple",
+        "RoPE": "rope-base100", "ExPE": "expe-x16"}.items()}
+    copies = {name: of_seed_1("far", variant, "copies") for name, variant in methods.items()}
+    worth = {(name, n): f"{row['without'] - row['loss']:.2f}" for name in methods for n, row in copies[name].items()}
+    assert all(float(worth[name, 2048]) == 0 for name in ("FoX", "ALiBi"))
+    assert worth["ExPE-K", 2048] == worth["KERPLE", 2048]
+    held = [f"{row['loss']:.3f}" for row in of_seed_1("far", methods["ExPE"], "test-held-spread").values()]
+    spread = {name: [f"{row['loss']:.3f}" for row in of_seed_1("far", variant, "test-spread").values()]
+              for name, variant in methods.items()}
+    far = {name: of_seed_1("far", variant, "test-far-repeats") for name, variant in methods.items()}
+    falls = {name: f"{far[name][128]['loss'] - far[name][2048]['loss']:.3f}" for name in methods}
+    near = {name: "{:.3f}".format(np.subtract(*(far[name][n]["by_distance"]["1x to 2x"][0] for n in (128, 2048))))
+            for name in methods}
+    more = {n: f"{row['without'] - row['loss']:.2f}" for n, row in of_seed_1(
+        "packages", "expe-on-k-tokens-x10", "copies").items()}
+    tens = [f"{row['loss']:.3f}" for row in of_seed_1("packages", "expe-on-k-tokens-x10", "test-spread").values()]
+    assert tens[2] == min(tens)
+    flat = [json.loads((ROOT / f"results/{place}/flat.json").read_text()) for place in ("far", "packages")]
+    slopes = [{(row["way"], row["multiple"]): f"{row['loss']:.3f}" for row in rows if "way" in row} for rows in flat]
+    small = [row["past"][1] for row in flat[0] if "past" in row]
+    assert sum(share > 0.1 for share in small) == 4 and len(small) == 16
+    least = [of_seed_1(*at, "test-least-spread") for at in (("far", "expe-on-k-tokens-x4"),
+                                                           ("packages", "expe-on-k-tokens-x10"))]
+    parameters = json.loads((ROOT / "results/packages/expe-on-k-tokens-x10-s1.run.json").read_text())
+    tokens, train = parameters["tokens"], parameters["data"]["splits"]["train"]["tokens"]
+    return [
+        f"{tokens / 1e6:.2f}M tokens of the packages, {tokens / train:.2f} epochs",
+        f"In windows of 64 a repetition is worth {worth['FoX', 64]} nats to FoX, {worth['ALiBi', 64]} to ALiBi, "
+        f"{worth['ExPE-K', 64]} to ExPE-K, {worth['KERPLE', 64]} to KERPLE and {worth['RoPE', 64]} to RoPE",
+        f"worth {', '.join(worth[name, 256] for name in ('FoX', 'ALiBi', 'ExPE-K', 'KERPLE'))} and "
+        f"{worth['RoPE', 256]}. At 2,048 ExPE-K and KERPLE keep {worth['ExPE-K', 2048]}, and FoX and ALiBi nothing",
+        f"falls by {falls['FoX']} with FoX, {falls['KERPLE']} with KERPLE, {falls['ExPE-K']} with ExPE-K and "
+        f"{falls['ALiBi']} with ALiBi",
+        f"falls by {near['FoX']}, {near['KERPLE']}, {near['ExPE-K']} and {near['ALiBi']}.",
+        f"FoX falls from {spread['FoX'][0]} to {spread['FoX'][-1]} and ALiBi from {spread['ALiBi'][0]} to "
+        f"{spread['ALiBi'][-1]}. KERPLE rises from {spread['KERPLE'][0]} to {spread['KERPLE'][-1]}, ExPE-K from "
+        f"{spread['ExPE-K'][0]} to {spread['ExPE-K'][-1]}, ExPE with 16 times theta from {spread['ExPE'][0]} to "
+        f"{spread['ExPE'][-1]} (with `hold` it falls to {held[-1]}), and RoPE from {spread['RoPE'][0]} to "
+        f"{spread['RoPE'][-1]}",
+        f"{more[128]} nats in windows of 128, {more[256]} in 256, {more[512]} in 512 and {more[2048]} in 2,048",
+        f"falls from {tens[0]} at 1x to {tens[2]} at 4x, and rises to {tens[-1]} at 16x",
+        *(f"{way} | {' | '.join(part[way, n] for part in slopes for n in (1, 16))} |"
+          for way in ("as trained", "at least 0", "at least 1/L", "at least 2/L", "at least 4/L")),
+        f"distances held at 2L | {' | '.join(part['held at 2L', n] for part in slopes for n in (1, 16))} |",
+        f"it has {least[0][128]['loss']:.3f} at 1x and {least[0][2048]['loss']:.3f} at 16x, and with ten times "
+        f"{least[1][128]['loss']:.3f} and {least[1][2048]['loss']:.3f}"]
+
+
 def claims():
     """{page: the texts that it must have}, computed."""
     same, all_targets = "same-targets", "nonoverlap"
@@ -82,7 +139,7 @@ def claims():
             f"from {loss('expe', same, 1):.3f} at the trained length to {loss('expe', same, 16):.3f} at 16 times",
             f"RoPE from {loss('rope', same, 1):.3f} to {loss('rope', same, 16):.3f}"],
         "docs/evidence.md": [
-            f"{run['parameters'] / 1e6:.2f}M parameters", f"{train / 1e6:.2f}M training tokens",
+            *copying_claims(), f"{run['parameters'] / 1e6:.2f}M parameters", f"{train / 1e6:.2f}M training tokens",
             *(f"{n * tokens / 1e6:.2f}M tokens, which is {n * tokens / train:.2f} epochs" for n in (1, 4)),
             f"gains {min(copying):.3f} to {max(copying):.3f} nats", "at most 0.05 nats within",
             f"ExPE-K [rises by {gap((budget, same, 16, 'test'), (budget, same, 1, 'test'))[0]:.2f}](",
