@@ -396,7 +396,9 @@ def what_was_run(preset, runs):
         return " or ".join(dict.fromkeys(form.format_map(run) for run in runs))
 
     hours = sum(run["seconds"] or 0 for run in runs) / 3600
-    return (f"\n## {preset}\n\n{len(runs)} runs of {values('{tokens:,}')} tokens in {values('{dtype}')}, trained at "
+    epochs = sorted({f"{run['tokens'] / run['data']['splits']['train']['tokens']:.2f}" for run in runs})
+    return (f"\n## {preset}\n\n{len(runs)} run{'s' * (len(runs) > 1)} of {values('{tokens:,}')} tokens "
+            f"({' or '.join(epochs)} epochs) in {values('{dtype}')}, trained at "
             f"{values('{trained_length:,}')} tokens on {values('{data[source]}')} (vocabulary "
             f"{values('{data[vocab]:,}')}, {values('{data[splits][train][tokens]:,}')} training tokens); {hours:.1f} "
             f"hours of training on {values('{provenance[device]}')} (threads: {values('{provenance[threads]}')}), "
