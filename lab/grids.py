@@ -60,7 +60,7 @@ EVALUATIONS = {                          # flags of lab.measure, by the name of 
     "test-held-same-targets": "--split test --protocol same-targets --rope-scaling hold",
     "test-spread": "--split test --protocol spread",
     "test-held-spread": "--split test --protocol spread --rope-scaling hold",
-    "test-least-spread": "--split test --protocol spread --rope-scaling least-slope",
+    "test-least-spread": "--split test --protocol spread --rope-scaling least-slope --factor 1",
     "test-far-repeats": "--split test --protocol far-repeats",
 }
 LOSSES = ("nonoverlap", "same-targets")

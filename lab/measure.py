@@ -33,7 +33,8 @@ def name_of(how, dtype):
     parts = [f"scale {scale}"] * (scale != 1)
     if method != "none":
         alone = method in (scaling.DUAL_CHUNK, scaling.HOLD, scaling.CLIPPED)
-        parts.append(method if alone else f"{method} {how['factor']}")
+        steep = method == scaling.LEAST and how["factor"] == "auto"
+        parts.append(method if alone else f"{method} {float(scaling.STEEP) if steep else how['factor']}")
     return ", ".join(parts + [dtype] * (dtype != "fp32"))
 
 def evaluate(run, work, scalings, args, bar):

@@ -17,7 +17,7 @@ from config import number as number_rule
 from engine import fast
 from expe import rope_inv_freq
 
-DUAL_CHUNK, SELF_EXTEND, HOLD, LEAST = OWN = "dual-chunk", "self-extend", "hold", "least-slope"      # besides RoPE's
+DUAL_CHUNK, SELF_EXTEND, HOLD, LEAST = OWN = "dual-chunk", "self-extend", "hold", "least-slope"      # of --rope-scaling
 CLIPPED = "clipped"                      # of these, the one without a factor
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 STEEP = 1                                # of least-slope, if no factor is given (studies/flat.py)
@@ -179,8 +179,8 @@ def scaled(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk
     if rope_scaling == LEAST and not (fast.is_straight(e) and trained.softmax == "plain"):
         raise NotForThisEncoding(f"--rope-scaling least-slope is for expe --on k, without --learn or --softmax, and "
                                  f"{e.pe} as trained here has no such slopes: leave it out")
-    if rope_scaling == LEAST and factor != "auto" and factor < 0:
-        raise InputError(f"--factor must be at least 0 for least-slope, got {factor:g}")
+    if rope_scaling == LEAST and factor != "auto" and not 0 <= factor <= 1e6:
+        raise InputError(f"--factor must be from 0 to 1e6 for least-slope, got {factor:g}")
     if rope_scaling not in (DUAL_CHUNK, SELF_EXTEND):
         return config, 0
     quarters = 3 if rope_scaling == DUAL_CHUNK else 2
@@ -224,7 +224,7 @@ def self_extend_queries(positions, window, size):
 # ---- the flags -------------------------------------------------------------------------------------------------------
 
 def number_or_auto(text):
-    """A finite float, or "auto", for argparse."""
+    """A float, or "auto", for argparse."""
     return text if text == "auto" else number(text)
 
 def numbers(text):

@@ -2,6 +2,7 @@
 
     python -m lab.reproduce tokens                   trains the runs that are named below, and others
     python -m studies.flat runs/far/expe-on-k-tokens-x4-s[123] --json results/far/flat.json
+    python -m studies.flat runs/packages/expe-on-k-tokens-x10-s1 --max-docs 24 --json results/packages/flat.json
 
 A query of ExPE-K chooses a slope, by which a score falls for each token that its key is further back. Nothing keeps a
 slope from being small, or below 0, and then far keys count. L being the trained length, the same weights are also read
@@ -13,6 +14,7 @@ their seed alone are one row. Intervals are for other seeds and other documents.
 import itertools
 import math
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -79,7 +81,8 @@ def rows_of(run, args):
         for block, counts in zip(model.blocks, every, strict=True):
             block.attn.counts = counts if way == "as trained" and multiple == MULTIPLES[-1] else None
         scored = summary([windows[multiple]], [model.window_losses(windows[multiple], bar)])
-        rows.append({"run": run, "seed": record["train"]["seed"], "way": way, "multiple": multiple} | scored)
+        rows.append({"run": run, "seed": record["train"]["seed"], "way": way, "multiple": multiple,
+                     "protocol": args.protocol, "split": args.split, "weights": record["sha256"]} | scored)
     shares = [{"run": run, "block": block, "head": head,
                **{where: (part[:, head, :-1].sum(0) / part[:, head, -1].sum()).tolist()
                   for where, part in (("within", counts[:context]), ("past", counts[context:]))}}
@@ -117,15 +120,16 @@ def main(argv=None):
     parser = CommandLine(prog="python -m studies.flat", description=__doc__)
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="run directories of train.py, with --pe expe --on k")
-    add("--protocol", choices=("same-targets", "spread"), default="spread", help="of lab.measure (default: spread)")
-    add("--split", choices=("val", "test"), default="test", help="held-out documents (default: test)")
+    add("--protocol", choices=("same-targets", "spread"), default="same-targets",
+        help="of lab.measure (default: same-targets)")
+    add("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
     add("--max-docs", type=at_least(1), metavar="N", help="score the first N usable documents only")
     add("--json", type=new_file, metavar="FILE", help="write the numbers as a list, the heads last")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         for i, run in enumerate(args.runs):
             check(run)
-            if run in args.runs[:i]:
+            if any(Path(run).resolve() == Path(other).resolve() for other in args.runs[:i]):
                 raise InputError(f"{run} is named twice: name each run once")
         rows, shares = [], []
         for run in tqdm(args.runs, unit="run", leave=False, disable=None, bar_format=BAR):

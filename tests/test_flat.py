@@ -76,10 +76,12 @@ def test_losses_are_lab_measures_and_shares_are_counted(tokens, tmp_path):
                        cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     for protocol in "same-targets", "spread":
-        done = command("studies.flat", "a-s1", "a-s2", "--protocol", protocol, "--json", f"{protocol}.json",
-                       cwd=tmp_path)
+        done = command("studies.flat", "a-s1", "a-s2", "--protocol", protocol, "--split", "test", "--json",
+                       f"{protocol}.json", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         found = json.loads((tmp_path / f"{protocol}.json").read_text())
+        line = refused(command("studies.flat", "a-s1", "./a-s1/", cwd=tmp_path))
+        assert "a-s1/ is named twice" in line
         rows, shares = ([row for row in found if ("way" in row) == of] for of in (True, False))
         command("lab.measure", "a-s1", "a-s2", "--protocol", protocol, "--split", "test", "--lengths", "16,32,64,256",
                 "--json", f"m-{protocol}.json", cwd=tmp_path)

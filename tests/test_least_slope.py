@@ -85,5 +85,9 @@ def test_measure_and_generate_take_it(tokens, tmp_path):
         done = command("generate.py", "k", "--prompt", "def ", "--tokens", "30", "--cache", *more, "--rope-scaling",
                        "least-slope", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    line = refused(command("lab.measure", "k", "--rope-scaling", "least-slope", "--factor", "-1", cwd=tmp_path))
-    assert "--factor must be at least 0 for least-slope" in line
+    for factor in "-1", "nan", "inf":
+        line = refused(command("lab.measure", "k", "--rope-scaling", "least-slope", "--factor", factor, cwd=tmp_path))
+        assert "--factor must be from 0 to 1e6 for least-slope" in line
+    done = command("lab.measure", "k", "--lengths", "64", "--rope-scaling", "least-slope", "--json", "l.json",
+                   cwd=tmp_path)
+    assert [row["how"] for row in json.loads((tmp_path / "l.json").read_text())] == ["least-slope 1.0"]
