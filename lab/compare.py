@@ -67,7 +67,7 @@ def main(argv=None):
             a, b = rows[args.a][TIMES[at]], rows[args.b][TIMES[than]]
             losses = [mean_sd([row["loss"] for row in some]) for some in (a, b)]
             cells.append([at, losses[0], than, losses[1], paired(a, b)])
-        print(f"{args.protocol}, {args.split} of {args.place}, {len(a)} seeds")
+        print(f"{args.protocol}, {args.split} of {args.place}, {len(a)} seed{'s' * (len(a) > 1)}")
         print(table(["A at", args.a, "B at", args.b, "A - B, 95% interval"], cells), end="")
 
 if __name__ == "__main__":
