@@ -20,14 +20,15 @@ from types import SimpleNamespace
 import torch
 from tqdm import tqdm
 
-from common import CommandLine, at_least, load_model, new_file, read_run
+from common import CommandLine, at_least, new_file, read_run
 from config import InputError
-from engine.fast import at_least_fp32, is_straight, linear_of
+from engine.fast import is_straight
 from eval import held_out
+from lab.attention import load_watched
 from lab.files import BAR, write_rows
 from lab.measures import MEASURES, Settings, summary, usable
 from lab.report import mean_sd, paired, table
-from past.reading import Reader, ReadingAttention
+from past.reading import ReadingAttention
 
 MULTIPLES = (1, 2, 4, 16)                # of the trained length
 WAYS = {                                 # name: (the least slope times L, the furthest distance over L)
@@ -41,33 +42,29 @@ WAYS = {                                 # name: (the least slope times L, the f
 BELOW = (0, 2)                           # times 1/L: slopes whose share is told
 
 class Bent(ReadingAttention):
-    """ReadingAttention whose slopes and distances have limits, and that counts small slopes by the query's place."""
+    """ReadingAttention with furthest distances beside its least slopes; it counts small slopes by the query's place."""
 
-    least, furthest, context = *WAYS["as trained"], 1                  # as in WAYS; the trained length
+    furthest, context = math.inf, 1                                    # in tokens; the trained length
     counts = None                                                      # (positions, heads, 3): below BELOW, and all
 
     def attend_linear(self, q, k, v, kept, n):
         w = self.qkv.weight.chunk(3)[1].unflatten(0, (self.n_heads, -1))               # (H, D, C)
-        a, b = linear_of(self.encoding, self.causal)(at_least_fp32(q), kept, w, n)     # (B, H, T), (..., 1, S)
+        slopes, n = self.linear(q, kept, w, n)                                         # (B, H, T), (..., 1, S)
         if self.counts is not None:
-            small = [a * self.context < below for below in BELOW]
-            self.counts += torch.stack((*small, a == a), -1).sum(0).transpose(0, 1)
-        apart = (b[..., None, :] - b[..., -q.shape[2] :, None]).clamp(min=-self.furthest * self.context)
-        return self.attend(q, k, v, a.clamp(min=self.least / self.context)[..., None] * apart, None)
+            small = [slopes * self.context < below for below in BELOW]
+            self.counts += torch.stack((*small, slopes == slopes), -1).sum(0).transpose(0, 1)
+        apart = (n[..., None, :] - n[..., -q.shape[2] :, None]).clamp(min=-self.furthest)
+        return self.attend(q, k, v, slopes[..., None] * apart, None)
 
-class BentReader(Reader):
-    """Reader with Bent attention."""
-
-    def __init__(self, config, seed=0):
-        super().__init__(config, seed, Bent)
-
-    def bend(self, least, furthest):
-        for block in self.blocks:
-            block.attn.least, block.attn.furthest, block.attn.context = least, furthest, self.trained.context
+def bend(model, least, furthest):
+    """Give the blocks of a Reader with Bent attention the limits of one of WAYS."""
+    context = model.trained.context
+    for block in model.blocks:
+        block.attn.least, block.attn.furthest, block.attn.context = least / context, furthest * context, context
 
 def rows_of(run, args):
     """Two lists of rows: of each way and multiple of the trained length, and of each head."""
-    model, record = load_model(run, BentReader)
+    model, record = load_watched(run, attention=Bent)
     context = model.config.context
     measure = MEASURES[args.protocol]
     settings = Settings(context, MULTIPLES[-1] * context, max(1, context // measure.share), max(1, context // 4), None)
@@ -77,7 +74,7 @@ def rows_of(run, args):
     bar = SimpleNamespace(update=int)
     every = [torch.zeros(settings.longest, model.config.n_heads, 3) for _ in model.blocks]     # as Bent.counts
     for way, multiple in itertools.product(WAYS, MULTIPLES):
-        model.bend(*WAYS[way])
+        bend(model, *WAYS[way])
         for block, counts in zip(model.blocks, every, strict=True):
             block.attn.counts = counts if way == "as trained" and multiple == MULTIPLES[-1] else None
         scored = summary([windows[multiple]], [model.window_losses(windows[multiple], bar)])

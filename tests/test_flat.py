@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +17,10 @@ from studies import flat
 TOKENS = torch.arange(48)[None] * 7 % 50
 
 
-def model(cls=flat.BentReader):
+BENT = partial(Reader, attention=flat.Bent)
+
+
+def model(cls=BENT):
     made = cls(ModelConfig(2, 32, 2, 16, 50, encoding=make_encoding("expe", l=24, on="k", start=1.0)))
     torch.manual_seed(0)
     made.load_state_dict({name: w + 0.3 * torch.randn_like(w) for name, w in made.state_dict().items()})
@@ -40,7 +44,7 @@ def plain_scores(plain, block, h):
 @pytest.mark.parametrize("way", flat.WAYS)
 def test_each_way_of_reading_is_the_plain_models_with_slopes_and_distances_changed(way):
     bent, plain, least, furthest = model(), model(GPT), *flat.WAYS[way]
-    bent.bend(least, furthest)
+    flat.bend(bent, least, furthest)
     inputs = []
     for block in bent.blocks:
         block.attn.register_forward_hook(lambda attn, given, out: inputs.append((given[0], out)))
@@ -96,7 +100,7 @@ def test_losses_are_lab_measures_and_shares_are_counted(tokens, tmp_path):
 @torch.no_grad()
 def test_the_shares_of_small_slopes_are_those_of_the_plain_models_scores():
     bent, plain = model(), model(GPT)
-    bent.bend(*flat.WAYS["as trained"])
+    flat.bend(bent, *flat.WAYS["as trained"])
     inputs = []
     for block in bent.blocks:
         block.attn.counts = torch.zeros(TOKENS.shape[1], 2, 3)
