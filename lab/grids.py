@@ -38,9 +38,11 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
 BUDGET = ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")
 METHODS = ("expe-on-k", "alibi-x8-lr-x2", "fox-lr-x2", "rope-base100", "expe-x16", "kerple",   # of the grid `tokens`,
            "expe-on-k-lr-x2", "alibi-x8", "fox", "rope-base100-lr-x2", "expe-x16-lr-x2", "kerple-lr-x2")   # of `rates`
+KNOBS = ("expe-on-k", "expe-on-k-x64", "expe-on-k-x1024", "alibi-x8-lr-x2", "alibi-x4-lr-x2", "alibi-x16-lr-x2",
+         "rope-base100", "rope-base1000", "rope", "expe-x16", "expe-x4", "expe-x64")        # FoX and KERPLE have none
 VARIANTS |= {"alibi-x8": "--pe alibi --slopes 8"}
 VARIANTS |= {f"{name}-tokens-x{times}": f"{VARIANTS[name]} --steps {times * 1600}" for times, names in {
-    2: BUDGET, 4: (*BUDGET, *METHODS), 10: METHODS[:4] + METHODS[5:6]}.items() for name in names}
+    2: BUDGET, 4: (*BUDGET, *METHODS, *KNOBS), 10: METHODS[:4] + METHODS[5:6]}.items() for name in names}
 VARIANTS |= task_grid.variants()
 EVALUATIONS = {                          # flags of lab.measure, by the name of the file that they fill
     "nonoverlap": "--per-position",
@@ -193,6 +195,9 @@ GRIDS = {
              "ALiBi, ExPE with hold and ExPE-K with least slopes are lower at 16x than at 1x."),
     "rates": Grid(
         "Four times the tokens, each method at its other learning rate", far(METHODS[6:], 4), place="far"),
+    "knobs": Grid(
+        "Four times the tokens, three values of each method's own knob, on val",
+        dict.fromkeys((f"{name}-tokens-x4" for name in KNOBS), ("nonoverlap", "copies")), place="far"),
     "long": Grid(
         "Ten times the tokens, on the packages that the project needs, on the test split",
         far(METHODS[:4] + METHODS[5:6], 10), place="packages"),
