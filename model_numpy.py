@@ -172,6 +172,19 @@ def softmax_backward(dp, p):
     dp *= p
     return dp, {}
 
+def value_forward(p, v, table, learned):
+    """y = p v. p (B, H, T, S), v and y (B, H, T, D)."""
+    y = np.empty_like(v)                                                          # as v lies in memory
+    np.matmul(p, v, out=y)
+    return y, (p, v)
+
+def value_backward(dy, cache):
+    """y = p v: dp = dy v^T, dv = p^T dy."""
+    p, v = cache
+    dv = np.empty_like(v)
+    np.matmul(p.swapaxes(-1, -2), dy, out=dv)
+    return dy @ v.swapaxes(-1, -2), dv, {}
+
 def no_score_backward(dbias, cache):
     """Of a door score that adds nothing, or fixed numbers: the gradients of q, k and h. dbias (B, H, T, S)."""
     return 0, 0, 0, {}
@@ -182,7 +195,7 @@ class Encoding(NamedTuple):
 
     embed takes the residual stream x (B, T, C), once; override h (B, T, C), in each block; rotate queries and keys
     (B, H, T, D); score returns what is added to the scores, (..., T, S) or None; softmax makes weights of masked
-    scores, (B, H, T, S) each; value returns what is added to p v, (B, H, T, D) or None. And its own parameters:
+    scores, (B, H, T, S) each; value makes the output of weights and values, (B, H, T, D). And its own parameters:
     shapes(model) names their shapes, start(rng, name, shape) their first values.
     """
 
@@ -191,7 +204,7 @@ class Encoding(NamedTuple):
     rotate: tuple = (lambda q, k, table, learned: (q, k, None), lambda dq, dk, cache: (dq, dk, {}))
     score: tuple = (lambda q, k, h, table, learned: (None, None), no_score_backward)
     softmax: tuple = (softmax_forward, softmax_backward)
-    value: tuple = (lambda p, table, learned: (None, None), lambda dout, cache: (0, {}))
+    value: tuple = (value_forward, value_backward)
     shapes: Callable = lambda model: {}
     start: Callable = small_numbers
     each_block: bool = False                                            # whether each block has parameters of its own
@@ -313,18 +326,21 @@ def shaw_score_backward(dbias, cache):
     dkeys = rows.T @ q.reshape(len(rows), -1) * (1 / score_divisor(q))
     return dq, 0, 0, {"keys": dkeys}
 
-def shaw_value_forward(p, table, learned):
-    """out_m = sum_n p_mn a_r, r = table_mn: the weights summed by distance, times a vector for each."""
+def shaw_value_forward(p, v, table, learned):
+    """y_m = sum_n p_mn (v_n + a_r), r = table_mn: the weights summed by distance, times a vector for each."""
     a = learned["values"]
     by_distance = spread_backward(p, (table, len(a)))                             # (B, H, T, r)
-    return by_distance @ a, (by_distance, a, table, p.shape[-1])
+    y, cache = value_forward(p, v, table, learned)
+    y += by_distance @ a
+    return y, (by_distance, a, table, cache)
 
-def shaw_value_backward(dout, cache):
-    """out_m = sum_n p_mn a_r: dp_mn = dout_m . a_r, and a_r gets its share of the weights times dout_m."""
-    by_distance, a, table, S = cache
-    dp, _ = spread_forward(dout @ a.T, table, S)                                  # (B, H, T, S)
-    dvalues = by_distance.reshape(-1, len(a)).T @ dout.reshape(-1, a.shape[1])
-    return dp, {"values": dvalues}
+def shaw_value_backward(dy, cache):
+    """y_m = sum_n p_mn (v_n + a_r): dp_mn = dy_m . (v_n + a_r), and a_r gets its share of the weights times dy_m."""
+    by_distance, a, table, cache = cache
+    dp, dv, _ = value_backward(dy, cache)
+    dp += spread_forward(dy @ a.T, table, dp.shape[-1])[0]                        # (B, H, T, S)
+    dvalues = by_distance.reshape(-1, len(a)).T @ dy.reshape(-1, a.shape[1])
+    return dp, dv, {"values": dvalues}
 
 def learned_shapes(model):
     return {"weight": (model.encoding.longest(model), model.d_model)}
@@ -380,21 +396,14 @@ def attend_forward(q, k, v, h, encoding, table, learned, causal=True, window=0):
     if bias is not None:
         scores += bias
     p, cache_softmax = encoding.softmax[0](mask(scores, causal, window), learned)
-    y = np.empty_like(v)                                                          # as v lies in memory
-    np.matmul(p, v, out=y)                                                        # (B, H, T, D)
-    more, cache_value = encoding.value[0](p, table, learned)
-    if more is not None:
-        y += more
-    return y, (q, k, v, p, encoding, cache_score, cache_softmax, cache_value)
+    y, cache_value = encoding.value[0](p, v, table, learned)                      # (B, H, T, D)
+    return y, (q, k, encoding, cache_score, cache_softmax, cache_value)
 
 def attend_backward(dy, cache):
-    """y = p v, p = softmax(scores), scores = q k^T / sqrt(D): dp = dy v^T, dv = p^T dy, dq = ds k, dk = ds^T q."""
-    q, k, v, p, encoding, cache_score, cache_softmax, cache_value = cache
-    dp_value, down_value = encoding.value[1](dy, cache_value)
-    dv, dq, dk = np.empty_like(v), np.empty_like(q), np.empty_like(k)
-    np.matmul(p.swapaxes(-1, -2), dy, out=dv)                                     # (B, H, S, D)
-    dp = dy @ v.swapaxes(-1, -2)                                                  # (B, H, T, S)
-    dp += dp_value
+    """y by the door value, p = softmax(scores), scores = q k^T / sqrt(D): dq = ds k, dk = ds^T q."""
+    q, k, encoding, cache_score, cache_softmax, cache_value = cache
+    dp, dv, down_value = encoding.value[1](dy, cache_value)                       # (B, H, T, S), (B, H, S, D)
+    dq, dk = np.empty_like(q), np.empty_like(k)
     dscores, down_softmax = encoding.softmax[1](dp, cache_softmax)
     dq_score, dk_score, dh, down_score = encoding.score[1](dscores, cache_score)
     np.matmul(dscores, k, out=dq)

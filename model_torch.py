@@ -36,7 +36,7 @@ class Encoding(nn.Module):
     """
 
     softmax = None                       # softmax(scores): in the place of the plain one; masked scores (B, H, T, S)
-    value = None                         # value(weights, table): added to the attention's output, (B, H, T, D)
+    value = None                         # value(weights, v, table): in the place of weights @ v, (B, H, T, D)
 
     def __init__(self, settings, config):
         super().__init__()
@@ -144,9 +144,10 @@ class Shaw(Encoding):
         by_distance = q @ self.keys.T / score_divisor(q)                               # (B, H, T, r)
         return by_distance.gather(-1, table.expand(*q.shape[:2], *table.shape[-2:]))   # (B, H, T, S)
 
-    def value(self, weights, table):
+    def value(self, weights, v, table):
         by_distance = weights.new_zeros(*weights.shape[:-1], len(self.values))         # (B, H, T, r)
-        return by_distance.scatter_add(-1, table.expand_as(weights), weights) @ self.values            # (B, H, T, D)
+        by_distance = by_distance.scatter_add(-1, table.expand_as(weights), weights)
+        return weights @ v + by_distance @ self.values                                 # (B, H, T, D)
 
 ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": expe, "exqpe": expe, "rope": RoPE,
              "alibi": ALiBi, "t5": T5, "shaw": Shaw}
@@ -243,7 +244,7 @@ class Attention(nn.Module):
         return [x.view(*x.shape[:-1], self.n_heads, -1).transpose(-2, -3) for x in parts]
 
     def attend(self, q, k, v, bias, table):
-        """softmax(q k^T / sqrt(D) + bias) v over the keys that are seen, and what the encoding's value door adds."""
+        """softmax(q k^T / sqrt(D) + bias) v over the keys that are seen, or what the encoding's doors make of it."""
         T, S = q.shape[2], k.shape[2]
         plain_softmax = self.encoding.value is None and self.encoding.softmax is None
         if plain_softmax and bias is None and not self.window and T in (1, S):
@@ -257,11 +258,7 @@ class Attention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1 / score_divisor(q))
         soften = self.encoding.softmax or nn.Softmax(-1)
         weights = soften(self.scores(q, k) + bias)                                     # (B, H, T, S)
-        return weights @ v + self.value(weights, table)
-
-    def value(self, weights, table):
-        """What the encoding's value door adds, (B, H, T, D), or 0."""
-        return self.encoding.value(weights, table) if self.encoding.value else 0
+        return self.encoding.value(weights, v, table) if self.encoding.value else weights @ v
 
     def scores(self, q, k):
         """q k^T / sqrt(D), (B, H, T, S), for softmaxes that are not the plain one: attend has a kernel for that."""

@@ -139,9 +139,8 @@ def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores
     ahead = np.triu(np.ones(products.shape[-2:], bool), 1)
     added = np.where(ahead, np.nan, 0 * products if added is None else bias(added))
     p, _ = encoding.softmax[0](np.where(ahead, -np.inf, products + added), learned)
-    more, _ = encoding.value[0](p, apart, learned)
     outputs |= {"q": q, "k": k, "v": v, "bias": added, "scores": products + added, "weights": p,
-              "out": p @ v + (0 if more is None else more)}
+              "out": encoding.value[0](p, v, apart, learned)[0]}
     if "inv_freq" in case.returns:
         outputs["inv_freq"], outputs["attention_factor"] = frequencies(case, x["length"], rows)
     return outputs

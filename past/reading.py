@@ -165,11 +165,12 @@ class Reader(GPT):
         if not self.streams():
             raise InputError(f"{self.config.encoding.pe} {CANNOT_STREAM}")
 
+    @torch.no_grad()
     def window_losses(self, windows, bar, stream=None):
         """The losses in nats of the scored targets of each of lab.measures' windows, a list of float32 arrays.
 
         stream: the (sinks, window) of a cache that reads on token by token. Windows of one length that follow each
-        other are read side by side; the bar is told of each target.
+        other are read side by side; the bar is told of each token.
         """
         losses = []
         device = self.embedding.weight.device
@@ -181,13 +182,17 @@ class Reader(GPT):
                 tokens = np.stack([window.tokens for window in batch]).astype(np.int64)
                 tokens = torch.from_numpy(tokens).to(device)
                 cache = Cache(*stream) if stream else None
+                first = length - max(window.scored for window in batch)                # the output layer begins here
                 parts = []
                 for j in range(0, length, step):
                     x = tokens[:, j : j + step + 1]     # one token more than is read
-                    parts.append(self.token_losses(x[:, :-1], x[:, 1:], cache=cache).float().cpu())
-                    bar.update(parts[-1].numel())
-                found = torch.cat(parts, dim=1).numpy()         # (windows, length)
-                losses += [row[length - window.scored :] for row, window in zip(found, batch, strict=True)]
+                    h = self.hidden(x[:, :-1], cache=cache)[:, max(0, first - j) :]
+                    if h.shape[1]:
+                        targets = x[:, -h.shape[1] :]
+                        parts.append(self.cross_entropy(h, self.output_weight, targets, reduction="none").float().cpu())
+                    bar.update(x[:, 1:].numel())
+                found = torch.cat(parts, dim=1).numpy()         # (windows, length - first)
+                losses += [row[row.size - window.scored :] for row, window in zip(found, batch, strict=True)]
         return losses
 
     def hidden(self, tokens, positions=None, cache=None):

@@ -51,7 +51,8 @@ KNOBS = {                                # method: flags, {name of a value: flag
 }
 OTHERS = {pe: (f"--pe {pe}", {"": ""}) for pe in (
     "shaw", "t5", "nope", "sinusoidal", "learned", "exqpe", "cope", "fire", "grape", "partial", "proportional", "xpos")}
-NEW = {pe: (f"--pe {pe}", {"": ""}) for pe in ("pope", "cable", "dape", "selective_rope", "path", "path_fox")} | {
+NEW = {pe: (f"--pe {pe}", {"": ""}) for pe in (
+    "pope", "cable", "dape", "selective_rope", "path", "path_fox", "rove")} | {
     "nope-stick": ("--pe nope --softmax stick", {"": ""})}
 DRAWN = "--random-positions {far}"       # up to 16 times the trained length (Ruoss et al. 2023)
 RANDOM = {f"{name}-random": (f"{flags} {DRAWN}", {"": ""}) for name, flags in {

@@ -112,8 +112,9 @@ def test_a_step_follows_positions_with_gaps_and_other_classes(pe):
     encoding = model.encodings().pop()
 
     class Further(type(encoding)):
-        def value(self, weights, table):
-            return weights.sum(-1, keepdim=True) * torch.ones(1 if table is None else table.shape[-1]).sum() / 2
+        def value(self, weights, v, table):
+            more = weights.sum(-1, keepdim=True) * torch.ones(1 if table is None else table.shape[-1]).sum() / 2
+            return weights @ v + more
 
     class ByPlace(type(encoding.settings)):
         def pairs(self, queries, keys, model):
@@ -132,8 +133,8 @@ def test_a_step_follows_positions_with_gaps_and_other_classes(pe):
 
 def test_another_encoding_with_a_value_door_is_read_as_it_is():
     class Squared(Shaw):
-        def value(self, weights, table):
-            return super().value(weights**2, table)
+        def value(self, weights, v, table):
+            return super().value(weights**2, v, table)
 
     plain, reader = tiny("shaw"), tiny("shaw", make=Reader)
     for model in (plain, reader):
@@ -171,7 +172,7 @@ def test_shaws_reader_follows_autocast_its_class_and_its_settings():
         found.backward()
         torch.testing.assert_close(model(tokens), plain(tokens))
     for settings, kind in ((dataclasses.replace(plain.encoding.settings, max_distance=2), Shaw),
-                           (plain.encoding.settings, type("Other", (Shaw,), {"value": lambda self, w, table: 0}))):
+                           (plain.encoding.settings, type("Other", (Shaw,), {"value": lambda self, w, v, table: w @ v}))):
         for changed in (model, plain):
             changed.encoding.__class__, changed.encoding.settings = kind, settings
             changed.config = dataclasses.replace(changed.config, encoding=settings)

@@ -58,10 +58,10 @@ def add_encoding(monkeypatch, name, settings, doors, torch_class):
 def test_value_door_needs_no_score_and_keeps_the_mask(monkeypatch):
     seen = []
 
-    class Nothing(Encoding):  # adds 0 to the output, and shows the weights
-        def value(self, weights, table):
+    class Nothing(Encoding):  # does what is done without it, and shows the weights
+        def value(self, weights, v, table):
             seen.append(weights)
-            return 0
+            return weights @ v
 
     plain, windowed = attend(tiny(), some_input()), attend(tiny(window=4), some_input())
     monkeypatch.setitem(model_torch.ENCODINGS, "nope", Nothing)

@@ -44,7 +44,7 @@ def queries_and_keys(model):
     return [np.einsum("hdc,tc->htd", w, some_input()[0].numpy()) for w in (w_q, w_k)]
 
 
-@pytest.mark.parametrize("pe", ["kerple", "partial", "grape", "proportional", "xpos"])
+@pytest.mark.parametrize("pe", ["kerple", "partial", "grape", "proportional", "xpos", "rove"])
 def test_distances_are_all_that_counts(pe):
     model, tokens = tiny(pe), some_tokens(1, 8)
     shifted, stretched = (model(tokens, positions=n) for n in (torch.arange(8) + 5, torch.arange(8) * 2))
@@ -273,6 +273,44 @@ def test_pope_equals_another_library(D, H, T):
     found = encoding.rotate(q, k, as_tensor(settings.rows(np.arange(T), ours), q))
     right = theirs.apply_pope_to_qk(theirs(T), q, k)
     torch.testing.assert_close(found[0] @ found[1].mT / math.sqrt(2), right[0] @ right[1].mT, rtol=1e-4, atol=1e-4)
+
+
+# ---- RoVE ------------------------------------------------------------------------------------------------------------
+
+
+def test_rove_is_its_formula():
+    """In complex numbers, query by query: a value turns by the difference of the two angles."""
+    model, h = tiny("rove", variant={"base": 50.0}), some_input()[0].numpy()
+    attention = model.blocks[0].attn
+    w = attention.qkv.weight.detach().numpy().reshape(3, 2, 8, 16)
+    q, k, v = np.einsum("phdc,tc->phtd", w[..., :4, :] + 1j * w[..., 4:, :], h)                    # (H, T, D/2) each
+    angle = ODD[:, None] * 50.0 ** (-np.arange(4) / 4)
+    right = np.zeros((2, T, 8))
+    for head, m in np.ndindex(2, T):
+        turn = np.exp(1j * (angle[: m + 1] - angle[m]))
+        weights = np.exp((q[head, m].conj() * k[head, : m + 1] * turn).real.sum(-1) / math.sqrt(8))
+        y = weights / weights.sum() @ (v[head, : m + 1] * turn)
+        right[head, m] = np.concatenate((y.real, y.imag))
+    right = np.moveaxis(right, 0, 1).reshape(T, 16) @ attention.proj.weight.detach().numpy().T
+    np.testing.assert_allclose(attend(model, some_input(), ODD)[0].detach().numpy(), right, rtol=1e-10, atol=1e-12)
+
+
+def test_rove_turns_as_transformers_llama_does_and_unlike_roformers_values_back_again():
+    need("transformers")
+    from transformers.models.llama import modeling_llama as theirs
+
+    config = theirs.LlamaConfig(hidden_size=32, num_attention_heads=2, rope_parameters={
+        "rope_type": "default", "rope_theta": 500.0})
+    rng = torch.Generator().manual_seed(0)
+    v, weights = torch.randn(1, 2, T, 16, generator=rng), torch.rand(1, 2, T, T, generator=rng)
+    n = torch.arange(T) * 3
+    cos, sin = theirs.LlamaRotaryEmbedding(config)(v, n[None])
+    turned, _ = theirs.apply_rotary_pos_emb(v, v, cos, sin)
+    right, _ = theirs.apply_rotary_pos_emb(weights @ turned, v, cos, -sin)
+    model = tiny("rove", d_model=32, variant={"base": 500.0}).float()
+    found = model.encoding.value(weights, v, model.tables(n.numpy())[model.config.encoding].pairs)
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(found, weights @ turned, atol=0.1)
 
 
 # ---- CABLE -----------------------------------------------------------------------------------------------------------

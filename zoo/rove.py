@@ -1,0 +1,62 @@
+"""RoVE (García-Castellanos et al. 2026, arXiv 2606.11275): RoPE, and values turn with their keys.
+
+    out_m = sum over n of p_mn R_(n-m) v_n = R_m^T (sum over n of p_mn R_n v_n),  R and p_mn as RoPE has them
+
+So that a value tells from how far away it comes. Su (2025, kexue.fm/archives/10862) calls the same operation VO-RoPE,
+and Harik's RoPER is it, too. The output must be turned back: RoFormer's option rotary_value in transformers turns the
+values alone, which leaves them at absolute positions.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import expe
+import model_numpy
+from config import RoPE, Sinusoidal
+
+
+@dataclass(frozen=True)
+class Settings(Sinusoidal):                                          # --base is there already
+    fit = RoPE.fit
+
+    def rows(self, positions, model):
+        return expe.rope_table(positions, model.d_head, self.base)[..., None, :, :]                # (..., 1, T, D)
+
+    def pairs(self, queries, keys, model):
+        """Cosines and sines of the queries' positions, then of the keys': (..., 1, T + S, D)."""
+        batch = np.broadcast_shapes(queries.shape[:-1], keys.shape[:-1])
+        both = [np.broadcast_to(n, (*batch, n.shape[-1])) for n in (queries, keys)]
+        return self.rows(np.concatenate(both, axis=-1), model)
+
+def value_forward(p, v, table, learned):
+    """y_m = R_m^T sum_n p_mn R_n v_n. p (B, H, T, S), v (B, H, S, D)."""
+    of_queries, of_keys = (np.split(x, 2, axis=-1) for x in np.split(table, [p.shape[-2]], axis=-2))
+    y, cache = model_numpy.value_forward(p, model_numpy.turn(v, *of_keys), None, learned)
+    cos, sin = of_queries
+    return model_numpy.turn(y, cos, -sin), (cos, sin, of_keys, cache)
+
+def value_backward(dy, cache):
+    """A turn's transpose is the turn back: the same steps, from the last to the first."""
+    cos, sin, (cos_k, sin_k), cache = cache
+    dp, dv, _ = model_numpy.value_backward(model_numpy.turn(dy, cos, sin), cache)
+    return dp, model_numpy.turn(dv, cos_k, -sin_k), {}
+
+def doors(settings):
+    return model_numpy.Encoding(rotate=(model_numpy.rotate_forward, model_numpy.rotate_backward),
+                                value=(value_forward, value_backward))
+
+def torch_class():
+    import torch
+
+    from model_torch import RoPE
+
+    class RoVE(RoPE):
+        def value(self, weights, v, table):
+            of_queries, of_keys = table.split(weights.shape[-2:], dim=-2)                          # (..., 1, T, D), S
+            cos, sin = of_queries.chunk(2, dim=-1)
+            _, turned = self.rotate(v, v, of_keys)                                                 # (B, H, S, D)
+            y = weights @ turned
+            return self.rotate(y, y, torch.cat((cos, -sin), -1))[0]                                # (B, H, T, D)
+
+    return RoVE
