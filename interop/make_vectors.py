@@ -34,7 +34,7 @@ PARTS = {"near": NEAR, "far": [[3, 1027, 65_790, 526_334, 999_999, 1_000_000]], 
 CLOSE = {"near": NEAR, "decode": DECODE}                              # of what does not know far positions
 ROUNDED = {"float16": "fp16", "bfloat16": "bf16"}
 REACH = 4096                                                          # positions of which those that merge are counted
-TURNS = {"rope", "partial", "proportional", "xpos", "sinusoidal", "pope"}
+TURNS = {"rope", "partial", "proportional", "xpos", "sinusoidal", "pope", "rove"}
 ORDER = {"cope", "fox", "cable", "selective_rope", "path", "path_fox", "nope+log", "nope+sinks", "nope+stick"}
 MERGES = TURNS | {"expe", "exqpe", "alibi", "kerple", "fire"}         # by a table, or a bias, that no content changes
 SAID = {
@@ -458,6 +458,18 @@ def pope_mistakes(case, x):
             "denominator: the exponent is 2c/D, not c/D": {"settings": {"base": 1e8}},
             "the other direction: turned by minus the angle": {"n": lambda n: -n}}
 
+def rove_mistakes(case, x):
+    S = x["positions"].shape[1]
+    def stand(y, *tokens):
+        y = y.copy()                                                    # the queries' turns, then the keys'
+        y[..., slice(*tokens), :] = np.repeat([1, 0], y.shape[-1] // 2)
+        return y
+
+    return {"factor missing: values are not turned, as in RoPE": {"pairs": lambda y: stand(y, None)},
+            "the output is not turned back: values are at absolute positions": {"pairs": lambda y: stand(y, S)},
+            "the other direction: values turn by minus the angle": {
+                "pairs": lambda y: y * np.repeat([1, -1], y.shape[-1] // 2)}}
+
 def sums_of(y):
     """(B, H, T, S): y_(n+1) + .. + y_m, of y (B, S, H)."""
     total = y.swapaxes(1, 2).cumsum(-1)
@@ -682,6 +694,11 @@ CASES = {
         {"base": 10000.0, "e": [[0.0, -0.4, -2.0, -6.0], [-1.0, -0.3, 0.0, -3.0]]}, lambda p: {"e": np.array(p["e"])},
         returns=("scores", "out"), mistakes=pope_mistakes,
         notes="cached keys are softplus(k_n) (cos, sin)(n t + e), all cosines first"),
+    "rove": Case(
+        "rove", PAIRS + "f = g, " + PLAIN + "; out_m = R_m^T (sum over n of p_mn R_n v_n), R_n being the turn of k_n",
+        "García-Castellanos et al. 2026, arXiv 2606.11275; Su 2025, kexue.fm/archives/10862", {},
+        {"base": 10000.0}, returns=("q", "k", "scores", "out"), mistakes=rove_mistakes,
+        notes="cached values are not turned"),
     "cable": Case(
         "cable", "bias = -g_m (r_(n+1) + .. + r_m), r_j = relu(tokens_h.h_j), g_m = softplus(query_h.h_m)",
         "Veisi et al. 2025, arXiv 2503.08067v3, equations 2 to 7, with the sign of a penalty", {},
@@ -756,7 +773,8 @@ def sizes(case, x, found, outputs):
     weighed = [2 * np.sqrt((p**2 * (1 - p) ** 2 * y**2).sum(-1, keepdims=True)) for y in scores]
     largest = x["length"] * (case.pe in TURNS)
     sums = {"q": (terms["q"], exact["q"]), "k": (terms["k"], exact["k"]), "bias": (0, shared), "scores": scores,
-            "weights": weighed, "out": [v * y for y in weighed], "table": (0, largest),
+            "weights": weighed, "out": (v * weighed[0], v * (weighed[1] + turns * (case.pe == "rove"))),
+            "table": (0, largest),
             "inv_freq": (0, largest), "attention_factor": (0, 0)}
     over = {name: np.maximum(1, np.abs(np.nan_to_num(found[name]))) for name in outputs}
     return {name: [float(f"{np.max(y / over[name]):.1e}") for y in sums[name]] for name in outputs}

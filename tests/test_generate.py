@@ -172,7 +172,7 @@ def test_shaws_reader_follows_autocast_its_class_and_its_settings():
         found.backward()
         torch.testing.assert_close(model(tokens), plain(tokens))
     for settings, kind in ((dataclasses.replace(plain.encoding.settings, max_distance=2), Shaw),
-                           (plain.encoding.settings, type("Other", (Shaw,), {"value": lambda self, w, v, table: w @ v}))):
+                           (plain.encoding.settings, type("Other", (Shaw,), {"value": lambda _, p, v, table: p @ v}))):
         for changed in (model, plain):
             changed.encoding.__class__, changed.encoding.settings = kind, settings
             changed.config = dataclasses.replace(changed.config, encoding=settings)

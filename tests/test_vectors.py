@@ -110,6 +110,18 @@ def xpos(q, k, v, positions, base, scale_base, center, cached_k=None, cached_v=N
     return attention(q, k, v, cached_k, cached_v, **broken) | {"q": q, "k": k}
 
 
+def rove(q, k, v, positions, key_positions, base, cached_k=None, cached_v=None, n=same, back=-1, values=1):
+    D, S = q.shape[-1], key_positions.shape[1]
+    f, pairs = [base ** (-2 * i / D) for i in range(D // 2)], [(i, i + D // 2) for i in range(D // 2)]
+    positions, key_positions = n(positions), n(key_positions)
+    q, k = (turned(x, positions, f, 1, pairs) for x in (q, k))
+    v = v if cached_v is None else np.concatenate((cached_v, v), axis=2)
+    v = turned(v, values * key_positions, f, 1, pairs)
+    kept = S - q.shape[2]
+    found = attention(q, k, v[:, :, kept:], cached_k, v[:, :, :kept])
+    return found | {"q": q, "k": k, "out": turned(found["out"], back * positions, f, 1, pairs)}
+
+
 def reading(x, wq, wk, wv, positions, row, cached_k, cached_v, n=same, parts="qkv", heads=2, root=None,
             place=lambda row, x: row):
     """These parts are made by their matrices of what place(row(n, vector), vector) makes of x; the others are of x."""
@@ -392,7 +404,7 @@ def path(q, k, v, h, w1, w2, conv, strength, strength_bias, forget=None, forget_
 OURS = {name: rope for name in FILES if name.startswith("rope-")} | {
     "xpos": xpos, "sinusoidal": sinusoidal, "learned": learned, "expe": expe, "exqpe": exqpe, "shaw": shaw,
     "pope": pope, "cable": cable, "dape": dape, "selective-rope": selective_rope, "path": path, "path-fox": path,
-    "softmax-stick": softmax_stick, "cope": cope, "fox": fox, "softmax-log": softmax_log,
+    "rove": rove, "softmax-stick": softmax_stick, "cope": cope, "fox": fox, "softmax-log": softmax_log,
     "softmax-sinks": softmax_sinks, "fire": biased(fire_bias),
     "expe-keys": lambda x, wq, wk, wv, positions, l, start, theta, cached_k=None, cached_v=None, parts="k", **broken: (
         expe(x, wq, wk, wv, positions, l, start, theta, cached_k, cached_v, parts=parts, **broken)
