@@ -81,7 +81,8 @@ def listed(kind, *known):
     def read(text):
         values = list(dict.fromkeys(kind(part) for part in text.split(",")))
         if known and not set(values) <= set(known):
-            raise argparse.ArgumentTypeError(f"{text!r} must be of {', '.join(known)}")
+            names = ", ".join(known[:24]) + ", ..." * (len(known) > 24)
+            raise argparse.ArgumentTypeError(f"{text!r} must be of {names}")
         return values
     return read
 

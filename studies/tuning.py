@@ -1,8 +1,8 @@
 """Every method at its best: the learning rate and a knob of its own, tuned at `mini` by one rule and one budget.
 
 1. One run a value of the method's knob, at the preset's learning rate.
-2. One run a learning rate, at the best of these. NoPE, FoX, KERPLE and GRAPE have no knob, and as many more rates: nine
-   trials each.
+2. One run a learning rate, at the best of these. Methods without a knob have as many more rates: nine trials each.
+   PaTH, which trains slowly, has four.
 3. Two or three more values of the methods whose best lay at an edge, and of ExPE.
 4. The best of all, and the default, with fresh seeds: these alone are scored on the test split.
 
@@ -47,7 +47,12 @@ METHODS = {
                          "distance24-lr-x4": "--max-distance 24 --lr 0.016"}),
     "shaw": Method("--pe shaw", {f"distance{far}": f"--max-distance {far}" for far in (4, 8, 32, 64, 128)}),
     "sinusoidal": Method("--pe sinusoidal", BASES),
-    **{pe: Method(f"--pe {pe}", {}, RATES | MORE) for pe in ("nope", "fox", "kerple", "grape")},
+    **{pe: Method(f"--pe {pe}", {}, RATES | MORE) for pe in ("nope", "fox", "kerple", "grape", "cable")},
+    **{pe: Method(f"--pe {pe}", BASES) for pe in ("pope", "rove", "selective_rope")},
+    "nope-stick": Method("--pe nope --softmax stick", {}, RATES | MORE),
+    "dape": Method("--pe dape", {"alibi": "--bias alibi"}, {rate: flags for rate, flags in (RATES | MORE).items()
+                                                            if rate != "lr-x0.35"}),
+    **{pe: Method(f"--pe {pe}", {}) for pe in ("path", "path_fox")},
 }
 
 def variants():

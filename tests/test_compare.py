@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from conftest import ROOT, command, refused
 
-from lab import verdict
+from lab import pictures, verdict
 from lab.grids import GRIDS
 from lab.measures import adjust_by_holm, interval_of_seeds, p_value, student
 from studies import task_pages
-from studies import tuning as tuned
 
 
 def rows(name, seed, length, protocol="same-targets"):
@@ -80,7 +79,7 @@ def test_edges_and_trials_are_those_of_the_tuning():
 
 
 def test_what_a_method_is_good_for_is_what_it_learns_of_the_tasks():
-    assert {name for name in verdict.GOOD_FOR} == {*tuned.METHODS}
+    assert {*verdict.GOOD_FOR} == {pictures.family(name) for name in verdict.tuned_variants()}
     for method, (words, tasks) in verdict.GOOD_FOR.items():
         assert len(words.split()) == 5 and tasks
         for task, multiple in tasks.items():

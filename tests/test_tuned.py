@@ -22,7 +22,9 @@ def test_every_method_has_nine_trials_with_its_default_among_them_and_what_was_t
     for method, settings in tuned.METHODS.items():
         names, best = tuned.trials(method, lambda name: len(name))
         assert names[0] == method and best == method, "the shortest name has the lowest loss"
-        assert len({config_of(name) for name in names}) == len(names) == 9 + len(settings.beyond)
+        few = 4 if method.startswith("path") else 9
+        assert len({config_of(name) for name in names}) == len(names)
+        assert len(names) == few + len(settings.beyond)
 
 
 def test_the_plan_goes_from_the_knob_to_the_rate_to_fresh_seeds():
