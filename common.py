@@ -10,6 +10,7 @@ A checkpoint takes the place of the last one with one rename; a run that was kil
 
 import argparse
 import contextlib
+import difflib
 import functools
 import hashlib
 import json
@@ -81,8 +82,9 @@ def listed(kind, *known):
     def read(text):
         values = list(dict.fromkeys(kind(part) for part in text.split(",")))
         if known and not set(values) <= set(known):
-            names = ", ".join(known[:24]) + ", ..." * (len(known) > 24)
-            raise argparse.ArgumentTypeError(f"{text!r} must be of {names}")
+            wrong = next(value for value in values if value not in known)
+            near = known if len(known) <= 30 else [*difflib.get_close_matches(wrong, known, 5), "..."]
+            raise argparse.ArgumentTypeError(f"{wrong!r} must be of {', '.join(near)}")
         return values
     return read
 

@@ -95,17 +95,17 @@ def expe(settings, config):
         return ablations.torch_class()(settings, config)
     return ExPE(settings, config)
 
+def turn(x, table):
+    """Each pair (i, i + D/2) of x (B, H, T, D) by its angle; table (..., T, D): cosines, then sines."""
+    cos, sin = table.chunk(2, dim=-1)                                                  # (..., T, D/2) each
+    a, b = x.chunk(2, dim=-1)                                                          # (B, H, T, D/2) each
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
+
 class RoPE(Encoding):
     """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions turns by the angle n * inv_freq_i."""
 
     def rotate(self, q, k, table):
-        cos, sin = table.chunk(2, dim=-1)                                              # (..., 1, T, D/2) each
-
-        def turn(x):
-            a, b = x.chunk(2, dim=-1)                                                  # (B, H, T, D/2) each
-            return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
-
-        return turn(q), turn(k)
+        return turn(q, table), turn(k, table)
 
 class ALiBi(Encoding):
     """Press et al. 2022: the score of a key falls with its distance, by a fixed slope for each head.

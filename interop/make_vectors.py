@@ -773,8 +773,8 @@ def sizes(case, x, found, outputs):
     weighed = [2 * np.sqrt((p**2 * (1 - p) ** 2 * y**2).sum(-1, keepdims=True)) for y in scores]
     largest = x["length"] * (case.pe in TURNS)
     sums = {"q": (terms["q"], exact["q"]), "k": (terms["k"], exact["k"]), "bias": (0, shared), "scores": scores,
-            "weights": weighed, "out": (v * weighed[0], v * (weighed[1] + turns * (case.pe == "rove"))),
-            "table": (0, largest),
+            "weights": weighed, "table": (0, largest),
+            "out": (v * weighed[0], v * (weighed[1] + turns * (case.pe == "rove"))),           # whose output is turned
             "inv_freq": (0, largest), "attention_factor": (0, 0)}
     over = {name: np.maximum(1, np.abs(np.nan_to_num(found[name]))) for name in outputs}
     return {name: [float(f"{np.max(y / over[name]):.1e}") for y in sums[name]] for name in outputs}

@@ -36,7 +36,7 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
      for name, flags in {"expe": "--pe expe", "expe-on-k": "--pe expe --on k", "rope": "--pe rope",
                          "expe-on-k-x16": tuned.variants()["expe-on-k-x16"]}.items()}
 BEST = ("fox-lr-x2", "alibi-x8-lr-x2", "expe-on-k", "grape-lr-x1.7", "kerple-lr-x1.7", "shaw-distance32-lr-x2",
-        "expe-x16-start1", "t5-distance20-lr-x2", "nope-lr-x1.2", "rope-base100", "sinusoidal-base1000")    # by `tuned`
+        "expe-x16-start1", "t5-distance20-lr-x2", "nope-lr-x1.2", "rope-base100", "sinusoidal-base1000")    # tuned.md's
 BUDGET = ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")
 METHODS = ("expe-on-k", "alibi-x8-lr-x2", "fox-lr-x2", "rope-base100", "expe-x16", "kerple",   # of the grid `tokens`,
            "expe-on-k-lr-x2", "alibi-x8", "fox", "rope-base100-lr-x2", "expe-x16-lr-x2", "kerple-lr-x2")   # of `rates`

@@ -31,8 +31,8 @@ PAIRS = 2**21                            # and queries times keys
 BATCH_TOKENS = 2**13                     # in one forward pass of window_losses: bounds the memory, whatever the length
 OF_TABLE = "alibi", "t5", "kerple"       # encodings whose score reads the table alone: it is the same in all blocks
 STREAM_TOKENS = 2**14                    # that all the streams side by side keep
-CANNOT_STREAM = ("cannot stream as trained here: positions are part of the embeddings or the values, or no sum apart "
-                 "from a key's content, and cannot be changed later")
+CANNOT_STREAM = ("cannot stream as trained here: positions are part of the embeddings or enter W_v, or are no sum "
+                 "apart from a key's content, and cannot be changed later")
 
 class At(NamedTuple):
     """Where the tokens of one pass are, as an encoding sees it: model_numpy.Tables, and what reading on needs."""
@@ -144,8 +144,8 @@ class Reader(GPT):
         return self.config.encoding.longest(self.config)
 
     def streams(self):
-        """Whether a key's position can be changed later: none may be part of the embeddings or of the values, and what
-        an override adds must be a sum apart from a key's content.
+        """Whether a key's position can be changed later: none may be part of the embeddings or enter W_v, and what an
+        override adds must be a sum apart from a key's content.
         """
         if self.longest < math.inf:
             return False
@@ -182,7 +182,7 @@ class Reader(GPT):
                 tokens = np.stack([window.tokens for window in batch]).astype(np.int64)
                 tokens = torch.from_numpy(tokens).to(device)
                 cache = Cache(*stream) if stream else None
-                first = length - max(window.scored for window in batch)                # the output layer begins here
+                first = length - max(window.scored for window in batch)                # none before it is scored
                 parts = []
                 for j in range(0, length, step):
                     x = tokens[:, j : j + step + 1]     # one token more than is read

@@ -1,8 +1,8 @@
 """Every method at its best: the learning rate and a knob of its own, tuned at `mini` by one rule and one budget.
 
 1. One run a value of the method's knob, at the preset's learning rate.
-2. One run a learning rate, at the best of these. Methods without a knob have as many more rates: nine trials each.
-   PaTH, which trains slowly, has four.
+2. One run a learning rate, at the best of these: as many as make nine trials a method. PaTH and PaTH-FoX, which train
+   slowly, have four.
 3. Two or three more values of the methods whose best lay at an edge, and of ExPE.
 4. The best of all, and the default, with fresh seeds: these alone are scored on the test split.
 

@@ -58,13 +58,13 @@ def add_encoding(monkeypatch, name, settings, doors, torch_class):
 def test_value_door_needs_no_score_and_keeps_the_mask(monkeypatch):
     seen = []
 
-    class Nothing(Encoding):  # does what is done without it, and shows the weights
+    class Shown(Encoding):  # does what is done without it, and shows the weights
         def value(self, weights, v, table):
             seen.append(weights)
             return weights @ v
 
     plain, windowed = attend(tiny(), some_input()), attend(tiny(window=4), some_input())
-    monkeypatch.setitem(model_torch.ENCODINGS, "nope", Nothing)
+    monkeypatch.setitem(model_torch.ENCODINGS, "nope", Shown)
     for changes, right, first in (({}, plain, -T), ({"window": 4}, windowed, -3)):
         torch.testing.assert_close(attend(tiny(**changes), some_input()), right, rtol=1e-10, atol=1e-12)
         weights = seen.pop()

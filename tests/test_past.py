@@ -22,6 +22,7 @@ import past.reading
 from config import CORE, ENCODINGS, InputError, make_encoding
 from engine import fast
 from expe import expe_table, exqpe_table
+from lab.measures import Window
 from model_torch import GPT
 from past.cache import Cache
 from past.reading import Reader, load
@@ -55,6 +56,19 @@ def width_kept(model):
     """How many numbers a cache keeps of a token in a block: key and value, and what some keep of each of two heads."""
     more = {"fox": 1, "cable": 2, "pope": 8, "selective_rope": 4, "path": 9, "path_fox": 10}
     return 2 * 16 + 2 * more.get(model.config.encoding.pe, 0)
+
+
+@pytest.mark.parametrize("pe, stream", [("rove", None), ("fox", None), ("rope", (2, 5))])
+def test_windows_of_any_lengths_and_targets_have_the_losses_of_all_their_tokens(pe, stream):
+    model, read = tiny(pe, make=Reader).float(), []
+    sizes = [(130, 70), (12, 1), (12, 12), (12, 5), (7, 3), (130, 3), (130, 130), (130, 2)]     # tokens, of them scored
+    windows = [Window(some_tokens(1, n + 1, seed=i)[0].numpy(), scored, i) for i, (n, scored) in enumerate(sizes)]
+    found = model.window_losses(windows, SimpleNamespace(update=read.append), stream)
+    assert sum(read) == sum(n for n, _ in sizes)
+    for window, losses in zip(windows, found, strict=True):
+        tokens = torch.from_numpy(window.tokens)[None]
+        right = model.token_losses(tokens[:, :-1], tokens[:, 1:], cache=Cache(*stream) if stream else None)
+        np.testing.assert_allclose(losses, right[0, -window.scored :].numpy(), rtol=1e-5, atol=1e-5)
 
 
 KINDS = [

@@ -295,7 +295,7 @@ def test_rove_is_its_formula():
     np.testing.assert_allclose(attend(model, some_input(), ODD)[0].detach().numpy(), right, rtol=1e-10, atol=1e-12)
 
 
-def test_rove_turns_as_transformers_llama_does_and_unlike_roformers_values_back_again():
+def test_rove_turns_as_transformers_llama_does():
     need("transformers")
     from transformers.models.llama import modeling_llama as theirs
 
@@ -310,7 +310,6 @@ def test_rove_turns_as_transformers_llama_does_and_unlike_roformers_values_back_
     model = tiny("rove", d_model=32, variant={"base": 500.0}).float()
     found = model.encoding.value(weights, v, model.tables(n.numpy())[model.config.encoding].pairs)
     torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(found, weights @ turned, atol=0.1)
 
 
 # ---- CABLE -----------------------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
     out_m = sum over n of p_mn R_(n-m) v_n = R_m^T (sum over n of p_mn R_n v_n),  R and p_mn as RoPE has them
 
-So that a value tells from how far away it comes. Su (2025, kexue.fm/archives/10862) calls the same operation VO-RoPE,
-and Harik's RoPER is it, too. The output must be turned back: RoFormer's option rotary_value in transformers turns the
-values alone, which leaves them at absolute positions.
+A value thus tells from how far away it comes. VO-RoPE (Su 2025, kexue.fm/archives/10862) and Harik's RoPER are the same
+operation. The output must be turned back: RoFormer's option rotary_value in transformers turns the values alone, which
+leaves them at absolute positions.
 """
 
 from dataclasses import dataclass
@@ -49,14 +49,12 @@ def doors(settings):
 def torch_class():
     import torch
 
-    from model_torch import RoPE
+    from model_torch import RoPE, turn
 
     class RoVE(RoPE):
         def value(self, weights, v, table):
             of_queries, of_keys = table.split(weights.shape[-2:], dim=-2)                          # (..., 1, T, D), S
             cos, sin = of_queries.chunk(2, dim=-1)
-            _, turned = self.rotate(v, v, of_keys)                                                 # (B, H, S, D)
-            y = weights @ turned
-            return self.rotate(y, y, torch.cat((cos, -sin), -1))[0]                                # (B, H, T, D)
+            return turn(weights @ turn(v, of_keys), torch.cat((cos, -sin), -1))                    # (B, H, T, D)
 
     return RoVE

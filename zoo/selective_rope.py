@@ -112,7 +112,7 @@ def torch_class():
     import torch
     import torch.nn.functional as F
 
-    from model_torch import Encoding, RoPE, score_divisor
+    from model_torch import Encoding, score_divisor, turn
 
     class SelectiveRoPE(Encoding):
         def __init__(self, settings, config):
@@ -131,9 +131,7 @@ def torch_class():
             c = torch.as_tensor(expe.rope_inv_freq(q.shape[-1], self.settings.base)).to(z)
             angle = c * z.cumsum(-2)                                                               # (B, H, S, D/2)
             angles = torch.cat((angle.cos(), angle.sin()), -1)
-            turn = RoPE.rotate
-            turned_q, _ = turn(self, q, q, angles[:, :, -q.shape[2] :])
-            _, turned_k = turn(self, k, k, angles)
+            turned_q, turned_k = turn(q, angles[:, :, -q.shape[2] :]), turn(k, angles)
             return (turned_q @ turned_k.mT - q @ k.mT) / score_divisor(q)                          # (B, H, T, S)
 
     return SelectiveRoPE

@@ -47,11 +47,11 @@ def doors(settings):
     return model_numpy.Encoding(rotate=(rotate_forward, rotate_backward))
 
 def torch_class():
-    from model_torch import RoPE
+    from model_torch import Encoding, turn
 
-    class XPos(RoPE):
+    class XPos(Encoding):
         def rotate(self, q, k, table):
             of_q, of_k = table.chunk(2, dim=-1)                                                     # (..., 1, T, D)
-            return super().rotate(q, q, of_q)[0], super().rotate(k, k, of_k)[1]
+            return turn(q, of_q), turn(k, of_k)
 
     return XPos
