@@ -5,10 +5,11 @@
     python -m lab.verdict --full --reference fox-lr-x2               the same, with differences from FoX
     python -m lab.verdict runs/mini-expe-s0 runs/mini-rope-s0
 
-Committed losses are means over seeds on the same targets of the test split, on which nothing was tuned; those of your
-own runs are of val. What a method is good for is which tasks it learns (GOOD_FOR, from results/tasks/). Cost is the
-time of a training step with --fast on a CPU over NoPE's (results/mini/bench.json; docs/speed.md has the command), and
-the parameters beyond NoPE's. Other processors give other losses, by as much as docs/evidence.md says.
+Losses are those at targets in 16 places of each document (`--protocol spread`): committed ones are means over seeds on
+the test split, on which nothing was tuned, and those of your own runs are of val, some minutes a run. What a method is
+good for is which tasks it learns (GOOD_FOR, from results/tasks/). Cost is the time of a training step with --fast on a
+CPU over NoPE's (results/mini/bench.json; docs/speed.md has the command), and the parameters beyond NoPE's. Other
+processors give other losses, by as much as docs/evidence.md says.
 """
 
 import contextlib
@@ -27,14 +28,14 @@ from eval import MULTIPLES
 from lab import measure, pictures
 from lab.compare import read_rows
 from lab.files import read_json
-from lab.grids import flags_of
-from lab.measures import adjust_by_holm, interval_of_seeds, p_value
-from lab.report import collect, table
+from lab.grids import GRIDS, flags_of
+from lab.measures import adjust_by_holm, p_value
+from lab.report import collect, paired, table
 from model_numpy import count_parameters
 from studies import tuning as tuned
 
 FOLDER = Path("results") / tuned.PRESET
-ON_VAL = ("expe-on-k", "fire")           # FIRE with its authors' values, beside what it is compared with
+FAR = Path("results") / GRIDS["spread"].place
 ENDS = (1, MULTIPLES[-1])
 GOOD_FOR = {                             # method of results/tasks/: (words, {task: the multiple to which it has 95%})
     "fox": ("marked tokens and latest writes", {"needle": 16, "flip-flop": 16}),
@@ -51,15 +52,17 @@ GOOD_FOR = {                             # method of results/tasks/: (words, {ta
 }
 
 def tuned_variants():
-    """{variant: its trials} of the best values of each method that was tuned."""
-    files = collect(FOLDER)
+    """{variant: its trials} of the best values of each method that was tuned and scored; the method is the first one's
+    name.
+    """
+    files, scored = collect(FOLDER), collect(FAR)
 
     def loss(name):
         rows = files.get((name, tuned.TRIALS[0]), {}).get(tuned.SEED)
         return rows and rows[0]["loss"]
 
     chosen = (tuned.trials(method, loss) for method in tuned.METHODS)
-    return {best: names for names, best in chosen if best}
+    return {best: names for names, best in chosen if (best, "test-spread") in scored}
 
 def edges(variant, trials):
     """Which of a variant's values lie at an edge of what was tried: "theta", "lr", both or "no"."""
@@ -73,9 +76,8 @@ def edges(variant, trials):
 def name_of(variant):
     return re.sub(",? lr x", ", rate x", pictures.name(variant))
 
-def cost_of(variant):
+def cost_of(method, variant):
     """"1.04, +2,064": the time of a training step over NoPE's, and the parameters beyond NoPE's."""
-    method = pictures.family(variant)
     [ratio] = [row["over_nope"] for row in read_json(FOLDER / "bench.json") if row["pe"] == method]
     return f"{ratio:.2f}, +{parameters(variant) - parameters('nope'):,}"
 
@@ -85,56 +87,47 @@ def mean_of(rows):
 def committed():
     """README's rows, by the loss at 16x."""
     trials = tuned_variants()
-    rows = read_rows(FOLDER, trials, "same-targets", "test")
-    return [[name_of(variant), f"`{flags_of(variant)}`", GOOD_FOR[pictures.family(variant)][0],
-             str(len(trials[variant])), *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS), cost_of(variant)]
+    rows = read_rows(FAR, trials, "spread", "test")
+    return [[name_of(variant), f"`{flags_of(variant)}`", GOOD_FOR[trials[variant][0]][0], str(len(trials[variant])),
+             *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS), cost_of(trials[variant][0], variant)]
             for variant in sorted(trials, key=lambda variant: mean_of(rows[variant][ENDS[1]]))]
 
 def full(reference):
-    """Rows of both splits: trials, edges, parameters, 1x on all targets, and differences from the reference.
+    """Rows with trials, edges, parameters, 1x on all targets, losses, and differences from the reference.
 
-    A star marks what is significant at 5% after Holm's correction over all differences of a split.
+    A star marks what is significant at 5% after Holm's correction over all of these differences.
     """
     trials = tuned_variants()
+    if reference not in trials:
+        raise InputError(f"--reference must be a method of the table, such as fox-lr-x2, got {reference}")
+    rows = read_rows(FAR, trials, "spread", "test")
+    pairs = {}                                                         # differences (seeds, documents), and targets
+    for variant, end in ((variant, end) for variant in trials if variant != reference for end in ENDS):
+        mine, other = ([row["unit_losses"] for row in rows[name][end]] for name in (variant, reference))
+        pairs[variant, end] = np.subtract(mine, other), rows[variant][end][0]["unit_targets"]
+    adjusted = dict(zip(pairs, adjust_by_holm([p_value(*pair) for pair in pairs.values()]), strict=True))
     lines = []
-    for split, variants in (("test", list(trials)), ("val", list(ON_VAL))):
-        if reference not in variants:
-            continue
-        rows = read_rows(FOLDER, variants, "same-targets", split)
-        variants.sort(key=lambda variant: mean_of(rows[variant][ENDS[1]]))
-        pairs = {}                                                     # differences (seeds, documents), and targets
-        for variant, end in ((variant, end) for variant in variants if variant != reference for end in ENDS):
-            mine, other = ([row["unit_losses"] for row in rows[name][end]] for name in (variant, reference))
-            pairs[variant, end] = np.subtract(mine, other), rows[variant][end][0]["unit_targets"]
-        adjusted = dict(zip(pairs, adjust_by_holm([p_value(*pair) for pair in pairs.values()]), strict=True))
-        for variant in variants:
-            own = trials.get(variant, [variant]) if split == "test" else [variant]
-            cells = []
-            for at in ((variant, end) for end in ENDS):
-                mean, low, high = interval_of_seeds(*pairs[at]) if at in pairs else (0, 0, 0)
-                cells.append(f"{mean:+.3f} ({low:+.3f}, {high:+.3f}){' *' * bool(adjusted[at] < 0.05)}"
-                             if at in pairs else "")
-            lines.append([split, name_of(variant), str(len(own)), edges(variant, own) if len(own) > 1 else "-",
-                          f"{parameters(variant):,}", all_targets(variant, split),
-                          *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS), *cells])
+    for variant in sorted(trials, key=lambda variant: mean_of(rows[variant][ENDS[1]])):
+        cells = [paired(rows[variant][end], rows[reference][end]) + " *" * bool(adjusted[variant, end] < 0.05)
+                 if variant != reference else "" for end in ENDS]
+        lines.append([name_of(variant), str(len(trials[variant])), edges(variant, trials[variant]),
+                      f"{parameters(variant):,}", all_targets(variant),
+                      *(f"{mean_of(rows[variant][end]):.3f}" for end in ENDS), *cells])
     return lines
 
 def parameters(variant):
     return read_json(next(FOLDER.glob(f"{variant}-s[0-9]*.run.json")))["parameters"]
 
-def all_targets(variant, split):
-    """The mean loss at 1x by the paper's protocol, or "-" if it is not among the results."""
-    try:
-        return f"{mean_of(read_rows(FOLDER, [variant], 'nonoverlap', split)[variant][1]):.3f}"
-    except InputError:
-        return "-"
+def all_targets(variant):
+    """The mean loss at 1x of all targets of test, by the paper's protocol."""
+    return f"{mean_of(read_rows(FOLDER, [variant], 'nonoverlap', 'test')[variant][1]):.3f}"
 
 def own_rows(runs):
     """README's rows of run directories, which are scored now, on val."""
-    args = measure.command_line().parse_args([*map(str, runs), "--protocol", "same-targets"])
+    args = measure.command_line().parse_args([*map(str, runs), "--protocol", "spread"])
     with contextlib.redirect_stdout(io.StringIO()):
         scored = measure.score(args)
-    losses = {(row["run"], row["length"]): row["loss"] for row in scored if row["protocol"] == "same-targets"}
+    losses = {(row["run"], row["length"]): row["loss"] for row in scored}
     rows = []
     for run in runs:
         model, _, _ = read_run(run)
@@ -154,11 +147,9 @@ def main(argv=None):
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         if args.full:
-            heads = ["split", "method", "trials", "at an edge", "parameters", "1x, all targets",
+            heads = ["method", "trials", "at an edge", "parameters", "1x, all targets",
                      *(f"{end}x" for end in ENDS), *(f"{end}x - {name_of(args.reference)}" for end in ENDS)]
-            if not (lines := full(args.reference)):
-                raise InputError(f"--reference must be a method of the table, such as fox-lr-x2, got {args.reference}")
-            print(table(heads, lines), end="")
+            print(table(heads, full(args.reference)), end="")
         else:
             heads = ["method", "flags", *["good for"] * (not args.runs), "trials", *(f"{end}x" for end in ENDS), "cost"]
             print(table(heads, own_rows(named_runs(args.runs)) if args.runs else committed()), end="")
