@@ -193,7 +193,7 @@ GRIDS = {
     "repeats": Grid(
         "Every method at its best, scored by the ends of far repetitions, on the test split",
         dict.fromkeys(BEST, ("test-far-repeats",)), place="far",
-        says="No method gains from far context at this budget: FoX, ALiBi, ExPE-K, GRAPE and KERPLE change by at most "
+        says="Far context hardly pays at this budget: FoX, ALiBi, ExPE-K, GRAPE and KERPLE change by less than "
              "0.01 from 1x to 16x. The others rise."),
     "tokens": Grid(
         "Four times the tokens, at which models copy: losses on test, probes on val",
