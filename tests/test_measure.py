@@ -300,7 +300,7 @@ def test_loss_by_position_averages_to_the_loss(workplace):
         ("runs/rope --scale 0.5", "--scale is for expe and exqpe, and this run has rope"),
         ("runs/expe runs/rope --scale 0", "--scale must be a finite number above 0"),
         ("runs/expe runs/learned --rope-scaling none,yarn", "--rope-scaling yarn is for rope, and this run has expe"),
-        ("runs/rope --rope-scaling none,cubic", "--rope-scaling: 'none,cubic' must be of none, linear, ntk, dynamic"),
+        ("runs/rope --rope-scaling none,cubic", "--rope-scaling: 'cubic' must be of none, linear, ntk, dynamic"),
         ("runs/rope --rope-scaling dual-chunk --chunk 16", "--chunk must be from 1 to 15, got 16"),
         ("runs/rope --factor 2", "--factor is for --rope-scaling linear, ntk, dynamic, yarn"),
         ("runs/rope --rope-scaling yarn --chunk 4", "--chunk is for --rope-scaling dual-chunk"),

@@ -161,7 +161,7 @@ def test_flags_reach_the_configs_and_what_depends_on_them():
     assert (model.encoding.theta2, model.encoding.l, model.d_mlp, config.end_lr) == (1 / 8, 24, 192, 6e-6)
     _, model, _ = train.read_flags("--preset llama-135m --pe expe".split())
     assert (model.encoding.l, model.norm, model.mlp) == (96, "rmsnorm", "swiglu")
-    assert [PRESETS[name].train.fast for name in PRESETS] == [False, True, True, True]
+    assert [PRESETS[name].train.fast for name in PRESETS] == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize("pe", ENCODINGS)
