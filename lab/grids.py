@@ -42,7 +42,9 @@ METHODS = ("expe-on-k", "alibi-x8-lr-x2", "fox-lr-x2", "rope-base100", "expe-x16
            "expe-on-k-lr-x2", "alibi-x8", "fox", "rope-base100-lr-x2", "expe-x16-lr-x2", "kerple-lr-x2")   # of `rates`
 KNOBS = ("expe-on-k", "expe-on-k-x64", "expe-on-k-x1024", "alibi-x8-lr-x2", "alibi-x4-lr-x2", "alibi-x16-lr-x2",
          "rope-base100", "rope-base1000", "rope", "expe-x16", "expe-x4", "expe-x64")        # FoX and KERPLE have none
-VARIANTS |= {"alibi-x8": "--pe alibi --slopes 8"}
+SIZES = ("expe-on-k", "alibi-x8-lr-0.006", "fox-lr-0.006", "rope-base100", "expe-x16", "kerple")  # 0.006: twice small's
+VARIANTS |= {"alibi-x8": "--pe alibi --slopes 8", "alibi-x8-lr-0.006": "--pe alibi --slopes 8 --lr 0.006",
+             "fox-lr-0.006": "--pe fox --lr 0.006"}
 VARIANTS |= {f"{name}-tokens-x{times}": f"{VARIANTS[name]} --steps {times * 1600}" for times, names in {
     2: BUDGET, 4: (*BUDGET, *METHODS, *KNOBS), 10: METHODS[:4] + METHODS[5:6]}.items() for name in names}
 VARIANTS |= task_grid.variants()
@@ -52,6 +54,7 @@ EVALUATIONS = {                          # flags of lab.measure, by the name of 
     "swap": "--probe swap",
     "repeat": "--probe repeat",
     "copies": "--probe repeat --lengths 64,96,128,256,512,1024,2048",
+    "small-copies": "--probe repeat --lengths 128,192,256,512,1024,2048,4096",
     "scaled": "--scale 0.5",
     "scaled-same-targets": "--protocol same-targets --scale 0.5,auto",
     "spread-same-targets": "--protocol same-targets --scale 2,4,8,16",
@@ -69,6 +72,7 @@ EVALUATIONS = {                          # flags of lab.measure, by the name of 
 LOSSES = ("nonoverlap", "same-targets")
 PROBES = ("swap", "repeat")
 SAME = ("same-targets",)
+OF_SMALL = ("test-nonoverlap", "test-same-targets", "swap", "small-copies")
 SEEDS = [1, 2, 3]                        # of every grid, if no others are asked for; that of the trials is none of them
 
 class Grid(NamedTuple):
@@ -78,7 +82,8 @@ class Grid(NamedTuple):
     evaluations: dict                    # variant: names of EVALUATIONS
     paper: dict = {}                     # (variant, how): its losses at 1x, 2x, 4x, ... in the paper
     of: tuple = ()                       # the presets that these losses are of
-    place: str = ""                      # the folder of its runs and results, if only mini has these
+    place: str = ""                      # the folder of its runs and results, if only one preset has these
+    preset: str = tuned.PRESET           # that one
     says: str = ""                       # what its tables show, in two sentences
 
 MULTIPLIERS = {                                # {theta multiplier: the variant that has it} of two methods
@@ -88,11 +93,11 @@ MULTIPLIERS = {                                # {theta multiplier: the variant 
 TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k-x1", "expe-on-k", "exqpe-on-k", "alibi", "t5", "shaw",
           "learned", "nope")
 TABLE7 = ("expe", "expe-constant", "expe-l1", "expe-learn-init", "expe-learn-random", "expe-once")
-def far(names, times):
-    """The evaluations of methods at so many times mini's tokens; ExPE and ExPE-K are read in another way, too."""
+def far(names, end="", rest=("swap", "copies")):
+    """The evaluations of methods whose models may copy; ExPE and ExPE-K are read in another way, too."""
     more = {"expe-x16": ("test-held-spread",), "expe-on-k": ("test-least-spread",)}
-    return {f"{name}-tokens-x{times}": ("test-spread", *more.get(name.removesuffix("-lr-x2"), ()), "test-far-repeats",
-                                        "swap", "copies") for name in names}
+    return {name + end: ("test-spread", *more.get(name.removesuffix("-lr-x2"), ()), "test-far-repeats", *rest)
+            for name in names}
 
 GRIDS = {
     "table2": Grid(
@@ -197,17 +202,23 @@ GRIDS = {
              "0.01 from 1x to 16x. The others rise."),
     "tokens": Grid(
         "Four times the tokens, at which models copy: losses on test, probes on val",
-        far(METHODS[:6], 4), place="far",
+        far(METHODS[:6], "-tokens-x4"), place="far",
         says="FoX and ALiBi copy best from nearby, and FoX, KERPLE and ExPE-K from past the trained length. FoX, "
              "ALiBi, ExPE with hold and ExPE-K with least slopes are lower at 16x than at 1x."),
     "rates": Grid(
-        "Four times the tokens, each method at its other learning rate", far(METHODS[6:], 4), place="far"),
+        "Four times the tokens, each method at its other learning rate", far(METHODS[6:], "-tokens-x4"), place="far"),
     "knobs": Grid(
         "Four times the tokens, three values of each method's own knob, on val",
         dict.fromkeys((f"{name}-tokens-x4" for name in KNOBS), ("nonoverlap", "copies")), place="far"),
     "long": Grid(
         "Ten times the tokens, on the packages that the project needs, on the test split",
-        far(METHODS[:4] + METHODS[5:6], 10), place="packages"),
+        far(METHODS[:4] + METHODS[5:6], "-tokens-x10"), place="packages"),
+    "sizes": Grid(
+        "The preset small: 2.56M parameters and ten tokens of packages for each, on the test split",
+        far(SIZES, rest=OF_SMALL), place="small", preset="small"),
+    "novels": Grid(
+        "The preset small on English novels, on the test split",
+        far(SIZES[:4], rest=OF_SMALL), place="small-books", preset="small"),
     "books": Grid(
         "English novels, scored on other authors', with default and best values",
         dict.fromkeys(("expe", "expe-x16", "expe-on-k-x1", "expe-on-k", "rope", "rope-base100", "alibi",
@@ -218,12 +229,18 @@ GRIDS = {
 DATA = {                                 # of a place: the flags of train.py, and of eval.py
     "books": ("--data data/eltec", "--data data/eltec-heldout"),
     "packages": ("--data packages", "--max-docs 24"),                  # of 133 on test: as many as mini has on val
+    "small": ("", "--max-docs 24"),
+    "small-books": ("--data data/eltec", "--data data/eltec-heldout --max-docs 24"),
 }
 ALL = ("table2", "ablations", "scaling", "extensions", "precision")    # what the grid `all` stands for
 
 def flags_of(variant, seed=0, preset=tuned.PRESET):
     """The flags of train.py of a run; ramp: one over the paper's theta, four contexts."""
     return VARIANTS[variant].format(seed=seed, ramp=4 * PRESETS[preset].model.context)
+
+def preset_of(grid):
+    """The preset of a grid, if none is asked for."""
+    return GRIDS[grid].preset if grid in GRIDS else tuned.PRESET
 
 def place_of(grid, preset):
     """The folder under runs/ and results/ of a grid: its own, or its preset's."""

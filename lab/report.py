@@ -367,7 +367,7 @@ def report_place(folder):
     if place == task_grid.PLACE:
         return task_pages.report(folder)
     files = collect(folder)
-    preset = tuned.PRESET if place in {grid.place for grid in GRIDS.values()} else place
+    preset = next((grid.preset for grid in GRIDS.values() if grid.place == place), place)
     runs = [run for (_, what), seeds in files.items() if what == "run" for run in seeds.values()]
     if not runs:
         return []

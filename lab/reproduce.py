@@ -43,7 +43,7 @@ from config import PRESETS, InputError
 from eval import MULTIPLES
 from lab import measure
 from lab.files import clock, read_json, write_json
-from lab.grids import ALL, DATA, EVALUATIONS, GRIDS, SEEDS, VARIANTS, flags_of, place_of
+from lab.grids import ALL, DATA, EVALUATIONS, GRIDS, SEEDS, VARIANTS, flags_of, place_of, preset_of
 from model_numpy import count_parameters
 from studies import task_grid
 from studies import tuning as tuned
@@ -83,8 +83,8 @@ def jobs_of(args):
 
 def runs_of(args):
     """(variant, seed, evaluations) of every run of the grids that are asked for; of `tuned`, as far as it has come."""
-    if args.place != args.preset != tuned.PRESET:
-        raise InputError(f"{args.grids[0]} varies what the preset {tuned.PRESET} has: leave out --preset")
+    if args.place != args.preset != (preset := preset_of(args.grids[0])):
+        raise InputError(f"{args.grids[0]} varies what the preset {preset} has: leave out --preset")
     if args.grids == ("tasks",):
         return task_grid.runs(args.seeds, lambda name: trial_accuracy(name, args))
     if args.grids == ("tuned",):
@@ -358,7 +358,7 @@ def main(argv=None):
     grids = "".join(f"  {name:12}{title}\n" for name, title in titles.items())
     parser = CommandLine(prog="python -m lab.reproduce", description=__doc__, epilog=f"grids:\n{grids}")
     parser.add_argument("grid", choices=titles, metavar="GRID", help="one of those below")
-    parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model (default: mini)")
+    parser.add_argument("--preset", choices=tuple(PRESETS), help="the model (default: mini, or the grid's own)")
     parser.add_argument("--seeds", type=listed(at_least(0)), metavar="N,N,...",
                         help=f"default: {','.join(map(str, SEEDS))} (the trials of tuned have seed {tuned.SEED})")
     parser.add_argument("--max-docs", type=at_least(1), metavar="N", help="score the first N held-out documents only")
@@ -376,6 +376,7 @@ def main(argv=None):
         args = parser.parse_args(argv[:cut])
         args.train_flags = argv[cut + 1 :]
         args.grids = ALL if args.grid == "all" else (args.grid,)
+        args.preset = args.preset or preset_of(args.grids[0])
         args.place = place_of(args.grids[0], args.preset)
         args.seeds = args.seeds or SEEDS
         if args.grid == "report":

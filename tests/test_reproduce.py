@@ -224,6 +224,13 @@ def test_a_grid_that_is_killed_goes_on_to_the_same_weights(tokens, tmp_path, mon
     assert info["step"] == 100 and info["sha256"] == record["weights"] == checkpoint_info(run)["sha256"]
 
 
+def test_a_grid_may_have_a_preset_and_a_text_of_its_own(tmp_path):
+    done = command("lab.reproduce", "novels", "--seeds", "1", "--dry-run", "--verbose", cwd=tmp_path)
+    trains = [line for line in done.stdout.splitlines() if "train.py" in line]
+    assert len(trains) == 4 and all("--preset small" in line and "--data data/eltec" in line for line in trains)
+    assert "--pe rope --base 100 --seed 1 --out runs/small-books/rope-base100-s1" in trains[3]
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
@@ -231,6 +238,8 @@ def test_a_grid_that_is_killed_goes_on_to_the_same_weights(tokens, tmp_path, mon
         ("scaling --seeds 0 -- --stepz 4", "--stepz is not a flag of --pe expe"),
         ("scaling --seeds 0 -- --pe=rope", "--pe is the grid's own"),
         ("report --seeds 1", "report reads all of results/ and takes no flag: leave out --seeds"),
+        ("hold --preset small", "hold varies what the preset mini has: leave out --preset"),
+        ("sizes --preset mini", "sizes varies what the preset small has: leave out --preset"),
     ],
 )
 def test_wrong_flags_are_named_in_one_line(flags, message, tmp_path):
