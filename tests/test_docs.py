@@ -9,6 +9,7 @@ from conftest import ROOT, command
 from config import ENCODINGS
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OPTIONAL = {"studies.harness": "lm_eval", "engine.corpora": "datatrove"}     # what a script cannot say --help without
 RESULTS = sorted((ROOT / "results").glob("**/*.md"))
 
 
@@ -78,7 +79,7 @@ def test_commands_and_flags_that_the_pages_name_exist():
             path = script.replace(".", "/") + ".py" if module else script
             if script in ("pytest", "pip", "venv", "-c", "lab/walk.py"):                # whose flags are not ours
                 continue
-            if script == "studies.harness" and importlib.util.find_spec("lm_eval") is None:
+            if (needed := OPTIONAL.get(script)) and importlib.util.find_spec(needed) is None:
                 continue
             if not (ROOT / path).exists():
                 wrong.append(f"{page.name}: python {module}{words}: there is no such file")
