@@ -203,8 +203,8 @@ GRIDS = {
     "tokens": Grid(
         "Four times the tokens, at which models copy: losses on test, probes on val",
         far(METHODS[:6], "-tokens-x4"), place="far",
-        says="FoX and ALiBi copy best from nearby, and FoX, KERPLE and ExPE-K from past the trained length. FoX, "
-             "ALiBi, ExPE with hold and ExPE-K with least slopes are lower at 16x than at 1x."),
+        says="FoX and ALiBi have the lowest losses and copy best nearby; FoX, KERPLE and ExPE-K copy from past the "
+             "trained length too. FoX, ALiBi and ExPE-K with least slopes are lower at 16x than at 1x."),
     "rates": Grid(
         "Four times the tokens, each method at its other learning rate", far(METHODS[6:], "-tokens-x4"), place="far"),
     "knobs": Grid(

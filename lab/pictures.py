@@ -32,7 +32,7 @@ NAMES = {                                # of a variant of lab/grids.py, and of 
 GREY = "#7A7A7A"                         # of all text: as far from white as from GitHub's dark page, #0d1117
 COLOURS = ("#0F65CE", "#E66202", "#009C00", "#9A00FF", "#0395CC", "#896100", "#E94DB0", "#A34F50", "#57996A", "#9E459F",
            GREY, "#9075FC", "#877E48", "#F33F5A", "#C60090", "#A27599",      # of NAMES, in their order
-           "#00723C", "#D20000", "#126C84", "#E400FC", "#5A3CFC", "#665A9C", "#C08A00", "#CC66F0")
+           "#7D8A00", "#D20000", "#126C84", "#E400FC", "#5A3CFC", "#665A9C", "#C08A00", "#CC66F0")
 MARKERS = (*"os^DvPX*<>dp", (4, 1, 0), (3, 1, 0), "8", (6, 1, 0))          # likewise
 WORDS = {"linear": "interpolated", "ntk": "NTK", "dynamic": "dynamic NTK", "yarn": "YaRN", "dual-chunk": "dual chunks",
          "llama 4": "Llama 4"}
