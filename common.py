@@ -60,7 +60,7 @@ def number(text):
     try:
         return float(above) / float(below or 1)
     except (ValueError, ZeroDivisionError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 0.5, 1e-3 or 1/2048") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 24, 1e-3 or 1/2048") from None
 
 def whole(text):
     """An int from "600000000", "600_000_000" or "6e8", for argparse."""

@@ -203,8 +203,8 @@ GRIDS = {
     "tokens": Grid(
         "Four times the tokens, at which models copy: losses on test, probes on val",
         far(METHODS[:6], "-tokens-x4"), place="far",
-        says="FoX and ALiBi have the lowest losses and copy best nearby; FoX, KERPLE and ExPE-K copy from past the "
-             "trained length too. FoX, ALiBi and ExPE-K with least slopes are lower at 16x than at 1x."),
+        says="FoX and ALiBi have the lowest losses, and they copy most within the trained length. These two and ExPE-K "
+             "gain from far context at the ends of far repetitions, and FoX and ALiBi on all targets."),
     "rates": Grid(
         "Four times the tokens, each method at its other learning rate", far(METHODS[6:], "-tokens-x4"), place="far"),
     "knobs": Grid(
@@ -214,10 +214,10 @@ GRIDS = {
         "Ten times the tokens, on the packages that the project needs, on the test split",
         far(METHODS[:4] + METHODS[5:6], "-tokens-x10"), place="packages"),
     "sizes": Grid(
-        "The preset small: 2.56M parameters and ten tokens of packages for each, on the test split",
-        far(SIZES, rest=OF_SMALL), place="small", preset="small"),
+        "The preset small, with ten tokens a parameter, on the packages: losses on test, probes on val",
+        far(SIZES, rest=OF_SMALL), place="small-packages", preset="small"),
     "novels": Grid(
-        "The preset small on English novels, on the test split",
+        "The preset small, with ten tokens a parameter, on English novels: other authors'",
         far(SIZES[:4], rest=OF_SMALL), place="small-books", preset="small"),
     "books": Grid(
         "English novels, scored on other authors', with default and best values",
@@ -229,7 +229,7 @@ GRIDS = {
 DATA = {                                 # of a place: the flags of train.py, and of eval.py
     "books": ("--data data/eltec", "--data data/eltec-heldout"),
     "packages": ("--data packages", "--max-docs 24"),                  # of 133 on test: as many as mini has on val
-    "small": ("", "--max-docs 24"),
+    "small-packages": ("--data packages", "--max-docs 24"),
     "small-books": ("--data data/eltec", "--data data/eltec-heldout --max-docs 24"),
 }
 ALL = ("table2", "ablations", "scaling", "extensions", "precision")    # what the grid `all` stands for

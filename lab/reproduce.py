@@ -1,17 +1,19 @@
-"""The paper's tables as grids: train what is missing, evaluate it, and write results/ and its pages.
+"""The paper's tables as grids: train what is missing, evaluate it, report it.
 
     python -m lab.reproduce table2
-    python -m lab.reproduce table2 --jobs 8                            eight runs at once, with one thread each
-    python -m lab.reproduce table2 --commands                          what is left, one command a line
+    python -m lab.reproduce table2 --jobs 8    eight runs at once
+    python -m lab.reproduce table2 --commands  what is left, one command a line
     python -m lab.reproduce table2 --preset paper-35m --dry-run
-    python -m lab.reproduce ablations --preset paper-35m -- --dtype bf16 --compile     what follows -- is train.py's
-    python -m lab.reproduce tuned                                      nine trials a method or more; finals on test
-    python -m lab.reproduce report                                     writes the pages of results/ from its files
+    python -m lab.reproduce ablations -- --dtype bf16  flags of train.py: after --
+    python -m lab.reproduce tuned              nine trials a method; then test
+    python -m lab.reproduce report             the pages of results/ alone
 
-A grid that was stopped or killed goes on when it is started again: complete runs are not trained again, unfinished ones
-resume from their checkpoint, and an evaluation is done again only if its run's weights or --max-docs have changed.
-Whoever trains or evaluates a run locks its directory. So a grid may be started several times, on one machine or on
-several that share the folder: each run is done once, and what a killed process leaves is done by another.
+A grid that was stopped or killed goes on when it is started again: complete
+runs are not trained again, unfinished ones resume from their checkpoint, and an
+evaluation is done again only if its run's weights or --max-docs have changed.
+Whoever trains or evaluates a run locks its directory. So a grid may be started
+several times, on one machine or on several that share the folder: each run is
+done once, and what a killed process leaves is done by another.
 """
 
 import argparse
@@ -355,10 +357,12 @@ def main(argv=None):
     titles = {name: grid.title for name, grid in GRIDS.items()}
     titles |= {"tuned": tuned.TITLE, "tasks": task_grid.TITLE, "all": ", ".join(ALL),
                "report": "train nothing, and write the pages of results/"}
-    grids = "".join(f"  {name:12}{title}\n" for name, title in titles.items())
+    grids = "\n".join(textwrap.fill(title, 80, initial_indent=f"  {name:12}", subsequent_indent=" " * 14)
+                      for name, title in titles.items())
     parser = CommandLine(prog="python -m lab.reproduce", description=__doc__, epilog=f"grids:\n{grids}")
     parser.add_argument("grid", choices=titles, metavar="GRID", help="one of those below")
-    parser.add_argument("--preset", choices=tuple(PRESETS), help="the model (default: mini, or the grid's own)")
+    parser.add_argument("--preset", choices=tuple(PRESETS), metavar="NAME",
+                        help=f"{', '.join(PRESETS)} (default: mini, or the grid's own)")
     parser.add_argument("--seeds", type=listed(at_least(0)), metavar="N,N,...",
                         help=f"default: {','.join(map(str, SEEDS))} (the trials of tuned have seed {tuned.SEED})")
     parser.add_argument("--max-docs", type=at_least(1), metavar="N", help="score the first N held-out documents only")

@@ -130,6 +130,14 @@ def copying_claims():
     apart = interval(gap((alibi, "spread", 16, "test", "far"), (fox, "spread", 16, "test", "far")))
     seeds = {(name, n): range_of([row["without"] - row["loss"] for row in rows(name, "copies", n / 128, "val", "far")])
              for name, n in ((kerple, 256), (fox, 256), (rope, 64))}
+    sliding = interval_of_seeds([
+        np.subtract(a["unit_losses"], next(row for row in json.loads(
+            (ROOT / f"results/mini/{ours}-s{seed}.test-same-targets.json").read_text())
+            if row["protocol"] == "sliding")["unit_losses"])
+        for seed, a in zip(SEEDS, rows(ours, "same-targets", 16, "test"), strict=True)],
+        rows(ours, "same-targets", 16, "test")[0]["unit_targets"])
+    means = {name: [f"{loss(name, 'spread', n, 'test', 'far'):.3f}" for n in (1, 2, 4, 8, 16)] for name in (fox, alibi)}
+    assert len(set(means[alibi][1:])) == len(set(means[fox][2:])) == 1
     nothing = max(row["without"] - row["loss"] for row in rows(rope, "copies", 1, "val", "far"))
     near = ["{:.3f}".format(statistics.mean(
         np.subtract(*(row["by_distance"]["1x to 2x"][0] for row in pair)) for pair in zip(
@@ -139,11 +147,13 @@ def copying_claims():
     tokens, train = parameters["tokens"], parameters["data"]["splits"]["train"]["tokens"]
     return [
         *copying_rows(), f"FoX and ALiBi lie below ExPE-K by {below[0]} and {below[1]} at 1x",
-        f"FoX lies below ALiBi by {apart} at 16x", f"falls by {near[0]}, {near[1]}, {near[2]} and {near[3]}",
+        f"At 16x FoX lies below ALiBi by {apart}", f"falls by {near[0]}, {near[1]}, {near[2]} and {near[3]}",
         f"gain {seeds[kerple, 256]} in windows of 256, and FoX's {seeds[fox, 256]}",
         f"gain {seeds[rope, 64]} in windows of 64, and at most {nothing:.2f} in those of 128",
         f"at more tokens is its own or its settings': with four times the tokens it lies {below[1]} above ALiBi at 1x",
-        f"changes with four times the tokens by {interval(rise_of('spread', ours))} [on",
+        f"With four times the tokens ExPE-K changes from 1x to 16x by {interval(rise_of('spread', ours))} in",
+        f"and by {interval(gap((ours, 'same-targets', 16, 'test'), (ours, 'same-targets', 1, 'test')))} at",
+        f"lies above its sliding window, by {interval(sliding)}, and by",
         f"{tokens / 1e6:.2f}M tokens of the packages, {tokens / train:.2f} epochs",
         f"{more[128]} nats in windows of 128, {more[256]} in 256, {more[512]} in 512 and {more[2048]} in 2,048",
         f"falls from {tens[0]} at 1x to {tens[2]} at 4x, and rises to {tens[-1]} at 16x",
