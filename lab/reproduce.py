@@ -4,7 +4,7 @@
     python -m lab.reproduce table2 --jobs 8    eight runs at once
     python -m lab.reproduce table2 --commands  what is left, one command a line
     python -m lab.reproduce table2 --preset paper-35m --dry-run
-    python -m lab.reproduce ablations -- --dtype bf16  flags of train.py: after --
+    python -m lab.reproduce ablations -- --dtype bf16  train.py's flags after --
     python -m lab.reproduce tuned              nine trials a method; then test
     python -m lab.reproduce report             the pages of results/ alone
 
