@@ -138,6 +138,8 @@ def copying_claims():
         rows(ours, "same-targets", 16, "test")[0]["unit_targets"])
     means = {name: [f"{loss(name, 'spread', n, 'test', 'far'):.3f}" for n in (1, 2, 4, 8, 16)] for name in (fox, alibi)}
     assert len(set(means[alibi][1:])) == len(set(means[fox][2:])) == 1
+    faster = "expe-on-k-lr-x2-tokens-x4"
+    assert max(row["without"] - row["loss"] for row in of_seed_1("far", faster, "copies").values()) < 0.1
     nothing = max(row["without"] - row["loss"] for row in rows(rope, "copies", 1, "val", "far"))
     near = ["{:.3f}".format(statistics.mean(
         np.subtract(*(row["by_distance"]["1x to 2x"][0] for row in pair)) for pair in zip(
@@ -151,6 +153,8 @@ def copying_claims():
         f"gain {seeds[kerple, 256]} in windows of 256, and FoX's {seeds[fox, 256]}",
         f"gain {seeds[rope, 64]} in windows of 64, and at most {nothing:.2f} in those of 128",
         f"at more tokens is its own or its settings': with four times the tokens it lies {below[1]} above ALiBi at 1x",
+        f"seed 1 then has {of_seed_1('far', faster, 'test-spread')[128]['loss']:.3f} at 1x, instead of "
+        f"{of_seed_1('far', ours, 'test-spread')[128]['loss']:.3f}, and",
         f"With four times the tokens ExPE-K changes from 1x to 16x by {interval(rise_of('spread', ours))} in",
         f"and by {interval(gap((ours, 'same-targets', 16, 'test'), (ours, 'same-targets', 1, 'test')))} at",
         f"lies above its sliding window, by {interval(sliding)}, and by",
