@@ -217,7 +217,7 @@ GRIDS = {
         "The preset small, with ten tokens a parameter, on the packages: losses on test, probes on val",
         far(SIZES, rest=OF_SMALL), place="small-packages", preset="small"),
     "novels": Grid(
-        "The preset small, with ten tokens a parameter, on English novels: other authors'",
+        "The preset small, with ten tokens a parameter, on English novels, scored on other authors'",
         far(SIZES[:4], rest=OF_SMALL), place="small-books", preset="small"),
     "books": Grid(
         "English novels, scored on other authors', with default and best values",

@@ -28,7 +28,8 @@ def rows(name, protocol, length, split="val", place="mini"):
     """A row a seed, at so many times the trained length."""
     found = []
     for seed in SEEDS:
-        file = f"{name}-s{seed}.{'test-' * (split == 'test')}{protocol}.json"
+        what = protocol.replace("sliding", "same-targets")             # it stands in the file of these
+        file = f"{name}-s{seed}.{'test-' * (split == 'test')}{what}.json"
         kind = {"scaled": "nonoverlap", "copies": "repeat"}.get(protocol) or re.sub("^(held|least)-", "", protocol)
         [row] = [row for row in json.loads((ROOT / "results" / place / file).read_text())
                  if row["protocol"] == kind and row["length"] == 128 * length]
@@ -130,12 +131,14 @@ def copying_claims():
     apart = interval(gap((alibi, "spread", 16, "test", "far"), (fox, "spread", 16, "test", "far")))
     seeds = {(name, n): range_of([row["without"] - row["loss"] for row in rows(name, "copies", n / 128, "val", "far")])
              for name, n in ((kerple, 256), (fox, 256), (rope, 64))}
-    sliding = interval_of_seeds([
-        np.subtract(a["unit_losses"], next(row for row in json.loads(
-            (ROOT / f"results/mini/{ours}-s{seed}.test-same-targets.json").read_text())
-            if row["protocol"] == "sliding")["unit_losses"])
-        for seed, a in zip(SEEDS, rows(ours, "same-targets", 16, "test"), strict=True)],
-        rows(ours, "same-targets", 16, "test")[0]["unit_targets"])
+    sliding = gap((ours, "same-targets", 16, "test"), (ours, "sliding", 1, "test"))
+    assert all(rise_of("far-repeats", name)[2] < 0 for name in (fox, alibi, ours))     # the gains that README names
+    assert all(rise_of(*what)[2] < 0 for what in (("spread", fox), ("spread", alibi), ("least-spread", ours)))
+    for name in {variant for variant, _ in COPYING.values()}:                          # swap: no interval leaves out 0
+        far = rows(name, "swap", 16, "val", "far")
+        _, low, high = interval_of_seeds([np.subtract(row["unit_losses_without"], row["unit_losses"]) for row in far],
+                                         far[0]["unit_targets"])
+        assert low < 0 < high
     means = {name: [f"{loss(name, 'spread', n, 'test', 'far'):.3f}" for n in (1, 2, 4, 8, 16)] for name in (fox, alibi)}
     assert len(set(means[alibi][1:])) == len(set(means[fox][2:])) == 1
     faster = "expe-on-k-lr-x2-tokens-x4"
