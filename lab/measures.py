@@ -45,19 +45,14 @@ class Settings(NamedTuple):
 # ---- the held-out text -----------------------------------------------------------------------------------------------
 
 def usable(documents, longest, limit):
-    """Those of at least `longest` targets, the first `limit` of them; InputError if there is none."""
-    usable_documents = []
-    most = 0
-    for document in documents:
-        most = max(most, len(document) - 1)
-        if len(document) > longest:
-            usable_documents.append(document)
-        if len(usable_documents) == limit:
-            break
+    """Those of at least `longest` targets, or `limit` of them, evenly spaced; InputError if there is none."""
+    documents = list(documents)
+    usable_documents = [document for document in documents if len(document) > longest]
     if not usable_documents:
         raise InputError(f"no held-out document has {longest:,} tokens, the longest length: the longest usable one is "
-                         f"{most:,}")
-    return usable_documents
+                         f"{max(map(len, documents), default=1) - 1:,}")
+    number = min(limit or len(usable_documents), len(usable_documents))
+    return [usable_documents[i * len(usable_documents) // number] for i in range(number)]
 
 
 # ---- protocols: (documents, length, settings) to one list of windows, in a list --------------------------------------

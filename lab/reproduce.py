@@ -365,7 +365,7 @@ def main(argv=None):
                         help=f"{', '.join(PRESETS)} (default: mini, or the grid's own)")
     parser.add_argument("--seeds", type=listed(at_least(0)), metavar="N,N,...",
                         help=f"default: {','.join(map(str, SEEDS))} (the trials of tuned have seed {tuned.SEED})")
-    parser.add_argument("--max-docs", type=at_least(1), metavar="N", help="score the first N held-out documents only")
+    parser.add_argument("--max-docs", type=at_least(1), metavar="N", help="score N documents, evenly spaced")
     parser.add_argument("--device", help="device of training and evaluation (default: a GPU if any)")
     parser.add_argument("--use-results", action="store_true",
                         help="count a run whose results are under results/ as done, although its weights are not here")

@@ -120,7 +120,7 @@ def main(argv=None):
     add("--protocol", choices=("same-targets", "spread"), default="same-targets",
         help="of lab.measure (default: same-targets)")
     add("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
-    add("--max-docs", type=at_least(1), metavar="N", help="score the first N usable documents only")
+    add("--max-docs", type=at_least(1), metavar="N", help="score N usable documents, evenly spaced")
     add("--json", type=new_file, metavar="FILE", help="write the numbers as a list, the heads last")
     with parser.one_line_errors():
         args = parser.parse_args(argv)

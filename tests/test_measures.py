@@ -265,3 +265,13 @@ def test_the_simulation_says_what_holds(monkeypatch, capsys, tmp_path):
         assert both > (84 if "swap" in name else 94) and documents < both
         assert documents < 80 or name != "rope - expe 1x"          # where seeds differ most, documents alone say least
     assert "results/mini has not two seeds of table2" in refused(command("studies.coverage", cwd=tmp_path))
+
+
+def test_a_limit_takes_usable_documents_from_all_over_the_text():
+    documents = [np.full(20 if d % 3 else 10, d) for d in range(200)]                    # 133 are long enough
+    assert [x[0] for x in measures.usable(documents, 15, None)] == [d for d in range(200) if d % 3]
+    chosen = np.array([x[0] for x in measures.usable(iter(documents), 15, 24)])
+    assert len(chosen) == 24 and set(np.diff(chosen)) <= {7, 8, 9} and chosen[0] < 9 and chosen[-1] > 190
+    assert len(measures.usable(documents, 15, 500)) == 133 and len(measures.usable(documents, 15, 1)) == 1
+    with pytest.raises(InputError, match="no held-out document has 20 tokens, the longest length: .* 19"):
+        measures.usable(documents, 20, None)
