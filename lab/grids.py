@@ -206,7 +206,9 @@ GRIDS = {
         says="FoX and ALiBi have the lowest losses, and they copy most within the trained length. These two and ExPE-K "
              "gain from far context at the ends of far repetitions, and FoX and ALiBi on all targets."),
     "rates": Grid(
-        "Four times the tokens, each method at its other learning rate", far(METHODS[6:], "-tokens-x4"), place="far"),
+        "Four times the tokens, each method at its other learning rate", far(METHODS[6:], "-tokens-x4"), place="far",
+        says="At twice the preset's rate KERPLE and RoPE have lower losses than at the preset's, and ExPE-K and ExPE "
+             "higher ones. FoX and ALiBi are a little worse at the preset's rate (one seed)."),
     "knobs": Grid(
         "Four times the tokens, three values of each method's own knob, on val",
         dict.fromkeys((f"{name}-tokens-x4" for name in KNOBS), ("nonoverlap", "copies")), place="far"),
