@@ -77,7 +77,7 @@ def rise_of(protocol, name):
 
 
 def of_seed_1(place, name, what):
-    """{length: its row} of the run with seed 1."""
+    """{length: its row} of the run with seed 1, read with positions as they were trained."""
     rows = json.loads((ROOT / f"results/{place}/{name}-s1.{what}.json").read_text())
     return {row["length"]: row for row in rows}
 
@@ -102,6 +102,19 @@ def copying_rows():
             cells.append(signed(rise_of("far-repeats", variant)))
             cells += [f"{gain(variant, 'copies', n / 128, 'val', 'far') + 0:.2f}" for n in (64, 128, 256, 512, 2048)]
         yield f"| {' | '.join(cells + [''] * (10 - len(cells)))} |"
+
+
+def rates_rows():
+    """The table of evidence.md on two learning rates, seed 1."""
+    for name, variant in {"FoX": "fox", "ALiBi, x8": "alibi-x8", "KERPLE": "kerple", "ExPE-K": "expe-on-k",
+                          "ExPE, x16": "expe-x16", "RoPE, base 100": "rope-base100"}.items():
+        cells = [name]
+        for full_name in (f"{variant}-tokens-x4", f"{variant}-lr-x2-tokens-x4"):
+            losses = of_seed_1("far", full_name, "test-spread")
+            copies = of_seed_1("far", full_name, "copies")
+            cells += [f"{losses[128]['loss']:.3f}", f"{losses[2048]['loss']:.3f}"]
+            cells += [f"{round(copies[n]['without'] - copies[n]['loss'], 2) + 0:.2f}" for n in (64, 256)]
+        yield f"| {' | '.join(cells)} |"
 
 
 def range_of(values):
@@ -151,7 +164,7 @@ def copying_claims():
     parameters = json.loads((ROOT / "results/packages/expe-on-k-tokens-x10-s1.run.json").read_text())
     tokens, train = parameters["tokens"], parameters["data"]["splits"]["train"]["tokens"]
     return [
-        *copying_rows(), f"FoX and ALiBi lie below ExPE-K by {below[0]} and {below[1]} at 1x",
+        *copying_rows(), *rates_rows(), f"FoX and ALiBi lie below ExPE-K by {below[0]} and {below[1]} at 1x",
         f"At 16x FoX lies below ALiBi by {apart}", f"falls by {near[0]}, {near[1]}, {near[2]} and {near[3]}",
         f"gain {seeds[kerple, 256]} in windows of 256, and FoX's {seeds[fox, 256]}",
         f"gain {seeds[rope, 64]} in windows of 64, and at most {nothing:.2f} in those of 128",
