@@ -205,8 +205,9 @@ GRIDS = {
     "tokens": Grid(
         "Four times the tokens, at which models copy: losses on test, probes on val",
         far(METHODS[:6], "-tokens-x4"), place="far",
-        says="With values tuned at a quarter of these tokens, FoX and ALiBi have the lowest losses and copy most. These "
-             "two and ExPE-K gain from far context at the ends of far repetitions, and FoX and ALiBi on all targets."),
+        says="With values tuned at a quarter of these tokens, FoX and ALiBi have the lowest losses and copy most. "
+             "These two and ExPE-K gain from far context at the ends of far repetitions, and FoX and ALiBi on all "
+             "targets."),
     "rates": Grid(
         "Four times the tokens, each method at its other learning rate", far(METHODS[6:], "-tokens-x4"), place="far",
         says="At twice the preset's rate KERPLE and RoPE have lower losses than at the preset's, and ExPE-K and ExPE "
@@ -214,8 +215,8 @@ GRIDS = {
     "knobs": Grid(
         "Four times the tokens, other values of each method's own knob and rate, on val",
         dict.fromkeys((f"{name}-tokens-x4" for name in KNOBS), ("nonoverlap", "copies")), place="far",
-        says="Where models copy, smaller thetas are best for ExPE-K and ExPE, and RoPE's own base is. At 1x the best of "
-             "FoX, ALiBi, ExPE-K, ExPE and RoPE then lie within 0.03 of each other (one seed)."),
+        says="Where models copy, smaller thetas are best for ExPE-K and ExPE, and RoPE's own base is. At 1x the best "
+             "of FoX, ALiBi, ExPE-K, ExPE and RoPE then lie within 0.03 of each other (one seed)."),
     "long": Grid(
         "Ten times the tokens, on the packages that the project needs, on the test split",
         far(METHODS[:4] + METHODS[5:6], "-tokens-x10"), place="packages"),
