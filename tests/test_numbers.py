@@ -109,7 +109,7 @@ TRIED = {                                # by the grid `knobs`; first the values
     "ALiBi": ("alibi-x8-lr-x2", "alibi-x4-lr-x2", "alibi-x16-lr-x2", "alibi-x8"),
     "KERPLE": ("kerple", "kerple-lr-x2"),
     "ExPE-K": ("expe-on-k", "expe-on-k-x16", "expe-on-k-x64", "expe-on-k-x1024", "expe-on-k-lr-x2",
-               "expe-on-k-x64-lr-x2", "expe-on-k-x4"),
+               "expe-on-k-x64-lr-x2", "expe-on-k-x4", "expe-on-k-x16-lr-x2"),
     "ExPE": ("expe-x16", "expe", "expe-x4", "expe-x64", "expe-x16-lr-x2", "expe-x4-lr-x2"),
     "RoPE": ("rope-base100", "rope-base1000", "rope", "rope-base100-lr-x2", "rope-lr-x2")}
 
@@ -130,6 +130,13 @@ def knob_rows():
     assert max(best) - min(best) < 0.03                                  # as the page says
     assert all("lr-x2" in min(names, key=losses.get) for names in TRIED.values())
     yield "lie within 0.03 of each other"
+    copies = {name: of_seed_1("far", f"{name}-tokens-x4", "copies") for name in losses}
+    most = "expe-on-k-x16-lr-x2"
+    gains = {n: {name: of[n]["without"] - of[n]["loss"] for name, of in copies.items()}
+             for n in (64, 128, 256, 512, 2048)}
+    assert all(max(by_name, key=by_name.get) == most for by_name in gains.values())
+    yield (f"{gains[64][most]:.2f}, {gains[128][most]:.2f}, {gains[256][most]:.2f}, {gains[512][most]:.2f} and "
+           f"{gains[2048][most]:.2f} nats in windows of 64, 128, 256, 512 and 2,048, at a loss of {losses[most]:.3f}")
     yield (f"16 times the paper's theta ExPE-K has {losses['expe-on-k-x16']:.3f}, and with 4 and 1,024 times "
            f"{losses['expe-on-k-x4']:.3f} and {losses['expe-on-k-x1024']:.3f}")
 
