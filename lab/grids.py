@@ -42,8 +42,8 @@ METHODS = ("expe-on-k", "alibi-x8-lr-x2", "fox-lr-x2", "rope-base100", "expe-x16
            "expe-on-k-lr-x2", "alibi-x8", "fox", "rope-base100-lr-x2", "expe-x16-lr-x2", "kerple-lr-x2")   # of `rates`
 KNOBS = ("expe-on-k", "expe-on-k-x64", "expe-on-k-x1024", "expe-on-k-x16", "expe-on-k-lr-x2", "expe-on-k-x64-lr-x2",
          "expe-on-k-x4", "expe-on-k-x16-lr-x2", "alibi-x8-lr-x2", "alibi-x4-lr-x2", "alibi-x16-lr-x2", "alibi-x8",
-         "fox-lr-x2", "fox", "kerple", "kerple-lr-x2", "rope-base100", "rope-base1000", "rope", "rope-base100-lr-x2", "rope-lr-x2",
-         "expe-x16", "expe-x4", "expe-x64", "expe-x16-lr-x2", "expe", "expe-x4-lr-x2")
+         "fox-lr-x2", "fox", "kerple", "kerple-lr-x2", "rope-base100", "rope-base1000", "rope", "rope-base100-lr-x2",
+         "rope-lr-x2", "expe-x16", "expe-x4", "expe-x64", "expe-x16-lr-x2", "expe", "expe-x4-lr-x2")
 SIZES = ("expe-on-k", "alibi-x8-lr-0.006", "fox-lr-0.006", "rope-base100", "expe-x16", "kerple")  # 0.006: twice small's
 VARIANTS |= {"alibi-x8": "--pe alibi --slopes 8", "alibi-x8-lr-0.006": "--pe alibi --slopes 8 --lr 0.006",
              "fox-lr-0.006": "--pe fox --lr 0.006"}
