@@ -44,9 +44,12 @@ KNOBS = ("expe-on-k", "expe-on-k-x64", "expe-on-k-x1024", "expe-on-k-x16", "expe
          "expe-on-k-x4", "expe-on-k-x16-lr-x2", "alibi-x8-lr-x2", "alibi-x4-lr-x2", "alibi-x16-lr-x2", "alibi-x8",
          "fox-lr-x2", "fox", "kerple", "kerple-lr-x2", "rope-base100", "rope-base1000", "rope", "rope-base100-lr-x2",
          "rope-lr-x2", "expe-x16", "expe-x4", "expe-x64", "expe-x16-lr-x2", "expe", "expe-x4-lr-x2")
+HIGHEST = ("expe-on-k-x64", "rope", "alibi-x8", "fox", "expe-x4", "kerple")      # of `knobs`, at three times the rate
+KNOBS += tuple(f"{name}-lr-x3" for name in HIGHEST)
 SIZES = ("expe-on-k", "alibi-x8-lr-0.006", "fox-lr-0.006", "rope-base100", "expe-x16", "kerple")  # 0.006: twice small's
 VARIANTS |= {"alibi-x8": "--pe alibi --slopes 8", "alibi-x8-lr-0.006": "--pe alibi --slopes 8 --lr 0.006",
              "fox-lr-0.006": "--pe fox --lr 0.006"}
+VARIANTS |= {f"{name}-lr-x3": f"{VARIANTS[name]} --lr 0.012" for name in HIGHEST}
 VARIANTS |= {f"{name}-tokens-x{times}": f"{VARIANTS[name]} --steps {times * 1600}" for times, names in {
     2: BUDGET, 4: (*BUDGET, *METHODS, *KNOBS), 10: METHODS[:4] + METHODS[5:6]}.items() for name in names}
 VARIANTS |= task_grid.variants()
