@@ -46,12 +46,13 @@ KNOBS = ("expe-on-k", "expe-on-k-x64", "expe-on-k-x1024", "expe-on-k-x16", "expe
          "rope-lr-x2", "expe-x16", "expe-x4", "expe-x64", "expe-x16-lr-x2", "expe", "expe-x4-lr-x2")
 HIGHEST = ("expe-on-k-x64", "rope", "alibi-x8", "fox", "expe-x4", "kerple")      # of `knobs`, at three times the rate
 KNOBS += tuple(f"{name}-lr-x3" for name in HIGHEST)
-SIZES = ("expe-on-k", "alibi-x8-lr-0.006", "fox-lr-0.006", "rope-base100", "expe-x16", "kerple")  # 0.006: twice small's
-VARIANTS |= {"alibi-x8": "--pe alibi --slopes 8", "alibi-x8-lr-0.006": "--pe alibi --slopes 8 --lr 0.006",
-             "fox-lr-0.006": "--pe fox --lr 0.006"}
+RETUNED = ("expe-on-k-x64-lr-x2", "alibi-x8-lr-x2", "fox-lr-x2", "rope-lr-x2", "kerple-lr-x2", "expe-x4-lr-x2")
+SIZES = tuple(name.removesuffix("x2") + "0.006" for name in RETUNED)         # twice small's rate
+VARIANTS["alibi-x8"] = "--pe alibi --slopes 8"
 VARIANTS |= {f"{name}-lr-x3": f"{VARIANTS[name]} --lr 0.012" for name in HIGHEST}
+VARIANTS |= {name: VARIANTS[name.partition("-lr")[0]] + " --lr 0.006" for name in SIZES}
 VARIANTS |= {f"{name}-tokens-x{times}": f"{VARIANTS[name]} --steps {times * 1600}" for times, names in {
-    2: BUDGET, 4: (*BUDGET, *METHODS, *KNOBS), 10: METHODS[:4] + METHODS[5:6]}.items() for name in names}
+    2: BUDGET, 4: (*BUDGET, *METHODS, *KNOBS), 10: ("expe-on-k", *RETUNED[:5])}.items() for name in names}
 VARIANTS |= task_grid.variants()
 EVALUATIONS = {                          # flags of lab.measure, by the name of the file that they fill
     "nonoverlap": "--per-position",
@@ -100,9 +101,10 @@ TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k-x1", "expe-on-k", "e
 TABLE7 = ("expe", "expe-constant", "expe-l1", "expe-learn-init", "expe-learn-random", "expe-once")
 def far(names, end="", rest=("swap", "copies")):
     """The evaluations of methods whose models may copy; ExPE and ExPE-K are read in another way, too."""
-    more = {"expe-x16": ("test-held-spread",), "expe-on-k": ("test-least-spread",)}
-    return {name + end: ("test-spread", *more.get(name.removesuffix("-lr-x2"), ()), "test-far-repeats", *rest)
-            for name in names}
+    def more(name):
+        read = "least" if name.startswith("expe-on-k") else "held" if name.startswith("expe") else ""
+        return (f"test-{read}-spread",) if read else ()
+    return {name + end: ("test-spread", *more(name), "test-far-repeats", *rest) for name in names}
 
 GRIDS = {
     "table2": Grid(
@@ -220,9 +222,12 @@ GRIDS = {
         dict.fromkeys((f"{name}-tokens-x4" for name in KNOBS), ("nonoverlap", "copies")), place="far",
         says="Where models copy, smaller thetas are best for ExPE-K and ExPE, and RoPE's own base is. At 1x the best "
              "of FoX, ALiBi, ExPE-K, ExPE and RoPE then lie within 0.03 of each other (one seed)."),
+    "retuned": Grid(
+        "Four times the tokens, each method with the best values of knobs: losses on test, probes on val",
+        far(RETUNED, "-tokens-x4"), place="far"),
     "long": Grid(
         "Ten times the tokens, on the packages that the project needs, on the test split",
-        far(METHODS[:4] + METHODS[5:6], "-tokens-x10"), place="packages"),
+        far(RETUNED[:5], "-tokens-x10"), place="packages"),
     "sizes": Grid(
         "The preset small, with ten tokens a parameter, on the packages: losses on test, probes on val",
         far(SIZES, rest=OF_SMALL), place="small-packages", preset="small"),

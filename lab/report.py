@@ -317,7 +317,8 @@ MORE_PICTURES = {                        # of a grid: kind, what draws it, of wh
                ("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")],
     "ablations": [("bars", draw_bars, "nonoverlap", GRIDS["ablations"].title)],
     "budget": [("tokens", draw_tokens, "same-targets", "Loss against tokens of training, at 1x and 16x")],
-    "tokens": [("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")],
+    **dict.fromkeys(("tokens", "retuned"), [
+        ("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")]),
     "theta": [("multipliers", draw_multipliers, "same-targets", "Loss by theta multiplier, at 1x and 16x")],
 }
 
@@ -331,6 +332,10 @@ def draw(name, preset, lines):
                  for protocol, some in lines.items()}
     if name == "dither":                                                   # what bf16 adds to what was trained in fp32
         lines = {protocol: [line for line in some if line.how in ("", "bf16") and "bf16" not in line.variant]
+                 for protocol, some in lines.items()}
+    ends = {line.variant.partition("-tokens")[2] for some in lines.values() for line in some}
+    if len(ends) == 1:                                                     # which the title says
+        lines = {protocol: [line._replace(variant=line.variant.partition("-tokens")[0]) for line in some]
                  for protocol, some in lines.items()}
     losses = draw_differences if name in ("precision", "dither") else draw_losses
     jobs = [(protocol, losses, protocol, title) for protocol in (*LOSSES, "spread") if lines[protocol]]

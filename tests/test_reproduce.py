@@ -228,7 +228,7 @@ def test_a_grid_may_have_a_preset_and_a_text_of_its_own(tmp_path):
     done = command("lab.reproduce", "novels", "--seeds", "1", "--dry-run", "--verbose", cwd=tmp_path)
     trains = [line for line in done.stdout.splitlines() if "train.py" in line]
     assert len(trains) == 4 and all("--preset small" in line and "--data data/eltec" in line for line in trains)
-    assert "--pe rope --base 100 --seed 1 --out runs/small-books/rope-base100-s1" in trains[3]
+    assert "--pe rope --lr 0.006 --seed 1 --out runs/small-books/rope-lr-0.006-s1" in trains[3]
 
 
 @pytest.mark.parametrize(
