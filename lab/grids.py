@@ -45,12 +45,12 @@ KNOBS = ("expe-on-k", "expe-on-k-x64", "expe-on-k-x1024", "expe-on-k-x16", "expe
          "fox-lr-x2", "fox", "kerple", "kerple-lr-x2", "rope-base100", "rope-base1000", "rope", "rope-base100-lr-x2",
          "rope-lr-x2", "expe-x16", "expe-x4", "expe-x64", "expe-x16-lr-x2", "expe", "expe-x4-lr-x2")
 HIGHEST = ("expe-on-k-x64", "rope", "alibi-x8", "fox", "expe-x4", "kerple")      # of `knobs`, at three times the rate
-KNOBS += tuple(f"{name}-lr-x3" for name in HIGHEST)
-RETUNED = ("expe-on-k-x64-lr-x2", "alibi-x8-lr-x2", "fox-lr-x2", "rope-lr-x2", "kerple-lr-x2", "expe-x4-lr-x2")
-SIZES = tuple(name.removesuffix("x2") + "0.006" for name in RETUNED)         # twice small's rate
-VARIANTS["alibi-x8"] = "--pe alibi --slopes 8"
+KNOBS += (*(f"{name}-lr-x3" for name in HIGHEST), "expe-x4-lr-x4")
+RETUNED = ("expe-on-k-x64-lr-x2", "alibi-x8-lr-x2", "fox-lr-x2", "rope-lr-x2", "kerple-lr-x2", "expe-x4-lr-x3")
+SIZES = tuple(name.replace("lr-x2", "lr-0.006").replace("lr-x3", "lr-0.009") for name in RETUNED)     # small: 0.003
+VARIANTS |= {"alibi-x8": "--pe alibi --slopes 8", "expe-x4-lr-x4": VARIANTS["expe-x4"] + " --lr 0.016"}
 VARIANTS |= {f"{name}-lr-x3": f"{VARIANTS[name]} --lr 0.012" for name in HIGHEST}
-VARIANTS |= {name: VARIANTS[name.partition("-lr")[0]] + " --lr 0.006" for name in SIZES}
+VARIANTS |= {name: VARIANTS[name.partition("-lr")[0]] + f" --lr {name.partition('-lr-')[2]}" for name in SIZES}
 VARIANTS |= {f"{name}-tokens-x{times}": f"{VARIANTS[name]} --steps {times * 1600}" for times, names in {
     2: BUDGET, 4: (*BUDGET, *METHODS, *KNOBS), 10: ("expe-on-k", *RETUNED[:5])}.items() for name in names}
 VARIANTS |= task_grid.variants()
