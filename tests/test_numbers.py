@@ -115,7 +115,8 @@ TRIED = {                                # by the grid `knobs`; first the values
     "ExPE-K": ("expe-on-k", "expe-on-k-x16", "expe-on-k-x64", "expe-on-k-x1024", "expe-on-k-lr-x2",
                "expe-on-k-x64-lr-x2", "expe-on-k-x4", "expe-on-k-x16-lr-x2", "expe-on-k-x64-lr-x3"),
     "KERPLE": ("kerple", "kerple-lr-x2", "kerple-lr-x3"),
-    "ExPE": ("expe-x16", "expe", "expe-x4", "expe-x64", "expe-x16-lr-x2", "expe-x4-lr-x2", "expe-x4-lr-x3", "expe-x4-lr-x4"),
+    "ExPE": ("expe-x16", "expe", "expe-x4", "expe-x64", "expe-x16-lr-x2", "expe-x4-lr-x2", "expe-x4-lr-x3",
+             "expe-x4-lr-x4"),
     "RoPE": ("rope-base100", "rope-base1000", "rope", "rope-base100-lr-x2", "rope-lr-x2", "rope-lr-x3")}
 
 
@@ -129,10 +130,10 @@ def knob_rows():
     assert {f"{name}-tokens-x4" for name in best.values()} == set(GRIDS["retuned"].evaluations)
     for method, names in TRIED.items():
         cells = [method, str(len(names))]
-        for name in (names[0], best[method]):
-            cells += [f"`{name}`", f"{losses[name]:.3f}", f"{loss(f'{name}-tokens-x4', 'spread', 1, 'test', 'far'):.3f}"]
-        change = [(f"{name}-tokens-x4", "spread", 1, "test", "far") for name in (best[method], names[0])]
-        yield f"| {' | '.join([*cells, signed(gap(*change)) if best[method] != names[0] else ''])} |"
+        pair = {name: (f"{name}-tokens-x4", "spread", 1, "test", "far") for name in (best[method], names[0])}
+        for name, scored in reversed(pair.items()):
+            cells += [f"`{name}`", f"{losses[name]:.3f}", f"{loss(*scored):.3f}"]
+        yield f"| {' | '.join([*cells, signed(gap(*pair.values()))] if len(pair) == 2 else [*cells, '', '', '', ''])} |"
 
 
 def range_of(values):
