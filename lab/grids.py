@@ -38,19 +38,19 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
 BEST = ("fox-lr-x2", "alibi-x8-lr-x2", "expe-on-k", "grape-lr-x1.7", "kerple-lr-x1.7", "shaw-distance32-lr-x2",
         "expe-x16-start1", "t5-distance20-lr-x2", "nope-lr-x1.2", "rope-base100", "sinusoidal-base1000")    # tuned.md's
 BUDGET = ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")
-METHODS = ("expe-on-k", "alibi-x8-lr-x2", "fox-lr-x2", "rope-base100", "expe-x16", "kerple",   # of the grid `tokens`,
-           "expe-on-k-lr-x2", "alibi-x8", "fox", "rope-base100-lr-x2", "expe-x16-lr-x2", "kerple-lr-x2")   # of `rates`
-KNOBS = ("expe-on-k", "expe-on-k-x64", "expe-on-k-x1024", "expe-on-k-x16", "expe-on-k-lr-x2", "expe-on-k-x64-lr-x2",
-         "expe-on-k-x4", "expe-on-k-x16-lr-x2", "alibi-x8-lr-x2", "alibi-x4-lr-x2", "alibi-x16-lr-x2", "alibi-x8",
-         "fox-lr-x2", "fox", "kerple", "kerple-lr-x2", "rope-base100", "rope-base1000", "rope", "rope-base100-lr-x2",
-         "rope-lr-x2", "expe-x16", "expe-x4", "expe-x64", "expe-x16-lr-x2", "expe", "expe-x4-lr-x2")
-HIGHEST = ("expe-on-k-x64", "rope", "alibi-x8", "fox", "expe-x4", "kerple")      # of `knobs`, at three times the rate
-KNOBS += (*(f"{name}-lr-x3" for name in HIGHEST), "expe-x4-lr-x4")
+METHODS = ("expe-on-k", "alibi-x8-lr-x2", "fox-lr-x2", "rope-base100", "expe-x16", "kerple")     # of the grid `tokens`
+KNOBS = ("expe-on-k", "expe-on-k-x4", "expe-on-k-x16", "expe-on-k-x64", "expe-on-k-x1024", "expe-on-k-lr-x2",
+         "expe-on-k-x16-lr-x2", "expe-on-k-x64-lr-x2", "expe-on-k-x64-lr-x3",
+         "alibi-x8", "alibi-x4-lr-x2", "alibi-x8-lr-x2", "alibi-x16-lr-x2", "alibi-x8-lr-x3",
+         "fox", "fox-lr-x2", "fox-lr-x3", "kerple", "kerple-lr-x2", "kerple-lr-x3",
+         "rope", "rope-base100", "rope-base1000", "rope-base100-lr-x2", "rope-lr-x2", "rope-lr-x3",
+         "expe", "expe-x4", "expe-x16", "expe-x64", "expe-x16-lr-x2", "expe-x4-lr-x2", "expe-x4-lr-x3", "expe-x4-lr-x4")
 RETUNED = ("expe-on-k-x64-lr-x2", "alibi-x8-lr-x2", "fox-lr-x2", "rope-lr-x2", "kerple-lr-x2", "expe-x4-lr-x3")
 SIZES = tuple(name.replace("lr-x2", "lr-0.006").replace("lr-x3", "lr-0.009") for name in RETUNED)     # small: 0.003
-VARIANTS |= {"alibi-x8": "--pe alibi --slopes 8", "expe-x4-lr-x4": VARIANTS["expe-x4"] + " --lr 0.016"}
-VARIANTS |= {f"{name}-lr-x3": f"{VARIANTS[name]} --lr 0.012" for name in HIGHEST}
-VARIANTS |= {name: VARIANTS[name.partition("-lr")[0]] + f" --lr {name.partition('-lr-')[2]}" for name in SIZES}
+VARIANTS["alibi-x8"] = "--pe alibi --slopes 8"
+VARIANTS |= {name: f"{VARIANTS[first]} --lr {0.004 * float(rate):g}" for name in KNOBS if name not in VARIANTS
+             for first, _, rate in [name.partition("-lr-x")]}
+VARIANTS |= {name: f"{VARIANTS[first]} --lr {rate}" for name in SIZES for first, _, rate in [name.partition("-lr-")]}
 VARIANTS |= {f"{name}-tokens-x{times}": f"{VARIANTS[name]} --steps {times * 1600}" for times, names in {
     2: BUDGET, 4: (*BUDGET, *METHODS, *KNOBS), 10: ("expe-on-k", *RETUNED[:5])}.items() for name in names}
 VARIANTS |= task_grid.variants()
@@ -209,14 +209,10 @@ GRIDS = {
              "0.01 from 1x to 16x. The others rise."),
     "tokens": Grid(
         "Four times the tokens, at which models copy: losses on test, probes on val",
-        far(METHODS[:6], "-tokens-x4"), place="far",
+        far(METHODS, "-tokens-x4"), place="far",
         says="With values tuned at a quarter of these tokens, FoX and ALiBi have the lowest losses and copy most. "
              "These two and ExPE-K gain from far context at the ends of far repetitions, and FoX and ALiBi on all "
              "targets."),
-    "rates": Grid(
-        "Four times the tokens, each method at its other learning rate", far(METHODS[6:], "-tokens-x4"), place="far",
-        says="At twice the preset's rate KERPLE and RoPE have lower losses than at the preset's, and ExPE-K and ExPE "
-             "higher ones. FoX and ALiBi are a little worse at the preset's rate (one seed)."),
     "knobs": Grid(
         "Four times the tokens, other values of each method's own knob and rate, on val",
         dict.fromkeys((f"{name}-tokens-x4" for name in KNOBS), ("nonoverlap", "copies")), place="far",
