@@ -216,11 +216,13 @@ GRIDS = {
     "knobs": Grid(
         "Four times the tokens, other values of each method's own knob and rate, on val",
         dict.fromkeys((f"{name}-tokens-x4" for name in KNOBS), ("nonoverlap", "copies")), place="far",
-        says="Where models copy, smaller thetas are best for ExPE-K and ExPE, and RoPE's own base is. At 1x the best "
-             "of FoX, ALiBi, ExPE-K, ExPE and RoPE then lie within 0.03 of each other (one seed)."),
+        says="Where models copy, smaller thetas are best for ExPE-K and ExPE, RoPE's own base is, and higher rates for "
+             "all but FoX and ALiBi (one seed). No best rate is the highest that was tried."),
     "retuned": Grid(
         "Four times the tokens, each method with the best values of knobs: losses on test, probes on val",
-        far(RETUNED, "-tokens-x4"), place="far"),
+        far(RETUNED, "-tokens-x4"), place="far",
+        says="FoX, ALiBi and RoPE have nearly the same mean at 1x; seeds of ExPE-K and KERPLE differ more, and none "
+             "differs significantly from ExPE-K there. FoX, ALiBi and KERPLE gain at the ends of far repetitions."),
     "long": Grid(
         "Ten times the tokens, on the packages that the project needs, on the test split",
         far(RETUNED[:5], "-tokens-x10"), place="packages"),

@@ -67,6 +67,13 @@ def gain(name, probe, *where):
         for row in rows(name, probe, *where))
 
 
+def gap_of_probe(name, probe, length):
+    """[mean, low, high] of what the far context is worth by a probe, on val."""
+    far = rows(name, probe, length, "val", "far")
+    return interval_of_seeds([np.subtract(row["unit_losses_without"], row["unit_losses"]) for row in far],
+                             far[0]["unit_targets"])
+
+
 def rise(name, protocol, length):
     return loss(name, protocol, length) - loss(name, protocol, 1)
 
@@ -105,7 +112,8 @@ def copying_rows():
         cells = [name, f"{first:.3f}", f"{last:.3f}", signed(gap(*((variant, way, n, "test", "far") for n in (16, 1))))]
         if way == "spread":
             cells.append(signed(rise_of("far-repeats", variant)))
-            cells += [f"{gain(variant, 'copies', n / 128, 'val', 'far') + 0:.2f}" for n in (64, 128, 256, 512, 2048)]
+            gains = (gain(variant, "copies", n / 128, "val", "far") for n in (64, 128, 256, 512, 2048))
+            cells += [f"{round(worth, 2) + 0:.2f}" for worth in gains]
         yield f"| {' | '.join(cells + [''] * (10 - len(cells)))} |"
 
 
@@ -129,16 +137,20 @@ def knob_rows():
     best = {method: min(names, key=losses.get) for method, names in TRIED.items()}
     assert {f"{name}-tokens-x4" for name in best.values()} == set(GRIDS["retuned"].evaluations)
     for method, names in TRIED.items():
+        rates = {name: float(name.partition("-lr-x")[2] or 1) for name in names}
+        assert rates[best[method]] < max(rates.values())                 # as the page says, and the next one:
+        assert (rates[best[method]] == rates[names[0]]) == (method in ("FoX", "ALiBi"))
         cells = [method, str(len(names))]
         pair = {name: (f"{name}-tokens-x4", "spread", 1, "test", "far") for name in (best[method], names[0])}
         for name, scored in reversed(pair.items()):
             cells += [f"`{name}`", f"{losses[name]:.3f}", f"{loss(*scored):.3f}"]
         yield f"| {' | '.join([*cells, signed(gap(*pair.values()))] if len(pair) == 2 else [*cells, '', '', '', ''])} |"
+    yield f"{losses['expe-on-k-x64-lr-x2']:.3f} and {losses['expe-on-k-x16']:.3f} on val"
 
 
-def range_of(values):
-    """"0.13 to 0.67", the least and the greatest."""
-    return f"{min(values):.2f} to {max(values):.2f}"
+def listed(words):
+    """"0.1, 0.2 and 0.3"."""
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def copying_claims():
@@ -155,38 +167,42 @@ def copying_claims():
     words = {4: "four"}[sum(share > 0.1 for share in small)]
     ten = of_seed_1("packages", "expe-on-k-tokens-x10", "test-least-spread")
     lower = gap(*[("expe-on-k-tokens-x4", way, 16, "test", "far") for way in ("spread", "least-spread")])
-    fox, alibi, kerple, ours, rope = (f"{name}-tokens-x4" for name in (
-        "fox-lr-x2", "alibi-x8-lr-x2", "kerple", "expe-on-k", "rope-base100"))
-    below = [interval(gap((ours, "spread", 1, "test", "far"), (name, "spread", 1, "test", "far")))
-             for name in (fox, alibi)]
-    apart = interval(gap((alibi, "spread", 16, "test", "far"), (fox, "spread", 16, "test", "far")))
-    seeds = {(name, n): range_of([row["without"] - row["loss"] for row in rows(name, "copies", n / 128, "val", "far")])
-             for name, n in ((kerple, 256), (fox, 256), (rope, 64))}
-    sliding = gap((ours, "same-targets", 16, "test"), (ours, "sliding", 1, "test"))
-    assert all(rise_of("far-repeats", name)[2] < 0 for name in (fox, alibi, ours))     # the gains that README names
-    assert all(rise_of(*what)[2] < 0 for what in (("spread", fox), ("spread", alibi), ("least-spread", ours)))
-    for name in {variant for variant, _ in COPYING.values()}:                          # swap: no interval leaves out 0
-        far = rows(name, "swap", 16, "val", "far")
-        _, low, high = interval_of_seeds([np.subtract(row["unit_losses_without"], row["unit_losses"]) for row in far],
-                                         far[0]["unit_targets"])
-        assert low < 0 < high
-    means = {name: [f"{loss(name, 'spread', n, 'test', 'far'):.3f}" for n in (1, 2, 4, 8, 16)] for name in (fox, alibi)}
-    assert len(set(means[alibi][1:])) == len(set(means[fox][2:])) == 1
-    nothing = max(row["without"] - row["loss"] for row in rows(rope, "copies", 1, "val", "far"))
+    fox, alibi, ours, kerple, expe, rope = dict.fromkeys(variant for variant, _ in COPYING.values())
+    at = {(name, way, n): (name, way, n, "test", "far") for name, way in COPYING.values() for n in (1, 2, 4, 8, 16)}
+    seeds = {name: listed([f"{row['loss']:.3f}" for row in rows(*at[name, "spread", 1])]) for name in (fox, ours)}
+    means = {name: loss(*at[name, "spread", 1]) for name in (fox, alibi, rope)}
+    swapped = gap_of_probe(ours, "swap", 16)
+    copied = {name: ["{:.2f}".format(row["without"] - row["loss"]) for row in rows(name, "copies", 1, "val", "far")]
+              for name in (ours, kerple)}
     near = ["{:.3f}".format(statistics.mean(
         np.subtract(*(row["by_distance"]["1x to 2x"][0] for row in pair)) for pair in zip(
             *(rows(name, "far-repeats", n, "test", "far") for n in (1, 16)), strict=True)))
-        for name in (fox, kerple, ours, alibi)]
+        for name in (kerple, fox, ours, alibi)]
+    assert all(rise_of(what, name)[2] < 0 for what in ("spread", "far-repeats") for name in (fox, alibi))
+    from_ours = [gap(at[name, "spread", 1], at[ours, "spread", 1]) for name in (fox, alibi, kerple, expe, rope)]
+    assert all(low < 0 < high for _, low, high in from_ours)
+    assert rise_of("far-repeats", kerple)[2] < 0 < swapped[1]
+    ways = ((kerple, "spread"), (ours, "least-spread"), (expe, "held-spread"))
+    assert all(last["loss"] < first["loss"] for name, way in ways
+               for first, last in zip(rows(*at[name, way, 1]), rows(*at[name, way, 16]), strict=True))
+    assert all(last["loss"] < first["loss"] for first, last in zip(
+        *(rows(ours, "far-repeats", n, "test", "far") for n in (1, 16)), strict=True))
+    assert rise_of("far-repeats", "expe-on-k-tokens-x4")[2] < 0                        # README's three, and evidence.md
+    for name, first in ((alibi, 2), (fox, 4)):                                         # where their gains are complete
+        assert len({f"{loss(*at[name, 'spread', n]):.3f}" for n in (1, 2, 4, 8, 16) if n >= first}) == 1
+    most = {n: max((fox, alibi, ours, kerple, expe, rope), key=lambda name: gain(name, "copies", n / 128, "val", "far"))
+            for n in (64, 128, 256, 512, 2048)}
+    assert [*most.values()] == [rope] * 3 + [kerple] * 2
     parameters = json.loads((ROOT / "results/packages/expe-on-k-tokens-x10-s1.run.json").read_text())
     tokens, train = parameters["tokens"], parameters["data"]["splits"]["train"]["tokens"]
     return [
-        *copying_rows(), *knob_rows(), f"FoX and ALiBi lie below ExPE-K by {below[0]} and {below[1]} at 1x",
-        f"At 16x FoX lies below ALiBi by {apart}", f"falls by {near[0]}, {near[1]}, {near[2]} and {near[3]}",
-        f"gain {seeds[kerple, 256]} in windows of 256, and FoX's {seeds[fox, 256]}",
-        f"gain {seeds[rope, 64]} in windows of 64, and at most {nothing:.2f} in those of 128",
-        f"With four times the tokens ExPE-K changes from 1x to 16x by {interval(rise_of('spread', ours))} in",
-        f"and by {interval(gap((ours, 'same-targets', 16, 'test'), (ours, 'same-targets', 1, 'test')))} at",
-        f"lies above its sliding window, by {interval(sliding)}, and by",
+        *copying_rows(), *knob_rows(), f"lie within {max(means.values()) - min(means.values()):.3f} of each other",
+        f"FoX does by {signed(from_ours[0])}",
+        f"{seeds[ours]}, and FoX's {seeds[fox]}", f"falls by {near[0]}, {near[1]}, {near[2]} and {near[3]}",
+        f"ExPE-K gains {interval(swapped)} at 16x",
+        f"ExPE-K's have {listed(copied[ours])}, and KERPLE's {listed(copied[kerple])}",
+        f"from 1x to 16x by {interval(rise_of('spread', 'expe-on-k-tokens-x4'))} in",
+        f"and by {interval(gap(*(('expe-on-k-tokens-x4', 'same-targets', n, 'test') for n in (16, 1))))} at",
         f"{tokens / 1e6:.2f}M tokens of the packages, {tokens / train:.2f} epochs",
         f"{more[128]} nats in windows of 128, {more[256]} in 256, {more[512]} in 512 and {more[2048]} in 2,048",
         f"falls from {tens[0]} at 1x to {tens[2]} at 4x, and rises to {tens[-1]} at 16x",
