@@ -197,7 +197,7 @@ def copying_claims():
     tokens, train = parameters["tokens"], parameters["data"]["splits"]["train"]["tokens"]
     return [
         *copying_rows(), *knob_rows(), f"lie within {max(means.values()) - min(means.values()):.3f} of each other",
-        f"FoX does by {signed(from_ours[0])}",
+        f"FoX lies below it by {interval(-np.array(from_ours[0])[[0, 2, 1]])}",
         f"{seeds[ours]}, and FoX's {seeds[fox]}", f"falls by {near[0]}, {near[1]}, {near[2]} and {near[3]}",
         f"ExPE-K gains {interval(swapped)} at 16x",
         f"ExPE-K's have {listed(copied[ours])}, and KERPLE's {listed(copied[kerple])}",
