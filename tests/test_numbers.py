@@ -178,6 +178,7 @@ def copying_claims():
     copied = {(name, n): [row["without"] - row["loss"] for row in rows(name, "copies", n / 128, "val", "far")]
               for name in (fox, alibi, ours, kerple, expe, rope) for n in (64, 128, 256, 512)}
     words = {key: listed([f"{gain:.2f}" for gain in gains]) for key, gains in copied.items()}
+    copied_by_x16 = [row["without"] - row["loss"] for row in rows("expe-on-k-x16-tokens-x4", "copies", 1, "val", "far")]
     apart = max(max(copied[name, 128]) - min(copied[name, 128]) for name in (fox, alibi))
     near = ["{:.3f}".format(statistics.mean(
         np.subtract(*(row["by_distance"]["1x to 2x"][0] for row in pair)) for pair in zip(
@@ -207,6 +208,7 @@ def copying_claims():
         f"{seeds[ours]}, and FoX's {seeds[fox]}", f"falls by {near[0]}, {near[1]}, {near[2]} and {near[3]}",
         *(f"{name}, {interval(swapped[key])}" for name, key in (("RoPE", rope), ("ExPE-K", ours))),
         f"its seeds have {words[kerple, 512]}, and ExPE-K's {words[ours, 512]}",
+        f"they have {listed([f'{gain:.2f}' for gain in copied_by_x16])} nats in windows of 128",
         f"ALiBi by at most {np.ceil(100 * apart) / 100:.2f} in",
         f"ExPE-K's have {words[ours, 128]}, KERPLE's {words[kerple, 128]}, and ExPE's {words[expe, 128]}",
         f"from 1x to 16x by {interval(rise_of('spread', 'expe-on-k-tokens-x4'))} in",
