@@ -99,12 +99,11 @@ MULTIPLIERS = {                                # {theta multiplier: the variant 
 TABLE2 = ("sinusoidal", "rope", "expe", "exqpe", "expe-on-k-x1", "expe-on-k", "exqpe-on-k", "alibi", "t5", "shaw",
           "learned", "nope")
 TABLE7 = ("expe", "expe-constant", "expe-l1", "expe-learn-init", "expe-learn-random", "expe-once")
+ANOTHER_WAY = {"expe-on-k": ("test-least-spread",), "expe": ("test-held-spread",), "": ()}     # by how a name begins
 def far(names, end="", rest=("swap", "copies")):
     """The evaluations of methods whose models may copy; ExPE and ExPE-K are read in another way, too."""
-    def more(name):
-        read = "least" if name.startswith("expe-on-k") else "held" if name.startswith("expe") else ""
-        return (f"test-{read}-spread",) if read else ()
-    return {name + end: ("test-spread", *more(name), "test-far-repeats", *rest) for name in names}
+    more = {name: next(way for first, way in ANOTHER_WAY.items() if name.startswith(first)) for name in names}
+    return {name + end: ("test-spread", *more[name], "test-far-repeats", *rest) for name in names}
 
 GRIDS = {
     "table2": Grid(
