@@ -116,8 +116,8 @@ class Override(NoPE):
     `trained` names the two numbers that --learn trains, in the order of encoding.weight.
     """
 
-    l: int = knob(24, SIZE, "overridden dimensions (tables 6 and 9)")
-    start: float | None = knob(None, number(), "value at position 0, the paper's S (default: 0)")
+    l: int = knob(24, SIZE, "overridden dimensions (the paper's tables 6 and 9)")
+    start: float | None = knob(None, number(), "value at position 0, the paper's S")
     on: str = knob("qk", one_of("k", "q", "qk", "qkv"), "whose input is overridden")
     once: bool = knob(False, TRUTH, "ablation: override the residual stream once, before the first block")
     learn: str = knob("none", one_of("none", "init", "random"), "train start and theta, from defaults or random values")
@@ -239,9 +239,9 @@ class ModelConfig(Checked):
     tied: bool = knob(False, TRUTH, "the output layer shares the embedding's weights")
     dropout: float = knob(0.0, BELOW_ONE, "rate on the embedding and on each residual branch")
     norm_eps: float = knob(1e-5, POSITIVE)
-    causal: bool = knob(True, TRUTH, "a query sees no later key; --no-causal shows what order the encoding alone knows")
+    causal: bool = knob(True, TRUTH, "a query sees no later key; --no-causal: it sees all keys")
     nope_every: int = knob(0, whole(0), "blocks N, 2N, ... have no encoding and see all keys (RNoPE); 0: none")
-    window: int = knob(0, whole(0), "the other blocks see the last N keys, a query's own among them; 0: all")
+    window: int = knob(0, whole(0), "blocks with an encoding see the last N keys, the query's own included; 0: all")
     softmax: str = knob("plain", one_of("plain", "log", "sinks", "llama4", "stick"), "plain, or one of zoo/softmax.py")
     encoding: NoPE = knob(NoPE("nope"), ("made by make_encoding", lambda x: isinstance(x, NoPE)))
 
@@ -288,14 +288,14 @@ class TrainConfig(Checked):
     beta2: float = knob(0.95, BELOW_ONE, "AdamW's decay of the second moment")
     weight_decay: float = knob(0.1, NOT_NEGATIVE, "AdamW's decoupled decay, on matrices only")
     clip: float = knob(1.0, POSITIVE, "largest norm of the whole gradient")
-    backend: str = knob("torch", one_of("torch", "numpy"), "torch, or numpy: gradients by hand, in fp32 on the CPU")
-    dtype: str = knob("fp32", one_of("fp32", "tf32", "bf16"), "tf32 lets a GPU round products, bf16 is autocast")
+    backend: str = knob("torch", one_of("torch", "numpy"), "torch, or numpy: gradients written by hand, on the CPU")
+    dtype: str = knob("fp32", one_of("fp32", "tf32", "bf16"), "tf32: matrix products in TF32 on a GPU; bf16: autocast")
     fast: bool = knob(False, TRUTH, "use engine/fast.py: the same losses in less time and memory")
     objective: str = knob("lm", one_of("lm", "mlm"), "lm: the next token; mlm: masked ones (Devlin et al. 2019)")
     random_positions: int = knob(0, whole(0), "P: train at positions drawn from 0 .. P-1 (Ruoss et al. 2023)")
     seed: int = knob(0, whole(0, 2**32 - 1), "seed of the first weights, the order of the data and dropout")
     data: str = knob("stdlib", TEXT, "stdlib, packages, fineweb, fineweb-edu, a file or folder of text or of tokens")
-    init_from: str = knob("none", TEXT, "directory of another run, with whose weights this one begins")
+    init_from: str = knob("none", TEXT, "begin with the weights of the run in this directory")
     min_doc_tokens: int = knob(1, SIZE)         # of documents, where data is prepared on the way
     max_tokens: int = knob(0, whole(0))         # to collect then; 0: all
     eval_every: int = knob(250, SIZE, "steps from one validation loss to the next")

@@ -110,7 +110,7 @@ def main(argv=None):
     add("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
     add("--lengths", type=listed(at_least(1)), metavar="N,N,...", help="default: 1, 2, 4, 8, 16 x the trained length")
     add("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
-    add("--data", metavar="DIR|PATH", help="score this instead: a prepared folder, or text as data.py reads it")
+    add("--data", metavar="DIR|PATH", help="score other text: a prepared folder, or text as data.py reads it")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     add("--json", type=new_file, metavar="FILE", help="write the numbers as a list, an object for each run and length")
     add("--plot", type=new_file, metavar="FILE", help="draw loss against length: .png, .svg or .pdf (needs matplotlib)")

@@ -1,11 +1,12 @@
 """One training run, from flags to checkpoint.
 
-    python train.py --pe expe --l 24            trains and writes runs/mini-expe-s0 (l is 24 in the preset, too)
-    python train.py --pe expe --l 24 --resume   goes on after a Ctrl-C or a kill, bit for bit on a CPU
-    torchrun --nproc_per_node 8 -- train.py --pe expe --l 24    trains on eight GPUs (engine/distributed.py)
+    python train.py --pe expe --l 24            trains and writes runs/mini-expe-s0
+    python train.py --pe expe --l 24 --resume   goes on, bit for bit on a CPU
+    torchrun --nproc_per_node 8 -- train.py --pe expe --l 24    on eight GPUs
 
-A run is a pure function of its configs: the batch of a step, and dropout's mask, depend on (seed, step) alone. Two
-backends compute it, from the same first weights on the same batches: torch, and NumPy with gradients by hand.
+A run is a pure function of its configs: the batch of a step, and dropout's
+mask, depend on (seed, step) alone. Two backends compute it from the same first
+weights and batches: PyTorch, and NumPy with gradients written by hand.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def read_flags(argv):
     defaults = vars(model.encoding) | vars(model) | vars(train)
     for f in fields_of(pe):
         if f.metadata["help"]:
-            help = f"{f.metadata['help']}: {f.metadata['rule'][0]} (here: {defaults[f.name]})"
+            help = f"{f.metadata['help']}: {f.metadata['rule'][0]} (preset: {defaults[f.name]})"
             reading = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": READERS[f.type]}
             add(flag_of(f), dest=f.name, default=None, help=help, **reading)
     args, unknown = parser.parse_known_args(argv)

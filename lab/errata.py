@@ -14,7 +14,8 @@ HEAD = """# What the sources have wrong
 This page tells you where the ExPE paper, and what is written about its rivals, is wrong, and what is right.
 Each row is one test, which shows the wrong value and the right one: `python -m pytest tests/test_errata.py -v`.
 The paper is the ExPE preprint and its later version. The survey is another paper's appendix of formulas.
-The tutorial is an article with code, and the explainer a chapter of a textbook. Public code is named by its repository.
+The tutorial is part 4 of the blog series Transformer Anatomy, and the explainer a chapter of a textbook.
+Public code is named by its repository.
 The page is made by `python -m lab.errata` of those tests' docstrings: change it there.
 
 | source | says | in fact |

@@ -141,8 +141,8 @@ GRIDS = {
     "precision": Grid(
         "ExPE and ExQPE in fewer bits (the claim of section 2.3)",
         dict.fromkeys(("expe", "exqpe", "expe-on-k", "expe-on-k-x1"), ("same-targets", "precision-same-targets")),
-        says="fp16 and 8-bit weights change the means by 0.002 at most. bf16 costs ExPE and ExQPE up to 0.01 to 8x and "
-             "more at 16x, and ExPE-K nothing."),
+        says="fp16 and 8-bit weights change the means by 0.002 at most. bf16 raises those of ExPE and ExQPE by 0.01 at "
+             "8x, and that of ExQPE by 0.03 at 16x. It does not change ExPE-K's."),
     "doors": Grid(
         "Which of W_q, W_k and W_v the override enters",
         dict.fromkeys(("expe-on-k-x1", "expe-on-q", "expe", "expe-on-qkv", "expe-once"), LOSSES),
@@ -223,8 +223,12 @@ GRIDS = {
         says="FoX, ALiBi and RoPE have nearly the same mean at 1x; seeds of ExPE-K, ExPE and KERPLE differ more, and "
              "no method differs significantly from ExPE-K there. FoX, ALiBi and KERPLE gain where the text repeats."),
     "long": Grid(
-        "Ten times the tokens, on the packages that the project needs, on the test split",
+        "Ten times the tokens, on the packages that the project needs: losses on test, probes on val",
         far(RETUNED[:5], "-tokens-x10"), place="packages"),
+    "growth": Grid(
+        "One, four and ten times the tokens, on the packages that the project needs: losses on test, copying on val",
+        {f"{name}{tokens}": ("test-spread", "test-far-repeats", "copies")
+         for name in RETUNED[:5] for tokens in ("", "-tokens-x4", "-tokens-x10")}, place="packages"),
     "sizes": Grid(
         "The preset small, with ten tokens a parameter, on the packages: losses on test, probes on val",
         far(SIZES, rest=OF_SMALL), place="small-packages", preset="small"),

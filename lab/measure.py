@@ -91,7 +91,7 @@ def command_line():
                         help="default: 1, 2, 4, 8 and 16 times the trained length")
     parser.add_argument("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
     parser.add_argument("--data", metavar="DIR|PATH",
-                        help="score this instead: a prepared folder, or text as data.py reads it")
+                        help="score other text: a prepared folder, or text as data.py reads it")
     parser.add_argument("--max-docs", type=at_least(1), metavar="N", help="score N usable documents, evenly spaced")
     what = parser.add_argument_group("what is measured").add_mutually_exclusive_group()
     what.add_argument("--protocol", dest="measure", choices=tuple(measures.PROTOCOLS), default="nonoverlap",

@@ -30,9 +30,9 @@ ONE = np.arange(1)
 
 def add_flags(parser):
     """The flags that generate.py has besides with --cache."""
-    parser.add_argument("--prompts", metavar="FILE", help="a prompt a line, whose texts are written side by side; "
-                        "where a scaling looks at the length, it is that of the longest")
-    parser.add_argument("--stream", action="store_true", help="forget all but the first and the last tokens: no end")
+    parser.add_argument("--prompts", metavar="FILE", help="one prompt per line; the texts are written side by "
+                        "side, and scalings that depend on the length use the longest")
+    parser.add_argument("--stream", action="store_true", help="keep only the first and last tokens; write until Ctrl-C")
     scaling.add_stream_flags(parser)
     scaling.add_scaling_flags(parser)
 

@@ -75,6 +75,14 @@ def gap_of_probe(name, probe, length):
                              far[0]["unit_targets"])
 
 
+def cost_of_bf16(name, length):
+    """By how much the mean loss on the same targets rises if a model is read in bf16."""
+    losses = [row["loss"] for seed in SEEDS for row in json.loads(
+        (ROOT / f"results/mini/{name}-s{seed}.precision-same-targets.json").read_text())
+        if (row["protocol"], row["dtype"], row["length"]) == ("same-targets", "bf16", 128 * length)]
+    return statistics.mean(losses) - loss(name, "same-targets", length)
+
+
 def rise(name, protocol, length):
     return loss(name, protocol, length) - loss(name, protocol, 1)
 
@@ -216,7 +224,7 @@ def copying_claims():
         f"falls from {tens[0]} at 1x to {tens[2]} at 4x, and rises to {tens[-1]} at 16x",
         *(f"{way} | {' | '.join(part[way, n] for part in slopes for n in (1, 16))} |"
           for way in ("as trained", "at least 0", "at least 1/L", "at least 2/L", "at least 4/L")),
-        f"distances held at 2L | {' | '.join(part['held at 2L', n] for part in slopes for n in (1, 16))} |",
+        f"distances clipped at 2L | {' | '.join(part['held at 2L', n] for part in slopes for n in (1, 16))} |",
         f"least slopes lower the loss by {interval(lower)} at 16x",
         f"that of `retuned` by {interval(gap(at[ours, 'spread', 16], at[ours, 'least-spread', 16]))}",
         f"ten times the tokens it is {ten[128]['loss']:.3f} at 1x and {ten[2048]['loss']:.3f} at",
@@ -236,12 +244,13 @@ def claims():
     flat = ("expe-on-k", alibi, fox, "grape-lr-x1.7")
     changes = {name: rise_of("spread", name) for name in flat}
     assert max(abs(end) for change in changes.values() for end in change[1:]) < 0.01
-    most = max(abs(change[0]) for name, change in changes.items() if name in flat[:3])
+    most = max(abs(change[0]) for change in changes.values())
     grape = rise_of("far-repeats", "grape-lr-x1.7")
     pays = {name: rise_of("far-repeats", name)[0] for name in GRIDS["repeats"].evaluations}
     assert max(abs(pays[name]) for name in (*flat, kerple)) <= 0.01 < min(
         value for name, value in pays.items() if name not in (*flat, kerple))
     assert max(map(abs, ends)) < 0.025 and max(copying) <= 0.05 and PRESETS["mini"].model.context == 128
+    [at_8x] = {f"{cost_of_bf16(name, 8):.2f}" for name in ("expe", "exqpe")}             # the same of both
     held = [loss("expe-x16", kind, length, "test") for kind, length in (("held-same-targets", 16), (same, 1))]
     paper = [f"{rise(name, all_targets, 4):+.2f}" for name in ("expe", "exqpe", "rope", "sinusoidal")]
     return {
@@ -257,16 +266,17 @@ def claims():
               for n in (1, 16)),
             *(interval(gap((alibi, all_targets, n, "test"), (fox, all_targets, n, "test"))) for n in (1, 16)),
             f"ExPE-K rises by {interval(changes['expe-on-k'])}, and KERPLE by {interval(rise_of('spread', kerple))}",
-            f"fall, by {interval(-np.array(grape)[[0, 2, 1]])}", "lies within 0.01 of 0",
+            f"a fall by {interval(-np.array(grape)[[0, 2, 1]])}", "lies within 0.01 of 0",
             "within 0.025, on the same targets of val", "by at most 0.01",
             f"ExPE rises by {rise('expe', same, 16):.2f} and RoPE by {rise('rope', same, 16):.2f} on",
             f"flat to 4x ({paper[0]})",
             f"by {interval(gap(('expe-on-k-x1', same, 1), ('expe-on-k', same, 1)))} on val",
-            f"flat: {held[0]:.3f} at 1x and at 16x" if f"{held[0]:.3f}" == f"{held[1]:.3f}" else "not flat",
+            f"it has {held[0]:.3f} at 1x and at 16x" if f"{held[0]:.3f}" == f"{held[1]:.3f}" else "not flat",
             ", ".join(paper), f"ExPE rises by {rise('expe', same, 4):.2f} |",
             f"{scaled[0]:.2f} lost, {-scaled[1]:.2f} gained",
+            f"rise by {at_8x} at 8x, and ExQPE's by {cost_of_bf16('exqpe', 16):.2f} at 16x",
             interval(gap(("expe-constant", same, 1), ("expe", same, 1))),
-            f"costs RoPE {gain('rope', 'swap', 16):.3f}, T5 {gain('t5', 'swap', 16):.3f} and NoPE "
+            f"of RoPE by {gain('rope', 'swap', 16):.3f}, of T5 by {gain('t5', 'swap', 16):.3f} and of NoPE by "
             f"{gain('nope', 'swap', 16):.3f}"]}
 
 

@@ -584,7 +584,7 @@ def with_line(tmp_path_factory):
 
 def test_an_encoding_put_into_the_zoo_is_listed_with_its_flags(with_line):
     help = " ".join(with_line("train.py", "--pe", "line", "--help").stdout.split())
-    assert "kerple, line, partial" in help and "--slope SLOPE how fast scores fall: above 0 (here: 0.5)" in help
+    assert "kerple, line, partial" in help and "--slope SLOPE how fast scores fall: above 0 (preset: 0.5)" in help
 
 
 ALL = """
