@@ -131,13 +131,17 @@ def new_file(text):
     return str(path)
 
 def write_text(path, text):
-    """Write a file beside its place and rename it, so that no reader sees half of it; to a device or pipe, append."""
+    """Write a file so that no reader sees half of it; to a device or pipe, append."""
     if os.path.exists(path) and (str(path).startswith("/dev/") or not os.path.isfile(path)):
         with open(path, "a", encoding="utf-8") as file:
             file.write(text)
         return
+    write_bytes(path, text.encode())
+
+def write_bytes(path, content):
+    """Write a file beside its place and rename it."""
     new = Path(f"{path}.unfinished")
-    new.write_text(text, encoding="utf-8")
+    new.write_bytes(content)
     os.replace(new, path)
 
 def hash_file(path):
@@ -204,10 +208,8 @@ def save_checkpoint(run, tensors, step, seconds=0.0):
     """Replace the run's checkpoint with one rename; seconds: trained so far."""
     import safetensors.numpy
 
-    new = Path(run) / f"{CHECKPOINT}.unfinished"
     metadata = {"step": str(step), "seconds": f"{seconds:.3f}", "sha256": hash_tensors(tensors)}
-    new.write_bytes(safetensors.numpy.save(tensors, metadata))
-    os.replace(new, Path(run) / CHECKPOINT)
+    write_bytes(Path(run) / CHECKPOINT, safetensors.numpy.save(tensors, metadata))
 
 def read_checkpoint(run):
     """({name: array} of weights and moments, {"step", "seconds", "sha256"}); InputError if it is none, or damaged."""

@@ -294,7 +294,7 @@ class TrainConfig(Checked):
     objective: str = knob("lm", one_of("lm", "mlm"), "lm: the next token; mlm: masked ones (Devlin et al. 2019)")
     random_positions: int = knob(0, whole(0), "P: train at positions drawn from 0 .. P-1 (Ruoss et al. 2023)")
     seed: int = knob(0, whole(0, 2**32 - 1), "seed of the first weights, the order of the data and dropout")
-    data: str = knob("stdlib", TEXT, "stdlib, packages, fineweb, fineweb-edu, a file or folder of text or of tokens")
+    data: str = knob("stdlib", TEXT, "stdlib, packages, fineweb, fineweb-edu, task:NAME, or a path of text or tokens")
     init_from: str = knob("none", TEXT, "begin with the weights of the run in this directory")
     min_doc_tokens: int = knob(1, SIZE)         # of documents, where data is prepared on the way
     max_tokens: int = knob(0, whole(0))         # to collect then; 0: all
@@ -365,9 +365,13 @@ def configure(flags, pe, preset):
         raise InputError("--objective mlm sees both sides: leave out --causal" if model.causal else
                          f"--objective mlm sees both sides, and --pe {pe} is for a causal mask alone")
     if train.random_positions and not model.context <= train.random_positions <= model.encoding.longest(model):
-        raise InputError(f"--random-positions must be from --context, {model.context}, to the positions of "
-                         f"--pe {pe}, {model.encoding.longest(model)}, got {train.random_positions}")
+        raise InputError(f"--random-positions must be at least --context, {model.context}, and with --pe learned at "
+                         f"most --n-positions, got {train.random_positions}")
     return model, train
+
+def fields_of(pe):
+    """The fields of a run's three parts: the settings of its encoding, ModelConfig and TrainConfig."""
+    return [f for kind in (settings_class(pe), ModelConfig, TrainConfig) for f in dataclasses.fields(kind)]
 
 def pick(flags, kind):
     """The flags that are fields of a dataclass, without pe, which every encoding has and make_encoding takes first."""

@@ -61,7 +61,7 @@ def find_files(source, suffixes=(".txt", ".md", ".py", ".rst")):
         return [(str(file), Path(file.locate())) for file in sorted(files) if file.suffix == ".py"]
     path = Path(source)
     if source == "" or not path.is_file() and not path.is_dir():
-        raise InputError(f"{source}: no such file or folder; --data is {', '.join(NAMED_SOURCES)} or a path")
+        raise InputError(f"{source}: no such file or folder; a source is {', '.join(NAMED_SOURCES)} or a path")
     root = path if path.is_dir() else path.parent
     files = [(str(p.relative_to(root)), p) for p in (sorted(path.rglob("*")) if path.is_dir() else [path])
              if p.suffix.lower() in suffixes and p.is_file() and "/." not in f"/{p.relative_to(root)}"
@@ -292,7 +292,7 @@ def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
         raise InputError(f"{folder} was made from {meta['source']}, not from {source}: prepare that with python "
                          f"data.py {source} --out DIR, and give --data DIR")
     if folder != Path(source) and source not in NAMED_SOURCES and meta.get("files") != hash_listing(source):
-        print(f"{source} has changed since {folder} was made: python data.py {source} --vocab {vocab} --overwrite")
+        print(f"{source} has changed since {folder} was made: remove that folder, and it is made again")
     if hash_file(folder / "tokenizer.tiktoken") != meta["tokenizer"]["sha256"]:
         raise InputError(f"{folder}/tokenizer.tiktoken is not the one that was recorded: prepare the folder again")
     if meta["vocab"] != vocab:

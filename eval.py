@@ -81,7 +81,7 @@ def evaluate(run, args):
         scored = record["train"]["objective"] == "lm" and length <= model.config.encoding.longest(model.config)
         loss = mean_loss(model, windows) if scored else None
         rows.append({"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "nonoverlap", "how": "",
-                     "length": length, "loss": loss, "perplexity": None if loss is None else math.exp(loss),
+                     "length": length, "loss": loss, "perplexity": None if loss is None else math.exp(min(loss, 700)),
                      "n_targets": length * len(windows), "n_documents": len(usable), "data": name,
                      "trained_length": context, "step": record["step"], "weights": record["sha256"]})
     return rows

@@ -370,8 +370,7 @@ class GPT(nn.Module):
         key = (self.config, n.shape, n.tobytes(), w.dtype, w.device)
         if self._tables[0] != key:
             self._tables = (key, {})
-            for block in self.blocks:
-                s = block.attn.encoding.settings
+            for s in {block.attn.encoding.settings for block in self.blocks}:
                 parts = s.rows(n, self.config), s.pairs(n, n, self.config), n
                 self._tables[1][s] = model_numpy.Tables(*(as_tensor(x, w) for x in parts))
         return self._tables[1]

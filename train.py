@@ -30,7 +30,7 @@ import common
 import data
 import model_numpy
 from common import CommandLine, number, pick_device, whole
-from config import ENCODINGS, PRESETS, InputError, ModelConfig, TrainConfig, configure, flag_of, settings_class
+from config import ENCODINGS, PRESETS, InputError, configure, fields_of, flag_of
 from model_torch import GPT
 
 READERS = {int: whole, int | None: whole, float: number, float | None: number, str: str}
@@ -71,10 +71,6 @@ def read_flags(argv):
     args.out = common.output_folder(run_name(args.flags, pe, preset, defaults) if args.out is None else args.out)
     args.preset = preset
     return args, *(resume.check_flags(args.out, args.flags) if args.resume else configure(args.flags, pe, preset))
-
-def fields_of(pe):
-    """The fields of a run's three parts: the settings of its encoding, ModelConfig and TrainConfig."""
-    return [f for kind in (settings_class(pe), ModelConfig, TrainConfig) for f in dataclasses.fields(kind)]
 
 def run_name(flags, pe, preset, defaults):
     """The default directory: the preset, --pe, each given flag with another value than theirs, and the seed."""

@@ -161,12 +161,12 @@ def join(out, tasks):
             copies = set(np.concatenate([np.zeros(0, np.uint32), *parts]).tolist())
             dropped["short"] += int(index["short"])
             dropped["duplicate"] += int(index["duplicate"]) + len(copies)
-            tokens = stack.enter_context(open(folder / "tokens" / f"{task:05d}.bin", "rb"))
-            for i, (split, size) in enumerate(zip(index["splits"].tolist(), index["sizes"].tolist(), strict=True)):
-                document = tokens.read(2 * size)
-                if i not in copies:
-                    files[split].write(document)
-                    documents[data.SPLITS[split]] += 1
+            with open(folder / "tokens" / f"{task:05d}.bin", "rb") as tokens:
+                for i, (split, size) in enumerate(zip(index["splits"].tolist(), index["sizes"].tolist(), strict=True)):
+                    document = tokens.read(2 * size)
+                    if i not in copies:
+                        files[split].write(document)
+                        documents[data.SPLITS[split]] += 1
     for split in data.SPLITS:
         os.replace(out / f"{split}.bin.unfinished", out / f"{split}.bin")
     return documents, dropped
@@ -182,7 +182,7 @@ def prepare(source, out, vocab, ranks=None, min_doc_tokens=1, max_tokens=0, max_
                 "files": data.hash_listing(source)}
     data.check_new(out, overwrite=True)
     if data.is_whole(out):
-        raise InputError(f"{out} exists: use it with --data {out}, or choose another --out")
+        raise InputError(f"{out} exists: use it with --data {out}, remove it, or choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     with common.lock(out), reading(source):
         if (out / "meta.json").exists():

@@ -1,14 +1,13 @@
 """train.py --resume: the flags of the run that goes on, its checkpoint, and what stays of its log."""
 
 import contextlib
-import dataclasses
 import json
 
 import numpy as np
 
 import common
 import model_numpy
-from config import PRESETS, InputError, ModelConfig, TrainConfig, flag_of, settings_class
+from config import PRESETS, InputError, fields_of, flag_of
 
 
 def choose_flags(first, preset, pe):
@@ -23,8 +22,7 @@ def check_flags(run, values):
     """(ModelConfig, TrainConfig) of the run to resume; InputError for a flag that contradicts it."""
     model, config, record = common.read_run(run)
     stored = vars(model.encoding) | vars(model) | vars(config) | {"preset": record["provenance"].get("preset")}
-    kinds = settings_class(model.encoding.pe), ModelConfig, TrainConfig
-    flags = {f.name: flag_of(f) for kind in kinds for f in dataclasses.fields(kind)}
+    flags = {f.name: flag_of(f) for f in fields_of(model.encoding.pe)}
     for name, value in values.items():
         if name in stored and stored[name] != value:
             raise InputError(f"{flags.get(name, '--' + name)} is {stored[name]} in {run}, and {value} was given: "

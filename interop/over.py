@@ -9,7 +9,6 @@ Neither needs transformers, since its folders are JSON and safetensors.
 
 import dataclasses
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -206,7 +205,7 @@ def to_transformers(run, out, overwrite=False):
     length = min(TOKENS, config.encoding.longest(config))
     readme = README.format(pe=config.encoding.pe, step=record["step"], own=code is not None, length=length)
     common.write_text(folder / "README.md", readme)
-    write_tensors(folder / "model.safetensors", weights)
+    common.write_bytes(folder / "model.safetensors", save(weights, {"format": "pt"}))
     common.write_text(folder / "tokenizer.json", json.dumps(to_tokenizers(encoding)))
     common.write_text(folder / "tokenizer_config.json", json.dumps(CONFIG, indent=1))
     common.write_text(folder / "config.json", json.dumps(written, indent=1))
@@ -233,13 +232,6 @@ def of_its_own(config):
     files = {"AutoConfig": "modeling_gpt.GPTConfig", "AutoModelForCausalLM": "modeling_gpt.GPTForCausalLM"}
     return values | {"architectures": ["GPTForCausalLM"], "model_type": "exact-positions", "auto_map": files,
                      "tie_word_embeddings": False}
-
-def write_tensors(path, tensors):
-    """Write {name: tensor} beside its place, and rename it."""
-    new = Path(f"{path}.unfinished")
-    new.write_bytes(save(tensors, {"format": "pt"}))
-    os.replace(new, path)
-
 
 # ---- from transformers -----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@
     python -m lab.attention runs/rope --out attention.png --lengths 128,512 --rope-scaling yarn
 """
 
+import functools
+
 import torch
 
 from common import CommandLine, at_least, listed, pick_device
@@ -28,10 +30,7 @@ class WatchedAttention(ReadingAttention):
 
 def load_watched(run, device="cpu", dtype="fp32", attention=WatchedAttention):
     """past.reading.load, of a Reader with WatchedAttention or a kind of it."""
-    model, record = load(run, device, dtype)
-    watched = Reader(model.trained, attention=attention).to(device, model.embedding.weight.dtype)
-    watched.load_state_dict(model.state_dict())
-    return watched.eval(), record
+    return load(run, device, dtype, functools.partial(Reader, attention=attention))
 
 def weights_of(model, tokens):
     """The attention weights of every block of a watched Reader, (n_layers, B, H, T, T)."""

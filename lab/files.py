@@ -1,7 +1,6 @@
 """What the instruments share: files of JSON that are read by their shape, and argparse types for files to write."""
 
 import argparse
-import contextlib
 import json
 from pathlib import Path
 
@@ -21,15 +20,6 @@ def picture(text):
     if Path(text).suffix not in (".png", ".svg", ".pdf"):
         raise argparse.ArgumentTypeError(f"{text!r} must end in .png, .svg or .pdf")
     return new_file(text)
-
-@contextlib.contextmanager
-def naming(path):
-    """Let an OSError of the block name this file: writing to one that is open knows no name."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
 
 def write_json(path, value):
     write_text(path, json.dumps(value, indent=1) + "\n")

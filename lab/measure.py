@@ -12,16 +12,14 @@ length.
 
 import itertools
 import textwrap
-import timeit
-from types import SimpleNamespace
 
 from tqdm import tqdm
 
-from common import CommandLine, at_least, checkpoint_info, listed, named_runs, new_file, pick_device, read_run
+from common import CommandLine, at_least, listed, named_runs, new_file, pick_device, read_run
 from config import InputError
 from eval import MULTIPLES
 from lab import measures, plan, show
-from lab.files import BAR, clock, picture, write_rows
+from lab.files import BAR, picture, write_rows
 from past import scaling
 from past.reading import CANNOT_STREAM, load
 
@@ -128,17 +126,6 @@ def check(args):
             flag = name.replace("_", "-")
             raise InputError(f"--{flag} has no use with --{kind} {args.measure}: leave it out")
 
-def estimate(work, tokens, args):
-    """The time that so many take, by the first run's longest window, read twice."""
-    run, (_, _, jobs) = next(iter(work.items()))
-    model, _ = load(run, pick_device(args.device), args.dtype[0])
-    windows = max((conditions[0][:1] for *_, conditions in jobs if conditions), key=lambda one: len(one[0].tokens))
-    length = min(len(windows[0].tokens) - 1, model.longest, model.trained.context)
-    windows = [windows[0]._replace(tokens=windows[0].tokens[-length - 1 :], scored=1)]
-    bar = SimpleNamespace(update=lambda tokens: None)
-    seconds = timeit.repeat(lambda: model.window_losses(windows, bar), number=1, repeat=2)[1]
-    return clock(tokens * seconds / length)
-
 def score(args):
     """The rows of the runs that are named, as --json writes them."""
     configs = {str(run): read_run(run) for run in named_runs(args.runs)}
@@ -149,10 +136,7 @@ def score(args):
             for run, (model, _, record) in configs.items()}
     tokens = {run: plan.tokens_of(jobs, scalings[run], args) for run, (_, _, jobs) in work.items()}
     rows = []
-    every = sum(tokens.values())
-    if len(configs) > 1:
-        print(f"{len(configs)} runs, {every:,} tokens to read, about {estimate(work, every, args)}", flush=True)
-    with tqdm(total=every, unit="tok", unit_scale=True, leave=False, disable=None, smoothing=0,
+    with tqdm(total=sum(tokens.values()), unit="tok", unit_scale=True, leave=False, disable=None, smoothing=0,
               bar_format=BAR) as bar:
         for i, run in enumerate(configs, 1):
             label = f"run {i} of {len(configs)}, {run}"
@@ -162,10 +146,9 @@ def score(args):
             rows += evaluate(run, work.pop(run), scalings[run], args, bar)
     if all(row["loss"] is None for row in rows) and args.measure == "streaming":
         raise InputError(f"{' and '.join(sorted({row['pe'] for row in rows}))} {CANNOT_STREAM}")
-    for run, (_, train, _) in configs.items():
-        step = checkpoint_info(run)["step"]
-        if step < train.steps:
-            print(f"{run} is not finished: step {step:,} of {train.steps:,}")
+    for run, step in {row["run"]: row["step"] for row in rows}.items():
+        if step < (steps := configs[run][1].steps):
+            print(f"{run} is not finished: step {step:,} of {steps:,}")
     return rows
 
 def main(argv=None):

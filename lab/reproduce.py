@@ -122,7 +122,7 @@ def jobs_of_run(variant, seed, evaluations, args):
     command = ["python", "train.py", "--preset", args.preset, *shlex.split(flags_of(variant, seed, args.preset))]
     data, held_out = map(shlex.split, data_of(args))
     command += ["--seed", str(seed), "--out", str(run), *data, *device, *args.train_flags]
-    model, config = configs_of(command, args)
+    _, model, config = train.read_flags(command[2:])
     if (run / "config.json").exists():
         train.read_flags([*command[2:], "--resume"])
     elif holds_files(run):
@@ -145,10 +145,6 @@ def jobs_of_run(variant, seed, evaluations, args):
         work = tokens / 3                                              # no backward pass
         jobs.append(Job(variant, seed, run, what, file, command, work, args))
     return jobs
-
-def configs_of(command, args):
-    """(ModelConfig, TrainConfig) of a run that is trained by that command."""
-    return train.read_flags(command[2:])[1:]
 
 def weights_of(run):
     """(steps done, steps in all, SHA-256 of the weights) of a run, or (0, None, None) if there is none."""
@@ -230,7 +226,7 @@ def rate_of(runs, left):
     if rates := [job.work / result["seconds"] for job, result in made if result["seconds"]]:
         return statistics.median(rates), "the rate of the finished runs"
     args = runs[0].args
-    model, config = configs_of(runs[0].command, args)
+    _, model, config = train.read_flags(runs[0].command[2:])
     backend = train.TorchBackend(model, config, pick_device(args.device or "auto"), False)
     batch = np.zeros((min(8, config.micro_batch or config.batch_size), model.context + 1), dtype=np.int64)
     _, seconds = timeit.repeat(lambda: backend.step(batch, 0), number=1, repeat=2)

@@ -305,13 +305,13 @@ class Reader(GPT):
         if cache and (count := cache.batch) != len(tokens):
             raise InputError(f"the cache holds {count} sequences, and there are {len(tokens)} in tokens")
 
-def load(run, device="cpu", dtype="fp32"):
-    """(Reader in eval mode, all of config.json) of a run directory; InputError that says what is wrong with it.
+def load(run, device="cpu", dtype="fp32", make=Reader):
+    """(Reader, or make's, in eval mode, all of config.json) of a run; InputError that says what is wrong with it.
 
     dtype: one of past.scaling.PRECISIONS. bf16 and fp16: the weights, and so the tables too and all that is computed.
     int8: each row of a matrix is rounded to 255 levels from minus to plus its largest number; products stay in fp32.
     """
-    model, record = load_model(run, Reader)
+    model, record = load_model(run, make)
     if dtype == "int8":
         with torch.no_grad():
             for w in (w for w in model.parameters() if w.ndim == 2):

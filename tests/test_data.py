@@ -8,7 +8,6 @@ import pytest
 from conftest import TINY, command, refused, split_of
 
 import data
-from engine import masking
 
 
 def read(folder, split):
@@ -186,14 +185,3 @@ def test_an_epoch_shows_every_token_once_as_a_target():
     tokens = np.arange(1, 1 + 10 * 16 + 1).astype(np.uint16)
     targets = np.concatenate([data.batch(tokens, 16, 5, 0, step)[:, 1:].ravel() for step in range(2)])
     assert sorted(targets) == tokens[1:].tolist()
-
-
-def test_masked_tokens_hide_eight_in_ten_of_fifteen_in_a_hundred():
-    batch = np.random.default_rng(1).integers(50, size=(200, 41))
-    tokens, targets = masking.mask_tokens(batch, 60, np.random.default_rng(0))
-    asked = targets != -100
-    assert (asked.sum(-1) == 6).all() and tokens.shape == targets.shape == (200, 40)
-    assert (targets[asked] == batch[:, :-1][asked]).all() and (tokens[~asked] == batch[:, :-1][~asked]).all()
-    hidden = (tokens[asked] == 59).mean()
-    same = (tokens[asked] == targets[asked]).mean()
-    assert 0.76 < hidden < 0.84 and 0.07 < same < 0.13

@@ -99,7 +99,7 @@ def test_files_functions_and_flags_in_the_text_exist():
                       for path in ROOT.glob(folder))
     made = ("config.json", "meta.json", "checkpoint.safetensors", "log.jsonl", "tokenizer.json", "modeling_gpt.py",
             "tokenizer.tiktoken", "zoo/NAME.py")                         # what the commands write, and what you write
-    elsewhere = ("--nproc_per_node", "--shutdown-timeout")               # torchrun's
+    elsewhere = ("--nproc_per_node", "--shutdown-timeout", "--tb")       # torchrun's and pytest's
     wrong = []
     for page in PAGES:
         for words in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)):

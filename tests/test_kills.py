@@ -39,7 +39,6 @@ def kill_at(monkeypatch, n):
         monkeypatch.setattr(owner, name, wrapped)
 
     wrap(os, "replace")
-    wrap(shutil, "copyfile")
     wrap(pathlib.Path, "unlink")
     wrap(pathlib.Path, "mkdir")
     wrap(pathlib.Path, "write_text", lambda write, path, text, **keywords: write(path, text[: len(text) // 2]))

@@ -473,13 +473,6 @@ def test_a_numpy_run_that_was_killed_resumes_bit_for_bit(numpy_run, monkeypatch)
     assert read_log(run) == read_log(folder / "runs" / "b")
 
 
-def test_micro_batches_change_nothing_but_rounding(tokens, tmp_path):
-    for micro in (4, 1):
-        flags = [*TINY, "--pe", "rope", "--data", tokens, "--steps", "5", "--backend", "numpy", "--micro-batch", micro]
-        assert command("train.py", *flags, "--out", f"runs/{micro}", cwd=tmp_path).returncode == 0
-    assert np.allclose(read_losses(tmp_path / "runs/4"), read_losses(tmp_path / "runs/1"), rtol=1e-5)
-
-
 def test_torch_reads_what_numpy_wrote_and_numpy_what_torch_wrote(numpy_run, workplace):
     tokens = np.arange(32).reshape(2, 16)
     for run in (numpy_run[2], workplace / "runs" / "rope"):
@@ -511,15 +504,6 @@ def test_both_backends_refuse_positions_that_no_row_belongs_to(positions, messag
         model(torch.from_numpy(tokens), positions=positions)
     with pytest.raises(ValueError, match=message):
         model_numpy.forward(numpy_params(model), tokens, model.config, positions)
-
-
-@pytest.mark.parametrize("flags, message", [
-    (["--compile"], "--backend numpy computes on the CPU: leave out --compile"),
-    (["--dtype", "bf16"], "--backend numpy computes in fp32"),
-])
-def test_flags_that_do_not_go_with_numpy_are_refused(flags, message, tokens, tmp_path):
-    done = command("train.py", "--backend", "numpy", *TINY, "--data", tokens, *flags, cwd=tmp_path)
-    assert message in refused(done) and not list(tmp_path.glob("runs/*/config.json"))
 
 
 def test_a_resumed_run_keeps_its_backend(numpy_run):

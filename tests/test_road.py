@@ -1,7 +1,6 @@
 """The road from a flag to a loss: how many lines it executes, how deep it is, and that it needs no folder."""
 
 import ast
-import json
 import os
 import re
 import shutil
@@ -12,9 +11,7 @@ import traceback
 import pytest
 from conftest import ROOT, command
 
-import data
 import expe
-import train
 
 SCRIPTS = ("expe", "config", "model_numpy", "model_torch", "data", "train", "eval", "generate", "common")
 FOLDERS = ("zoo", "past", "engine", "lab", "studies", "interop", "web")
@@ -157,41 +154,3 @@ def test_plainness():
     for path in [*ROOT.glob("*.py"), *(p for folder in ("engine", "zoo", "past") for p in ROOT.glob(f"{folder}/*.py"))]:
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"__new__|object\.__setattr__", text), path
-
-
-def test_eval_writes_the_numbers_that_it_prints(workplace, tmp_path):
-    done = command("eval.py", "runs/expe", "--lengths", "16,64", "--json", tmp_path / "rows.json", cwd=workplace)
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    assert done.returncode == 0 and [row["length"] for row in rows] == [16, 64]
-    for row in rows:
-        assert f"{row['loss']:.3f}" in done.stdout
-    assert rows[0]["n_targets"] == rows[1]["n_targets"] and rows[0]["n_targets"] % 64 == 0
-
-
-def test_the_loss_is_that_of_a_loop_over_documents(workplace, tokens):
-    import torch
-
-    import common
-    import eval as evaluation
-
-    model, record = common.load_model(workplace / "runs" / "rope")
-    _, documents = evaluation.held_out(workplace / "runs" / "rope", record, "val", None)
-    losses = []
-    for document in documents:
-        for begin in range(0, (len(document) - 1) // 64 * 64, 32):
-            window = torch.tensor(document[begin : begin + 33].astype("int64"))[None]
-            losses.append(model(window[:, :-1], window[:, 1:]).item())
-    found = evaluation.mean_loss(model, evaluation.cut_windows(documents, 32, 64))
-    assert abs(sum(losses) / len(losses) - found) < 1e-5
-
-
-def test_held_out_data_that_changed_is_refused(workplace, tokens, tmp_path):
-    import common
-
-    _, record = common.load_model(workplace / "runs" / "rope")
-    record["data"]["splits"]["val"]["sha256"] = "0" * 64
-    import eval as evaluation
-
-    with pytest.raises(data.InputError, match="not what it was"):
-        evaluation.held_out("run", record, "val", None)
-    assert train.BACKENDS.keys() == {"torch", "numpy"}
