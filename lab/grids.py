@@ -227,7 +227,7 @@ GRIDS = {
         far(RETUNED[:5], "-tokens-x10"), place="packages"),
     "growth": Grid(
         "One, four and ten times the tokens, on the packages that the project needs: losses on test, copying on val",
-        {f"{name}{tokens}": ("test-spread", "test-far-repeats", "copies")
+        {f"{name}{tokens}": ("test-spread", "copies")
          for name in RETUNED[:5] for tokens in ("", "-tokens-x4", "-tokens-x10")}, place="packages"),
     "sizes": Grid(
         "The preset small, with ten tokens a parameter, on the packages: losses on test, probes on val",
