@@ -241,7 +241,7 @@ class ModelConfig(Checked):
     norm_eps: float = knob(1e-5, POSITIVE)
     causal: bool = knob(True, TRUTH, "a query sees no later key; --no-causal: it sees all keys")
     nope_every: int = knob(0, whole(0), "blocks N, 2N, ... have no encoding and see all keys (RNoPE); 0: none")
-    window: int = knob(0, whole(0), "blocks with an encoding see the last N keys, the query's own included; 0: all")
+    window: int = knob(0, whole(0), "every block but those of --nope-every sees the last N keys alone; 0: all")
     softmax: str = knob("plain", one_of("plain", "log", "sinks", "llama4", "stick"), "plain, or one of zoo/softmax.py")
     encoding: NoPE = knob(NoPE("nope"), ("made by make_encoding", lambda x: isinstance(x, NoPE)))
 
@@ -365,8 +365,9 @@ def configure(flags, pe, preset):
         raise InputError("--objective mlm sees both sides: leave out --causal" if model.causal else
                          f"--objective mlm sees both sides, and --pe {pe} is for a causal mask alone")
     if train.random_positions and not model.context <= train.random_positions <= model.encoding.longest(model):
-        raise InputError(f"--random-positions must be at least --context, {model.context}, and with --pe learned at "
-                         f"most --n-positions, got {train.random_positions}")
+        longest = f" and at most --n-positions, {model.encoding.longest(model)}" if pe == "learned" else ""
+        raise InputError(f"--random-positions must be at least --context, {model.context}{longest}, got "
+                         f"{train.random_positions}")
     return model, train
 
 def fields_of(pe):

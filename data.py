@@ -389,8 +389,10 @@ def make_parser():
     add("source", help=f"{', '.join(NAMED_SOURCES)}, a file or folder of text, or a folder that data.py has made")
     add("--vocab", type=whole, default=mini.model.vocab_size, help="entries of the tokenizer (default: %(default)s)")
     add("--tokenizer", metavar="FILE", help="use a ready tokenizer, a .tiktoken file")
-    add("--min-doc-tokens", type=at_least(1), default=mini.train.min_doc_tokens, help="drop short texts (%(default)s)")
-    add("--max-doc-chars", type=at_least(1), default=2**20, help="cut longer texts at a line's end (%(default)s)")
+    add("--min-doc-tokens", type=at_least(1), default=mini.train.min_doc_tokens,
+        help="drop texts with fewer tokens (default: %(default)s)")
+    add("--max-doc-chars", type=at_least(1), default=2**20,
+        help="cut texts with more characters at a line's end (default: %(default)s)")
     add("--max-tokens", type=at_least(0), default=0, help="stop after this many tokens (default: 0, no end)")
     add("--out", metavar="DIR", help="the folder to write (default: data/<name>-v<vocab>)")
     add("--overwrite", action="store_true", help="prepare the folder again, if data.py made it")

@@ -182,8 +182,8 @@ def to_transformers(run, out, overwrite=False):
     config = gpt.config
     encoding = data.run_tokenizer(run, record["data"])
     if not config.causal:
-        raise InputError(f"{run} sees both sides, and what generates from a cache must be causal: export a run "
-                         "trained with --objective lm")
+        raise InputError(f"{run} sees both sides, and what generates from a cache must be causal: export a run that "
+                         "was trained with a causal mask")
     known = [(kind, positions) for pe, kind, positions in KINDS if kind.fits(pe, gpt)]
     written = {"dtype": "float32", "bos_token_id": encoding.eot_token, "eos_token_id": encoding.eot_token,
                "use_cache": True, MARK: "transformers"}

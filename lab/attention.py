@@ -48,7 +48,7 @@ def main(argv=None):
                         help="default: the trained length and 4 times it")
     parser.add_argument("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
     parser.add_argument("--data", metavar="DIR|PATH",
-                        help="read this instead: a prepared folder, or text as data.py reads it")
+                        help="read other text: a prepared folder, or text as data.py reads it")
     parser.add_argument("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     scaling.add_scaling_flags(parser)

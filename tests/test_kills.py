@@ -41,7 +41,6 @@ def kill_at(monkeypatch, n):
     wrap(os, "replace")
     wrap(pathlib.Path, "unlink")
     wrap(pathlib.Path, "mkdir")
-    wrap(pathlib.Path, "write_text", lambda write, path, text, **keywords: write(path, text[: len(text) // 2]))
     wrap(pathlib.Path, "write_bytes", lambda write, path, content: write(path, content[: len(content) // 2]))
     opened = builtins.open
 

@@ -11,7 +11,7 @@ from conftest import ROOT
 from config import PRESETS
 from lab import pictures
 from lab.grids import GRIDS, KNOBS, METHODS
-from lab.measures import interval_of_seeds
+from lab.measures import interval_of_seeds, intervals
 from studies.flat import WAYS
 
 SEEDS = (1, 2, 3)
@@ -112,6 +112,30 @@ COPYING = {                              # evidence.md's names: the variant, and
     "ExPE, x4, rate x3": ("expe-x4-lr-x3-tokens-x4", "spread"),
     "ExPE, x4, rate x3, hold": ("expe-x4-lr-x3-tokens-x4", "held-spread"),
     "RoPE, rate x2": ("rope-lr-x2-tokens-x4", "spread")}
+
+
+LONG = {                                 # the same of the table with ten times the tokens, one seed
+    name: (variant.replace("-tokens-x4", "-tokens-x10"), way) for name, (variant, way) in COPYING.items()
+    if not name.startswith("ExPE,")}
+
+
+def of_documents(name, what, last, first=1):
+    """[mean, low, high] of the loss at one multiple of 1x less that at another, with an interval over documents."""
+    one, other = (of_seed_1("packages", name, what)[128 * n] for n in (last, first))
+    return intervals([np.subtract(one["unit_losses"], other["unit_losses"])], one["unit_targets"])[0]
+
+
+def long_rows():
+    """The table of evidence.md with ten times the tokens."""
+    for name, (variant, way) in LONG.items():
+        losses = {n: row["loss"] for n, row in of_seed_1("packages", variant, f"test-{way}").items()}
+        cells = [name, *(f"{losses[n]:.3f}" for n in (128, 256, 512, 2048)),
+                 signed(of_documents(variant, f"test-{way}", 16))]
+        if way == "spread":
+            cells.append(signed(of_documents(variant, "test-far-repeats", 16)))
+            nats = worth("packages", variant)
+            cells += [f"{round(nats[n], 2) + 0:.2f}" for n in (64, 128, 256, 512, 2048)]
+        yield f"| {' | '.join(cells + [''] * (12 - len(cells)))} |"
 
 
 def copying_rows():
