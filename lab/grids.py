@@ -226,8 +226,8 @@ GRIDS = {
         "Ten times the tokens, on the packages that the project needs: losses on test, probes on val",
         far(RETUNED[:5], "-tokens-x10"), place="packages"),
     "growth": Grid(
-        "One, four and ten times the tokens, on the packages that the project needs: losses on test, copying on val",
-        {f"{name}{tokens}": ("test-spread", "copies")
+        "One, four and ten times the tokens, on the packages that the project needs, on the test split",
+        {f"{name}{tokens}": ("test-spread",)
          for name in RETUNED[:5] for tokens in ("", "-tokens-x4", "-tokens-x10")}, place="packages"),
     "sizes": Grid(
         "The preset small, with ten tokens a parameter, on the packages: losses on test, probes on val",
