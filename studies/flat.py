@@ -2,7 +2,8 @@
 
     python -m lab.reproduce tokens                   trains the runs that are named below, and others
     python -m studies.flat runs/far/expe-on-k-tokens-x4-s[123] --json results/far/flat.json
-    python -m studies.flat runs/packages/expe-on-k-tokens-x10-s1 --max-docs 24 --json results/packages/flat.json
+    python -m studies.flat runs/packages/expe-on-k-{tokens-x10-s1,x64-lr-x2-tokens-x10-s1} --max-docs 24 \\
+        --json results/packages/flat.json
 
 A query of ExPE-K chooses a slope, by which a score falls for each token that its key is further back. Nothing keeps a
 slope from being small, or below 0, and then far keys count. L being the trained length, the same weights are also read

@@ -114,9 +114,11 @@ COPYING = {                              # evidence.md's names: the variant, and
     "RoPE, rate x2": ("rope-lr-x2-tokens-x4", "spread")}
 
 
-LONG = {                                 # the same of the table with ten times the tokens, one seed
+LONG = {                                 # the same with ten times the tokens, one seed
     name: (variant.replace("-tokens-x4", "-tokens-x10"), way) for name, (variant, way) in COPYING.items()
-    if not name.startswith("ExPE,")}
+    if not name.startswith("ExPE,")} | {
+    "ExPE-K, x256": ("expe-on-k-tokens-x10", "spread"),
+    "ExPE-K, x256, least slopes": ("expe-on-k-tokens-x10", "least-spread")}
 
 
 def of_documents(name, what, last, first=1):
@@ -136,6 +138,38 @@ def long_rows():
             nats = worth("packages", variant)
             cells += [f"{round(nats[n], 2) + 0:.2f}" for n in (64, 128, 256, 512, 2048)]
         yield f"| {' | '.join(cells + [''] * (12 - len(cells)))} |"
+
+
+def long_claims():
+    """What evidence.md says of runs with ten times the tokens."""
+    fox, alibi, ours, kerple, rope, default = (name for name, way in LONG.values() if way == "spread")
+    losses = {name: {n // 128: row["loss"] for n, row in of_seed_1("packages", name, "test-spread").items()}
+              for name in (fox, alibi, ours, kerple, rope, default)}
+    assert all((by[2] < by[1]) == (name != rope) for name, by in losses.items())
+    assert list(losses[kerple].values()) == sorted(losses[kerple].values(), reverse=True)
+    assert min(losses[ours], key=losses[ours].get) == 2 and losses[fox][4] > losses[fox][8]
+    assert abs(losses[fox][16] - losses[fox][8]) < 0.0005
+    least = of_documents(ours, "test-least-spread", 16)
+    falls = {name: {at: first - of_seed_1("packages", name, "test-far-repeats")[2048]["by_distance"][at][0]
+                    for at, (first, _) in of_seed_1("packages", name, "test-far-repeats")[128]["by_distance"].items()}
+             for name in losses}
+    assert all(falls[kerple][at] == max(by[at] for by in falls.values()) > 0.1 for at in falls[kerple])
+    furthest = [f"{falls[name]['8x to 16x']:.3f}" for name in (kerple, ours, fox)]
+    copied = {name: worth("packages", name) for name in losses}
+    most = {n: max(copied, key=lambda name: copied[name][n]) for n in (128, 256, 512, 2048)}
+    assert most == {128: kerple, 256: kerple, 512: kerple, 2048: ours}
+    assert max(copied[fox][2048], copied[alibi][2048]) < 0.005
+    assert all(losses[default][n] < losses[ours][n] for n in losses[ours])
+    assert {n for n in copied[ours] if copied[default][n] < copied[ours][n]} == {256, 512, 1024, 2048}
+    at_1x = sorted(by[1] for name, by in losses.items())
+    apart = {name: np.ptp([row["loss"] for row in rows(name.replace("x10", "x4"), "spread", 1, "test", "far")])
+             for name in (kerple, ours)}
+    assert min(apart.values()) > at_1x[-1] - at_1x[0]
+    assert max(least[0], *(of_documents(name, "test-spread", 16)[0] for name in (fox, kerple))) < -0.05
+    return ["more than 0.05 from 1x", f"above 1x by {interval(of_documents(ours, 'test-spread', 16))}",
+            f"falls by {interval(-np.array(least)[[0, 2, 1]])}",
+            f"falls by {furthest[0]}, ExPE-K's by {furthest[1]} and FoX's by {furthest[2]}",
+            f"lie between {at_1x[0]:.3f} and {at_1x[-1]:.3f}"]
 
 
 def copying_rows():
@@ -187,17 +221,17 @@ def listed(words):
 
 def copying_claims():
     """What evidence.md says of runs with four and ten times the tokens."""
-    more = {n: f"{gain:.2f}" for n, gain in worth("packages", "expe-on-k-tokens-x10").items()}
-    tens = [f"{row['loss']:.3f}" for row in of_seed_1("packages", "expe-on-k-tokens-x10", "test-spread").values()]
-    assert tens[2] == min(tens)
-    flat = [json.loads((ROOT / f"results/{place}/flat.json").read_text()) for place in ("far", "packages")]
+    flat = {}
+    for row in (row for place in ("far", "packages")
+                for row in json.loads((ROOT / f"results/{place}/flat.json").read_text())):
+        flat.setdefault(re.sub(".*/|-s[0-9]$", "", row["run"]), []).append(row)
+    assert list(flat) == ["expe-on-k-tokens-x4", "expe-on-k-tokens-x10", "expe-on-k-x64-lr-x2-tokens-x10"]
     slopes = [{(way, n): "{:.3f}".format(statistics.mean(
         row["loss"] for row in part if (row.get("way"), row.get("multiple")) == (way, n)))
-        for way in WAYS for n in (1, 16)} for part in flat]
-    small = [row["past"][1] for row in flat[0] if "past" in row and row["run"].endswith("s1")]
-    assert len(small) == 16 and {row["protocol"] for row in flat[0] + flat[1] if "way" in row} == {"same-targets"}
-    heads = {4: "four"}[sum(share > 0.1 for share in small)]
-    ten = of_seed_1("packages", "expe-on-k-tokens-x10", "test-least-spread")
+        for way in WAYS for n in (1, 16)} for part in flat.values()]
+    assert {row["protocol"] for part in flat.values() for row in part if "way" in row} == {"same-targets"}
+    small = [[row["past"][1] for row in part if "past" in row and row["run"].endswith("s1")] for part in flat.values()]
+    assert [(len(heads), sum(share > 0.1 for share in heads)) for heads in small[::2]] == [(16, 4), (16, 6)]
     lower = gap(*[("expe-on-k-tokens-x4", way, 16, "test", "far") for way in ("spread", "least-spread")])
     fox, alibi, ours, kerple, expe, rope = dict.fromkeys(variant for variant, _ in COPYING.values())
     at = {(name, way, n): (name, way, n, "test", "far") for name, way in COPYING.values() for n in (1, 2, 4, 8, 16)}
@@ -243,16 +277,12 @@ def copying_claims():
         f"ExPE-K's have {words[ours, 128]}, KERPLE's {words[kerple, 128]}, and ExPE's {words[expe, 128]}",
         f"from 1x to 16x by {interval(rise_of('spread', 'expe-on-k-tokens-x4'))} in",
         f"and by {interval(gap(*(('expe-on-k-tokens-x4', 'same-targets', n, 'test') for n in (16, 1))))} at",
-        f"{tokens / 1e6:.2f}M tokens of the packages, {tokens / train:.2f} epochs",
-        f"{more[128]} nats in windows of 128, {more[256]} in 256, {more[512]} in 512 and {more[2048]} in 2,048",
-        f"falls from {tens[0]} at 1x to {tens[2]} at 4x, and rises to {tens[-1]} at 16x",
+        *long_rows(), *long_claims(), f"{tokens / 1e6:.2f}M tokens of the packages, {tokens / train:.2f} epochs",
         *(f"{way} | {' | '.join(part[way, n] for part in slopes for n in (1, 16))} |"
           for way in ("as trained", "at least 0", "at least 1/L", "at least 2/L", "at least 4/L")),
         f"distances clipped at 2L | {' | '.join(part['held at 2L', n] for part in slopes for n in (1, 16))} |",
         f"least slopes lower the loss by {interval(lower)} at 16x",
-        f"that of `retuned` by {interval(gap(at[ours, 'spread', 16], at[ours, 'least-spread', 16]))}",
-        f"ten times the tokens it is {ten[128]['loss']:.3f} at 1x and {ten[2048]['loss']:.3f} at",
-        f"{heads} of the 16 heads"]
+        f"that of `retuned` by {interval(gap(at[ours, 'spread', 16], at[ours, 'least-spread', 16]))}"]
 
 
 def claims():
