@@ -226,7 +226,7 @@ GRIDS = {
         "Ten times the tokens, on the packages that the project needs: losses on test, probes on val",
         far(RETUNED[:5], "-tokens-x10"), place="packages",
         says="KERPLE, FoX and ExPE-K with least slopes gain most from far context. KERPLE copies most in windows of "
-             "128 to 512 tokens, and ExPE-K in windows of 1,024 and 2,048, where FoX and ALiBi copy nothing (one seed)."),
+             "128 and 256 tokens, and ExPE-K in windows of 1,024 and 2,048 (one seed)."),
     "growth": Grid(
         "One, four and ten times the tokens, on the packages that the project needs, on the test split",
         {f"{name}{tokens}": ("test-spread",)

@@ -1,13 +1,14 @@
 """ExPE-K past its trained length: which heads have slopes near 0 or below, and whether another reading mends it.
 
-    python -m lab.reproduce tokens                   trains the runs that are named below, and others
+    python -m lab.reproduce tokens                   trains the runs of far/, and `long` those of packages/ but one,
+    whose command is in results/packages/expe-on-k-tokens-x10-s1.run.json
     python -m studies.flat runs/far/expe-on-k-tokens-x4-s[123] --json results/far/flat.json
     python -m studies.flat runs/packages/expe-on-k-{tokens-x10-s1,x64-lr-x2-tokens-x10-s1} --max-docs 24 \\
         --json results/packages/flat.json
 
 A query of ExPE-K chooses a slope, by which a score falls for each token that its key is further back. Nothing keeps a
 slope from being small, or below 0, and then far keys count. L being the trained length, the same weights are also read
-with slopes of at least 0, 1/L, 2/L or 4/L, or with distances that stay at 2L (held). The table of heads gives the share
+with slopes of at least 0, 1/L, 2/L or 4/L, or with distances of at most 2L. The table of heads gives the share
 of slopes below 0 and below 2/L, of queries up to the trained length and of those past it. Runs whose names differ in
 their seed alone are one row. Intervals are for other seeds and other documents.
 """
@@ -38,7 +39,7 @@ WAYS = {                                 # name: (the least slope times L, the f
     "at least 1/L": (1, math.inf),
     "at least 2/L": (2, math.inf),
     "at least 4/L": (4, math.inf),
-    "held at 2L": (-math.inf, 2),
+    "at most 2L": (-math.inf, 2),
 }
 BELOW = (0, 2)                           # times 1/L: slopes whose share is told
 
