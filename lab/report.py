@@ -317,7 +317,6 @@ MORE_PICTURES = {                        # of a grid: kind, what draws it, of wh
                ("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")],
     "ablations": [("bars", draw_bars, "nonoverlap", GRIDS["ablations"].title)],
     "budget": [("tokens", draw_tokens, "same-targets", "Loss against tokens of training, at 1x and 16x")],
-    "growth": [("tokens", draw_tokens, "spread", "Loss against tokens of training, at 1x and 16x")],
     **dict.fromkeys(("tokens", "retuned", "long"), [
         ("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")]),
     "theta": [("multipliers", draw_multipliers, "same-targets", "Loss by theta multiplier, at 1x and 16x")],

@@ -170,12 +170,21 @@ def long_claims():
     assert max(copied[fox][2048], copied[alibi][2048]) < 0.005
     assert all(losses[default][n] < losses[ours][n] for n in losses[ours])
     assert {n for n in copied[ours] if copied[default][n] < copied[ours][n]} == {256, 512, 1024, 2048}
+    fewer = {name: intervals([np.subtract(rows[2048]["unit_losses"], rows[128]["unit_losses"])],
+                             rows[128]["unit_targets"])[0] for name in (fox, kerple, alibi, ours)
+             for rows in [of_seed_1("packages", name.replace("x10", "x4"), "test-spread")]}
+    more = {name: losses[name][16] - losses[name][1] for name in fewer}
+    assert [more[name] < fewer[name][0] for name in fewer] == [True, True, False, False]
+    assert more[ours] > 0 > fewer[ours][0]
+    tokens = [f"{signed(fewer[name])} with {word}" for name, word in zip(
+        fewer, ("FoX", "KERPLE", "ALiBi", "ExPE-K"), strict=True)]
     at_1x = sorted(by[1] for name, by in losses.items())
     apart = {name: np.ptp([row["loss"] for row in rows(name.replace("x10", "x4"), "spread", 1, "test", "far")])
              for name in (kerple, ours)}
     assert min(apart.values()) > at_1x[-1] - at_1x[0]
     assert max(least[0], *(of_documents(name, "test-spread", 16)[0] for name in (fox, kerple))) < -0.05
-    return ["more than 0.05 from 1x", f"above 1x by {interval(of_documents(ours, 'test-spread', 16))}",
+    return [f"16x - 1x is {listed(tokens)}", "more than 0.05 from 1x",
+            f"above 1x by {interval(of_documents(ours, 'test-spread', 16))}",
             f"falls by {interval(-np.array(least)[[0, 2, 1]])}",
             f"falls by {furthest[0]}, ExPE-K's by {furthest[1]} and FoX's by {furthest[2]}",
             f"differ clearly: {interval(alike)}", f"at 1x by {interval(lower['spread', 1])}",
