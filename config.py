@@ -365,8 +365,9 @@ def configure(flags, pe, preset):
         raise InputError("--objective mlm sees both sides: leave out --causal" if model.causal else
                          f"--objective mlm sees both sides, and --pe {pe} is for a causal mask alone")
     if train.random_positions and not model.context <= train.random_positions <= model.encoding.longest(model):
-        longest = f" and at most --n-positions, {model.encoding.longest(model)}" if pe == "learned" else ""
-        raise InputError(f"--random-positions must be at least --context, {model.context}{longest}, got "
+        longest = model.encoding.longest(model)
+        most = f" and at most {longest}, the positions of --pe {pe}" if math.isfinite(longest) else ""
+        raise InputError(f"--random-positions must be at least --context, {model.context}{most}, got "
                          f"{train.random_positions}")
     return model, train
 

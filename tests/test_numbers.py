@@ -175,6 +175,11 @@ def long_claims():
              for rows in [of_seed_1("packages", name.replace("x10", "x4"), "test-spread")]}
     more = {name: losses[name][16] - losses[name][1] for name in fewer}
     assert [more[name] < fewer[name][0] for name in fewer] == [True, True, False, False]
+    for name in fewer:                                                   # each of these changes excludes 0
+        ends = [of_seed_1("packages", name.replace("x10", f"x{k}"), "test-spread") for k in (10, 4)]
+        changes = [np.subtract(rows[2048]["unit_losses"], rows[128]["unit_losses"]) for rows in ends]
+        _, low, high = intervals([changes[0] - changes[1]], ends[0][128]["unit_targets"])[0]
+        assert not low < 0 < high, name
     assert more[ours] > 0 > fewer[ours][0]
     tokens = [f"{signed(fewer[name])} with {word}" for name, word in zip(
         fewer, ("FoX", "KERPLE", "ALiBi", "ExPE-K"), strict=True)]
