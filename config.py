@@ -366,8 +366,8 @@ def configure(flags, pe, preset):
                          f"--objective mlm sees both sides, and --pe {pe} is for a causal mask alone")
     if train.random_positions and not model.context <= train.random_positions <= model.encoding.longest(model):
         longest = model.encoding.longest(model)
-        most = f" and at most {longest}, the positions of --pe {pe}" if math.isfinite(longest) else ""
-        raise InputError(f"--random-positions must be at least --context, {model.context}{most}, got "
+        most = f" to {longest} (--n-positions)" if math.isfinite(longest) else " on"
+        raise InputError(f"--random-positions must be from {model.context} (--context){most}, got "
                          f"{train.random_positions}")
     return model, train
 

@@ -224,12 +224,13 @@ GRIDS = {
              "no method differs significantly from ExPE-K there. FoX, ALiBi and KERPLE gain where the text repeats."),
     "long": Grid(
         "Ten times the tokens, on the packages that the project needs: losses on test, probes on val",
-        far(RETUNED[:5], "-tokens-x10"), place="packages",
+        far((*RETUNED[:5], "expe-on-k"), "-tokens-x10"), place="packages",
         says="KERPLE, FoX and ExPE-K with least slopes gain most from far context. KERPLE copies most in windows of "
              "128 and 256 tokens, and ExPE-K in windows of 1,024 and 2,048 (one seed)."),
     "growth": Grid(
-        "Four and ten times the tokens, on the packages that the project needs, on the test split",
-        {f"{name}{tokens}": ("test-spread",) for name in RETUNED[:5] for tokens in ("-tokens-x4", "-tokens-x10")},
+        "One, four and ten times the tokens, on the packages that the project needs, on the test split",
+        dict.fromkeys(RETUNED[:5], ("test-spread",)) | far(RETUNED[:5], "-tokens-x4", ())
+        | far(RETUNED[:5], "-tokens-x10", ()),
         place="packages",
         says="From four to ten times the tokens, FoX and KERPLE gain more from far context, ALiBi does not, and ExPE-K "
              "begins to rise (one seed)."),

@@ -270,17 +270,28 @@ def draw_multipliers(path, lines, protocol, title):
         drawn[f"{pictures.name(method)}, {TIMES[i]}"] = Curve(*points, mine[0].colour)
     pictures.curves(path, drawn, title, set(), across="theta multiplier")
 
-def draw_tokens(path, lines, protocol, title):
-    """Loss at the trained length and at the longest one against the tokens of training, in millions."""
+def by_tokens(lines, protocol):
+    """{method: (colour, millions of tokens of training, losses (tokens, MULTIPLES, seeds))}."""
     methods = {}
     for line in lines:
-        methods.setdefault(line.variant.partition("-tokens")[0], []).append(line)
-    drawn = {}
-    for (method, mine), i in itertools.product(methods.items(), (0, -1)):
-        tokens = [round(line.rows[protocol, MULTIPLES[i]][0]["trained_tokens"] / 1e6, 2) for line in mine]
-        points = pictures.by_length(tokens, np.stack([line.losses(protocol)[i] for line in mine]))
-        drawn[f"{pictures.name(method)}, {TIMES[i]}"] = Curve(*points, mine[0].colour)
+        method = pictures.label(pictures.name(line.variant.partition("-tokens")[0]), line.how)
+        methods.setdefault(method, []).append(line)
+    return {method: (mine[0].colour, [round(line.rows[protocol, 1][0]["trained_tokens"] / 1e6, 2) for line in mine],
+                     np.stack([line.losses(protocol) for line in mine])) for method, mine in methods.items()}
+
+def draw_tokens(path, lines, protocol, title):
+    """Loss at the trained length against the tokens of training."""
+    drawn = {method: Curve(*pictures.by_length(tokens, losses[:, 0]), colour)
+             for method, (colour, tokens, losses) in by_tokens(lines, protocol).items()}
     pictures.curves(path, drawn, title, set(), across="million tokens of training")
+
+def draw_far(path, lines, protocol, title):
+    """What the longest window adds to this loss, of the methods to which it adds less than 0.5 on average."""
+    drawn = {method: Curve(*pictures.by_length(tokens, losses[:, -1] - losses[:, 0]), colour)
+             for method, (colour, tokens, losses) in by_tokens(lines, protocol).items()
+             if (losses[:, -1] - losses[:, 0]).mean() < 0.5}
+    what = f"loss at {TIMES[-1]} less that at 1x"
+    pictures.curves(path, drawn, title, set(), what, across="million tokens of training")
 
 def draw_positions(path, lines, protocol, title):
     """Loss by position in the longest window that each line has a loss for."""
@@ -316,7 +327,9 @@ MORE_PICTURES = {                        # of a grid: kind, what draws it, of wh
     "table2": [("positions", draw_positions, "nonoverlap", "Loss by position"),
                ("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")],
     "ablations": [("bars", draw_bars, "nonoverlap", GRIDS["ablations"].title)],
-    "budget": [("tokens", draw_tokens, "same-targets", "Loss against tokens of training, at 1x and 16x")],
+    **{grid: [("tokens", draw_tokens, protocol, "Loss at 1x against tokens of training"),
+              ("far", draw_far, protocol, "What windows of 16x add to it, without the methods that rise by 0.5 or more")]
+       for grid, protocol in {"budget": "same-targets", "growth": "spread"}.items()},
     **dict.fromkeys(("tokens", "retuned", "long"), [
         ("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")]),
     "theta": [("multipliers", draw_multipliers, "same-targets", "Loss by theta multiplier, at 1x and 16x")],
@@ -339,6 +352,7 @@ def draw(name, preset, lines):
                  for protocol, some in lines.items()}
     losses = draw_differences if name in ("precision", "dither") else draw_losses
     jobs = [(protocol, losses, protocol, title) for protocol in (*LOSSES, "spread") if lines[protocol]]
+    jobs = [] if name == "growth" else jobs                                # in which RoPE would hide the others
     jobs += MORE_PICTURES.get(name, [])
     for kind, job, protocol, words in jobs:
         path = Path("pictures") / f"{preset}-{name}-{kind}.png"
@@ -401,9 +415,9 @@ def what_was_run(preset, runs):
         return " or ".join(dict.fromkeys(form.format_map(run) for run in runs))
 
     hours = sum(run["seconds"] or 0 for run in runs) / 3600
-    epochs = sorted({f"{run['tokens'] / run['data']['splits']['train']['tokens']:.2f}" for run in runs})
-    return (f"\n## {preset}\n\n{len(runs)} run{'s' * (len(runs) > 1)} of {values('{tokens:,}')} tokens "
-            f"({' or '.join(epochs)} epochs) in {values('{dtype}')}, trained at "
+    tokens = {run["tokens"]: run["tokens"] / run["data"]["splits"]["train"]["tokens"] for run in runs}
+    tokens = " or ".join(f"{n:,} tokens ({epochs:.2f} epochs)" for n, epochs in sorted(tokens.items()))
+    return (f"\n## {preset}\n\n{len(runs)} run{'s' * (len(runs) > 1)} of {tokens} in {values('{dtype}')}, trained at "
             f"{values('{trained_length:,}')} tokens on {values('{data[source]}')} (vocabulary "
             f"{values('{data[vocab]:,}')}, {values('{data[splits][train][tokens]:,}')} training tokens); {hours:.1f} "
             f"hours of training on {values('{provenance[device]}')} (threads: {values('{provenance[threads]}')}), "

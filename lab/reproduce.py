@@ -265,10 +265,13 @@ def show_commands(jobs, argv):
 def run_grid(args):
     """Do all that is left and that no other process does, and what `tuned` then knows to be next."""
     tried = set()
+    said = ""
     while True:
         jobs = jobs_of(args)
         left = [job for job in jobs if job.file not in tried and not done(job)]
-        say(f"{len(jobs) - len(left)} of {len(jobs)} jobs are done")
+        line = f"{len(jobs) - len(left)} of {len(jobs)} jobs are done"
+        if line != said:
+            say(said := line)
         if not left:
             break
         tried |= (tried_now := do_free(left))

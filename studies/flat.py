@@ -8,9 +8,9 @@
 
 A query of ExPE-K chooses a slope, by which a score falls for each token that its key is further back. Nothing keeps a
 slope from being small, or below 0, and then far keys count. L being the trained length, the same weights are also read
-with slopes of at least 0, 1/L, 2/L or 4/L, or with distances of at most 2L. The table of heads gives the share
-of slopes below 0 and below 2/L, of queries up to the trained length and of those past it. Runs whose names differ in
-their seed alone are one row. Intervals are for other seeds and other documents.
+with slopes of at least 0, 1/L, 2/L or 4/L, or with keys beyond 2L scored as if they were 2L away. The table of heads
+gives the share of slopes below 0 and below 2/L, of queries up to the trained length and of those past it. Runs whose
+names differ in their seed alone are one row. Intervals are for other seeds and other documents.
 """
 
 import itertools
