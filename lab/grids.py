@@ -225,8 +225,8 @@ GRIDS = {
     "long": Grid(
         "Ten times the tokens, on the packages that the project needs: losses on test, probes on val",
         far((*RETUNED[:5], "expe-on-k"), "-tokens-x10"), place="packages",
-        says="KERPLE, FoX and ExPE-K with least slopes gain most from far context. KERPLE copies most in windows of "
-             "128 and 256 tokens, and ExPE-K in windows of 1,024 and 2,048 (one seed)."),
+        says="KERPLE gains most from far context, then FoX, and then ExPE-K with least slopes. KERPLE copies most in "
+             "windows of 128 to 512 tokens (two seeds)."),
     "growth": Grid(
         "One, four and ten times the tokens, on the packages that the project needs, on the test split",
         dict.fromkeys(RETUNED[:5], ("test-spread",)) | far(RETUNED[:5], "-tokens-x4", ())

@@ -142,14 +142,18 @@ def main(argv=None):
     parser = CommandLine(prog="python -m lab.verdict", description=__doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="your own runs (default: those of results/)")
     parser.add_argument("--full", action="store_true", help="the table of docs/evidence.md")
-    parser.add_argument("--reference", default="expe-on-k", metavar="NAME",
+    parser.add_argument("--reference", metavar="NAME",
                         help="with --full: the variant from which differences are taken (default: expe-on-k)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
+        if args.runs if args.full else args.reference:
+            parser.error("--full is of results/ alone: leave out RUN" if args.full else
+                         "--reference is for --full: add it, or leave this out")
         if args.full:
+            reference = args.reference or "expe-on-k"
             heads = ["method", "trials", "at an edge", "parameters", "1x, all targets",
-                     *(f"{end}x" for end in ENDS), *(f"{end}x - {name_of(args.reference)}" for end in ENDS)]
-            print(table(heads, full(args.reference)), end="")
+                     *(f"{end}x" for end in ENDS), *(f"{end}x - {name_of(reference)}" for end in ENDS)]
+            print(table(heads, full(reference)), end="")
         else:
             heads = ["method", "flags", *["good for"] * (not args.runs), "trials", *(f"{end}x" for end in ENDS), "cost"]
             print(table(heads, own_rows(named_runs(args.runs)) if args.runs else committed()), end="")
