@@ -154,12 +154,12 @@ def styles(lines, height):
             looks[name] |= {"linestyle": (6 * (n - i % n), (6, 6 * (n - 1)))} if i else {}
     return looks
 
-def curves(path, lines, title, trained, what="loss", across=LENGTHS, note=""):
+def curves(path, lines, title, trained, what="loss", across=LENGTHS, note="", least=LEAST):
     """Curves of {name: Curve}, each named at its end with its last value; x on a log axis.
 
     trained: the lengths where dotted lines mark the trained one. what: "loss", or something that is measured from 0.
     across: what x is called; of POSITIONS, those in one window, the points have no markers. note: what is said of 0, at
-    its right.
+    its right. least: nats from the bottom to the top.
     InputError if there is no point to draw.
     """
     lines = {name: line for name, line in lines.items() if len(line.x)}
@@ -171,7 +171,7 @@ def curves(path, lines, title, trained, what="loss", across=LENGTHS, note=""):
     form = "z.2f" if what == "loss" else "+z.3f"
     longest = max(line.x[-1] for line in lines.values())
     ticks = {x for line in lines.values() for x in line.x}
-    height = max(LEAST, np.ptp(np.concatenate([line.y for line in lines.values()])))
+    height = max(least, np.ptp(np.concatenate([line.y for line in lines.values()])))
     looks = styles({name: (line.colour, line.x, line.y) for name, line in lines.items()}, height)
     for name, (x, y, errors, colour, window) in lines.items():
         look = looks[name] | ({"marker": ""} if across == POSITIONS else {})
@@ -186,7 +186,7 @@ def curves(path, lines, title, trained, what="loss", across=LENGTHS, note=""):
         figure.legend([Line2D([], [], color=GREY, **DOTS)], [words], loc="outside lower center", fontsize=9)
     if what != "loss":
         axis.axhline(0, color=GREY, linewidth=1)
-    name_ends(axis, sorted([end for end in ends if end[1] == longest] + [(0, longest, note, GREY)] * bool(note)))
+    name_ends(axis, sorted([end for end in ends if end[1] == longest] + [(0, longest, note, GREY)] * bool(note)), least)
     if across == POSITIONS:
         ticks = {2**i for i in range(3, 1 + math.ceil(math.log2(longest)))}
     ticks = sorted(ticks | set(trained))
@@ -201,10 +201,10 @@ def curves(path, lines, title, trained, what="loss", across=LENGTHS, note=""):
     name_inside(axis, [end for end in ends if end[1] < longest])
     save(figure, path)
 
-def name_ends(axis, ends):
+def name_ends(axis, ends, least):
     """Write the words of each curve, (y, x, words, colour) of its last point, right of all, none over another."""
     bottom, top = axis.get_ylim()
-    missing = max(0, LEAST - (top - bottom)) / 2
+    missing = max(0, least - (top - bottom)) / 2
     bottom = bottom - missing
     top = top + missing
     space = (top - bottom) / 22

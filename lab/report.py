@@ -291,7 +291,7 @@ def draw_far(path, lines, protocol, title):
              for method, (colour, tokens, losses) in by_tokens(lines, protocol).items()
              if (losses[:, -1] - losses[:, 0]).mean() < 0.5}
     what = f"loss at {TIMES[-1]} less that at 1x"
-    pictures.curves(path, drawn, title, set(), what, across="million tokens of training")
+    pictures.curves(path, drawn, title, set(), what, across="million tokens of training", least=0.1)
 
 def draw_positions(path, lines, protocol, title):
     """Loss by position in the longest window that each line has a loss for."""
@@ -328,7 +328,7 @@ MORE_PICTURES = {                        # of a grid: kind, what draws it, of wh
                ("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")],
     "ablations": [("bars", draw_bars, "nonoverlap", GRIDS["ablations"].title)],
     **{grid: [("tokens", draw_tokens, protocol, "Loss at 1x against tokens of training"),
-              ("far", draw_far, protocol, "What windows of 16x add to it, without the methods that rise by 0.5 or more")]
+              ("far", draw_far, protocol, "What windows of 16x add, without the methods that rise by 0.5 or more")]
        for grid, protocol in {"budget": "same-targets", "growth": "spread"}.items()},
     **dict.fromkeys(("tokens", "retuned", "long"), [
         ("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")]),

@@ -1,6 +1,5 @@
 """Every number with a decimal point in README.md and docs/evidence.md is computed from results/, or cited here."""
 
-import itertools
 import json
 import re
 import statistics
@@ -12,7 +11,7 @@ from conftest import ROOT
 from config import PRESETS
 from lab import pictures
 from lab.grids import GRIDS, KNOBS, METHODS
-from lab.measures import interval_of_seeds, intervals
+from lab.measures import interval_of_seeds
 from studies.flat import WAYS
 
 SEEDS = {"packages": (1, 2)}             # of a place; elsewhere 1 to 3
@@ -180,6 +179,9 @@ def long_claims():
         assert all(at[default, way, n][i] < at[ours, way, n][i] for way in ("spread", "least-spread") for n in (1, 16))
         assert all(copied[default, n][i] < copied[ours, n][i] for n in (256, 512))
         assert max(copied[fox, 2048][i], copied[alibi, 2048][i]) < 0.005
+    clear = {(name, what) for name in names for what in ("spread", "far-repeats")
+             if gap(*((name, what, n, "test", "packages") for n in (16, 1)))[2] < 0}
+    assert clear == {*((name, "far-repeats") for name in (kerple, fox, alibi, ours)), (kerple, "spread")}
     first, last = ({name: mean[name, "spread", n] for name in names} for n in (1, 16))
     assert min(first, key=first.get) == fox and sorted(names, key=last.get)[:2] == [kerple, fox]
     apart = max(max(at[name, "spread", 1]) - min(at[name, "spread", 1]) for name in names)
@@ -188,11 +190,12 @@ def long_claims():
     [scored], [repeated] = ({sum(row["unit_targets"]) for row in rows(fox, what, 16, "test", "packages")}
                             for what in ("spread", "far-repeats"))
     return [
-        f"({scored:,}, and {repeated} far repetitions)", f"16x by {by_seed(late[ours])} with 64 times theta, and by {by_seed(late[default])} with its default",
+        f"({scored:,}, and {repeated} far repetitions)",
+        f"16x by {by_seed(late[ours])} with 64 times theta, and by {by_seed(late[default])} with its default",
         f"falls by {by_seed(falls(kerple, '8x to 16x'))}, ExPE-K's with its default theta by "
         f"{by_seed(falls(default, '8x to 16x'))}, and FoX's by {by_seed(falls(fox, '8x to 16x'))}",
-        "worth {:.3f} nats to KERPLE, {:.3f} and {:.3f} to ExPE-K, {:.3f} to FoX, {:.3f} to ALiBi and {:.3f} to RoPE".format(
-            *swapped),
+        "worth {:.3f} nats to KERPLE, {:.3f} and {:.3f} to ExPE-K, {:.3f} to FoX, {:.3f} to ALiBi and {:.3f} to "
+        "RoPE".format(*swapped),
         f"ExPE-K's seeds have {most[0]} with 64 times theta and {most[1]} with its default, and KERPLE's {most[2]}",
         f"lie between {min(first.values()):.3f} (FoX) and {max(first.values()):.3f}", f"up to {apart:.3f} apart",
         f"KERPLE and FoX have the lowest means, {last[kerple]:.3f} and {last[fox]:.3f}", "by more than 0.04 each"]
@@ -311,7 +314,8 @@ def copying_claims():
           for way in ("as trained", "at least 0", "at least 1/L", "at least 2/L", "at least 4/L")),
         f"further keys scored as at 2L | {' | '.join(part['at most 2L', n] for part in slopes for n in (1, 16))} |",
         f"{n[1]} or {n[0]} of the 16 heads", f"With ten times the tokens {n[3]} have, and {n[4]} with 64 times theta",
-        f"{0.4 * tokens / 1e6:.2f}M and {tokens / 1e7:.2f}M in `growth`", f"least slopes lower the mean loss at 16x by {interval(lower)}",
+        f"{0.4 * tokens / 1e6:.2f}M and {tokens / 1e7:.2f}M in `growth`",
+        f"least slopes lower the mean loss at 16x by {interval(lower)}",
         f"that of the ExPE-K of `retuned` by {interval(gap(at[ours, 'spread', 16], at[ours, 'least-spread', 16]))}"]
 
 
