@@ -236,7 +236,7 @@ GRIDS = {
              "begins to rise (one seed)."),
     "sizes": Grid(
         "The preset small, with ten tokens a parameter, on the packages: losses on test, probes on val",
-        far(SIZES, rest=OF_SMALL), place="small-packages", preset="small"),
+        far((*SIZES, "expe-on-k"), rest=OF_SMALL), place="small-packages", preset="small"),
     "novels": Grid(
         "The preset small, with ten tokens a parameter, on English novels, scored on other authors'",
         far(SIZES[:4], rest=OF_SMALL), place="small-books", preset="small"),

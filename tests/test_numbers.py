@@ -194,8 +194,8 @@ def long_claims():
         f"16x by {by_seed(late[ours])} with 64 times theta, and by {by_seed(late[default])} with its default",
         f"falls by {by_seed(falls(kerple, '8x to 16x'))}, ExPE-K's with its default theta by "
         f"{by_seed(falls(default, '8x to 16x'))}, and FoX's by {by_seed(falls(fox, '8x to 16x'))}",
-        "worth {:.3f} nats to KERPLE, {:.3f} and {:.3f} to ExPE-K, {:.3f} to FoX, {:.3f} to ALiBi and {:.3f} to "
-        "RoPE".format(*swapped),
+        "worth {:.3f} nats to KERPLE, {:.3f} to ExPE-K with 64 times theta and {:.3f} with its default, {:.3f} to "
+        "FoX, {:.3f} to ALiBi and {:.3f} to RoPE".format(*swapped),
         f"ExPE-K's seeds have {most[0]} with 64 times theta and {most[1]} with its default, and KERPLE's {most[2]}",
         f"lie between {min(first.values()):.3f} (FoX) and {max(first.values()):.3f}", f"up to {apart:.3f} apart",
         f"KERPLE and FoX have the lowest means, {last[kerple]:.3f} and {last[fox]:.3f}", "by more than 0.04 each"]
