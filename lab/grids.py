@@ -229,11 +229,10 @@ GRIDS = {
              "windows of 128 to 512 tokens (two seeds)."),
     "growth": Grid(
         "One, four and ten times the tokens, on the packages that the project needs, on the test split",
-        dict.fromkeys(RETUNED[:5], ("test-spread",)) | far(RETUNED[:5], "-tokens-x4", ())
-        | far(RETUNED[:5], "-tokens-x10", ()),
-        place="packages",
-        says="From four to ten times the tokens, FoX and KERPLE gain more from far context, ALiBi does not, and ExPE-K "
-             "begins to rise (one seed)."),
+        far(RETUNED[:5], "-tokens-x10", ()) | far(RETUNED[:5], "-tokens-x4", ())
+        | dict.fromkeys(RETUNED[:5], ("test-spread",)), place="packages",
+        says="With mini's tokens no method gains more than 0.002 from far context, and with four times all but RoPE "
+             "do. From four to ten times KERPLE's gain grows most (one seed)."),
     "sizes": Grid(
         "The preset small, with ten tokens a parameter, on the packages: losses on test, probes on val",
         far((*SIZES, "expe-on-k"), rest=OF_SMALL), place="small-packages", preset="small"),

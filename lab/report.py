@@ -273,11 +273,12 @@ def draw_multipliers(path, lines, protocol, title):
 def by_tokens(lines, protocol):
     """{method: (colour, millions of tokens of training, losses (tokens, MULTIPLES, seeds))}."""
     methods = {}
-    for line in lines:
+    for tokens, line in sorted(((line.rows[protocol, 1][0]["trained_tokens"], line) for line in lines),
+                               key=lambda pair: pair[0]):
         method = pictures.label(pictures.name(line.variant.partition("-tokens")[0]), line.how)
-        methods.setdefault(method, []).append(line)
-    return {method: (mine[0].colour, [round(line.rows[protocol, 1][0]["trained_tokens"] / 1e6, 2) for line in mine],
-                     np.stack([line.losses(protocol) for line in mine])) for method, mine in methods.items()}
+        methods.setdefault(method, []).append((round(tokens / 1e6, 2), line))
+    return {method: (mine[0][1].colour, [tokens for tokens, _ in mine],
+                     np.stack([line.losses(protocol) for _, line in mine])) for method, mine in methods.items()}
 
 def draw_tokens(path, lines, protocol, title):
     """Loss at the trained length against the tokens of training."""
