@@ -225,14 +225,14 @@ GRIDS = {
     "long": Grid(
         "Ten times the tokens, on the packages that the project needs: losses on test, probes on val",
         far((*RETUNED[:5], "expe-on-k"), "-tokens-x10"), place="packages",
-        says="KERPLE gains most from far context, then FoX, and then ExPE-K with least slopes. KERPLE copies most in "
-             "windows of 128 to 512 tokens (two seeds)."),
+        says="With both seeds KERPLE gains most from far context, and then FoX and ExPE-K with least slopes; no "
+             "interval separates these three. KERPLE copies most in windows of 128 and 256 tokens."),
     "growth": Grid(
         "One, four and ten times the tokens, on the packages that the project needs, on the test split",
         far(RETUNED[:5], "-tokens-x10", ()) | far(RETUNED[:5], "-tokens-x4", ())
         | dict.fromkeys(RETUNED[:5], ("test-spread",)), place="packages",
-        says="With mini's tokens no method gains more than 0.002 from far context, and with four times all but RoPE "
-             "do. From four to ten times KERPLE's gain grows most (one seed)."),
+        says="With mini's tokens no method gains more than 0.002 from far context, and with four times the losses of "
+             "all but RoPE fall by more. From four to ten times KERPLE's gain grows most (one seed)."),
     "sizes": Grid(
         "The preset small, with ten tokens a parameter, on the packages: losses on test, probes on val",
         far((*SIZES, "expe-on-k"), rest=OF_SMALL), place="small-packages", preset="small"),

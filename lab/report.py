@@ -272,25 +272,28 @@ def draw_multipliers(path, lines, protocol, title):
 
 def by_tokens(lines, protocol):
     """{method: (colour, millions of tokens of training, losses (tokens, MULTIPLES, seeds))}."""
+    def trained(line):
+        return line.rows[protocol, 1][0]["trained_tokens"]
+
     methods = {}
-    for tokens, line in sorted(((line.rows[protocol, 1][0]["trained_tokens"], line) for line in lines),
-                               key=lambda pair: pair[0]):
-        method = pictures.label(pictures.name(line.variant.partition("-tokens")[0]), line.how)
-        methods.setdefault(method, []).append((round(tokens / 1e6, 2), line))
-    return {method: (mine[0][1].colour, [tokens for tokens, _ in mine],
-                     np.stack([line.losses(protocol) for _, line in mine])) for method, mine in methods.items()}
+    for line in sorted(lines, key=trained):
+        methods.setdefault(line._replace(variant=line.variant.partition("-tokens")[0]).name, []).append(line)
+    return {method: (mine[0].colour, [round(trained(line) / 1e6, 2) for line in mine],
+                     np.stack([line.losses(protocol) for line in mine])) for method, mine in methods.items()}
 
 def draw_tokens(path, lines, protocol, title):
     """Loss at the trained length against the tokens of training."""
+    methods = by_tokens([line for line in lines if not line.how], protocol)
     drawn = {method: Curve(*pictures.by_length(tokens, losses[:, 0]), colour)
-             for method, (colour, tokens, losses) in by_tokens(lines, protocol).items()}
+             for method, (colour, tokens, losses) in methods.items()}
     pictures.curves(path, drawn, title, set(), across="million tokens of training")
 
 def draw_far(path, lines, protocol, title):
     """What the longest window adds to this loss, of the methods to which it adds less than 0.5 on average."""
-    drawn = {method: Curve(*pictures.by_length(tokens, losses[:, -1] - losses[:, 0]), colour)
-             for method, (colour, tokens, losses) in by_tokens(lines, protocol).items()
-             if (losses[:, -1] - losses[:, 0]).mean() < 0.5}
+    changes = {method: (colour, tokens, losses[:, -1] - losses[:, 0])
+               for method, (colour, tokens, losses) in by_tokens(lines, protocol).items()}
+    drawn = {method: Curve(*pictures.by_length(tokens, change), colour)
+             for method, (colour, tokens, change) in changes.items() if change.mean() < 0.5}
     what = f"loss at {TIMES[-1]} less that at 1x"
     pictures.curves(path, drawn, title, set(), what, across="million tokens of training", least=0.1)
 
@@ -352,8 +355,8 @@ def draw(name, preset, lines):
         lines = {protocol: [line._replace(variant=line.variant.partition("-tokens")[0]) for line in some]
                  for protocol, some in lines.items()}
     losses = draw_differences if name in ("precision", "dither") else draw_losses
-    jobs = [(protocol, losses, protocol, title) for protocol in (*LOSSES, "spread") if lines[protocol]]
-    jobs = [] if name == "growth" else jobs                                # in which RoPE would hide the others
+    jobs = [(protocol, losses, protocol, title) for protocol in (*LOSSES, "spread")
+            if lines[protocol] and name != "growth"]                       # where RoPE would hide the others
     jobs += MORE_PICTURES.get(name, [])
     for kind, job, protocol, words in jobs:
         path = Path("pictures") / f"{preset}-{name}-{kind}.png"

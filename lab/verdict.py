@@ -146,9 +146,10 @@ def main(argv=None):
                         help="with --full: the variant from which differences are taken (default: expe-on-k)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        if args.runs if args.full else args.reference:
-            parser.error("--full is of results/ alone: leave out RUN" if args.full else
-                         "--reference is for --full: add it, or leave this out")
+        if args.full and args.runs:
+            parser.error("--full is of results/ alone: leave out RUN")
+        if args.reference and not args.full:
+            parser.error("--reference is for --full: add it, or leave this out")
         if args.full:
             reference = args.reference or "expe-on-k"
             heads = ["method", "trials", "at an edge", "parameters", "1x, all targets",

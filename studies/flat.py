@@ -1,7 +1,6 @@
 """ExPE-K past its trained length: which heads have slopes near 0 or below, and whether another reading mends it.
 
-    python -m lab.reproduce tokens                   trains the runs of far/, and `long` those of packages/ but one,
-    whose command is in results/packages/expe-on-k-tokens-x10-s1.run.json
+    python -m lab.reproduce tokens                   trains the runs of far/, and `long` those of packages/
     python -m studies.flat runs/far/expe-on-k-tokens-x4-s[123] --json results/far/flat.json
     python -m studies.flat runs/packages/expe-on-k-{tokens-x10-s1,x64-lr-x2-tokens-x10-s1} --max-docs 24 \\
         --json results/packages/flat.json

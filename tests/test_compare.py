@@ -105,3 +105,12 @@ def test_pages_show_what_the_command_prints():
         shown = {tuple(cell.strip() for cell in line.split("|"))
                  for line in (ROOT / page).read_text(encoding="utf-8").splitlines() if line.startswith("|")}
         assert cells and cells <= shown, cells - shown
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--full", "runs/expe"], "--full is of results/ alone: leave out RUN"),
+    (["--reference", "fox-lr-x2"], "--reference is for --full: add it"),
+    (["--full", "--reference", "fox"], "--reference must be a method of the table")])
+def test_verdict_names_what_does_not_fit(flags, words):
+    done = command("lab.verdict", *flags, cwd=ROOT)
+    assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
