@@ -344,6 +344,7 @@ def draw(name, preset, lines):
     Path("pictures").mkdir(exist_ok=True)
     title = GRIDS[name].title if name in GRIDS else tuned.TITLE
     images = []
+    one = all(len(rows) == 1 for some in lines.values() for line in some for rows in line.rows.values())
     if name == "tuned":                                                    # of each method the first one: its best
         lines = {protocol: list({line.colour: line for line in reversed(some)}.values())[::-1]
                  for protocol, some in lines.items()}
@@ -360,7 +361,7 @@ def draw(name, preset, lines):
     jobs += MORE_PICTURES.get(name, [])
     for kind, job, protocol, words in jobs:
         path = Path("pictures") / f"{preset}-{name}-{kind}.png"
-        label = f"{preset}, {pictures.PROTOCOLS[protocol]}{', the test split' * (name == 'tuned')}"
+        label = f"{preset}, {pictures.PROTOCOLS[protocol]}{', the test split' * (name == 'tuned')}{', one seed' * one}"
         job(path, lines[protocol], protocol, f"{words}\n{label}")
         images.append(f"![{words} ({label})](../../{path})\n")
     return "".join(images)
