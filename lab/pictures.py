@@ -159,7 +159,7 @@ def curves(path, lines, title, trained, what="loss", across=LENGTHS, note="", le
 
     trained: the lengths where dotted lines mark the trained one. what: "loss", or something that is measured from 0.
     across: what x is called; of POSITIONS, those in one window, the points have no markers. note: what is said of 0, at
-    its right. least: nats from the bottom to the top.
+    its right. least: nats from the bottom to the top, or more if the curves need it.
     InputError if there is no point to draw.
     """
     lines = {name: line for name, line in lines.items() if len(line.x)}
