@@ -567,8 +567,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("pe, variant", [(pe, v) for pe, v in KINDS if reading(pe).longest > T and "path" not in pe],
-                         ids=str)  # zoo/path.py says what it needs
+@pytest.mark.parametrize("pe, variant", [(pe, v) for pe, v in KINDS if reading(pe).longest > T], ids=str)
 def test_no_array_grows_with_the_square_of_the_length(pe, variant, monkeypatch):
     monkeypatch.setattr(past.reading, "BLOCK", 32)
     model, sizes = reading(pe, variant=variant).float(), []

@@ -390,9 +390,11 @@ def reflect(x, w, b):
     return x - b * w * (w @ x)
 
 
+@pytest.mark.parametrize("part", [1, 3, 5, 99])
 @pytest.mark.parametrize("pe", ["path", "path_fox"])
-def test_path_is_its_formula(pe):
+def test_path_is_its_formula(pe, part, monkeypatch):
     """The reflections one by one, from the key to the query."""
+    monkeypatch.setattr("zoo.path.PART", part)
     model, x = tiny(pe, variant={"rank": 5}), some_input()[0].numpy()
     p, (q, k) = own(model), queries_and_keys(model)
     u = conv(x @ p["w1"].T @ p["w2"].T, p["conv"])

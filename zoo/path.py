@@ -10,8 +10,8 @@ lies below the diagonal,
     scores - q.k/sqrt(D) = -lower(Q W^T) Z / sqrt(D),  (I + strict(diag(b) W W^T)) Z = diag(b) strict(W K^T)
 
 since z_jn, by how much of w_j key n is changed on its way to a query, is b_j (w_j . k_n less the sum over n < i < j
-of w_j . w_i z_in). That needs T x T numbers a head, never T x T x D, and time that grows with T^3: every reading with a
-cache solves it anew.
+of w_j . w_i z_in). NumPy solves this for all tokens at once, in time that grows with T^3. PyTorch solves it in parts
+and takes queries from part to part, in time that grows with T^2. Neither has an array of T x T x D numbers.
 Tokens are counted in the order in which they stand: other positions do not exist here.
 """
 
@@ -26,6 +26,7 @@ from config import SIZE, NoPE, knob
 from zoo.selective_rope import conv_backward, conv_forward, convolve, unit, unit_backward, unit_forward
 
 TAPS = 3                                                             # tokens that the convolution sees
+PART = 32                                                            # keys that are reflected at once
 
 @dataclass(frozen=True)
 class Settings(NoPE):
@@ -106,16 +107,42 @@ def keep_reflections(encoding, h):
     return torch.cat((u, b[..., None]), -1).transpose(1, 2)
 
 def reflect(encoding, q, k, kept):
-    """Of tensors: what PaTH adds to the scores, (B, H, T, S); kept as keep_reflections makes it, of all S keys."""
+    """Of tensors: what PaTH adds to the scores, (B, H, T, S); kept as keep_reflections makes it, of all S keys.
+
+    In parts of C tokens, as in the paper's algorithm; the first is filled up with zeros. The reflections of a part's
+    tokens are I - W^T U W. Keys are taken to the end of their part and queries to the start of theirs, and from there
+    through the parts before.
+    """
     import torch
     import torch.nn.functional as F
 
     T, S = q.shape[2], k.shape[2]
-    b = kept[..., -1:]
-    w = unit(F.silu(convolve(kept[..., :-1], encoding.conv)))                                  # (B, H, S, D)
-    lower, right = (b * (w @ w.mT)).tril(-1), (b * (w @ k.to(w).mT)).tril(-1)
-    z = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)           # (B, H, S, S)
-    return -(q.to(w) @ w.mT).tril(S - T) @ z / math.sqrt(q.shape[-1])
+    C = min(PART, S)
+
+    def parts(x):                                                                              # (B, H, N, C, D)
+        return F.pad(x, (0, 0, -x.shape[2] % C, 0)).unflatten(2, (-1, C))
+
+    b = parts(kept[..., -1:])
+    w = parts(unit(F.silu(convolve(kept[..., :-1], encoding.conv))))
+    q, k = parts(q.to(w)), parts(k.to(w))
+    first = k.shape[2] - q.shape[2]                                                            # part that has a query
+    eye = torch.eye(C, dtype=w.dtype, device=w.device)
+    u = torch.linalg.solve_triangular((b * (w @ w.mT)).tril(-1), b * eye, upper=False, unitriangular=True)
+    z = u @ (w @ k.mT).tril(-1)                                                                # (B, H, N, C, C)
+    p = (q @ w[:, :, first:].mT).tril()
+    own = q @ k[:, :, first:].mT - p @ z[:, :, first:]
+    k_end, q_start = k - z.mT @ w, q - p @ (u @ w)[:, :, first:]
+    rows = q[:, :, 0, :0]                                                                      # queries of later parts
+    columns = []
+    for j in reversed(range(k.shape[2])):
+        column = rows @ k_end[:, :, j].mT
+        rows = rows - rows @ w[:, :, j].mT @ (u @ w)[:, :, j]
+        if j >= first:
+            column = torch.cat((own[:, :, j - first], column), 2)
+            rows = torch.cat((q_start[:, :, j - first], rows), 2)
+        columns.append(F.pad(column, (0, 0, q.shape[2] * C - column.shape[2], 0)))
+    added = torch.cat(columns[::-1], -1) - q.flatten(2, 3) @ k.flatten(2, 3).mT
+    return added[..., -T:, -S:].tril(S - T) / math.sqrt(q.shape[-1])
 
 def torch_class():
     from model_torch import Encoding
