@@ -33,9 +33,7 @@ DECODE = [[0, 1, 2, 300, 301, 303]]
 PARTS = {"near": NEAR, "far": [[3, 1027, 65_790, 526_334, 999_999, 1_000_000]], "decode": DECODE}
 CLOSE = {"near": NEAR, "decode": DECODE}                              # of what does not know far positions
 ROUNDED = {"float16": "fp16", "bfloat16": "bf16"}
-REACH = 4096                                                          # positions of which those that merge are counted
 TURNS = {"rope", "partial", "proportional", "xpos", "sinusoidal", "pope", "rove"}
-ORDER = {"cope", "fox", "cable", "selective_rope", "path", "path_fox", "nope+log", "nope+sinks", "nope+stick"}
 MERGES = TURNS | {"expe", "exqpe", "alibi", "kerple", "fire"}         # by a table, or a bias, that no content changes
 SAID = {
     "positions": "(B, T) integers, of the new tokens",
@@ -827,31 +825,6 @@ def mistaken(case, parts, size):
 def last(y):
     return y[-1:] if np.ndim(y) > 2 else y
 
-def left(rows):
-    """Which of the rows (REACH, ...) are an earlier one's once they are cast: {dtype: how many stay, the first}."""
-    lines = {}
-    for dtype in ROUNDED:
-        cast = rounding(dtype)(rows).reshape(REACH, -1) + 0.0
-        first = {}
-        pairs = [[i, first.setdefault(row.tobytes(), i)] for i, row in enumerate(cast)]
-        lines[dtype] = {"left": len(first), "first": [pair for pair in pairs if pair[0] != pair[1]][:6]}
-    return lines
-
-def merged(case):
-    """What merges of the positions 0 .. REACH-1 if they are cast, or a table of floats, or a bias by distance."""
-    n = np.arange(REACH)
-    model = settled(case, REACH)
-    says = "[n, the earlier one that it falls together with]"
-    lines = {"of": REACH, "says": says, "positions that are cast": left(n)}
-    rows = case.pe in MERGES and model.encoding.rows(n, model)
-    if rows is None:
-        pairs = model.encoding.pairs(n[-1:], n[::-1], model)
-        nothing = np.zeros((1, model.n_heads, 1, model.d_head))
-        score, _ = model_numpy.doors_of(model.encoding, model).score
-        bias, _ = score(nothing, nothing, None, pairs, case.learned(case.parameters))          # (..., H, 1, REACH)
-        return lines | {"distances whose bias is cast": left(np.moveaxis(bias, -1, 0))}
-    return lines | ({} if rows is False else {"positions whose table is cast": left(case.scale(rows))})
-
 def document(case):
     """The whole file of a case as a dict."""
     inputs = {part: draw(case, n, seed) for seed, (part, n) in enumerate(case.parts.items())}
@@ -868,7 +841,7 @@ def document(case):
         "takes": {name: SAID[name] for name in takes}, "returns": {name: SAID[name] for name in case.returns},
         "size": "of each output, [terms, exact] over max(1, the right value): of the terms that cancel, and of what "
                 "is float32 at least, such as angles; conform.tolerance makes the largest error of them",
-        "parameters": case.parameters, "parts": parts, "merge": {} if case.pe in ORDER else merged(case),
+        "parameters": case.parameters, "parts": parts,
         "mistakes": mistaken(case, {part: (x, *cuts[part]) for part, x in inputs.items()}, size)}
 
 def text(value, margin=""):

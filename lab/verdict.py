@@ -1,20 +1,16 @@
-"""The table of the methods that README shows, from the files under results/ alone or from your own runs.
+"""The table of the methods that README shows, from the files under results/ alone.
 
     python -m lab.verdict                     method, flags, what it is good for, trials, losses at 1x and 16x, cost
     python -m lab.verdict --full              the table of docs/evidence.md, with differences from one reference
     python -m lab.verdict --full --reference fox-lr-x2               the same, with differences from FoX
-    python -m lab.verdict runs/mini-expe-s0 runs/mini-rope-s0
 
-Losses are those at targets in 16 places of each document (`--protocol spread`): committed ones are means over seeds on
-the test split, on which nothing was tuned, and those of your own runs are of val, some minutes a run. What a method is
-good for is which tasks it learns (GOOD_FOR, from results/tasks/). Cost is the time of a training step with --fast on a
-CPU over NoPE's (results/mini/bench.json; docs/speed.md has the command), and the parameters beyond NoPE's. Other
-processors give other losses, by as much as docs/evidence.md says.
+Losses are those at targets in 16 places of each document (`--protocol spread`), means over seeds on the test split, on
+which nothing was tuned. What a method is good for is which tasks it learns (GOOD_FOR, from results/tasks/). Cost is the
+time of a training step with --fast on a CPU over NoPE's (results/mini/bench.json; docs/speed.md has the command), and
+the parameters beyond NoPE's. Other processors give other losses, by as much as docs/evidence.md says.
 """
 
-import contextlib
 import dataclasses
-import io
 import re
 import statistics
 from pathlib import Path
@@ -22,16 +18,15 @@ from pathlib import Path
 import numpy as np
 
 import train
-from common import CommandLine, named_runs, read_run
-from config import InputError, make_encoding
+from common import CommandLine
+from config import InputError
 from eval import MULTIPLES
-from lab import measure, pictures
+from lab import pictures
 from lab.compare import read_rows
 from lab.files import read_json
 from lab.grids import GRIDS, flags_of
 from lab.measures import adjust_by_holm, p_value
 from lab.report import collect, paired, table
-from model_numpy import count_parameters
 from studies import tuning as tuned
 
 FOLDER = Path("results") / tuned.PRESET
@@ -122,32 +117,13 @@ def all_targets(variant):
     """The mean loss at 1x of all targets of test, by the paper's protocol."""
     return f"{mean_of(read_rows(FOLDER, [variant], 'nonoverlap', 'test')[variant][1]):.3f}"
 
-def own_rows(runs):
-    """README's rows of run directories, which are scored now, on val."""
-    args = measure.command_line().parse_args([*map(str, runs), "--protocol", "spread"])
-    with contextlib.redirect_stdout(io.StringIO()):
-        scored = measure.score(args)
-    losses = {(row["run"], row["length"]): row["loss"] for row in scored}
-    rows = []
-    for run in runs:
-        model, _, _ = read_run(run)
-        nope = dataclasses.replace(model, encoding=make_encoding("nope"))
-        values = [losses[str(run), model.context * end] for end in ENDS]
-        rows.append([pictures.name(pictures.variant_of(run)), f"`{run}`", "1",
-                     *("-" if loss is None else f"{loss:.3f}" for loss in values),
-                     f"+{count_parameters(model) - count_parameters(nope):,}"])
-    return rows
-
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.verdict", description=__doc__)
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="your own runs (default: those of results/)")
     parser.add_argument("--full", action="store_true", help="the table of docs/evidence.md")
     parser.add_argument("--reference", metavar="NAME",
                         help="with --full: the variant from which differences are taken (default: expe-on-k)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        if args.full and args.runs:
-            parser.error("--full is of results/ alone: leave out RUN")
         if args.reference and not args.full:
             parser.error("--reference is for --full: add it, or leave this out")
         if args.full:
@@ -156,8 +132,8 @@ def main(argv=None):
                      *(f"{end}x" for end in ENDS), *(f"{end}x - {name_of(reference)}" for end in ENDS)]
             print(table(heads, full(reference)), end="")
         else:
-            heads = ["method", "flags", *["good for"] * (not args.runs), "trials", *(f"{end}x" for end in ENDS), "cost"]
-            print(table(heads, own_rows(named_runs(args.runs)) if args.runs else committed()), end="")
+            heads = ["method", "flags", "good for", "trials", *(f"{end}x" for end in ENDS), "cost"]
+            print(table(heads, committed()), end="")
 
 if __name__ == "__main__":
     main()

@@ -30,6 +30,7 @@ import train
 from common import CommandLine, at_least, listed, lock, new_file, pick_device
 from config import InputError, Override, make_encoding
 from engine import fast
+from eval import cut_windows, mean_loss
 from lab import measures
 from lab.files import BAR, read_json, write_rows
 from lab.grids import VARIANTS, flags_of
@@ -37,7 +38,6 @@ from studies.tuning import PRESET
 
 ABLATIONS = ("expe", "expe-constant", "expe-l1", "expe-learn-init")
 MULTIPLES = (1, 2, 4, 16)                # of the trained length
-BATCH = 4096                             # tokens
 ROW = {"variant": str, "cause": str, "seed": int, "losses": [float]}
 
 class WithBiases(fast.Attention):
@@ -131,14 +131,7 @@ OF_KEYS = ("none", "trained-gains", "smaller-gains", "larger-gains", "rotary-hal
 
 def losses(model, documents, context):
     """By the paper's protocol, in windows of each of MULTIPLES."""
-    settings = measures.Settings(context, MULTIPLES[-1] * context, 1, 1, None)
-    values = []
-    for length in (multiple * context for multiple in MULTIPLES):
-        [windows] = measures.nonoverlap(documents, length, settings)
-        parts = torch.tensor([window.tokens.tolist() for window in windows]).split(max(1, BATCH // length))
-        total = sum(model.token_losses(part[:, :-1], part[:, 1:]).double().sum().item() for part in parts)
-        values.append(total / (len(windows) * length))
-    return values
+    return [mean_loss(model, cut_windows(documents, k * context, MULTIPLES[-1] * context)) for k in MULTIPLES]
 
 def configured(variant, cause, seed, args):
     """The flags of train.py of one run, and the ModelConfig and TrainConfig that they make; InputError if none."""

@@ -470,66 +470,16 @@ def line_of(halves, config, seen, window):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["expe", "expe-keys", "exqpe", "rope-default", "sinusoidal", "alibi", "fox"])
-def test_the_vectors_hold(opened, name):
+@pytest.mark.parametrize("name", ["expe", "exqpe", "sinusoidal"])
+def test_its_tables_are_those_of_the_vectors(opened, name):
     page, case = opened("tour"), json.loads((ROOT / "interop/vectors" / f"{name}.json").read_text())
-    p = case["parameters"]
-    for part in ("near", *(["far"] if "far" in case["parts"] else [])):
-        x, y = case["parts"][part]["inputs"], case["parts"][part]["outputs"]
-        n = np.array(x["positions"])
-        if "table" in y:
-            entry = {"expe": "expeEntry", "exqp": "exqpeEntry", "sinu": "sinusoidalEntry"}[name[:4]]
-            width = np.shape(y["table"])[-1]
-            found = page.evaluate(f"""([n, width, s]) => n.map((row) => row.map((m) =>
-                Array.from({{length: width}}, (_, j) => {entry}(m, j, s))))""",
-                [n.tolist(), width, {"width": width, **p}])
-            np.testing.assert_allclose(found, y["table"], atol=1e-9 * max(1, np.abs(y["table"]).max()))
-        if "wq" in x and "l" in p:
-            e = {"pe": name[:5].strip("-"), "on": "k" if name == "expe-keys" else "qk", "constant": False, **p}
-            C = np.shape(x["x"])[-1]
-            found = page.evaluate("""([x, n, wq, wk, C, e]) => x.map((h, b) => {
-                const doors = doorsOf({ d_model: C, n_heads: 1 }, e), steps = doors.linear && doors.linear(C);
-                const [Wq, Wk] = [wq, wk].map((w) => Float64Array.from(w.flat()));
-                const phi = (row, position, part) => {
-                    const input = Float64Array.from(row);
-                    if (doors.on.includes(part)) doors.override(input, position);
-                    return input;
-                };
-                const key = (row, m) => {                              // its line apart, as attention adds it
-                    if (!steps) return times(Wk, phi(row, m, "k"));
-                    const line = times(Wk, steps);
-                    return times(Wk, phi(row, 0, "k")).map((k, i) => k + m * line[i]);
-                };
-                return [h.flatMap((row, t) => [...times(Wq, phi(row, n[b][t], "q"))]),
-                        h.flatMap((row, t) => [...key(row, n[b][t])])];
-            })""", [x["x"], n.tolist(), x["wq"], x["wk"], C, e])
-            for b, (q, k) in enumerate(found):
-                for mine, right in ((q, y["q"][b]), (k, y["k"][b])):
-                    right = np.moveaxis(right, 0, 1)                                   # (T, H, D)
-                    np.testing.assert_allclose(np.reshape(mine, right.shape), right,
-                                               atol=1e-5 * max(1, np.abs(right).max()))
-        if name == "rope-default":
-            D = np.shape(x["q"])[-1]
-            found = page.evaluate("""([q, n, D, base]) => q.map((heads, b) => heads.map((rows) => rows.map((row, t) => {
-                const x = Float64Array.from(row);
-                doorsOf({ d_model: D, n_heads: 1 }, { pe: "rope", base }).rotate(x, n[b][t]);
-                return [...x];
-            })))""", [x["q"], n.tolist(), D, p["rope_parameters"]["rope_theta"]])
-            np.testing.assert_allclose(found, y["q"], atol=1e-6)
-        if "bias" in y:
-            bias = np.array(y["bias"], float)                       # None, so NaN, where nothing is seen
-            H, keys = bias.shape[1], np.array(x["key_positions"])
-            learned = {"encoding.weight": np.ravel(p.get("weight", [])).tolist(), "encoding.bias": p.get("gate_bias")}
-            h = x.get("h", np.zeros((*keys.shape, 1)).tolist())
-            found = np.array(page.evaluate("""([n, h, H, pe, p]) => n.map((row, b) => {
-                const { key } = doorsOf({ d_model: h[0][0].length, n_heads: H }, { pe, slopes: 1 }), all = [];
-                row.forEach((m, t) => all.push(key(h[b][t], m, p, all.at(-1))));
-                return all;
-            })""", [keys.tolist(), h, H, name, learned]))                              # (B, S, H)
-            for b, head, t in np.ndindex(bias.shape[:3]):
-                seen = keys[b] <= n[b, t]
-                mine, right = found[b, seen, head], bias[b, head, t][seen]
-                np.testing.assert_allclose(mine - mine[-1], right - right[-1], rtol=1e-9, atol=1e-9)
+    for part in case["parts"].values():
+        table = part["outputs"]["table"]
+        width = np.shape(table)[-1]
+        found = page.evaluate(f"""([n, width, s]) => n.map((row) => row.map((m) =>
+            Array.from({{length: width}}, (_, j) => {name}Entry(m, j, s))))""",
+            [part["inputs"]["positions"], width, {"width": width, **case["parameters"]}])
+        np.testing.assert_allclose(found, table, atol=1e-9 * max(1, np.abs(table).max()))
 
 
 @pytest.mark.slow

@@ -363,3 +363,4 @@ def test_learning_rate_equals_values_worked_out_by_hand():
     for step, right in enumerate(rates):
         close(f"rate of step {step} of {config.steps}", train.learning_rate(config, step), right, EXACT,
               ("train.py", "the right value"))
+    assert train.learning_rate(dataclasses.replace(config, warmup=0.0), 0) == 1.0

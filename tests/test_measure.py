@@ -1,7 +1,6 @@
 """lab.measure: each protocol, probe and scaling against an independent loop, and what the user sees."""
 
 import json
-import os
 import re
 
 import numpy as np
@@ -324,21 +323,3 @@ def test_loss_by_position_averages_to_the_loss(workplace):
 )
 def test_contradictory_flags_are_named_in_one_line(workplace, line, message):
     assert message in refused(command("lab.measure", "--lengths", "16", *line.split(), cwd=workplace))
-
-
-@pytest.mark.parametrize("script, flag", [("lab.measure", "--json"), ("lab.measure", "--plot"), ("lab.curves", "--csv"),
-                                          ("lab.curves", "--out"), ("lab.attention", "--out")])
-def test_a_file_to_write_is_refused_before_any_work_or_written_in_place(workplace, tmp_path, script, flag):
-    suffix = "json" if flag in ("--json", "--csv") else "svg"
-    (tmp_path / f"folder.{suffix}").mkdir()
-    (tmp_path / f"file.{suffix}").write_text("[before")
-    os.symlink(f"file.{suffix}", tmp_path / f"link.{suffix}")
-    before = sorted(os.listdir(tmp_path))
-    call = [script, workplace / "runs/expe", *["--lengths", "16"] * (script != "lab.curves"), flag]
-    for wrong in ("", ".", "..", f"folder.{suffix}", f"missing/a.{suffix}", f"file.{suffix}/a.{suffix}"):
-        assert flag in refused(command(*call, wrong, cwd=tmp_path)), wrong
-    assert sorted(os.listdir(tmp_path)) == before and (tmp_path / f"file.{suffix}").read_text() == "[before"
-    done = command(*call, f"link.{suffix}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / f"link.{suffix}").is_symlink() and (tmp_path / f"file.{suffix}").read_text() != "[before"
-    assert sorted(os.listdir(tmp_path)) == before

@@ -635,32 +635,6 @@ def test_an_override_that_is_not_affine_is_refused_by_streams():
         model(some_tokens(1, 2), cache=Cache(1, 3))
 
 
-def test_alibis_bias_keeps_its_digits_at_16384():
-    """-slope (m - n) in fp32, where slope n, which gives the same attention, would lose three digits."""
-    n, model = np.arange(16384 - 256, 16384), tiny("alibi", n_heads=2)
-    distances = torch.from_numpy(model.config.encoding.pairs(n[-64:], n, model.config))
-    q = distances.new_zeros(1, 2, 64, 8)
-    table = model.encoding.score(q, q, None, distances).numpy()
-    assert table.shape == (2, 64, 256)
-    scores = np.random.default_rng(0).standard_normal((2, 64, 256))
-    scores += np.triu(np.full((64, 256), -np.inf), 256 - 64 + 1)
-    slopes = np.array([2.0**-4, 2.0**-8])[:, None, None]
-
-    def softmax(x):
-        x = np.exp(x - x.max(-1, keepdims=True))
-        return x / x.sum(-1, keepdims=True)
-
-    exact = softmax(scores - slopes * (n[-64:, None] - n))
-    np.testing.assert_allclose(softmax(scores + table), exact, rtol=1e-12)
-
-    def error(bias):
-        return np.abs(softmax(scores.astype(np.float32) + bias.astype(np.float32)) - exact).max() / exact.max()
-
-    in_fp32 = model.encoding.score(q, q, None, distances.float())  # by slopes made anew, in the table's dtype
-    assert in_fp32.dtype == torch.float32 and np.array_equal(in_fp32.numpy(), table.astype(np.float32))
-    assert error(table) < 1e-6 < 20e-6 < error(slopes * n)
-
-
 def test_further_dimensions_keep_the_digits_of_numbers_that_are_not_whole():
     """Forgotten logarithms of FoX's gates, b, by a divisor of 4, whose digits all fit: what scores gain is b."""
     b = -10 * torch.rand(1, 2, 64, generator=torch.Generator().manual_seed(0)).cumsum(-1)

@@ -3,23 +3,17 @@
 import json
 import math
 import operator
-import os
 import re
-import shlex
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, command, refused
+from conftest import command, refused
 
-from common import checkpoint_info, read_run
+from common import read_run
 from eval import MULTIPLES
-from lab import pictures, report
+from lab import report
 from lab.grids import EVALUATIONS, GRIDS, VARIANTS, Grid
 from lab.measures import student
 
@@ -199,29 +193,6 @@ def test_a_dry_run_writes_nothing(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "12 runs, 19,660,800 training tokens; left: 12 runs and 48 evaluations, about" in done.stdout
     assert not list(tmp_path.iterdir())
-
-
-def test_a_grid_that_is_killed_goes_on_to_the_same_weights(tokens, tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "curves", lambda *line, **how: None)  # seconds each
-    flags = ["scaling", "--seeds", "0", "--", *SMALL, "--steps", "100", "--checkpoint-every", "5"]
-    flags += ["--data", str(tokens)]
-    process = subprocess.Popen([sys.executable, "-m", "lab.reproduce", *flags], cwd=tmp_path, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    run, end = tmp_path / "runs/mini/exqpe-s0", time.monotonic() + 120
-    while not (run / "checkpoint.safetensors").exists() and time.monotonic() < end:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert 0 < checkpoint_info(run)["step"] < 100 and (tmp_path / "results/mini/expe-s0.run.json").exists()
-    before = (tmp_path / "runs/mini/expe-s0/checkpoint.safetensors").stat().st_mtime_ns
-    done = command("lab.reproduce", *flags, cwd=tmp_path)
-    assert done.returncode == 0 and len(list((tmp_path / "results/mini").glob("*.json"))) == 15, done.stderr
-    assert (tmp_path / "runs/mini/expe-s0/checkpoint.safetensors").stat().st_mtime_ns == before
-    record = json.loads((tmp_path / "results/mini/exqpe-s0.run.json").read_text())
-    (straight := tmp_path / "straight").mkdir()
-    assert command("train.py", *shlex.split(record["command"])[2:], cwd=straight).returncode == 0
-    info = checkpoint_info(straight / "runs/mini/exqpe-s0")
-    assert info["step"] == 100 and info["sha256"] == record["weights"] == checkpoint_info(run)["sha256"]
 
 
 def test_a_grid_may_have_a_preset_and_a_text_of_its_own(tmp_path):

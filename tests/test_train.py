@@ -115,23 +115,6 @@ def test_dropout_is_a_function_of_seed_and_step(kind, tokens):
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_the_learning_rate_climbs_to_its_peak_and_falls_to_its_end():
-    config = TrainConfig(steps=20, batch_size=1, lr=2.0, end_lr=0.5, warmup=0.25)
-    rates = [train.learning_rate(config, step) for step in range(20)]
-    np.testing.assert_allclose(rates[:5], [0.4, 0.8, 1.2, 1.6, 2.0])
-    assert rates[4] == max(rates) and rates[19] == pytest.approx(0.5)
-    middle = rates[5 + 7]                                               # half of the cosine's 14 steps
-    assert middle == pytest.approx((2.0 + 0.5) / 2) and all(a >= b for a, b in zip(rates[4:], rates[5:], strict=False))
-    assert train.learning_rate(dataclasses.replace(config, warmup=0.0), 0) == 2.0
-
-
-def test_random_positions_are_sorted_without_repeats_and_new_at_each_step():
-    config = TrainConfig(steps=20, batch_size=1, lr=2.0, end_lr=0.5, random_positions=50)
-    first, second = (train.draw_positions(config, step, 30) for step in (0, 1))
-    assert (np.diff(first) > 0).all() and first.max() < 50 and first.tolist() != second.tolist()
-    assert first.tolist() == train.draw_positions(config, 0, 30).tolist()
-
-
 NAMES = {"--pe expe --l 24": "mini-expe-s0", "--pe expe --l 8 --lr 2e-3": "mini-expe-l-8-lr-0.002-s0",
          "--pe rope --seed 3": "mini-rope-s3", "--steps 5 --eval-every 3": "mini-expe-steps-5-s0",
          "--pe expe --on k": "mini-expe-on-k-s0", "--lr 4e-3 --no-causal": "mini-expe-causal-False-s0",
