@@ -182,6 +182,8 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     texts = documents(source, max_doc_chars, skipped)
     min_doc_tokens = 1 if Path(source).is_file() else min_doc_tokens
     texts = split_file(texts) if Path(source).is_file() else list(split_texts(texts, min_doc_tokens, dropped))
+    if not any(text for _, _, text in texts):
+        raise InputError(f"{source} has no text" + f": {len(skipped)} of its files are not UTF-8" * bool(skipped))
     if ranks is None:
         training = [text for split, _, text in texts if split == "train"]
         print(f"training a tokenizer of {vocab:,} entries on {sum(map(len, training)):,} characters", flush=True)
@@ -216,8 +218,8 @@ def check_counts(source, documents, dropped):
     """InputError if a split that training needs has no documents."""
     for split in ("train", "val"):
         if not documents[split]:
-            raise InputError(f"{source}: no document fell to {split}, and {dropped['short']} too short: give more, or "
-                             f"python data.py {source} --min-doc-tokens 200 --max-doc-chars 20000")
+            raise InputError(f"{source}: no document fell to {split}, and {dropped['short']} were too short: give more "
+                             "text, or smaller --min-doc-tokens and --max-doc-chars")
 
 def check_new(out, overwrite):
     """InputError unless a folder may be written: an empty one, an unfinished one or, by --overwrite, one of ours."""

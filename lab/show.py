@@ -138,11 +138,12 @@ def print_rows(rows):
         print_table(rows, "perplexity (* trained length)", "perplexity", "{:.1f}")
     if scored and "by_position" in scored[0]:
         print_positions(scored)
-    for distance in scored[0].get("by_distance", ()) if scored else ():
-        n_targets = scored[0]["by_distance"][distance][1]
-        parts = [{**row, "loss": row["by_distance"][distance][0]} for row in scored]
-        print_table(parts, f"loss on the {n_targets:,} targets that repeat what ended {distance} the trained length "
-                           "before", "loss")
+    for distance in dict.fromkeys(distance for row in scored for distance in row.get("by_distance", ())):
+        parts = [row | dict(zip(("loss", "n"), row["by_distance"][distance], strict=True)) for row in scored
+                 if distance in row["by_distance"]]
+        counts = " or ".join(f"{n:,}" for n in dict.fromkeys(part["n"] for part in parts))
+        print_table(parts, f"loss on the {counts} targets that repeat what ended {distance} the trained length before",
+                    "loss")
 
 def print_positions(rows):
     """The loss between doubling positions of the longest window, one line a run and scaling."""

@@ -99,8 +99,8 @@ def _clipped(D, base, s, L, length):
 def _longrope(D, base, s, L, length, long=(), short=None):
     short = (1,) * len(long) if short is None else short
     if length is None or L < 2 or not len(long) == len(short) == D // 2:
-        raise ValueError(f"longrope needs the length of the whole sequence, a trained length of at least 2, and D/2 = "
-                         f"{D // 2} numbers each, long and short; got {length}, {L}, {len(long)} and {len(short)}")
+        raise ValueError(f"longrope needs --long-factors and --short-factors of D/2 = {D // 2} numbers each, a trained "
+                         f"length of 2 or more, and that of the text; got {len(long)}, {len(short)}, {L} and {length}")
     inv_freq, _ = _unscaled(D, base, s, L, length)
     return inv_freq / np.array(long if length > L else short), np.sqrt(1 + np.log(s) / np.log(L)) if s > 1 else 1.0
 

@@ -129,7 +129,7 @@ def test_long_documents_are_cut(tmp_path):
     ("rows --out whole", "out exists: use it with --data"),
     ("rows --out begun --tasks 2", "begun was begun with another value of tasks"),
     ("damaged --out out", "damaged cannot be read (Arrow"),
-    ("unnamed --out out", "no document fell to train, and 0 too short"),
+    ("unnamed --out out", "no document fell to train, and 0 were too short"),
     ("rows --out out --tokenizer rows", "rows"),
     ("rows --out out --workers 0", "--workers: must be at least 1"),
     ("rows --out other", "other exists and was not made by data.py")])

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, command, refused
+from conftest import ROOT, TINY, command, refused
 
 import data
 from common import load_model
@@ -205,6 +205,19 @@ def test_tables_show_what_tells_runs_apart(names, expected):
     assert list(show.shortened(names).values()) == expected
 
 
+def test_distances_of_far_repeats_are_those_of_each_run(capsys):
+    """Runs of different trained lengths have other distances, and other numbers of targets at each."""
+    first, second = (json.loads((ROOT / f"results/far/{name}-s1.test-far-repeats.json").read_text())[1]
+                     for name in ("fox-lr-x2", "rope-base100"))
+    assert first["by_distance"]["1x to 2x"][1] == 184 and first["by_distance"].pop("8x to 16x")
+    second["by_distance"]["1x to 2x"][1] = 29
+    show.print_rows([first, second])
+    titles = [part.splitlines() for part in capsys.readouterr().out.split("\n\n") if part.startswith("loss on the")]
+    assert [lines[0].split(" targets")[0] for lines in titles] == [
+        "loss on the 184 or 29", "loss on the 175", "loss on the 167", "loss on the 108"]
+    assert [len(lines) - 2 for lines in titles] == [2, 2, 2, 1]
+
+
 def test_same_targets_and_sliding_equal_a_loop_over_targets_and_two_runs_are_compared(workplace, tokens):
     rows, printed = rows_of(workplace, "runs/expe", "runs/rope", "--protocol", "same-targets", "--lengths", "16,64",
                             "--targets", "8")
@@ -304,8 +317,8 @@ def test_loss_by_position_averages_to_the_loss(workplace):
         ("runs/rope --factor 2", "--factor is for --rope-scaling linear, ntk, dynamic, yarn"),
         ("runs/rope --rope-scaling yarn --chunk 4", "--chunk is for --rope-scaling dual-chunk"),
         ("runs/rope --rope-scaling self-extend --factor 1/2", "--factor must be a whole number of at least 1 for self"),
-        ("runs/rope --rope-scaling longrope", "longrope needs the length of the whole sequence"),
-        ("runs/rope --rope-scaling longrope --long-factors 1,2", "and D/2 = 16 numbers each, long and short; got"),
+        ("runs/rope --rope-scaling longrope", "longrope needs --long-factors and --short-factors of D/2 = "),
+        ("runs/rope --rope-scaling longrope --long-factors 1,2", "of D/2 = 16 numbers each, a trained length of 2 or"),
         ("runs/rope --rope-scaling longrope --long-factors 1,0", "--long-factors must be numbers above 0, got"),
         ("runs/rope --rope-scaling longrope --long-factors 1,x", "--long-factors: 'x' is not a number"),
         ("runs/rope --rope-scaling yarn --long-factors 1,2", "--long-factors is for --rope-scaling longrope"),
