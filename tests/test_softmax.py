@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, command, need, refused
+from conftest import TINY, command, need
 from test_ladder import EXACT, POSITIONS, T, climb, tiny
 from test_model import attend, like, some_input, some_tokens
 from test_past import plain_model, reading, stream_by_doors
@@ -292,12 +292,3 @@ def test_runs_train_resume_evaluate_and_begin_from_each_other(backend, tokens, t
     done = command("train.py", *flags, "--softmax", "log", "--init-from", run, "--out", "runs/b", cwd=tmp_path)
     new = "new weights: blocks.0.attn.encoding.temperature, blocks.1.attn"
     assert done.returncode == 0 and new in done.stdout, done.stderr
-
-
-@pytest.mark.parametrize("flags, message", [
-    ("--softmax cubic", "--softmax must be plain, log, sinks, llama4 or stick, got 'cubic'"),
-    ("--softmax stick --no-causal", "--window and --softmax stick look back from a query: leave out --no-causal"),
-    ("--softmax llama4", "--softmax llama4 is for blocks without an encoding: give --nope-every too, or --pe nope"),
-])
-def test_what_cannot_be_is_named_in_one_line(flags, message, tmp_path):
-    assert message in refused(command("train.py", "--preset", "mini", "--data", "no/", *flags.split(), cwd=tmp_path))
