@@ -14,6 +14,9 @@ train.py uses them with --fast, and so does what reads long texts; GPT takes the
 import contextlib
 import ctypes
 import functools
+import os
+import shutil
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import model_torch
-from config import ExPE, Shaw
+from config import ExPE, InputError, Shaw
 from model_torch import score_divisor
 
 # Numbers in the largest array of logits that a loss keeps. On a CPU 42 MB: up to 32 MB the C library may leave what was
@@ -411,6 +414,9 @@ PARTS = {"attention": Attention, "dropout": Dropout, "cross_entropy": cross_entr
 
 def compile(model, **how):
     """torch.compile each block and the loss; tables and checks, which look at values, stay out of the graphs."""
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")         # as torch chooses it
+    if model.embedding.weight.device.type == "cpu" and not shutil.which(compiler):
+        raise InputError(f"--compile needs the C++ compiler {compiler}: install it, or leave out --compile")
     for block in model.blocks:
         block.compile(**how)
     model.cross_entropy = functools.partial(cross_entropy, parts=torch.compile(softmax_parts, **how))

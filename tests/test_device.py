@@ -11,6 +11,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from conftest import TINY, command, refused
 
 import model_torch
 import train
@@ -60,6 +61,12 @@ def test_caches_and_streams_compute_on_the_device(name, dtype, monkeypatch):
                 assert h.device == META and h.shape == (2, n, 64) and h.dtype == dtype
         assert all(x.device == META for block in reader.blocks for x in cache[block.attn])
     assert distribution(h[:, -1] @ reader.output_weight.T, temperature=0.8, top_k=5).device == META
+
+
+def test_compile_without_a_compiler_is_refused(tokens, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    done = command("train.py", *TINY, "--data", tokens, "--compile", "--out", "run", cwd=tmp_path)
+    assert "--compile needs the C++ compiler no-such-compiler: install it, or leave out --compile" in refused(done)
 
 
 @pytest.mark.slow
