@@ -183,7 +183,8 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     min_doc_tokens = 1 if Path(source).is_file() else min_doc_tokens
     texts = split_file(texts) if Path(source).is_file() else list(split_texts(texts, min_doc_tokens, dropped))
     if not any(text for _, _, text in texts):
-        raise InputError(f"{source} has no text" + f": {len(skipped)} of its files are not UTF-8" * bool(skipped))
+        raise InputError(f"{source} has no text to train on: {dropped['short']} documents are shorter than "
+                         f"--min-doc-tokens, and {len(skipped)} files are not UTF-8")
     if ranks is None:
         training = [text for split, _, text in texts if split == "train"]
         print(f"training a tokenizer of {vocab:,} entries on {sum(map(len, training)):,} characters", flush=True)

@@ -276,9 +276,12 @@ def intervals(differences, targets, seed=0):
     """
     differences, targets = np.asarray(differences, dtype=np.float64), np.asarray(targets, dtype=np.float64)
     n = len(targets)
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)     # how often each document comes
-    means = drawn @ (differences * targets).T / (drawn @ targets)[:, None]             # (RESAMPLES, k)
-    low, high = np.percentile(means, (2.5, 97.5), axis=0)
+    rng = np.random.default_rng(seed)
+    means = []
+    for _ in range(10):
+        drawn = rng.multinomial(n, np.full(n, 1 / n), RESAMPLES // 10)  # how often each document comes, (..., n)
+        means.append(drawn @ (differences * targets).T / (drawn @ targets)[:, None])   # (..., k)
+    low, high = np.percentile(np.concatenate(means), (2.5, 97.5), axis=0)
     return np.stack((differences @ targets / targets.sum(), low, high), axis=-1).tolist()
 
 @functools.cache

@@ -139,8 +139,8 @@ def print_rows(rows):
     if scored and "by_position" in scored[0]:
         print_positions(scored)
     for distance in dict.fromkeys(distance for row in scored for distance in row.get("by_distance", ())):
-        parts = [row | dict(zip(("loss", "n"), row["by_distance"][distance], strict=True)) for row in scored
-                 if distance in row["by_distance"]]
+        parts = [{**row, "loss": row["by_distance"][distance][0], "n": row["by_distance"][distance][1]}
+                 for row in scored if distance in row["by_distance"]]
         counts = " or ".join(f"{n:,}" for n in dict.fromkeys(part["n"] for part in parts))
         print_table(parts, f"loss on the {counts} targets that repeat what ended {distance} the trained length before",
                     "loss")

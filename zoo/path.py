@@ -11,7 +11,8 @@ lies below the diagonal,
 
 since z_jn, by how much of w_j key n is changed on its way to a query, is b_j (w_j . k_n less the sum over n < i < j
 of w_j . w_i z_in). NumPy solves this for all tokens at once, in time that grows with T^3. PyTorch solves it in parts
-and takes queries from part to part, in time that grows with T^2. Neither has an array of T x T x D numbers.
+and takes queries from part to part, in time that grows with T^2; a reading with a cache solves all parts anew. Neither
+has an array of T x T x D numbers.
 Tokens are counted in the order in which they stand: other positions do not exist here.
 """
 
@@ -128,15 +129,15 @@ def reflect(encoding, q, k, kept):
     first = k.shape[2] - q.shape[2]                                                            # part that has a query
     eye = torch.eye(C, dtype=w.dtype, device=w.device)
     u = torch.linalg.solve_triangular((b * (w @ w.mT)).tril(-1), b * eye, upper=False, unitriangular=True)
-    z = u @ (w @ k.mT).tril(-1)                                                                # (B, H, N, C, C)
+    uw, z = u @ w, u @ (w @ k.mT).tril(-1)                                                     # (B, H, N, C, D or C)
     p = (q @ w[:, :, first:].mT).tril()
     own = q @ k[:, :, first:].mT - p @ z[:, :, first:]
-    k_end, q_start = k - z.mT @ w, q - p @ (u @ w)[:, :, first:]
+    k_end, q_start = k - z.mT @ w, q - p @ uw[:, :, first:]
     rows = q[:, :, 0, :0]                                                                      # queries of later parts
     columns = []
     for j in reversed(range(k.shape[2])):
         column = rows @ k_end[:, :, j].mT
-        rows = rows - rows @ w[:, :, j].mT @ (u @ w)[:, :, j]
+        rows = rows - rows @ w[:, :, j].mT @ uw[:, :, j]
         if j >= first:
             column = torch.cat((own[:, :, j - first], column), 2)
             rows = torch.cat((q_start[:, :, j - first], rows), 2)
