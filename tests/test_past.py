@@ -218,7 +218,7 @@ def test_positions_scaled_anew():
     ("rope", {}, {"rope_scaling": "ntk", "factor": -1.0}, "--factor must be above 0 and at most 1e6, got -1.0"),
     ("rope", {}, {"rope_scaling": "longrope"}, "longrope needs .* D/2 = 4 numbers each, .* got 0, 0, 12 and 48"),
     ("rope", {}, {"rope_scaling": "longrope", "long": (1.0, 0.0, 1.0, 1.0)}, "--long-factors must be numbers above 0"),
-    ("rope", {}, {"rope_scaling": "longrope", "long": (1.0,) * 4, "short": (1.0,)}, "got 48, 12, 4 and 1"),
+    ("rope", {}, {"rope_scaling": "longrope", "long": (1.0,) * 4, "short": (1.0,)}, "got 4, 1, 12 and 48"),
 ])
 def test_a_scaling_that_cannot_be_used_is_named(pe, variant, how, message):
     with pytest.raises(InputError, match=message):
