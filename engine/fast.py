@@ -32,6 +32,7 @@ from model_torch import score_divisor
 # freed in a heap that is full of holes, and a process that only reads grew by a gigabyte.
 LOGITS = {"cpu": 10 * 2**20, "mps": 2**26, "cuda": 2**28, "meta": 2**28}
 
+COMPILER = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")     # as torch chooses it on a CPU
 BAND = 64                                # queries at a time in attend_banded
 PAIRS = 2**24                            # scores that a backward pass keeps at once: 64 MB in fp32
 
@@ -414,9 +415,8 @@ PARTS = {"attention": Attention, "dropout": Dropout, "cross_entropy": cross_entr
 
 def compile(model, **how):
     """torch.compile each block and the loss; tables and checks, which look at values, stay out of the graphs."""
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")         # as torch chooses it
-    if model.embedding.weight.device.type == "cpu" and not shutil.which(compiler):
-        raise InputError(f"--compile needs the C++ compiler {compiler}: install it, or leave out --compile")
+    if model.embedding.weight.device.type == "cpu" and not shutil.which(COMPILER):
+        raise InputError(f"--compile needs the C++ compiler {COMPILER}: install it, or leave out --compile")
     for block in model.blocks:
         block.compile(**how)
     model.cross_entropy = functools.partial(cross_entropy, parts=torch.compile(softmax_parts, **how))

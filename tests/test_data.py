@@ -144,6 +144,17 @@ def test_what_cannot_be_prepared_leaves_the_old_folder(books, tokens, tmp_path):
         assert before == {path.name: path.read_bytes() for path in out.iterdir()}
 
 
+def test_why_no_text_is_left_is_said(tmp_path):
+    for folder, content, short, binary in (("short", b"a few words", 2, 0), ("binary", b"\xff\xfe\x00", 0, 2)):
+        (tmp_path / folder).mkdir()
+        for i in range(2):
+            (tmp_path / folder / f"{i}.txt").write_bytes(content + bytes([i + 65]))
+        said = refused(command("data.py", folder, cwd=tmp_path))
+        assert f"{folder} has no text to train on: {short} documents are shorter than --min-doc-tokens, and " in said
+        assert said.endswith(f" {binary} files are not UTF-8")
+    assert not (tmp_path / "data").exists()
+
+
 def test_the_script_prepares_and_shows(books, tmp_path):
     done = command("data.py", books, "--vocab", "300", "--min-doc-tokens", "256", cwd=tmp_path)
     again = command("data.py", "data/books-v300", cwd=tmp_path)
