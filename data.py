@@ -404,8 +404,11 @@ def make_parser():
 def main():
     parser = make_parser()
     with parser.one_line_errors():
-        args = vars(parser.parse_args())
-        show(args["source"] if (Path(args["source"]) / "meta.json").exists() else prepare(**args))
+        args = parser.parse_args()
+        made = (Path(args.source) / "meta.json").exists()
+        if made and args != parser.parse_args([args.source]):
+            raise InputError(f"{args.source} is a folder that data.py has made: leave the flags out to see what it holds")
+        show(args.source if made else prepare(**vars(args)))
 
 if __name__ == "__main__":
     main()

@@ -244,5 +244,6 @@ def write(args, sampling):
         return
     least = min(map(len, prompts))
     columns = zip(*itertools.islice(steps, most - least + n_tokens), strict=True)
-    for text, prompt, tokens in zip(texts, prompts, columns, strict=True):
+    for b, (text, prompt, tokens) in enumerate(zip(texts, prompts, columns, strict=True)):
+        print(end="\n" * (b > 0))
         print_text(text, tokens[len(prompt) - least :], n_tokens, encoding)

@@ -162,6 +162,7 @@ def test_the_script_prepares_and_shows(books, tmp_path):
     assert done.stdout.endswith(again.stdout) and "80 documents" not in again.stdout
     counts = {line.split()[0]: int(line.split()[1]) for line in again.stdout.splitlines()[1:]}
     assert sum(counts.values()) == len(list(books.iterdir()))
+    assert "leave the flags out" in refused(command("data.py", "data/books-v300", "--vocab", "400", cwd=tmp_path))
 
 
 def test_damaged_tokens_are_named(tokens, tmp_path):

@@ -192,7 +192,7 @@ def test_prompts_of_a_file_are_written_as_each_alone(workplace, tmp_path):
     flags = ["--cache", "--tokens", "8", "--temperature", "0"]
     alone = [command("generate.py", "runs/rope", "--prompt", text, *flags, cwd=workplace).stdout for text in prompts]
     together = command("generate.py", "runs/rope", "--prompts", tmp_path / "prompts.txt", *flags, cwd=workplace)
-    assert together.returncode == 0 and together.stdout == "".join(alone), together.stderr
+    assert together.returncode == 0 and together.stdout == "\n".join(alone), together.stderr
 
 
 def test_a_stream_goes_on_in_constant_memory(workplace):
