@@ -407,7 +407,7 @@ def main():
         args = parser.parse_args()
         made = (Path(args.source) / "meta.json").exists()
         if made and args != parser.parse_args([args.source]):
-            raise InputError(f"{args.source} is a folder that data.py has made: leave the flags out to see what it holds")
+            raise InputError(f"{args.source} is made by data.py: leave the flags out, and see what it holds")
         show(args.source if made else prepare(**vars(args)))
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@
 2. The chosen values with fresh seeds, on 512 sequences at 1, 2, 4 and 16 times the trained length, as far as a task
    allows. None is trained on; those of the trained length are the trials' own.
 
-Every task has one small model and one number of steps for all encodings. A run's files are in its directory under
+Every task has one small model and one number of steps for all encodings. flip-flop@512 and the like are tasks in the
+setting of a paper, with the methods of which it has numbers (PUBLISHED). A run's files are in its directory under
 runs/tasks/. The report gathers them in results/tasks/, a JSON file for each task, and makes the pages from these.
 """
 
@@ -38,6 +39,10 @@ SETTINGS = {                             # of every run of a task
     "indirect": "--context 22 --layers 2 --batch-size 32 --steps 400",
     "reverse": "--context 26 --layers 2 --batch-size 32 --steps 1500",
     "duplicate": "--context 26 --layers 2 --batch-size 32 --steps 1500",
+    "flip-flop@512": "--context 512 --layers 1 --batch-size 8 --steps 2000",
+}
+PUBLISHED = {                            # a setting: the methods, with default values
+    "flip-flop@512": ("rope", "fox", "nope-stick", "path"),             # arXiv 2505.16381, table 1
 }
 RATES = {"lr1": "--lr 1e-3", "lr3": "--lr 3e-3", "lr10": "--lr 1e-2"}    # at the lowest, fewer seeds fail on first-last
 THETA = "--theta {}/{{context}}"
@@ -59,14 +64,19 @@ RANDOM = {f"{name}-random": (f"{flags} {DRAWN}", {"": ""}) for name, flags in {
     "expe": "--pe expe", "expe-on-k": "--pe expe --on k", "rope": "--pe rope",
     "learned": "--pe learned --n-positions {far}"}.items()}
 RANDOM_TASKS = ("first-last", "copy", "reverse")
-MORE = {"flip-flop": ("flip-flop-sparse", "flip-flop-dense")}          # tasks that its finals are scored on too
+MORE = {f"flip-flop{at}": (f"flip-flop-sparse{at}", f"flip-flop-dense{at}") for at in ("", "@512")}     # to score, too
 
 ROW = {"length": int, "accuracy": float, "whole": float, "end": float | None, "chance": float, "guess": float}
 RUN = {"name": str, "seed": int, "flags": str, "seconds": int | float, "weights": str, "rows": [ROW]}
 
 def methods_of(task):
     """{method: (flags, {name of a value: flags})} that are trained on a task."""
-    return KNOBS | OTHERS | NEW | (RANDOM if task in RANDOM_TASKS else {})
+    methods = KNOBS | OTHERS | NEW | (RANDOM if task in RANDOM_TASKS else {})
+    return {name: (methods[name][0], {"": ""}) for name in PUBLISHED[task]} if task in PUBLISHED else methods
+
+def task_of(name):
+    """The task of studies/tasks.py of which a name of SETTINGS or MORE is."""
+    return name.partition("@")[0]
 
 def context_of(task):
     return int(re.search(r"--context (\d+)", SETTINGS[task])[1])
@@ -79,7 +89,7 @@ def names_of(task, method):
     for (value, more), (rate, lr) in itertools.product(knob.items(), RATES.items()):
         name = "-".join(filter(None, (f"{task}.{method}", value, rate)))
         more = f"{flags} {more}".format(context=context, far=16 * context)
-        trials[name] = f"--data task:{task} {SETTINGS[task]} {SMALL} {more} {lr}"
+        trials[name] = f"--data task:{task_of(task)} {SMALL} {SETTINGS[task]} {more} {lr}"
     return trials
 
 def variants():
@@ -120,12 +130,13 @@ def evaluation(name, what, run):
     """(file, words of eval.py's command line) of an evaluation of a run: a trial's, a final's, or of another task."""
     task, _, method = name.partition(".")
     context = context_of(task)
-    multiples = (1,) if what == "trial" else (1, 2, 4, 16) if what == "accuracy" else (1, 4)
-    longest = find(f"task:{task}").longest or math.inf                  # where distinct symbols run out
+    far = what == "accuracy" and task not in PUBLISHED
+    multiples = (1,) if what == "trial" else (1, 2, 4, 16) if far else (1, 4)
+    longest = find(f"task:{task_of(task)}").longest or math.inf         # where distinct symbols run out
     if re.match("learned-(?!random)", method):                          # a table of positions ends
         longest = context
     lengths = ",".join(str(context * k) for k in multiples if context * k <= longest)
-    other = ["--data", f"task:{what}"] if what in MORE.get(task, ()) else []
+    other = ["--data", f"task:{task_of(what)}"] if what in MORE.get(task, ()) else []
     return run / f"{what}.json", [*other, "--lengths", lengths]
 
 # ---- results/tasks/ --------------------------------------------------------------------------------------------------

@@ -47,11 +47,12 @@ def report(folder):
     seconds = sum(run["seconds"] for task in SETTINGS for run in read(task).values())
     parts = [f"# {TITLE}\n", WORDS, f"All runs together took {seconds / 3600:.1f} core-hours of training.\n"]
     Path("pictures").mkdir(exist_ok=True)
+    ours = {task: found for task, found in results.items() if "@" not in task}
     for path, draw, words, methods in (
             ("tasks-lengths.png", pictures.panels, "Accuracy by length", list(KNOBS)),
             ("tasks-map.png", pictures.heat, "Accuracy at the trained length and at 4 times it, as far as a task goes",
-             [method for method in (*KNOBS, *OTHERS) if any(method in found for found in results.values())])):
-        draw(Path("pictures", path), results, words, methods)
+             [method for method in (*KNOBS, *OTHERS) if any(method in found for found in ours.values())])):
+        draw(Path("pictures", path), ours, words, methods)
         parts.append(f"![{words}](../../pictures/{path})\n")
     parts += [f"## {task}\n\n`{settings_of(task)}`\n\n{table(methods)}" for task, methods in results.items()]
     write_text(folder / "tasks.md", "\n".join(parts))
@@ -110,6 +111,8 @@ def summary(results):
     lines = [["task", "trained", *map(pictures.name, KNOBS), "best guess"]]
     lines.append(["---"] * len(lines[0]))
     for task, found in results.items():
+        if "@" in task:
+            continue
         longest = max((rows for _, _, rows in found.values()), key=len)
         cells = []
         for method in KNOBS:

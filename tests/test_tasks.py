@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -303,6 +304,13 @@ def test_the_grid_tries_then_trains_fresh_seeds():
     assert [run for run in wanted if run[0].startswith("flip-flop.fox")] == [                 # the third is left out
         ("flip-flop.fox-lr1", 0, ("trial",)), ("flip-flop.fox-lr3", 0, ("trial",)),
         *(("flip-flop.fox-lr3", seed, more) for seed in (1, 2, 3))]
+    published = {name.partition(".")[2] for name, *_ in wanted if name.startswith("flip-flop@512.")}
+    assert published == {f"{method}-{lr}" for method in ("rope", "fox", "nope-stick", "path") for lr in task_grid.RATES}
+    flags = task_grid.names_of("flip-flop@512", "path")["flip-flop@512.path-lr1"]
+    _, model, _ = read_flags(["--preset", "mini", *flags.split()])
+    assert (model.context, model.n_layers, model.n_heads, model.d_model) == (512, 1, 2, 64)
+    _, words = task_grid.evaluation("flip-flop@512.path-lr1", "flip-flop-sparse@512", Path("run"))
+    assert words == ["--data", "task:flip-flop-sparse", "--lengths", "512,2048"]
 
 
 def test_the_page_has_the_table_of_its_command():
