@@ -334,7 +334,7 @@ MORE_PICTURES = {                        # of a grid: kind, what draws it, of wh
     **{grid: [("tokens", draw_tokens, protocol, "Loss at 1x against tokens of training"),
               ("far", draw_far, protocol, "What windows of 16x add, without the methods that rise by 0.5 or more")]
        for grid, protocol in {"budget": "same-targets", "growth": "spread"}.items()},
-    **dict.fromkeys(("tokens", "retuned", "long"), [
+    **dict.fromkeys(("tokens", "retuned", "long", "sizes", "novels"), [
         ("repeat", draw_probe, "repeat", "What a repetition at both ends of a window is worth")]),
     "theta": [("multipliers", draw_multipliers, "same-targets", "Loss by theta multiplier, at 1x and 16x")],
 }
