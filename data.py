@@ -405,9 +405,9 @@ def main():
     parser = make_parser()
     with parser.one_line_errors():
         args = parser.parse_args()
-        made = (Path(args.source) / "meta.json").exists()
-        if made and args != parser.parse_args([args.source]):
-            raise InputError(f"{args.source} is made by data.py: leave the flags out, and see what it holds")
+        made = is_whole(Path(args.source))
+        if made and len(sys.argv) > 2:
+            raise InputError(f"{args.source} is a folder of tokens: leave the flags out, or give the text itself")
         show(args.source if made else prepare(**vars(args)))
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ ONE = np.arange(1)
 def add_flags(parser):
     """The flags that generate.py has besides with --cache."""
     parser.add_argument("--prompts", metavar="FILE", help="one prompt per line; the texts are written side by "
-                        "side, and scalings that depend on the length use the longest")
+                        "side, an empty line between them, and scalings that depend on the length use the longest")
     parser.add_argument("--stream", action="store_true", help="keep only the first and last tokens; write until Ctrl-C")
     scaling.add_stream_flags(parser)
     scaling.add_scaling_flags(parser)
@@ -245,5 +245,6 @@ def write(args, sampling):
     least = min(map(len, prompts))
     columns = zip(*itertools.islice(steps, most - least + n_tokens), strict=True)
     for b, (text, prompt, tokens) in enumerate(zip(texts, prompts, columns, strict=True)):
-        print(end="\n" * (b > 0))
+        if b:
+            print()
         print_text(text, tokens[len(prompt) - least :], n_tokens, encoding)

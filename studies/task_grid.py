@@ -8,9 +8,10 @@
 2. The chosen values with fresh seeds, on 512 sequences at 1, 2, 4 and 16 times the trained length, as far as a task
    allows. None is trained on; those of the trained length are the trials' own.
 
-Every task has one small model and one number of steps for all encodings. flip-flop@512 and the like are tasks in the
-setting of a paper, with the methods of which it has numbers (PUBLISHED). A run's files are in its directory under
-runs/tasks/. The report gathers them in results/tasks/, a JSON file for each task, and makes the pages from these.
+Every task has one small model and one number of steps for all encodings. flip-flop@512 and the like are tasks with the
+model and the length of a paper, for the methods of which it has numbers (PUBLISHED), at 1 and 4 times that length. A
+run's files are in its directory under runs/tasks/. The report gathers them in results/tasks/, a JSON file for each
+task, and makes the pages from these.
 """
 
 import itertools
@@ -89,7 +90,7 @@ def names_of(task, method):
     for (value, more), (rate, lr) in itertools.product(knob.items(), RATES.items()):
         name = "-".join(filter(None, (f"{task}.{method}", value, rate)))
         more = f"{flags} {more}".format(context=context, far=16 * context)
-        trials[name] = f"--data task:{task_of(task)} {SMALL} {SETTINGS[task]} {more} {lr}"
+        trials[name] = f"--data task:{task_of(task)} {SETTINGS[task]} {SMALL} {more} {lr}"
     return trials
 
 def variants():
@@ -112,7 +113,8 @@ def runs(seeds, accuracy):
             yield from ((name, SEED, ("trial",)) for name in tried)
             if best is not None:
                 names = ("accuracy", *MORE.get(task, ()))
-                yield from ((best, seed, names) for seed in (seeds if method in KNOBS else seeds[:2]))
+                few = method not in KNOBS and task not in PUBLISHED
+                yield from ((best, seed, names) for seed in seeds[: 2 if few else None])
 
 def trials(names, accuracy):
     """(the names that are tried, as far as that is known; the chosen one, or None before that is known)."""
@@ -130,8 +132,8 @@ def evaluation(name, what, run):
     """(file, words of eval.py's command line) of an evaluation of a run: a trial's, a final's, or of another task."""
     task, _, method = name.partition(".")
     context = context_of(task)
-    far = what == "accuracy" and task not in PUBLISHED
-    multiples = (1,) if what == "trial" else (1, 2, 4, 16) if far else (1, 4)
+    ours = what == "accuracy" and task not in PUBLISHED
+    multiples = (1,) if what == "trial" else (1, 2, 4, 16) if ours else (1, 4)
     longest = find(f"task:{task_of(task)}").longest or math.inf         # where distinct symbols run out
     if re.match("learned-(?!random)", method):                          # a table of positions ends
         longest = context

@@ -31,7 +31,8 @@ LEARNED = 0.95                           # accuracy at the trained length from w
 TRAINING = {"variant": str, "seed": int, "command": str, "seconds": int | float, "weights": str}
 WORDS = f"""Accuracy by token in %: the mean of the seeds that learned the task, which have {LEARNED:.0%} or more at the
 trained length, or of all seeds if none did. The values were chosen with another seed, by the accuracy at the trained
-length alone. The best guess knows the symbols and no positions.
+length alone. The best guess knows the symbols and no positions. A name with @ is a task with the model and the length
+of a paper.
 
 ```
 python -m lab.reproduce tasks

@@ -213,6 +213,7 @@ def long_claims():
         f"({scored:,}, and {repeated} far repetitions)",
         f"the seeds of ExPE-K x64 have {most[0]}, those of x256 {most[1]}, and KERPLE's {most[2]}",
         f"lies between {few[fox]:+.3f} (FoX) and {few[kerple]:+.3f} (KERPLE), and RoPE rises by {few[rope]:.3f}",
+        "ExPE-K x64 has {:+.3f} with ten times the tokens; seed 2 has {:+.3f}".format(*changes(ours, "spread")),
         f"it is {more[fox]:+.3f} with FoX, {more[kerple]:+.3f} with KERPLE and {more[alibi]:+.3f} with ALiBi",
         "within 0.002 of 0 with 1.64M tokens for three methods, and from 6.55M to 16.38M KERPLE falls most",
         f"lie between {min(first.values()):.3f} (FoX) and {max(first.values()):.3f}", f"up to {between:.3f} apart",
@@ -289,6 +290,7 @@ def copying_claims():
     names = (fox, alibi, ours, kerple, expe, rope)
     swaps = {name: gap_of_probe(name, "swap", 16) for name in names}
     assert [name for name, (_, low, high) in swaps.items() if not low < 0 < high] == [ours, rope]
+    assert {name for name in names if min(gains(name, "swap", 16, "far")) > 0.001} >= {rope, kerple, ours, fox}
     copied = {(name, n): gains(name, "copies", n / 128, "far") for name in names for n in (64, 128, 256, 512)}
     words = {key: listed([f"{gain:.2f}" for gain in worth]) for key, worth in copied.items()}
     apart = max(max(copied[name, 128]) - min(copied[name, 128]) for name in (fox, alibi))
@@ -308,7 +310,9 @@ def copying_claims():
     parameters = json.loads((ROOT / "results/packages/expe-on-k-tokens-x10-s1.run.json").read_text())
     tokens, train = parameters["tokens"], parameters["data"]["splits"]["train"]["tokens"]
     library = json.loads((ROOT / "results/mini/expe-s1.run.json").read_text())
-    budget = [4 * library["tokens"] / n for n in (1e6, library["data"]["splits"]["train"]["tokens"])]
+    shares = [library["tokens"] / n for n in (1e6, library["data"]["splits"]["train"]["tokens"])]
+    budget = " | ".join(listed([f"{n * share:.2f}{unit}" for n in (1, 2, 4)])
+                        for share, unit in zip(shares, ("M", ""), strict=True))
     return [
         *copying_rows(), *knob_rows(), f"lie within {max(means.values()) - min(means.values()):.3f} of each other",
         f"whose seeds have {seeds}", f"its seeds have {words[kerple, 512]}",
@@ -318,7 +322,8 @@ def copying_claims():
           for way in ("as trained", "at least 0", "at least 1/L", "at least 2/L", "at least 4/L")),
         f"further keys scored as at 2L | {' | '.join(part['at most 2L', n] for part in slopes for n in (1, 16))} |",
         f"{n[1]} or {n[0]} of the 16 heads", f"With ten times the tokens {n[3]} have, and {n[4]} with 64 times theta",
-        listed([f"{n * tokens / 1e6:.2f}M" for n in (0.1, 0.4, 1)]), "library | {:.2f}M | {:.2f} |".format(*budget),
+        listed([f"{n * tokens / 1e6:.2f}M" for n in (0.1, 0.4, 1)]), f"library | {budget} |",
+        "library | {:.2f}M | {:.2f} |".format(*(4 * x for x in shares)), f"`mini`, {shares[0]:.2f}M tokens",
         listed([f"{n * tokens / train:.2f}" for n in (0.1, 0.4, 1)]),
         f"least slopes lower the mean loss at 16x by {interval(lower)}",
         f"that of the ExPE-K of `retuned` by {interval(gap(at[ours, 'spread', 16], at[ours, 'least-spread', 16]))}"]
