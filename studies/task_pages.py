@@ -48,7 +48,7 @@ def report(folder):
     seconds = sum(run["seconds"] for task in SETTINGS for run in read(task).values())
     parts = [f"# {TITLE}\n", WORDS, f"All runs together took {seconds / 3600:.1f} core-hours of training.\n"]
     Path("pictures").mkdir(exist_ok=True)
-    ours = {task: found for task, found in results.items() if "@" not in task}
+    ours = without_published(results)
     for path, draw, words, methods in (
             ("tasks-lengths.png", pictures.panels, "Accuracy by length", list(KNOBS)),
             ("tasks-map.png", pictures.heat, "Accuracy at the trained length and at 4 times it, as far as a task goes",
@@ -106,14 +106,15 @@ def all_finals():
     tasks = [task for trained in SETTINGS for task in (trained, *MORE.get(trained, ()))]
     return {task: found for task in tasks if (found := finals(task))}
 
+def without_published(results):
+    return {task: found for task, found in results.items() if "@" not in task}
+
 def summary(results):
     """The table of docs/tasks.md: accuracies in % at the trained length and at 4 times it as far as a task goes, in
     brackets the share of seeds that learned the task unless all did."""
     lines = [["task", "trained", *map(pictures.name, KNOBS), "best guess"]]
     lines.append(["---"] * len(lines[0]))
     for task, found in results.items():
-        if "@" in task:
-            continue
         longest = max((rows for _, _, rows in found.values()), key=len)
         cells = []
         for method in KNOBS:
@@ -144,7 +145,7 @@ def table(methods):
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 def main():
-    print(summary(all_finals()), end="")
+    print(summary(without_published(all_finals())), end="")
 
 if __name__ == "__main__":
     main()

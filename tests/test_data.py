@@ -163,6 +163,9 @@ def test_the_script_prepares_and_shows(books, tmp_path):
     counts = {line.split()[0]: int(line.split()[1]) for line in again.stdout.splitlines()[1:]}
     assert sum(counts.values()) == len(list(books.iterdir()))
     assert "leave the flags out" in refused(command("data.py", "data/books-v300", "--vocab", "400", cwd=tmp_path))
+    shutil.copytree(books, tmp_path / "own")
+    (tmp_path / "own" / "meta.json").write_text('{"title": "of another program"}')
+    assert command("data.py", "own", "--vocab", "300", "--min-doc-tokens", "256", cwd=tmp_path).returncode == 0
 
 
 def test_damaged_tokens_are_named(tokens, tmp_path):

@@ -266,8 +266,8 @@ def listed(words):
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def copying_claims():
-    """What more-tokens.md says."""
+def copying_claims(shares):
+    """What more-tokens.md says; shares: the tokens of `mini`, in millions and in epochs of the library."""
     flat = {}
     for row in (row for place in ("far", "packages")
                 for row in json.loads((ROOT / f"results/{place}/flat.json").read_text())):
@@ -309,8 +309,6 @@ def copying_claims():
     assert most == [rope] * 3 + [kerple]
     parameters = json.loads((ROOT / "results/packages/expe-on-k-tokens-x10-s1.run.json").read_text())
     tokens, train = parameters["tokens"], parameters["data"]["splits"]["train"]["tokens"]
-    library = json.loads((ROOT / "results/mini/expe-s1.run.json").read_text())
-    shares = [library["tokens"] / n for n in (1e6, library["data"]["splits"]["train"]["tokens"])]
     budget = " | ".join(listed([f"{n * share:.2f}{unit}" for n in (1, 2, 4)])
                         for share, unit in zip(shares, ("M", ""), strict=True))
     return [
@@ -355,7 +353,7 @@ def claims():
         "README.md": [
             f"from {loss('expe', same, 1):.3f} at the trained length to {loss('expe', same, 16):.3f} at 16 times",
             f"RoPE from {loss('rope', same, 1):.3f} to {loss('rope', same, 16):.3f}", f"change by at most {most:.3f}"],
-        "docs/more-tokens.md": copying_claims(),
+        "docs/more-tokens.md": copying_claims([tokens / 1e6, tokens / train]),
         "docs/evidence.md": [
             f"{run['parameters'] / 1e6:.2f}M parameters", f"{train / 1e6:.2f}M training tokens",
             f"{tokens / 1e6:.2f}M tokens, which is {tokens / train:.2f} epochs",
