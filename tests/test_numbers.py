@@ -15,7 +15,7 @@ from lab.grids import GRIDS, KNOBS, METHODS
 from lab.measures import interval_of_seeds
 from studies.flat import WAYS
 
-SEEDS = {"packages": (1, 2)}             # of a place; elsewhere 1 to 3
+SEEDS = {"packages": (1, 2), "small-packages": (1,)}                  # of a place; elsewhere 1 to 3
 CITED = {                                # what no file of results/ has, and where it is from
     "README.md": ["3.11 or 3.12", "torch 2.13.0"],                        # versions
     "docs/evidence.md": [
@@ -31,10 +31,11 @@ def rows(name, protocol, length, split="val", place="mini"):
     found = []
     for seed in SEEDS.get(place, (1, 2, 3)):
         what = protocol.replace("sliding", "same-targets")             # it stands in the file of these
+        what = "small-" * (protocol == "copies" and place == "small-packages") + what
         file = f"{name}-s{seed}.{'test-' * (split == 'test')}{what}.json"
         kind = {"scaled": "nonoverlap", "copies": "repeat"}.get(protocol) or re.sub("^(held|least)-", "", protocol)
         [row] = [row for row in json.loads((ROOT / "results" / place / file).read_text())
-                 if row["protocol"] == kind and row["length"] == 128 * length]
+                 if row["protocol"] == kind and row["length"] == length * row["trained_length"]]
         found.append(row)
     return found
 
@@ -117,9 +118,20 @@ LONG = {                                 # the same with ten times the tokens, t
     "ExPE-K, x256, least slopes": ("expe-on-k-tokens-x10", "least-spread")}
 
 
-def changes(name, protocol):
-    """The loss at 16x less that at 1x, a number a seed, with ten times the tokens."""
-    pairs = zip(*(rows(name, protocol, n, "test", "packages") for n in (16, 1)), strict=True)
+SMALL = {                                # the same of the larger model, one seed
+    "FoX, rate x2": ("fox-lr-0.006", "spread"),
+    "ALiBi, x8, rate x2": ("alibi-x8-lr-0.006", "spread"),
+    "ExPE-K, x256": ("expe-on-k", "spread"),
+    "ExPE-K, x256, least slopes": ("expe-on-k", "least-spread"),
+    "KERPLE, rate x2": ("kerple-lr-0.006", "spread"),
+    "ExPE, x4, rate x3": ("expe-x4-lr-0.009", "spread"),
+    "ExPE, x4, rate x3, hold": ("expe-x4-lr-0.009", "held-spread"),
+    "RoPE, rate x2": ("rope-lr-0.006", "spread")}
+
+
+def changes(name, protocol, place="packages"):
+    """The loss at 16x less that at 1x, a number a seed."""
+    pairs = zip(*(rows(name, protocol, n, "test", place) for n in (16, 1)), strict=True)
     return [far["loss"] - near["loss"] for far, near in pairs]
 
 
@@ -128,14 +140,14 @@ def gains(name, probe, n, place="packages"):
     return [row["without"] - row["loss"] for row in rows(name, probe, n, "val", place)]
 
 
-def long_rows():
-    """The table with ten times the tokens."""
-    for name, (variant, way) in LONG.items():
-        cells = [name, *(f"{loss(variant, way, n, 'test', 'packages'):.3f}" for n in (1, 2, 4, 16)),
-                 ", ".join(f"{x:+.3f}" for x in changes(variant, way))]
+def rows_by_length(methods, place):
+    """A table with ten times the tokens, or ten a parameter."""
+    for name, (variant, way) in methods.items():
+        cells = [name, *(f"{loss(variant, way, n, 'test', place):.3f}" for n in (1, 2, 4, 16)),
+                 ", ".join(f"{x:+.3f}" for x in changes(variant, way, place))]
         if way == "spread":
-            cells.append(", ".join(f"{x:+.3f}" for x in changes(variant, "far-repeats")))
-            nats = (statistics.mean(gains(variant, "copies", n / 128)) for n in (64, 128, 256, 512, 2048))
+            cells.append(", ".join(f"{x:+.3f}" for x in changes(variant, "far-repeats", place)))
+            nats = (statistics.mean(gains(variant, "copies", n, place)) for n in (0.5, 1, 2, 4, 16))
             cells += [f"{round(x, 2) + 0:.2f}" for x in nats]
         yield f"| {' | '.join(cells + [''] * (12 - len(cells)))} |"
 
@@ -315,7 +327,7 @@ def copying_claims(shares):
         *copying_rows(), *knob_rows(), f"lie within {max(means.values()) - min(means.values()):.3f} of each other",
         f"whose seeds have {seeds}", f"its seeds have {words[kerple, 512]}",
         f"where they have {words[ours, 128]}, and those of FoX and ALiBi by at most {np.ceil(100 * apart) / 100:.2f}",
-        *long_rows(), *long_claims(), f"needs | {tokens / 1e6:.2f}M | {tokens / train:.2f} |",
+        *rows_by_length(LONG, "packages"), *long_claims(), f"needs | {tokens / 1e6:.2f}M | {tokens / train:.2f} |",
         *(f"{way} | {' | '.join(part[way, n] for part in slopes for n in (1, 16))} |"
           for way in ("as trained", "at least 0", "at least 1/L", "at least 2/L", "at least 4/L")),
         f"further keys scored as at 2L | {' | '.join(part['at most 2L', n] for part in slopes for n in (1, 16))} |",
