@@ -38,7 +38,7 @@ WORDS = {"linear": "interpolated", "ntk": "NTK", "dynamic": "dynamic NTK", "yarn
 PROTOCOLS = {"nonoverlap": "the paper's protocol", "same-targets": "the same targets", "sliding": "a sliding window",
              "spread": "16 places in each document", "far-repeats": "ends of far repetitions",
              "streaming": "token by token, in constant memory", "swap": "swap: the far context is another document's",
-             "repeat": "repeat: random tokens at both ends of a window, and another beginning",
+             "repeat": "repeat: random tokens that end a window, and do or do not begin it",
              "passkey": "passkey: a number in the first sentence, and another one there"}
 LENGTHS, POSITIONS = "tokens in the window", "position"                # what x can be called
 DASHES = ("-", "--", "-.", (0, (8, 2)), (0, (6, 1, 1, 1, 1, 1)), (0, (2, 2)))

@@ -12,7 +12,7 @@ from conftest import ROOT
 from config import PRESETS
 from lab import pictures
 from lab.grids import GRIDS, KNOBS, METHODS
-from lab.measures import interval_of_seeds
+from lab.measures import interval_of_seeds, intervals
 from studies.flat import WAYS
 
 SEEDS = {"packages": (1, 2), "small-packages": (1,)}                  # of a place; elsewhere 1 to 3
@@ -232,6 +232,54 @@ def long_claims():
         "by more than 0.04 each"]
 
 
+def change_over_documents(name, what, first=1, last=16, place="small-packages"):
+    """[mean, low, high] of the change of the loss of the run with seed 1 from one multiple to another, on test."""
+    [first], [last] = (rows(name, what, n, "test", place) for n in (first, last))
+    return over_documents(np.subtract(last["unit_losses"], first["unit_losses"]), first["unit_targets"])
+
+
+def over_documents(differences, targets):
+    """[mean, low, high] of a single run's paired differences, for other documents."""
+    return intervals([differences], targets)[0]
+
+
+def small_claims():
+    """What more-tokens.md says of the larger model, whose seed is 1."""
+    place = "small-packages"
+    fox, alibi, ours, kerple, expe, rope = names = [*dict.fromkeys(name for name, _ in SMALL.values())]
+    at = {(name, way, n): rows(name, way, n, "test", place)[0] for name, way in SMALL.values() for n in (1, 16)}
+    order = {n: sorted(names, key=lambda name: at[name, "spread", n]["loss"]) for n in (1, 16)}
+    assert order[1] == [kerple, fox, expe, ours, alibi, rope] and order[16] == [kerple, fox, ours, alibi, expe, rope]
+    before = {name: loss(f"{name}-tokens-x10", "spread", 16, "test", "packages")
+              for name in ("kerple-lr-x2", "fox-lr-x2", "expe-on-k", "alibi-x8-lr-x2", "rope-lr-x2")}
+    assert sorted(before, key=before.get) == [*before]                  # the same order, without ExPE
+    assert at[fox, "spread", 16]["loss"] < at[expe, "held-spread", 16]["loss"] < at[ours, "least-spread", 16]["loss"]
+    change = {key: change_over_documents(*key) for key in SMALL.values()}
+    clear = [key for key, (_, _, high) in change.items() if high < 0]
+    assert clear == [(fox, "spread"), (ours, "spread"), (ours, "least-spread"), (kerple, "spread"),
+                     (expe, "held-spread")] and change[alibi, "spread"][1] > 0
+    far = {name: change_over_documents(name, "far-repeats") for name in names}
+    assert {name for name in names if far[name][2] < 0} == {fox, ours, kerple}
+    assert {name for name in names if far[name][1] > 0} == {alibi, expe, rope}
+    swaps = {name: over_documents(np.subtract(row["unit_losses_without"], row["unit_losses"]), row["unit_targets"])
+             for name in names for row in rows(name, "swap", 16, "val", place)}
+    assert {name for name in names if swaps[name][1] > 0} == {fox, ours, kerple, rope}
+    copied = {(name, n): gains(name, "copies", n, place)[0] for name in names for n in (0.5, 1, 2, 4, 8, 16)}
+    most = [max(names, key=lambda name: copied[name, n]) for n in (0.5, 1, 2, 4, 8, 16)]
+    assert most == [kerple] * 5 + [ours]
+    first = [over_documents(np.subtract(at[fox, "spread", n]["unit_losses"], at[kerple, "spread", n]["unit_losses"]),
+                            at[fox, "spread", n]["unit_targets"]) for n in (1, 16)]
+    run = json.loads((ROOT / f"results/{place}/{ours}-s1.run.json").read_text())
+    tokens, train = run["tokens"], run["data"]["splits"]["train"]["tokens"]
+    scored = sum(at[ours, "spread", 1]["unit_targets"])
+    repeated = sum(rows(ours, "far-repeats", 1, "test", place)[0]["unit_targets"])
+    return [
+        *rows_by_length(SMALL, place), f"{run['parameters'] / 1e6:.2f}M parameters", f"{tokens / 1e6:.2f}M tokens",
+        f"| {tokens / 1e6:.2f}M | {tokens / train:.2f} | 1 |", f"{scored:,} targets of `spread` and {repeated} far",
+        f"above KERPLE by {interval(first[0])} at 1x and by {interval(first[1])} at 16x",
+        f"ALiBi's rises by {interval(change[alibi, 'spread'])}"]
+
+
 def copying_rows():
     """The table with four times the tokens."""
     for name, (variant, way) in COPYING.items():
@@ -327,7 +375,8 @@ def copying_claims(shares):
         *copying_rows(), *knob_rows(), f"lie within {max(means.values()) - min(means.values()):.3f} of each other",
         f"whose seeds have {seeds}", f"its seeds have {words[kerple, 512]}",
         f"where they have {words[ours, 128]}, and those of FoX and ALiBi by at most {np.ceil(100 * apart) / 100:.2f}",
-        *rows_by_length(LONG, "packages"), *long_claims(), f"needs | {tokens / 1e6:.2f}M | {tokens / train:.2f} |",
+        *rows_by_length(LONG, "packages"), *long_claims(), *small_claims(),
+        f"needs | {tokens / 1e6:.2f}M | {tokens / train:.2f} |",
         *(f"{way} | {' | '.join(part[way, n] for part in slopes for n in (1, 16))} |"
           for way in ("as trained", "at least 0", "at least 1/L", "at least 2/L", "at least 4/L")),
         f"further keys scored as at 2L | {' | '.join(part['at most 2L', n] for part in slopes for n in (1, 16))} |",
@@ -344,6 +393,7 @@ def claims():
     same, all_targets = "same-targets", "nonoverlap"
     run = json.loads((ROOT / "results/mini/expe-s1.run.json").read_text())
     tokens, train = run["tokens"], run["data"]["splits"]["train"]["tokens"]
+    small = json.loads((ROOT / "results/small-packages/expe-on-k-s1.run.json").read_text())["parameters"]
     alibi, fox, kerple = "alibi-x8-lr-x2", "fox-lr-x2", "kerple-lr-x1.7"
     copying = [gain(name, "repeat", 1) for name in GRIDS["table2"].evaluations]
     scaled = [loss("expe", "scaled", length) - loss("expe", all_targets, length) for length in (1, 16)]
@@ -364,11 +414,12 @@ def claims():
     return {
         "README.md": [
             f"from {loss('expe', same, 1):.3f} at the trained length to {loss('expe', same, 16):.3f} at 16 times",
-            f"RoPE from {loss('rope', same, 1):.3f} to {loss('rope', same, 16):.3f}", f"change by at most {most:.3f}"],
+            f"RoPE from {loss('rope', same, 1):.3f} to {loss('rope', same, 16):.3f}", f"change by at most {most:.3f}",
+            f"a model of {small / 1e6:.2f}M parameters"],
         "docs/more-tokens.md": copying_claims([tokens / 1e6, tokens / train]),
         "docs/evidence.md": [
-            f"{run['parameters'] / 1e6:.2f}M parameters", f"{train / 1e6:.2f}M training tokens",
-            f"{tokens / 1e6:.2f}M tokens, which is {tokens / train:.2f} epochs",
+            f"[With {small / 1e6:.2f}M parameters]", f"{run['parameters'] / 1e6:.2f}M parameters",
+            f"{train / 1e6:.2f}M training tokens", f"{tokens / 1e6:.2f}M tokens, which is {tokens / train:.2f} epochs",
             f"gains {min(copying):.3f} to {max(copying):.3f} nats", "at most 0.05 nats within",
             f"by {interval(gap(('rope-base100', all_targets, 1, 'test'), ('expe-on-k', all_targets, 1, 'test')))}",
             *(f"by {interval(gap(('expe-on-k', all_targets, n, 'test'), (alibi, all_targets, n, 'test')))}"
