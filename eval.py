@@ -99,8 +99,8 @@ def print_rows(rows, before):
     if len(name) > 34:                                                  # a line of its own
         print(name)
     for what, form in (("loss", ".3f"), ("perplexity", ".1f")):
-        cells = [f"{row[what]:8{form}}" + " *"[row["length"] == row["trained_length"]] if row[what] else f"{'-':>9}"
-                 for row in rows]
+        cells = [f"{row[what]:8{form if row[what] < 1e6 else '.2g'}}" + " *"[row["length"] == row["trained_length"]]
+                 if row[what] is not None else f"{'-':>9}" for row in rows]
         print(f"{name * (what == 'loss' and len(name) <= 34):35}{''.join(cells)}", flush=True)
 
 def main(argv=None):

@@ -10,6 +10,7 @@ from conftest import TINY, command, process, refused
 
 import data
 from common import load_model
+from eval import print_rows
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,18 @@ def test_other_text_is_scored_with_the_runs_own_tokenizer(workplace, tokens, tmp
     (tmp_path / "run" / "tokenizer.tiktoken").write_text("damaged")
     line = refused(command("eval.py", "run", "--data", "000.txt", "--lengths", "16", cwd=tmp_path))
     assert "run/tokenizer.tiktoken is missing, or is not the tokenizer that was recorded" in line
+
+
+def test_columns_stay_aligned_whatever_the_loss(capsys):
+    row = {"run": "runs/x", "protocol": "nonoverlap", "data": "val", "n_documents": 1, "n_targets": 1}
+    rows = [row | {"length": length, "trained_length": 16, "loss": loss,
+                   "perplexity": None if loss is None else math.exp(min(loss, 700))}
+            for length, loss in ((16, 0.0), (32, 15.0), (64, 800.0), (128, None))]
+    print_rows(rows, [])
+    heads, losses, perplexities = capsys.readouterr().out.splitlines()[2:]
+    assert losses.split() == ["x", "0.000*", "15.000", "800.000", "-"]
+    assert perplexities.split() == ["1.0*", "3.3e+06", "1e+304", "-"]
+    assert {len(heads), len(losses), len(perplexities)} == {35 + 4 * 9}
 
 
 def test_the_other_split_has_other_documents(workplace):
