@@ -237,8 +237,8 @@ GRIDS = {
     "sizes": Grid(
         "The preset small, with ten tokens a parameter, on the packages: losses on test, probes on val",
         far(SIZES, rest=OF_SMALL), place="small-packages", preset="small",
-        says="At 16x the order is that of mini with ten times the tokens: KERPLE, FoX, ExPE-K, ALiBi, RoPE. The first "
-             "three gain from far context, and ALiBi does not (one seed)."),
+        says="At 16x the order is that of mini's means with ten times the tokens: KERPLE, FoX, ExPE-K, ALiBi, RoPE. "
+             "The first three gain from far context, and ALiBi does not (one seed)."),
     "novels": Grid(
         "The preset small, with ten tokens a parameter, on English novels, scored on other authors'",
         far(SIZES[:4], rest=OF_SMALL), place="small-books", preset="small"),

@@ -65,16 +65,13 @@ def signed(values):
 
 
 def gain(name, probe, *where):
-    return statistics.mean(
-        np.average(np.subtract(row["unit_losses_without"], row["unit_losses"]), weights=row["unit_targets"])
-        for row in rows(name, probe, *where))
+    return statistics.mean(np.average(gains_of(row), weights=row["unit_targets"]) for row in rows(name, probe, *where))
 
 
 def gap_of_probe(name, probe, length, place="far"):
     """[mean, low, high] of what the far context is worth by a probe, on val."""
     far = rows(name, probe, length, "val", place)
-    return interval_of_seeds([np.subtract(row["unit_losses_without"], row["unit_losses"]) for row in far],
-                             far[0]["unit_targets"])
+    return interval_of_seeds([gains_of(row) for row in far], far[0]["unit_targets"])
 
 
 def cost_of_bf16(name, length):
@@ -133,6 +130,11 @@ def changes(name, protocol, place="packages"):
     """The loss at 16x less that at 1x, a number a seed."""
     pairs = zip(*(rows(name, protocol, n, "test", place) for n in (16, 1)), strict=True)
     return [far["loss"] - near["loss"] for far, near in pairs]
+
+
+def gains_of(row):
+    """What the far context is worth by a probe, a number a document or trial."""
+    return np.subtract(row["unit_losses_without"], row["unit_losses"])
 
 
 def gains(name, probe, n, place="packages"):
@@ -245,39 +247,63 @@ def over_documents(differences, targets):
 
 def small_claims():
     """What more-tokens.md says of the larger model, whose seed is 1."""
-    place = "small-packages"
-    fox, alibi, ours, kerple, expe, rope = names = [*dict.fromkeys(name for name, _ in SMALL.values())]
-    at = {(name, way, n): rows(name, way, n, "test", place)[0] for name, way in SMALL.values() for n in (1, 16)}
-    order = {n: sorted(names, key=lambda name: at[name, "spread", n]["loss"]) for n in (1, 16)}
-    assert order[1] == [kerple, fox, expe, ours, alibi, rope] and order[16] == [kerple, fox, ours, alibi, expe, rope]
-    before = {name: loss(f"{name}-tokens-x10", "spread", 16, "test", "packages")
-              for name in ("kerple-lr-x2", "fox-lr-x2", "expe-on-k", "alibi-x8-lr-x2", "rope-lr-x2")}
-    assert sorted(before, key=before.get) == [*before]                  # the same order, without ExPE
-    assert at[fox, "spread", 16]["loss"] < at[expe, "held-spread", 16]["loss"] < at[ours, "least-spread", 16]["loss"]
+    place, names = "small-packages", {}
+    for name, (variant, _) in SMALL.items():
+        names.setdefault(variant, name.partition(",")[0])
+    fox, alibi, ours, kerple, expe, rope = names
+
+    def order(loss_of):
+        """The names, the lowest loss first."""
+        return listed([names[name] for name in sorted(loss_of, key=loss_of.get)])
+
+    def apart(one, other, n):
+        """[mean, low, high] of the loss of a method, as it is read, less another's."""
+        one, other = (rows(*method, n, "test", place)[0] for method in (one, other))
+        return over_documents(np.subtract(one["unit_losses"], other["unit_losses"]), one["unit_targets"])
+
+    losses = {n: {name: rows(name, "spread", n, "test", place)[0]["loss"] for name in names} for n in (1, 16)}
+    far_out = {name: losses[16][name] for name in names if name != expe}           # as ten times the tokens have
+    before = {name: [row["loss"] for row in rows(f"{then}-tokens-x10", "spread", 16, "test", "packages")]
+              for name, then in ((name, name.replace("-0.006", "-x2")) for name in far_out)}
+    assert order({name: statistics.mean(both) for name, both in before.items()}) == order(far_out)
+    assert before[fox][0] < before[kerple][0] and before[alibi][1] < before[ours][1]
+    held = apart((expe, "held-spread"), (ours, "least-spread"), 16), apart((expe, "held-spread"), (ours, "spread"), 16)
+    near = [apart((one, "spread"), (other, "spread"), 1) for one, other in ((ours, expe), (alibi, ours))]
+    assert all(mean < 0 < high for mean, _, high in held) and all(low < 0 < mean for mean, low, _ in near)
     change = {key: change_over_documents(*key) for key in SMALL.values()}
-    clear = [key for key, (_, _, high) in change.items() if high < 0]
-    assert clear == [(fox, "spread"), (ours, "spread"), (ours, "least-spread"), (kerple, "spread"),
-                     (expe, "held-spread")] and change[alibi, "spread"][1] > 0
+    assert {key for key, (_, _, high) in change.items() if high < 0} == {
+        (fox, "spread"), (ours, "spread"), (ours, "least-spread"), (kerple, "spread"), (expe, "held-spread")}
+    [sliding], [last] = rows(ours, "sliding", 1, "test", place), rows(ours, "same-targets", 16, "test", place)
+    _, low, high = over_documents(np.subtract(last["unit_losses"], sliding["unit_losses"]), last["unit_targets"])
+    assert low < 0 < high
     far = {name: change_over_documents(name, "far-repeats") for name in names}
-    assert {name for name in names if far[name][2] < 0} == {fox, ours, kerple}
-    assert {name for name in names if far[name][1] > 0} == {alibi, expe, rope}
-    swaps = {name: over_documents(np.subtract(row["unit_losses_without"], row["unit_losses"]), row["unit_targets"])
-             for name in names for row in rows(name, "swap", 16, "val", place)}
-    assert {name for name in names if swaps[name][1] > 0} == {fox, ours, kerple, rope}
-    copied = {(name, n): gains(name, "copies", n, place)[0] for name in names for n in (0.5, 1, 2, 4, 8, 16)}
-    most = [max(names, key=lambda name: copied[name, n]) for n in (0.5, 1, 2, 4, 8, 16)]
-    assert most == [kerple] * 5 + [ours]
-    first = [over_documents(np.subtract(at[fox, "spread", n]["unit_losses"], at[kerple, "spread", n]["unit_losses"]),
-                            at[fox, "spread", n]["unit_targets"]) for n in (1, 16)]
+    assert min(far[name][1] for name in (alibi, expe, rope)) > 0
+    gained = {name: mean for name, (mean, _, high) in far.items() if high < 0}
+    swaps = {name: rows(name, "swap", 16, "val", place)[0] for name in names}
+    read = {name: losses[16][name] for name, row in swaps.items()
+            if over_documents(gains_of(row), row["unit_targets"])[1] > 0}
+    copied = {(name, n): gains(name, "copies", n, place)[0] for name in names for n in (0.5, 0.75, 1, 2, 4, 8, 16)}
+    most = [names[max(names, key=lambda name: copied[name, n])] for n in (0.5, 0.75, 1, 2, 4, 8, 16)]
+    [one], [other] = (rows(name, "copies", 16, "val", place) for name in (ours, kerple))
+    _, low, high = over_documents(np.subtract(gains_of(one), gains_of(other)), one["unit_targets"])
+    assert most[:6] == [most[0]] * 6 and low < 0 < high
     run = json.loads((ROOT / f"results/{place}/{ours}-s1.run.json").read_text())
     tokens, train = run["tokens"], run["data"]["splits"]["train"]["tokens"]
-    scored = sum(at[ours, "spread", 1]["unit_targets"])
-    repeated = sum(rows(ours, "far-repeats", 1, "test", place)[0]["unit_targets"])
+    [scored], [repeated] = (rows(ours, what, 1, "test", place) for what in ("spread", "far-repeats"))
+    model = PRESETS["small"].model
     return [
-        *rows_by_length(SMALL, place), f"{run['parameters'] / 1e6:.2f}M parameters", f"{tokens / 1e6:.2f}M tokens",
-        f"| {tokens / 1e6:.2f}M | {tokens / train:.2f} | 1 |", f"{scored:,} targets of `spread` and {repeated} far",
-        f"above KERPLE by {interval(first[0])} at 1x and by {interval(first[1])} at 16x",
-        f"ALiBi's rises by {interval(change[alibi, 'spread'])}"]
+        *rows_by_length(SMALL, place), f"{tokens / 1e6:.2f}M tokens, ten for each",
+        f"{model.n_layers} layers, width {model.d_model}, trained length {model.context}, a vocabulary of "
+        f"{model.vocab_size:,} and {run['parameters'] / 1e6:.2f}M parameters",
+        f"| {tokens / 1e6:.2f}M | {tokens / train:.2f} | 1 |",
+        f"{sum(scored['unit_targets']):,} targets of `spread` and {sum(repeated['unit_targets'])} far repetitions of "
+        f"{scored['n_documents']} documents",
+        f"At 16x it is {order(far_out)}, as", f"At 1x the order is {order(losses[1])}, where",
+        f"above KERPLE by {interval(apart((fox, 'spread'), (kerple, 'spread'), 1))} at 1x and by "
+        f"{interval(apart((fox, 'spread'), (kerple, 'spread'), 16))} at 16x",
+        f"ALiBi's rises by {interval(change[alibi, 'spread'])}", f"{order(gained)} gain on these, and their",
+        f"By `swap` at 16x {order(read)} read", f"{most[0]} copies most in windows of 128 to 2,048 tokens. In windows "
+        f"of 4,096 {most[-1]} does"]
 
 
 def copying_rows():
