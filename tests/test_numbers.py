@@ -116,14 +116,10 @@ LONG = {                                 # the same with ten times the tokens, t
 
 
 SMALL = {                                # the same of the larger model, one seed
-    "FoX, rate x2": ("fox-lr-0.006", "spread"),
-    "ALiBi, x8, rate x2": ("alibi-x8-lr-0.006", "spread"),
+    name: (re.sub("x([23])-tokens-x4", lambda rate: f"{PRESETS['small'].train.lr * int(rate[1]):g}", variant), way)
+    for name, (variant, way) in COPYING.items() if not name.startswith("ExPE-K")} | {
     "ExPE-K, x256": ("expe-on-k", "spread"),
-    "ExPE-K, x256, least slopes": ("expe-on-k", "least-spread"),
-    "KERPLE, rate x2": ("kerple-lr-0.006", "spread"),
-    "ExPE, x4, rate x3": ("expe-x4-lr-0.009", "spread"),
-    "ExPE, x4, rate x3, hold": ("expe-x4-lr-0.009", "held-spread"),
-    "RoPE, rate x2": ("rope-lr-0.006", "spread")}
+    "ExPE-K, x256, least slopes": ("expe-on-k", "least-spread")}
 
 
 def changes(name, protocol, place="packages"):
@@ -234,15 +230,9 @@ def long_claims():
         "by more than 0.04 each"]
 
 
-def change_over_documents(name, what, first=1, last=16, place="small-packages"):
-    """[mean, low, high] of the change of the loss of the run with seed 1 from one multiple to another, on test."""
-    [first], [last] = (rows(name, what, n, "test", place) for n in (first, last))
-    return over_documents(np.subtract(last["unit_losses"], first["unit_losses"]), first["unit_targets"])
-
-
-def over_documents(differences, targets):
+def over_documents(differences, row):
     """[mean, low, high] of a single run's paired differences, for other documents."""
-    return intervals([differences], targets)[0]
+    return intervals([differences], row["unit_targets"])[0]
 
 
 def small_claims():
@@ -250,16 +240,16 @@ def small_claims():
     place, names = "small-packages", {}
     for name, (variant, _) in SMALL.items():
         names.setdefault(variant, name.partition(",")[0])
-    fox, alibi, ours, kerple, expe, rope = names
+    fox, alibi, kerple, expe, rope, ours = names
 
     def order(loss_of):
         """The names, the lowest loss first."""
         return listed([names[name] for name in sorted(loss_of, key=loss_of.get)])
 
-    def apart(one, other, n):
-        """[mean, low, high] of the loss of a method, as it is read, less another's."""
-        one, other = (rows(*method, n, "test", place)[0] for method in (one, other))
-        return over_documents(np.subtract(one["unit_losses"], other["unit_losses"]), one["unit_targets"])
+    def apart(one, other):
+        """[mean, low, high] of one loss on test less another; each is a method, a protocol and a multiple."""
+        [one], [other] = (rows(*which, "test", place) for which in (one, other))
+        return over_documents(np.subtract(one["unit_losses"], other["unit_losses"]), one)
 
     losses = {n: {name: rows(name, "spread", n, "test", place)[0]["loss"] for name in names} for n in (1, 16)}
     far_out = {name: losses[16][name] for name in names if name != expe}           # as ten times the tokens have
@@ -267,25 +257,23 @@ def small_claims():
               for name, then in ((name, name.replace("-0.006", "-x2")) for name in far_out)}
     assert order({name: statistics.mean(both) for name, both in before.items()}) == order(far_out)
     assert before[fox][0] < before[kerple][0] and before[alibi][1] < before[ours][1]
-    held = apart((expe, "held-spread"), (ours, "least-spread"), 16), apart((expe, "held-spread"), (ours, "spread"), 16)
-    near = [apart((one, "spread"), (other, "spread"), 1) for one, other in ((ours, expe), (alibi, ours))]
+    held = [apart((expe, "held-spread", 16), (ours, way, 16)) for way in ("spread", "least-spread")]
+    near = [apart((one, "spread", 1), (other, "spread", 1)) for one, other in ((ours, expe), (alibi, ours))]
     assert all(mean < 0 < high for mean, _, high in held) and all(low < 0 < mean for mean, low, _ in near)
-    change = {key: change_over_documents(*key) for key in SMALL.values()}
+    change = {key: apart((*key, 16), (*key, 1)) for key in SMALL.values()}
     assert {key for key, (_, _, high) in change.items() if high < 0} == {
         (fox, "spread"), (ours, "spread"), (ours, "least-spread"), (kerple, "spread"), (expe, "held-spread")}
-    [sliding], [last] = rows(ours, "sliding", 1, "test", place), rows(ours, "same-targets", 16, "test", place)
-    _, low, high = over_documents(np.subtract(last["unit_losses"], sliding["unit_losses"]), last["unit_targets"])
+    _, low, high = apart((ours, "same-targets", 16), (ours, "sliding", 1))
     assert low < 0 < high
-    far = {name: change_over_documents(name, "far-repeats") for name in names}
+    far = {name: apart((name, "far-repeats", 16), (name, "far-repeats", 1)) for name in names}
     assert min(far[name][1] for name in (alibi, expe, rope)) > 0
     gained = {name: mean for name, (mean, _, high) in far.items() if high < 0}
     swaps = {name: rows(name, "swap", 16, "val", place)[0] for name in names}
-    read = {name: losses[16][name] for name, row in swaps.items()
-            if over_documents(gains_of(row), row["unit_targets"])[1] > 0}
+    read = {name: losses[16][name] for name, row in swaps.items() if over_documents(gains_of(row), row)[1] > 0}
     copied = {(name, n): gains(name, "copies", n, place)[0] for name in names for n in (0.5, 0.75, 1, 2, 4, 8, 16)}
     most = [names[max(names, key=lambda name: copied[name, n])] for n in (0.5, 0.75, 1, 2, 4, 8, 16)]
     [one], [other] = (rows(name, "copies", 16, "val", place) for name in (ours, kerple))
-    _, low, high = over_documents(np.subtract(gains_of(one), gains_of(other)), one["unit_targets"])
+    _, low, high = over_documents(np.subtract(gains_of(one), gains_of(other)), one)
     assert most[:6] == [most[0]] * 6 and low < 0 < high
     run = json.loads((ROOT / f"results/{place}/{ours}-s1.run.json").read_text())
     tokens, train = run["tokens"], run["data"]["splits"]["train"]["tokens"]
@@ -299,8 +287,8 @@ def small_claims():
         f"{sum(scored['unit_targets']):,} targets of `spread` and {sum(repeated['unit_targets'])} far repetitions of "
         f"{scored['n_documents']} documents",
         f"At 16x it is {order(far_out)}, as", f"At 1x the order is {order(losses[1])}, where",
-        f"above KERPLE by {interval(apart((fox, 'spread'), (kerple, 'spread'), 1))} at 1x and by "
-        f"{interval(apart((fox, 'spread'), (kerple, 'spread'), 16))} at 16x",
+        "above KERPLE by {} at 1x and by {} at 16x".format(
+            *(interval(apart((fox, "spread", n), (kerple, "spread", n))) for n in (1, 16))),
         f"ALiBi's rises by {interval(change[alibi, 'spread'])}", f"{order(gained)} gain on these, and their",
         f"By `swap` at 16x {order(read)} read", f"{most[0]} copies most in windows of 128 to 2,048 tokens. In windows "
         f"of 4,096 {most[-1]} does"]
