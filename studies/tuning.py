@@ -1,10 +1,11 @@
 """Every method at its best: the learning rate and a knob of its own, tuned at `mini` by one rule and one budget.
 
 1. One run a value of the method's knob, at the preset's learning rate.
-2. One run a learning rate, at the best of these: as many as make nine trials a method. PaTH and PaTH-FoX, which train
-   slowly, have four.
+2. One run a learning rate, at the best of these: as many as make nine trials a method. Those of LATER without a knob
+   have four.
 3. Two or three more values of the methods whose best lay at an edge, and of ExPE.
-4. The best of all, and the default, with fresh seeds: these alone are scored on the test split.
+4. The best of all, and the default, with fresh seeds: these alone are scored on the test split. The grid `newer` does
+   this for the best of LATER.
 
 The best has the lowest loss on the val split at the trained length, by the paper's protocol. Nothing past the trained
 length is looked at.
@@ -47,18 +48,20 @@ METHODS = {
                          "distance24-lr-x4": "--max-distance 24 --lr 0.016"}),
     "shaw": Method("--pe shaw", {f"distance{far}": f"--max-distance {far}" for far in (4, 8, 32, 64, 128)}),
     "sinusoidal": Method("--pe sinusoidal", BASES),
-    **{pe: Method(f"--pe {pe}", {}, RATES | MORE) for pe in ("nope", "fox", "kerple", "grape", "cable")},
-    **{pe: Method(f"--pe {pe}", BASES) for pe in ("pope", "rove", "selective_rope")},
-    "nope-stick": Method("--pe nope --softmax stick", {}, RATES | MORE),
+    **{pe: Method(f"--pe {pe}", {}, RATES | MORE) for pe in ("nope", "fox", "kerple", "grape")},
+}
+LATER = {                                # methods of 2024 to 2026
+    **{pe: Method(f"--pe {pe}", {}) for pe in ("cable", "path", "path_fox")},
+    "nope-stick": Method("--pe nope --softmax stick", {}),
+    **{pe: Method(f"--pe {pe}", BASES) for pe in ("selective_rope", "pope", "rove")},
     "dape": Method("--pe dape", {"alibi": "--bias alibi"}, {rate: flags for rate, flags in (RATES | MORE).items()
                                                             if rate != "lr-x0.35"}),
-    **{pe: Method(f"--pe {pe}", {}) for pe in ("path", "path_fox")},
 }
 
 def variants():
     """{name: as lab.grids.VARIANTS} of every trial that there can be: METHOD, METHOD-VALUE, and either with -RATE."""
     by_name = {}
-    for method, (flags, knob, rates, _, beyond) in METHODS.items():
+    for method, (flags, knob, rates, _, beyond) in (METHODS | LATER).items():
         first = {method: flags} | {f"{method}-{value}": f"{flags} {more}" for value, more in knob.items()}
         for name, own in first.items():
             by_name |= {name: own} | {f"{name}-{rate}": f"{own} {more}" for rate, more in rates.items()}
@@ -70,7 +73,7 @@ def trials(method, loss):
 
     loss(name): of a trial on val at the trained length, or None as long as it is missing.
     """
-    _, knob, rates, _, beyond = METHODS[method]
+    _, knob, rates, _, beyond = (METHODS | LATER)[method]
     names = [method, *(f"{method}-{value}" for value in knob)]
     if (first := best_of(names, loss)) is None:
         return names, None
@@ -88,8 +91,8 @@ def best_of(names, loss):
 
 def runs(seeds, loss):
     """(variant, seed, evaluations) of every run that can be known by the losses so far; seeds: the fresh ones."""
-    for method in METHODS:
+    for method in METHODS | LATER:
         names, best = trials(method, loss)
-        yield from ((name, SEED, TRIALS) for name in names)
-        if best is not None:
+        yield from ((name, SEED, TRIALS if method in METHODS else TRIALS[:1]) for name in names)
+        if best is not None and method in METHODS:
             yield from ((name, seed, FINALS) for name in dict.fromkeys((default_of(method), best)) for seed in seeds)
