@@ -56,6 +56,7 @@ VARIANTS |= {f"{name}-tokens-x{times}": f"{VARIANTS[name]} --steps {times * 1600
     2: BUDGET, 4: KNOBS, 10: ("expe-on-k", *RETUNED[:5])}.items() for name in names}
 VARIANTS |= task_grid.variants()
 EVALUATIONS = {                          # flags of lab.measure, by the name of the file that they fill
+    "trial": f"--lengths {PRESETS[tuned.PRESET].model.context}",
     "nonoverlap": "--per-position",
     "same-targets": "--protocol same-targets",
     "swap": "--probe swap",

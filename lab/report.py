@@ -84,13 +84,14 @@ def collect(folder):
         try:
             said = read_json(path, RUN if what == "run" else [ROW])
             if what != "run":
-                check_rows(path, said, BY_POSITION if "--per-position" in EVALUATIONS[what] else {})
+                check_rows(path, said, BY_POSITION if "--per-position" in EVALUATIONS[what] else {},
+                           MULTIPLES[:1] if what == "trial" else MULTIPLES)
         except InputError as error:
             raise InputError(f"{error}: delete it, and run its grid again") from None
         files.setdefault((variant, what), {})[int(seed)] = said
     return files
 
-def check_rows(path, rows, more):
+def check_rows(path, rows, more, multiples):
     """InputError unless the rows of an evaluation are all there, and their losses too."""
     for row in rows:
         if row["trained_length"] < 1:
@@ -103,7 +104,7 @@ def check_rows(path, rows, more):
     present = {(row["how"], row["protocol"], row["length"] / row["trained_length"]) for row in rows}
     for how, protocol in {(how, protocol) for how, protocol, _ in present if protocol != "sliding"} or {("", "any")}:
         beside = [("sliding", 1)] if protocol == "same-targets" else []
-        for name, multiple in [(protocol, multiple) for multiple in MULTIPLES] + beside:
+        for name, multiple in [(protocol, multiple) for multiple in multiples] + beside:
             if (how, name, multiple) not in present:
                 raise InputError(f"{path} lacks the row of {name} at {multiple}x")
 

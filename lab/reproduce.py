@@ -102,7 +102,7 @@ def data_of(args):
 
 def trial_loss(name, args):
     """The loss by which `tuned` chooses, or None if the trial is not done."""
-    job = jobs_of_run(name, tuned.SEED, tuned.TRIALS[:1], args)[-1]
+    job = jobs_of_run(name, tuned.SEED, tuned.evaluations_of(name)[:1], args)[-1]
     return read_json(job.file)[0]["loss"] if done(job) else None
 
 def trial_accuracy(name, args):

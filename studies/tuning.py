@@ -18,7 +18,7 @@ SAYS = ("Nine trials or more of seed 0 choose a method's values on val at the tr
         "are then trained with fresh seeds and scored on test. FoX, ALiBi, GRAPE and ExPE-K do not change with length. "
         "FoX and ALiBi have the lowest means, and their best rates are the highest that were tried.")
 PRESET, SEED = "mini", 0                 # of the trials
-TRIALS = ("nonoverlap", "same-targets")  # by what they are scored, on val
+TRIALS = ("nonoverlap", "same-targets")  # by what they are scored, on val; those of LATER at the trained length alone
 FINALS = ("test-nonoverlap", "test-same-targets")
 RATES = {f"lr-x{rate:g}": f"--lr {0.004 * rate:g}" for rate in (0.25, 0.5, 2)}         # multiples of mini's
 MORE = {f"lr-x{rate:g}": f"--lr {0.004 * rate:g}" for rate in (0.35, 0.7, 1.2, 1.4, 1.7)}
@@ -58,15 +58,19 @@ LATER = {                                # methods of 2024 to 2026
                                                             if rate != "lr-x0.35"}),
 }
 
-def variants():
+def variants(methods=METHODS | LATER):
     """{name: as lab.grids.VARIANTS} of every trial that there can be: METHOD, METHOD-VALUE, and either with -RATE."""
     by_name = {}
-    for method, (flags, knob, rates, _, beyond) in (METHODS | LATER).items():
+    for method, (flags, knob, rates, _, beyond) in methods.items():
         first = {method: flags} | {f"{method}-{value}": f"{flags} {more}" for value, more in knob.items()}
         for name, own in first.items():
             by_name |= {name: own} | {f"{name}-{rate}": f"{own} {more}" for rate, more in rates.items()}
         by_name |= {f"{method}-{value}": f"{flags} {more}" for value, more in beyond.items()}
     return by_name
+
+def evaluations_of(name):
+    """By what a trial is scored; the first one chooses."""
+    return ("trial",) if name in variants(LATER) else TRIALS
 
 def trials(method, loss):
     """(the names of a method's trials, the best of them), as far as they can be known; the best is None before that.
@@ -93,6 +97,6 @@ def runs(seeds, loss):
     """(variant, seed, evaluations) of every run that can be known by the losses so far; seeds: the fresh ones."""
     for method in METHODS | LATER:
         names, best = trials(method, loss)
-        yield from ((name, SEED, TRIALS if method in METHODS else TRIALS[:1]) for name in names)
+        yield from ((name, SEED, evaluations_of(name)) for name in names)
         if best is not None and method in METHODS:
             yield from ((name, seed, FINALS) for name in dict.fromkeys((default_of(method), best)) for seed in seeds)

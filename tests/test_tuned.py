@@ -57,6 +57,8 @@ def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp
     few = {"expe": tuned.Method("--pe expe", {"x4": "--theta 4/512"}, {"lr-x2": "--lr 0.008"}),
            "nope": tuned.Method("--pe nope", {}, {"lr-x2": "--lr 0.008"})}
     monkeypatch.setattr(tuned, "METHODS", few)
+    monkeypatch.setattr(tuned, "LATER", {"cable": tuned.Method("--pe cable", {}, {"lr-x2": "--lr 0.008"})})
+    monkeypatch.setitem(EVALUATIONS, "trial", "--lengths 16")
     flags = ["tuned", "--seeds", "1", "--max-docs", "2", "--", *SMALL, "--data", str(tokens)]
     reproduce.main(flags)
     said = lambda name: json.loads((tmp_path / f"results/mini/{name}.json").read_text())  # noqa: E731
@@ -69,6 +71,8 @@ def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp
         assert f"| {best} | `{flags_of(best)}` |" in page
         for name in {method, best}:
             assert {row["split"] for row in said(f"{name}-s1.test-same-targets")} == {"test"}
+    assert [len(said(f"{name}-s0.trial")) for name in ("cable", "cable-lr-x2")] == [1, 1]
+    assert not list(tmp_path.glob("results/mini/cable*-s1.*")), "another grid has its fresh seeds"
     cut = tmp_path / "results/mini/expe-x4-s0.same-targets.json"  # as by a kill before its last evaluation
     text = cut.read_text()
     cut.unlink()
