@@ -436,6 +436,112 @@ def test_errata_transformers_longrope_changes_the_frequencies_of_new_keys_alone(
         torch.testing.assert_close(stepwise, ours(tokens), rtol=1e-9, atol=1e-9)
 
 
+def test_errata_path_foxs_gates_are_not_divided():
+    """source: code of PaTH-FoX, fla-org/flash-linear-attention, `naive_path_attn`
+    says: the sums of the gates' logarithms join the products before all are divided by sqrt(D)
+    in fact: they are added undivided, as in the paper's section 4 and in FoX. At D = 64 a gate of 0.5 leaves 0.92 of a
+        key's weight by the one, 0.5 by the other
+    """
+    assert math.exp(math.log(0.5) / math.sqrt(64)) == pytest.approx(0.917, abs=1e-3)
+    encoding, q = tiny("path_fox", d_model=128).blocks[0].attn.encoding, torch.zeros(1, 2, T, 64, dtype=torch.float64)
+    encoding.forget.data[:], encoding.forget_bias.data[:] = 0, 0  # gates of 0.5
+    h = torch.randn(1, T, 128, dtype=torch.float64)
+    bias = encoding.score(q, q, encoding.keep(h), None)[0, 0, -1].detach().numpy()  # q = 0: reflections add nothing
+    np.testing.assert_allclose(bias, math.log(0.5) * np.arange(T - 1, -1, -1), rtol=1e-9)
+
+
+def test_errata_cables_code_is_fox():
+    """source: code of CABLE, axiomlab/Cable, `CausalSelfAttention`
+    says: the bias is c_m - c_n, c the running sum of -softplus(W x + b)
+    in fact: that is FoX with -W and -b, and two keys are as far apart for all queries. By the paper's equations each
+        query weighs the sum by a number of its own
+    """
+    h, q = some_input(), torch.zeros(1, 2, T, 8, dtype=torch.float64)
+    fox, cable = (tiny(pe).blocks[0].attn.encoding for pe in ("fox", "cable"))
+    with torch.no_grad():
+        c = -torch.nn.functional.softplus(-(h @ fox.weight.T + fox.bias)).cumsum(1).mT  # W = -FoX's, b = -FoX's
+        wrong, right = c[..., None] - c[..., None, :], cable.score(q, q, cable.keep(h), None)
+        torch.testing.assert_close(wrong.tril(), fox.score(q, q, fox.keep(h), None).tril().expand_as(wrong))
+    wrong, right = ((bias[0, 0, 5:, 5] - bias[0, 0, 5:, 0]).numpy() for bias in (wrong, right))  # for each later query
+    assert np.ptp(wrong) < 1e-12 and np.ptp(right) > 0.1 * right.max() > 0
+
+
+def test_errata_cables_code_divides_by_one():
+    """source: code of CABLE, axiomlab/Cable, `CausalSelfAttention`
+    says: q and k are divided by sqrt(C / n_embd) each, where C is the width of the input
+    in fact: C is n_embd, so that q.k is not divided at all. Here it is divided by sqrt(D), as in other attention: by 8
+        at 12 heads in a width of 768
+    """
+    C, n_embd, n_head = 768, 768, 12
+    assert math.sqrt(C / n_embd) == 1 and math.sqrt(C / n_head) == 8
+    model, h = tiny("cable"), some_input()
+    model.blocks[0].attn.encoding.tokens.data[:] = 0  # no token adds anything: plain attention is left
+    plain = tiny("nope")
+    plain.load_state_dict({name: w for name, w in model.state_dict().items() if name in plain.state_dict()})
+    torch.testing.assert_close(attend(model, h), attend(plain, h), rtol=1e-9, atol=1e-9)
+
+
+def dape_v2(x, w1, b1, w2, b2):
+    """What the code of DAPE's second version adds to scores and biases x (1, 2H, T, S)."""
+    hidden = torch.nn.functional.leaky_relu(torch.nn.functional.conv2d(x.tril(), w1, b1, padding=(0, 1)))
+    return torch.nn.functional.conv2d(hidden, w2, b2, padding=(0, 1))
+
+
+def dape_v2_weights():
+    rng = torch.Generator().manual_seed(0)
+    return [torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in ((32, 4, 1, 3), (32,), (2, 32, 1, 3),
+                                                                                  (2,))]
+
+
+def test_errata_dape_v2_sees_whether_a_token_follows():
+    """source: code of DAPE, chuanyang-Zheng/DAPE, `Kerple_DAPEV2`
+    says: masking what the two convolutions over keys read keeps later keys out
+    in fact: the hidden layer has to be masked, too: its column after the diagonal is not 0, and the last token's own
+        score changes when another token follows
+    """
+    weights, x = dape_v2_weights(), torch.randn(1, 4, T + 1, T + 1, dtype=torch.float64)
+    alone, followed = dape_v2(x[..., :T, :T], *weights)[..., -1, :], dape_v2(x, *weights)[..., T - 1, :T]
+    torch.testing.assert_close(alone[..., :-1], followed[..., :-1])
+    assert (alone - followed)[..., -1].abs().min() > 1e-3
+    model, h = tiny("dape"), some_input()  # version 1, which is the one here, reads one key at a time
+    torch.testing.assert_close(attend(model, h)[:, :-1], attend(model, h[:, :-1], range(T - 1)), rtol=1e-9, atol=1e-9)
+
+
+def test_errata_dape_v2_with_a_cache_keeps_the_first_key_alone():
+    """source: code of DAPE, chuanyang-Zheng/DAPE, `Kerple_DAPEV2`, with a cache
+    says: torch.tril masks the scores of one new query as it masks those of all
+    in fact: tril counts rows from 0, so that of one row it keeps the first key and sets all others to 0
+    """
+    weights, x = dape_v2_weights(), torch.randn(1, 4, T, T, dtype=torch.float64)
+    last = x[..., -1:, :]
+    assert last.tril()[..., 1:].abs().max() == 0 < last.tril()[..., 0].abs().min()
+    assert (dape_v2(last, *weights) - dape_v2(x, *weights)[..., -1:, :]).abs().max() > 1
+    model, tokens, cache = tiny("dape", make=Reader), some_tokens(1, T), Cache()
+    with torch.no_grad():
+        stepwise = torch.cat([model(token, cache=cache) for token in tokens.split(1, dim=1)], dim=1)
+        torch.testing.assert_close(stepwise, model(tokens), rtol=1e-9, atol=1e-9)
+
+
+def test_errata_selective_rope_without_its_convolution_adds_nothing_up():
+    """source: code of Selective RoPE, timurcarstensen/selective-rope, `skip_conv`
+    says: without the convolution the angles are the running sum of z_t - z_(t-1)
+    in fact: that sum is z_t, so that without gate and bias an angle depends on its own token alone. It is the sum over
+        all tokens so far of what the convolution gives
+
+    One of the tokens between a query and a key is changed.
+    """
+    z = np.random.default_rng(0).standard_normal((T, 4))
+    np.testing.assert_allclose(np.diff(z, axis=0, prepend=0).cumsum(0), z, rtol=1e-9, atol=1e-12)
+    encoding, h = tiny("selective_rope").blocks[0].attn.encoding, some_input()
+    q = torch.randn(1, 2, T, 8, dtype=torch.float64)
+    other = h.clone()
+    other[:, 4] = -h[:, 4]
+    with torch.no_grad():
+        change = (encoding.score(q, q, encoding.keep(other), None) - encoding.score(q, q, encoding.keep(h), None))[0]
+    assert change[:, 10, 2].abs().min() > 1e-2  # far from both: the convolution reaches to token 7
+    assert change[:, 3, 2].abs().max() == 0
+
+
 def test_errata_edifice_subtracts_what_a_softmax_drops():
     """source: Edifice, `SSMax`
     says: SSMax is exp(x_i - s ln n) over its sum
