@@ -6,7 +6,10 @@ import pytest
 from conftest import ROOT, command, refused
 
 from config import ModelConfig, make_encoding
+from lab.grids import flags_of
 from studies import costs
+from studies.tuning import LATER
+from train import read_flags
 
 
 def config_of(pe, softmax="plain", **knobs):
@@ -34,6 +37,16 @@ def test_what_a_model_can_do(pe, softmax, expected):
     assert f"{found['parameters']} {found['streams']} {found['kernel']}" == expected
     cache = 2 * 4 * 2 * 32  # keys and values, fp32, two blocks of width 32; of FoX a number for each of two heads
     assert found["cache, B"] == f"{cache + 2 * 4 * 2 * (pe == 'fox')}"
+
+
+def test_the_page_has_what_the_command_counts():
+    section = (ROOT / "docs/past-the-length.md").read_text().partition("## What each encoding costs")[2]
+    heads, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines()
+                       if line.startswith("|"))
+    assert set(LATER) < {name for name, *_ in rows}
+    for name, *cells in rows:
+        _, config, _ = read_flags(["--preset", "mini", *flags_of(name).split()])
+        assert costs.costs(config) == dict(zip(heads[1:], cells, strict=True)), name
 
 
 def test_losses_are_those_of_the_files(tmp_path):
