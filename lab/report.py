@@ -84,15 +84,15 @@ def collect(folder):
         try:
             said = read_json(path, RUN if what == "run" else [ROW])
             if what != "run":
-                check_rows(path, said, BY_POSITION if "--per-position" in EVALUATIONS[what] else {},
-                           MULTIPLES[:1] if what == "trial" else MULTIPLES)
+                check_rows(path, said, EVALUATIONS[what].split())
         except InputError as error:
             raise InputError(f"{error}: delete it, and run its grid again") from None
         files.setdefault((variant, what), {})[int(seed)] = said
     return files
 
-def check_rows(path, rows, more, multiples):
-    """InputError unless the rows of an evaluation are all there, and their losses too."""
+def check_rows(path, rows, flags):
+    """InputError unless the rows of an evaluation with these flags are all there, and their losses too."""
+    more = BY_POSITION if "--per-position" in flags else {}
     for row in rows:
         if row["trained_length"] < 1:
             raise InputError(f"{path}: trained_length must be at least 1, got {row['trained_length']}")
@@ -102,6 +102,9 @@ def check_rows(path, rows, more, multiples):
             if len(sizes) != 1 or 0 in sizes:
                 raise InputError(f"{path} has another number of losses than of counts of targets")
     present = {(row["how"], row["protocol"], row["length"] / row["trained_length"]) for row in rows}
+    multiples = MULTIPLES
+    if "--lengths" in flags and rows:
+        multiples = [int(n) / rows[0]["trained_length"] for n in flags[flags.index("--lengths") + 1].split(",")]
     for how, protocol in {(how, protocol) for how, protocol, _ in present if protocol != "sliding"} or {("", "any")}:
         beside = [("sliding", 1)] if protocol == "same-targets" else []
         for name, multiple in [(protocol, multiple) for multiple in multiples] + beside:

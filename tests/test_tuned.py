@@ -58,7 +58,6 @@ def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp
            "nope": tuned.Method("--pe nope", {}, {"lr-x2": "--lr 0.008"})}
     monkeypatch.setattr(tuned, "METHODS", few)
     monkeypatch.setattr(tuned, "LATER", {"cable": tuned.Method("--pe cable", {}, {"lr-x2": "--lr 0.008"})})
-    monkeypatch.setitem(EVALUATIONS, "trial", "--lengths 16")
     flags = ["tuned", "--seeds", "1", "--max-docs", "2", "--", *SMALL, "--data", str(tokens)]
     reproduce.main(flags)
     said = lambda name: json.loads((tmp_path / f"results/mini/{name}.json").read_text())  # noqa: E731
