@@ -190,7 +190,7 @@ def read_run(run):
     """(ModelConfig, TrainConfig, all of config.json) of a run directory; InputError that says what is wrong with it."""
     path = Path(run) / "config.json"
     if not path.exists():
-        raise InputError(f"{run} is no run directory (no config.json): train one with python train.py --out {run}")
+        raise InputError(f"{run} is no run directory (no config.json): python train.py writes one")
     record = read_json(path, "model", "train", "data.splits", "data.tokenizer.sha256", "provenance")
     try:
         return ModelConfig.from_dict(record["model"]), TrainConfig(**record["train"]), record
