@@ -53,7 +53,7 @@ METHODS = {
 LATER = {                                # methods of 2024 to 2026
     **{pe: Method(f"--pe {pe}", {}) for pe in ("cable", "path", "path_fox")},
     "nope-stick": Method("--pe nope --softmax stick", {}),
-    **{pe: Method(f"--pe {pe}", BASES) for pe in ("selective_rope", "pope", "rove")},
+    **{pe: Method(f"--pe {pe}", BASES) for pe in ("selective_rope", "pope")},
     "dape": Method("--pe dape", {"alibi": "--bias alibi"}, {rate: flags for rate, flags in (RATES | MORE).items()
                                                             if rate != "lr-x0.35"}),
 }
