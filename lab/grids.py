@@ -37,6 +37,7 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
                          "expe-on-k-x16": tuned.variants()["expe-on-k-x16"]}.items()}
 BEST = ("fox-lr-x2", "alibi-x8-lr-x2", "expe-on-k", "grape-lr-x1.7", "kerple-lr-x1.7", "shaw-distance32-lr-x2",
         "expe-x16-start1", "t5-distance20-lr-x2", "nope-lr-x1.2", "rope-base100", "sinusoidal-base1000")    # tuned.md's
+NEWER = ("cable-lr-x2",)                 # the best of studies.tuning.LATER
 BUDGET = ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")
 METHODS = ("expe-on-k", "alibi-x8-lr-x2", "fox-lr-x2", "rope-base100", "expe-x16", "kerple")     # of the grid `tokens`
 KNOBS = ("expe-on-k", "expe-on-k-x4", "expe-on-k-x16", "expe-on-k-x64", "expe-on-k-x1024", "expe-on-k-lr-x2",
@@ -208,6 +209,10 @@ GRIDS = {
         dict.fromkeys(BEST, ("test-far-repeats",)), place="far",
         says="Far context hardly pays at this budget: FoX, ALiBi, ExPE-K, GRAPE and KERPLE change by less than "
              "0.01 from 1x to 16x. The others rise."),
+    "newer": Grid(
+        "Methods of 2024 to 2026 at their best, beside those that are tuned alike, on the test split",
+        dict.fromkeys(("expe-on-k", "fox-lr-x2", "alibi-x8-lr-x2", "kerple-lr-x1.7", "rope-base100", *NEWER),
+                      ("test-spread", "test-far-repeats")), place="far"),
     "tokens": Grid(
         "Four times the tokens, at which models copy: losses on test, probes on val",
         far(METHODS, "-tokens-x4"), place="far",
