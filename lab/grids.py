@@ -210,7 +210,7 @@ GRIDS = {
         says="Far context hardly pays at this budget: FoX, ALiBi, ExPE-K, GRAPE and KERPLE change by less than "
              "0.01 from 1x to 16x. The others rise."),
     "newer": Grid(
-        "Methods of 2024 to 2026 at their best, beside those that are tuned alike, on the test split",
+        "Methods that were added later at the best of their trials, beside others, on the test split",
         dict.fromkeys(("expe-on-k", "fox-lr-x2", "alibi-x8-lr-x2", "kerple-lr-x1.7", "rope-base100", *NEWER),
                       ("test-spread", "test-far-repeats")), place="far"),
     "tokens": Grid(

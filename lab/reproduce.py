@@ -5,7 +5,7 @@
     python -m lab.reproduce table2 --commands  what is left, one command a line
     python -m lab.reproduce table2 --preset paper-35m --dry-run
     python -m lab.reproduce ablations -- --dtype bf16  train.py's flags after --
-    python -m lab.reproduce tuned              nine trials a method; then test
+    python -m lab.reproduce tuned              trials of each method; then test
     python -m lab.reproduce report             the pages of results/ alone
 
 A grid that was stopped or killed goes on when it is started again: complete
@@ -139,7 +139,8 @@ def jobs_of_run(variant, seed, evaluations, args):
             continue
         flags = EVALUATIONS[what]
         file = results / f"{name}.{what}.json"
-        tokens = (1 + flags.count(",")) * WINDOWS * sum(MULTIPLES) * model.context
+        lengths = 1 if what == "trial" else sum(MULTIPLES)             # times the trained length
+        tokens = (1 + flags.count(",")) * WINDOWS * lengths * model.context
         command = ["python", "-m", "lab.measure", str(run), *shlex.split(flags), *held_out, *documents, *device]
         command += ["--json", str(file)]
         work = tokens / 3                                              # no backward pass

@@ -1,6 +1,6 @@
 """What each encoding costs and what it can do, counted and not timed; and how far its loss rises, by results/.
 
-    python -m studies.costs                          those of the grids `table2`, `zoo` and `mixes`, and later ones
+    python -m studies.costs                          all encodings and mixes, at mini
     python -m studies.costs --preset paper-35m --variants expe,expe-on-k,rope,fox
 
 Beyond NoPE's: the parameters; and the operations a token of a forward pass at the trained length, those of matrix
@@ -32,6 +32,7 @@ from studies.tuning import LATER
 
 MOVES = {"_unsafe_view", "cat", "stack", "clone", "copy_", "_to_copy", "embedding", "index_select", "gather", "zeros",
          "new_zeros", "ones", "fill_", "constant_pad_nd", "where", "masked_fill", "tril", "triu", "scalar_tensor"}
+SHOWN = [*dict.fromkeys((*TABLE2, *GRIDS["zoo"].evaluations, *LATER, "rove", *GRIDS["mixes"].evaluations))]
 BATCH = 8                                # sequences of the pass that is counted
 WHAT = "same-targets"
 HEADS = ("encoding", "parameters", "operations", "cache, B", "streams", "kernel", "1x", "16x - 1x", "16x - sliding",
@@ -100,8 +101,7 @@ def main(argv=None):
     parser = CommandLine(prog="python -m studies.costs", description=__doc__)
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model (default: mini)")
     parser.add_argument("--variants", type=listed(str, *VARIANTS), metavar="NAME,...", help="of lab/grids.py",
-                        default=[*dict.fromkeys((*TABLE2, *GRIDS["zoo"].evaluations, *LATER,
-                                                 *GRIDS["mixes"].evaluations))])
+                        default=SHOWN)
     parser.add_argument("--seeds", type=listed(at_least(0)), metavar="N,...", default=SEEDS,
                         help=f"of the losses (default: {','.join(map(str, SEEDS))})")
     with parser.one_line_errors():

@@ -1,13 +1,15 @@
 """The pages and pictures of the grid `tasks`: results/tasks/, from the files of its runs.
 
-    python -m studies.task_pages             prints the table of docs/tasks.md, from results/tasks/ alone
+    python -m studies.task_pages             prints the first table of docs/tasks.md, from results/tasks/ alone
+    python -m studies.task_pages --paper     prints its table of a flip-flop beside a paper's numbers
 """
 
 import json
 import statistics
 from pathlib import Path
 
-from common import write_text
+from common import CommandLine, write_text
+from config import InputError
 from lab import pictures
 from lab.files import read_json
 from studies.task_grid import (
@@ -29,6 +31,8 @@ from studies.task_grid import read_results as read
 SHOWN = (1, 4)                           # times the trained length
 LEARNED = 0.95                           # accuracy at the trained length from which a run has learned its task
 TRAINING = {"variant": str, "seed": int, "command": str, "seconds": int | float, "weights": str}
+FLIP_FLOP = {                            # errors in %: in distribution, sparse, dense (arXiv 2505.16381, table 1)
+    "rope": "6.9, 40.3, 0.01", "fox": "8.3, 36.3, 0", "nope-stick": "9.6, 38.9, 0", "path": "0, 0.0001, 0"}
 WORDS = f"""Accuracy by token in %: the mean of the seeds that learned the task, which have {LEARNED:.0%} or more at the
 trained length, or of all seeds if none did. The values were chosen with another seed, by the accuracy at the trained
 length alone. The best guess knows the symbols and no positions. A name with @ is a task with the model and the length
@@ -144,8 +148,28 @@ def table(methods):
     rows = heads, ["---"] * len(heads), *(row for _, row in lines), guess
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
-def main():
-    print(summary(without_published(all_finals())), end="")
+def beside_paper():
+    """The errors in % of the flip-flop of FLIP_FLOP, a number a seed, and those of its table."""
+    task = "flip-flop@512"
+    found = finals(task)
+    if missing := set(FLIP_FLOP) - set(found):
+        raise InputError(f"results/{PLACE}/ has no {task} of {missing.pop()}: python -m lab.reproduce tasks makes it")
+    results = [read(scored) for scored in (task, *MORE[task])]
+    lines = [["method", "in distribution", "sparse", "dense", "the paper's"], ["---"] * 5]
+    for method, errors in FLIP_FLOP.items():
+        values, _, _ = found[method]
+        some = [[run for name, run in runs.items() if run["seed"] != SEED
+                 and name == f"{task}.{method}-{values}-s{run['seed']}"] for runs in results]
+        cells = [", ".join(f"{100 - 100 * run['rows'][0]['accuracy']:.2f}" for run in runs) for runs in some]
+        lines.append([f"{pictures.name(method)}, {values}", *cells, errors])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+def main(argv=None):
+    parser = CommandLine(prog="python -m studies.task_pages", description=__doc__)
+    parser.add_argument("--paper", action="store_true", help="the flip-flop of PaTH's paper, beside its numbers")
+    with parser.one_line_errors():
+        args = parser.parse_args(argv)
+        print(beside_paper() if args.paper else summary(without_published(all_finals())), end="")
 
 if __name__ == "__main__":
     main()

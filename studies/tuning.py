@@ -1,11 +1,11 @@
-"""Every method at its best: the learning rate and a knob of its own, tuned at `mini` by one rule and one budget.
+"""Every method at its best: the learning rate and a knob of its own, tuned at `mini` by one rule.
 
 1. One run a value of the method's knob, at the preset's learning rate.
 2. One run a learning rate, at the best of these: as many as make nine trials a method. Those of LATER without a knob
    have four.
 3. Two or three more values of the methods whose best lay at an edge, and of ExPE.
-4. The best of all, and the default, with fresh seeds: these alone are scored on the test split. The grid `newer` does
-   this for the best of LATER.
+4. The best of all, and the default, with fresh seeds: these alone are scored on the test split. Of LATER the best alone
+   is trained with fresh seeds, in the grid `newer`.
 
 The best has the lowest loss on the val split at the trained length, by the paper's protocol. Nothing past the trained
 length is looked at.
@@ -50,7 +50,7 @@ METHODS = {
     "sinusoidal": Method("--pe sinusoidal", BASES),
     **{pe: Method(f"--pe {pe}", {}, RATES | MORE) for pe in ("nope", "fox", "kerple", "grape")},
 }
-LATER = {                                # methods of 2024 to 2026
+LATER = {                                # methods that were added after the others had been tuned
     **{pe: Method(f"--pe {pe}", {}) for pe in ("cable", "path", "path_fox")},
     "nope-stick": Method("--pe nope --softmax stick", {}),
     **{pe: Method(f"--pe {pe}", BASES) for pe in ("selective_rope", "pope")},

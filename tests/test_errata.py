@@ -437,7 +437,7 @@ def test_errata_transformers_longrope_changes_the_frequencies_of_new_keys_alone(
 
 
 def test_errata_path_foxs_gates_are_not_divided():
-    """source: code of PaTH-FoX, fla-org/flash-linear-attention, `naive_path_attn`
+    """source: code of PaTH-FoX, fla-org/flash-linear-attention, `parallel_path_attn` and `naive_path_attn`
     says: the sums of the gates' logarithms join the products before all are divided by sqrt(D)
     in fact: they are added undivided, as in the paper's section 4 and in FoX. At D = 64 a gate of 0.5 leaves 0.92 of a
         key's weight by the one, 0.5 by the other
@@ -451,10 +451,10 @@ def test_errata_path_foxs_gates_are_not_divided():
 
 
 def test_errata_cables_code_is_fox():
-    """source: code of CABLE, axiomlab/Cable, `CausalSelfAttention`
+    """source: code of CABLE, axiomlab/Cable of March 2025, `CausalSelfAttention`
     says: the bias is c_m - c_n, c the running sum of -softplus(W x + b)
-    in fact: that is FoX with -W and -b, and two keys are as far apart for all queries. By the paper's equations each
-        query weighs the sum by a number of its own
+    in fact: that is FoX with -W and -b, and two keys are as far apart for all queries. By the paper's third version,
+        equations 2 to 7, each query weighs the sum by a number of its own
     """
     h, q = some_input(), torch.zeros(1, 2, T, 8, dtype=torch.float64)
     fox, cable = (tiny(pe).blocks[0].attn.encoding for pe in ("fox", "cable"))
@@ -467,18 +467,19 @@ def test_errata_cables_code_is_fox():
 
 
 def test_errata_cables_code_divides_by_one():
-    """source: code of CABLE, axiomlab/Cable, `CausalSelfAttention`
+    """source: code of CABLE, axiomlab/Cable of March 2025, `CausalSelfAttention`
     says: q and k are divided by sqrt(C / n_embd) each, where C is the width of the input
     in fact: C is n_embd, so that q.k is not divided at all. Here it is divided by sqrt(D), as in other attention: by 8
         at 12 heads in a width of 768
     """
-    C, n_embd, n_head = 768, 768, 12
-    assert math.sqrt(C / n_embd) == 1 and math.sqrt(C / n_head) == 8
     model, h = tiny("cable"), some_input()
-    model.blocks[0].attn.encoding.tokens.data[:] = 0  # no token adds anything: plain attention is left
-    plain = tiny("nope")
-    plain.load_state_dict({name: w for name, w in model.state_dict().items() if name in plain.state_dict()})
-    torch.testing.assert_close(attend(model, h), attend(plain, h), rtol=1e-9, atol=1e-9)
+    attention = model.blocks[0].attn
+    attention.encoding.tokens.data[:] = 0  # no token adds anything: plain attention is left
+    q, k, v = attention.project(h, model.tables(np.arange(T))[attention.encoding.settings])
+    wrong, right = (attention.output((q @ k.mT / divisor + torch.full((T, T), -torch.inf).triu(1)).softmax(-1) @ v, h)
+                    for divisor in (1, math.sqrt(8)))  # two heads in a width of 16
+    torch.testing.assert_close(attend(model, h), right, rtol=1e-9, atol=1e-9)
+    assert (wrong - right).abs().max() > 1e-2
 
 
 def dape_v2(x, w1, b1, w2, b2):
@@ -495,9 +496,9 @@ def dape_v2_weights():
 
 def test_errata_dape_v2_sees_whether_a_token_follows():
     """source: code of DAPE, chuanyang-Zheng/DAPE, `Kerple_DAPEV2`
-    says: masking what the two convolutions over keys read keeps later keys out
-    in fact: the hidden layer has to be masked, too: its column after the diagonal is not 0, and the last token's own
-        score changes when another token follows
+    says: of two convolutions over keys, what the first one reads is masked, and nothing else
+    in fact: no later key's score gets in, but the hidden column after the diagonal is not 0, so that the last token's
+        own score changes when another token follows: it has to be masked, too
     """
     weights, x = dape_v2_weights(), torch.randn(1, 4, T + 1, T + 1, dtype=torch.float64)
     alone, followed = dape_v2(x[..., :T, :T], *weights)[..., -1, :], dape_v2(x, *weights)[..., T - 1, :T]
@@ -522,24 +523,25 @@ def test_errata_dape_v2_with_a_cache_keeps_the_first_key_alone():
         torch.testing.assert_close(stepwise, model(tokens), rtol=1e-9, atol=1e-9)
 
 
-def test_errata_selective_rope_without_its_convolution_adds_nothing_up():
+def test_errata_selective_rope_without_its_convolution_forgets_its_angles():
     """source: code of Selective RoPE, timurcarstensen/selective-rope, `skip_conv`
-    says: without the convolution the angles are the running sum of z_t - z_(t-1)
-    in fact: that sum is z_t, so that without gate and bias an angle depends on its own token alone. It is the sum over
-        all tokens so far of what the convolution gives
-
-    One of the tokens between a query and a key is changed.
+    says: with z_t - z_(t-1) in the place of the convolution, a cache needs no state of the running sum
+    in fact: that holds only if neither gate nor bias is used, since the sum is then z_t. With either of them, as in its
+        configs/copying, a text that is read in two parts gets other angles after the first part
     """
-    z = np.random.default_rng(0).standard_normal((T, 4))
-    np.testing.assert_allclose(np.diff(z, axis=0, prepend=0).cumsum(0), z, rtol=1e-9, atol=1e-12)
-    encoding, h = tiny("selective_rope").blocks[0].attn.encoding, some_input()
-    q = torch.randn(1, 2, T, 8, dtype=torch.float64)
-    other = h.clone()
-    other[:, 4] = -h[:, 4]
+    z, gate = np.random.default_rng(0).standard_normal((2, T, 4))
+
+    def angles(z, gate=1.0, bias=0.0):
+        return (gate * (np.diff(z, axis=0, prepend=0) + bias)).cumsum(0)
+
+    np.testing.assert_allclose(angles(z), z, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(angles(z[5:]), angles(z)[5:], rtol=1e-9, atol=1e-12)
+    assert np.abs(angles(z[5:], gate[5:]) - angles(z, gate)[5:]).max() > 0.1
+    assert np.abs(angles(z[5:], bias=0.3) - angles(z, bias=0.3)[5:]).min() > 0.1
+    model, tokens, cache = tiny("selective_rope", make=Reader), some_tokens(1, T), Cache()
     with torch.no_grad():
-        change = (encoding.score(q, q, encoding.keep(other), None) - encoding.score(q, q, encoding.keep(h), None))[0]
-    assert change[:, 10, 2].abs().min() > 1e-2  # far from both: the convolution reaches to token 7
-    assert change[:, 3, 2].abs().max() == 0
+        parts = torch.cat([model(part, cache=cache) for part in tokens.split(5, dim=1)], dim=1)
+        torch.testing.assert_close(parts, model(tokens), rtol=1e-9, atol=1e-9)
 
 
 def test_errata_edifice_subtracts_what_a_softmax_drops():

@@ -2,10 +2,10 @@
 
 import json
 
-from conftest import command, refused
+from conftest import ROOT, command, refused
 
 from lab import reproduce
-from lab.grids import EVALUATIONS, flags_of
+from lab.grids import EVALUATIONS, NEWER, flags_of
 from studies import tuning as tuned
 from train import read_flags
 
@@ -48,7 +48,7 @@ def test_the_plan_goes_from_the_knob_to_the_rate_to_fresh_seeds():
 
 
 def test_trials_never_see_the_test_split_and_finals_see_it_alone():
-    assert not any("test" in EVALUATIONS[name] for name in tuned.TRIALS)
+    assert not any("test" in EVALUATIONS[name] for name in ("trial", *tuned.TRIALS))
     assert all("--split test" in EVALUATIONS[name] for name in tuned.FINALS)
 
 
@@ -58,6 +58,7 @@ def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp
            "nope": tuned.Method("--pe nope", {}, {"lr-x2": "--lr 0.008"})}
     monkeypatch.setattr(tuned, "METHODS", few)
     monkeypatch.setattr(tuned, "LATER", {"cable": tuned.Method("--pe cable", {}, {"lr-x2": "--lr 0.008"})})
+    monkeypatch.setitem(EVALUATIONS, "trial", "--lengths 16")
     flags = ["tuned", "--seeds", "1", "--max-docs", "2", "--", *SMALL, "--data", str(tokens)]
     reproduce.main(flags)
     said = lambda name: json.loads((tmp_path / f"results/mini/{name}.json").read_text())  # noqa: E731
@@ -70,7 +71,9 @@ def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp
         assert f"| {best} | `{flags_of(best)}` |" in page
         for name in {method, best}:
             assert {row["split"] for row in said(f"{name}-s1.test-same-targets")} == {"test"}
-    assert [len(said(f"{name}-s0.trial")) for name in ("cable", "cable-lr-x2")] == [1, 1]
+    for name in ("cable", "cable-lr-x2"):
+        [row] = said(f"{name}-s0.trial")
+        assert row["length"] == row["trained_length"] and row["split"] == "val"
     assert not list(tmp_path.glob("results/mini/cable*-s1.*")), "another grid has its fresh seeds"
     cut = tmp_path / "results/mini/expe-x4-s0.same-targets.json"  # as by a kill before its last evaluation
     text = cut.read_text()
@@ -84,6 +87,15 @@ def test_a_small_tuning_runs_to_its_end_and_goes_on_from_its_results(tokens, tmp
     reproduce.main([*flags[:1], "--use-results", *flags[1:]])
     assert not (tmp_path / "runs").exists()
     assert {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("results/mini/*.json"))} == before
+
+
+def test_the_later_methods_that_are_trained_with_fresh_seeds_are_the_best_of_their_trials():
+    def loss(name):
+        path = ROOT / f"results/mini/{name}-s{tuned.SEED}.trial.json"
+        return json.loads(path.read_text())[0]["loss"] if path.exists() else None
+
+    best = {tuned.trials(method, loss)[1] for method in tuned.LATER}
+    assert set(NEWER) == best - {None}
 
 
 def test_the_trials_own_seed_is_refused(tmp_path):
