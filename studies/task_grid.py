@@ -9,7 +9,7 @@
    allows. None is trained on; those of the trained length are the trials' own.
 
 Every task has one small model and one number of steps for all encodings. flip-flop@512 and the like are tasks with the
-model and the length of a paper, for the methods of which it has numbers (PUBLISHED), at 1 and 4 times that length. A
+model and the length of a paper, for the methods of which it has numbers (PUBLISHED), at that length alone. A
 run's files are in its directory under runs/tasks/. The report gathers them in results/tasks/, a JSON file for each
 task, and makes the pages from these.
 """
@@ -132,8 +132,7 @@ def evaluation(name, what, run):
     """(file, words of eval.py's command line) of an evaluation of a run: a trial's, a final's, or of another task."""
     task, _, method = name.partition(".")
     context = context_of(task)
-    ours = what == "accuracy" and task not in PUBLISHED
-    multiples = (1,) if what == "trial" else (1, 2, 4, 16) if ours else (1, 4)
+    multiples = (1,) if what == "trial" or task in PUBLISHED else (1, 2, 4, 16) if what == "accuracy" else (1, 4)
     longest = find(f"task:{task_of(task)}").longest or math.inf         # where distinct symbols run out
     if re.match("learned-(?!random)", method):                          # a table of positions ends
         longest = context
