@@ -47,6 +47,7 @@ class CommandLine(argparse.ArgumentParser):
             self.exit(130, f"{self.prog}: stopped\n")
         except BrokenPipeError:                                        # what reads the output, such as head, has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self.exit(141)                                             # as what SIGPIPE ends
         except OSError as error:
             self.error(f"{error.filename}: {error.strerror}" if error.filename else error)
         except (MemoryError, RuntimeError) as error:                   # the latter is torch's

@@ -256,7 +256,8 @@ def stopping():
 
     def take(number, frame):
         if not signals:
-            os.write(2, b"\nstopping after this step (again: at once, back to the last checkpoint)\n")
+            with contextlib.suppress(OSError):                          # Ctrl-C ends what reads 2>&1, such as tee, too
+                os.write(2, b"\nstopping after this step (again: at once, back to the last checkpoint)\n")
         elif time.monotonic() > signals[0] + 1:                         # torchrun repeats a Ctrl-C at once
             raise KeyboardInterrupt
         signals.append(time.monotonic())
