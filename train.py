@@ -293,14 +293,14 @@ def train(run, record, model_config, config, backend, folder, info, agree=bool):
                 start_run(run, record, folder / "tokenizer.tiktoken")
             done = step + 1
             add_to_log(run, step=done, loss=loss, grad_norm=norm, lr=learning_rate(config, step))
-            complete = done == config.steps
-            stop = agree(signals)
-            if done % config.eval_every == 0 or complete:
+            stop = agree(signals) or done == config.steps
+            if done % config.eval_every == 0 or done == config.steps:
                 val_loss = backend.validation_loss(val_batch)
                 add_to_log(run, step=done, val_loss=val_loss)
                 rate = (done - steps.start) * config.batch_size * context / (time.perf_counter() - begun)
-                tqdm.write(f"{run}: step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   {rate:,.0f} tokens/s")
-            if run and (done % config.checkpoint_every == 0 or complete or stop):
+                with contextlib.suppress(BrokenPipeError):              # a run that nobody watches goes on
+                    tqdm.write(f"{run}: step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   {rate:,.0f} tokens/s")
+            if run and (done % config.checkpoint_every == 0 or stop):
                 common.save_checkpoint(run, backend.tensors(), done, info["seconds"] + time.perf_counter() - begun)
             if stop:
                 break
