@@ -28,6 +28,9 @@ NAMES = {                                # of a variant of lab/grids.py, and of 
     "expe-learn-init": "ExPE, learn init", "expe-learn-random": "ExPE, learn random",
     "kerple": "KERPLE", "fire": "FIRE", "cope": "CoPE", "fox": "FoX", "grape": "GRAPE", "xpos": "xPos",
     "partial": "RoPE, partial", "proportional": "RoPE, proportional"}
+MORE_NAMES = {                           # of later methods, which have the colours of ExPE's ablations and two others
+    "cable": "CABLE", "dape": "DAPE", "path": "PaTH", "path_fox": "PaTH-FoX", "pope": "PoPE", "rove": "RoVE",
+    "selective_rope": "Selective RoPE"}
 GREY = "#7A7A7A"                         # of all text: as far from white as from GitHub's dark page, #0d1117
 COLOURS = ("#0F65CE", "#E66202", "#009C00", "#9A00FF", "#0395CC", "#896100", "#E94DB0", "#A34F50", "#57996A", "#9E459F",
            GREY, "#9075FC", "#877E48", "#F33F5A", "#C60090", "#A27599",      # of NAMES, in their order
@@ -63,7 +66,8 @@ def family(variant):
 def colour(variant):
     """The same whatever is drawn beside it: that of NAMES, or one of the last eight, by the encoding's name."""
     first = family(variant)
-    return dict(zip(NAMES, COLOURS, strict=True)).get(first, COLOURS[-1 - zlib.crc32(first.encode()) % 8])
+    known = dict(zip((*NAMES, *MORE_NAMES), COLOURS + COLOURS[11:16] + COLOURS[8:10], strict=True))
+    return known.get(first, COLOURS[-1 - zlib.crc32(first.encode()) % 8])
 
 def shade(colour, share):
     """That share of a colour and the rest GREY, which is as well seen on black as on white."""
@@ -73,7 +77,8 @@ def name(variant):
     """'expe-on-k-x16' -> 'ExPE-K, x16', 'rope-sinks' -> 'RoPE, sinks'."""
     first = family(variant)
     more = re.sub("-(?=[a-z])|_", " ", variant[len(first) + 1 :])
-    return label(NAMES.get(first, first), re.sub("(?<=[a-wyz])(?=[0-9])", " ", more))          # base100, but not x16
+    more = re.sub("(?<=[a-wyz])(?=[0-9])", " ", more)                  # base100, but not x16
+    return label((NAMES | MORE_NAMES).get(first, first), more)
 
 def label(name, how):
     """A name, and how its positions are scaled in the field's words: 'RoPE', 'yarn auto' -> 'RoPE, YaRN'."""
