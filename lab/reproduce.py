@@ -210,12 +210,14 @@ def do(job):
     model, config, record = read_run(job.run)
     info = checkpoint_info(job.run)
     origin = record["provenance"]
+    cards = [torch.cuda.get_device_name(origin["device"])] if origin["device"].startswith("cuda") else []
     write_json(job.file, {
         "variant": job.variant, "seed": job.seed, "train_flags": shlex.join(job.args.train_flags),
         "command": shlex.join(job.command), "parameters": count_parameters(model), "tokens": job.work,
         "seconds": info["seconds"], "trained_length": model.context, "dtype": config.dtype,
         "provenance": {name: origin[name] for name in ("git", "device", "threads")} | {
-            "machine": platform.platform(), "versions": {name: origin[name] for name in ("python", "torch")}},
+            "machine": ", ".join([platform.platform(), *cards]),
+            "versions": {name: origin[name] for name in ("python", "torch")}},
         "data": {name: record["data"][name] for name in ("source", "vocab", "splits")},
         "weights": info["sha256"],
     })
