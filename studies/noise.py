@@ -2,6 +2,7 @@
 
     python -m studies.noise                          five methods at mini, three trainings each, all of seed 1
     python -m studies.noise --variants rope,fox --json noise.json
+    python -m studies.noise --gpu                    from results/ alone: the grid `gpu` beside the same seeds on a CPU
 
 Two threads add numbers in another order than one, and so do older instructions (AVX2 in place of AVX-512). Rounding
 differs in the last bits, and 1,600 steps make that visible in the loss. Losses are those of same-targets on val. What
@@ -11,6 +12,7 @@ standard deviation over the four and that over the seeds.
 """
 
 import itertools
+import math
 import os
 import shlex
 import statistics
@@ -26,7 +28,7 @@ from config import InputError
 from eval import MULTIPLES
 from lab.compare import read_rows
 from lab.files import BAR, read_json, write_rows
-from lab.grids import VARIANTS, flags_of
+from lab.grids import GRIDS, VARIANTS, flags_of
 from lab.report import table
 from studies.tuning import PRESET
 
@@ -81,15 +83,33 @@ def compared(rows):
                           f"{statistics.stdev(own[end] for own in seeds.values()):.3f}"])
     return lines
 
+def beside_gpu():
+    """The lines of --gpu: means of the grid `gpu` and of the same seeds in results/far, and deviations of the latter.
+
+    The deviation over machines is that of the two losses of a seed, pooled over the seeds.
+    """
+    lines = []
+    for variant in GRIDS["gpu"].evaluations:
+        places = [read_rows(ROOT / "results" / place, [variant], "spread", "test")[variant] for place in ("far", "gpu")]
+        for end in ENDS:
+            cpu, gpu = ([row["loss"] for row in rows[end]] for rows in places)
+            machines = math.sqrt(statistics.mean(statistics.variance(pair) for pair in zip(cpu, gpu, strict=True)))
+            lines.append([variant, f"{end}x", *(f"{statistics.mean(losses):.3f}" for losses in (cpu, gpu)),
+                          f"{machines:.3f}", f"{statistics.stdev(cpu):.3f}"])
+    return lines
+
 def main(argv=None):
     parser = CommandLine(prog="python -m studies.noise", description=__doc__)
     add = parser.add_argument
     add("--variants", type=listed(str, *VARIANTS), default=METHODS, metavar="NAME,...",
         help=f"of lab/grids.py, with results on val (default: {','.join(METHODS)})")
     add("--ways", type=listed(str, *WAYS), default=list(WAYS), metavar="WAY,...", help=", ".join(WAYS))
+    add("--gpu", action="store_true", help="print the grid gpu beside results/far, and train nothing")
     add("--json", type=new_file, metavar="FILE", help=f"default: results/{PRESET}/noise.json")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
+        if args.gpu:
+            return print(table(["method", "at", "CPU", "GPU", "sd of machines", "sd of seeds"], beside_gpu()), end="")
         words = {variant: ["--preset", PRESET, *shlex.split(flags_of(variant, SEED)), "--seed", str(SEED)]
                  for variant in args.variants}
         for variant in args.variants:                                  # all are right before the first is trained

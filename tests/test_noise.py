@@ -1,5 +1,6 @@
 """studies/noise.py: what each way of training really is, and the table recomputed from files."""
 
+import itertools
 import json
 import os
 import shlex
@@ -7,10 +8,12 @@ import statistics
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from conftest import ROOT, TINY, command, refused
 
 from common import checkpoint_info
+from lab.grids import GRIDS
 from studies import noise
 
 
@@ -52,6 +55,23 @@ def test_the_table_of_evidence_is_that_of_the_committed_file():
     assert len(rows) == len(noise.METHODS) * len(noise.WAYS)
     for line in noise.compared(rows):
         assert f"| {' | '.join(line)} |\n" in page
+
+
+def test_the_table_of_the_gpu_is_that_of_results_and_of_what_ran_there(tmp_path):
+    page = (ROOT / "docs/evidence.md").read_text(encoding="utf-8")
+    printed = command("studies.noise", "--gpu", cwd=tmp_path).stdout.splitlines()
+    assert len(printed) == 2 + 2 * len(GRIDS["gpu"].evaluations) and all(f"{line}\n" in page for line in printed)
+    name, at, *numbers = printed[-1].strip("| ").split(" | ")
+    losses = [[row["loss"] for seed in (1, 2, 3)
+               for row in json.loads((ROOT / f"results/{place}/{name}-s{seed}.test-spread.json").read_text())
+               if row["length"] == 16 * row["trained_length"]] for place in ("far", "gpu")]
+    apart = np.subtract(*losses)
+    assert at == "16x" and numbers == [f"{x:.3f}" for x in (
+        *np.mean(losses, 1), np.sqrt(np.mean(apart**2 / 2)), np.std(losses[0], ddof=1))]
+    for variant, what in itertools.product(GRIDS["gpu"].evaluations, ("far", "gpu")):
+        run = json.loads((ROOT / f"results/{what}/{variant}-s2.run.json").read_text())
+        assert run["provenance"]["device"] == {"far": "cpu", "gpu": "cuda"}[what]
+        assert run["data"]["splits"]["train"]["sha256"].startswith("50ac334a")
 
 
 @pytest.mark.parametrize("words, message", [
