@@ -120,10 +120,14 @@ class Dropout(nn.Dropout):
         return x * kept.to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
 def split(x, dtype, parts):
-    """Numbers whose sum is x, all but the last of a dtype; each is what those before it lack."""
+    """Numbers whose sum is x, all but the last of a dtype of 16 bits; each is what those before it lack.
+
+    Bits are cut off, since torch.compile leaves out a conversion to a shorter dtype and back.
+    """
+    dropped = {torch.bfloat16: 16, torch.float16: 13}[dtype]                           # of an fp32 number's bits
     found = []
     for _ in range(parts - 1):
-        found.append(x.to(dtype).to(x.dtype))
+        found.append((x.float().view(torch.int32) & -(2**dropped)).view(torch.float32).to(x.dtype))
         x = x - found[-1]
     return [*found, x]
 
@@ -417,6 +421,8 @@ def compile(model, **how):
     """torch.compile each block and the loss; tables and checks, which look at values, stay out of the graphs."""
     if model.embedding.weight.device.type == "cpu" and not shutil.which(COMPILER):
         raise InputError(f"--compile needs the C++ compiler {COMPILER}: install it, or leave out --compile")
+    if model.embedding.weight.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512":
+        how = {"options": {"cpp.simdlen": 256}} | how        # g++ 12 errs in kernels that transpose bf16 with AVX-512
     for block in model.blocks:
         block.compile(**how)
     model.cross_entropy = functools.partial(cross_entropy, parts=torch.compile(softmax_parts, **how))

@@ -18,6 +18,7 @@ import train
 from config import ENCODINGS, PRESETS, ModelConfig, make_encoding
 from engine import fast
 from generate import distribution
+from lab.grids import flags_of
 from model_torch import GPT
 from past.cache import Cache
 from past.reading import Reader
@@ -92,3 +93,35 @@ def test_a_training_step_compiles_without_a_graph_break(name, monkeypatch):
     fast.compile(backend.model, fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported, match="branching"):
         backend.step(batches[0], 0)
+
+
+@pytest.mark.skipif(not shutil.which(fast.COMPILER), reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("name", ["fox", "expe-on-k"])
+def test_compiled_gradients_in_bf16_are_those_of_the_plain_graph(name):
+    """At the size of `mini`, whose kernels transpose blocks of 32 x 32 numbers."""
+    config = train.read_flags(["--preset", "mini", *flags_of(name).split(), "--layers", "1"])[1]
+    setting = dataclasses.replace(PRESETS["mini"].train, dtype="bf16", fast=True)
+    tokens, targets = (torch.from_numpy(np.random.default_rng(i).integers(0, 1024, (8, 128))) for i in (0, 1))
+    found = []
+    for compiled in (False, True):
+        torch.compiler.reset()
+        backend = train.TorchBackend(config, setting, torch.device("cpu"), compiled)
+        with backend.autocast:
+            loss = backend.model(tokens, targets, None)
+        loss.backward()
+        found.append({name: w.grad for name, w in backend.model.named_parameters()})
+    for w, plain in found[0].items():
+        assert (found[1][w] - plain).norm() < 0.01 * plain.norm(), w
+
+
+@pytest.mark.skipif(not shutil.which(fast.COMPILER), reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_compiled_code_keeps_all_digits_of_a_linear_bias(dtype):
+    """torch.compile leaves out a conversion to a shorter dtype and back."""
+    q, k = torch.zeros(2, 1, 1, 300, 16, dtype=dtype)
+    a, b = torch.full((1, 1, 300), 0.7), torch.arange(300.0)[None, None]
+    torch.compiler.reset()
+    for parts in (fast.further, torch.compile(fast.further)):
+        q8, k8 = (x.double() for x in parts(q, k, a, b))
+        scores = q8 @ k8.mT / 4
+        assert (scores - scores[..., :1] - 0.7 * b[..., None, :]).abs().max() < 1e-3
