@@ -330,6 +330,8 @@ def test_trained_biases_added_by_the_product_have_the_plain_ones_loss_and_gradie
     calls = []
     monkeypatch.setattr(torch, "baddbmm", lambda *given, baddbmm=torch.baddbmm, **how: (
         calls.append(pe) or baddbmm(*given, **how)))
+    if pe == "grape" and dtype == torch.float32:  # the gradient of its w cancels, as above
+        digits *= 10
     same_losses_and_gradients(quick, plain, digits)
     assert len(calls) == sum(block.attn.encoding.settings.pe == pe for block in quick.blocks)
 
