@@ -10,9 +10,10 @@ import pytest
 from conftest import ROOT
 
 from config import PRESETS
-from lab import pictures
-from lab.grids import GRIDS, KNOBS, METHODS
+from lab import pictures, verdict
+from lab.grids import GRIDS, KNOBS, METHODS, NEWER
 from lab.measures import interval_of_seeds, intervals
+from studies import tuning
 from studies.flat import WAYS
 
 SEEDS = {"packages": (1, 2), "small-packages": (1, 2), "small-books": (1,)}        # of a place, else 1 to 3
@@ -471,10 +472,10 @@ def claims():
         "README.md": [
             f"from {loss('expe', same, 1):.3f} at the trained length to {loss('expe', same, 16):.3f} at 16 times",
             f"RoPE from {loss('rope', same, 1):.3f} to {loss('rope', same, 16):.3f}", f"change by at most {most:.3f}",
-            f"a model of {small / 1e6:.2f}M parameters"],
+            f"a model of {small / 1e6:.2f}M parameters, but not on novels"],
         "docs/more-tokens.md": copying_claims([tokens / 1e6, tokens / train]),
         "docs/evidence.md": [
-            f"moves the means by {moved:.3f} at most",
+            *newer_rows(), *newer_claims(), f"moves the means by {moved:.3f} at most",
             f"[With {small / 1e6:.2f}M parameters]", f"{run['parameters'] / 1e6:.2f}M parameters",
             f"{train / 1e6:.2f}M training tokens", f"{tokens / 1e6:.2f}M tokens, which is {tokens / train:.2f} epochs",
             f"gains {min(copying):.3f} to {max(copying):.3f} nats", "at most 0.05 nats within",
@@ -495,6 +496,47 @@ def claims():
             interval(gap(("expe-constant", same, 1), ("expe", same, 1))),
             f"of RoPE by {gain('rope', 'swap', 16):.3f}, of T5 by {gain('t5', 'swap', 16):.3f} and of NoPE by "
             f"{gain('nope', 'swap', 16):.3f}"]}
+
+
+def trials_of(method):
+    """How many trials a method of LATER has."""
+    return len(list((ROOT / "results/mini").glob(f"{method}-s0.trial.json"))) + len([
+        path for path in (ROOT / "results/mini").glob(f"{method}-*-s0.trial.json")
+        if not path.name.startswith("path_fox") or method == "path_fox"])
+
+
+def newer_rows():
+    """The table of the methods that were added later, the lowest loss at 16x first."""
+    names = {name: next(method for method in tuning.LATER if name.startswith(method)) for name in NEWER}
+    order = sorted(names, key=lambda name: loss(name, "spread", 16, "test", "far"))
+    for name in order:
+        cells = [f"{loss(name, 'spread', n, 'test', 'far'):.3f}" for n in (1, 2, 4, 16)]
+        scored = GRIDS["newer"].evaluations[name]
+        cells += [signed(rise_of(what, name)) if f"test-{what}" in scored else "" for what in ("spread", "far-repeats")]
+        cells.append(signed(gap(*((which, "spread", 16, "test", "far") for which in (name, "fox-lr-x2")))))
+        yield f"| {verdict.name_of(name)} | {trials_of(names[name])} | {' | '.join(cells)} |"
+
+
+def newer_claims():
+    """What evidence.md says of them."""
+    def lower(one, other, n):
+        """By how much the first has a lower loss on test, with its interval."""
+        return interval(-np.array(gap(*((name, "spread", n, "test", "far") for name in (one, other))))[[0, 2, 1]])
+
+    tuned_names = [*GRIDS["spread"].evaluations, *NEWER]
+    at = {(name, n): loss(name, "spread", n, "test", "far") for name in tuned_names for n in (1, 16)}
+    assert all(min(tuned_names, key=lambda name: at[name, n]) == "path_fox-lr-x2" for n in (1, 16))
+    flat = ("path_fox-lr-x2", "nope-stick-lr-x2", "cable-lr-x2", "dape-lr-x2")
+    assert all(low < 0 < high for name in flat for n in (1, 16)
+               for _, low, high in [gap(*((which, "spread", n, "test", "far") for which in (name, "fox-lr-x2")))])
+    assert max(abs(rise_of("spread", name)[0]) for name in flat[:3]) < 0.002
+    assert all(low < 0 < high for n in (1, 16) for _, low, high in [
+        gap(*((which, "spread", n, "test", "far") for which in ("selective_rope-base30", "rope-base100")))])
+    assert all(rise_of(what, "dape-lr-x2")[1] < 0 for what in ("spread", "far-repeats"))
+    pope = [lower("pope-base100-lr-x2", "rope-base100", n) for n in (1, 16)]
+    return [f"than NoPE's with a softmax by {lower('nope-stick-lr-x2', 'nope-lr-x1.2', 1)}", f"than RoPE's by {pope[0]} at 1x and by {pope[1]} at 16x",
+            f"it starts from, by {lower('dape-lr-x2', 'kerple-lr-x1.7', 16)}",
+            f"than FoX's by {lower('path_fox-lr-x2', 'fox-lr-x2', 1)} at 1x"]
 
 
 def whole(claim):
@@ -519,3 +561,31 @@ def test_every_number_is_computed_or_has_a_source(page):
     rest = re.sub(r"\]\([^)]*\)", " ", rest)                            # addresses
     numbers = re.findall(r"(?<![\w.])[-+]?\d+\.\d+(?![\w.]*\d)", rest)
     assert not numbers, numbers
+
+
+def test_far_beyond_16_times_is_what_the_files_say():
+    """The table of past-the-length.md, and what it says of the two kinds of encodings."""
+    page = " ".join((ROOT / "docs/past-the-length.md").read_text(encoding="utf-8").split())
+    runs = {}
+    for path in sorted((ROOT / "results/extreme").glob("*.json")):
+        rows = json.loads(path.read_text())
+        assert [(row["length"], row["n_targets"], row["n_documents"]) for row in rows] == [
+            (length, 1280, 5) for length in (128, 2048, 8192, 16384)]
+        runs.setdefault(path.stem[:-3], []).append([row["loss"] for row in rows])
+    for name, losses in runs.items():
+        seeds = ", ".join(path.stem[-1] for path in sorted((ROOT / "results/extreme").glob(f"{name}-s?.json")))
+        means = " | ".join(f"{x:.3f}" for x in np.mean(losses, 0))
+        assert f"| {verdict.name_of(name)} | {seeds} | {means} |" in page
+        rotates = name.startswith(("rope", "pope"))
+        assert all(sorted(seed) == seed for seed in losses) or not rotates
+        assert rotates or np.ptp(losses, 1).max() < 0.0065
+    assert "1,280 targets" in page and "changes by 0.006 at most" in page
+
+
+def test_the_loss_of_indirect_indexing_at_the_papers_size_is_that_of_its_log():
+    page = " ".join((ROOT / "docs/tasks.md").read_text(encoding="utf-8").split())
+    log = json.loads((ROOT / "results/tasks/indirect-at-size.log.json").read_text())
+    last = {name: statistics.mean(loss for _, loss in lines[-10:]) for name, lines in log.items()}
+    assert f"was {last['pope']:.2f} with PoPE and {last['rope']:.2f} with RoPE, where a guess" in page
+    assert f"has {np.log(39):.2f} (" in page and "after 21,000 of 30,000 steps with PoPE and 22,000 with RoPE" in page
+    assert (log["pope"][-1][0], log["rope"][-1][0]) == (21_000, 22_000)
