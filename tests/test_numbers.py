@@ -534,7 +534,8 @@ def newer_claims():
         gap(*((which, "spread", n, "test", "far") for which in ("selective_rope-base30", "rope-base100")))])
     assert all(rise_of(what, "dape-lr-x2")[1] < 0 for what in ("spread", "far-repeats"))
     pope = [lower("pope-base100-lr-x2", "rope-base100", n) for n in (1, 16)]
-    return [f"than NoPE's with a softmax by {lower('nope-stick-lr-x2', 'nope-lr-x1.2', 1)}", f"than RoPE's by {pope[0]} at 1x and by {pope[1]} at 16x",
+    return [f"than NoPE's with a softmax by {lower('nope-stick-lr-x2', 'nope-lr-x1.2', 1)}",
+            f"than RoPE's by {pope[0]} at 1x and by {pope[1]} at 16x",
             f"it starts from, by {lower('dape-lr-x2', 'kerple-lr-x1.7', 16)}",
             f"than FoX's by {lower('path_fox-lr-x2', 'fox-lr-x2', 1)} at 1x"]
 
