@@ -252,12 +252,12 @@ GRIDS = {
     "sizes": Grid(
         "The preset small, with ten tokens a parameter, on the packages: losses on test, probes on val",
         far(SIZES, rest=OF_SMALL), place="small-packages", preset="small",
-        says="At 16x the order is that of mini's means with ten times the tokens: KERPLE, FoX, ExPE-K, ALiBi, RoPE. "
-             "The first three gain from far context, and ALiBi does not (one seed)."),
+        says="With both seeds the order at 16x is that of mini's means with ten times the tokens: KERPLE, FoX, ExPE-K, "
+             "ALiBi, RoPE. The first three gain from far context, and ALiBi does not."),
     "novels": Grid(
         "The preset small, with ten tokens a parameter, on English novels, scored on other authors'",
         far(SIZES[:4], rest=OF_SMALL), place="small-books", preset="small",
-        says="On novels these models copy next to nothing, and far context is worth nothing to them. FoX, ALiBi and "
+        says="On novels these models hardly copy, and far context is worth nothing to them at 16x. FoX, ALiBi and "
              "ExPE-K do not change with length, and RoPE rises (one seed)."),
     "books": Grid(
         "English novels, scored on other authors', with default and best values",

@@ -28,7 +28,7 @@ from config import InputError
 from eval import MULTIPLES
 from lab.compare import read_rows
 from lab.files import BAR, read_json, write_rows
-from lab.grids import GRIDS, VARIANTS, flags_of
+from lab.grids import GRIDS, SEEDS, VARIANTS, flags_of
 from lab.report import table
 from studies.tuning import PRESET
 
@@ -83,33 +83,45 @@ def compared(rows):
                           f"{statistics.stdev(own[end] for own in seeds.values()):.3f}"])
     return lines
 
-def beside_gpu():
-    """The lines of --gpu: means of the grid `gpu` and of the same seeds in results/far, and deviations of the latter.
+def of_place(place, variant):
+    """{multiple: the loss of each of SEEDS} of `spread` on test under results/PLACE; InputError if one is missing."""
+    rows = read_rows(ROOT / "results" / place, [variant], "spread", "test")[variant]
+    losses = {end: {row["seed"]: row["loss"] for row in rows[end] if row["loss"] is not None} for end in ENDS}
+    if missing := [seed for end in ENDS for seed in SEEDS if seed not in losses[end]]:
+        raise InputError(f"--gpu needs a loss of {variant} with seed {missing[0]} under results/{place}")
+    return {end: [losses[end][seed] for seed in SEEDS] for end in ENDS}
 
-    The deviation over machines is that of the two losses of a seed, pooled over the seeds.
+def beside_gpu():
+    """The lines of --gpu: of each method of the grid `gpu` its means on CPUs and on the GPU, and two deviations.
+
+    That over machines is of the two losses of a seed, pooled over seeds; that over seeds is pooled over both machines.
     """
     lines = []
     for variant in GRIDS["gpu"].evaluations:
-        places = [read_rows(ROOT / "results" / place, [variant], "spread", "test")[variant] for place in ("far", "gpu")]
+        cpu, gpu = (of_place(place, variant) for place in ("far", "gpu"))
         for end in ENDS:
-            cpu, gpu = ([row["loss"] for row in rows[end]] for rows in places)
-            machines = math.sqrt(statistics.mean(statistics.variance(pair) for pair in zip(cpu, gpu, strict=True)))
-            lines.append([variant, f"{end}x", *(f"{statistics.mean(losses):.3f}" for losses in (cpu, gpu)),
-                          f"{machines:.3f}", f"{statistics.stdev(cpu):.3f}"])
+            pairs = list(zip(cpu[end], gpu[end], strict=True))
+            spreads = (math.sqrt(statistics.mean(map(statistics.variance, groups)))
+                       for groups in (pairs, (cpu[end], gpu[end])))
+            numbers = *map(statistics.mean, (cpu[end], gpu[end])), *spreads
+            lines.append([variant, f"{end}x", *(f"{x:.3f}" for x in numbers)])
     return lines
 
 def main(argv=None):
     parser = CommandLine(prog="python -m studies.noise", description=__doc__)
     add = parser.add_argument
-    add("--variants", type=listed(str, *VARIANTS), default=METHODS, metavar="NAME,...",
+    add("--variants", type=listed(str, *VARIANTS), metavar="NAME,...",
         help=f"of lab/grids.py, with results on val (default: {','.join(METHODS)})")
-    add("--ways", type=listed(str, *WAYS), default=list(WAYS), metavar="WAY,...", help=", ".join(WAYS))
+    add("--ways", type=listed(str, *WAYS), metavar="WAY,...", help=", ".join(WAYS))
     add("--gpu", action="store_true", help="print the grid gpu beside results/far, and train nothing")
     add("--json", type=new_file, metavar="FILE", help=f"default: results/{PRESET}/noise.json")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         if args.gpu:
+            if args.variants or args.ways or args.json:
+                parser.error("--gpu reads results/ and takes no other flag: leave the others out")
             return print(table(["method", "at", "CPU", "GPU", "sd of machines", "sd of seeds"], beside_gpu()), end="")
+        args.variants, args.ways = args.variants or METHODS, args.ways or list(WAYS)
         words = {variant: ["--preset", PRESET, *shlex.split(flags_of(variant, SEED)), "--seed", str(SEED)]
                  for variant in args.variants}
         for variant in args.variants:                                  # all are right before the first is trained

@@ -3,7 +3,9 @@
 import itertools
 import json
 import os
+import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 from conftest import ROOT, TINY, command, refused
 
 from common import checkpoint_info
+from config import InputError
 from lab.grids import GRIDS
 from studies import noise
 
@@ -67,14 +70,27 @@ def test_the_table_of_the_gpu_is_that_of_results_and_of_what_ran_there(tmp_path)
                if row["length"] == 16 * row["trained_length"]] for place in ("far", "gpu")]
     apart = np.subtract(*losses)
     assert at == "16x" and numbers == [f"{x:.3f}" for x in (
-        *np.mean(losses, 1), np.sqrt(np.mean(apart**2 / 2)), np.std(losses[0], ddof=1))]
+        *np.mean(losses, 1), np.sqrt(np.mean(apart**2 / 2)), np.sqrt(np.var(losses, axis=1, ddof=1).mean()))]
     for variant, what in itertools.product(GRIDS["gpu"].evaluations, ("far", "gpu")):
         run = json.loads((ROOT / f"results/{what}/{variant}-s2.run.json").read_text())
         assert run["provenance"]["device"] == {"far": "cpu", "gpu": "cuda"}[what]
         assert run["data"]["splits"]["train"]["sha256"].startswith("50ac334a")
 
 
+@pytest.mark.parametrize("change", ["remove", "null"])
+def test_a_loss_that_the_table_of_the_gpu_lacks_is_named(change, tmp_path, monkeypatch):
+    for place in ("far", "gpu"):
+        shutil.copytree(ROOT / "results" / place, tmp_path / "results" / place)
+    monkeypatch.setattr(noise, "ROOT", tmp_path)
+    file = tmp_path / "results/gpu/fox-lr-x2-s2.test-spread.json"
+    text = file.read_text()
+    file.unlink() if change == "remove" else file.write_text(re.sub('"loss": [0-9.]+', '"loss": null', text))
+    with pytest.raises(InputError, match="--gpu needs a loss of fox-lr-x2 with seed 2 under results/gpu"):
+        noise.beside_gpu()
+
+
 @pytest.mark.parametrize("words, message", [
+    ("--gpu --variants fox", "--gpu reads results/ and takes no other flag: leave the others out"),
     ("--variants rop", "must be of"), ("--variants rope --lr 1", "--lr"),
     ("--ways 3", "must be of 1 thread, 2 threads, AVX2"),
     ("--variants fox-lr-x2", "without seed 1 and another: choose among expe"),

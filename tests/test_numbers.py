@@ -24,6 +24,7 @@ CITED = {                                # what no file of results/ has, and whe
         "2.191 and 2.230",                                               # the same model on two processors
         "97.3 to 99.5%", "60.8 to\n92.6%", "94.1%", "89.4%",            # studies.coverage
         "t(2) = 4.30", "section 2.3", "gains 1.91",                      # Student's table; the paper
+        "torch 2.11; the CPUs had 2.13",                                 # run.json of results/gpu and results/far
         "differ by\n   0.04"]}                                           # rounded up
 
 
@@ -312,23 +313,23 @@ def novels_claims():
     copied = [gains(name, "copies", n, place)[0] for name in names for n in (0.5, 0.75, 1, 2, 4, 8, 16)]
     most = max(gain(name, "copies", 0.5, "val", "small-packages") for name in names)
     swaps = {name: over_documents(gains_of(row), row) for name in names for row in rows(name, "swap", 16, "val", place)}
-    assert all(low < 0.001 for _, low, _ in swaps.values())
+    assert all(low < 0 for _, low, _ in swaps.values())
     far = [-changes(name, "far-repeats", place)[0] for name in names]
     slides = {name: over_documents(np.subtract(*(rows(name, way, n, "test", place)[0]["unit_losses"] for way, n in (
         ("same-targets", 16), ("sliding", 1)))), rows(name, "same-targets", 16, "test", place)[0]) for name in names}
     assert all(high > 0 for _, _, high in slides.values())
-    least = changes(ours, "least-spread", place)[0]
-    assert max(abs(changes(name, "spread", place)[0]) for name in (fox, alibi, ours)) < 0.001
+    changed = [changes(*key, place)[0] for key in NOVELS.values() if key[0] != rope]
     run = json.loads((ROOT / f"results/{place}/{ours}-s1.run.json").read_text())
-    tokens, train = run["tokens"], run["data"]["splits"]["train"]["tokens"]
+    split = run["data"]["splits"]["train"]
+    tokens, train = run["tokens"], split["tokens"]
     scored, repeated = (rows(ours, what, 1, "test", place)[0] for what in ("spread", "far-repeats"))
     lower = [interval(-np.array(of_all(name))[[0, 2, 1]]) for name in (fox, alibi)]
     return [
         *rows_by_length(NOVELS, place), f"| {tokens / 1e6:.2f}M | {tokens / train:.2f} | 1 |",
         f"{sum(scored['unit_targets']):,} targets of `spread` and {sum(repeated['unit_targets'])} far repetitions, in "
-        f"{scored['n_documents']} of 144",
-        f"at most {max(copied):.2f} nats in any", f"copy up to {most:.0f} nats", f"by more than {max(far):.3f}",
-        f"with least slopes gains {-least:.3f}", f"than ExPE-K by {lower[0]} and {lower[1]}",
+        f"{scored['n_documents']} excerpts", f"{split['documents']} documents of {train / 1e6:.2f}M tokens",
+        f"at most {max(copied):.2f} nats in any", f"reach up to {most:.0f} nats", f"by more than {max(far):.3f}",
+        f"change by at most {max(map(abs, changed)):.3f}", f"than ExPE-K by {lower[0]} and {lower[1]}",
         f"higher by {interval(of_all(rope))}"]
 
 
@@ -468,6 +469,9 @@ def claims():
     orders = [sorted(machines, key=lambda key: machines[key][i]) for i in (0, 1)]
     moved = max(abs(cpu - gpu) for key, (cpu, gpu) in machines.items() if key != ("rope-base100", 16))
     assert orders[0] == orders[1]
+    first = [[rows(name, "spread", 1, "test", place)[0]["loss"] for name in ("fox-lr-x2", "alibi-x8-lr-x2")]
+             for place in ("far", "gpu")]
+    assert (first[0][0] < first[0][1]) != (first[1][0] < first[1][1])   # seed 1 swaps
     return {
         "README.md": [
             f"from {loss('expe', same, 1):.3f} at the trained length to {loss('expe', same, 16):.3f} at 16 times",
@@ -475,7 +479,7 @@ def claims():
             f"a model of {small / 1e6:.2f}M parameters, but not on novels"],
         "docs/more-tokens.md": copying_claims([tokens / 1e6, tokens / train]),
         "docs/evidence.md": [
-            *newer_rows(), *newer_claims(), f"moves the means by {moved:.3f} at most",
+            *newer_rows(), *newer_claims(), f"The means differ by {moved:.3f} at most",
             f"[With {small / 1e6:.2f}M parameters]", f"{run['parameters'] / 1e6:.2f}M parameters",
             f"{train / 1e6:.2f}M training tokens", f"{tokens / 1e6:.2f}M tokens, which is {tokens / train:.2f} epochs",
             f"gains {min(copying):.3f} to {max(copying):.3f} nats", "at most 0.05 nats within",
