@@ -220,8 +220,8 @@ GRIDS = {
         "Methods that were added later at the best of their trials, beside others, on the test split",
         dict.fromkeys(("expe-on-k", "fox-lr-x2", "alibi-x8-lr-x2", "kerple-lr-x1.7", "rope-base100", *NEWER),
                       ("test-spread", "test-far-repeats")) | {"path_fox-lr-x2": ("test-spread",)}, place="far",
-        says="PaTH-FoX has the lowest mean at every length, but no method that is flat differs significantly from FoX. "
-             "NoPE with stick-breaking attention and CABLE are flat, and PoPE and Selective RoPE rise."),
+        says="PaTH-FoX has the lowest mean at every length. It, NoPE with stick-breaking attention and CABLE are flat, "
+             "and PoPE and Selective RoPE rise."),
     "tokens": Grid(
         "Four times the tokens, at which models copy: losses on test, probes on val",
         far(METHODS, "-tokens-x4"), place="far",
