@@ -502,23 +502,21 @@ def claims():
             f"{gain('nope', 'swap', 16):.3f}"]}
 
 
-def trials_of(method):
-    """How many trials a method of LATER has."""
-    return len(list((ROOT / "results/mini").glob(f"{method}-s0.trial.json"))) + len([
-        path for path in (ROOT / "results/mini").glob(f"{method}-*-s0.trial.json")
-        if not path.name.startswith("path_fox") or method == "path_fox"])
+def trial_loss(name):
+    """By which a trial is chosen, or None if it is not done."""
+    path = ROOT / f"results/mini/{name}-s{tuning.SEED}.trial.json"
+    return json.loads(path.read_text())[0]["loss"] if path.exists() else None
 
 
 def newer_rows():
     """The table of the methods that were added later, the lowest loss at 16x first."""
-    names = {name: max((method for method in tuning.LATER if name.startswith(method)), key=len) for name in NEWER}
-    order = sorted(names, key=lambda name: loss(name, "spread", 16, "test", "far"))
-    for name in order:
+    trials = {best: names for names, best in (tuning.trials(method, trial_loss) for method in tuning.LATER)}
+    for name in sorted(NEWER, key=lambda name: loss(name, "spread", 16, "test", "far")):
         cells = [f"{loss(name, 'spread', n, 'test', 'far'):.3f}" for n in (1, 2, 4, 16)]
         scored = GRIDS["newer"].evaluations[name]
         cells += [signed(rise_of(what, name)) if f"test-{what}" in scored else "" for what in ("spread", "far-repeats")]
         cells.append(signed(gap(*((which, "spread", 16, "test", "far") for which in (name, "fox-lr-x2")))))
-        yield f"| {verdict.name_of(name)} | {trials_of(names[name])} | {' | '.join(cells)} |"
+        yield f"| {verdict.name_of(name)} | {len(trials[name])} | {' | '.join(cells)} |"
 
 
 def newer_claims():
