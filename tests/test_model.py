@@ -296,7 +296,7 @@ LINEAR = [("alibi", {}), ("alibi", {"slopes": 3}), ("fox", {}), ("grape", {}),
 def same_losses_and_gradients(quick, plain, digits, **given):
     """Of 3 x T tokens; each gradient to so much of its largest entry."""
     losses = [model(some_tokens(3, T), some_tokens(3, T, seed=5), **given) for model in (quick, plain)]
-    torch.testing.assert_close(*losses, rtol=digits, atol=0)
+    torch.testing.assert_close(*losses, rtol=digits, atol=0, check_dtype=False)
     for loss in losses:
         loss.backward()
     for (name, found), right in zip(quick.named_parameters(), plain.parameters(), strict=True):
@@ -326,12 +326,11 @@ def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
 @pytest.mark.parametrize("pe", ["fox", "grape", "cope", "cable", "path"])
 def test_trained_biases_added_by_the_product_have_the_plain_ones_loss_and_gradients(
         pe, dtype, digits, changes, monkeypatch):
-    quick, plain = (tiny(pe, parts=parts, **changes).to(dtype) for parts in (fast.PARTS, {}))
+    quick = tiny(pe, parts=fast.PARTS, **changes).to(dtype)
+    plain = tiny(pe, **changes).double()  # whose own gradients in fp32 have larger errors
     calls = []
     monkeypatch.setattr(torch, "baddbmm", lambda *given, baddbmm=torch.baddbmm, **how: (
         calls.append(pe) or baddbmm(*given, **how)))
-    if pe == "grape" and dtype == torch.float32:  # the gradient of its w cancels, as above
-        digits *= 10
     same_losses_and_gradients(quick, plain, digits)
     assert len(calls) == sum(block.attn.encoding.settings.pe == pe for block in quick.blocks)
 
