@@ -364,11 +364,14 @@ def configure(flags, pe, preset):
     if train.objective == "mlm" and (model.causal or not model.encoding.both_sides):
         raise InputError("--objective mlm sees both sides: leave out --causal" if model.causal else
                          f"--objective mlm sees both sides, and --pe {pe} is for a causal mask alone")
-    if train.random_positions and not model.context <= train.random_positions <= model.encoding.longest(model):
+    if train.random_positions:
         longest = model.encoding.longest(model)
         most = f" to {longest} (--n-positions)" if math.isfinite(longest) else " on"
-        raise InputError(f"--random-positions must be from {model.context} (--context){most}, got "
-                         f"{train.random_positions}")
+        if (kind := type(model.encoding)).rows is NoPE.rows and kind.pairs is NoPE.pairs:
+            raise InputError(f"--random-positions is for an encoding that reads positions: leave it out of --pe {pe}")
+        if not model.context <= train.random_positions <= longest:
+            raise InputError(f"--random-positions must be from {model.context} (--context){most}, got "
+                             f"{train.random_positions}")
     return model, train
 
 def fields_of(pe):

@@ -60,6 +60,8 @@ def main(argv=None):
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         folder = Path("results") / args.place
+        if not folder.is_dir():
+            raise InputError(f"--place must be a folder of results/, such as {tuned.PRESET}, got {args.place}")
         rows = read_rows(folder, [args.a, args.b], args.protocol, args.split)
         cells = []
         for at in args.at:

@@ -35,6 +35,7 @@ def test_a_difference_and_its_interval_are_those_of_the_files(a, b, length):
 
 
 @pytest.mark.parametrize("words, message", [
+    ("fox fox --place no", "--place must be a folder of results/"),
     ("rop expe", "rop is no variant of lab/grids.py"), ("fox fire --split test", "has no same-targets of fire on test"),
     ("expe rope:ntk", "has no rope:ntk; read in other ways there are: expe:scale 0.5"),
     ("expe rope --at 3x", "must be of 1x, 2x, 4x, 8x, 16x")])

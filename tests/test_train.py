@@ -154,6 +154,7 @@ WRONG = {
     "--objective mlm --pe fox": "--objective mlm", "--objective mlm --causal": "leave out --causal",
     "--random-positions 3": "--random-positions must be from 16 (--context) on, got 3",
     "--pe learned --random-positions 900": "--random-positions must be from 16 (--context) to 16 (--n-positions)",
+    "--pe fox --random-positions 64": "--random-positions is for an encoding that reads positions",
     "--pe learned --n-positions 3": "--n-positions must be", "--pe t5 --buckets 64 --max-distance 8": "--max-distance",
     "--end-lr 1": "--end-lr must be", "--backend numpy --dtype bf16": "--backend numpy",
     "--device gpu": "--device must be", "--device cuda:99": "--device must be",
