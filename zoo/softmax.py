@@ -88,13 +88,12 @@ def llama4_backward(dp, cache):
     return c * dz, down
 
 def stick_forward(scores, learned):
-    """ln p_mn = ln b_mn + sum over n < j < m of ln(1 - b_mj). scores (B, H, T, S), -inf for keys that are not seen."""
+    """ln p_mn = scores_mn + sum over n <= j < m of ln(1 - b_mj). scores (B, H, T, S), -inf for keys that are not seen."""
     T, S = scores.shape[-2:]
     own = np.eye(T, S, S - T, dtype=bool)                                                      # a query's own key
     x = np.where(own, -np.inf, scores)
-    left = -np.logaddexp(0, x)                                                                 # ln(1 - b)
-    after = left[..., ::-1].cumsum(-1)[..., ::-1]                                              # ln(1 - b) from n on
-    p = np.exp(after - left - np.logaddexp(0, -x))
+    after = -np.logaddexp(0, x)[..., ::-1].cumsum(-1)[..., ::-1]                               # ln(1 - b) from n on
+    p = np.exp(x + after)                                                                      # x = ln b - ln(1 - b)
     p[..., own] = np.exp(after[..., 0])
     return p, (p, np.exp(-np.logaddexp(0, -x)), own)
 
@@ -181,9 +180,5 @@ def stick_softmax(scores):
     T, S = scores.shape[-2:]
     own = torch.ones(T, S, dtype=torch.bool, device=scores.device).tril(S - T).triu(S - T)     # a query's own key
     x = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(own, -torch.inf)
-    seen = x > -torch.inf
-    x = x.masked_fill(~seen, 0)
-    left = F.logsigmoid(-x).masked_fill(~seen, 0)                                              # ln(1 - b)
-    after = left.flip(-1).cumsum(-1).flip(-1)                                                  # ln(1 - b) from n on
-    p = (after - left + F.logsigmoid(x)).exp().masked_fill(~seen, 0)
-    return torch.where(own, after[..., :1].exp(), p).type_as(scores)
+    after = F.logsigmoid(-x).flip(-1).cumsum(-1).flip(-1)                                      # ln(1 - b) from n on
+    return torch.where(own, after[..., :1], x + after).exp().type_as(scores)
