@@ -88,7 +88,7 @@ def llama4_backward(dp, cache):
     return c * dz, down
 
 def stick_forward(scores, learned):
-    """ln p_mn = scores_mn + sum over n <= j < m of ln(1 - b_mj). scores (B, H, T, S), -inf for keys that are not seen."""
+    """ln p_mn = scores_mn + sum over n <= j < m of ln(1 - b_mj). scores (B, H, T, S), -inf for keys not seen."""
     T, S = scores.shape[-2:]
     own = np.eye(T, S, S - T, dtype=bool)                                                      # a query's own key
     x = np.where(own, -np.inf, scores)
