@@ -38,7 +38,7 @@ VARIANTS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {                  # flags o
 BEST = ("fox-lr-x2", "alibi-x8-lr-x2", "expe-on-k", "grape-lr-x1.7", "kerple-lr-x1.7", "shaw-distance32-lr-x2",
         "expe-x16-start1", "t5-distance20-lr-x2", "nope-lr-x1.2", "rope-base100", "sinusoidal-base1000")    # tuned.md's
 NEWER = ("cable-lr-x2", "path_fox-lr-x2", "nope-stick-lr-x2", "selective_rope-base30", "pope-base100-lr-x2",
-         "dape-lr-x2", "path-lr-x2")      # the best of studies.tuning.LATER
+         "dape-lr-x2", "path")            # the best of studies.tuning.LATER
 BUDGET = ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")
 METHODS = ("expe-on-k", "alibi-x8-lr-x2", "fox-lr-x2", "rope-base100", "expe-x16", "kerple")     # of the grid `tokens`
 KNOBS = ("expe-on-k", "expe-on-k-x4", "expe-on-k-x16", "expe-on-k-x64", "expe-on-k-x1024", "expe-on-k-lr-x2",
@@ -220,7 +220,7 @@ GRIDS = {
         "Methods that were added later at the best of their trials, beside others, on the test split",
         dict.fromkeys(("expe-on-k", "fox-lr-x2", "alibi-x8-lr-x2", "kerple-lr-x1.7", "rope-base100", *NEWER),
                       ("test-spread", "test-far-repeats"))
-        | dict.fromkeys(("path-lr-x2", "path_fox-lr-x2"), ("test-spread",)),   # far-repeats takes half an hour on a CPU
+        | dict.fromkeys(("path", "path_fox-lr-x2"), ("test-spread",)),   # far-repeats takes half an hour on a CPU
         place="far",
         says="PaTH-FoX has the lowest mean at every length. It, NoPE with stick-breaking attention and CABLE are flat, "
              "and PoPE and Selective RoPE rise."),

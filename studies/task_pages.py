@@ -1,6 +1,7 @@
 """The pages and pictures of the grid `tasks`: results/tasks/, from the files of its runs.
 
     python -m studies.task_pages             prints the first table of docs/tasks.md, from results/tasks/ alone
+    python -m studies.task_pages --newer     prints that of the methods that were added later
     python -m studies.task_pages --paper     prints its table of a flip-flop beside a paper's numbers
 """
 
@@ -15,6 +16,7 @@ from lab.files import read_json
 from studies.task_grid import (
     KNOBS,
     MORE,
+    NEW,
     OTHERS,
     PLACE,
     ROW,
@@ -56,7 +58,7 @@ def report(folder):
     for path, draw, words, methods in (
             ("tasks-lengths.png", pictures.panels, "Accuracy by length", list(KNOBS)),
             ("tasks-map.png", pictures.heat, "Accuracy at the trained length and at 4 times it, as far as a task goes",
-             [method for method in (*KNOBS, *OTHERS) if any(method in found for found in ours.values())])):
+             [method for method in (*KNOBS, *OTHERS, *NEW) if any(method in found for found in ours.values())])):
         draw(Path("pictures", path), ours, words, methods)
         parts.append(f"![{words}](../../pictures/{path})\n")
     parts += [f"## {task}\n\n`{settings_of(task)}`\n\n{table(methods)}" for task, methods in results.items()]
@@ -113,15 +115,15 @@ def all_finals():
 def without_published(results):
     return {task: found for task, found in results.items() if "@" not in task}
 
-def summary(results):
-    """The table of docs/tasks.md: accuracies in % at the trained length and at 4 times it as far as a task goes, in
+def summary(results, methods=KNOBS):
+    """A table of docs/tasks.md: accuracies in % at the trained length and at 4 times it as far as a task goes, in
     brackets the share of seeds that learned the task unless all did."""
-    lines = [["task", "trained", *map(pictures.name, KNOBS), "best guess"]]
+    lines = [["task", "trained", *map(pictures.name, methods), "best guess"]]
     lines.append(["---"] * len(lines[0]))
     for task, found in results.items():
         longest = max((rows for _, _, rows in found.values()), key=len)
         cells = []
-        for method in KNOBS:
+        for method in methods:
             if method not in found:
                 cells.append("")
                 continue
@@ -165,10 +167,13 @@ def beside_paper():
 
 def main(argv=None):
     parser = CommandLine(prog="python -m studies.task_pages", description=__doc__)
-    parser.add_argument("--paper", action="store_true", help="the flip-flop of PaTH's paper, beside its numbers")
+    either = parser.add_mutually_exclusive_group().add_argument
+    either("--newer", action="store_true", help="the methods that were added later")
+    either("--paper", action="store_true", help="the flip-flop of PaTH's paper, beside its numbers")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        print(beside_paper() if args.paper else summary(without_published(all_finals())), end="")
+        methods = NEW if args.newer else KNOBS
+        print(beside_paper() if args.paper else summary(without_published(all_finals()), methods), end="")
 
 if __name__ == "__main__":
     main()
