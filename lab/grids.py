@@ -223,7 +223,7 @@ GRIDS = {
         | dict.fromkeys(("path", "path_fox-lr-x2"), ("test-spread",)),   # far-repeats takes half an hour on a CPU
         place="far",
         says="PaTH-FoX has the lowest mean at every length. It, NoPE with stick-breaking attention and CABLE are flat, "
-             "and PoPE and Selective RoPE rise."),
+             "and PaTH, PoPE and Selective RoPE rise."),
     "newer-tokens": Grid(
         "Four times the tokens, the methods that were added later, with values of a quarter of these tokens, on test",
         dict.fromkeys((f"{name}-tokens-x4" for name in NEWER), ("test-spread", "copies")), place="far",

@@ -535,10 +535,13 @@ def newer_claims():
     assert all(low < 0 < high for n in (1, 16) for _, low, high in [
         gap(*((which, "spread", n, "test", "far") for which in ("selective_rope-base30", "rope-base100")))])
     assert all(rise_of(what, "dape-lr-x2")[1] < 0 for what in ("spread", "far-repeats"))
+    assert gap(*((name, "spread", 1, "test", "far") for name in ("path", "rope-base100")))[1] < 0
     pope = [lower("pope-base100-lr-x2", "rope-base100", n) for n in (1, 16)]
     return [f"than NoPE's with a softmax by {lower('nope-stick-lr-x2', 'nope-lr-x1.2', 1)}",
             f"than RoPE's by {pope[0]} at 1x and by {pope[1]} at 16x",
             f"it starts from, by {lower('dape-lr-x2', 'kerple-lr-x1.7', 16)}",
+            f"without gates rises by {interval(rise_of('spread', 'path'))}",
+            f"at 16x its loss is lower by {lower('path', 'rope-base100', 16)}",
             "than FoX's by {} at 1x and by {} at 16x".format(
                 *(lower("path_fox-lr-x2", "fox-lr-x2", n) for n in (1, 16)))]
 
