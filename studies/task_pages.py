@@ -172,8 +172,9 @@ def main(argv=None):
     either("--paper", action="store_true", help="the flip-flop of PaTH's paper, beside its numbers")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        methods = NEW if args.newer else KNOBS
-        print(beside_paper() if args.paper else summary(without_published(all_finals()), methods), end="")
+        results = without_published(all_finals())
+        complete = [method for method in NEW if all(method in found for found in results.values())]
+        print(beside_paper() if args.paper else summary(results, complete if args.newer else KNOBS), end="")
 
 if __name__ == "__main__":
     main()
