@@ -313,7 +313,7 @@ def test_the_grid_tries_then_trains_fresh_seeds():
     assert words == ["--data", "task:flip-flop-sparse", "--lengths", "512"]
 
 
-@pytest.mark.parametrize("flags, lines", [((), 14), (("--paper",), 4)])
+@pytest.mark.parametrize("flags, lines", [((), 14), (("--newer",), 14), (("--paper",), 4)])
 def test_the_page_has_the_tables_of_its_command(flags, lines):
     done = process("studies.task_pages", *flags, cwd=ROOT)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == lines + 2
