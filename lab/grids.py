@@ -226,8 +226,7 @@ GRIDS = {
              "and PaTH, PoPE and Selective RoPE rise."),
     "newer-tokens": Grid(
         "Four times the tokens, the methods that were added later, with values of a quarter of these tokens, on test",
-        dict.fromkeys((f"{name}-tokens-x4" for name in NEWER), ("test-spread", "copies")), place="far",
-        says=""),
+        dict.fromkeys((f"{name}-tokens-x4" for name in NEWER), ("test-spread", "copies")), place="far"),
     "tokens": Grid(
         "Four times the tokens, at which models copy: losses on test, probes on val",
         far(METHODS, "-tokens-x4"), place="far",

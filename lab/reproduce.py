@@ -359,7 +359,7 @@ def main(argv=None):
     titles = {name: grid.title for name, grid in GRIDS.items()}
     titles |= {"tuned": tuned.TITLE, "tasks": task_grid.TITLE, "all": ", ".join(ALL),
                "report": "train nothing, and write the pages of results/"}
-    grids = "\n".join(textwrap.fill(title, 80, initial_indent=f"  {name:12}", subsequent_indent=" " * 14)
+    grids = "\n".join(textwrap.fill(title, 80, initial_indent=f"  {name:14}", subsequent_indent=" " * 16)
                       for name, title in titles.items())
     parser = CommandLine(prog="python -m lab.reproduce", description=__doc__, epilog=f"grids:\n{grids}")
     parser.add_argument("grid", choices=titles, metavar="GRID", help="one of those below")
