@@ -39,6 +39,7 @@ BEST = ("fox-lr-x2", "alibi-x8-lr-x2", "expe-on-k", "grape-lr-x1.7", "kerple-lr-
         "expe-x16-start1", "t5-distance20-lr-x2", "nope-lr-x1.2", "rope-base100", "sinusoidal-base1000")    # tuned.md's
 NEWER = ("cable-lr-x2", "path_fox-lr-x2", "nope-stick-lr-x2", "selective_rope-base30", "pope-base100-lr-x2",
          "dape-lr-x2", "path")            # the best of studies.tuning.LATER
+NEWER_KNOBS = (*NEWER, "path-lr-x2", "selective_rope-lr-x2", "pope-lr-x2")          # with four times the tokens
 BUDGET = ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")
 METHODS = ("expe-on-k", "alibi-x8-lr-x2", "fox-lr-x2", "rope-base100", "expe-x16", "kerple")     # of the grid `tokens`
 KNOBS = ("expe-on-k", "expe-on-k-x4", "expe-on-k-x16", "expe-on-k-x64", "expe-on-k-x1024", "expe-on-k-lr-x2",
@@ -55,7 +56,7 @@ VARIANTS |= {name: f"{VARIANTS[first]} --lr {0.004 * float(rate):g}" for name in
 VARIANTS |= {name: f"{VARIANTS[first]} --lr {rate}" for name in SIZES[1:]
              for first, _, rate in [name.partition("-lr-")]}
 VARIANTS |= {f"{name}-tokens-x{times}": f"{VARIANTS[name]} --steps {times * 1600}" for times, names in {
-    2: BUDGET, 4: (*KNOBS, *NEWER), 10: ("expe-on-k", *RETUNED[:5])}.items() for name in names}
+    2: BUDGET, 4: (*KNOBS, *NEWER_KNOBS), 10: ("expe-on-k", *RETUNED[:5])}.items() for name in names}
 VARIANTS |= task_grid.variants()
 EVALUATIONS = {                          # flags of lab.measure, by the name of the file that they fill
     "trial": f"--lengths {PRESETS[tuned.PRESET].model.context}",
@@ -224,6 +225,9 @@ GRIDS = {
         place="far",
         says="PaTH-FoX has the lowest mean at every length. It, NoPE with stick-breaking attention and CABLE are flat, "
              "and PaTH, PoPE and Selective RoPE rise."),
+    "newer-knobs": Grid(
+        "Four times the tokens, the methods that were added later at two values or one each, on val",
+        dict.fromkeys((f"{name}-tokens-x4" for name in NEWER_KNOBS), ("trial",)), place="far"),
     "newer-tokens": Grid(
         "Four times the tokens, the methods that were added later, with values of a quarter of these tokens, on test",
         dict.fromkeys((f"{name}-tokens-x4" for name in NEWER), ("test-spread", "copies")), place="far"),
