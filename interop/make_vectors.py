@@ -101,13 +101,13 @@ def frequencies(case, length, rows=same):
     cos, sin = np.split(rows(case.scale(model.encoding.rows(one, model)), one)[0, 0, 0], 2)
     return np.arctan2(sin, cos), np.hypot(cos, sin)[0]
 
-def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores=same, order=None, place=None,
-            settings=None, parameters=None):
+def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores=same, weights=same, order=None,
+            place=None, settings=None, parameters=None):
     """{name: array} for the inputs x, of all tokens at once. What is left out is right; what is given makes a mistake.
 
-    n, keys: of positions; rows: of the table and positions; pairs, bias, scores: of these; order: the dimensions of a
-    head in the order in which they turn; place: of x and the table, in the place of the override; settings, parameters:
-    those that come before the case's own.
+    n, keys: of positions; rows: of the table and positions; pairs, bias, scores, weights: of these; order: the
+    dimensions of a head in the order in which they turn; place: of x and the table, in the place of the override;
+    settings, parameters: those that come before the case's own.
     """
     case = case._replace(settings=case.settings | (settings or {}))
     model = settled(case, x["length"])
@@ -136,7 +136,7 @@ def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores
     products = scores(q @ k.swapaxes(-1, -2) / model_numpy.score_divisor(q))                   # (B, H, S, S)
     ahead = np.triu(np.ones(products.shape[-2:], bool), 1)
     added = np.where(ahead, np.nan, 0 * products if added is None else bias(added))
-    p, _ = encoding.softmax[0](np.where(ahead, -np.inf, products + added), learned)
+    p = weights(encoding.softmax[0](np.where(ahead, -np.inf, products + added), learned)[0])
     outputs |= {"q": q, "k": k, "v": v, "bias": added, "scores": products + added, "weights": p,
               "out": encoding.value[0](p, v, apart, learned)[0]}
     if "inv_freq" in case.returns:
@@ -545,6 +545,24 @@ def sinks_mistakes(case, x):
     return {"factor missing: a plain softmax": {"parameters": {"b": [-1e9, -1e9]}},
             "b is added to the denominator, not exp(b)": {"parameters": {"b": np.log([0.5, 1.2])}}}
 
+def stick_mistakes(case, x):
+    s = 1 / (1 + np.exp(-x["q"] @ x["k"].swapaxes(-1, -2) / math.sqrt(case.heads[1])))          # (B, H, S, S)
+    own = np.eye(s.shape[-1])
+
+    def left(s):
+        """What the keys before a key of this axis leave: the products of 1 - s."""
+        return np.cumprod(1 - s, -1) / (1 - s)
+
+    before, too = np.tril(s, -1), np.tril(s)
+    from_first = before * left(before) + own * (1 - before).prod(-1)[..., None]
+    with_own = too * left(too[..., ::-1])[..., ::-1]
+    plain = too / (1 - too)                                                                    # exp of the score
+    return {"a plain softmax": {"weights": lambda p: plain / plain.sum(-1, keepdims=True)},
+            "a query's own key does not get what is left: weights sum to less than 1":
+            {"weights": lambda p: p * (1 - own)},
+            "the own key takes a share by its score, as the others do": {"weights": lambda p: with_own},
+            "order: the first key takes its share first, not the nearest": {"weights": lambda p: from_first}}
+
 
 # ---- the cases -------------------------------------------------------------------------------------------------------
 
@@ -734,8 +752,8 @@ CASES = {
         returns=("weights", "out"), mistakes=sinks_mistakes, **NO_ORDER),
     "softmax-stick": Case(
         "nope+stick", "weights = s_mn times the product over n < j < m of (1 - s_mj) for n < m, s = "
-        "sigmoid(q.k/sqrt(D)), and the product over all j < m for n = m", "Tan et al. 2025, arXiv 2410.17980",
-        returns=("weights", "out"), **NO_ORDER),
+        "sigmoid(q.k/sqrt(D)), and the product over all j < m for n = m", "Tan et al. 2024, arXiv 2410.17980",
+        returns=("weights", "out"), mistakes=stick_mistakes, **NO_ORDER),
 }
 
 

@@ -39,8 +39,8 @@ def scaled_inv_freq(d_head, base=10000.0, scaling="none", factor=1.0, trained_le
                  s, and a straight ramp over i between the two (Peng et al. 2023, section 3.2)
         llama3   likewise of those that turn 4 times or more and once at most, the ramp being over the number of turns
                  (Llama 3.1's code; Meta 2024)
-        clipped  the slowest 20 of 64 pairs fade to 0, by (1 + cos(pi j/19)) / 2, and in proportion in other widths; s
-                 has no part in it (CoPE's code; arXiv 2602.05258, 2026)
+        clipped  the slowest 20 of 64 pairs fade to 0, by (1 + cos(pi j/19)) / 2, and in proportion in other widths:
+                 none in a head of 8 or fewer. s has no part in it (CoPE's code; arXiv 2602.05258, 2026)
         longrope inv_freq_i / x_i, of D/2 numbers x each: `long` past L, `short` up to it, all 1 if left out (Ding et
                  al. 2024). A search finds them, model by model
 

@@ -4,6 +4,7 @@ The functions that are broken are the loops of tests/test_vectors.py; the mistak
 """
 
 import ast
+import functools
 import inspect
 import json
 import math
@@ -280,6 +281,10 @@ BREAKS = [  # (case, how ours is broken, what must be said)
      "in decoding alone, off by one: the new token's position is one less"),
     ("softmax-sinks", {"b": np.array([-1e9, -1e9])}, f"{MISSING}: a plain softmax"),
     ("softmax-sinks", {"b": np.log([0.5, 1.2])}, "b is added to the denominator, not exp(b)"),
+    ("softmax-stick", functools.partial(OURS["softmax-sinks"], b=np.array([-1e9, -1e9])), "a plain softmax"),
+    ("softmax-stick", {"own": 0}, "a query's own key does not get what is left"),
+    ("softmax-stick", {"own": 0, "before": lambda m: range(m, -1, -1)}, "the own key takes a share by its score"),
+    ("softmax-stick", {"before": range}, "order: the first key takes its share first"),
     ("rope-default", crossed, "interleaved cosines and sines (0, 0, 1, 1, ..) with pairs"),
     ("rope-default", turn_parts("q"), "q alone is turned"),
     ("rope-default", turn_parts("k"), "k alone is turned"),

@@ -53,9 +53,13 @@ def plain_model(reader):
 
 
 def width_kept(model):
-    """How many numbers a cache keeps of a token in a block: key and value, and what some keep of each of two heads."""
-    more = {"fox": 1, "cable": 2, "pope": 8, "selective_rope": 4, "path": 9, "path_fox": 10}
-    return 2 * 16 + 2 * more.get(model.config.encoding.pe, 0)
+    """How many numbers a cache keeps of a token in a block: a key, a value, and what `keep` makes, of two heads."""
+    encoding, h = model.blocks[0].attn.encoding, torch.zeros(1, 1, 16, dtype=torch.float64)
+    table = encoding.settings.rows(np.arange(1), model.config)
+    x = h.view(1, 1, 2, 8).transpose(1, 2)
+    _, k = encoding.rotate(x, x, None if table is None else torch.from_numpy(table))
+    kept = encoding.keep(h)
+    return 2 * (k.shape[-1] + 8 + (0 if kept is h else kept.shape[-1]))
 
 
 @pytest.mark.parametrize("pe, stream", [("rove", None), ("fox", None), ("rope", (2, 5))])

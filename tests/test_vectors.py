@@ -295,7 +295,7 @@ def softmax_sinks(q, k, v, b, cached_k=None, cached_v=None):
     return {"weights": weights, "out": weights @ torch.tensor(v)}
 
 
-def softmax_stick(q, k, v, cached_k=None, cached_v=None, own=1):
+def softmax_stick(q, k, v, cached_k=None, cached_v=None, own=1, before=lambda m: range(m - 1, -1, -1)):
     """A stick of length 1: from the query back each key breaks off its share of what is left."""
     k = k if cached_k is None else np.concatenate((cached_k, k), 2)
     v = v if cached_v is None else np.concatenate((cached_v, v), 2)
@@ -303,10 +303,10 @@ def softmax_stick(q, k, v, cached_k=None, cached_v=None, own=1):
     weights = np.zeros((B, H, T, S), q.dtype)
     for b, h, t in np.ndindex(B, H, T):
         m, left = S - T + t, 1.0
-        for n in range(m - 1, -1, -1):
+        for n in before(m):
             share = 1 / (1 + np.exp(-(q[b, h, t] @ k[b, h, n]) / math.sqrt(D)))
             weights[b, h, t, n], left = left * share, left * (1 - share)
-        weights[b, h, t, m] = own * left
+        weights[b, h, t, m] += own * left
     return {"weights": weights, "out": weights @ v}
 
 

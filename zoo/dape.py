@@ -5,7 +5,8 @@
 f: 2H numbers -> 32 -> H, with a leaky ReLU of slope 0.01 in between, at each pair of a query and a key on its own. All
 of it is of each block; f starts as torch's linear layers do, uniform within 1/sqrt(inputs), and KERPLE's p and a as
 they do in zoo/kerple.py. The hidden layer has a bias, the last column of w1. The authors' second layer has one too, a
-number a head, which the softmax drops. f holds (B, 32, T, S) numbers, so that its memory grows with T times S.
+number a head, which their softmax drops, and those of --softmax sinks and stick would not. f holds (B, 32, T, S)
+numbers, so that its memory grows with T times S.
 """
 
 from dataclasses import dataclass

@@ -69,8 +69,9 @@ def torch_class():
     class Grape(ALiBi):
         def slope(self, q, like):
             u, w = F.normalize(self.v.type_as(like), dim=-1), self.w.type_as(like)             # (H, D), (H,)
-            gate = F.softplus((q * u[:, None]).sum(-1) / score_divisor(q))                     # (B, H, T)
-            return self.of_each_head(q, like)[..., 0] * F.softplus(w)[:, None] * gate
+            z = (q * u[:, None]).sum(-1) / score_divisor(q)                                    # (B, H, T)
+            omega, gate = (F.softplus(x, threshold=40) for x in (w, z))                        # exact in float64
+            return self.of_each_head(q, like)[..., 0] * omega[:, None] * gate
 
         def score(self, q, k, h, table):
             return -self.slope(q, table)[..., None] * table                                    # (B, H, T, S)

@@ -59,12 +59,19 @@ def reflections_backward(dw, db, cache):
     dh_1, dw1 = model_numpy.linear_backward(dy, cache_1)
     return dh + dh_1, {"w1": dw1, "w2": dw2, "conv": dconv, "strength": dstrength, "bias": dz.sum((0, 1))}
 
+def solve(lower, right):
+    """X of lower X = right (..., T, n), row by row: none reads a later one. lower (..., T, T), with a diagonal of 1."""
+    x = right.copy()
+    for i in range(1, x.shape[-2]):
+        x[..., i : i + 1, :] -= lower[..., i : i + 1, :i] @ x[..., :i, :]
+    return x
+
 def score_forward(q, k, h, table, learned):
     """-lower(Q W^T) Z / sqrt(D), L Z = diag(b) strict(W K^T), L = I + strict(diag(b) W W^T)."""
     w, b, cache = reflections_forward(h, learned, q.shape[1])
     gram, wk = w @ w.swapaxes(-1, -2), w @ k.swapaxes(-1, -2)                                  # (B, H, T, T) each
     lower = np.eye(q.shape[2], dtype=q.dtype) + np.tril(b * gram, -1)
-    z = np.linalg.solve(lower, np.tril(b * wk, -1))
+    z = solve(lower, np.tril(b * wk, -1))
     p = np.tril(q @ w.swapaxes(-1, -2))
     scale = 1 / model_numpy.score_divisor(q)
     return -scale * (p @ z), (q, k, w, b, gram, wk, lower, z, p, scale, cache)
@@ -74,7 +81,8 @@ def score_backward(dbias, cache):
     q, k, w, b, gram, wk, lower, z, p, scale, cache = cache
     dproduct = -scale * dbias
     dp = np.tril(dproduct @ z.swapaxes(-1, -2))                                                # of P, through Q and W
-    dright = np.linalg.solve(lower.swapaxes(-1, -2), p.swapaxes(-1, -2) @ dproduct)
+    turned = lower.swapaxes(-1, -2)[..., ::-1, ::-1]                                           # L^T, from the last row
+    dright = solve(turned, (p.swapaxes(-1, -2) @ dproduct)[..., ::-1, :])[..., ::-1, :]
     dlower = -np.tril(dright @ z.swapaxes(-1, -2), -1)
     dright = np.tril(dright, -1)
     db = (dlower * gram + dright * wk).sum(-1, keepdims=True)                                  # (B, H, T, 1)

@@ -24,7 +24,7 @@ llama4 (Meta 2025): in blocks without an encoding scores grow in steps with how 
 Such a query sees all before it, so that n_m = m + 1. The names and numbers, 0.1 and 8,192, are those of Llama 4's
 configuration in transformers. Blocks with an encoding keep the plain softmax: give --nope-every, or --pe nope.
 
-stick, stick-breaking (Tan et al. 2025, arXiv 2410.17980): nearer keys take their share first, so that order needs no
+stick, stick-breaking (Tan et al. 2024, arXiv 2410.17980): nearer keys take their share first, so that order needs no
 encoding.
 
     p_mn = b_mn times the product over n < j < m of (1 - b_mj),  b = sigmoid(scores),  n < m
