@@ -251,7 +251,7 @@ class ModelConfig(Checked):
         if self.nope_every == 1 or self.nope_every > self.n_layers:
             raise InputError(f"--nope-every must be 0, or from 2 to --layers, {self.n_layers}, got {self.nope_every}")
         if not self.causal and (self.window or self.softmax == "stick"):
-            raise InputError("--window and --softmax stick look back: leave them out, or --no-causal and mlm")
+            raise InputError("--window and --softmax stick look back: give no --no-causal, and no --objective mlm")
         if self.softmax == "llama4" and self.encoding.pe != "nope" and not self.nope_every:
             raise InputError("--softmax llama4 is for blocks without an encoding: give --nope-every too, or --pe nope")
         self.d_mlp = self.d_mlp or 4 * self.d_model

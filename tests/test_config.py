@@ -102,8 +102,8 @@ WRONG_MODELS = [
     (dict(nope_every=1), "--nope-every must be 0, or from 2 to --layers, 1, got 1"),
     (dict(nope_every=True), "--nope-every must be a whole number of at least 0, got True"),
     (dict(window=-1), "--window must be a whole number of at least 0, got -1"),
-    (dict(window=4, causal=False), "--window and --softmax stick look back: leave them out"),
-    (dict(softmax="stick", causal=False), "--window and --softmax stick look back: leave them out"),
+    (dict(window=4, causal=False), "--window and --softmax stick look back: give no --no-causal"),
+    (dict(softmax="stick", causal=False), "--window and --softmax stick look back: give no --no-causal"),
     (dict(softmax="log2"), "--softmax must be plain, log, sinks, llama4 or stick, got 'log2'"),
     (dict(softmax="llama4", encoding=make_encoding("rope")), "--softmax llama4 is for blocks without an encoding"),
 ]

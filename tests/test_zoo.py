@@ -1,5 +1,6 @@
 """The encodings of zoo/ against their formulas and another library; and one more, put there as a file and no more."""
 
+import importlib.util
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from test_model import attend, doors_of, some_input, some_tokens
 import model_numpy
 from config import CORE, ENCODINGS, InputError, ModelConfig, make_encoding
 from expe import alibi_slopes
+from zoo.path import reflections_forward
 
 SCORED = [pe for pe in ENCODINGS if pe not in CORE and doors_of(settings(pe)).score != model_numpy.Encoding().score]
 ODD = np.array([9, 0, 3, 3, 40, 7, 1, 2, 100, 5, 6, 8])  # positions: gaps, a repeat, no order
@@ -24,6 +26,22 @@ ODD = np.array([9, 0, 3, 3, 40, 7, 1, 2, 100, 5, 6, 8])  # positions: gaps, a re
 
 def random(*shape, seed=0):
     return np.random.default_rng([seed, *shape]).standard_normal(shape)
+
+
+def drawn(seed, *ranges):
+    """Whole numbers drawn of each (low, high), by the seed."""
+    return [int(x) for x in np.random.default_rng(seed).integers(*zip(*ranges, strict=True))]
+
+
+def of_fla(path):
+    """A file of flash-linear-attention in plain PyTorch, by PaTH's authors; the package needs triton when imported."""
+    need("einops")
+    if (found := importlib.util.find_spec("fla")) is None:
+        return need("fla")
+    spec = importlib.util.spec_from_file_location("theirs", os.path.join(*found.submodule_search_locations, path))
+    theirs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(theirs)
+    return theirs
 
 
 def own(model):
@@ -259,10 +277,12 @@ def test_pope_is_its_formula():
     follows(model, ODD, bias)
 
 
-@pytest.mark.parametrize("D, H, T", [(8, 2, 5), (16, 3, 9), (6, 1, 3)])
-def test_pope_equals_another_library(D, H, T):
+@pytest.mark.parametrize("seed", range(4))
+def test_pope_equals_another_library(seed):
     PoPE = need("PoPE_pytorch").PoPE
-    theirs, rng = PoPE(D, heads=H, theta=300.0), torch.Generator().manual_seed(D)
+    H, T, half = drawn(seed, (1, 6), (1, 41), (1, 11))
+    D = 2 * half
+    theirs, rng = PoPE(D, heads=H, theta=300.0), torch.Generator().manual_seed(seed)
     theirs.bias.data = 4 * torch.randn(H, D, generator=rng)
     settings = make_encoding("pope", base=300.0)
     q, k = torch.randn(2, 2, H, T, D, generator=rng)
@@ -414,6 +434,34 @@ def test_path_is_its_formula(pe, part, monkeypatch):
     follows(model, ODD, bias)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("pe", ["path", "path_fox", "fox"])
+def test_they_equal_flash_linear_attention(pe, seed):
+    """Its plain forms compute in fp32. Its PaTH-FoX divides gates by sqrt(D), as its kernels do (errata): not here."""
+    H, T, D = drawn(seed, (1, 6), (1, 151), (1, 21))
+    config = ModelConfig(1, H * D, H, T, 8, encoding=make_encoding(pe))
+    encoding = doors_of(config.encoding)
+    q, k, v, h = *random(3, 2, H, T, D), random(2, T, H * D)
+    learned = {name: 0.5 * random(*shape) for name, shape in encoding.shapes(config).items()}
+    bias, _ = encoding.score[0](q, k, h, None, learned)
+    scores = np.where(np.tri(T, dtype=bool), q @ k.swapaxes(-1, -2) / math.sqrt(D) + bias, -np.inf)
+    ours = model_numpy.softmax_forward(scores, {})[0] @ v
+    gates = np.zeros((2, T, H))
+    if pe != "path":
+        names = ("forget", "forget_bias") if pe == "path_fox" else ("weight", "bias")
+        weight, shift = (learned[name] for name in names)
+        gates = -np.logaddexp(0, -(h @ weight.T + shift))                                         # ln f
+    q, k, v = (torch.from_numpy(x).transpose(1, 2) for x in (q, k, v))                            # (B, T, H, D)
+    if pe == "fox":
+        theirs = of_fla("ops/forgetting_attn/naive.py").naive_forgetting_attn(q, k, v, torch.from_numpy(gates))
+    else:
+        w, b, _ = reflections_forward(h, learned, H)
+        w, b = torch.from_numpy(w).transpose(1, 2), torch.from_numpy(b[..., 0]).transpose(1, 2)
+        theirs = of_fla("ops/path_attn/naive.py").naive_path_attn(
+            q, k, v, w, b, torch.from_numpy(gates * math.sqrt(D)), 1 / math.sqrt(D))
+    np.testing.assert_allclose(ours, theirs.transpose(1, 2), rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("pe", ["path", "path_fox", "selective_rope"])
 def test_small_inputs_have_finite_gradients(pe):
     """At the first weights, and where the block's input is 0."""
@@ -465,11 +513,6 @@ def test_a_share_that_is_whole_is_taken_though_its_product_is_not(pe, fraction, 
 
 
 # ---- RoPE of which only the fast pairs turn --------------------------------------------------------------------------
-
-
-def drawn(seed, *ranges):
-    """Whole numbers drawn of each (low, high), by the seed."""
-    return [int(x) for x in np.random.default_rng(seed).integers(*zip(*ranges, strict=True))]
 
 
 @pytest.mark.parametrize("seed", range(12))
