@@ -465,7 +465,8 @@ def page_of_tuned(folder, files):
 def page(name, grid, preset, files, seeds):
     """The page of one grid. Differences are from ExPE's losses, or, in a grid without it, from its first variant's."""
     lines = lines_of(grid, files, seeds)
-    by = {what: [line for line in lines if (what, 1) in line.rows] for what in (*LOSSES, *FURTHER, *PROBES)}
+    by = {what: [line for line in lines if {(what, 1), (what, MULTIPLES[-1])} <= {*line.rows}]
+          for what in (*LOSSES, *FURTHER, *PROBES)}
     than = "expe" if "expe" in grid.evaluations and name != "tuned" else next(iter(grid.evaluations))
     flags = {files[variant, "run"][seed].get("train_flags", "") for variant in grid.evaluations for seed in seeds}
     command = f"python -m lab.reproduce {name} --preset {preset} --seeds {','.join(map(str, seeds))}"
@@ -474,6 +475,9 @@ def page(name, grid, preset, files, seeds):
              draw(name, preset, by)]
     if by["nonoverlap"]:
         parts.append(f"The paper's protocol (nonoverlap):\n\n{losses_table(grid, preset, by['nonoverlap'], than)}")
+    if trials := [line for line in lines if ("nonoverlap", 1) in line.rows and line not in by["nonoverlap"]]:
+        parts.append("Losses on val at the trained length, which choose:\n\n" + table(["run", "1x"], [
+            [line.variant, mean_sd([row["loss"] for row in line.rows["nonoverlap", 1]])] for line in trials]))
     for what, words in {"same-targets": "The same targets with more and more context:", **FURTHER}.items():
         if by[what]:
             parts.append(f"{words}\n\n{same_targets_table(by[what], than, what)}")
