@@ -39,6 +39,7 @@ BEST = ("fox-lr-x2", "alibi-x8-lr-x2", "expe-on-k", "grape-lr-x1.7", "kerple-lr-
         "expe-x16-start1", "t5-distance20-lr-x2", "nope-lr-x1.2", "rope-base100", "sinusoidal-base1000")    # tuned.md's
 NEWER = ("cable-lr-x2", "path_fox-lr-x2", "nope-stick-lr-x2", "selective_rope-base30", "pope-base100-lr-x2",
          "dape-lr-x2", "path")            # the best of studies.tuning.LATER
+NEWER_TOKENS = (*NEWER[:3], "selective_rope-lr-x2", "pope-lr-x2", "dape-lr-x2", "path")          # of NEWER_KNOBS
 NEWER_KNOBS = (*NEWER, "path-lr-x2", "selective_rope-lr-x2", "pope-lr-x2")          # with four times the tokens
 BUDGET = ("expe-on-k", "rope-base100", "alibi-x4-lr-x2")
 METHODS = ("expe-on-k", "alibi-x8-lr-x2", "fox-lr-x2", "rope-base100", "expe-x16", "kerple")     # of the grid `tokens`
@@ -229,8 +230,8 @@ GRIDS = {
         "Four times the tokens, the methods that were added later at two values or one each, on val",
         dict.fromkeys((f"{name}-tokens-x4" for name in NEWER_KNOBS), ("trial",)), place="far"),
     "newer-tokens": Grid(
-        "Four times the tokens, the methods that were added later, with values of a quarter of these tokens, on test",
-        dict.fromkeys((f"{name}-tokens-x4" for name in NEWER), ("test-spread", "copies")), place="far"),
+        "Four times the tokens, the methods that were added later, each at its best: losses on test, copies on val",
+        dict.fromkeys((f"{name}-tokens-x4" for name in NEWER_TOKENS), ("test-spread", "copies")), place="far"),
     "tokens": Grid(
         "Four times the tokens, at which models copy: losses on test, probes on val",
         far(METHODS, "-tokens-x4"), place="far",
