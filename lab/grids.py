@@ -227,8 +227,10 @@ GRIDS = {
         says="PaTH-FoX has the lowest mean at every length. It, NoPE with stick-breaking attention and CABLE are flat, "
              "and PaTH, PoPE and Selective RoPE rise."),
     "newer-knobs": Grid(
-        "Four times the tokens, the methods that were added later at two values or one each, on val",
-        dict.fromkeys((f"{name}-tokens-x4" for name in NEWER_KNOBS), ("trial",)), place="far"),
+        "Four times the tokens, the methods that were added later at one or two values each, on val",
+        dict.fromkeys((f"{name}-tokens-x4" for name in NEWER_KNOBS), ("trial",)), place="far",
+        says="PaTH is better at the preset's rate than at twice it. Selective RoPE and PoPE are better with their own "
+             "base and twice the rate than with the values of a quarter of these tokens (one seed)."),
     "newer-tokens": Grid(
         "Four times the tokens, the methods that were added later, each at its best: losses on test, copies on val",
         dict.fromkeys((f"{name}-tokens-x4" for name in NEWER_TOKENS), ("test-spread", "copies")), place="far"),
