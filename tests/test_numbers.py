@@ -11,9 +11,9 @@ from conftest import ROOT
 
 from config import PRESETS
 from lab import pictures, verdict
-from lab.grids import GRIDS, KNOBS, METHODS, NEWER
+from lab.grids import GRIDS, KNOBS, METHODS, NEWER, NEWER_KNOBS, NEWER_TOKENS
 from lab.measures import interval_of_seeds, intervals
-from studies import tuning
+from studies import task_grid, tuning
 from studies.flat import WAYS
 
 SEEDS = {"packages": (1, 2), "small-packages": (1, 2), "small-books": (1,)}        # of a place, else 1 to 3
@@ -374,6 +374,42 @@ def knob_rows():
     yield f"ExPE-K has {ours:.3f} on val with 64 times theta and twice the rate, and {other:.3f} with 16"
 
 
+def later_rows():
+    """The table of the methods that were added later, with four times the tokens, the lowest loss at 16x first."""
+    trial = {name: of_seed_1("far", f"{name}-tokens-x4", "trial")[128]["loss"] for name in NEWER_KNOBS}
+    of_method = {}
+    for name in NEWER_KNOBS:
+        of_method.setdefault(pictures.family(name), []).append(name)
+    best = sorted((min(names, key=trial.get) for names in of_method.values()), key=trial.get)
+    assert {*best} == {*NEWER_TOKENS} and [*best[:2], best[-1]] == ["dape-lr-x2", "path_fox-lr-x2", "nope-stick-lr-x2"]
+
+    def at(name, n):
+        return f"{name}-tokens-x4", "spread", n, "test", "far"
+
+    complete = [name for name in NEWER_TOKENS if all(
+        (ROOT / f"results/far/{name}-tokens-x4-s{seed}.copies.json").exists() for seed in (1, 2, 3))]
+    assert {"cable-lr-x2", "pope-lr-x2"} <= {*complete}
+    for one, other, n in (("cable-lr-x2", "cable-lr-x2", 1), ("pope-lr-x2", "rope-lr-x2", 16)):
+        assert gap(at(one, 16), at(other, n))[2] < 0                     # as the page says, and these:
+    unclear = ("cable-lr-x2", "fox-lr-x2", 1), ("cable-lr-x2", "fox-lr-x2", 16), ("pope-lr-x2", "rope-lr-x2", 1)
+    assert all(low < 0 < high for one, other, n in unclear for _, low, high in [gap(at(one, n), at(other, n))])
+    for name in sorted(complete, key=lambda name: loss(*at(name, 16))):
+        cells = [verdict.name_of(name), f"{trial[name]:.3f}", *(f"{loss(*at(name, n)):.3f}" for n in (1, 16))]
+        cells += [signed(gap(at(name, 16), at(name, 1))), signed(gap(at(name, 16), at("fox-lr-x2", 16)))]
+        gains = (gain(f"{name}-tokens-x4", "copies", n / 128, "val", "far") for n in (64, 128, 256, 512, 2048))
+        yield f"| {' | '.join(cells + [f'{round(nats, 2) + 0:.2f}' for nats in gains])} |"
+
+
+def hours_of_later():
+    """Of training all runs of these methods, the tasks' too: on CPUs, and on a GPU that several runs shared."""
+    ours = re.compile(f"({'|'.join(task_grid.NEW)})-")
+    runs = [json.loads(path.read_text()) for path in (ROOT / "results").glob("*/*.run.json") if ours.match(path.name)]
+    tasks = [run["seconds"] for task in task_grid.SETTINGS for name, run in task_grid.read_results(task).items()
+             if ours.match(name.partition(".")[2])]
+    gpu, cpu = (sum(run["seconds"] for run in runs if (run["provenance"]["device"] == "cuda") == on) for on in (1, 0))
+    return f"{(cpu + sum(tasks)) / 3600:.1f} core-hours on CPUs and {gpu / 3600:.1f} hours"
+
+
 def listed(words):
     """"0.1, 0.2 and 0.3"."""
     return f"{', '.join(words[:-1])} and {words[-1]}"
@@ -425,7 +461,8 @@ def copying_claims(shares):
     budget = " | ".join(listed([f"{n * share:.2f}{unit}" for n in (1, 2, 4)])
                         for share, unit in zip(shares, ("M", ""), strict=True))
     return [
-        *copying_rows(), *knob_rows(), f"lie within {max(means.values()) - min(means.values()):.3f} of each other",
+        *copying_rows(), *later_rows(), hours_of_later(), *knob_rows(),
+        f"lie within {max(means.values()) - min(means.values()):.3f} of each other",
         f"whose seeds have {seeds}", f"its seeds have {words[kerple, 512]}",
         f"where they have {words[ours, 128]}, and those of FoX and ALiBi by at most {np.ceil(100 * apart) / 100:.2f}",
         *rows_by_length(LONG, "packages"), *long_claims(), *small_claims(), *novels_claims(),
