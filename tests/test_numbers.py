@@ -388,11 +388,14 @@ def later_rows():
 
     complete = [name for name in NEWER_TOKENS if all(
         (ROOT / f"results/far/{name}-tokens-x4-s{seed}.copies.json").exists() for seed in (1, 2, 3))]
-    assert {"cable-lr-x2", "pope-lr-x2"} <= {*complete}
+    assert {"cable-lr-x2", "pope-lr-x2", "selective_rope-lr-x2"} <= {*complete}
     for one, other, n in (("cable-lr-x2", "cable-lr-x2", 1), ("pope-lr-x2", "rope-lr-x2", 16)):
         assert gap(at(one, 16), at(other, n))[2] < 0                     # as the page says, and these:
-    unclear = ("cable-lr-x2", "fox-lr-x2", 1), ("cable-lr-x2", "fox-lr-x2", 16), ("pope-lr-x2", "rope-lr-x2", 1)
+    unclear = [("pope-lr-x2", "rope-lr-x2", 1), *((one, other, n) for n in (1, 16) for one, other in (
+        ("cable-lr-x2", "fox-lr-x2"), ("selective_rope-lr-x2", "rope-lr-x2")))]
     assert all(low < 0 < high for one, other, n in unclear for _, low, high in [gap(at(one, n), at(other, n))])
+    assert all(gain("selective_rope-lr-x2-tokens-x4", *where) > gain("rope-lr-x2-tokens-x4", *where)
+               for n in (64, 128, 256, 512, 2048) for where in [("copies", n / 128, "val", "far")])
     for name in sorted(complete, key=lambda name: loss(*at(name, 16))):
         cells = [verdict.name_of(name), f"{trial[name]:.3f}", *(f"{loss(*at(name, n)):.3f}" for n in (1, 16))]
         cells += [signed(gap(at(name, 16), at(name, 1))), signed(gap(at(name, 16), at("fox-lr-x2", 16)))]
