@@ -416,7 +416,8 @@ SCORED = [*LINEAR[:2], ("t5", {}), ("shaw", {}), ("kerple", {}), ("expe", {"on":
           ("fire", {}), ("cope", {}), ("fox", {}), ("grape", {}), ("expe+log", {"on": "k", "theta": 1 / 8})]
 
 
-OTHERS = [(pe, {}) for pe in ENCODINGS if pe != "learned" and (pe, {}) not in SCORED]    # files added later, too
+OTHERS = [(pe, {}) for pe in ENCODINGS                               # files added later, too; three change no attention
+          if pe not in ("nope", "sinusoidal", "learned") and (pe, {}) not in SCORED]
 
 
 def keeps_its_digits(error, bare, pe, variant):
