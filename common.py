@@ -32,6 +32,8 @@ class CommandLine(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
     def error(self, message):
+        if str(message).startswith("unrecognized arguments"):
+            message = f"{message} ({self.prog} --help lists the flags)"
         printable = "".join(c if c.isprintable() else " " for c in str(message))
         self.exit(2, f"{self.prog}: error: {' '.join(printable.split())}\n")
 

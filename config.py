@@ -361,9 +361,9 @@ def configure(flags, pe, preset):
     if "lr" in flags:
         changes.setdefault("end_lr", train.end_lr * flags["lr"] / train.lr)
     train = replace(train, **changes)
-    if train.objective == "mlm" and (model.causal or not model.encoding.both_sides):
+    if model.causal and train.objective == "mlm" or not (model.causal or model.encoding.both_sides):
         raise InputError("--objective mlm sees both sides: leave out --causal" if model.causal else
-                         f"--objective mlm sees both sides, and --pe {pe} is for a causal mask alone")
+                         f"--pe {pe} looks back: give no --no-causal, and no --objective mlm")
     if train.random_positions:
         longest = model.encoding.longest(model)
         most = f" to {longest} (--n-positions)" if math.isfinite(longest) else " on"

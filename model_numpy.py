@@ -94,6 +94,10 @@ def layernorm_backward(dout, cache):
 ROOT = math.sqrt(2 / math.pi)                                                     # of the tanh form (Hendrycks 2016)
 CUBIC = 0.044715
 
+def sigmoid(x):
+    """1 / (1 + e^-x), which cannot overflow. Any shape."""
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
 def gelu_forward(x):
     """out = x s, s = (1 + tanh(u))/2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). Any shape."""
     s = x * x                                                                     # x**3 would take ten times as long

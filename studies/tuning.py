@@ -1,9 +1,9 @@
 """Every method at its best: the learning rate and a knob of its own, tuned at `mini` by one rule.
 
 1. One run a value of the method's knob, at the preset's learning rate.
-2. One run a learning rate, at the best of these: as many as make nine trials a method. Those of LATER without a knob
-   have four.
-3. Two or three more values of the methods whose best lay at an edge, and of ExPE.
+2. One run a learning rate, at the best of these: as many as make nine trials a method. Those of LATER
+   whose knob is {} have four.
+3. Two or three more values of the methods whose best lay at an edge, and of ExPE; not of LATER.
 4. The best of all, and the default, with fresh seeds: these alone are scored on the test split. Of LATER the best alone
    is trained with fresh seeds, in the grid `newer`.
 

@@ -575,6 +575,7 @@ def newer_claims():
         gap(*((which, "spread", n, "test", "far") for which in ("selective_rope-base30", "rope-base100")))])
     assert all(rise_of(what, "dape-lr-x2")[1] < 0 for what in ("spread", "far-repeats"))
     assert gap(*((name, "spread", 1, "test", "far") for name in ("path", "rope-base100")))[1] < 0
+    assert [sum(name.endswith(value) for name in NEWER) for value in ("-lr-x2", "-base30")] == [5, 1]    # at an edge
     pope = [lower("pope-base100-lr-x2", "rope-base100", n) for n in (1, 16)]
     return [f"than NoPE's with a softmax by {lower('nope-stick-lr-x2', 'nope-lr-x1.2', 1)}",
             f"than RoPE's by {pope[0]} at 1x and by {pope[1]} at 16x",
@@ -626,6 +627,21 @@ def test_far_beyond_16_times_is_what_the_files_say():
         assert all(sorted(seed) == seed for seed in losses) or not rotates
         assert rotates or np.ptp(losses, 1).max() < 0.0065
     assert "1,280 targets" in page and "changes by 0.006 at most" in page
+
+
+def test_the_whole_strings_that_are_copied_are_those_of_the_results():
+    page = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
+    names = {"path": "PaTH", "cable": "CABLE", "shaw": "Shaw", "partial": "partial RoPE", "fire": "FIRE",
+             "rope-random": "RoPE at random positions"}
+    copied = {}
+    for name, run in task_grid.read_results("copy").items():
+        if run["seed"]:
+            copied.setdefault(re.sub(r"^copy\.|-lr.*", "", name), []).extend(
+                100 * row["whole"] for row in run["rows"] if row["length"] == 52)
+    most = {method: max(seeds) for method, seeds in copied.items() if seeds and max(seeds) >= 0.5}
+    shown = sorted(most, key=most.get, reverse=True)
+    assert ", ".join(f"{names[method]} {listed([f'{seed:.0f}' for seed in copied[method]])}%" for method in shown
+                     ) + ", others 0% |" in page
 
 
 def test_the_loss_of_indirect_indexing_at_the_papers_size_is_that_of_its_log():

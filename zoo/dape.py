@@ -33,11 +33,10 @@ def score_forward(q, k, h, table, learned):
     s = (q * (1 / model_numpy.score_divisor(q))) @ k.swapaxes(-1, -2)                          # (B, H, T, S)
     bias_forward = kerple.score_forward if "p" in learned else model_numpy.alibi_forward
     b, cache_b = bias_forward(q, k, h, table, learned)
-    x = np.concatenate((s, np.broadcast_to(b, s.shape)), 1)                                    # (B, 2H, T, S)
-    w1, w2 = learned["w1"], learned["w2"]
-    z = mix(w1[:, :-1], x) + w1[:, -1, None, None]                                             # (B, 32, T, S)
+    x = np.concatenate((s, np.broadcast_to(b, s.shape), np.ones_like(s[:, :1])), 1)            # (B, 2H + 1, T, S)
+    z = mix(learned["w1"], x)                                                                  # (B, 32, T, S)
     y = np.where(z > 0, z, SLOPE * z)
-    return b + mix(w2, y), (q, k, x, z, y, cache_b, learned)
+    return b + mix(learned["w2"], y), (q, k, x, z, y, cache_b, learned)
 
 def mix(w, x):
     """w x at each pair of a query and a key: w (m, n), x (B, n, T, S)."""
@@ -50,13 +49,13 @@ def outer(dout, x):
 def score_backward(dbias, cache):
     """Through f to s and b. s = q k^T / sqrt(D) is read here a second time, so that q and k get a second gradient."""
     q, k, x, z, y, cache_b, learned = cache
+    H = q.shape[1]
     dy = mix(learned["w2"].T, dbias)
     dz = np.where(z > 0, dy, SLOPE * dy)                                                       # (B, 32, T, S)
-    ds, db = np.split(mix(learned["w1"][:, :-1].T, dz), 2, axis=1)                             # (B, H, T, S) each
+    ds, db, _ = np.split(mix(learned["w1"].T, dz), (H, 2 * H), axis=1)                          # (B, H, T, S) each
     ds = ds * (1 / model_numpy.score_divisor(q))
     down = kerple.score_backward(dbias + db, cache_b)[-1] if "p" in learned else {}
-    dw1 = np.concatenate((outer(dz, x), dz.sum((0, 2, 3))[:, None]), -1)
-    return ds @ k, ds.swapaxes(-1, -2) @ q, 0, down | {"w1": dw1, "w2": outer(dbias, y)}
+    return ds @ k, ds.swapaxes(-1, -2) @ q, 0, down | {"w1": outer(dz, x), "w2": outer(dbias, y)}
 
 def start(rng, name, shape):
     if name in ("p", "a"):

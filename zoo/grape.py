@@ -26,9 +26,6 @@ class Settings(NoPE):
     def pairs(self, queries, keys, model):
         return expe.distances(queries, keys).astype(float)[..., None, :, :]                    # (..., 1, T, S)
 
-def sigmoid(x):
-    return 0.5 * (1 + np.tanh(0.5 * x))
-
 def score_forward(q, k, h, table, learned):
     """bias = -omega gate d: gate = softplus(z), z = u . q / sqrt(D), u = v/|v|. d (..., 1, T, S); v (H, D), w (H,)."""
     v, w, slopes = learned["v"], learned["w"], expe.alibi_slopes(len(learned["w"])).astype(q.dtype)
@@ -42,8 +39,8 @@ def score_backward(dbias, cache):
     """bias = -omega gate d, and softplus' = sigmoid; u = v/|v| cannot grow: dv = (du - u (u . du)) / |v|."""
     q, table, w, slopes, size, u, omega, z, gate = cache
     dslope = -(dbias * table).sum(-1)                                                          # (B, H, T)
-    dw = (dslope * gate).sum((0, 2)) * slopes * sigmoid(w)
-    dz = dslope * omega[:, None] * sigmoid(z) * (1 / model_numpy.score_divisor(q))
+    dw = (dslope * gate).sum((0, 2)) * slopes * model_numpy.sigmoid(w)
+    dz = dslope * omega[:, None] * model_numpy.sigmoid(z) * (1 / model_numpy.score_divisor(q))
     du = (dz[..., None] * q).sum((0, 2))                                                       # (H, D)
     dv = (du - u * np.vecdot(u, du)[:, None]) / size
     return dz[..., None] * u[:, None], 0, 0, {"v": dv, "w": dw}

@@ -34,17 +34,14 @@ class Settings(NoPE):
     both_sides: ClassVar[bool] = False
     rank: int = knob(32, SIZE, "rows of W1, by which tokens choose their reflections (default: 32)")
 
-def sigmoid(x):
-    return 0.5 * (1 + np.tanh(0.5 * x))
-
 def reflections_forward(h, learned, H):
     """w (B, H, T, D) of length 1 (unit_forward), and b (B, H, T, 1). h (B, T, C)."""
     y, cache_1 = model_numpy.linear_forward(h, learned["w1"])                                  # (B, T, rank)
     u, cache_2 = model_numpy.linear_forward(y, learned["w2"])                                  # (B, T, C)
     x, cache_conv = conv_forward(u, learned["conv"])
-    w, cache_unit = unit_forward(model_numpy.split_heads(x * sigmoid(x), H))
+    w, cache_unit = unit_forward(model_numpy.split_heads(x * model_numpy.sigmoid(x), H))
     z, cache_b = model_numpy.linear_forward(h, learned["strength"])                            # (B, T, H)
-    s = sigmoid(z + learned["bias"])
+    s = model_numpy.sigmoid(z + learned["bias"])
     return w, 2 * s.swapaxes(1, 2)[..., None], (x, s, cache_1, cache_2, cache_conv, cache_unit, cache_b)
 
 def reflections_backward(dw, db, cache):
@@ -52,7 +49,7 @@ def reflections_backward(dw, db, cache):
     x, s, cache_1, cache_2, cache_conv, cache_unit, cache_b = cache
     dz = 2 * db[..., 0].swapaxes(1, 2) * s * (1 - s)                                           # (B, T, H)
     dh, dstrength = model_numpy.linear_backward(dz, cache_b)
-    gate = sigmoid(x)
+    gate = model_numpy.sigmoid(x)
     dx = model_numpy.merge_heads(unit_backward(dw, cache_unit)) * gate * (1 + x * (1 - gate))
     du, dconv = conv_backward(dx, cache_conv)
     dy, dw2 = model_numpy.linear_backward(du, cache_2)

@@ -40,11 +40,8 @@ def rotate_backward(dq, dk, cache):
     q, k, cos, sin, (cos_k, sin_k), length_k, e = cache
     (dx_q, dy_q), (dx_k, dy_k) = (np.split(x, 2, axis=-1) for x in (dq, dk))                       # (B, H, T, D) each
     de = (length_k * (dy_k * cos_k - dx_k * sin_k)).sum((0, 2)) * ((-2 * np.pi <= e) & (e <= 0))   # (H, D)
-    dq = math.sqrt(2) * (dx_q * cos + dy_q * sin) * sigmoid(q)
-    return dq, (dx_k * cos_k + dy_k * sin_k) * sigmoid(k), {"e": de}
-
-def sigmoid(x):
-    return 0.5 * (1 + np.tanh(0.5 * x))
+    dq = math.sqrt(2) * (dx_q * cos + dy_q * sin) * model_numpy.sigmoid(q)
+    return dq, (dx_k * cos_k + dy_k * sin_k) * model_numpy.sigmoid(k), {"e": de}
 
 def doors(settings):
     return model_numpy.Encoding(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 import expe
 import model_numpy
@@ -47,9 +48,8 @@ def unit(x):
 def conv_forward(x, w):
     """out_t = sum over i of w_i x_(t-i), 0 before the first token. x (B, T, n), w (n, taps)."""
     before = np.pad(x, ((0, 0), (w.shape[1] - 1, 0), (0, 0)))
-    T = x.shape[1]
-    shifted = [before[:, w.shape[1] - 1 - i :][:, :T] for i in range(w.shape[1])]                  # x_(t-i)
-    return sum(part * w[:, i] for i, part in enumerate(shifted)), (shifted, w)
+    seen = sliding_window_view(before, w.shape[1], 1)[..., ::-1]                        # (B, T, n, taps), x_(t-i)
+    return (seen * w).sum(-1), (seen, w)
 
 def convolve(x, w):
     """conv_forward, of tensors by heads: x (B, H, S, n), w (H n, taps)."""
@@ -60,11 +60,9 @@ def convolve(x, w):
 
 def conv_backward(dout, cache):
     """x_t is in out_(t+i) with w_i: dx_t = sum over i of w_i dout_(t+i), dw_i = sum over t of dout_t x_(t-i)."""
-    shifted, w = cache
-    T = dout.shape[1]
+    seen, w = cache
     after = np.pad(dout, ((0, 0), (0, w.shape[1] - 1), (0, 0)))
-    dx = sum(after[:, i : i + T] * w[:, i] for i in range(w.shape[1]))
-    return dx, np.stack([(dout * part).sum((0, 1)) for part in shifted], -1)
+    return (sliding_window_view(after, w.shape[1], 1) * w).sum(-1), np.einsum("btn,btni->ni", dout, seen)
 
 def score_forward(q, k, h, table, learned, base):
     """(R q . R k - q . k) / sqrt(D), R by each token's angles. h (B, T, C); W1 (rank, C), W2 (H D/2, rank)."""

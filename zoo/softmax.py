@@ -32,8 +32,8 @@ encoding.
 A query's own key gets what is left, the product over all j < m, so that weights sum to 1 (as in the authors' tests; in
 their layer it is dropped, and the first query sees nothing). Scores count as they are, not up to a number a query.
 
-An encoding that enters at the embedding shares the parameters of log and sinks among blocks; with any other, each block
-has all parameters of its own, T5's buckets too.
+An encoding that enters at the embedding shares the parameters of log and sinks among blocks. With log and sinks and any
+other encoding, each block has all parameters of its own, T5's buckets too.
 """
 
 import numpy as np
