@@ -35,7 +35,7 @@ def score_backward(dbias, cache):
     """bias_mn = -g_m (c_m - c_n): dg_m = -sum_n dbias (c_m - c_n), and r_j is in every c from j on."""
     cache_y, cache_z, y, z, g, apart = cache
     dapart = -g[..., None] * dbias
-    dz = -(dbias * apart).sum(-1) * 0.5 * (1 + np.tanh(0.5 * z))                               # (B, H, T)
+    dz = -(dbias * apart).sum(-1) * model_numpy.sigmoid(z)                                     # (B, H, T)
     dc = dapart.sum(-1) - dapart.sum(-2)
     dy = dc[..., ::-1].cumsum(-1)[..., ::-1] * (y > 0)
     dh_y, dw_y = model_numpy.linear_backward(dy.swapaxes(1, 2), cache_y)

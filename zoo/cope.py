@@ -26,7 +26,7 @@ class Settings(NoPE):
 def score_forward(q, k, h, table, learned):
     """bias = (1 - w) z[floor p] + w z[ceil p], z = q e^T, w = p - floor p, p = min(sum of g from n on, P - 1)."""
     e = learned["e"]
-    gates = np.tril(0.5 * (1 + np.tanh(0.5 * (q @ k.swapaxes(-1, -2)))))                       # (B, H, T, S)
+    gates = np.tril(model_numpy.sigmoid(q @ k.swapaxes(-1, -2)))                               # (B, H, T, S)
     p = np.minimum(gates[..., ::-1].cumsum(-1)[..., ::-1], len(e) - 1)
     ends = np.floor(p).astype(int), np.ceil(p).astype(int)
     low, high = (np.take_along_axis(q @ e.T, end, -1) for end in ends)                         # (B, H, T, S) each

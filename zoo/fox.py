@@ -33,7 +33,7 @@ def score_backward(dbias, cache):
     """bias_mn = c_m - c_n, and ln f_j is in every c from j on: dln f_j = dc_j + dc_(j+1) + ..; dln f/dz = 1 - f."""
     cache, z = cache
     dc = dbias.sum(-1) - dbias.sum(-2)                                                         # (B, H, T)
-    dz = dc[..., ::-1].cumsum(-1)[..., ::-1] * 0.5 * (1 - np.tanh(0.5 * z))
+    dz = dc[..., ::-1].cumsum(-1)[..., ::-1] * model_numpy.sigmoid(-z)
     dz = dz.swapaxes(1, 2)                                                                     # (B, T, H)
     dh, dw = model_numpy.linear_backward(dz, cache)
     return 0, 0, dh, {"weight": dw, "bias": dz.sum((0, 1))}

@@ -20,8 +20,8 @@ def rmsnorm_backward(dout, cache):
     return rstd * (dz - z * along_z), {"weight": dweight}
 
 def swiglu_forward(gate, up):
-    """out = gate s up, s = sigmoid(gate) = (1 + tanh(gate/2))/2, which cannot overflow. Any shape."""
-    s = 0.5 * (1 + np.tanh(0.5 * gate))
+    """out = gate s up, s = sigmoid(gate). Any shape."""
+    s = model_numpy.sigmoid(gate)
     return gate * s * up, (gate, up, s)
 
 def swiglu_backward(dout, cache):
