@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from config import PRESETS
 from lab import pictures, verdict
-from lab.grids import GRIDS, KNOBS, METHODS, NEWER, NEWER_KNOBS, NEWER_TOKENS
+from lab.grids import GRIDS, KNOBS, METHODS, NEWER, NEWER_KNOBS, NEWER_TOKENS, RETUNED
 from lab.measures import interval_of_seeds, intervals
 from studies import task_grid, tuning
 from studies.flat import WAYS
@@ -386,21 +386,49 @@ def later_rows():
     def at(name, n):
         return f"{name}-tokens-x4", "spread", n, "test", "far"
 
-    complete = [name for name in NEWER_TOKENS if all(
-        (ROOT / f"results/far/{name}-tokens-x4-s{seed}.copies.json").exists() for seed in (1, 2, 3))]
-    assert {"cable-lr-x2", "pope-lr-x2", "selective_rope-lr-x2"} <= {*complete}
-    for one, other, n in (("cable-lr-x2", "cable-lr-x2", 1), ("pope-lr-x2", "rope-lr-x2", 16)):
-        assert gap(at(one, 16), at(other, n))[2] < 0                     # as the page says, and these:
-    unclear = [("pope-lr-x2", "rope-lr-x2", 1), *((one, other, n) for n in (1, 16) for one, other in (
-        ("cable-lr-x2", "fox-lr-x2"), ("selective_rope-lr-x2", "rope-lr-x2")))]
-    assert all(low < 0 < high for one, other, n in unclear for _, low, high in [gap(at(one, n), at(other, n))])
-    assert all(gain("selective_rope-lr-x2-tokens-x4", *where) > gain("rope-lr-x2-tokens-x4", *where)
-               for n in (64, 128, 256, 512, 2048) for where in [("copies", n / 128, "val", "far")])
-    for name in sorted(complete, key=lambda name: loss(*at(name, 16))):
+    def below(one, other, n):
+        """[mean, low, high] of how much lower the first one's loss is."""
+        return gap(at(other, n), at(one, n))
+
+    assert all(gap(at(name, 16), at(name, 1))[2] < 0 for name in ("cable-lr-x2", "path_fox-lr-x2", "dape-lr-x2"))
+    clear = [("pope-lr-x2", "rope-lr-x2", 16), ("fox-lr-x2", "nope-stick-lr-x2", 16), ("path", "rope-lr-x2", 16),
+             ("path_fox-lr-x2", "fox-lr-x2", 1), ("path_fox-lr-x2", "fox-lr-x2", 16),
+             ("dape-lr-x2", "fox-lr-x2", 1), ("dape-lr-x2", "fox-lr-x2", 16), ("dape-lr-x2", "kerple-lr-x2", 16)]
+    assert all(below(*names)[1] > 0 for names in clear)                  # as the page says, and these:
+    unclear = [("pope-lr-x2", "rope-lr-x2", 1), ("path", "rope-lr-x2", 1), *(
+        (one, other, n) for n in (1, 16) for one, other in (
+            ("cable-lr-x2", "fox-lr-x2"), ("selective_rope-lr-x2", "rope-lr-x2"), ("dape-lr-x2", "path_fox-lr-x2")))]
+    assert all(low < 0 < high for names in unclear for _, low, high in [below(*names)])
+    all_names = {*NEWER_TOKENS, *RETUNED}
+    assert [sorted(all_names, key=lambda name: loss(*at(name, n)))[:2] for n in (1, 16)] == [
+        ["path_fox-lr-x2", "dape-lr-x2"], ["dape-lr-x2", "path_fox-lr-x2"]]
+    worth = {(name, n): gain(f"{name}-tokens-x4", "copies", n / 128, "val", "far")
+             for name in all_names for n in (64, 128, 256, 512, 2048)}
+    assert all(max(all_names, key=lambda name: worth[name, n]) == "dape-lr-x2" for n in (64, 128, 256, 512, 2048))
+    assert all(worth["selective_rope-lr-x2", n] > worth["rope-lr-x2", n] for n in (64, 128, 256, 512, 2048))
+    for name in sorted(NEWER_TOKENS, key=lambda name: loss(*at(name, 16))):
         cells = [verdict.name_of(name), f"{trial[name]:.3f}", *(f"{loss(*at(name, n)):.3f}" for n in (1, 16))]
         cells += [signed(gap(at(name, 16), at(name, 1))), signed(gap(at(name, 16), at("fox-lr-x2", 16)))]
-        gains = (gain(f"{name}-tokens-x4", "copies", n / 128, "val", "far") for n in (64, 128, 256, 512, 2048))
+        gains = (worth[name, n] for n in (64, 128, 256, 512, 2048))
         yield f"| {' | '.join(cells + [f'{round(nats, 2) + 0:.2f}' for nats in gains])} |"
+
+
+def later_claims():
+    """What more-tokens.md says of them."""
+    def lower(one, other, n):
+        return interval(gap(*((f"{name}-tokens-x4", "spread", n, "test", "far") for name in (other, one))))
+
+    def seeds(name, n):
+        return listed([f"{row['loss']:.3f}" for row in rows(f"{name}-tokens-x4", "spread", n, "test", "far")])
+
+    copied = listed([f"{nats:.2f}" for nats in gains("dape-lr-x2-tokens-x4", "copies", 4, "far")])
+    return [*("lower than FoX's by {} at 1x and by {} at 16x".format(
+                *(lower(name, "fox-lr-x2", n) for n in (1, 16))) for name in ("dape-lr-x2", "path_fox-lr-x2")),
+            f"in windows of 512 they have {copied}",
+            f"lower than KERPLE's by {lower('dape-lr-x2', 'kerple-lr-x2', 16)} at 16x",
+            f"differ: they have {seeds('path', 1)} at 1x",
+            f"lower than RoPE's by {lower('path', 'rope-lr-x2', 16)} at 16x",
+            f"higher than FoX's by {lower('fox-lr-x2', 'nope-stick-lr-x2', 16)} at 16x"]
 
 
 def hours_of_later():
@@ -464,7 +492,7 @@ def copying_claims(shares):
     budget = " | ".join(listed([f"{n * share:.2f}{unit}" for n in (1, 2, 4)])
                         for share, unit in zip(shares, ("M", ""), strict=True))
     return [
-        *copying_rows(), *later_rows(), hours_of_later(), *knob_rows(),
+        *copying_rows(), *later_rows(), *later_claims(), hours_of_later(), *knob_rows(),
         f"lie within {max(means.values()) - min(means.values()):.3f} of each other",
         f"whose seeds have {seeds}", f"its seeds have {words[kerple, 512]}",
         f"where they have {words[ours, 128]}, and those of FoX and ALiBi by at most {np.ceil(100 * apart) / 100:.2f}",
