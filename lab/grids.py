@@ -235,7 +235,7 @@ GRIDS = {
         "Four times the tokens, the methods that were added later: losses on test, copies on val",
         dict.fromkeys((f"{name}-tokens-x4" for name in NEWER_TOKENS), ("test-spread", "copies")), place="far",
         says="DAPE and PaTH-FoX have the lowest losses, and with CABLE they fall from 1x to 16x. By mean DAPE copies "
-             "most. NoPE with stick-breaking attention is flat and does not copy. PaTH, PoPE and Selective RoPE rise."),
+             "most. NoPE with stick-breaking attention is flat and hardly copies. PaTH, PoPE and Selective RoPE rise."),
     "tokens": Grid(
         "Four times the tokens, at which models copy: losses on test, probes on val",
         far(METHODS, "-tokens-x4"), place="far",
