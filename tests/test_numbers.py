@@ -88,6 +88,11 @@ def rise(name, protocol, length):
     return loss(name, protocol, length) - loss(name, protocol, 1)
 
 
+def lower(one, other, n):
+    """By how much the first has a lower loss on test, with its interval."""
+    return interval(gap(*((name, "spread", n, "test", "far") for name in (other, one))))
+
+
 def rise_of(protocol, name):
     """[mean, low, high] of the loss at 16x less that at 1x, on test, of a method at its best."""
     return gap(*[(name, protocol, n, "test", "far") for n in (16, 1)])
@@ -386,19 +391,15 @@ def later_rows():
     def at(name, n):
         return f"{name}-tokens-x4", "spread", n, "test", "far"
 
-    def below(one, other, n):
-        """[mean, low, high] of how much lower the first one's loss is."""
-        return gap(at(other, n), at(one, n))
-
     assert all(gap(at(name, 16), at(name, 1))[2] < 0 for name in ("cable-lr-x2", "path_fox-lr-x2", "dape-lr-x2"))
     clear = [("pope-lr-x2", "rope-lr-x2", 16), ("fox-lr-x2", "nope-stick-lr-x2", 16), ("path", "rope-lr-x2", 16),
              ("path_fox-lr-x2", "fox-lr-x2", 1), ("path_fox-lr-x2", "fox-lr-x2", 16),
              ("dape-lr-x2", "fox-lr-x2", 1), ("dape-lr-x2", "fox-lr-x2", 16), ("dape-lr-x2", "kerple-lr-x2", 16)]
-    assert all(below(*names)[1] > 0 for names in clear)                  # as the page says, and these:
+    assert all(gap(at(one, n), at(other, n))[2] < 0 for one, other, n in clear)       # as the page says, and these:
     unclear = [("pope-lr-x2", "rope-lr-x2", 1), ("path", "rope-lr-x2", 1), *(
         (one, other, n) for n in (1, 16) for one, other in (
             ("cable-lr-x2", "fox-lr-x2"), ("selective_rope-lr-x2", "rope-lr-x2"), ("dape-lr-x2", "path_fox-lr-x2")))]
-    assert all(low < 0 < high for names in unclear for _, low, high in [below(*names)])
+    assert all(low < 0 < high for one, other, n in unclear for _, low, high in [gap(at(one, n), at(other, n))])
     all_names = {*NEWER_TOKENS, *RETUNED}
     assert [sorted(all_names, key=lambda name: loss(*at(name, n)))[:2] for n in (1, 16)] == [
         ["path_fox-lr-x2", "dape-lr-x2"], ["dape-lr-x2", "path_fox-lr-x2"]]
@@ -415,20 +416,16 @@ def later_rows():
 
 def later_claims():
     """What more-tokens.md says of them."""
-    def lower(one, other, n):
-        return interval(gap(*((f"{name}-tokens-x4", "spread", n, "test", "far") for name in (other, one))))
-
-    def seeds(name, n):
-        return listed([f"{row['loss']:.3f}" for row in rows(f"{name}-tokens-x4", "spread", n, "test", "far")])
-
-    copied = listed([f"{nats:.2f}" for nats in gains("dape-lr-x2-tokens-x4", "copies", 4, "far")])
+    dape, path_fox, fox, kerple, path, rope, stick = (f"{name}-tokens-x4" for name in (
+        "dape-lr-x2", "path_fox-lr-x2", "fox-lr-x2", "kerple-lr-x2", "path", "rope-lr-x2", "nope-stick-lr-x2"))
+    seeds = listed([f"{row['loss']:.3f}" for row in rows(path, "spread", 1, "test", "far")])
+    copied = listed([f"{nats:.2f}" for nats in gains(dape, "copies", 4, "far")])
     return [*("lower than FoX's by {} at 1x and by {} at 16x".format(
-                *(lower(name, "fox-lr-x2", n) for n in (1, 16))) for name in ("dape-lr-x2", "path_fox-lr-x2")),
+                *(lower(name, fox, n) for n in (1, 16))) for name in (dape, path_fox)),
             f"in windows of 512 they have {copied}",
-            f"lower than KERPLE's by {lower('dape-lr-x2', 'kerple-lr-x2', 16)} at 16x",
-            f"differ: they have {seeds('path', 1)} at 1x",
-            f"lower than RoPE's by {lower('path', 'rope-lr-x2', 16)} at 16x",
-            f"higher than FoX's by {lower('fox-lr-x2', 'nope-stick-lr-x2', 16)} at 16x"]
+            f"lower than KERPLE's by {lower(dape, kerple, 16)} at 16x",
+            f"differ: they have {seeds} at 1x", f"lower than RoPE's by {lower(path, rope, 16)} at 16x",
+            f"higher than FoX's by {lower(fox, stick, 16)} at 16x"]
 
 
 def hours_of_later():
@@ -588,10 +585,6 @@ def newer_rows():
 
 def newer_claims():
     """What evidence.md says of them."""
-    def lower(one, other, n):
-        """By how much the first has a lower loss on test, with its interval."""
-        return interval(-np.array(gap(*((name, "spread", n, "test", "far") for name in (one, other))))[[0, 2, 1]])
-
     tuned_names = [*GRIDS["spread"].evaluations, *NEWER]
     at = {(name, n): loss(name, "spread", n, "test", "far") for name in tuned_names for n in (1, 16)}
     assert all(min(tuned_names, key=lambda name: at[name, n]) == "path_fox-lr-x2" for n in (1, 16))

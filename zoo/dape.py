@@ -52,7 +52,7 @@ def score_backward(dbias, cache):
     H = q.shape[1]
     dy = mix(learned["w2"].T, dbias)
     dz = np.where(z > 0, dy, SLOPE * dy)                                                       # (B, 32, T, S)
-    ds, db, _ = np.split(mix(learned["w1"].T, dz), (H, 2 * H), axis=1)                          # (B, H, T, S) each
+    ds, db, _ = np.split(mix(learned["w1"].T, dz), (H, 2 * H), axis=1)                         # (B, H, T, S) each
     ds = ds * (1 / model_numpy.score_divisor(q))
     down = kerple.score_backward(dbias + db, cache_b)[-1] if "p" in learned else {}
     return ds @ k, ds.swapaxes(-1, -2) @ q, 0, down | {"w1": outer(dz, x), "w2": outer(dbias, y)}
