@@ -5,7 +5,7 @@
     python generate.py runs/mini-rope-s0 --cache --stream                goes on until Ctrl-C, in constant memory
 
 A text begins as a training document does, after <|endoftext|>. Each new token is drawn from a forward pass over all
-tokens before it; --cache keeps their keys and values instead (past/), and brings flags of its own.
+tokens before it; --cache keeps their keys and values instead (longer/), and brings flags of its own.
 """
 
 import codecs
@@ -65,9 +65,9 @@ def main(argv=None):
     add("--top-k", type=at_least(1), metavar="N", help="draw from the N likeliest tokens (default: all)")
     add("--seed", type=at_least(0), default=0, metavar="N", help="seed of the draw (default: 0)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    add("--cache", action="store_true", help="keep keys and values (past/writing.py); see generate.py --cache --help")
+    add("--cache", action="store_true", help="keep keys and values (longer/writing.py); see generate.py --cache --help")
     if "--cache" in argv:
-        from past import writing
+        from longer import writing
         writing.add_flags(parser)
     with parser.one_line_errors():
         args = parser.parse_args(argv)

@@ -1,6 +1,6 @@
 """The GPT in PyTorch, as plain as it can be said, with six doors for a positional encoding.
 
-This is the plain version. Others make it fast (engine/fast.py) and take it past the trained length (past/): each
+This is the plain version. Others make it fast (engine/fast.py) and take it past the trained length (longer/): each
 replaces a part that GPT is given, and tests compare it with what stands here. model_numpy.py is the same model by hand.
 
 B batch, T query length, S key length (here S = T), H heads, D width of a head, C = H*D model width, V vocabulary,
@@ -308,7 +308,7 @@ class GPT(nn.Module):
     without them the logits (B, T, V). positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. Any length works,
     save for `learned`. Raises ValueError for positions that are not integers, and for one without a row. Its first
     weights are model_numpy.init_params of the seed; with seed None they are to be loaded. Of attention, dropout and
-    cross_entropy engine/fast.py and past/ have others.
+    cross_entropy engine/fast.py and longer/ have others.
     """
 
     def __init__(self, config, seed=0, attention=Attention, dropout=nn.Dropout, cross_entropy=cross_entropy):

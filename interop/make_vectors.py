@@ -21,7 +21,7 @@ from common import CommandLine, write_text
 from config import ModelConfig, make_encoding
 from interop import conform
 from lab.formats import round_to
-from past.scaling import ScaledRoPE, scaled_inv_freq
+from longer.scaling import ScaledRoPE, scaled_inv_freq
 from zoo import dape
 from zoo.selective_rope import conv_forward, unit_forward
 

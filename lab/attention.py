@@ -14,8 +14,8 @@ from eval import held_out
 from lab import pictures
 from lab.files import picture
 from lab.measures import usable
-from past import scaling
-from past.reading import Reader, ReadingAttention, load
+from longer import scaling
+from longer.reading import Reader, ReadingAttention, load
 
 
 class WatchedAttention(ReadingAttention):
@@ -29,7 +29,7 @@ class WatchedAttention(ReadingAttention):
         return super().attend(q, k, v, bias, table)
 
 def load_watched(run, device="cpu", dtype="fp32", attention=WatchedAttention):
-    """past.reading.load, of a Reader with WatchedAttention or a kind of it."""
+    """longer.reading.load, of a Reader with WatchedAttention or a kind of it."""
     return load(run, device, dtype, functools.partial(Reader, attention=attention))
 
 def weights_of(model, tokens):

@@ -44,7 +44,7 @@ from config import ENCODINGS, PRESETS, InputError
 from eval import MULTIPLES
 from lab.files import write_rows
 from lab.grids import flags_of
-from past.scaling import SINKS
+from longer.scaling import SINKS
 
 PLAIN = ("plain", "plain+malloc")        # without --fast; with its memory setting alone
 BACKENDS = (*train.BACKENDS, *PLAIN)
@@ -105,7 +105,7 @@ class Work:
     @functools.cached_property
     def reader(self):
         """What reads, for eval.py and generate.py."""
-        from past.reading import Reader
+        from longer.reading import Reader
         return Reader(self.model).to(self.backend.device).eval()
 
     def tokens(self, batch, length):
@@ -139,8 +139,8 @@ class Work:
 
     def generate(self, streaming, texts):
         """(Seconds to the first token, seconds a token of each text after it, bytes a token in the cache), or None."""
-        from past.cache import Cache
-        from past.writing import generate_cached
+        from longer.cache import Cache
+        from longer.writing import generate_cached
         if streaming and not self.reader.streams():
             return None
         context = self.model.context

@@ -6,7 +6,7 @@
     python -m lab.measure runs/expe runs/rope --scale 1,auto --rope-scaling none,linear,ntk,yarn,dual-chunk
 
 A measure (lab/measures.py) turns held-out documents into windows of tokens, of which lab/plan.py says how many there
-are; a Reader (past/reading.py) gives the loss of each target; here are the two brought together, a row a run and
+are; a Reader (longer/reading.py) gives the loss of each target; here are the two brought together, a row a run and
 length.
 """
 
@@ -20,8 +20,8 @@ from config import InputError
 from eval import MULTIPLES
 from lab import measures, plan, show
 from lab.files import BAR, picture, write_rows
-from past import scaling
-from past.reading import CANNOT_STREAM, load
+from longer import scaling
+from longer.reading import CANNOT_STREAM, load
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
 

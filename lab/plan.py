@@ -6,7 +6,7 @@ import itertools
 from config import InputError
 from eval import held_out
 from lab import measures
-from past import scaling
+from longer import scaling
 
 
 def scalings(configs, options):

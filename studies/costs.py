@@ -25,9 +25,9 @@ from common import CommandLine, at_least, listed
 from config import PRESETS, make_encoding
 from lab.grids import GRIDS, SEEDS, TABLE2, VARIANTS, Grid, flags_of
 from lab.report import collect, lines_of, mean_sd, table
+from longer.cache import Cache
+from longer.reading import Reader
 from model_numpy import count_parameters
-from past.cache import Cache
-from past.reading import Reader
 from studies.tuning import LATER
 
 MOVES = {"_unsafe_view", "cat", "stack", "clone", "copy_", "_to_copy", "embedding", "index_select", "gather", "zeros",

@@ -24,7 +24,7 @@ from lab.files import BAR, write_rows
 from lab.formats import round_to
 from lab.measures import Settings, same_targets, summary, usable
 from lab.report import paired
-from past.reading import Reader
+from longer.reading import Reader
 
 MULTIPLES = (1, 4, 16)                   # of the trained length
 

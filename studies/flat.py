@@ -29,7 +29,7 @@ from lab.attention import load_watched
 from lab.files import BAR, write_rows
 from lab.measures import MEASURES, Settings, summary, usable
 from lab.report import mean_sd, paired, table
-from past.reading import ReadingAttention
+from longer.reading import ReadingAttention
 
 MULTIPLES = (1, 2, 4, 16)                # of the trained length
 WAYS = {                                 # name: (the least slope times L, the furthest distance over L)

@@ -23,10 +23,10 @@ from common import CommandLine, at_least, listed, named_runs, new_file, pick_dev
 from config import InputError
 from engine.fast import at_least_fp32
 from lab.files import write_rows
-from past import scaling
-from past.cache import Cache
-from past.reading import BATCH_TOKENS, load
-from past.writing import generate_cached
+from longer import scaling
+from longer.cache import Cache
+from longer.reading import BATCH_TOKENS, load
+from longer.writing import generate_cached
 
 PROG, VERSION = "python -m studies.harness", "0.4.13"
 if not urllib.request.getproxies():

@@ -6,8 +6,8 @@ from conftest import command, refused
 from test_model import LINEAR, tiny
 
 from lab import attention
+from longer.reading import Reader
 from model_torch import GPT
-from past.reading import Reader
 
 
 @pytest.mark.parametrize("pe, variant, changes", [

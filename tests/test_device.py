@@ -19,9 +19,9 @@ from config import ENCODINGS, PRESETS, ModelConfig, make_encoding
 from engine import fast
 from generate import distribution
 from lab.grids import flags_of
+from longer.cache import Cache
+from longer.reading import Reader
 from model_torch import GPT
-from past.cache import Cache
-from past.reading import Reader
 
 META = torch.device("meta")
 SMALL = ModelConfig(2, 64, 4, context=32, vocab_size=50, dropout=0.1)

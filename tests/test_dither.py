@@ -8,7 +8,7 @@ import torch
 from conftest import TINY, command, refused
 
 from config import ModelConfig, make_encoding
-from past.reading import Reader
+from longer.reading import Reader
 from studies import dither
 
 TOKENS = torch.arange(64)[None] % 50

@@ -19,10 +19,10 @@ from config import PRESETS, ModelConfig, make_encoding
 from eval import cut_windows, mean_loss
 from expe import alibi_slopes, distances, expe_table, t5_bucket
 from lab.formats import count_floats
-from past.cache import Cache
-from past.reading import Reader
-from past.scaling import scaled_inv_freq as rope_inv_freq
-from past.scaling import self_extend_queries
+from longer.cache import Cache
+from longer.reading import Reader
+from longer.scaling import scaled_inv_freq as rope_inv_freq
+from longer.scaling import self_extend_queries
 
 
 def softmax(x):

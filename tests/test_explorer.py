@@ -24,7 +24,7 @@ from common import load_model, read_run
 from config import InputError
 from eval import held_out
 from generate import generate
-from past.scaling import scaled_inv_freq
+from longer.scaling import scaled_inv_freq
 from studies import tasks
 from web import explorer
 

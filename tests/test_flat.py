@@ -10,8 +10,8 @@ import torch
 from conftest import TINY, command, refused
 
 from config import ModelConfig, make_encoding
+from longer.reading import Reader
 from model_torch import GPT, project
-from past.reading import Reader
 from studies import flat
 
 TOKENS = torch.arange(48)[None] * 7 % 50

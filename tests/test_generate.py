@@ -16,11 +16,11 @@ import common
 import data
 import generate
 from config import ENCODINGS
+from longer import writing
+from longer.cache import Cache
+from longer.reading import Reader, load
+from longer.writing import Step, generate_cached, lightened
 from model_torch import GPT, Shaw
-from past import writing
-from past.cache import Cache
-from past.reading import Reader, load
-from past.writing import Step, generate_cached, lightened
 
 
 @pytest.mark.parametrize("temperature, top_k", [(1, None), (0.5, 7), (2, None), (0.9, 12)])

@@ -8,10 +8,10 @@ from conftest import command
 from test_ladder import T, tiny
 from test_model import some_tokens
 
+from longer.cache import Cache
+from longer.reading import Reader
+from longer.scaling import NotForThisEncoding, scaled
 from model_torch import GPT, Attention, project
-from past.cache import Cache
-from past.reading import Reader
-from past.scaling import NotForThisEncoding, scaled
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 KINDS = pytest.mark.parametrize("pe, variant", [

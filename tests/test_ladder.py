@@ -44,7 +44,7 @@ POSITIONS = {
 def settings(pe, **changes):
     """Settings that suit a width of 16 and a context of 12."""
     if "rope_scaling" in changes:
-        from past.scaling import ScaledRoPE
+        from longer.scaling import ScaledRoPE
         return ScaledRoPE(pe, **changes)
     known = {f.name for f in dataclasses.fields(configs.settings_class(pe))}
     return make_encoding(pe, **{name: SMALL[name] for name in SMALL if name in known} | changes)

@@ -9,10 +9,10 @@ from conftest import command, refused
 from test_ladder import T, tiny
 from test_model import some_tokens
 
+from longer.cache import Cache
+from longer.reading import Reader
+from longer.scaling import STEEP, NotForThisEncoding, scaled
 from model_torch import GPT, Attention, project
-from past.cache import Cache
-from past.reading import Reader
-from past.scaling import STEEP, NotForThisEncoding, scaled
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 

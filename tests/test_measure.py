@@ -11,8 +11,8 @@ from conftest import ROOT, TINY, command, refused
 import data
 from common import load_model
 from lab import show
-from past.cache import Cache
-from past.reading import load
+from longer.cache import Cache
+from longer.reading import load
 
 
 @pytest.fixture(scope="module")

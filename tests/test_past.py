@@ -25,19 +25,19 @@ from test_model import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import longer.reading
 import model_numpy
-import past.reading
 from config import CORE, ENCODINGS, InputError, make_encoding
 from engine import fast
 from expe import expe_table, exqpe_table
 from lab.measures import Window
+from longer.cache import Cache
+from longer.reading import Reader
+from longer.scaling import dual_chunk_positions, scaled, stream_sizes
+from longer.scaling import scaled_inv_freq as rope_inv_freq
+from longer.scaling import scaled_rope_table as rope_table
+from longer.writing import generate_cached
 from model_torch import GPT
-from past.cache import Cache
-from past.reading import Reader
-from past.scaling import dual_chunk_positions, scaled, stream_sizes
-from past.scaling import scaled_inv_freq as rope_inv_freq
-from past.scaling import scaled_rope_table as rope_table
-from past.writing import generate_cached
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -395,7 +395,7 @@ def test_reading_by_blocks_changes_nothing(pe, variant, monkeypatch):
     whole_model, S = model if model.chunk else plain_model(model), min(model.longest, 40)
     tokens, targets = some_tokens(2, S), some_tokens(2, S, seed=3)
     whole, losses = whole_model(tokens), whole_model.token_losses(tokens, targets)
-    monkeypatch.setattr(past.reading, "BLOCK", 5)
+    monkeypatch.setattr(longer.reading, "BLOCK", 5)
     torch.testing.assert_close(model(tokens), whole, **EXACT)
     torch.testing.assert_close(model.token_losses(tokens, targets), losses, **EXACT)
     cache = Cache()
@@ -581,7 +581,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("pe, variant", [(pe, v) for pe, v in KINDS if reading(pe).longest > T], ids=str)
 def test_no_array_grows_with_the_square_of_the_length(pe, variant, monkeypatch):
-    monkeypatch.setattr(past.reading, "BLOCK", 32)
+    monkeypatch.setattr(longer.reading, "BLOCK", 32)
     model, sizes = reading(pe, variant=variant).float(), []
     for S in (512, 1024):
         with Largest() as largest:

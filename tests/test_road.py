@@ -14,7 +14,7 @@ from conftest import ROOT, command
 import expe
 
 SCRIPTS = ("expe", "config", "model_numpy", "model_torch", "data", "train", "eval", "generate", "common")
-FOLDERS = ("zoo", "past", "engine", "lab", "studies", "interop", "web")
+FOLDERS = ("zoo", "longer", "engine", "lab", "studies", "interop", "web")
 LIMITS = {"train.py --preset mini --pe expe --l 24 --steps 3": 650, "eval.py RUN --lengths 16,64": 560,
           "generate.py RUN": 460}
 
@@ -151,6 +151,6 @@ def test_torch_is_loaded_by_none_who_read_tables_settings_and_data():
 
 def test_plainness():
     """No class builds another, no frozen one is changed, no two unrelated values are set in one line of the scripts."""
-    for path in [*ROOT.glob("*.py"), *(p for folder in ("engine", "zoo", "past") for p in ROOT.glob(f"{folder}/*.py"))]:
+    for path in [*ROOT.glob("*.py"), *(p for folder in ("engine", "zoo", "longer") for p in ROOT.glob(f"{folder}/*.py"))]:
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"__new__|object\.__setattr__", text), path

@@ -12,11 +12,11 @@ from test_ladder import EXACT, POSITIONS, T, climb, tiny
 from test_model import attend, like, some_input, some_tokens
 from test_past import plain_model, reading, stream_by_doors
 
+import longer.reading
 import model_numpy
-import past.reading
 import zoo.softmax
 from config import ENCODINGS, InputError
-from past.cache import Cache
+from longer.cache import Cache
 
 NUMBERS = zoo.softmax.FLOOR_SCALE, zoo.softmax.ATTN_SCALE
 KINDS = [*((f"{pe}+{softmax}", {}) for pe in ENCODINGS for softmax in ("log", "sinks", "stick")),
@@ -234,7 +234,7 @@ def test_read_in_pieces_and_in_blocks_of_queries_it_is_the_plain_model(pe, varia
             cache = Cache()
             pieces = [model(x, cache=cache) for x in tokens.split(size, 1)]
             torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-10)
-        monkeypatch.setattr(past.reading, "BLOCK", 5)
+        monkeypatch.setattr(longer.reading, "BLOCK", 5)
         torch.testing.assert_close(model(tokens), whole, rtol=1e-10, atol=1e-10)
         if pe != "nope+sinks":
             assert len(model.begins(40, None)) == 8

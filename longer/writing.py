@@ -20,10 +20,10 @@ from common import pick_device
 from config import InputError
 from engine.fast import linear_of
 from generate import TOKENS, distribution, draw, print_text
+from longer import scaling
+from longer.cache import Cache
+from longer.reading import load
 from model_torch import T5, ALiBi, Encoding, RoPE, project
-from past import scaling
-from past.cache import Cache
-from past.reading import load
 
 AHEAD = 64                               # positions of which Step makes the tables at once
 ONE = np.arange(1)

@@ -22,9 +22,9 @@ from config import InputError
 from engine import fast
 from engine.fast import from_the_last, has_band, in_a_row, linear_of
 from expe import distances, integers
+from longer.cache import Cache
+from longer.scaling import HOLD, LEAST, STEEP, Groups, dual_chunk_positions, scaled, self_extend_queries
 from model_torch import GPT, Encoding, as_tensor, project, score_divisor
-from past.cache import Cache
-from past.scaling import HOLD, LEAST, STEEP, Groups, dual_chunk_positions, scaled, self_extend_queries
 
 BLOCK = 256                              # queries read at a time where scores need a bias,
 PAIRS = 2**21                            # and queries times keys
@@ -126,7 +126,7 @@ class Reader(GPT):
         return {block.attn.encoding for block in self.blocks}
 
     def scale_to(self, length, **how):
-        """Go on with the positions that past.scaling.scaled makes of the trained ones. Returns self."""
+        """Go on with the positions that longer.scaling.scaled makes of the trained ones. Returns self."""
         self.config, self.chunk = scaled(self.trained, length, **how)
         self.hold = how.get("rope_scaling") == HOLD
         self.least = how.get("rope_scaling") == LEAST
@@ -308,7 +308,7 @@ class Reader(GPT):
 def load(run, device="cpu", dtype="fp32", make=Reader):
     """(Reader, or make's, in eval mode, all of config.json) of a run; InputError that says what is wrong with it.
 
-    dtype: one of past.scaling.PRECISIONS. bf16 and fp16: the weights, and so the tables too and all that is computed.
+    dtype: one of longer.scaling.PRECISIONS. bf16 and fp16: the weights, and so the tables too and all that is computed.
     int8: each row of a matrix is rounded to 255 levels from minus to plus its largest number; products stay in fp32.
     """
     model, record = load_model(run, make)
