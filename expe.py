@@ -88,7 +88,7 @@ def rope_inv_freq(d_head, base=10000.0):
 
         inv_freq_i = base^(-2i/D),  i = 0 .. D/2-1                                Su et al. 2021, section 3.2.2
 
-    Raises ValueError for an odd d_head and for a base of 1 or less. (longer/scaling.py has the scalings for long texts.)
+    Raises ValueError for an odd d_head and for a base of 1 or less. (longer/scaling.py scales it for long texts.)
     """
     if _width("d_head", d_head) % 2:
         raise ValueError(f"d_head must be even for RoPE to pair its dimensions, got {d_head}")
