@@ -12,8 +12,8 @@ from common import CommandLine, at_least, listed, pick_device
 from config import InputError
 from eval import held_out
 from lab import pictures
-from lab.files import picture
 from lab.measures import usable
+from lab.table import picture
 from longer import scaling
 from longer.reading import Reader, ReadingAttention, load
 

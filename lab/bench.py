@@ -1,6 +1,6 @@
 """Speed and memory of every encoding and backend, side by side in one run.
 
-    python -m lab.bench                                      mini: training, evaluation, generation, data
+    python -m lab.bench                                      mini: training, evaluation, generation
     python -m lab.bench --preset paper-35m --parts train --pe expe,exqpe,rope
     python -m lab.bench --preset paper-35m --dtype bf16 --compile --batch-size 64        on a GPU
 
@@ -13,8 +13,6 @@ take follows from the rate of one large product, measured in the same minutes.
 import contextlib
 import functools
 import importlib.metadata
-import importlib.util
-import io
 import itertools
 import json
 import math
@@ -25,39 +23,33 @@ import re
 import resource
 import signal
 import sys
-import tempfile
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from timeit import timeit
 
 import numpy as np
 from tqdm import tqdm
 
-import data
 import model_numpy
 import train
-from common import CommandLine, at_least, listed, new_file, pick_device
+from common import CommandLine, at_least, listed, new_file, pick_device, write_text
 from config import ENCODINGS, PRESETS, InputError
 from eval import MULTIPLES
-from lab.files import write_rows
-from lab.grids import flags_of
 from longer.scaling import SINKS
 
 PLAIN = ("plain", "plain+malloc")        # without --fast; with its memory setting alone
 BACKENDS = (*train.BACKENDS, *PLAIN)
 FLOOR = "nope"
-METHODS = (*ENCODINGS, "expe-on-k")
-PARTS = ("train", "evaluate", "generate", "data", "profile")
+METHODS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {"expe-on-k": "--pe expe --on k"}
+PARTS = ("train", "evaluate", "generate")
 BATCH = {"mini": 8, "small": 8, "paper-35m": 8, "llama-135m": 1, "llama-342m": 1}  # sequences in a step
 EVALUATED = {"cpu": 2**11, "mps": 2**16, "cuda": 2**18}                # tokens in a timed evaluation, at least
 GENERATED = 32                                                         # tokens in a timed generation
 TOGETHER = 8                                                           # texts that are written side by side
 GEMM = {"cpu": 2048, "mps": 4096, "cuda": 8192}  # rows and columns of the product that measures the machine
 REST = 0.1                               # seconds for the threads of the process before to fall asleep
-DOCUMENTS = 2000                         # of --data packages that are encoded: about 45M characters
 
 
 # ---- what is timed ---------------------------------------------------------------------------------------------------
@@ -79,8 +71,7 @@ class Work:
         from engine.fast import keep_freed_memory
         from model_torch import cross_entropy
         fast = ["--fast"] if backend in ("torch", "numpy") else ["--no-fast"]
-        flags = flags_of(pe, preset=preset).split()
-        _, self.model, config = train.read_flags(["--preset", preset, *flags, "--dtype", dtype, *fast])
+        _, self.model, config = train.read_flags(["--preset", preset, *METHODS[pe].split(), "--dtype", dtype, *fast])
         self.config = replace(config, batch_size=batch, micro_batch=batch)
         self.rng = np.random.default_rng(0)
         self.steps = itertools.count()
@@ -151,15 +142,6 @@ class Work:
         each = self.seconds(lambda: [next(writing) for _ in range(GENERATED)]) / GENERATED
         return first, each, cache.nbytes / len(cache) / texts
 
-    def profile(self):
-        """{operation of torch's: share of a step's time, the largest first}"""
-        import torch
-        self.step()                      # the first is slower than the rest
-        with torch.profiler.profile() as profiler:
-            self.step()
-        kind = "self_cpu_time_total" if self.backend.device.type == "cpu" else "self_device_time_total"
-        times = {event.key: getattr(event, kind) for event in profiler.key_averages()}
-        return {name: spent / sum(times.values()) for name, spent in sorted(times.items(), key=lambda x: -x[1])}
 
 
 def flops_a_token(model):
@@ -249,9 +231,6 @@ class Row:
                          "cache_bytes_a_token": size}
         return rows
 
-    def profile(self):
-        return {"profile": self.ask("profile")}
-
 def measure(args):
     """All rows: NoPE by torch, then each of the others beside it. Only torch evaluates and generates."""
     floor = None
@@ -262,7 +241,7 @@ def measure(args):
         floor = floor or row
         numbers = {}
         for part in args.parts:
-            if part == "train" or (part != "data" and backend == "torch"):
+            if part == "train" or backend == "torch":
                 numbers |= getattr(row, part)()
         if numbers:
             rows.append(row.names | {"context": row.model.context} | numbers)
@@ -270,45 +249,6 @@ def measure(args):
             row.pool.shutdown()
     floor.pool.shutdown()
     return rows
-
-def measure_data(vocab, repeats):
-    """{"part": "data", ...}: characters a second and core from files to tokens, by data.py and by engine/corpora.py.
-
-    And of tiktoken alone, on one core and with as many threads as there are cores. Without datatrove, the rate of
-    engine/corpora.py, which includes the start of its processes, is left out.
-    """
-    texts = [text for _, text in itertools.islice(data.documents("packages"), DOCUMENTS)]
-    with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
-        tokenizer = folder / "t.tiktoken"
-        (folder / "files").mkdir()
-        for i, text in enumerate(texts):
-            (folder / "files" / f"{i}.txt").write_text(text, encoding="utf-8")
-        (folder / "lines").mkdir()
-        for i in range(os.cpu_count()):
-            lines = [json.dumps({"text": text}) + "\n" for text in texts[i :: os.cpu_count()]]
-            (folder / "lines" / f"{i}.jsonl").write_text("".join(lines), encoding="utf-8")
-        data.write_ranks(tokenizer, data.train_tokenizer(iter(texts[:256]), vocab))
-        encode = data.make_tokenizer(data.read_ranks(tokenizer)).encode_ordinary
-
-        def prepare(source):
-            with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as out:
-                data.prepare(str(folder / source), out, tokenizer=str(tokenizer))
-
-        def threads():
-            with ThreadPoolExecutor(os.cpu_count()) as cores:
-                list(cores.map(encode, texts))
-
-        has_datatrove = importlib.util.find_spec("datatrove") is not None
-        seconds = [(timeit(lambda: prepare("files"), number=1) * os.cpu_count(),
-                    timeit(lambda: prepare("lines"), number=1) * os.cpu_count() if has_datatrove else np.nan,
-                    timeit(lambda: list(map(encode, texts)), number=1),
-                    timeit(threads, number=1) * os.cpu_count()) for _ in range(repeats + 1)]
-    ours, large, raw, together = sum(map(len, texts)) / np.transpose(seconds[1:])   # the first are slower
-    return {"part": "data", "vocab": vocab, "chars_per_s_a_core": np.median(ours), "corpora": np.median(large),
-            "tiktoken_chars_per_s": np.median(raw), "tiktoken_on_all_cores": np.median(together),
-            "over_tiktoken": np.median(ours / raw), "corpora_over_tiktoken": np.median(large / raw),
-            "over_all_cores": np.median(ours / together)}
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------
@@ -343,23 +283,8 @@ def print_generation(rows):
         print(f"{r['pe']:12}{r['cached_first_token_s'] * 1e3:17,.1f}{r['cached_tokens_per_s']:10,.0f}"
               f"{r['together_tokens_per_s']:12,.0f}{streaming:>11}{r['cache_bytes_a_token']:16,.0f}")
 
-def print_profiles(rows):
-    for r in rows:
-        print(f"\n{r['pe']}, share of a training step in each of torch's operations")
-        for name, share in list(r["profile"].items())[:12]:
-            print(f"{share:6.1%}  {name}")
-
-def print_data(rows):
-    [r] = rows
-    print(f"\ndata, million characters a second and core, from files to files of tokens, vocabulary {r['vocab']:,}:\n"
-          f"{r['chars_per_s_a_core'] / 1e6:.2f} data.py; {r['corpora'] / 1e6:.2f} engine/corpora.py; "
-          f"{r['tiktoken_chars_per_s'] / 1e6:.2f} tiktoken alone;\n"
-          f"{r['tiktoken_on_all_cores'] / 1e6:.2f} tiktoken on all cores; "
-          f"over tiktoken alone: data.py {r['over_tiktoken']:.2f}, corpora {r['corpora_over_tiktoken']:.2f}")
-
 # Of a key that some rows have: what prints them.
-PRINTED = {"step_s": print_training, "evaluate_over_nope": print_evaluation, "cached_tokens_per_s": print_generation,
-           "profile": print_profiles, "over_tiktoken": print_data}
+PRINTED = {"step_s": print_training, "evaluate_over_nope": print_evaluation, "cached_tokens_per_s": print_generation}
 
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
@@ -367,8 +292,8 @@ PRINTED = {"step_s": print_training, "evaluate_over_nope": print_evaluation, "ca
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.bench", description=__doc__)
     parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model's shape (default: mini)")
-    parser.add_argument("--parts", type=listed(str, *PARTS), default=list(PARTS[:-1]), metavar="NAME,...",
-                        help=f"of {', '.join(PARTS)} (default: all but the last)")
+    parser.add_argument("--parts", type=listed(str, *PARTS), default=list(PARTS), metavar="NAME,...",
+                        help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--pe", type=listed(str, *METHODS), default=list(ENCODINGS), metavar="NAME,...",
                         help=f"of {', '.join(METHODS)}; {FLOOR} by torch, with which all are compared, is "
                              "always there (default: all)")
@@ -394,10 +319,8 @@ def main(argv=None):
         args.backends = args.backends or [name for name in train.BACKENDS if name != "numpy" or by_numpy]
         print(f"{platform.machine()}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}", flush=True)
         rows = measure(args)
-        if "data" in args.parts:
-            rows.append(measure_data(PRESETS[args.preset].model.vocab_size, args.repeats))
         if args.json:
-            write_rows(args.json, rows)
+            write_text(args.json, json.dumps(rows, indent=1) + "\n")
         for key, show in PRINTED.items():
             if part_rows := [row for row in rows if key in row]:
                 show(part_rows)

@@ -1,26 +1,23 @@
-"""How runs were trained, from their log.jsonl: loss, validation loss, gradient norm and learning rate, by tokens seen.
+"""How runs were trained: loss, validation loss, gradient norm and learning rate, by tokens seen.
 
     python -m lab.curves RUN RUN --out curves.png     four panels, a curve a run
-    python -m lab.curves --csv curves.csv             every run under runs/, a row a step
 
-No model is loaded, and a run that is still in training is shown as far as it has come.
+No model is loaded, and a run that is still in training is shown as far as it has come. The numbers are in each run's
+log.jsonl, a line of JSON a step.
 """
 
-import csv
-import io
 import itertools
 import json
 from pathlib import Path
 
 import numpy as np
 
-from common import CommandLine, named_runs, new_file, read_run, read_text, write_text
+from common import CommandLine, named_runs, read_run, read_text
 from config import InputError
-from lab.files import check_shape, picture
+from lab import pictures
+from lab.table import picture
 
 POINTS = 100                             # of the longest run's curve, about: a mean over as many steps of each run
-
-LOGGED = ("step", "loss", "grad_norm", "lr", "val_loss")
 
 def read_log(run):
     """[{"step", "tokens", "loss", "grad_norm", "lr", "val_loss" where there is one}] of a run, by steps.
@@ -34,10 +31,11 @@ def read_log(run):
         try:
             line = json.loads(text)
             line.pop("resumed", None)                         # where and how the run went on
-            check_shape(line, {"step": int} | dict.fromkeys(line.keys() - {"step"}, int | float), path)
-        except (ValueError, TypeError, AttributeError, RecursionError):
+            step = int(line["step"])
+            lines.setdefault(step, {"tokens": step * train.batch_size * model.context}).update(
+                {key: float(value) for key, value in line.items()})
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise InputError(f"{path} holds a line that train.py did not write: mend or remove it") from None
-        lines.setdefault(line["step"], {"tokens": line["step"] * train.batch_size * model.context}).update(line)
     return [lines[step] for step in sorted(lines)]
 
 def curve(lines, key, size):
@@ -46,35 +44,17 @@ def curve(lines, key, size):
     parts = [list(part) for _, part in itertools.groupby(there, lambda point: point[0] // size)]
     return np.array([np.mean(part, axis=0)[1:] for part in parts]).reshape(-1, 2).T
 
-def rows(runs):
-    """The text of a .csv file, a row a run and step."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, ("run", "tokens", *LOGGED), lineterminator="\n")
-    table.writeheader()
-    for run, lines in runs.items():
-        table.writerows({"run": run, **line} for line in lines)
-    return text.getvalue()
-
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.curves", description=__doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
-    parser.add_argument("--out", type=picture, metavar="FILE",
-                        help="the picture: .png (and an .svg beside it), .svg or .pdf")
-    parser.add_argument("--csv", type=new_file, metavar="FILE", help="the numbers, a row a run and step")
+    parser.add_argument("--out", type=picture, required=True, metavar="FILE", help="the picture: .png, .svg or .pdf")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        if not (args.out or args.csv):
-            parser.error("say where to: --out FILE.png for a picture, --csv FILE for the numbers")
         runs = {str(run): read_log(run) for run in named_runs(args.runs)}
-        if args.csv:
-            write_text(args.csv, rows(runs))
-        if args.out:
-            from lab import pictures
-
-            size = max(1, max(map(len, runs.values())) // POINTS)
-            pictures.training(args.out, {run: {key: curve(lines, key, size) for key in pictures.PANELS}
-                                         for run, lines in runs.items()})
-        print(f"{len(runs)} run{'s' * (len(runs) > 1)}: {' and '.join(filter(None, (args.out, args.csv)))}")
+        size = max(1, max(map(len, runs.values())) // POINTS)
+        pictures.training(args.out, {run: {key: curve(lines, key, size) for key in pictures.PANELS}
+                                     for run, lines in runs.items()})
+        print(f"{len(runs)} run{'s' * (len(runs) > 1)}: {args.out}")
 
 if __name__ == "__main__":
     main()

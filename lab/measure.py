@@ -1,27 +1,88 @@
-"""The loss of runs past their trained length, by every protocol and probe, as tables and pictures.
+"""The loss of runs past their trained length, by every protocol and probe.
 
     python -m lab.measure                              every run under runs/, at 1, 2, 4, 8, 16 times its trained length
     python -m lab.measure --protocol same-targets      the same targets with more and more context, with intervals
     python -m lab.measure runs/expe --probe swap       whether what is far back was used at all
     python -m lab.measure runs/expe runs/rope --scale 1,auto --rope-scaling none,linear,ntk,yarn,dual-chunk
 
-A measure (lab/measures.py) turns held-out documents into windows of tokens, of which lab/plan.py says how many there
-are; a Reader (longer/reading.py) gives the loss of each target; here are the two brought together, a row a run and
-length.
+A measure (lab/measures.py) turns held-out documents into windows of tokens; a Reader (longer/reading.py) gives the loss
+of each target; here are the two brought together, a row a run and length. lab.table prints the rows. Of runs that were
+trained on a task, accuracies are measured.
 """
 
+import functools
 import itertools
+import json
 import textwrap
+from argparse import ArgumentTypeError, Namespace
 
 from tqdm import tqdm
 
-from common import CommandLine, at_least, listed, named_runs, new_file, pick_device, read_run
+import data
+from common import CommandLine, at_least, listed, load_model, named_runs, new_file, pick_device, read_run, write_text
 from config import InputError
-from eval import MULTIPLES
-from lab import measures, plan, show
-from lab.files import BAR, picture, write_rows
+from eval import MULTIPLES, held_out
+from lab import measures, table
 from longer import scaling
 from longer.reading import CANNOT_STREAM, load
+from studies import tasks
+
+TASK_ROW = ("accuracy", "whole", "end")  # of a task's row: what is stored of it
+
+# ---- what is to be read ----------------------------------------------------------------------------------------------
+
+def scalings_of(configs, options):
+    """{run: [scaled's keywords]}: of the values asked for, each run takes those that its encoding has a use for.
+
+    configs: {run: what read_run gives}. Raises InputError for a value that none of the runs has a use for, or that is
+    wrong for one of them.
+    """
+    plain = options | {"scale": 1.0, "rope_scaling": "none"}
+    by_run = {run: {"scale": [], "rope_scaling": []} for run in configs}
+    for name, value in [(key, value) for key in ("scale", "rope_scaling") for value in options[key]]:
+        errors = []
+        for run, (model, _, _) in configs.items():
+            try:
+                scaling.scaled(model, model.context, **plain | {name: value})
+                by_run[run][name].append(value)
+            except scaling.NotForThisEncoding as error:
+                errors.append(f"{run}: {error}")
+            except InputError as error:
+                raise InputError(f"{run}: {error}") from None
+        if len(errors) == len(configs):
+            raise InputError(errors[0])
+    return {run: [options | {"scale": scale, "rope_scaling": rope_scaling}
+                  for scale in values["scale"] or [1.0] for rope_scaling in values["rope_scaling"] or ["none"]]
+            for run, values in by_run.items()}
+
+def windows_of(run, record, args):
+    """(source, documents, jobs) of a run: each job is (protocol or probe, length, lists of windows)."""
+    measure = measures.MEASURES[args.measure]
+    context = record["model"]["context"]
+    lengths = lengths_of(args, context)
+    longest = max(lengths)
+    if measure.whole and (odd := [str(length) for length in lengths if longest % length]):
+        raise InputError(f"--lengths must divide the longest, {longest}, so that each scores the same tokens: not "
+                         f"{', '.join(odd)}")
+    tokenizer = functools.cache(lambda: data.run_tokenizer(run, record["data"]))
+    settings = measures.Settings(context, longest, args.targets or max(1, context // measure.share),
+                                 args.stride or context // 4, lambda text: tokenizer().encode_ordinary(text))
+    for flag in ("targets", "stride"):
+        if flag in measure.flags and not 1 <= (value := getattr(settings, flag)) <= min(lengths):
+            raise InputError(f"--{flag} must be from 1 to {min(lengths)}, the shortest length, got {value}")
+    source, documents = held_out(run, record, args.split, args.data)
+    documents = measures.usable(documents, longest, args.max_docs)
+    jobs = [(args.measure, length) for length in lengths]
+    if measure.beside and longest > context:
+        jobs.append((measure.beside, context))
+    jobs = [(job, length, measures.MEASURES[job].conditions(documents, length, settings)) for job, length in jobs]
+    if not any(conditions for *_, conditions in jobs):
+        raise InputError(f"{args.measure} has nothing to ask at {longest} tokens, of which the trained length is "
+                         f"{context}")
+    return source, documents, jobs
+
+def lengths_of(args, context):
+    return sorted(args.lengths or {round(multiple * context) for multiple in args.at or MULTIPLES})
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
@@ -38,27 +99,22 @@ def name_of(how, dtype):
 def evaluate(run, work, scalings, args, bar):
     """One row a dtype, scaling of positions and length, as --json writes them; loss None where there is none.
 
-    work: what plan.measured gives; the bar is told of each token.
+    work: what windows_of gives; the bar is told of each token.
     """
-    (source, documents, jobs) = work
+    source, documents, jobs = work
     rows = []
     for dtype, how in itertools.product(args.dtype, scalings):
         model, record = load(run, pick_device(args.device), dtype)
         context = model.trained.context
-        train = record["train"]
         stream = scaling.stream_sizes(args, context) if measures.MEASURES[args.measure].stream else None
         for job, length, conditions in jobs:
             span = min(length, sum(stream) + 1) if stream else length                  # no position is beyond that
-            e = model.scale_to(span, **how).config.encoding
-            row = {
-                "run": str(run), "pe": e.pe, "protocol": job, "how": name_of(how, dtype),
-                "scale": getattr(e, "scale", 1.0), "rope_scaling": how["rope_scaling"],
-                "factor": getattr(e, "factor", None), "chunk": model.chunk, "dtype": dtype, "length": length,
-                "loss": None, "perplexity": None, "n_targets": 0, "trained_length": context,
-                "step": record["step"], "trained_tokens": record["step"] * train["batch_size"] * context,
-                "seed": train["seed"], "weights": record["sha256"],
-                "split": args.split, "data": source, "n_documents": len(documents), "max_docs": args.max_docs,
-            }
+            pe = model.scale_to(span, **how).config.encoding.pe
+            row = {"run": str(run), "pe": pe, "protocol": job, "how": name_of(how, dtype), "chunk": model.chunk,
+                   "dtype": dtype, "length": length, "loss": None, "perplexity": None, "n_targets": 0,
+                   "trained_length": context, "step": record["step"], "seed": record["train"]["seed"],
+                   "weights": record["sha256"], "split": args.split, "data": source, "n_documents": len(documents),
+                   "max_docs": args.max_docs}
             if conditions and span <= model.longest and (not stream or model.streams()):
                 losses = [model.window_losses(windows, bar, stream) for windows in conditions]
                 row |= measures.summary(conditions, losses)
@@ -71,8 +127,61 @@ def evaluate(run, work, scalings, args, bar):
             rows.append(row)
     return rows
 
+def score(args):
+    """The rows of the runs that are named, as --json writes them."""
+    configs = {str(run): read_run(run) for run in named_runs(args.runs)}
+    of_tasks = {run: config[2] for run, config in configs.items() if config[2]["data"]["source"].startswith("task:")}
+    if of_tasks.keys() == configs.keys():
+        return [row for run in configs for row in score_task(run, args)]
+    if of_tasks:
+        raise InputError(f"{next(iter(of_tasks))} was trained on a task: measure it apart from runs on text")
+    if masked := [run for run, (_, train, _) in configs.items() if train.objective == "mlm"]:
+        raise InputError(f"{masked[0]} predicts masked tokens, not the next one: python -m lab.curves draws its losses")
+    scalings = scalings_of(configs, scaling.scaling_of(args))
+    work = {run: windows_of(run, record, args) for run, (_, _, record) in configs.items()}
+    ways = {run: len(scalings[run]) * len(args.dtype) for run in configs}
+    total = sum(ways[run] * (len(window.tokens) - 1) for run, (_, _, jobs) in work.items()
+                for *_, conditions in jobs for windows in conditions for window in windows)
+    rows = []
+    with tqdm(total=total, unit="tok", unit_scale=True, leave=False, disable=None, smoothing=0) as bar:
+        for run in configs:
+            bar.set_description(run[-30:])                              # or 80 columns have no room for the time left
+            rows += evaluate(run, work.pop(run), scalings[run], args, bar)
+    if all(row["loss"] is None for row in rows) and args.measure == "streaming":
+        raise InputError(f"{' and '.join(sorted({row['pe'] for row in rows}))} {CANNOT_STREAM}")
+    return rows
+
+def score_task(run, args):
+    """The rows of a run that was trained on a task."""
+    model, record = load_model(run)
+    model.to(pick_device(args.device))
+    asked = Namespace(data=args.data, lengths=args.lengths, split=args.split, plot=None)
+    return tasks.evaluate(run, model, record, asked, args.at or MULTIPLES)
+
+def stored(row):
+    """(line of targets or None, row) of a row, as lab/results.py stores them."""
+    if row["protocol"] == "task":
+        key = f"{row['data']}, {row['length']}"
+        fact = {"targets": key, "text": row["data"], "counts": [row["n_sequences"]], "chance": row["chance"],
+                "guess": row["guess"]}
+        return fact, {"protocol": "task", "length": row["length"], "targets": key,
+                      **{name: row[name] and round(row[name], 6) for name in TASK_ROW}}
+    line = {"protocol": row["protocol"], "how": row["how"], "length": row["length"], "losses": None}
+    if row["loss"] is None:
+        return None, line
+    key = row["targets_sha256"][:16]
+    line |= {"targets": key, "losses": row["unit_losses"]}
+    line |= {name: row[name] for name in ("block", "by_position", "by_distance") if name in row}
+    line |= {"without": row["unit_losses_without"]} if "unit_losses_without" in row else {}
+    return {"targets": key, "text": row["data"], "counts": row["unit_targets"]}, line
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
+
+def multiple(text):
+    """16 from "16x", for argparse."""
+    if not text.endswith("x"):
+        raise ArgumentTypeError(f"{text!r} is not a multiple of the trained length, such as 16x")
+    return float(text[:-1]) if "." in text else at_least(1)(text[:-1])
 
 def command_line():
     def explained(title, entries):
@@ -85,8 +194,10 @@ def command_line():
         description="Score runs at lengths past the trained one, on the same held-out tokens at each.",
         epilog=explained("protocols", measures.PROTOCOLS) + "\n\n" + explained("probes", measures.PROBES))
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
-    parser.add_argument("--lengths", type=listed(at_least(1)), metavar="N,N,...",
-                        help="default: 1, 2, 4, 8 and 16 times the trained length")
+    lengths = parser.add_mutually_exclusive_group()
+    lengths.add_argument("--lengths", type=listed(at_least(1)), metavar="N,N,...",
+                         help="default: 1, 2, 4, 8 and 16 times the trained length")
+    lengths.add_argument("--at", type=listed(multiple), metavar="1x,16x", help="multiples of the trained length")
     parser.add_argument("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
     parser.add_argument("--data", metavar="DIR|PATH",
                         help="score other text: a prepared folder, or text as data.py reads it")
@@ -113,56 +224,28 @@ def command_line():
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     parser.add_argument("--json", type=new_file, metavar="FILE",
                         help="write the numbers as a list of objects, one a run and length")
-    parser.add_argument("--plot", type=picture, metavar="FILE",
-                        help="draw loss against length: .png (and an .svg beside it), .svg or .pdf")
+    parser.add_argument("--plot", type=table.picture, metavar="FILE",
+                        help="draw loss against length: .png, .svg or .pdf")
     return parser
 
-def check(args):
-    """InputError for a flag that what is measured has no use for."""
+def read_flags(argv):
+    """The flags; InputError for one that what is measured has no use for."""
+    args = command_line().parse_args(argv)
     measure = measures.MEASURES[args.measure]
     kind = "probe" if args.measure in measures.PROBES else "protocol"
     for name in ("targets", "stride", "sinks", "window", "per_position"):
         if name not in measure.flags and getattr(args, name) is not None:
             flag = name.replace("_", "-")
             raise InputError(f"--{flag} has no use with --{kind} {args.measure}: leave it out")
-
-def score(args):
-    """The rows of the runs that are named, as --json writes them."""
-    configs = {str(run): read_run(run) for run in named_runs(args.runs)}
-    if masked := [run for run, (_, train, _) in configs.items() if train.objective == "mlm"]:
-        raise InputError(f"{masked[0]} predicts masked tokens, not the next one: python -m lab.curves draws its losses")
-    scalings = plan.scalings(configs, scaling.scaling_of(args))
-    work = {run: plan.measured(run, record, args.lengths or [model.context * multiple for multiple in MULTIPLES], args)
-            for run, (model, _, record) in configs.items()}
-    tokens = {run: plan.tokens_of(jobs, scalings[run], args) for run, (_, _, jobs) in work.items()}
-    rows = []
-    with tqdm(total=sum(tokens.values()), unit="tok", unit_scale=True, leave=False, disable=None, smoothing=0,
-              bar_format=BAR) as bar:
-        for i, run in enumerate(configs, 1):
-            label = f"run {i} of {len(configs)}, {run}"
-            bar.set_description(label[:30])                     # or 80 columns have no room for the time left
-            if bar.disable:                                     # stderr is no terminal
-                print(f"{label}: scoring {tokens[run]:,} tokens ...", flush=True)
-            rows += evaluate(run, work.pop(run), scalings[run], args, bar)
-    if all(row["loss"] is None for row in rows) and args.measure == "streaming":
-        raise InputError(f"{' and '.join(sorted({row['pe'] for row in rows}))} {CANNOT_STREAM}")
-    for run, step in {row["run"]: row["step"] for row in rows}.items():
-        if step < (steps := configs[run][1].steps):
-            print(f"{run} is not finished: step {step:,} of {steps:,}")
-    return rows
+    return args
 
 def main(argv=None):
-    parser = command_line()
-    with parser.one_line_errors():
-        args = parser.parse_args(argv)
-        if args.lengths:
-            args.lengths.sort()
-        check(args)
+    with command_line().one_line_errors():
+        args = read_flags(argv)
         rows = score(args)
-        show.compare(rows)
         if args.json:
-            write_rows(args.json, rows)
-        show.print_rows(rows)
+            write_text(args.json, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+        table.print_tables(table.from_rows(rows))
         if args.plot:
             from lab import pictures
             pictures.losses(rows, args.plot)

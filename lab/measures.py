@@ -8,7 +8,6 @@ document share drops out. Those of one run come from the bootstrap over document
 13), and say nothing of another seed; those of several seeds are of seeds and documents both.
 """
 
-import functools
 import hashlib
 import itertools
 import math
@@ -19,7 +18,6 @@ import numpy as np
 
 from config import InputError
 
-RESAMPLES = 10_000
 TRIALS = 32                              # of the probes that make up their own text
 ENDS = 16                                # of spread, in each document that has room for them
 GRAM, REPEATS = 8, 32                    # of far-repeats: tokens of a repetition, and how many of a document are scored
@@ -200,7 +198,7 @@ PROTOCOLS = {
         same_targets,
         "the last --targets tokens of each document, with 1x, 2x, ... the trained length of context ending at the same "
         "token, and with a sliding window beside it. It shows what more context is worth for the very same targets, "
-        "with 95% intervals from a paired bootstrap over documents; it is silent on all other tokens and seeds.",
+        "paired by document; it is silent on all other tokens and seeds.",
         flags=("targets", "stride"), beside="sliding"),
     "sliding": Measure(
         sliding,
@@ -268,71 +266,6 @@ def by_distance(windows, losses, context):
     return {f"{2**n}x to {2**(n + 1)}x": [values[doublings == n].mean(), int((doublings == n).sum())]
             for n in np.unique(doublings).tolist()}
 
-def intervals(differences, targets, seed=0):
-    """[mean, low, high] of each row of paired differences (k, documents), weighted by the documents' targets.
-
-    A 95% bootstrap interval: documents (or trials) are drawn with replacement RESAMPLES times, the same ones for all
-    rows and for the same seed; low and high are the 2.5th and 97.5th percentiles of the mean.
-    """
-    differences, targets = np.asarray(differences, dtype=np.float64), np.asarray(targets, dtype=np.float64)
-    n = len(targets)
-    rng = np.random.default_rng(seed)
-    means = []
-    for _ in range(10):
-        drawn = rng.multinomial(n, np.full(n, 1 / n), RESAMPLES // 10)  # how often each document comes, (..., n)
-        means.append(drawn @ (differences * targets).T / (drawn @ targets)[:, None])   # (..., k)
-    low, high = np.percentile(np.concatenate(means), (2.5, 97.5), axis=0)
-    return np.stack((differences @ targets / targets.sum(), low, high), axis=-1).tolist()
-
-@functools.cache
-def student(freedom, level=0.95):
-    """The t within which Student's lies with this probability: sqrt(freedom) tan x, x of density cos(x)^(freedom - 1).
-
-    freedom: at least 1.
-    """
-    x = np.linspace(0, np.pi / 2, 10_001)
-    mass = np.cumsum(np.cos((x[1:] + x[:-1]) / 2) ** (freedom - 1))    # from 0 to x[1:]
-    return math.sqrt(freedom) * math.tan(np.interp(level * mass[-1], mass, x[1:]))
-
-def interval_of_seeds(differences, targets, level=0.95):
-    """[mean, low, high] of paired differences (seeds, documents), weighted by the documents' targets.
-
-    A 95% interval for other seeds and other documents: Student's over seeds and Student's over documents, their half
-    widths squared and added (Zou and Donner 2008). What is of one seed on one document is in both, so that it is rather
-    too wide than too narrow (studies/coverage.py). low and high are nan for one seed, or documents that weigh less
-    than 2.
-    """
-    differences = np.asarray(differences, dtype=np.float64)
-    weights = np.divide(targets, np.sum(targets))
-    by_seed = differences @ weights
-    by_document = differences.mean(axis=0)
-    mean = by_seed.mean()                                               # n: of documents that weigh alike (Kish 1965)
-    n = 1 / (weights @ weights)
-    if len(by_seed) < 2 or n < 2:
-        return [mean, math.nan, math.nan]
-    over_seeds = student(len(by_seed) - 1, level) * math.sqrt(by_seed.var(ddof=1) / len(by_seed))
-    over_documents = student(n - 1, level) * math.sqrt(weights @ (by_document - mean) ** 2 / (n - 1))
-    half = math.hypot(over_seeds, over_documents)
-    return [mean, mean - half, mean + half]
-
-def p_value(differences, targets):
-    """One less the level of the widest interval_of_seeds that leaves out 0, to 1e-4; nan where there is no interval."""
-    low, high = 0.0, 1.0
-    while high - low > 1e-4:
-        level = (low + high) / 2
-        _, begin, end = interval_of_seeds(differences, targets, level)
-        if math.isnan(begin):
-            return math.nan
-        low, high = (low, level) if begin <= 0 <= end else (level, high)
-    return 1 - low
-
-def adjust_by_holm(values):
-    """Holm's (1979) adjusted p-values: in ascending order, the largest so far of p times the tests that are left."""
-    order = np.argsort(values)
-    adjusted = np.empty(len(values))
-    adjusted[order] = np.minimum(1, np.maximum.accumulate(np.sort(values) * np.arange(len(values), 0, -1)))
-    return adjusted
-
 def summary(conditions, losses):
     """What a row says of the losses of a measure's one or two lists of windows; loss None if any is not finite."""
     units, (targets, *_) = zip(*map(by_unit, conditions, losses), strict=True)
@@ -344,9 +277,7 @@ def summary(conditions, losses):
     row |= {"loss": loss, "perplexity": math.exp(min(loss, 700))}
     row |= {"unit_losses": rounded[0], "unit_targets": targets.tolist()}
     if without:
-        gains = units[1] - units[0]
-        row |= {"without": without[0], "gain": intervals([gains], targets)[0], "won": float(np.mean(gains > 0))}
-        row |= {"unit_losses_without": rounded[1]}
+        row |= {"without": without[0], "gain": without[0] - loss, "unit_losses_without": rounded[1]}
     return row
 
 def fingerprint(windows):

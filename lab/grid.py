@@ -1,0 +1,267 @@
+"""Train and measure what a study asks for and its results lack.
+
+    python -m lab.grid studies/encodings.toml --jobs 2      two runs at a time, with one thread each
+    python -m lab.grid studies/encodings.toml --commands    what is left, one command a line, for xargs or Slurm
+
+A study is a file of data, here or in a folder of your own:
+
+    title = "ExPE with three thetas"
+    preset = "mini"
+    seeds = [1, 2, 3]
+    [runs]                                # name = flags of train.py
+    x1 = "--pe expe --theta 1/512"
+    x4 = "--pe expe --theta 4/512"
+    [measures]                            # name = flags of lab.measure
+    same-targets = "--protocol same-targets"
+
+It may also have `data`, the text that runs are trained on, `held_out`, the text that they are scored on, and `flags`
+of train.py for all runs. [runs.NAME] is a group of runs, named NAME.RUN, which may have `flags` of its own. `{seed}` in
+flags stands for the seed. A measure of some runs alone is {flags = "...", runs = ["expe*"], seeds = [1]}. [chosen] says
+which seeds chose the values of a run, name = [seeds]: lab.table does not test with them.
+
+Runs stand under runs/STUDY/, and results in results/STUDY.jsonl (lab/results.py). A study that was stopped or killed
+goes on when it is started again: what its results have is not done again, and a training resumes from its checkpoint.
+Whoever works on a run locks its directory, so a study may be started several times, on machines that share the folder.
+"""
+
+import contextlib
+import fnmatch
+import io
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import train
+from common import CHECKPOINT, CommandLine, at_least, checkpoint_info, hash_file, lock, read_run, read_text
+from config import PRESETS, InputError
+from lab import measure
+from lab.results import append, read_results
+from model_numpy import count_parameters
+
+OWN = {"--preset", "--seed", "--out", "--resume", "--overwrite", "--device", "--help", "-h"}     # flags of the grid's
+KEYS = {"title": str, "preset": str, "seeds": list, "runs": dict, "measures": dict, "data": str, "held_out": str,
+        "flags": str, "chosen": dict}
+
+class Study(NamedTuple):
+    name: str
+    title: str
+    preset: str
+    seeds: list
+    runs: dict                           # {name: flags of train.py}
+    measures: dict                       # {name: (flags of lab.measure, patterns of runs, seeds)}
+    chosen: dict                         # {name of a run: the seeds that chose its values}
+
+    @property
+    def results(self):
+        return Path("results", f"{self.name}.jsonl")
+
+    def folder(self, run, seed):
+        return Path("runs", self.name, f"{run}-s{seed}")
+
+    def measures_of(self, run, seed):
+        """{name: flags of lab.measure} of the measures of a run."""
+        return {name: flags for name, (flags, patterns, seeds) in self.measures.items()
+                if seed in seeds and any(fnmatch.fnmatch(run, pattern) for pattern in patterns)}
+
+# ---- the study's file ------------------------------------------------------------------------------------------------
+
+def read_study(path):
+    """The Study of a TOML file; InputError that says what is wrong with it."""
+    try:
+        values = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    for key, value in values.items():
+        if not isinstance(value, KEYS.get(key, ())):
+            raise InputError(f"{path}: {key} must be of type {KEYS[key].__name__}" if key in KEYS else
+                             f"{path}: {key} must be one of {', '.join(KEYS)}")
+    if missing := [key for key in ("title", "preset", "seeds", "runs") if not values.get(key)]:
+        raise InputError(f"{path} lacks {missing[0]}: python -m lab.grid --help shows a study")
+    if values["preset"] not in PRESETS:
+        raise InputError(f"{path}: preset must be one of {', '.join(PRESETS)}, got {values['preset']}")
+    flags = (f"--data {values['data']} " if "data" in values else "") + values.get("flags", "")
+    measures = {name: read_measure(path, name, value, values) for name, value in values.get("measures", {}).items()}
+    study = Study(Path(path).stem, values["title"], values["preset"], values["seeds"],
+                  dict(flatten(path, values["runs"], flags.strip())), measures, values.get("chosen", {}))
+    for name, flags in study.runs.items():
+        if own := OWN & {word.partition("=")[0] for word in shlex.split(flags)}:
+            raise InputError(f"{path}: {min(own)} of {name} is the grid's own: leave it out")
+        with named(f"{path}: {name}"):
+            train.read_flags(command_of(study, name, study.seeds[0])[2:])
+    return study
+
+def read_measure(path, name, value, values):
+    """(flags of lab.measure, patterns of runs, seeds) of a measure in a study's file."""
+    value = {"flags": value} if isinstance(value, str) else value
+    kinds = {"flags": str, "runs": list, "seeds": list}
+    if "flags" not in value or not all(isinstance(part, kinds.get(key, ())) for key, part in value.items()):
+        raise InputError(f'{path}: {name} must be flags of lab.measure, or {{flags = "..", runs = [".."], seeds = [1]}}')
+    flags = value["flags"] + (f" --data {values['held_out']}" if "held_out" in values else "")
+    with named(f"{path}: {name}"):
+        measure.read_flags(shlex.split(flags))
+    return flags.strip(), value.get("runs", ["*"]), value.get("seeds", values["seeds"])
+
+@contextlib.contextmanager
+def named(name):
+    """Put a name before the message of an InputError, and before the line of a parser that ends the script."""
+    with contextlib.redirect_stderr(io.StringIO()) as words:
+        try:
+            yield
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+        except SystemExit:
+            raise InputError(f"{name}: {words.getvalue().partition('error: ')[2].strip()}") from None
+
+def flatten(path, runs, flags, group=""):
+    """(name, flags) of each run, those of a group as GROUP.RUN with the group's flags."""
+    if group:
+        flags = f"{flags} {runs.get('flags', '')}".strip()
+    for name, value in runs.items():
+        if isinstance(value, dict):
+            yield from flatten(path, value, flags, f"{group}{name}.")
+        elif not isinstance(value, str):
+            raise InputError(f"{path}: {group}{name} must be flags of train.py, got {value!r}")
+        elif name != "flags" or not group:
+            yield group + name, f"{flags} {value}".strip()
+
+def command_of(study, run, seed):
+    """The words of the command that trains a run."""
+    flags = shlex.split(study.runs[run].replace("{seed}", str(seed)))
+    return ["python", "train.py", "--preset", study.preset, *flags, "--seed", str(seed), "--out",
+            str(study.folder(run, seed))]
+
+# ---- what is left ----------------------------------------------------------------------------------------------------
+
+def left_of(study, results, run, seed):
+    """(whether the run is to be trained, [names of its measures that are to be made]), by the results so far."""
+    line = results.runs.get((run, seed))
+    measures = study.measures_of(run, seed)
+    if line is None:
+        return True, list(measures)
+    if line["command"] != shlex.join(command_of(study, run, seed)):
+        raise InputError(f"{study.results} has {run} of another command, {line['command']}: give the run another name")
+    made = {name: results.measured.get((run, seed, name), {}) for name in measures}
+    left = [name for name, flags in measures.items()
+            if (made[name].get("sha256"), made[name].get("flags")) != (line["sha256"][:16], flags)]
+    if left and checkpoint_of(study.folder(run, seed)) != line["sha256"]:       # its weights are not here
+        return True, list(measures)
+    return False, left
+
+def checkpoint_of(run):
+    """The SHA-256 of a run's checkpoint, or None."""
+    return hash_file(run / CHECKPOINT) if (run / CHECKPOINT).exists() else None
+
+def unfinished(study):
+    """[(run, seed)] of which something is left, seed by seed."""
+    results = read_results(study.results)
+    return [(run, seed) for seed in study.seeds for run in study.runs if any(left_of(study, results, run, seed))]
+
+# ---- doing it --------------------------------------------------------------------------------------------------------
+
+def work(study, wanted):
+    """Do what is left of each wanted (run, seed) that no other process works on."""
+    for run, seed in wanted:
+        folder = study.folder(run, seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(lock(folder))
+            except InputError:                                         # another process works on it
+                continue
+            results = read_results(study.results)                      # another may have done it meanwhile
+            to_train, measures = left_of(study, results, run, seed)
+            if to_train:
+                print(f"{folder}: training", flush=True)
+                append(study.results, *train_run(study, run, seed))
+            for name in measures:
+                print(f"{folder}: {name}", flush=True)
+                append(study.results, *measure_run(study, run, seed, name))
+
+def train_run(study, run, seed):
+    """Train a run, or go on with it; returns its lines of the results."""
+    folder = study.folder(run, seed)
+    command = command_of(study, run, seed)
+    with contextlib.redirect_stdout(sys.stderr):
+        train.main([*command[2:], *["--resume"] * (folder / "config.json").exists()])
+    model, config, record = read_run(folder)
+    origin = record["provenance"]
+    data = {name: record["data"][name] for name in ("source", "vocab", "splits")}
+    key = data["splits"]["train"]["sha256"][:16]
+    machine = f"{platform.platform()}, {origin['device']}, {origin['threads']} threads"
+    versions = f"Python {origin['python']}, torch {origin['torch']}"
+    line = {"run": run, "seed": seed, "command": shlex.join(command), "data": key, "context": model.context,
+            "parameters": count_parameters(model), "tokens": config.steps * config.batch_size * model.context,
+            "seconds": round(checkpoint_info(folder)["seconds"], 1), "sha256": checkpoint_of(folder),
+            "commit": origin["git"], "machine": f"{machine}, {versions}"}
+    return {"data": key, **data}, line
+
+def measure_run(study, run, seed, name):
+    """Measure a run; returns the lines of the results: new targets, and the measurement."""
+    flags = study.measures_of(run, seed)[name]
+    folder = study.folder(run, seed)
+    with contextlib.redirect_stdout(sys.stderr):
+        rows = measure.score(measure.read_flags([str(folder), *shlex.split(flags)]))
+    facts, rows = zip(*map(measure.stored, rows), strict=True)
+    line = {"measure": name, "run": run, "seed": seed, "flags": flags, "sha256": checkpoint_of(folder)[:16],
+            "rows": rows}
+    return *{fact["targets"]: fact for fact in facts if fact}.values(), line
+
+def run_workers(path, jobs):
+    """Work on a study in several processes of one thread each; returns their largest exit status."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    words = [sys.executable, "-m", "lab.grid", path]
+    workers = [subprocess.Popen(words, env=os.environ | threads, stderr=subprocess.PIPE, text=True)
+               for _ in range(jobs)]
+    status = 0
+    try:
+        for worker in workers:
+            _, errors = worker.communicate()
+            if worker.returncode:
+                print(errors.strip().rpartition("\n")[2], file=sys.stderr)
+                status = max(status, worker.returncode)
+    finally:
+        for worker in workers:
+            worker.terminate()                                         # a training keeps its last step
+        for worker in workers:
+            worker.wait()
+    return status
+
+def main(argv=None):
+    parser = CommandLine(prog="python -m lab.grid", description=__doc__)
+    parser.add_argument("study", metavar="STUDY.toml", help="what to train and measure")
+    parser.add_argument("--jobs", type=at_least(1), metavar="N", help="work on N runs at once, a thread each")
+    parser.add_argument("--run", metavar="NAME-sSEED", help="work on this run alone")
+    parser.add_argument("--commands", action="store_true", help="print what is left, one command a line, and stop")
+    with parser.one_line_errors():
+        args = parser.parse_args(argv)
+        study = read_study(args.study)
+        known = read_results(study.results).study
+        asked = {"study": study.name, "title": study.title, "preset": study.preset, "seeds": study.seeds,
+                 "chosen": study.chosen}
+        if known and (known["title"], known["preset"]) != (study.title, study.preset):
+            raise InputError(f"{study.results} is of another study, {known['title']}: give {args.study} another name")
+        names = {f"{run}-s{seed}": (run, seed) for seed in study.seeds for run in study.runs}
+        if args.run and args.run not in names:
+            raise InputError(f"--run must be one of the study's runs, such as {next(iter(names))}, got {args.run}")
+        wanted = [names[args.run]] if args.run else unfinished(study)
+        if args.commands:
+            for run, seed in wanted:
+                print(shlex.join(["python", "-m", "lab.grid", args.study, "--run", f"{run}-s{seed}"]))
+            return
+        if known != asked:
+            append(study.results, asked)
+        if args.jobs:
+            sys.exit(run_workers(args.study, args.jobs))
+        work(study, wanted)
+        left = unfinished(study)
+        print(f"{study.results}: {len(names) - len(left)} of {len(names)} runs are complete")
+
+if __name__ == "__main__":
+    main()

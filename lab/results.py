@@ -1,0 +1,63 @@
+"""The results of a study: a file of lines of JSON that is only ever appended to.
+
+    {"study": NAME, "title", "preset", "seeds"}           what was asked
+    {"data": KEY, "source", "vocab", "splits"}            the tokens that runs were trained on
+    {"run": NAME, "seed", "command", "data", "context", "parameters", "tokens", "seconds", "sha256", "commit",
+     "machine"}                                           a training; sha256 is that of its checkpoint.safetensors
+    {"targets": KEY, "text", "counts"}                    what was scored: targets in each unit (a document, a trial)
+    {"measure": NAME, "run", "seed", "flags", "sha256", "rows": [{"protocol", "how", "length", "targets", "losses"}]}
+                                                          a measurement: the mean loss of each unit at each length;
+                                                          sha256 begins as the run's
+
+A run or a measurement that was made again is a further line, and the last one counts. Means, gains and intervals are
+not stored: lab.table computes them.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from common import lock, read_text
+from config import InputError
+
+
+class Results(NamedTuple):
+    """The lines of a file, each by what it is of."""
+
+    study: dict
+    facts: dict                          # {key: a line of data or targets}
+    runs: dict                           # {(run, seed): line}
+    measured: dict                       # {(run, seed, measure): line}
+
+def read_results(path):
+    """The Results of a file, without a last line that a kill cut short; empty ones if there is no such file."""
+    results = Results({}, {}, {}, {})
+    text = read_text(path) if Path(path).exists() else ""
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        if not line.endswith("\n"):
+            break
+        try:
+            line = json.loads(line)
+            if "measure" in line:
+                results.measured[line["run"], line["seed"], line["measure"]] = line
+            elif "run" in line:
+                results.runs[line["run"], line["seed"]] = line
+            elif "study" in line:
+                results.study.update(line)
+            else:
+                results.facts[line.get("data") or line["targets"]] = line
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise InputError(f"{path}, line {number}, is no line of results: mend or remove it") from None
+    return results
+
+def append(path, *lines):
+    """Add lines to a file of results at once, after what is whole of it; facts that it has are left out."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with lock(path.parent, wait=True):
+        known = read_results(path)
+        lines = [line for line in lines if "run" in line or line.get("data", line.get("targets")) not in known.facts]
+        with open(path, "ab+") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode())

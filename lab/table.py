@@ -1,0 +1,455 @@
+"""The tables of measured losses: means over seeds, and differences with intervals.
+
+    python -m lab.table results/best.jsonl --measures spread --at 1x,16x --than expe-on-k
+    python -m lab.table results/encodings.jsonl --runs "expe*" --seeds          the loss of each seed
+    python -m lab.table mine.json other.json --than other                       what lab.measure or eval.py wrote
+    python -m lab.table results/best.jsonl --measures spread --plot best.png --title "FoX and ALiBi stay flat"
+
+A number after ± makes a 95% interval for other seeds and other documents, sqrt(h1^2 + h2^2) of two half widths:
+
+    h1 = t(f) s sqrt(1/n + 1/n)   s: the standard deviation over seeds, pooled over the methods of the table, f: their
+                                  summed degrees of freedom, n: seeds; for the change of one method, s/sqrt(n)
+    h2 = t(m - 1) d / sqrt(m)     d: the standard deviation of the difference over m documents, weighted by targets
+
+h1 assumes that all methods vary alike with the seed. A method of which Cochran's test (5%) says that it varies more is
+left out of s, and its seeds are printed in the place of an interval; so are those of methods with two seeds. With one
+seed there is h2 alone. A seed that chose a value (+ behind the name) counts in a mean, and in no interval or test.
+
+    *   differs from 0 at 5%, after Holm's correction over the column, once a method: two lengths of a method that is
+        flat are one test
+    =   equal within the margin: the interval lies inside of it
+        neither: not separated here
+
+Of tasks the table has accuracies in %, means over all seeds, and how many seeds have learned the task, with 95% or more
+at the trained length.
+"""
+
+import fnmatch
+import functools
+import itertools
+import json
+import math
+import re
+import shutil
+import sys
+from argparse import ArgumentTypeError
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from common import CommandLine, listed, new_file, number, read_text
+from config import InputError
+from lab.results import read_results
+
+LEARNED = 0.95                           # accuracy at the trained length
+MARGIN = 0.01                            # nats, of equivalence
+ALONE = "± half of a 95% interval over documents alone: it says nothing of another seed"
+LEGEND = """± half of a 95% interval over seeds and documents; * differs from 0 after Holm's
+correction; = equal within {:g}; neither: not separated. Methods that vary more, or
+have two seeds, show their seeds. + a seed of it has chosen its values."""
+
+class Row(NamedTuple):
+    """One measurement of one run at one length."""
+
+    run: str                             # its name without the seed
+    how: str                             # how its positions were scaled; "" as trained
+    seed: int
+    measure: str
+    protocol: str
+    length: int
+    context: int                         # the trained length
+    loss: float | None                   # or a probe's gain, or a task's accuracy
+    losses: np.ndarray | None            # of each unit: a document or a trial
+    counts: np.ndarray | None            # targets in each unit
+    targets: str                         # equal for rows that scored the same
+    more: dict                           # what else the row has
+    chosen: bool = False                 # whether this seed chose the run's values
+
+    @property
+    def line(self):
+        return ", ".join(filter(None, (self.run, self.how)))
+
+    @property
+    def at(self):
+        return self.length / self.context
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+def read_files(paths):
+    """The Rows of files of results/, or of --json; a run that is in several files is called FILE/RUN."""
+    parts = {}
+    for path in paths:
+        text = read_text(path)
+        try:
+            parts[Path(path).stem] = from_rows(json.loads(text)) if text.startswith("[") else from_results(path)
+        except InputError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise InputError(f"{path} is no file of results or of --json: {type(error).__name__}: {error}") from None
+    names = [{row.run for row in rows} for rows in parts.values()]
+    double = {name for one, other in itertools.combinations(names, 2) for name in one & other}
+    return [row._replace(run=f"{stem}/{row.run}") if row.run in double else row
+            for stem, rows in parts.items() for row in rows]
+
+def from_results(path):
+    """The Rows of a file of results/."""
+    results = read_results(path)
+    chosen = results.study.get("chosen", {})
+    rows = []
+    for (run, seed, measure), line in results.measured.items():
+        trained = results.runs.get((run, seed))
+        if trained is None or trained["sha256"][:16] != line["sha256"]:     # of weights that were trained again since
+            continue
+        context = trained["context"]
+        for row in line["rows"]:
+            fact = results.facts.get(row.get("targets"), {})
+            value, losses, counts = None, None, np.array(fact.get("counts", []))
+            if row["protocol"] == "task":
+                value = row["accuracy"]
+            elif row["losses"] is not None:
+                losses = np.array(row["losses"])
+                losses = np.array(row["without"]) - losses if "without" in row else losses
+                value = float(losses @ counts / counts.sum())
+            rows.append(Row(run, row.get("how", ""), seed, measure, row["protocol"], row["length"], context, value,
+                            losses, counts, row.get("targets", ""), row | fact, seed in chosen.get(run, ())))
+    return rows
+
+def from_rows(rows):
+    """The Rows of what eval.py and lab.measure write: runs NAME-s0, NAME-s1, .. are seeds of one."""
+    found = []
+    for row in rows:
+        run, seed = re.fullmatch(r"(.*?)(?:-s(\d+))?", row["run"].removeprefix("runs/").rstrip("/")).groups()
+        protocol = row["protocol"]
+        value, losses, counts = row.get("accuracy", row["loss"]), row.get("unit_losses"), row.get("unit_targets")
+        if losses is not None:
+            losses, counts = np.array(losses), np.array(counts)
+            if "unit_losses_without" in row:
+                losses = np.array(row["unit_losses_without"]) - losses
+                value = row["gain"]
+        targets = row.get("targets_sha256", "")[:16] or f"{row['data']}, {row.get('n_targets')}"
+        found.append(Row(run, row["how"], int(seed or 0), protocol if protocol != "sliding" else "same-targets",
+                         protocol, row["length"], row["trained_length"], value, losses, counts, targets, row))
+    return found
+
+# ---- statistics ------------------------------------------------------------------------------------------------------
+
+@functools.cache
+def student(freedom, level=0.95):
+    """The t within which Student's lies with this probability: sqrt(freedom) tan x, x of density cos(x)^(freedom - 1).
+
+    freedom: at least 1.
+    """
+    x = np.linspace(0, np.pi / 2, 10_001)
+    mass = np.cumsum(np.cos((x[1:] + x[:-1]) / 2) ** (freedom - 1))    # from 0 to x[1:]
+    return math.sqrt(freedom) * math.tan(np.interp(level * mass[-1], mass, x[1:]))
+
+@functools.cache
+def cochran(methods, seeds, level=0.95):
+    """The share of the sum of variances that the largest exceeds by chance in one of 20 tables (Cochran 1941)."""
+    drawn = np.random.default_rng(0).chisquare(seeds - 1, (20_000, methods))
+    return float(np.quantile(drawn.max(1) / drawn.sum(1), level))
+
+class Pool(NamedTuple):
+    """The standard deviation over seeds that methods share, its degrees of freedom, and the methods that it is of."""
+
+    sd: float
+    freedom: int
+    methods: tuple
+
+def pool(groups):
+    """The Pool of {method: its seeds' values}: of those with three seeds or more, without those that vary more."""
+    variances = {name: np.var(values, ddof=1) for name, values in groups.items() if len(values) > 2}
+    while len(variances) > 1 and sum(variances.values()) > 0:
+        most = max(variances, key=variances.get)
+        if variances[most] <= cochran(len(variances), len(groups[most])) * sum(variances.values()):
+            break
+        del variances[most]
+    freedom = sum(len(groups[name]) - 1 for name in variances)
+    total = sum((len(groups[name]) - 1) * variance for name, variance in variances.items())
+    return Pool(math.sqrt(total / freedom) if freedom else 0.0, freedom, tuple(variances))
+
+class Difference(NamedTuple):
+    """A mean difference, its seeds, and the standard errors of its interval, which is missing if `freedom` is empty."""
+
+    mean: float
+    seeds: list
+    errors: tuple = ()                   # over seeds, over documents
+    freedom: tuple = ()                  # of each of them
+
+    def half(self, level=0.95):
+        return math.hypot(*(student(f, level) * error for f, error in zip(self.freedom, self.errors, strict=True)))
+
+    def p_value(self):
+        """One less the level of the widest interval that leaves out 0, to 1e-5; nan without an interval over seeds."""
+        if not self.freedom or len(self.seeds) == 1:
+            return math.nan
+        low, high = 0.0, 1.0
+        while high - low > 1e-5:
+            level = (low + high) / 2
+            low, high = (level, high) if self.half(level) < abs(self.mean) else (low, level)
+        return 1 - low
+
+def difference(pairs, shared, both):
+    """The Difference of [(Row, Row), ...], one pair a seed; shared: the Pool, or None; both: whether each varies."""
+    mean = float(np.mean([a.loss - b.loss for a, b in pairs]))
+    tested = [(a, b) for a, b in pairs if not (a.chosen or b.chosen)]
+    seeds = [a.loss - b.loss for a, b in pairs]
+    errors, freedom = [], []
+    if len(tested) > 2 and shared is not None:
+        errors.append(shared.sd * math.sqrt((1 + both) / len(tested)))
+        freedom.append(shared.freedom)
+    elif len(pairs) > 1:
+        return Difference(mean, seeds)
+    if all(a.losses is not None for a, _ in tested):
+        weights = tested[0][0].counts / tested[0][0].counts.sum()
+        n = 1 / float(weights @ weights)                               # documents that weigh alike (Kish 1965)
+        by_document = np.mean([a.losses - b.losses for a, b in tested], axis=0)
+        if n > 1.5:
+            spread = float(weights @ (by_document - weights @ by_document) ** 2)
+            errors.append(math.sqrt(spread / (n - 1)))
+            freedom.append(n - 1)
+    return Difference(mean, seeds, tuple(errors), tuple(freedom))
+
+def holm(p_values):
+    """{key: whether it is below 5%} of {key: p} after Holm's correction (1979)."""
+    ordered = sorted((p, key) for key, p in p_values.items() if not math.isnan(p))
+    passed = itertools.takewhile(lambda at: at[1][0] * (len(ordered) - at[0]) < 0.05, enumerate(ordered))
+    return {key for _, (_, key) in passed}
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+def lines_of(rows):
+    """{line: {(protocol, multiple of the trained length): {seed: Row}}}."""
+    lines = {}
+    for row in rows:
+        lines.setdefault(row.line, {}).setdefault((row.protocol, row.at), {})[row.seed] = row
+    return lines
+
+def pairs_of(a, b):
+    """[(Row, Row)] of the seeds that two cells {seed: Row} share, if both have a loss of the same targets."""
+    pairs = [(a[seed], b[seed]) for seed in sorted(a.keys() & b.keys())]
+    alike = all(None not in (x.loss, y.loss) and x.targets == y.targets for x, y in pairs)
+    return pairs if alike else []
+
+def seeds_of(cells, at):
+    """{line: losses of the seeds that did not choose} at one place of all lines: what pool takes."""
+    found = {name: [row.loss for row in cell.get(at, {}).values() if row.loss is not None and not row.chosen]
+             for name, cell in cells.items()}
+    return {name: losses for name, losses in found.items() if losses}
+
+def changes(cells, first, last):
+    """{line: Difference of its losses at two places}."""
+    pairs = {name: pairs_of(cell.get(last, {}), cell.get(first, {})) for name, cell in cells.items()}
+    pairs = {name: some for name, some in pairs.items() if some}
+    shared = pool({name: [a.loss - b.loss for a, b in some if not a.chosen] for name, some in pairs.items()})
+    return {name: difference(some, shared if name in shared.methods else None, False) for name, some in pairs.items()}
+
+def differences(cells, at, than):
+    """{line: Difference of its loss from another line's} at one place."""
+    shared = pool(seeds_of(cells, at))
+    pairs = {name: pairs_of(cell.get(at, {}), cells[than].get(at, {})) for name, cell in cells.items() if name != than}
+    return {name: difference(some, shared if {name, than} <= {*shared.methods} else None, True)
+            for name, some in pairs.items() if some}
+
+def describe(value, marks, margin):
+    """"-0.088 ±0.029 *" of a Difference, or its seeds."""
+    if not value.freedom:
+        return " ".join(f"{seed:+.3f}" if abs(value.mean) < 0.1 else f"{seed:+.2f}" for seed in value.seeds)
+    half = value.half()
+    equal = abs(value.mean) + half <= margin and len(value.seeds) > 1
+    return f"{value.mean:+.3f} ±{half:.3f}" + (" *" if marks else " =" if equal else "")
+
+def compare(cells, places, than, margin):
+    """{(line, place): text} of all lines' differences from one of them, with Holm's correction over the methods.
+
+    Where a method and the other one are flat, all places are one test, of the largest p-value.
+    """
+    values = {at: differences(cells, at, than) for at in places}
+    change = changes(cells, places[0], places[-1]) if len(places) > 1 else {}
+    p_values = {}
+    for name in dict.fromkeys(name for found in values.values() for name in found):
+        some = {at: found[name].p_value() for at, found in values.items() if name in found}
+        flat = all(one in change and abs(change[one].mean) <= margin for one in (name, than))
+        p_values |= {(name, None): max(some.values())} if flat else {(name, at): p for at, p in some.items()}
+    passed = holm(p_values)
+    return {(name, at): describe(value, (name, at) in passed or (name, None) in passed, margin)
+            for at, found in values.items() for name, value in found.items()}
+
+def times(at):
+    return f"{at:g}x"
+
+def table_of(rows, args):
+    """(heads, lines of cells) of the Rows of one measure."""
+    cells = lines_of(rows)
+    protocol = next((row.protocol for row in rows if row.protocol != "sliding"), rows[0].protocol)
+    places = sorted({at for found in cells.values() for at in found if at[0] == protocol})
+    places = [at for at in places if args.at is None or at[1] in args.at]
+    beside = sorted({at for found in cells.values() for at in found if at[0] != protocol} if args.at is None else [])
+    heads = ["run", *(times(at) for _, at in places), *(f"{name} {times(at)}" for name, at in beside)]
+    body = []
+    for name, found in cells.items():
+        mark = " +" if any(row.chosen for cell in found.values() for row in cell.values()) else ""
+        body.append([name + mark, *(mean_of(found.get(at, {}), args.seeds) for at in (*places, *beside))])
+    if len(places) > 1 and not is_gain(rows):
+        column = changes(cells, places[0], places[-1])
+        passed = holm({name: value.p_value() for name, value in column.items()})
+        heads.append(f"{times(places[-1][1])} - {times(places[0][1])}")
+        for name, line in zip(cells, body, strict=True):
+            line.append(describe(column[name], name in passed, args.margin) if name in column else "")
+    if args.than:
+        if args.than not in cells:
+            raise InputError(f"--than must be one of {', '.join(cells)}, got {args.than}")
+        texts = compare(cells, places, args.than, args.margin)
+        for at in places:
+            heads.append(f"{times(at[1])} - {args.than}'s")
+            for name, line in zip(cells, body, strict=True):
+                line.append(texts.get((name, at), ""))
+    return heads, body
+
+def mean_of(cell, each):
+    """The mean over the seeds of a cell, or each of them; "-" where one is missing, as past the last position."""
+    losses = [row.loss for _, row in sorted(cell.items())]
+    if not losses or None in losses:
+        return "" if not losses else "-"
+    return " ".join(f"{loss:.3f}" for loss in losses) if each else f"{np.mean(losses):.3f}"
+
+def tasks_table(rows, args):
+    """(heads, lines of cells) of accuracies in %, of runs that are called TASK.METHOD: a line a task."""
+    places = sorted({row.at for row in rows if args.at is None or row.at in args.at})
+    cells = {}
+    for row in rows:
+        task, _, method = row.run.rpartition(".")
+        cells.setdefault(task or row.measure, {}).setdefault(method, {}).setdefault(row.at, {})[row.seed] = row
+    methods = list(dict.fromkeys(method for found in cells.values() for method in found))
+    body = []
+    for task, found in cells.items():
+        any_row = next(iter(next(iter(found.values())).values()))
+        longest = max(found.values(), key=len)
+        guess = [next(iter(longest[at].values())).more["guess"] for at in places if at in longest]
+        line = [task, str(next(iter(any_row.values())).context)]
+        for method in methods:
+            cell = found.get(method, {})
+            line.append(accuracies(cell, [at for at in places if at in cell], args.seeds))
+        body.append([*line, ", ".join(f"{100 * value:.0f}" for value in guess)])
+    return ["task", "trained", *methods, "best guess"], body
+
+def accuracies(cell, places, each):
+    """"100, 66 (2/3)": means over seeds in % at some lengths, and how many have learned the task, unless all have."""
+    if not places:
+        return ""
+    values = [[row.loss for _, row in sorted(cell[at].items())] for at in places]
+    if each:
+        return "; ".join(" ".join(f"{100 * value:.1f}" for value in some) for some in values)
+    learned = sum(row.loss >= LEARNED for row in cell[min(cell)].values())
+    text = ", ".join(f"{100 * np.mean(some):.0f}" for some in values)
+    return text + f" ({learned}/{len(values[0])})" * (learned < len(values[0]))
+
+def print_table(heads, body):
+    """A table in Markdown; in a terminal that is narrower, several that have the first column in common."""
+    columns = [[head, "", *cells] for head, *cells in zip(heads, *body, strict=True)]
+    texts = []
+    for column in columns:
+        width = max(map(len, column))
+        texts.append([f"{cell:{width}}" for cell in (column[0], "-" * width, *column[2:])])
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
+    while len(texts) > 1:
+        shown = texts[:2]
+        while len(shown) < len(texts) and sum(len(text[0]) + 3 for text in texts[: len(shown) + 1]) < room:
+            shown = texts[: len(shown) + 1]
+        for cells in zip(*shown, strict=True):
+            print(f"| {' | '.join(cells)} |")
+        texts = [texts[0], *texts[len(shown) :]]
+        if len(texts) > 1:
+            print()
+
+def print_tables(rows, args=None):
+    """Print a table for each measure of some Rows; args: those of this script (default: its defaults)."""
+    args = args or command_line().parse_args(["-"])
+    for measure in dict.fromkeys(row.measure for row in rows):
+        some = [row for row in rows if row.measure == measure]
+        task = some[0].protocol == "task"
+        print(f"\n{measure}: {what_of(some)}\n")
+        heads, body = (tasks_table if task else table_of)(some, args)
+        print_table(heads, body)
+        print_parts(some)
+        if any("±" in cell for line in body for cell in line):
+            alone = len({row.seed for row in some}) == 1
+            print("\n" + (ALONE if alone else LEGEND).format(args.margin))
+
+def what_of(rows):
+    """What was scored, in a line."""
+    scored = [row for row in rows if row.loss is not None]
+    unit = "accuracy, %" if rows[0].protocol == "task" else "gain, nats" if is_gain(rows) else "loss, nats a token"
+    texts = list(dict.fromkeys(row.more.get("data") or row.more.get("text", "") for row in scored))
+    words = {f"{row.counts.sum():,} targets in {len(row.losses)} units" for row in scored if row.losses is not None}
+    return "; ".join([unit, *[" or ".join(texts)] * (len(texts) < 3), *[" or ".join(sorted(words))] * (len(words) < 3)])
+
+def is_gain(rows):
+    return any("without" in row.more or "gain" in row.more for row in rows)
+
+def print_parts(rows):
+    """The loss by position in the longest window, and by the distance of the copy, where rows have them."""
+    for name, row in {row.line: row for row in rows if "by_position" in row.more}.items():         # the longest one
+        losses, block = row.more["by_position"], row.more["block"]
+        ends = [1]
+        while ends[-1] < len(losses):
+            ends.append(min(2 * ends[-1], len(losses)))
+        parts = [np.mean(losses[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+        print(f"\n{name}: loss by position, up to\n")
+        print_table([str(block * end) for end in ends], [[f"{part:.3f}" for part in parts]])
+    bins = dict.fromkeys(name for row in rows for name in row.more.get("by_distance", ()))
+    if bins:
+        print("\nloss by the distance of the copy, in trained lengths\n")
+        print_table(["run", "window", *bins], [
+            [row.line, times(row.at), *(f"{row.more['by_distance'][name][0]:.3f}" for name in bins)] for row in rows
+            if row.loss is not None])
+
+# ---- as a script -----------------------------------------------------------------------------------------------------
+
+def picture(text):
+    """The path of a picture that can be written, for argparse."""
+    if Path(text).suffix not in (".png", ".svg", ".pdf"):
+        raise ArgumentTypeError(f"{text!r} must end in .png, .svg or .pdf")
+    return new_file(text)
+
+def multiple(text):
+    """16.0 from "16x", for argparse."""
+    return number(text.removesuffix("x"))
+
+def command_line():
+    parser = CommandLine(prog="python -m lab.table", description=__doc__)
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="results/STUDY.jsonl, or what --json of lab.measure or eval.py wrote")
+    add("--measures", type=listed(str), metavar="NAME,...", help="these alone (default: all)")
+    add("--runs", type=listed(str), metavar="NAME,...", help="these alone, * for any text (default: all)")
+    add("--at", type=listed(multiple), metavar="1x,16x", help="these multiples of the trained length (default: all)")
+    add("--than", metavar="NAME", help="differences from this run, too")
+    add("--seeds", action="store_true", help="each seed in the place of the mean")
+    add("--margin", type=number, default=MARGIN, metavar="X", help="nats, of equivalence (default: %(default)s)")
+    add("--plot", type=picture, metavar="FILE", help="draw the one measure too: .png, .svg or .pdf")
+    add("--title", default="", metavar="TEXT", help="with --plot: what the picture shows")
+    return parser
+
+def main(argv=None):
+    parser = command_line()
+    with parser.one_line_errors():
+        args = parser.parse_args(argv)
+        rows = read_files(args.files)
+        for flag, key in (("measures", "measure"), ("runs", "run")):
+            names = dict.fromkeys(getattr(row, key) for row in rows)
+            patterns = getattr(args, flag) or ["*"]
+            if missing := [word for word in patterns if not fnmatch.filter(names, word)]:
+                raise InputError(f"--{flag} has {missing[0]}, and there are {', '.join(names)}")
+            order = {name: i for i, word in reversed([*enumerate(patterns)]) for name in fnmatch.filter(names, word)}
+            rows = sorted((row for row in rows if getattr(row, key) in order), key=lambda row: order[getattr(row, key)])
+        if args.plot and len({row.measure for row in rows}) > 1:
+            raise InputError("--plot draws one measure: name it with --measures")
+        print_tables(rows, args)
+        if args.plot:
+            from lab import pictures
+            pictures.draw(args.plot, rows, args)
+            print(f"\npicture: {args.plot}")
+
+if __name__ == "__main__":
+    main()
