@@ -8,15 +8,15 @@ The runs are short ones of the preset `mini`. What was trained is kept: a tour t
 import contextlib
 import html
 import io
+import json
 import shlex
 from pathlib import Path
 
 import generate
 import train
-from common import CommandLine, at_least, read_run, write_text
+from common import CommandLine, at_least, read_run, read_text, write_text
 from config import InputError
 from lab import curves, measure
-from lab.files import read_json
 from lab.pictures import name as name_of
 
 FOLDER = Path("runs/demo")
@@ -62,7 +62,7 @@ def tour(steps):
     print("generating", flush=True)
     texts = {name: call(generate.main, FOLDER / name, f"--prompt '{PROMPT}' --tokens 120 --temperature 0.7")
              for name in RUNS}
-    return read_json(FOLDER / "loss.json", [{"run": str, "length": int, "loss": float}]), texts
+    return json.loads(read_text(FOLDER / "loss.json")), texts
 
 def page(rows, texts, steps):
     """The HTML of what happened, with its pictures beside it."""

@@ -83,6 +83,8 @@ def read_study(path):
                              f"{path}: {key} must be one of {', '.join(KEYS)}")
     if missing := [key for key in ("title", "preset", "seeds", "runs") if not values.get(key)]:
         raise InputError(f"{path} lacks {missing[0]}: python -m lab.grid --help shows a study")
+    if not all(isinstance(seed, int) and seed >= 0 for seed in values["seeds"]):
+        raise InputError(f"{path}: seeds must be whole numbers of at least 0, got {values['seeds']}")
     if values["preset"] not in PRESETS:
         raise InputError(f"{path}: preset must be one of {', '.join(PRESETS)}, got {values['preset']}")
     flags = (f"--data {values['data']} " if "data" in values else "") + values.get("flags", "")
@@ -100,8 +102,9 @@ def read_measure(path, name, value, values):
     """(flags of lab.measure, patterns of runs, seeds) of a measure in a study's file."""
     value = {"flags": value} if isinstance(value, str) else value
     kinds = {"flags": str, "runs": list, "seeds": list}
-    if "flags" not in value or not all(isinstance(part, kinds.get(key, ())) for key, part in value.items()):
-        raise InputError(f'{path}: {name} must be flags of lab.measure, or {{flags = "..", runs = [".."], seeds = [1]}}')
+    if not isinstance(value, dict) or "flags" not in value or not all(
+            isinstance(part, kinds.get(key, ())) for key, part in value.items()):
+        raise InputError(f'{path}: {name} must be flags of lab.measure, or {{flags = "..", runs = [..], seeds = [..]}}')
     flags = value["flags"] + (f" --data {values['held_out']}" if "held_out" in values else "")
     with named(f"{path}: {name}"):
         measure.read_flags(shlex.split(flags))

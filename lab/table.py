@@ -308,10 +308,12 @@ def table_of(rows, args):
     return heads, body
 
 def mean_of(cell, each):
-    """The mean over the seeds of a cell, or each of them; "-" where one is missing, as past the last position."""
+    """The mean over the seeds of a cell, or each of them; "-" where there is none, as past the last position."""
     losses = [row.loss for _, row in sorted(cell.items())]
-    if not losses or None in losses:
-        return "" if not losses else "-"
+    if None in losses:
+        return "not finite" if any(row.more.get("n_targets") for row in cell.values()) else "-"
+    if not losses:
+        return ""
     return " ".join(f"{loss:.3f}" for loss in losses) if each else f"{np.mean(losses):.3f}"
 
 def tasks_table(rows, args):

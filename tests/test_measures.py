@@ -1,16 +1,11 @@
 """Which tokens every protocol and probe reads and scores, on documents whose tokens tell where they are from."""
 
-import math
-import statistics
-
 import numpy as np
 import pytest
-from conftest import ROOT, command, refused
 
 from config import InputError
 from lab import measures
 from lab.measures import PROTOCOLS, Settings
-from studies import coverage
 
 LENGTHS = (16, 32, 128)
 DOCUMENTS = [1000 * (d + 1) + np.arange(size) for d, size in enumerate((129, 200, 300, 401))]  # token = where it is
@@ -174,97 +169,6 @@ def test_loss_by_position_is_a_mean_over_windows_and_stretches():
     losses = np.random.default_rng(0).random((7, 20))
     right = [losses[:, begin : begin + 6].mean() for begin in (0, 6, 12, 18)]
     np.testing.assert_allclose(measures.by_position(list(losses), 6), right, atol=1e-5)
-
-
-# ---- intervals -------------------------------------------------------------------------------------------------------
-
-
-def test_an_interval_is_the_normal_one_where_that_holds():
-    rng = np.random.default_rng(1)
-    differences, targets = rng.normal(0.3, 1, (2, 400)), np.full(400, 64)
-    for (mean, low, high), row in zip(measures.intervals(differences, targets), differences, strict=True):
-        half = 1.96 * row.std() / np.sqrt(400)
-        assert mean == pytest.approx(row.mean())
-        assert (low, high) == pytest.approx((row.mean() - half, row.mean() + half), abs=0.05 * half)
-
-
-def test_an_interval_weighs_documents_by_their_targets():
-    """Two documents: four equally likely draws, so that the percentiles are the least and the largest mean."""
-    [(mean, low, high)] = measures.intervals([[1.0, 4.0]], [3, 1])
-    assert (mean, low, high) == pytest.approx(((3 * 1 + 4) / 4, 1, 4))
-    assert measures.intervals([[0.5] * 9], range(1, 10))[0] == pytest.approx([0.5] * 3)
-
-
-@pytest.mark.parametrize(  # of printed tables, and by hand: tan(0.475 pi) and 1.9 / sqrt(2 - 1.9^2 / 2)
-    "freedom, value",
-    [(1, math.tan(0.475 * math.pi)), (2, 1.9 / math.sqrt(2 - 1.9**2 / 2)), (3, 3.182446), (4, 2.776445), (9, 2.262157),
-     (26, 2.055529), (120, 1.979930), (1e5, 1.95999)],
-)  # fmt: skip
-def test_students_t_is_that_of_the_tables(freedom, value):
-    assert measures.student(freedom) == pytest.approx(value, rel=3e-4 if freedom > 1000 else 1e-6)
-
-
-def test_an_interval_of_seeds_is_made_of_two_of_students():
-    d = np.random.default_rng(0).normal(0.3, 1, (3, 10)).tolist()
-    over_seeds = 4.302653 * statistics.stdev(map(statistics.mean, d)) / math.sqrt(3)
-    over_documents = 2.262157 * statistics.stdev(map(statistics.mean, zip(*d, strict=True))) / math.sqrt(10)
-    half, right = math.sqrt(over_seeds**2 + over_documents**2), statistics.mean(map(statistics.mean, d))
-    assert measures.interval_of_seeds(d, [64] * 10) == pytest.approx([right, right - half, right + half], rel=1e-6)
-
-
-def test_an_interval_of_seeds_weighs_documents_by_their_targets():
-    """Of three documents, two that weigh a quarter each, n is 1 / (1/16 + 1/16 + 1/4) = 8/3."""
-    mean, low, high = measures.interval_of_seeds([[0, 4, 2], [2, 6, 4]], [5, 5, 10])
-    documents = (4 / 4 + 4 / 4 + 0) / (8 / 3 - 1)  # by_document 1, 5, 3 around 3
-    half = math.hypot(measures.student(1) * 1, measures.student(8 / 3 - 1) * math.sqrt(documents))
-    assert (mean, low, high) == pytest.approx((3, 3 - half, 3 + half))
-
-
-@pytest.mark.parametrize("d, targets", [([[1, 2, 3]], [1, 1, 1]), ([[1], [2]], [9]), ([[1, 2], [3, 4]], [1, 9])])
-def test_without_two_seeds_or_documents_there_is_no_interval(d, targets):
-    mean, low, high = measures.interval_of_seeds(d, targets)
-    assert mean == np.average(np.mean(d, 0), weights=targets) and math.isnan(low) and math.isnan(high)
-
-
-@pytest.mark.parametrize(
-    "sizes, least, most",
-    [((1, 0, 0), 0.95, 0.95), ((0, 1, 0), 0.95, 0.95), ((0.044, 0.017, 0.106), 0.95, 0.99)],
-    ids=["seeds", "documents", "rope - expe"],
-)
-def test_intervals_hold_the_truth_as_often_as_they_say_where_seeds_are_drawn_too(sizes, least, most):
-    """Where one part is all there is, one of Student's intervals is all of it, and exact; the bootstrap fails."""
-    rng, n = np.random.default_rng(3), 1000
-    shapes = (n, 3, 1), (n, 1, 27), (n, 3, 27)
-    trials = sum(size * rng.normal(size=shape) for size, shape in zip(sizes, shapes, strict=True))
-    ends = [measures.interval_of_seeds(trial, np.ones(27))[1:] for trial in trials]
-    share = np.mean([low <= 0 <= high for low, high in ends])
-    bound = lambda p: 3.3 * math.sqrt(p * (1 - p) / n)  # noqa: E731  (one such test in a thousand fails by chance)
-    assert least - bound(least) <= share <= most + bound(most)
-    _, low, high = np.transpose(measures.intervals(trials.mean(axis=1), np.ones(27)))
-    assert np.mean((low <= 0) & (0 <= high)) < 0.7 or sizes[0] == 0
-
-
-def test_variances_of_the_simulation_are_those_of_its_parts():
-    """On the average of many draws: a^2 / S, b^2 / n and e^2 / (S n) with n = 1 / sum(w^2), and what is in both."""
-    rng, weights = np.random.default_rng(0), np.arange(1, 9) / 36
-    d = 2 * rng.normal(size=(20_000, 3, 1)) + 3 * rng.normal(size=(20_000, 1, 8)) + 4 * rng.normal(size=(20_000, 3, 8))
-    n = 36**2 / sum(k**2 for k in range(1, 9))
-    right = 4 / 3 + 16 / (3 * n), 9 / n + 16 / (3 * n), 16 / (3 * n)
-    assert np.mean(coverage.variances(d, weights), axis=1) == pytest.approx(right, rel=0.03)
-
-
-def test_the_simulation_says_what_holds(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(coverage, "TRIALS", 400)
-    monkeypatch.setattr(coverage, "DESIGNS", [(3, 24, 0), (3, 24, 1)])
-    coverage.main([])
-    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines() if "%" in line]
-    shares = {(i // 8, row[0]): [float(x.strip(" %")) for x in row[1:] if x] for i, row in enumerate(rows)}
-    assert len(shares) == 16 and all(len(found) == 5 for found in shares.values())
-    for (_, name), (documents, _, _, _, both) in shares.items():
-        assert both > (84 if "swap" in name else 94) and documents < both
-        assert documents < 80 or name != "rope - expe 1x"          # where seeds differ most, documents alone say least
-    assert "results/mini has not two seeds of table2" in refused(command("studies.coverage", cwd=tmp_path))
 
 
 def test_a_limit_takes_usable_documents_from_all_over_the_text():

@@ -1,0 +1,185 @@
+"""lab.grid: a study is done once, whoever works on it, and what was stopped or killed goes on."""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, command, process, refused
+
+import common
+from lab.results import append, read_results
+
+STUDY = """
+title = "Three encodings"
+preset = "mini"
+data = "{data}"
+flags = "--layers 1 --width 32 --heads 2 --context 16 --batch-size 4 --vocab 300 --steps 60 --checkpoint-every 10"
+seeds = [0]
+
+[runs]
+expe = "--pe expe"
+nope = "--pe nope"
+[runs.k]
+flags = "--on k"
+expe = "--pe expe"
+
+[measures]
+loss = "--at 1x,4x --max-docs 1"
+half = {{ flags = "--at 1x,4x --max-docs 1 --scale 0.5", runs = ["expe", "k.*"] }}
+"""
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "results/three.jsonl").read_text().splitlines()]
+
+
+def counts(folder):
+    """How often each training and measurement stands in the results."""
+    done = [(line["run"], line.get("measure", "training")) for line in lines_of(folder) if "run" in line]
+    return {what: done.count(what) for what in done}
+
+
+ALL = {(run, "training"): 1 for run in ("expe", "nope", "k.expe")} | {
+    (run, "loss"): 1 for run in ("expe", "nope", "k.expe")} | {(run, "half"): 1 for run in ("expe", "k.expe")}
+
+
+@pytest.fixture(scope="module")
+def text(tokens):
+    return STUDY.format(data=tokens)
+
+
+@pytest.fixture(scope="module")
+def done(text, tmp_path_factory):
+    """A folder in which the study was done by its --commands, all at once; the file stands in another folder."""
+    folder = tmp_path_factory.mktemp("grid")
+    (folder / "mine").mkdir()
+    (folder / "mine/three.toml").write_text(text)
+    lines = command("lab.grid", "mine/three.toml", "--commands", cwd=folder).stdout
+    assert [path.name for path in folder.iterdir()] == ["mine"] and len(lines.splitlines()) == 3
+    lines = lines.replace("python ", f"{shlex.quote(sys.executable)} ")
+    made = subprocess.run(["xargs", "-P", "3", "-I{}", "sh", "-c", "{}"], input=lines, cwd=folder, env=ENVIRONMENT,
+                          text=True, capture_output=True, timeout=300)
+    assert made.returncode == 0, made.stderr
+    return folder
+
+
+def test_each_run_is_done_once_and_then_none_is_left(done):
+    assert counts(done) == ALL
+    assert not command("lab.grid", "mine/three.toml", "--commands", cwd=done).stdout
+    before = (done / "results/three.jsonl").read_text()
+    assert command("lab.grid", "mine/three.toml", cwd=done).returncode == 0
+    assert (done / "results/three.jsonl").read_text() == before
+    run = next(line for line in lines_of(done) if line.get("run") == "k.expe")
+    assert run["sha256"] == common.hash_file(done / "runs/three/k.expe-s0" / common.CHECKPOINT)
+    assert run["command"].startswith("python train.py --preset mini --data ") and run["tokens"] == 60 * 4 * 16
+    assert run["command"].endswith("--on k --pe expe --seed 0 --out runs/three/k.expe-s0")
+
+
+def test_results_are_what_lab_measure_prints(done):
+    flags = "runs/three/expe-s0 --at 1x,4x --max-docs 1 --json rows.json"
+    assert command("lab.measure", *flags.split(), cwd=done).returncode == 0
+    fresh = json.loads((done / "rows.json").read_text())
+    [stored] = [line["rows"] for line in lines_of(done) if line.get("measure") == "loss" and line["run"] == "expe"]
+    assert [(row["length"], row["losses"]) for row in stored] == [(row["length"], row["unit_losses"]) for row in fresh]
+    assert "| k.expe, scale 0.5 |" in command("lab.table", "results/three.jsonl", cwd=done).stdout
+
+
+def test_a_new_seed_or_measure_adds_what_is_missing_alone(done, text, tmp_path):
+    for name in ("results", "runs"):
+        subprocess.run(["cp", "-r", done / name, tmp_path], check=True)
+    (tmp_path / "three.toml").write_text(text.replace("[measures]", '[measures]\nswap = "--probe swap --at 4x"'))
+    assert command("lab.grid", "three.toml", cwd=tmp_path).returncode == 0
+    assert counts(tmp_path) == ALL | {(run, "swap"): 1 for run in ("expe", "nope", "k.expe")}
+    (tmp_path / "runs/three/expe-s0" / common.CHECKPOINT).unlink()       # of what is complete, no weights are needed
+    assert not command("lab.grid", "three.toml", "--commands", cwd=tmp_path).stdout
+    (tmp_path / "three.toml").write_text(text.replace('nope = "--pe nope"', 'nope = "--pe rope"'))
+    assert "has nope of another command" in refused(command("lab.grid", "three.toml", cwd=tmp_path))
+
+
+def test_two_workers_of_which_one_is_killed_do_each_job_once(done, text, tmp_path):
+    """The training of a killed worker goes on from its checkpoint, and has the weights of one that was not killed."""
+    (tmp_path / "three.toml").write_text(text)
+    words = [sys.executable, "-m", "lab.grid", "three.toml"]
+    workers = [subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL) for _ in range(2)]
+    checkpoint = tmp_path / "runs/three/expe-s0" / common.CHECKPOINT
+    end = time.monotonic() + 120
+    while not checkpoint.exists() and time.monotonic() < end:
+        time.sleep(0.002)
+    for worker in workers:
+        worker.kill()                                                   # whichever of the two trains it
+        worker.wait()
+    assert checkpoint.exists()
+    assert process("lab.grid", "three.toml", "--jobs", "2", cwd=tmp_path).returncode == 0
+    assert counts(tmp_path) == ALL
+    assert {line["run"]: line["sha256"] for line in lines_of(tmp_path) if "command" in line} == {
+        line["run"]: line["sha256"] for line in lines_of(done) if "command" in line}
+
+
+def test_a_run_that_another_process_holds_is_left_to_it(text, tmp_path):
+    (tmp_path / "three.toml").write_text(text.replace("--steps 60", "--steps 2"))
+    (tmp_path / "runs/three/expe-s0").mkdir(parents=True)
+    holder = subprocess.Popen([sys.executable, "-c", "import sys, common\nwith common.lock('runs/three/expe-s0'):\n"
+                               "    print('held', flush=True)\n    sys.stdin.read()"], cwd=tmp_path, text=True,
+                              env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == "held\n"
+    assert command("lab.grid", "three.toml", cwd=tmp_path).returncode == 0
+    holder.communicate()
+    assert {run for run, _ in counts(tmp_path)} == {"nope", "k.expe"}
+
+
+def test_ctrl_c_keeps_the_last_step_and_ends_all_workers(text, tmp_path):
+    (tmp_path / "three.toml").write_text(text.replace("--steps 60", "--steps 100000"))
+    grid = subprocess.Popen([sys.executable, "-m", "lab.grid", "three.toml", "--jobs", "2"], cwd=tmp_path,
+                            env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    checkpoints = [tmp_path / f"runs/three/{run}-s0" / common.CHECKPOINT for run in ("expe", "nope")]
+    end = time.monotonic() + 120
+    while not all(path.exists() for path in checkpoints) and time.monotonic() < end:
+        time.sleep(0.01)
+    os.killpg(grid.pid, signal.SIGINT)
+    grid.wait(timeout=60)
+    with contextlib.suppress(ProcessLookupError):                       # none of the group is left
+        os.killpg(grid.pid, 0)
+        pytest.fail("a worker goes on")
+    assert grid.returncode and all(common.checkpoint_info(path.parent)["step"] for path in checkpoints)
+
+
+def test_a_line_that_a_kill_cut_short_is_taken_back(tmp_path):
+    path = tmp_path / "r.jsonl"
+    append(path, {"targets": "k", "counts": [1]}, {"run": "a", "seed": 0})
+    path.write_text(path.read_text() + '{"run": "b", "se')
+    append(path, {"targets": "k", "counts": [1]}, {"run": "c", "seed": 0})
+    assert path.read_text().splitlines() == ['{"targets":"k","counts":[1]}', '{"run":"a","seed":0}',
+                                             '{"run":"c","seed":0}']
+    assert read_results(path).runs.keys() == {("a", 0), ("c", 0)}
+
+
+@pytest.mark.parametrize("old, new, message", [
+    ('"mini"', '"huge"', "preset must be one of mini, small, paper-35m"), ("seeds = [0]", "", "three.toml lacks seeds"),
+    ("seeds = [0]", "seeds = [-1]", "seeds must be whole numbers of at least 0"), ("[runs]", "runs]", "is not TOML"),
+    ('"--pe nope"', "5", "nope must be flags of train.py, got 5"),
+    ('"--pe nope"', '"--pe nope --seed 3"', "--seed of nope is the grid's own"),
+    ('"--pe nope"', '"--pe rope --base x"', "nope: argument --base: 'x' is not a number"),
+    ('"--pe nope"', '"--pe nope --l 9"', "nope: --l is not a flag of --pe nope"),
+    ("--scale 0.5", "--scale x", "half: argument --scale: 'x' is not"), ("flags = ", "flag = ", "flag must be one of"),
+    ("runs = ", "run = ", "half must be flags of lab.measure"),
+    ("--max-docs 1 --scale", "--stride 2 --scale", "half: --stride has no use with --protocol nonoverlap")])
+def test_a_wrong_study_is_named_in_one_line(text, tmp_path, old, new, message):
+    assert old in text
+    (tmp_path / "three.toml").write_text(text.replace(old, new, 1))
+    line = refused(command("lab.grid", "three.toml", cwd=tmp_path))
+    assert message in line and "three.toml" in line and not (tmp_path / "runs").exists()
+
+
+def test_the_studies_of_this_repository_can_be_read_and_their_results_are_theirs():
+    for path in sorted((ROOT / "studies").glob("*.toml")):
+        left = command("lab.grid", path, "--commands", cwd=ROOT)
+        assert left.returncode == 0, left.stderr
+        assert len(left.stdout.splitlines()) <= 2, path                 # of two studies a seed was not measured

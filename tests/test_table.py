@@ -1,0 +1,201 @@
+"""lab.table: its statistics against tables, formulas by hand and simulation, and what it prints."""
+
+import json
+import math
+import statistics
+
+import numpy as np
+import pytest
+from conftest import ROOT, command, refused
+
+from lab import table
+from lab.table import Row
+
+
+def rows(losses, context=128, length=128, run="a", chosen=(), counts=None):
+    """Rows of a run: losses (seeds, documents) at one length."""
+    counts = np.full(len(losses[0]), 64) if counts is None else np.array(counts)
+    return [Row(run, "", seed, "spread", "spread", length, context, float(np.average(x, weights=counts)), np.array(x),
+                counts, "same", {}, seed in chosen) for seed, x in enumerate(losses, start=1)]
+
+
+# ---- statistics ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(  # of printed tables, and by hand: tan(0.475 pi) and 1.9 / sqrt(2 - 1.9^2 / 2)
+    "freedom, value", [(1, math.tan(0.475 * math.pi)), (2, 1.9 / math.sqrt(2 - 1.9**2 / 2)), (3, 3.182446),
+                       (4, 2.776445), (9, 2.262157), (26, 2.055529), (120, 1.979930), (1e5, 1.95999)])
+def test_students_t_is_that_of_the_tables(freedom, value):
+    assert table.student(freedom) == pytest.approx(value, rel=3e-4 if freedom > 1000 else 1e-6)
+
+
+@pytest.mark.parametrize("methods, seeds, value", [(5, 3, 0.6838), (10, 3, 0.4450), (4, 5, 0.6287), (20, 3, 0.2705)])
+def test_cochrans_limit_is_that_of_the_tables(methods, seeds, value):
+    assert table.cochran(methods, seeds) == pytest.approx(value, abs=0.012)
+
+
+def test_the_deviation_over_seeds_is_pooled_without_a_method_that_varies_more():
+    groups = {"a": [1, 2, 3], "b": [5.0, 5.5, 6.0], "c": [0, 1.5, 1.5], "two": [0, 9], "wild": [0, 20, 40]}
+    pool = table.pool(groups)
+    variances = [statistics.variance(groups[name]) for name in "abc"]
+    assert pool.methods == ("a", "b", "c") and pool.freedom == 6
+    assert pool.sd == pytest.approx(math.sqrt(statistics.mean(variances)))
+
+
+def test_an_interval_has_the_pooled_deviation_over_seeds_and_that_of_the_documents():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(3, 1, (3, 10)), rng.normal(2, 1, (3, 10))
+    pairs = list(zip(rows(a), rows(b), strict=True))
+    found = table.difference(pairs, table.Pool(0.3, 20, ()), True)
+    over_seeds = 2.085963 * 0.3 * math.sqrt(2 / 3)
+    over_documents = 2.262157 * statistics.stdev((a - b).mean(0)) / math.sqrt(10)
+    assert found.mean == pytest.approx((a - b).mean())
+    assert found.half() == pytest.approx(math.hypot(over_seeds, over_documents), rel=1e-5)
+    assert found.half(1 - found.p_value()) == pytest.approx(abs(found.mean), rel=1e-3)
+    change = table.difference(pairs, table.Pool(0.3, 20, ()), False)    # of one method: its seeds vary, and no other's
+    assert change.half() == pytest.approx(math.hypot(over_seeds / math.sqrt(2), over_documents), rel=1e-5)
+
+
+def test_documents_are_weighted_by_their_targets():
+    """Of three documents, two that weigh a quarter each, n is 1 / (1/16 + 1/16 + 1/4) = 8/3."""
+    pairs = list(zip(rows([[1, 5, 3]], counts=[5, 5, 10]), rows([[0, 0, 0]], counts=[5, 5, 10]), strict=True))
+    found = table.difference(pairs, None, True)
+    right = table.student(8 / 3 - 1) * math.sqrt((4 / 4 + 4 / 4) / (8 / 3 - 1))
+    assert (found.mean, found.half()) == pytest.approx((3, right)) and math.isnan(found.p_value())
+
+
+@pytest.mark.parametrize("seeds, chosen", [(2, ()), (3, (1,)), (3, (1, 2, 3))])
+def test_two_seeds_and_seeds_that_chose_a_value_make_no_interval(seeds, chosen):
+    a, b = np.random.default_rng(0).normal(3, 1, (2, seeds, 10))
+    pairs = list(zip(rows(a, chosen=chosen), rows(b), strict=True))
+    found = table.difference(pairs, table.Pool(0.3, 20, ()), True)
+    assert found.freedom == () and math.isnan(found.p_value()) and len(found.seeds) == seeds
+    assert found.mean == pytest.approx((a - b).mean())
+
+
+def test_holms_correction_is_that_of_his_example():
+    """Holm 1979: 0.01, 0.02, 0.03 and 0.005 at 5%: the smallest passes 0.05/4, and the next 0.05/3; 0.02 > 0.05/2
+    does not hold, and 0.03 stops at 0.05/1 only if all before it pass."""
+    assert table.holm({"a": 0.01, "b": 0.02, "c": 0.03, "d": 0.005}) == {"d", "a", "b", "c"}
+    assert table.holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == {"d", "a"}
+    assert table.holm({"a": 0.02, "b": 0.04, "c": 0.001, "d": math.nan}) == {"c", "a", "b"}
+
+
+def test_a_flat_method_is_one_test_and_a_rising_one_two(monkeypatch):
+    asked = []
+    monkeypatch.setattr(table, "holm", lambda p_values: asked.append(p_values) or set())
+    noise = np.random.default_rng(0).normal(0, 0.02, (3, 3, 10))
+    cells = table.lines_of([row for i, (run, rise) in enumerate((("a", 0), ("b", 0), ("c", 1)))
+                            for length in (128, 2048)
+                            for row in rows(3 + noise[i] + rise * (length > 128), length=length, run=run)])
+    table.compare(cells, [("spread", 1), ("spread", 16)], "a", 0.01)
+    assert asked[0].keys() == {("b", None), ("c", ("spread", 1)), ("c", ("spread", 16))}
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say():
+    """Eight methods of three seeds, which vary alike, and documents: 95% or more, also after the pool left some out."""
+    rng = np.random.default_rng(1)
+    held = []
+    for _ in range(150):
+        parts = ((0.02, (8, 3, 1)), (0.1, (8, 1, 24)), (0.05, (8, 3, 24)))                      # seeds, documents, both
+        losses = sum(size * rng.normal(size=shape) for size, shape in parts)
+        cells = table.lines_of([row for i, x in enumerate(losses) for row in rows(x, run=str(i))])
+        found = table.differences(cells, ("spread", 1), "0")
+        held += [abs(value.mean) <= value.half() for value in found.values() if value.freedom]
+    assert len(held) > 900 and 0.93 < np.mean(held) < 0.995
+
+
+def test_a_pair_with_a_lucky_small_deviation_gets_no_star():
+    """Paired t with two degrees of freedom would give it one: its three differences are nearly equal."""
+    rng = np.random.default_rng(2)
+    seeds = {"ref": [0, 0.05, -0.05], "lucky": [0.021, 0.071, -0.029], "c": [0.1, -0.1, 0], "d": [0.06, 0, -0.06]}
+    documents = 1e-4 * rng.normal(size=24)
+    cells = table.lines_of([row for name, x in seeds.items() for row in rows(np.add.outer(x, documents), run=name)])
+    found = table.differences(cells, ("spread", 1), "ref")["lucky"]
+    assert np.std(found.seeds) < 1e-9 and found.p_value() > 0.5 and found.half() > 0.05
+
+
+# ---- what is printed -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A file of results of three runs, four seeds and two documents."""
+    lines = [{"study": "s", "title": "t", "preset": "mini", "seeds": [1, 2, 3], "chosen": {"b": [1]}},
+             {"targets": "k", "text": "val of x", "counts": [10, 30]}]
+    for run, base in (("a", 3.0), ("b", 3.5), ("c", 3.0)):
+        for seed in (1, 2, 3):
+            lines.append({"run": run, "seed": seed, "command": "", "context": 128, "sha256": f"{run}{seed}" + "0" * 62})
+            units = [[base + seed / 100, base + seed / 100 + (length == 256) + 0.4] for length in (128, 256)]
+            lines.append({"measure": "loss", "run": run, "seed": seed, "flags": "", "sha256": f"{run}{seed}" + "0" * 14,
+                          "rows": [{"protocol": "nonoverlap", "length": length, "targets": "k", "losses": x}
+                                   for length, x in zip((128, 256), units, strict=True)]})
+    lines.append({"run": "c", "seed": 3, "command": "", "context": 128, "sha256": "again" + "0" * 59})
+    (tmp_path / "s.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"measure": "lo')
+    return tmp_path
+
+
+def cells(printed, run):
+    line = next(line for line in printed.splitlines() if line.startswith(f"| {run} "))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_table_has_means_changes_and_differences(study):
+    done = command("lab.table", "s.jsonl", "--than", "a", cwd=study)
+    assert done.returncode == 0 and "loss: loss, nats a token; val of x; 40 targets in 2 units" in done.stdout
+    assert cells(done.stdout, "a")[1:3] == ["3.320", "4.070"]           # 3.02 + 0.75 x 0.4, and + 0.75
+    assert cells(done.stdout, "b +") == ["b +", "3.820", "4.570", "+0.75 +0.75 +0.75", "+0.50 +0.50 +0.50",
+                                         "+0.50 +0.50 +0.50"]
+    assert cells(done.stdout, "c")[1] == f"{3.015 + 0.3:.3f}"           # seed 3 was trained again, and not measured
+    each = command("lab.table", "s.jsonl", "--seeds", "--at", "1x", "--runs", "a", cwd=study).stdout
+    assert cells(each, "a") == ["a", "3.310 3.320 3.330"]
+
+
+def test_fresh_rows_stand_beside_stored_ones(workplace, tmp_path):
+    for run in ("expe", "rope"):
+        done = command("lab.measure", f"runs/{run}", "--protocol", "same-targets", "--lengths", "16,64", "--json",
+                       tmp_path / f"{run}.json", cwd=workplace)
+        assert done.returncode == 0, done.stderr
+    printed = command("lab.table", "expe.json", "rope.json", "--than", "rope", cwd=tmp_path).stdout
+    expe, rope = ([row["loss"] for row in json.loads((tmp_path / f"{run}.json").read_text())] for run in ("expe", "rope"))
+    assert cells(printed, "expe")[1:4] == [f"{loss:.3f}" for loss in expe]
+    assert cells(printed, "expe")[5].startswith(f"{expe[0] - rope[0]:+.3f} ±") and "over documents alone" in printed
+    done = command("eval.py", "runs/expe", "--json", tmp_path / "e.json", "--lengths", "16", cwd=workplace)
+    assert done.returncode == 0
+    assert "| expe |" in command("lab.table", "e.json", cwd=tmp_path).stdout
+
+
+def test_tasks_have_means_over_all_seeds_and_say_how_many_learned(tmp_path):
+    fact = {"text": "val of task:copy", "counts": [512], "chance": 0.1, "guess": 0.2}
+    lines = [{"targets": f"k{n}", **fact} for n in (8, 32)]
+    for seed, (short, long) in enumerate(((1.0, 0.99), (0.4, 0.01)), start=1):
+        lines.append({"run": "copy.fox", "seed": seed, "command": "", "context": 8, "sha256": f"{seed}"})
+        scores = [{"protocol": "task", "length": n, "targets": f"k{n}", "accuracy": x, "whole": 0, "end": None}
+                  for n, x in ((8, short), (32, long))]
+        lines.append({"measure": "accuracy", "run": "copy.fox", "seed": seed, "flags": "", "sha256": f"{seed}",
+                      "rows": scores})
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    printed = command("lab.table", "t.jsonl", cwd=tmp_path).stdout
+    assert cells(printed, "copy") == ["copy", "8", "70, 50 (1/2)", "20, 20"]
+
+
+def test_the_numbers_of_a_study_are_those_of_its_file():
+    flags = "results/best.jsonl --measures test-spread --runs fox-lr-x2,rope-base100 --at 1x,16x"
+    printed = command("lab.table", *flags.split(), cwd=ROOT).stdout
+    found = {}
+    for line in map(json.loads, (ROOT / "results/best.jsonl").read_text().splitlines()):
+        if line.get("measure") == "test-spread" and line["run"] == "rope-base100":
+            for row in line["rows"]:
+                found.setdefault(row["length"], []).append(statistics.mean(row["losses"]))
+    assert cells(printed, "rope-base100")[1:3] == [f"{statistics.mean(found[length]):.3f}" for length in (128, 2048)]
+
+
+@pytest.mark.parametrize("flags, message", [
+    ("none.jsonl", "none.jsonl is missing"), ("s.jsonl --than z", "--than must be one of a, b, c, got z"),
+    ("s.jsonl --runs z*", "--runs has z*, and there are a, b, c"), ("s.jsonl --measures x", "--measures has x, and"),
+    ("s.jsonl --plot a.bmp", "'a.bmp' must end in .png, .svg or .pdf"), ("bad.jsonl", "bad.jsonl, line 2, is no line"),
+    ("bad.json", "bad.json is no file of results or of --json")])
+def test_wrong_flags_and_files_are_named_in_one_line(study, flags, message):
+    (study / "bad.jsonl").write_text('{"study": "s"}\nnonsense\n')
+    (study / "bad.json").write_text('[{"run": 1}]')
+    assert message in refused(command("lab.table", *flags.split(), cwd=study))
