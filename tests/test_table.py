@@ -157,7 +157,8 @@ def test_fresh_rows_stand_beside_stored_ones(workplace, tmp_path):
                        tmp_path / f"{run}.json", cwd=workplace)
         assert done.returncode == 0, done.stderr
     printed = command("lab.table", "expe.json", "rope.json", "--than", "rope", cwd=tmp_path).stdout
-    expe, rope = ([row["loss"] for row in json.loads((tmp_path / f"{run}.json").read_text())] for run in ("expe", "rope"))
+    expe, rope = ([row["loss"] for row in json.loads((tmp_path / name).read_text())]
+                  for name in ("expe.json", "rope.json"))
     assert cells(printed, "expe")[1:4] == [f"{loss:.3f}" for loss in expe]
     assert cells(printed, "expe")[5].startswith(f"{expe[0] - rope[0]:+.3f} ±") and "over documents alone" in printed
     done = command("eval.py", "runs/expe", "--json", tmp_path / "e.json", "--lengths", "16", cwd=workplace)
