@@ -35,8 +35,8 @@ DASHES = ("-", "--", "-.", ":")
 PROTOCOLS = {"nonoverlap": "the paper's protocol", "same-targets": "the same targets", "sliding": "a sliding window",
              "spread": "targets at 16 places of each document", "far-repeats": "ends of far repetitions",
              "streaming": "token by token, in constant memory", "swap": "the far context is another document's",
-             "repeat": "what random tokens at the beginning are worth, when they come again at the end",
-             "passkey": "what a number in the first sentence is worth, when the last one asks for it"}
+             "repeat": "random tokens that end the window, and do or do not begin it",
+             "passkey": "a number that the last sentence asks for, in the first one or not"}
 PANELS = {"loss": "loss, nats a token", "val_loss": "validation loss, nats a token",
           "grad_norm": "norm of the gradient", "lr": "learning rate"}
 PIXELS = 96                              # of an attention map's side
@@ -133,9 +133,10 @@ def losses(rows, path):
            {row["trained_length"] for row in rows}, any("gain" in row for row in rows), positions)
 
 def curves(path, lines, title, label, trained, gain=False, positions=False):
-    """Curves of {name: (colour, {length: values of seeds})}, each named at its end; x on a log axis.
+    """Curves of {name: (colour, {length: values of seeds})}; x on a log axis, dotted lines at the trained lengths.
 
-    trained: the lengths at which dotted lines mark the trained one. InputError if there is no point to draw.
+    Each is named with its value where the curves lie furthest apart: at its end, or else in a legend. InputError if
+    there is no point to draw.
     """
     lines = {name: line for name, line in lines.items() if line[1]}
     if not lines:
@@ -143,37 +144,51 @@ def curves(path, lines, title, label, trained, gain=False, positions=False):
     figure = Figure(figsize=(8, max(4.5, 0.24 * len(lines) + 1.5)), layout="constrained")
     axis = figure.subplots()
     alike = Counter()
-    ends = []
+    means = {called: {length: np.mean(x) for length, x in values.items()} for called, (_, values) in lines.items()}
+    lengths = sorted({length for some in means.values() for length in some})
+    apart_at = {length: np.ptp([some[length] for some in means.values() if length in some]) for length in lengths}
+    widest = max(reversed(lengths), key=apart_at.get)
+    at = lengths[-1] if widest >= lengths[len(lengths) // 2] or positions else widest
     for i, (called, (shade, values)) in enumerate(lines.items()):
-        lengths = sorted(values)
-        means = [np.mean(values[length]) for length in lengths]
-        errors = [np.std(values[length], ddof=1) if len(values[length]) > 1 else 0 for length in lengths]
-        axis.errorbar(lengths, means, errors, color=shade, linestyle=DASHES[alike[shade] % len(DASHES)], capsize=2,
-                      marker="" if positions else MARKERS[i % len(MARKERS)], markersize=5, linewidth=1.5, elinewidth=1)
+        x = sorted(values)
+        errors = [np.std(values[length], ddof=1) if len(values[length]) > 1 else 0 for length in x]
+        marker = "" if positions else MARKERS[i % len(MARKERS)]
+        axis.errorbar(x, [means[called][length] for length in x], errors, color=shade, capsize=2, markersize=5,
+                      linestyle=DASHES[alike[shade] % len(DASHES)], marker=marker, linewidth=1.5, elinewidth=1,
+                      label=f"{called}: {means[called].get(at, math.nan):.2f} at {at:,g}")
         alike[shade] += 1
-        ends.append((means[-1], lengths[-1], f"{called}: {means[-1]:.2f}", shade))
-    bottom, top = axis.get_ylim()
-    if top - bottom < 0.5:                                             # 0.02 is to look small
-        bottom, top = bottom - (0.5 - top + bottom) / 2, top + (0.5 - top + bottom) / 2
-    space = (top - bottom) / 22
-    heights = apart([y for y, *_ in sorted(ends)], space)
-    for (y, x, words, shade), height in zip(sorted(ends), heights, strict=True):
-        line = {"arrowstyle": "-", "color": shade, "linewidth": 0.5, "relpos": (0, 0.5)}
-        axis.annotate(words, (x, y), (1.01, height), textcoords=axis.get_yaxis_transform(), color=shade, va="center",
-                      arrowprops=line)
-    axis.set_ylim(min(bottom, heights[0] - space), max(top, heights[-1] + space))
+    if at == lengths[-1]:
+        ends = [(some[max(some)], max(some), f"{called}: {some[max(some)]:.2f}", lines[called][0])
+                for called, some in means.items()]
+        name_ends(axis, sorted(ends))
+    else:
+        order = sorted(range(len(lines)), key=lambda i: -[*means.values()][i].get(at, -math.inf))
+        handles, words = axis.get_legend_handles_labels()
+        axis.legend([handles[i] for i in order], [words[i] for i in order], loc="upper right")
     if gain:
         axis.axhline(0, color=GREY, linewidth=1)
-    lengths = sorted({length for _, values in lines.values() for length in values} | trained)
-    ticks = [2**i for i in range(3, 1 + math.ceil(math.log2(lengths[-1])))] if positions else lengths
+    ticks = [2**i for i in range(3, 1 + math.ceil(math.log2(lengths[-1])))] if positions else {*lengths} | trained
     axis.set_xscale("log", base=2)
-    axis.set_xticks(ticks, [f"{tick:,g}" + "\n(trained)" * (tick in trained) for tick in ticks])
+    axis.set_xticks(sorted(ticks), [f"{tick:,g}" + "\n(trained)" * (tick in trained) for tick in sorted(ticks)])
     axis.minorticks_off()
     for length in trained:
         axis.axvline(length, color=GREY, linestyle=":", linewidth=1)
     axis.set(xlabel="position" if positions else "tokens in the window", title=f"{title}\n({label})",
              ylabel=f"{'gain' if gain else 'loss'}, nats a token")
     save(figure, path)
+
+def name_ends(axis, ends):
+    """Write the words of each curve, (y, x, words, colour) of its last point, right of all, none over another."""
+    bottom, top = axis.get_ylim()
+    if top - bottom < 0.5:                                             # 0.02 is to look small
+        bottom, top = bottom - (0.5 - top + bottom) / 2, top + (0.5 - top + bottom) / 2
+    space = (top - bottom) / 22
+    heights = apart([y for y, *_ in ends], space)
+    for (y, x, words, shade), height in zip(ends, heights, strict=True):
+        line = {"arrowstyle": "-", "color": shade, "linewidth": 0.5, "relpos": (0, 0.5)}
+        axis.annotate(words, (x, y), (1.01, height), textcoords=axis.get_yaxis_transform(), color=shade, va="center",
+                      arrowprops=line)
+    axis.set_ylim(min(bottom, heights[0] - space), max(top, heights[-1] + space))
 
 def apart(heights, space):
     """Ascending heights, moved as little as possible (in squares) to be `space` apart: pools of those that are not."""
