@@ -57,11 +57,12 @@ task: .venv/installed
 
 # Three minutes or so: short runs of three encodings, their losses past the trained length, and what they write.
 demo: PE = rope expe expe-on-k
+prompt = def main(
 demo: .venv/installed
 	@set -e; $(foreach pe,$(PE),\
 	    .venv/bin/python train.py --preset mini --steps 600 $(or $($(pe)_flags),--pe $(pe)) --out runs/demo-$(pe) $(if $(wildcard runs/demo-$(pe)/config.json),--resume);) \
 	.venv/bin/python eval.py $(addprefix runs/demo-,$(PE)) --plot runs/demo.png; \
-	$(foreach pe,$(PE),.venv/bin/python generate.py runs/demo-$(pe) --prompt "def main(" --tokens 80;)
+	$(foreach pe,$(PE),.venv/bin/python generate.py runs/demo-$(pe) --prompt "$(prompt)" --tokens 80;)
 
 # The ladder first: after a wrong edit it speaks alone.
 test: .venv/installed
