@@ -1,12 +1,13 @@
 """A run as lm_eval sees a language model, for the benchmarks that the paper reports (section 4.2).
 
-    python -m studies.harness runs/expe --tasks hellaswag,arc_easy,arc_challenge,mmlu
+    python -m lab.harness runs/expe --tasks hellaswag,arc_easy,arc_challenge,mmlu
 
 lm_eval (https://github.com/EleutherAI/lm-evaluation-harness) has the tasks, their prompts and their scores, and fetches
 their data from a hub; here are the log-likelihoods and the text, by our GPT and its tokenizer.
 """
 
 import itertools
+import json
 import logging
 import os
 import socket
@@ -19,16 +20,15 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import data
-from common import CommandLine, at_least, listed, named_runs, new_file, pick_device
+from common import CommandLine, at_least, listed, named_runs, new_file, pick_device, write_text
 from config import InputError
 from engine.fast import at_least_fp32
-from lab.files import write_rows
 from longer import scaling
 from longer.cache import Cache
 from longer.reading import BATCH_TOKENS, load
 from longer.writing import generate_cached
 
-PROG, VERSION = "python -m studies.harness", "0.4.13"
+PROG, VERSION = "python -m lab.harness", "0.4.13"
 if not urllib.request.getproxies():
     try:                                               # or else the libraries would try for half a minute
         socket.create_connection((urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname, 443), 3)
@@ -171,7 +171,7 @@ def main(argv=None):
                              "--task-path")
         rows = [row for run in runs for row in score(run, args, manager)]
         if args.json:
-            write_rows(args.json, rows)
+            write_text(args.json, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
 
 if __name__ == "__main__":
     main()
