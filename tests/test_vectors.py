@@ -1,8 +1,9 @@
-"""vectors/: the reference makes the same files again, and loops that call nothing of the project give every number.
+"""vectors/: the reference makes the same files again, and loops or PyTorch give every number.
 
 The functions here take and return what conform.py says, one number at a time; tests/test_conform.py breaks them.
 """
 
+import functools
 import inspect
 import json
 import math
@@ -10,10 +11,12 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT
 
 from config import ENCODINGS
-from interop.make_vectors import document, text
+from interop.make_vectors import Case, document, text
+from model_torch import as_tensor, make_encoding_module, score_divisor
 
 VECTORS = ROOT / "interop/vectors"
 FILES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(VECTORS.glob("*.json"))}
@@ -101,10 +104,6 @@ def turned(x, n, f, a=1, pairs=None, angle=same):
     return out
 
 
-def powers(base, D, exponent=2):
-    return [base ** (-exponent * i / D) for i in range(D // 2)]
-
-
 def rope(q, k, v, positions, length, rope_parameters, max_position_embeddings, head_dim, n=same, f=same, a=same,
          angle=same, interleaved=False, first=0, root=None, exponent=lambda i, D: 2 * i / D, **past):
     g, factor = frequencies(rope_parameters, head_dim, max_position_embeddings, length, exponent)
@@ -113,23 +112,6 @@ def rope(q, k, v, positions, length, rope_parameters, max_position_embeddings, h
     pairs = [(2 * i, 2 * i + 1) if interleaved else (first + i, first + i + r) for i in range(r)]
     q, k = (turned(x, n(positions), g, factor, pairs, angle) for x in (q, k))
     return attention(q, k, v, **past, root=root) | {"q": q, "k": k, "inv_freq": np.array(g), "attention_factor": factor}
-
-
-def xpos(q, k, v, positions, base, scale_base, center, n=same, sign=1, **past):
-    D = q.shape[-1]
-    q, k = (turned(x, n(positions), powers(base, D)) for x in (q, k))
-    for b, h, t, d in np.ndindex(q.shape):
-        z = ((2 * (d % (D // 2)) / D + 0.4) / 1.4) ** (sign * (int(n(positions)[b, t]) - center) / scale_base)
-        q[b, h, t, d], k[b, h, t, d] = q[b, h, t, d] * z, k[b, h, t, d] / z
-    return attention(q, k, v, **past) | {"q": q, "k": k}
-
-
-def rove(q, k, v, positions, key_positions, base, cached_k=None, cached_v=None, n=same, back=-1, values=1):
-    f, kept = powers(base, q.shape[-1]), key_positions.shape[1] - q.shape[2]
-    q, k = (turned(x, n(positions), f) for x in (q, k))
-    v = turned(whole(v, cached_v), values * n(key_positions), f)
-    found = attention(q, k, v[:, :, kept:], cached_k, v[:, :, :kept])
-    return found | {"q": q, "k": k, "out": turned(found["out"], back * n(positions), f)}
 
 
 def reading(x, wq, wk, wv, positions, row, width, n=same, parts="qkv", heads=2, place=lambda row, x: row, **past):
@@ -222,17 +204,6 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def fire_bias(h, m, n, q, p):
-    y = np.log(1 + p["c"] * (m - n)) / np.log(1 + p["c"] * max(m * p.get("grows", 1), p["L"]))
-    return sum(w2 * max(w1 * y + b1, 0) for w1, b1, w2 in zip(p["w1"], p["b1"], p["w2"][h], strict=True))
-
-
-def grape_bias(h, m, n, q, p):
-    v, root = p["gate_v"][h], p.get("gate_root", math.sqrt(len(q)))
-    along = dot(v, q) / p.get("norm", np.sqrt(dot(v, v))) / root
-    return -(m - n) * slope(h, p["H"]) ** p.get("power", 1) * softplus(p["w"][h]) * softplus(along)
-
-
 def shaw_bias(h, m, n, q, p):
     return dot(q, p["keys"][min(m - n, p["max_distance"])]) / math.sqrt(len(q))
 
@@ -247,19 +218,6 @@ def shaw(values, positions, key_positions, max_distance, **given):
     return found
 
 
-def cope(q, k, v, e, cached_k=None, cached_v=None, divide=1.0, own=1):
-    every = whole(k, cached_k)
-
-    def bias(b, h, i, j):
-        query, keys = q[b, h, i - every.shape[2] + q.shape[2]], every[b, h, : i + 1]
-        gates = [sigmoid(dot(query, key) / divide) for key in keys]
-        p = min(sum(gates[j + (not own) :]), len(e) - 1)
-        ends = [dot(query, e[f(p)]) for f in (math.floor, math.ceil)]
-        return (1 - p % 1) * ends[0] + p % 1 * ends[1]
-
-    return attention(q, k, v, cached_k, cached_v, bias)
-
-
 def fox(q, k, v, h, weight, gate_bias, cached_h=None, first=1, last=1, gate=lambda y: np.log(sigmoid(y)), **past):
     h = whole(h, cached_h, 1)
 
@@ -269,129 +227,50 @@ def fox(q, k, v, h, weight, gate_bias, cached_h=None, first=1, last=1, gate=lamb
     return attention(q, k, v, **past, bias=bias)
 
 
-def softmax_log(q, k, v, s, count=same, **past):
-    """As scores times s ln n, so that softmax(s ln(n) x) is n^(s x) over its sum."""
-
-    def weigh(scores, h):
-        shares = [count(len(scores)) ** (s[h] * x) for x in scores]
-        return [x / sum(shares) for x in shares]
-
-    return attention(q, k, v, **past, weigh=weigh)
-
-
 def softmax_sinks(q, k, v, b, **past):
     """By a further key, of which the score is b and the value 0."""
     return attention(q, k, v, **past, weigh=lambda scores, h: softmax([*scores, b[h]], h)[:-1])
 
 
-def softmax_stick(q, k, v, own=1, before=lambda m: range(m - 1, -1, -1), **past):
-    """A stick of length 1: from the query back each key breaks off its share of what is left."""
-
-    def weigh(scores, h):
-        m, left = len(scores) - 1, 1.0
-        weights = [0.0] * (m + 1)
-        for n in before(m):
-            weights[n], left = left * sigmoid(scores[n]), left * (1 - sigmoid(scores[n]))
-        weights[m] += own * left
-        return weights
-
-    return attention(q, k, v, **past, weigh=weigh)
-
-
-def pope(q, k, v, positions, base, e, n=same, exponent=1, root=None, **past):
-    """By arrows as complex numbers; a cache has their real parts and then their imaginary ones."""
-    D = q.shape[-1]
-    arrows = np.zeros((2, *q.shape), complex)
-    for b, h, t, c in np.ndindex(q.shape):
-        angle = float(n(positions)[b, t]) * base ** (-exponent * c / D)
-        arrows[0, b, h, t, c] = softplus(q[b, h, t, c]) * np.exp(1j * angle)
-        arrows[1, b, h, t, c] = softplus(k[b, h, t, c]) * np.exp(1j * (angle + min(0, max(-2 * math.pi, e[h][c]))))
-    wide = [np.concatenate((x.real, x.imag), -1).astype(q.dtype) for x in arrows]
-    return attention(*wide, v, **past, root=root or math.sqrt(D))
-
-
-def cable(q, k, v, h, tokens, query, cached_h=None, relu=lambda y: max(y, 0.0), gate=softplus, sign=-1, whose=0,
-          **past):
-    h = whole(h, cached_h, 1)
-
-    def bias(b, head, i, j):
-        passed = sum(relu(dot(tokens[head], h[b, t])) for t in range(j + 1, i + 1))
-        return sign * gate(dot(query[head], h[b, j if whose else i])) * passed
-
-    return attention(q, k, v, **past, bias=bias)
+def by_torch(name, n=same, **x):
+    """Of a case without loops here, of which tests/test_zoo.py and tests/test_softmax.py check the formula."""
+    case = Case(name)
+    parameters = case.learned({key: x[key] for key in case.p.keys() & x.keys()})
+    model = case.model(x["length"])
+    encoding = make_encoding_module(model.encoding, model)
+    x = {key: torch.as_tensor(y) if isinstance(y, np.ndarray) else y for key, y in x.items()}
+    q, k, v = (x[part] for part in "qkv")
+    for key, y in parameters.items():
+        setattr(encoding, key, torch.nn.Parameter(torch.as_tensor(y, dtype=q.dtype)))
+    queries, keys = (n(x[key].numpy()) for key in ("positions", "key_positions"))
+    rows, pairs = (as_tensor(y, q) for y in (model.encoding.rows(queries, model),
+                                             model.encoding.pairs(queries, keys, model)))
+    q, k = encoding.rotate(q, k, rows)
+    found = {"q": q, "k": k}
+    k, v = (torch.cat((x[f"cached_{part}"], y), 2) if f"cached_{part}" in x else y for part, y in (("k", k), ("v", v)))
+    h = torch.cat((x["cached_h"], x["h"]), 1) if "cached_h" in x else x.get("h")
+    T, S = q.shape[2], k.shape[2]
+    ahead = torch.ones(T, S, dtype=torch.bool).triu(S - T + 1)
+    bias = encoding.score(q, k, None if h is None else encoding.keep(h), pairs)
+    bias = q.new_zeros(T, S) if bias is None else bias
+    scores = q @ k.mT / score_divisor(q) + bias
+    weights = (encoding.softmax or torch.nn.Softmax(-1))(scores.masked_fill(ahead, -math.inf))
+    out = encoding.value(weights, v, pairs) if encoding.value else weights @ v
+    found |= {"bias": bias.expand_as(scores).masked_fill(ahead, math.nan), "weights": weights, "out": out,
+              "scores": scores.masked_fill(ahead, math.nan)}
+    return {key: y.detach().numpy() for key, y in found.items()}
 
 
-def dape(q, k, v, key_positions, p, a, w1, w2, cached_k=None, cached_v=None, n=same, added=1, product=None):
-    every, at = whole(k, cached_k), n(key_positions)
-    _, H, T, D = q.shape
-
-    def bias(b, h, i, j):
-        kerple = [-p[o] * np.log(1 + a[o] * abs(int(at[b, i]) - int(at[b, j]))) for o in range(H)]
-        scores = [q[b, o, i - every.shape[2] + T] @ every[b, o, j] / (product or math.sqrt(D)) for o in range(H)]
-        hidden = [dot(row, [*scores, *kerple, 1]) for row in w1]
-        return added * kerple[h] + sum(w * (y if y > 0 else 0.01 * y) for w, y in zip(w2[h], hidden, strict=True))
-
-    return attention(q, k, v, cached_k, cached_v, bias)
-
-
-def convolved(h, w1, w2, conv, b, t):
-    """The taps of w2 w1 h at token t, one number at a time."""
-    sums = np.zeros(len(conv))
-    for i in range(min(t + 1, len(conv[0]))):
-        u = np.array(w2) @ (np.array(w1) @ h[b, t - i])
-        sums += [row[i] * y for row, y in zip(conv, u, strict=True)]
-    return sums
-
-
-def selective_rope(q, k, v, h, base, w1, w2, conv, cached_k=None, cached_v=None, cached_h=None):
-    h, k = whole(h, cached_h, 1), whole(k, cached_k)
-    (B, H, T, D), S = q.shape, k.shape[2]
-    x = h.reshape(B, S, H, -1)
-    x = (x / np.sqrt((x**2).sum(-1, keepdims=True) + 1e-6)).reshape(h.shape)
-    angle = np.zeros((B, S, H * D // 2))
-    for b, t in np.ndindex(B, S):
-        angle[b, t] = (angle[b, t - 1] if t else 0) + convolved(x, w1, w2, conv, b, t)
-    turn = np.exp(1j * angle.reshape(B, S, H, D // 2) * powers(base, D)).swapaxes(1, 2)
-
-    def turned(x, by):
-        pairs = (x[..., : D // 2] + 1j * x[..., D // 2 :]) * by
-        return np.concatenate((pairs.real, pairs.imag), -1)
-
-    return attention(turned(q, turn[:, :, S - T :]), turned(k, turn), v, None, cached_v)
-
-
-def path(q, k, v, h, w1, w2, conv, strength, strength_bias, forget=None, forget_bias=None, cached_k=None, cached_v=None,
-         cached_h=None, silu=lambda y: y * sigmoid(y), divide=1.0):
-    """Each key is reflected by one token after the other on its way to the query."""
-    h, every = whole(h, cached_h, 1), whole(k, cached_k)
-    *_, T, D = q.shape
-
-    def bias(b, head, i, j):
-        key, forgotten = every[b, head, j], 0.0
-        for t in range(j + 1, i + 1):
-            y = silu(convolved(h, w1, w2, conv, b, t))[head * D : (head + 1) * D]
-            w = y / np.sqrt(y @ y + 1e-6)
-            key = key - 2 * sigmoid(strength[head] @ h[b, t] + strength_bias[head]) * (w @ key) * w
-            if forget is not None:
-                forgotten += np.log(sigmoid(forget[head] @ h[b, t] + forget_bias[head]))
-        query = q[b, head, i - every.shape[2] + T]
-        return query @ (key - every[b, head, j]) / math.sqrt(D) + forgotten / divide
-
-    return attention(q, k, v, cached_k, cached_v, bias)
-
-
-OURS = {name: rope for name in FILES if name.startswith("rope-")} | {
-    "xpos": xpos, "sinusoidal": sinusoidal, "learned": learned, "expe": expe, "exqpe": exqpe, "shaw": shaw,
-    "pope": pope, "cable": cable, "dape": dape, "selective-rope": selective_rope, "path": path, "path-fox": path,
-    "rove": rove, "softmax-stick": softmax_stick, "cope": cope, "fox": fox, "softmax-log": softmax_log,
-    "softmax-sinks": softmax_sinks, "fire": biased(fire_bias),
+LOOPS = {name: rope for name in FILES if name.startswith("rope-")} | {
+    "sinusoidal": sinusoidal, "learned": learned, "expe": expe, "exqpe": exqpe, "shaw": shaw, "fox": fox,
+    "softmax-sinks": softmax_sinks,
     "expe-keys": lambda x, wq, wk, wv, positions, l, start, theta, **broken: expe(
         x, wq, wk, wv, positions, l, start, theta, **{"parts": "k"} | broken),
-    "alibi": biased(lambda h, m, n, q, p: -(m - n) * p.get("slope", slope)(h, p["H"]) ** p.get("power", 1)),
+    "alibi": biased(lambda h, m, n, q, p: -(m - n) * p.get("slope", slope)(h, p["H"])),
     "t5": biased(lambda h, m, n, q, p: p["weight"][bucket(m - n, p)][h]),
     "kerple": biased(lambda h, m, n, q, p: -p["p"][h] * np.log(1 + p["a"][h] * abs(m - n))),
-    "grape": biased(grape_bias),
 }
+OURS = {name: functools.partial(by_torch, name) for name in FILES} | LOOPS
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
@@ -424,11 +303,11 @@ def given(name, inputs, function):
     takes = inspect.signature(function).parameters
     more = {name for name, parameter in takes.items() if parameter.kind == parameter.VAR_KEYWORD}
     cache = {"cached_k", "cached_v"} if more & {"past", "broken"} else {}
-    return {key: x for key, x in everything.items() if key in takes or key in cache or more & {"p", "given"}}
+    return {key: x for key, x in everything.items() if key in takes or key in cache or more & {"p", "given", "x"}}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_numbers_come_out_of_loops(name):
+def test_the_numbers_come_out_of_loops_or_of_pytorch(name):
     for part, data in FILES[name]["parts"].items():
         found = OURS[name](**given(name, data["inputs"], OURS[name]))
         for output, right in data["outputs"].items():
