@@ -21,11 +21,11 @@ import numpy as np
 
 import expe
 import model_numpy
+import zoo.dape
 from common import CommandLine, write_text
 from config import ModelConfig, make_encoding, settings_class
 from interop import conform
 from longer.scaling import ScaledRoPE, scaled_inv_freq
-from zoo import dape
 from zoo.selective_rope import conv_forward, unit_forward
 
 FOLDER = Path(__file__).resolve().parent / "vectors"
@@ -192,6 +192,12 @@ def turned(case, x, f=None, a=None, pairs=None, n=same, of="qk"):
                       "pairs": halves(len(f)) if pairs is None else pairs, "positions": n(x["positions"])[-1],
                       "of": of}}
 
+def settings(**changes):
+    return {"settings": changes}
+
+def parameters(**changes):
+    return {"parameters": changes}
+
 def halves(half, first=0):
     return [[first + i, first + i + half] for i in range(half)]
 
@@ -297,30 +303,33 @@ def llama3(case, x, f):
 WHOLE = 10000.0 ** -(np.arange(4) / 4)
 
 def partial(case, x, f):
-    return {"denominator: the exponent is 2i/D, D the whole head, not 2i/r": {"f": WHOLE[:2]},
-            "as proportional RoPE has it: pairs (i, i + D/2) by the exponent 2i/D": {
-                "f": [1, 0.1], "pairs": halves(4)[:2]},
-            "halves of the whole head: (i, i + D/2) turns, where (i, i + r/2) belongs": {
-                "f": [1, 0.01], "pairs": halves(4)[:2]},
-            "the last r dimensions of a head turn, not the first": {"pairs": halves(2, first=4)},
-            "factor missing: the whole head turns": {"f": WHOLE}}
+    halves_of_all = halves(4)[:2]
+    return {
+        "denominator: the exponent is 2i/D, D the whole head, not 2i/r": {"f": WHOLE[:2]},
+        "as proportional RoPE has it: pairs (i, i + D/2) by the exponent 2i/D": {"f": [1, 0.1], "pairs": halves_of_all},
+        "halves of the whole head: (i, i + D/2) turns, where (i, i + r/2) belongs": {
+            "f": [1, 0.01], "pairs": halves_of_all},
+        "the last r dimensions of a head turn, not the first": {"pairs": halves(2, first=4)},
+        "factor missing: the whole head turns": {"f": WHOLE}}
 
 def proportional(case, x, f):
-    return {"denominator: the exponent is 2i/r, not 2i/D, D the whole head": {"f": [1, 0.01, 0, 0]},
-            "as partial RoPE has it: pairs (i, i + r/2) by the exponent 2i/r": {"f": [1, 0.01]},
-            "halves of what turns: (i, i + r/2) turns, where (i, i + D/2) belongs": {"f": [1, 0.1]},
-            "factor missing: the whole head turns": {"f": WHOLE}}
+    return {
+        "denominator: the exponent is 2i/r, not 2i/D, D the whole head": {"f": [1, 0.01, 0, 0]},
+        "as partial RoPE has it: pairs (i, i + r/2) by the exponent 2i/r": {"f": [1, 0.01]},
+        "halves of what turns: (i, i + r/2) turns, where (i, i + D/2) belongs": {"f": [1, 0.1]},
+        "factor missing: the whole head turns": {"f": WHOLE}}
 
 SCALINGS = {"ntk": ntk, "dynamic": ntk, "yarn": yarn, "longrope": longrope, "llama3": llama3, "partial": partial,
             "proportional": proportional}
 
 def xpos(case, x):
     plain = turning(expe.rope_inv_freq(8))
-    return {"the factors of q and k are exchanged: scores grow": {"rows": lambda y, n: np.roll(y, 8, -1)},
-            "factor missing: RoPE alone": {"rows": lambda y, n: np.tile(plain(y, n), 2)},
-            "factor squared: z^(m/256)": {"settings": {"scale_base": 256.0}},
-            "halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + D/2) belongs": {
-                "order": np.arange(8).reshape(4, 2).T.ravel()}}
+    swapped = np.arange(8).reshape(4, 2).T.ravel()
+    return {
+        "the factors of q and k are exchanged: scores grow": {"rows": lambda y, n: np.roll(y, 8, -1)},
+        "factor missing: RoPE alone": {"rows": lambda y, n: np.tile(plain(y, n), 2)},
+        "factor squared: z^(m/256)": settings(scale_base=256.0),
+        "halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + D/2) belongs": {"order": swapped}}
 
 def sinusoidal(case, x):
     def waves(exponents, base=10000.0):
@@ -330,97 +339,93 @@ def sinusoidal(case, x):
         return {"rows": rows}
 
     i = np.arange(4).repeat(2)
-    return {"halves and interleaved pairs swapped: all sines first, where sines and cosines alternate":
-            {"rows": lambda y, n: np.concatenate((y[..., ::2], y[..., 1::2]), -1)},
-            "sines and cosines are exchanged": {"rows": lambda y, n: y[..., [1, 0, 3, 2, 5, 4, 7, 6]]},
-            "denominator: the exponent is i/C, not 2i/C": waves(i / 8),
-            "denominator: the exponent is j/C of each column j, not 2i/C of the pair (2i, 2i + 1)":
-            waves(np.arange(8) / 8),
-            "denominator: the exponent is 2i/(C - 2), not 2i/C": waves(i / 3),
-            "off by one: the exponent's i is counted from 1, not from 0": waves((i + 1) / 4),
-            **{f"another base: {b:,.0f}, not 10,000": waves(i / 4, b)
-               for b in (1000.0, 100_000.0, 500_000.0, 1_000_000.0)}}
+    return {
+        "halves and interleaved pairs swapped: all sines first, where sines and cosines alternate": {
+            "rows": lambda y, n: np.concatenate((y[..., ::2], y[..., 1::2]), -1)},
+        "sines and cosines are exchanged": {"rows": lambda y, n: y[..., [1, 0, 3, 2, 5, 4, 7, 6]]},
+        "denominator: the exponent is i/C, not 2i/C": waves(i / 8),
+        "denominator: the exponent is j/C of each column j, not 2i/C of the pair (2i, 2i + 1)": waves(np.arange(8) / 8),
+        "denominator: the exponent is 2i/(C - 2), not 2i/C": waves(i / 3),
+        "off by one: the exponent's i is counted from 1, not from 0": waves((i + 1) / 4),
+        **{f"another base: {b:,.0f}, not 10,000": waves(i / 4, b) for b in (1e3, 1e5, 5e5, 1e6)}}
 
 def misplaced(l):
     added = {"place": lambda x, table: np.concatenate((x[..., :l] + table, x[..., l:]), -1)}
+    last = {"place": lambda x, table: np.concatenate((x[..., :-l], table), -1)}
     return {"the rows are added, and do not override": added,
-            "the rows are added, in the value too, and do not override": added | {"settings": {"on": "qkv"}},
-            "the last l dimensions are overridden, not the first":
-            {"place": lambda x, table: np.concatenate((x[..., :-l], table), -1)}}
-
-def with_settings(**changes):
-    return {"settings": changes}
-
-def with_parameters(**changes):
-    return {"parameters": changes}
+            "the rows are added, in the value too, and do not override": added | settings(on="qkv"),
+            "the last l dimensions are overridden, not the first": last}
 
 def overriding(case, x):
     theta = case.p["theta"]
     on = case.settings.get("on", "qk")
-    return {"factor: theta is 1/(2 x context), not 1/(4 x context)": with_settings(theta=2 * theta),
-            "factor missing: theta is left out": with_settings(theta=1.0),
-            "factor squared: theta is applied twice": with_settings(theta=theta**2),
-            "j is missing: the same number in all l dimensions": with_settings(constant=True),
-            **{f"the override is on {y}, not on {on}": with_settings(on=y) for y in ("k", "q", "qk", "qkv")},
-            **misplaced(5)}
+    return {
+        "factor: theta is 1/(2 x context), not 1/(4 x context)": settings(theta=2 * theta),
+        "factor missing: theta is left out": settings(theta=1.0),
+        "factor squared: theta is applied twice": settings(theta=theta**2),
+        "j is missing: the same number in all l dimensions": settings(constant=True),
+        **{f"the override is on {y}, not on {on}": settings(on=y) for y in ("k", "q", "qk", "qkv")}, **misplaced(5)}
 
 def exqpe(case, x):
+    late = {"rows": lambda y, n: y - np.where(n[..., None] >= np.arange(5), 1 / 16, 0)}
     return misplaced(5) | {
-        "theta1 and theta2 are exchanged": with_settings(theta1=1 / 16, theta2=1 / 2048),
-        "factor missing: theta2 is left out": with_settings(theta2=1.0),
-        "factor squared: theta2 is applied twice": with_settings(theta2=1 / 256),
-        "off by one: floor((n - j)/l) raises, not floor((n - j)/l) + 1":
-        {"rows": lambda y, n: y - np.where(n[..., None] >= np.arange(5), 1 / 16, 0)}}
+        "theta1 and theta2 are exchanged": settings(theta1=1 / 16, theta2=1 / 2048),
+        "factor missing: theta2 is left out": settings(theta2=1.0),
+        "factor squared: theta2 is applied twice": settings(theta2=1 / 256),
+        "off by one: floor((n - j)/l) raises, not floor((n - j)/l) + 1": late}
+
+def sloped(slopes, whose=""):
+    return {f"factor missing: {whose}slopes are left out": {"bias": lambda y: y / slopes},
+            f"factor squared: {whose}slopes are applied twice": {"bias": lambda y: y * slopes}}
 
 def alibi(case, x):
     slopes = expe.alibi_slopes(3)[:, None, None]
     h = np.arange(1, 4)[:, None, None]
-    head = lambda *powers: np.array(powers)[:, None, None]  # noqa: E731
+    of_heads = lambda *powers: np.array(powers)[:, None, None]  # noqa: E731
     powers = {"slopes of 2^(-8h/H), which are for H a power of two": -8 * h / 3,
               "slopes of the next higher power of two": -8 * h / 4,
               "denominator: slopes of 2^(-h H/8), not 2^(-8h/H)": -h * 3 / 8,
               "slopes from h = 0: 2^(-8h/H), h = 0 .. H - 1": -8 * (h - 1) / 3,
-              "slopes from h = 0 in the lower power of two alone": head(0, -4, -2),
-              "slopes from h = 0 in both powers of two": head(0, -4, 0),
+              "slopes from h = 0 in the lower power of two alone": of_heads(0, -4, -2),
+              "slopes from h = 0 in both powers of two": of_heads(0, -4, 0),
               "slopes reversed: the steepest is the last head's": np.log2(slopes[::-1]),
               "slopes reversed: the steepest of 2^(-8h/H) is the last head's": -8 * (4 - h) / 3,
-              "slopes reversed within the lower power of two": head(-8, -4, -2)}
-    return {"factor missing: the slopes are left out": {"bias": lambda y: y / slopes},
-            "factor squared: the slopes are applied twice": {"bias": lambda y: y * slopes},
-            **{words: {"bias": lambda y, p=p: y / slopes * 2.0**p} for words, p in powers.items()}}
+              "slopes reversed within the lower power of two": of_heads(-8, -4, -2)}
+    changes = {words: {"bias": lambda y, p=p: y / slopes * 2.0**p} for words, p in powers.items()}
+    return sloped(slopes, "the ") | changes
 
 def t5(case, x):
     d = expe.distances(x["positions"], x["key_positions"]).clip(0)
     far = 16 * np.log(d.clip(1) / 16)
-    buckets = lambda y: np.where(d < 16, d, np.minimum(16 + y, 31)).astype(int)  # noqa: E731
-    return {"buckets of both sides, half of which are for keys ahead": {"pairs": lambda y: expe.t5_bucket(d, 16)},
-            "denominator: floor(16 ln(d/16)), not divided by ln(max_distance/16)":
-            {"pairs": lambda y: buckets(np.floor(far))},
-            "rounded up: ceil(16 ln(d/16)/ln(max_distance/16)), not floor":
-            {"pairs": lambda y: buckets(np.ceil(far / math.log(8)))}}
+    buckets = lambda y: {"pairs": lambda _: np.where(d < 16, d, np.minimum(16 + y, 31)).astype(int)}  # noqa: E731
+    return {
+        "buckets of both sides, half of which are for keys ahead": {"pairs": lambda y: expe.t5_bucket(d, 16)},
+        "denominator: floor(16 ln(d/16)), not divided by ln(max_distance/16)": buckets(np.floor(far)),
+        "rounded up: ceil(16 ln(d/16)/ln(max_distance/16)), not floor": buckets(np.ceil(far / math.log(8)))}
 
 def shaw(case, x):
     keys, values = (case.p[name][::-1] for name in ("keys", "values"))
-    return {"the keys' table is reversed: [max_distance - r]": with_parameters(keys=keys),
-            "the table is reversed: [max_distance - r] in keys and values": with_parameters(keys=keys, values=values),
-            "the values' table is reversed: [max_distance - r]": with_parameters(values=values),
-            "denominator: q.keys[r] is not divided by sqrt(D)": {"bias": lambda y: 2 * y},
-            "factor missing: values[r] are not added to the output": with_parameters(values=np.zeros((4, 4))),
-            "off by one: distances end at max_distance - 1": with_settings(max_distance=2)}
+    return {
+        "the keys' table is reversed: [max_distance - r]": parameters(keys=keys),
+        "the table is reversed: [max_distance - r] in keys and values": parameters(keys=keys, values=values),
+        "the values' table is reversed: [max_distance - r]": parameters(values=values),
+        "denominator: q.keys[r] is not divided by sqrt(D)": {"bias": lambda y: 2 * y},
+        "factor missing: values[r] are not added to the output": parameters(values=np.zeros((4, 4))),
+        "off by one: distances end at max_distance - 1": settings(max_distance=2)}
 
 def kerple(case, x):
     p, a = case.p["p"], case.p["a"]
-    return {"factor missing: p is left out": with_parameters(p=[1, 1]),
-            "factor missing: a is left out": with_parameters(a=[1, 1]),
-            "factor squared: p is applied twice": with_parameters(p=np.square(p)),
-            "p and a are exchanged": with_parameters(p=a, a=p)}
+    return {"factor missing: p is left out": parameters(p=[1, 1]),
+            "factor missing: a is left out": parameters(a=[1, 1]),
+            "factor squared: p is applied twice": parameters(p=np.square(p)),
+            "p and a are exchanged": parameters(p=a, a=p)}
 
 def fire(case, x):
-    return {"factor missing: c is left out": with_parameters(c=1.0),
-            "factor missing: the threshold L is left out": with_parameters(L=1e-9),
-            "denominator: psi(max(m, L/2)), not psi(max(m, L))": with_parameters(L=case.p["L"] / 2),
-            "denominator: psi(L) at every m, not psi(max(m, L))":
-            {"pairs": lambda y: np.concatenate((0 * y[..., :1], y[..., 1:]), -1)}}
+    at_L = {"pairs": lambda y: np.concatenate((0 * y[..., :1], y[..., 1:]), -1)}
+    return {"factor missing: c is left out": parameters(c=1.0),
+            "factor missing: the threshold L is left out": parameters(L=1e-9),
+            "denominator: psi(max(m, L/2)), not psi(max(m, L))": parameters(L=case.p["L"] / 2),
+            "denominator: psi(L) at every m, not psi(max(m, L))": at_L}
 
 def cope(case, x):
     e = case.p["e"]
@@ -430,83 +435,78 @@ def cope(case, x):
         g = np.tril(1 / (1 + np.exp(-x["q"] @ x["k"].swapaxes(-1, -2) / divide)))
         p = np.minimum(g[..., ::-1].cumsum(-1)[..., ::-1] - own * g, len(e) - 1)
         low, high = (np.take_along_axis(x["q"] @ np.transpose(e), f(p).astype(int), -1) for f in (np.floor, np.ceil))
-        return low + (p - np.floor(p)) * (high - low)
+        return {"bias": lambda _: low + (p - np.floor(p)) * (high - low)}
 
-    return {"denominator: gates are sigmoid(q.k/sqrt(D)), not sigmoid(q.k)": {"bias": lambda y: other(2, 0)},
-            "off by one: a key does not count itself": {"bias": lambda y: other(1, 1)}}
+    return {"denominator: gates are sigmoid(q.k/sqrt(D)), not sigmoid(q.k)": other(2, 0),
+            "off by one: a key does not count itself": other(1, 1)}
 
 def sums_of(y):
-    """(B, H, T, S): y_(n+1) + .. + y_m, of y (B, H, S)."""
-    total = y.cumsum(-1)
+    """(B, H, T, S): y_(n+1) + .. + y_m, of y (B, S, H)."""
+    total = y.swapaxes(1, 2).cumsum(-1)
     return total[..., None] - total[..., None, :]
 
 def fox(case, x):
-    z = (x["h"] @ np.transpose(case.p["weight"]) + case.p["gate_bias"]).swapaxes(1, 2)
-    gates = -np.log1p(np.exp(-z))                                                              # ln f, (B, H, S)
-    return {"ln(1 - f) is summed, not ln f": {"bias": lambda y: sums_of(-np.log1p(np.exp(z)))},
-            "f is summed, not ln f": {"bias": lambda y: sums_of(np.exp(gates))},
-            "off by one: ln f_n, the key's own, is added too": {"bias": lambda y: y + gates[..., None, :]},
-            "off by one: ln f_m, the query's own, is left out, and ln f_n added": {
-                "bias": lambda y: y + gates[..., None, :] - gates[..., None]},
-            "factor missing: gate_bias is left out": with_parameters(gate_bias=[0, 0])}
+    z = x["h"] @ np.transpose(case.p["weight"]) + case.p["gate_bias"]                          # (B, S, H)
+    logs = -np.log1p(np.exp(-z))                                                               # ln f
+    of_key, of_query = logs.swapaxes(1, 2)[..., None, :], logs.swapaxes(1, 2)[..., None]
+    return {
+        "ln(1 - f) is summed, not ln f": {"bias": lambda y: sums_of(-np.log1p(np.exp(z)))},
+        "f is summed, not ln f": {"bias": lambda y: sums_of(np.exp(logs))},
+        "off by one: ln f_n, the key's own, is added too": {"bias": lambda y: y + of_key},
+        "off by one: ln f_m, the query's own, is left out, and ln f_n added": {"bias": lambda y: y + of_key - of_query},
+        "factor missing: gate_bias is left out": parameters(gate_bias=[0, 0])}
 
 def grape(case, x):
-    slopes = expe.alibi_slopes(2)[:, None, None]
     v = np.array(case.p["gate_v"])
     along = np.vecdot(x["q"], v[:, None])                                                      # (B, H, T)
     size = np.linalg.norm(v, axis=-1)[:, None]                                                 # (H, 1)
     gate = lambda below: np.logaddexp(0, along / below)[..., None]  # noqa: E731
-    return {"factor missing: ALiBi's slopes are left out": {"bias": lambda y: y / slopes},
-            "factor squared: ALiBi's slopes are applied twice": {"bias": lambda y: y * slopes},
-            "denominator: v.q/|v| is not divided by sqrt(D)": {"bias": lambda y: y * gate(size) / gate(2 * size)},
-            "denominator: v.q/sqrt(D) is not divided by |v|": {"bias": lambda y: y * gate(2) / gate(2 * size)}}
+    return sloped(expe.alibi_slopes(2)[:, None, None], "ALiBi's ") | {
+        "denominator: v.q/|v| is not divided by sqrt(D)": {"bias": lambda y: y * gate(size) / gate(2 * size)},
+        "denominator: v.q/sqrt(D) is not divided by |v|": {"bias": lambda y: y * gate(2) / gate(2 * size)}}
 
 def pope(case, x):
-    return {"factor missing: e is left out": with_parameters(e=np.zeros((2, 4))),
+    return {"factor missing: e is left out": parameters(e=np.zeros((2, 4))),
             "denominator: scores are divided by sqrt(2D), not by sqrt(D)": {"scores": lambda y: y / math.sqrt(2)},
-            "denominator: the exponent is 2c/D, not c/D": with_settings(base=1e8),
+            "denominator: the exponent is 2c/D, not c/D": settings(base=1e8),
             "the other direction: turned by minus the angle": {"n": lambda n: -n}}
 
 def rove(case, x):
-    S = x["positions"].shape[1]
-
-    def stand(y, *tokens):
-        y = y.copy()                                                    # the queries' turns, then the keys'
-        y[..., slice(*tokens), :] = np.repeat([1, 0], y.shape[-1] // 2)
-        return y
-
-    return {"factor missing: values are not turned, as in RoPE": {"pairs": lambda y: stand(y, None)},
-            "the output is not turned back: values are at absolute positions": {"pairs": lambda y: stand(y, S)},
-            "the other direction: values turn by minus the angle": {
-                "pairs": lambda y: y * np.repeat([1, -1], y.shape[-1] // 2)}}
+    S = x["positions"].shape[1]                                         # table: the queries' turns, then the keys'
+    stands = lambda y, sine: np.repeat([1, sine], y.shape[-1] // 2)  # noqa: E731
+    queries = {"pairs": lambda y: np.where(np.arange(y.shape[-2])[:, None] < S, stands(y, 0), y)}
+    return {"factor missing: values are not turned, as in RoPE": {"pairs": lambda y: 0 * y + stands(y, 0)},
+            "the output is not turned back: values are at absolute positions": queries,
+            "the other direction: values turn by minus the angle": {"pairs": lambda y: y * stands(y, -1)}}
 
 def cable(case, x):
-    y, z = ((x["h"] @ np.transpose(case.p[name])).swapaxes(1, 2) for name in ("tokens", "query"))
-    g = np.logaddexp(0, z)                                                                     # (B, H, T)
+    y, z = (x["h"] @ np.transpose(case.p[name]) for name in ("tokens", "query"))
+    g = np.logaddexp(0, z).swapaxes(1, 2)                                                      # (B, H, T)
+    exchanged = {"bias": lambda b: b / g[..., None] * g[..., None, :]}
+    softened = {"bias": lambda b: -sums_of(np.logaddexp(0, y))}
     return {"the printed sign: the bias is g_m times the sum, which rewards distance": {"bias": lambda b: -b},
             "factor missing: g is left out": {"bias": lambda b: b / g[..., None]},
-            "as in the authors' code: softplus in the place of relu, and no g": {
-                "bias": lambda b: -sums_of(np.logaddexp(0, y))},
-            "g is the key's, not the query's": {"bias": lambda b: b / g[..., None] * g[..., None, :]}}
+            "as in the authors' code: softplus in the place of relu, and no g": softened,
+            "g is the key's, not the query's": exchanged}
 
-def dape_mistakes(case, x):
+def dape(case, x):
     learned = case.learned()
     table = case.model(x["length"]).encoding.pairs(x["positions"], x["key_positions"], None)
     p, a = (np.exp(learned[name])[:, None, None] for name in "pa")
-    undivided, _ = dape.score_forward(2 * x["q"], x["k"], None, table, learned)
+    undivided, _ = zoo.dape.score_forward(2 * x["q"], x["k"], None, table, learned)
+    no_bias = [[*row[:-1], 0] for row in case.p["w1"]]
     return {"f alone is added: KERPLE's bias is not": {"bias": lambda y: y + p * np.log1p(a * table)},
             "denominator: f reads q.k, not q.k/sqrt(D)": {"bias": lambda y: undivided},
-            "factor missing: the bias of the hidden layer is left out": with_parameters(
-                w1=[[*row[:-1], 0] for row in case.p["w1"]])}
+            "factor missing: the bias of the hidden layer is left out": parameters(w1=no_bias)}
 
 def other_way(case):
-    return {"the convolution runs the other way: its last tap is the token's own": with_parameters(
-        conv=[row[::-1] for row in case.p["conv"]])}
+    conv = [row[::-1] for row in case.p["conv"]]
+    return {"the convolution runs the other way: its last tap is the token's own": parameters(conv=conv)}
 
-def selective(case, x):
+def selective_rope(case, x):
     first = [[row[0], 0, 0, 0] for row in case.p["conv"]]
-    return {"factor missing: the first tap of the convolution alone is read": with_parameters(conv=first)} | (
-        other_way(case) | {"another base: 10,000, not 500,000": with_settings(base=10_000.0)})
+    return {"factor missing: the first tap of the convolution alone is read": parameters(conv=first),
+            **other_way(case), "another base: 10,000, not 500,000": settings(base=10_000.0)}
 
 def path(case, x):
     p = case.learned()
@@ -524,27 +524,28 @@ def path(case, x):
                 bias[:, :, m, n] = np.vecdot(x["q"][:, :, m], key - x["k"][:, :, n]) / 2
         return bias
 
-    mistakes = {"factor missing: the silu is left out, as in the paper's equations": {"bias": plain}}
-    mistakes |= other_way(case) | {"factor missing: the bias of b is left out": with_parameters(strength_bias=[0, 0])}
-    if "forget" in p:
-        gates = -np.log1p(np.exp(-(x["h"] @ p["forget"].T + p["forget_bias"]))).swapaxes(1, 2)
-        mistakes |= {
-            "denominator: the forget gates are divided by sqrt(D)": {"bias": lambda y: y - sums_of(gates) / 2},
-            "factor missing: the forget gates are left out": {"bias": lambda y: y - sums_of(gates)}}
-    return mistakes
+    return {"factor missing: the silu is left out, as in the paper's equations": {"bias": plain}, **other_way(case),
+            "factor missing: the bias of b is left out": parameters(strength_bias=[0, 0])}
+
+def path_fox(case, x):
+    gates = -np.log1p(np.exp(-(x["h"] @ np.transpose(case.p["forget"]) + case.p["forget_bias"])))
+    return path(case, x) | {
+        "denominator: the forget gates are divided by sqrt(D)": {"bias": lambda y: y - sums_of(gates) / 2},
+        "factor missing: the forget gates are left out": {"bias": lambda y: y - sums_of(gates)}}
 
 def log(case, x):
     s = np.array(case.p["s"])[:, None, None]
     seen = np.arange(1.0, 7)[:, None]
     first = np.where(seen > 1, np.log(np.maximum(seen, 2)), np.inf)                            # ln 1 = 0: any is right
-    return {"factor missing: a plain softmax, which drops what is subtracted": {"scores": lambda y: y / (s * first)},
-            "factor missing: s is left out": with_parameters(s=[1, 1]),
-            "off by one: ln(n + 1), not ln n": {"scores": lambda y: y * np.log(seen + 1) / first},
-            "n is the length of the array, not the keys that are seen": {"scores": lambda y: y * math.log(6) / first}}
+    return {
+        "factor missing: a plain softmax, which drops what is subtracted": {"scores": lambda y: y / (s * first)},
+        "factor missing: s is left out": parameters(s=[1, 1]),
+        "off by one: ln(n + 1), not ln n": {"scores": lambda y: y * np.log(seen + 1) / first},
+        "n is the length of the array, not the keys that are seen": {"scores": lambda y: y * math.log(6) / first}}
 
 def sinks(case, x):
-    return {"factor missing: a plain softmax": with_parameters(b=[-1e9, -1e9]),
-            "b is added to the denominator, not exp(b)": with_parameters(b=np.log([0.5, 1.2]))}
+    return {"factor missing: a plain softmax": parameters(b=[-1e9, -1e9]),
+            "b is added to the denominator, not exp(b)": parameters(b=np.log(case.p["b"]))}
 
 def stick(case, x):
     s = 1 / (1 + np.exp(-x["q"] @ x["k"].swapaxes(-1, -2) / math.sqrt(case.D)))                # (B, H, S, S)
@@ -558,17 +559,16 @@ def stick(case, x):
     from_first = before * left(before) + own * (1 - before).prod(-1)[..., None]
     with_own = too * left(too[..., ::-1])[..., ::-1]
     plain = too / (1 - too)                                                                    # exp of the score
-    return {"a plain softmax": {"weights": lambda p: plain / plain.sum(-1, keepdims=True)},
-            "a query's own key does not get what is left: weights sum to less than 1":
-            {"weights": lambda p: p * (1 - own)},
-            "the own key takes a share by its score, as the others do": {"weights": lambda p: with_own},
-            "order: the first key takes its share first, not the nearest": {"weights": lambda p: from_first}}
+    return {
+        "a plain softmax": {"weights": lambda p: plain / plain.sum(-1, keepdims=True)},
+        "a query's own key does not get what is left: weights sum to less than 1": {"weights": lambda p: p * (1 - own)},
+        "the own key takes a share by its score, as the others do": {"weights": lambda p: with_own},
+        "order: the first key takes its share first, not the nearest": {"weights": lambda p: from_first}}
 
-MISTAKES = {"rope": rope, "partial": rope, "proportional": rope, "xpos": xpos, "sinusoidal": sinusoidal,
-            "learned": lambda case, x: {}, "expe": overriding, "exqpe": exqpe, "alibi": alibi, "t5": t5, "shaw": shaw,
-            "kerple": kerple, "fire": fire, "cope": cope, "fox": fox, "grape": grape, "pope": pope, "rove": rove,
-            "cable": cable, "dape": dape_mistakes, "selective_rope": selective, "path": path, "path_fox": path,
-            "nope+log": log, "nope+sinks": sinks, "nope+stick": stick}
+MISTAKES = {"rope": rope, "partial": rope, "proportional": rope, "expe": overriding, "learned": lambda case, x: {}}
+MISTAKES |= {f.__name__: f for f in (xpos, sinusoidal, exqpe, alibi, t5, shaw, kerple, fire, cope, fox, grape, pope,
+                                     rove, cable, dape, selective_rope, path, path_fox)}
+MISTAKES |= {f"nope+{f.__name__}": f for f in (log, sinks, stick)}
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
