@@ -1,10 +1,11 @@
 """vectors/: small JSON files to check any implementation of an encoding with: `python -m interop.make_vectors`.
 
-A file has its words written by hand: formula, source, which inputs a function takes and which outputs it returns, its
-parameters, and the positions of each part (near: two sequences, one with gaps; far: up to 10^6; decode: one step with a
-cache). This makes its numbers anew with the float64 NumPy reference: inputs, outputs, the size of the terms, and what
-common mistakes would give, so that conform.py can name them: outputs, or the angles of a rotation ("turns"). Inputs
-have two digits, outputs fifteen. Biases and scores of keys ahead of a query are null.
+A file is written by hand, but for its numbers: formula, source, inputs that a function may take and outputs that it may
+return, parameters, positions of each part (near: two sequences, one with gaps; far: up to 10^6; decode: one step with a
+cache), and the names of common mistakes, with the outputs that they change or, of a rotation, its angles ("turns").
+This makes the numbers anew with the float64 NumPy reference: inputs, right outputs, the size of their terms, and the
+outputs of each mistake, so that conform.py can name it. Inputs have two digits, outputs fifteen. Biases and scores of
+keys ahead of a query are null.
 
 Positions: half precision merges neighbours such as 256 and 257. 1027, 2070, 65,790 and 526,334 lie so near the middle
 of two numbers of bf16 that their rounding is large, and that of n, n + 1, .., n + 4 (ExPE's row) goes both ways.
@@ -24,14 +25,11 @@ import model_numpy
 import zoo.dape
 from common import CommandLine, write_text
 from config import ModelConfig, make_encoding, settings_class
-from interop import conform
-from longer.scaling import ScaledRoPE, scaled_inv_freq
+from longer.scaling import ScaledRoPE
 from zoo.selective_rope import conv_forward, unit_forward
 
 FOLDER = Path(__file__).resolve().parent / "vectors"
 TURNS = {"rope", "partial", "proportional", "xpos", "sinusoidal", "pope", "rove"}
-ROWS = TURNS | {"expe", "exqpe"}                                      # they have a row for any integer, -1 too
-READS_POSITIONS = ROWS | {"alibi", "kerple", "fire", "t5", "shaw", "grape"}
 LOGS = {"kerple": "pa", "dape": "pa", "fire": "cL"}                   # parameters whose logarithm the reference learns
 OURS = {"gate_bias": "bias", "strength_bias": "bias", "gate_v": "v", "s": "temperature", "b": "sinks"}
 
@@ -184,143 +182,45 @@ def turning(inv_freq, factor=1.0, angle=same):
         return np.concatenate((np.cos(angles), np.sin(angles)), -1) * factor
     return rows
 
-def turned(case, x, f=None, a=None, pairs=None, n=same, of="qk"):
-    """A mistake in turning, as conform.turn has it. It takes a hundredth of the room of the numbers that it gives."""
-    right, factor = frequencies(case, x["length"])
-    f = right if f is None else np.array(f)
-    return {"turns": {"inv_freq": f, "attention_factor": factor if a is None else a,
-                      "pairs": halves(len(f)) if pairs is None else pairs, "positions": n(x["positions"])[-1],
-                      "of": of}}
-
 def settings(**changes):
     return {"settings": changes}
 
 def parameters(**changes):
     return {"parameters": changes}
 
-def halves(half, first=0):
-    return [[first + i, first + i + half] for i in range(half)]
-
-def usual(case, x):
-    """Of any encoding; those that change nothing are left out later."""
+def usual(case):
+    """Of any encoding. Of the step with a cache alone: the new token's position, or the bias."""
     root = math.sqrt(case.D)
-    rows = case.pe in ROWS
-    return {
+    new = lambda f: {"n": lambda n: np.append(n[:, :-1], f(n)[:, -1:], axis=1)}  # noqa: E731
+    decoding = {
+        "the bias is 0: the new token is taken for the only one": {"bias": lambda y: 0 * y},
+        "the new token's position is taken for 0": new(lambda n: 0 * n),
+        "the new token's position is the number of those before it": new(as_they_stand),
+        "positions are not read: tokens are counted as they stand": {"n": as_they_stand},
+        "off by one: the new token's position is one more": new(lambda n: n + 1),
+        "off by one: the new token's position is one less": new(lambda n: n - 1)}
+    return {f"in decoding alone, {words}": change for words, change in decoding.items()} | {
         "off by one: positions are counted from 1, not from 0": {"n": lambda n: n + 1},
-        **({"off by one: positions are counted from -1, not from 0": {"n": lambda n: n - 1}} if rows else {}),
+        "off by one: positions are counted from -1, not from 0": {"n": lambda n: n - 1},
         "off by one: the distance is m - n + 1, not m - n": {"keys": lambda n: n - 1},
         "off by one: the distance is m - n - 1, not m - n": {"keys": lambda n: n + 1},
         "positions are not read: all are taken for 0": {"n": lambda n: 0 * n},
         "positions are not read: tokens are counted as they stand": {"n": as_they_stand},
         **{f"rounded positions: they were cast to {d}": {"n": rounded(d)} for d in ("float16", "bfloat16")},
-        **({"rounded table: it was cast to bfloat16": {"rows": bf16}} if rows else {}),
+        "rounded table: it was cast to bfloat16": {"rows": bf16},
         "rounded bias: it was cast to bfloat16": {"bias": bf16},
         "denominator: scores are not divided by sqrt(D)": {"scores": lambda y: y * root},
         "denominator: scores are divided by D, not by sqrt(D)": {"scores": lambda y: y / root},
         "denominator: the bias is divided by sqrt(D)": {"bias": lambda y: y / root},
         "the bias has the other sign": {"bias": lambda y: -y}}
 
-def usual_of_decode():
-    """Of the step with a cache alone: the new token's position, or the bias."""
-    new = lambda f: {"n": lambda n: np.append(n[:, :-1], f(n)[:, -1:], axis=1)}  # noqa: E731
-    return {f"in decoding alone, {words}": change for words, change in {
-        "the bias is 0: the new token is taken for the only one": {"bias": lambda y: 0 * y},
-        "the new token's position is taken for 0": new(lambda n: 0 * n),
-        "the new token's position is the number of those before it": new(as_they_stand),
-        "positions are not read: tokens are counted as they stand": {"n": as_they_stand},
-        "off by one: the new token's position is one more": new(lambda n: n + 1),
-        "off by one: the new token's position is one less": new(lambda n: n - 1)}.items()}
-
-BASES = 10, 500, 1000, 2000, 5000, 20_000, 50_000, 100_000, 150_000, 500_000, 1_000_000, 5_000_000, 10_000_000
-
 def rope(case, x):
-    """Those of a scaling or of a part of the head, {words: turned's arguments}, and then those of every RoPE."""
+    """What is no turn by other angles."""
     f, a = frequencies(case, x["length"])
-    own = SCALINGS.get(case.pe if case.pe != "rope" else case.scaling, lambda *_: {})(case, x, f)
-    half = "r/2" if case.pe == "partial" else "D/2"
-    i = np.arange(len(f))
-    g = 10000.0 ** (-i / len(f))
-    power = lambda p: f**p if case.scaling in ("ntk", "dynamic") else g**p * f / g  # noqa: E731
-    inverse = np.divide(g * g, f, where=f > 0, out=0 * f)
-    formats = "float16", "bfloat16"
-    turns = own | {
-        f"halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + {half}) belongs": {
-            "pairs": [[2 * j, 2 * j + 1] for j in i]},
-        f"interleaved cosines and sines (0, 0, 1, 1, ..) with pairs (i, i + {half}), whose cosines are (0, 1, .., 0, 1,"
-        " ..)": {"f": f.repeat(2).reshape(2, -1), "pairs": halves(len(f))},
-        "q alone is turned, and k is not": {"of": "q"},
-        "k alone is turned, and q is not": {"of": "k"},
-        "v is turned too": {"of": "qkv"},
-        "attention factor missing: cosines and sines are not multiplied by it": {"a": 1.0},
-        "attention factor squared: cosines and sines are multiplied by it twice": {"a": a * a},
-        "factor missing: the frequencies are those of rope_type default": {"f": g},
-        "factor missing: all is as in rope_type default": {"f": g, "a": 1.0},
-        "factor squared: the frequencies are scaled twice": {"f": f * f / g},
-        "factor inverted: frequencies are multiplied where they should be divided": {"f": inverse},
-        "denominator: the exponent is i/D, not 2i/D": {"f": power(1 / 2)},
-        "denominator: the exponent is 2i/(D - 2), not 2i/D": {"f": power(len(f) / (len(f) - 1))},
-        "off by one: the exponent's i is counted from 1, not from 0": {"f": f * g[1]},
-        "the other direction: turned by minus the angle": {"f": -f},
-        **{f"rounded frequencies: inv_freq was cast to {d}": {"f": round_to(f, d)} for d in formats}}
-    return {words: turned(case, x, **change) for words, change in turns.items()} | {
-        **{f"rounded angles: they were cast to {d}": {"rows": turning(f, a, lambda y, d=d: round_to(y, d))}
-           for d in formats},
-        "rounded positions, inv_freq and angles: all were cast to bfloat16": {
-            "n": rounded("bfloat16"), "rows": turning(bf16(f), a, bf16)},
-        **{f"another base: {b:,}, not 10,000": turned(case, x, f * (b / 1e4) ** (-i / len(f))) for b in BASES}}
-
-def ntk(case, x, f):
-    s = case.factor
-    b = 10000 * (max(1, s * (x["length"] / case.context - 1) + 1) if case.scaling == "dynamic" else s)
-    static, _ = scaled_inv_freq(8, scaling="ntk", factor=s)
-    return {"the exponent D/(D-2) is missing from the base": {"f": b ** (-np.arange(4) / 4)},
-            "the static rule: the base times factor^(D/(D-2)) at every length": {"f": static}}
-
-def yarn(case, x, f):
-    g, s, L = expe.rope_inv_freq(8), case.factor, case.context
-    low, high = (8 * math.log(L / (2 * math.pi * turns)) / (2 * math.log(10000)) for turns in (32, 1))
-    ramp = np.clip((np.arange(4) - low) / (high - low), 0, 1)
-    longest, _ = scaled_inv_freq(8, scaling="yarn", factor=s, trained_length=L * int(s))
-    return {"length: L is max_position_embeddings, not the original one": {"f": longest},
-            "there is no ramp: all frequencies are divided by the factor": {"f": g / s},
-            "mscale is not read: attention_factor is 0.1 ln(factor) + 1": {"a": 0.1 * math.log(s) + 1},
-            "YaRN's ramp is inverted: fast pairs are stretched, and slow ones kept": {"f": g * (1 + 1 / s) - f},
-            "the ends of YaRN's ramp are not rounded (truncate: false)": {"f": g * (1 - ramp + ramp / s)}}
-
-def longrope(case, x, f):
-    return {f"length: the {name} factors, where the others belong": {"f": expe.rope_inv_freq(8) / case.settings[name]}
-            for name in ("short", "long")}
-
-def llama3(case, x, f):
-    g = expe.rope_inv_freq(8)
-    turns = case.context * g / (2 * math.pi)
-    inverted = g * (1 + 1 / 8) - f
-    between = np.where((turns > 1) & (turns < 4), inverted, f)
-    return {"there is no ramp: pairs are kept from 4 turns on, else divided": {"f": np.where(turns > 4, g, g / 8)},
-            "llama3's ramp is inverted: fast pairs are stretched, and slow ones kept": {"f": inverted},
-            "llama3's ramp is inverted between its ends": {"f": between}}
-
-WHOLE = 10000.0 ** -(np.arange(4) / 4)
-
-def partial(case, x, f):
-    halves_of_all = halves(4)[:2]
-    return {
-        "denominator: the exponent is 2i/D, D the whole head, not 2i/r": {"f": WHOLE[:2]},
-        "as proportional RoPE has it: pairs (i, i + D/2) by the exponent 2i/D": {"f": [1, 0.1], "pairs": halves_of_all},
-        "halves of the whole head: (i, i + D/2) turns, where (i, i + r/2) belongs": {
-            "f": [1, 0.01], "pairs": halves_of_all},
-        "the last r dimensions of a head turn, not the first": {"pairs": halves(2, first=4)},
-        "factor missing: the whole head turns": {"f": WHOLE}}
-
-def proportional(case, x, f):
-    return {
-        "denominator: the exponent is 2i/r, not 2i/D, D the whole head": {"f": [1, 0.01, 0, 0]},
-        "as partial RoPE has it: pairs (i, i + r/2) by the exponent 2i/r": {"f": [1, 0.01]},
-        "halves of what turns: (i, i + r/2) turns, where (i, i + D/2) belongs": {"f": [1, 0.1]},
-        "factor missing: the whole head turns": {"f": WHOLE}}
-
-SCALINGS = {"ntk": ntk, "dynamic": ntk, "yarn": yarn, "longrope": longrope, "llama3": llama3, "partial": partial,
-            "proportional": proportional}
+    angles = {d: {"rows": turning(f, a, lambda y, d=d: round_to(y, d))} for d in ("float16", "bfloat16")}
+    all_three = {"n": rounded("bfloat16"), "rows": turning(bf16(f), a, bf16)}
+    return {"rounded positions, inv_freq and angles: all were cast to bfloat16": all_three,
+            **{f"rounded angles: they were cast to {d}": change for d, change in angles.items()}}
 
 def xpos(case, x):
     plain = turning(expe.rope_inv_freq(8))
@@ -616,42 +516,19 @@ def plain(y, digits):
     whole = isinstance(y, int | np.integer)
     return int(y) if whole else None if np.isnan(y) else float(f"{y:.{digits}g}") + 0.0
 
-def alike(name, x, y, close):
-    """Whether these differ by nothing, or by what a softmax drops."""
-    if np.shape(x) != np.shape(y):
-        return False
-    ways = [(x, y)] + ([(x - x[..., :1], y - y[..., :1])] if name in ("bias", "scores") else [])
-    return any(np.allclose(*way, rtol=close, atol=close, equal_nan=True) for way in ways)
-
-def mistaken(case, parts, size):
-    """The mistakes that can be told from what is right and from each other: [{words, part, its last sequence}]."""
+def mistaken(case, inputs):
+    """The mistakes of a file, their outputs made anew for the last sequence; the angles of a rotation stay."""
+    changes = {part: MISTAKES[case.file["encoding"]](case, x) | usual(case) for part, x in inputs.items()}
     mistakes = []
-    seen = set()
-    for part, (whole, x, right) in parts.items():
-        close = {name: max(2e-4, conform.tolerance("float32", *size[part][name])) for name in right}
-        changes = usual_of_decode() if part == "decode" else MISTAKES[case.file["encoding"]](case, whole)
-        changes |= usual(case, whole) if part == "near" else {}
-        changes = {words: change for words, change in changes.items() if words not in seen}
-        if case.pe in READS_POSITIONS:                                  # in each part, since some show it best far out
-            changes["rounded positions: they were cast to bfloat16"] = {"n": rounded("bfloat16")}
-        for words, change in changes.items():
-            change = turned(case, whole, **change) if case.rope and change.keys() == {"n"} else change
-            if turns := change.get("turns"):
-                turns["positions"] = turns["positions"][-x["positions"].shape[1]:]
-                wrong = conform.turn(x, **turns)
-            else:
-                _, wrong = cut(part, whole, forward(case, whole, **change), case.returns)
-            wrong = {name: conform.last(np.asarray(wrong[name])) for name in right if name in wrong}
-            compared = {name: (name, y, conform.last(np.asarray(right[name]))) for name, y in wrong.items()}
-            if all(alike(*pair, close[name]) for name, pair in compared.items()):
-                continue
-            wrong = {name: plain(y, 5 if np.ndim(y) > 2 else 15) for name, y in wrong.items()
-                     if not alike(*compared[name], 1e-5)}
-            if json.dumps(wrong) not in seen:
-                mistakes.append({"looks like": words, "part": part} | (
-                    {"turns": {name: y if name == "of" else plain(y, 15) for name, y in turns.items()}} if turns
-                    else {"outputs": wrong}))
-            seen |= {words, json.dumps(wrong)}
+    for mistake in case.file["mistakes"]:
+        if "outputs" in mistake:
+            part = mistake["part"]
+            found = forward(case, inputs[part], **changes[part][mistake["looks like"]])
+            _, wrong = cut(part, inputs[part], found, case.returns)
+            wrong = {name: wrong[name][-1:] if wrong[name].ndim > 2 else wrong[name] for name in mistake["outputs"]}
+            mistake = mistake | {
+                "outputs": {name: plain(y, 5 if y.ndim > 2 else 15) for name, y in wrong.items()}}
+        mistakes.append(mistake)
     return mistakes
 
 @np.errstate(all="ignore")
@@ -664,8 +541,7 @@ def document(name):
     size = {part: sizes(case, x, outputs[part], cuts[part][1]) for part, x in inputs.items()}
     parts = {part: {"size": size[part], "inputs": {name: plain(y, 15) for name, y in x.items()},
                     "outputs": {name: plain(y, 15) for name, y in found.items()}} for part, (x, found) in cuts.items()}
-    mistakes = mistaken(case, {part: (x, *cuts[part]) for part, x in inputs.items()}, size)
-    return case.file | {"parts": parts, "mistakes": mistakes}
+    return case.file | {"parts": parts, "mistakes": mistaken(case, inputs)}
 
 def text(value, margin=""):
     """JSON with a line for each field and each row of numbers."""
