@@ -479,8 +479,8 @@ def sizes(case, x, found, outputs):
     By the same sums, of squares, since roundings are independent. The terms may be rounded as the output is; exact is
     of angles (as large as their positions) and of what all keys of a query share in their bias.
     """
-    (H, D) = case.H, case.D                                             # (B, 1, T, 1)
-    turns = x["positions"][:, None, :, None] * (case.pe in TURNS)
+    H, D = case.H, case.D
+    turns = x["positions"][:, None, :, None] * (case.pe in TURNS)                              # (B, 1, T, 1)
     root = lambda q, k, over=1: np.sqrt(q**2 @ k.swapaxes(-1, -2) ** 2 / over)  # noqa: E731
     if "x" in x:                                                                               # q = wq phi
         wide = np.zeros_like(x["x"])

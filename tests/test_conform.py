@@ -256,14 +256,17 @@ def test_each_mistake_is_named_by_breaking_ours(name, broken, words):
 
 @pytest.mark.parametrize("name", FILES)
 def test_each_mistake_of_a_file_is_named_by_its_own_numbers(name):
-    for mistake in FILES[name]["mistakes"]:
-        data = FILES[name]["parts"][mistake["part"]]
+    for part, data in FILES[name]["parts"].items():
         x, right = ({key: np.array(y, float) for key, y in data[of].items()} for of in ("inputs", "outputs"))
-        wrong = conform.outputs_of(mistake, x)
-        found = {key: np.concatenate((y[:-1], wrong.get(key, y[-1:]))) if y.ndim > 2 else wrong.get(key, y)
-                 for key, y in right.items()}
-        fine, line = conform.check(lambda found=found, **x: found, FILES[name] | {"parts": {mistake["part"]: data}})
-        assert not fine and line.endswith(f"it looks like {mistake['looks like']}"), f"{mistake['looks like']}: {line}"
+        mistakes = [{"looks like": mistake["looks like"], "part": part, "outputs": conform.outputs_of(mistake, x)}
+                    for mistake in FILES[name]["mistakes"] if mistake["part"] == part]
+        file = FILES[name] | {"parts": {part: data | {"inputs": x, "outputs": right}}, "mistakes": mistakes}
+        for mistake in mistakes:
+            wrong = mistake["outputs"]
+            found = {key: np.concatenate((y[:-1], wrong.get(key, y[-1:]))) if y.ndim > 2 else wrong.get(key, y)
+                     for key, y in right.items()}
+            fine, line = conform.check(lambda found=found, **x: found, file)
+            assert not fine and line.endswith(f"it looks like {mistake['looks like']}"), line
 
 
 @pytest.mark.parametrize("name, broken, words", [
