@@ -555,10 +555,11 @@ def text(value, margin=""):
 
 def main(argv=None):
     parser = CommandLine(prog="python -m interop.make_vectors", description=__doc__.partition("\n\n")[0])
-    parser.parse_args(argv)
-    for path in sorted(FOLDER.glob("*.json")):
-        write_text(path, text(document(path.stem)) + "\n")
-    print(f"wrote {len([*FOLDER.glob('*.json')])} files of vectors/")
+    with parser.one_line_errors():
+        parser.parse_args(argv)
+        for path in sorted(FOLDER.glob("*.json")):
+            write_text(path, text(document(path.stem)) + "\n")
+        print(f"wrote {len([*FOLDER.glob('*.json')])} files of vectors/")
 
 if __name__ == "__main__":
     main()

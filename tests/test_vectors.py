@@ -196,10 +196,6 @@ def bucket(d, p):
     return d if d < half else min(half + p.get("whole", int)(far * half), 2 * half - 1)
 
 
-def softplus(x):
-    return np.log(1 + np.exp(x))
-
-
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
