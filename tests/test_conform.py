@@ -4,7 +4,6 @@ The functions that are broken are the loops of tests/test_vectors.py; the mistak
 """
 
 import ast
-import json
 import math
 import shutil
 import subprocess
@@ -66,9 +65,8 @@ def cast_to(dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_cast_at_the_end_alone_is_right_by_its_own_tolerance(name, dtype):
-    data = json.loads(json.dumps(FILES[name]))
-    if dtype == "float16":
-        data["parts"].pop("far", None)  # scores of 10^5 do not fit into float16
+    parts = {part: x for part, x in FILES[name]["parts"].items() if (dtype, part) != ("float16", "far")}
+    data = FILES[name] | {"parts": parts}  # scores of 10^5 do not fit into float16
     fine, line = conform.check(of(name, cast_to(dtype)), data, dtype)
     assert fine, line
     assert not conform.check(of(name, cast_to(dtype)), data, "float64")[0]
