@@ -258,7 +258,7 @@ def main(argv=None):
         study = read_study(args.study)
         known = read_results(study.results).study
         asked = {"study": study.name, "title": study.title, "preset": study.preset, "seeds": study.seeds,
-                 "chosen": study.chosen}
+                 "runs": list(study.runs), "chosen": study.chosen}
         if known and known["preset"] != study.preset:
             raise InputError(f"{study.results} is of another study, {known['title']}: give {args.study} another name")
         names = {f"{run}-s{seed}": (run, seed) for seed in study.seeds for run in study.runs}
