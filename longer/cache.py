@@ -1,7 +1,6 @@
 """What a model has read: the keys and values of every block, all of them or those of a stream."""
 
 import numpy as np
-import torch
 
 from config import InputError
 
@@ -55,8 +54,7 @@ class Cache:
         if end + n > arrays[0].shape[2]:                # now and then; a quarter of the new arrays is left free
             size = end - begin + n
             size += max(64, size // 4)
-            with torch.inference_mode(False):           # so that passes in that mode and without it can write to them
-                larger = [part.new_empty(*part.shape[:2], size, part.shape[3]) for part in parts]
+            larger = [part.new_empty(*part.shape[:2], size, part.shape[3]) for part in parts]
             for x, old in zip(larger, arrays, strict=True):
                 x[:, :, : end - begin] = old[:, :, begin:end]
             arrays, begin, end = larger, 0, end - begin

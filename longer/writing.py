@@ -28,7 +28,7 @@ def add_flags(parser):
     scaling.add_stream_flags(parser)
     scaling.add_scaling_flags(parser)
 
-@torch.inference_mode()
+@torch.no_grad()
 def generate_cached(model, prompts, cache, seed=0, **sampling):
     """Yields, step after step and without end, the next token of each sequence, [B].
 
