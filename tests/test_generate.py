@@ -17,7 +17,6 @@ import generate
 from longer.cache import Cache
 from longer.reading import Reader, load
 from longer.writing import generate_cached
-from model_torch import Shaw
 
 
 @pytest.mark.parametrize("temperature, top_k", [(1, None), (0.5, 7), (2, None), (0.9, 12)])
@@ -77,19 +76,6 @@ def test_prompts_of_different_lengths_side_by_side_are_as_each_alone(workplace):
     for prompt, row in zip(prompts, together, strict=True):
         [alone] = write([prompt], 12 - len(prompt) + 1)
         assert list(row[len(prompt) - 1 :]) == list(alone) and list(row[: len(prompt) - 1]) == prompt[1:]
-
-
-def test_another_encoding_with_a_value_door_is_read_as_it_is():
-    class Squared(Shaw):
-        def value(self, weights, v, table):
-            return super().value(weights**2, v, table)
-
-    plain, reader = tiny("shaw"), tiny("shaw", make=Reader)
-    for model in (plain, reader):
-        model.encoding.__class__ = Squared
-    tokens = some_tokens(2, 300)
-    with torch.no_grad():
-        torch.testing.assert_close(reader(tokens), plain(tokens))
 
 
 def test_sequences_side_by_side_draw_from_generators_of_their_own():

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import longer.reading
 import model_numpy
-from config import CORE, ENCODINGS, InputError, make_encoding
+from config import CORE, ENCODINGS, InputError
 from engine import fast
 from expe import expe_table, exqpe_table
 from lab.measures import Window
@@ -234,14 +234,6 @@ def test_scale_multiplies_the_papers_values():
         numbers = (1 / 48,) if pe == "expe" else (1 / 48, 1 / 16)
         rows = model.config.encoding.rows(n, model.config)
         np.testing.assert_allclose(rows, table(n, 5, 0.25, *numbers) / 2, rtol=1e-15)
-    plain = tiny("expe")
-    halved = GPT(dataclasses.replace(plain.config, encoding=dataclasses.replace(plain.config.encoding, scale=0.5)))
-    halved.double().eval().load_state_dict(plain.state_dict())
-    theta = GPT(dataclasses.replace(plain.config, encoding=make_encoding("expe", l=5, theta=1 / 96)))
-    theta.double().eval().load_state_dict(plain.state_dict())
-    tokens = some_tokens(2, 30)
-    torch.testing.assert_close(halved(tokens), theta(tokens), **EXACT)  # start is 0: half of theta is half of all
-    assert not torch.allclose(halved(tokens), plain(tokens))
 
 
 def test_a_reader_goes_back_and_forth_between_positions_of_its_model():
@@ -299,16 +291,6 @@ def test_dual_chunk_attention_follows_its_definition(pe, chunk):
 
     h, ours = first_block_of_40_tokens(model)
     np.testing.assert_allclose(ours, attention_in_loops(h, model, score), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("pe", ["rope", "expe", "exqpe"])
-def test_dual_chunk_is_the_plain_model_up_to_one_chunk(pe):
-    model, plain, tokens = reading(pe, variant={"chunk": 8}), tiny(pe), some_tokens(2, 20)
-    torch.testing.assert_close(model(tokens[:, :8]), plain(tokens[:, :8]), **EXACT)
-    assert pe != "rope" or torch.equal(model(tokens[:, :8]), plain(tokens[:, :8]))  # an override is a sum of two here
-    if pe == "rope":  # within the local window, of 12 - 1 - 8 tokens, distances are true across the edge of a chunk
-        torch.testing.assert_close(model(tokens)[:, :12], plain(tokens)[:, :12], **EXACT)
-    assert not torch.allclose(model(tokens), plain(tokens))
 
 
 # ---- Self-Extend -----------------------------------------------------------------------------------------------------
