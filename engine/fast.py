@@ -179,7 +179,7 @@ def linear_of(encoding, causal):
     if type(encoding) is model_torch.ALiBi:
         return alibi
     if type(encoding) is model_torch.ExPE and is_straight(settings) and not hasattr(encoding, "sees_shifts"):
-        return expe_on_keys              # a softmax that sees shifts does not drop a_m b_m
+        return expe_on_keys              # without a_m b_m, which a softmax drops unless it sees shifts
     return getattr(encoding, "linear", None)
 
 @functools.lru_cache
