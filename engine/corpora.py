@@ -3,10 +3,10 @@
     python -m engine.corpora SOURCE --out data/NAME --workers 8 --tasks 64
     python data.py SOURCE                           does the same, with a worker for each core
 
-The files of a source are dealt out to the tasks. A task reads its files, cuts long documents, drops short ones, encodes
-the others, and notes a hash of each. Then exact copies are found by their hashes, and the tasks' tokens are joined in
-the order of the tasks without the copies. The result depends on --tasks and not on --workers. Work that was stopped is
-started again with the same command, which skips the tasks that are done. Documents that are nearly the same are kept.
+The files of a source are divided among the tasks. A task reads its files, cuts long documents, drops short ones,
+encodes the others, and notes a hash of each. Then exact copies are found by their hashes, and the tasks' tokens are
+joined in the order of the tasks without the copies. The result depends on --tasks and not on --workers. The same
+command continues work that was stopped, and skips the tasks that are done. Near copies of a document are kept.
 """
 
 import contextlib
@@ -45,6 +45,24 @@ TASKS = 16
 TOKENIZER_CHARS = 2**28             # the tokenizer is trained on at most so much of a source
 logger.remove()                     # each task has a log of its own, in tasks/encode/logs
 
+@contextlib.contextmanager
+def reading():
+    """InputError for whatever goes wrong within a source: the hub, the network and Arrow have errors of their own."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"the source cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
+
+def pieces_of(documents, max_doc_chars):
+    """(None, text) of the pieces of datatrove's documents."""
+    while True:
+        with reading():
+            document = next(documents, None)
+        if document is None:
+            return
+        for piece in data.cut_text(document.text, max_doc_chars):
+            yield None, piece
+
 class Encode(PipelineStep):
     """Write the tokens of documents to NUMBER.bin, their splits and sizes to NUMBER.npz, and pass the documents on."""
 
@@ -53,8 +71,8 @@ class Encode(PipelineStep):
 
     def __init__(self, folder, tokenizer, min_doc_tokens, max_tokens, max_doc_chars):
         super().__init__()
-        self.folder = Path(folder)
-        self.tokenizer = str(tokenizer)
+        self.folder = folder
+        self.tokenizer = tokenizer
         self.min_doc_tokens = min_doc_tokens
         self.max_tokens = max_tokens
         self.max_doc_chars = max_doc_chars
@@ -67,7 +85,8 @@ class Encode(PipelineStep):
         total = 0
         unfinished = self.folder / f"{rank:05d}.{os.getpid()}"
         with open(unfinished, "wb") as file:
-            for split, _, text in data.split_texts(cut(documents, self.max_doc_chars), self.min_doc_tokens, dropped):
+            pieces = pieces_of(documents, self.max_doc_chars)
+            for split, _, text in data.split_texts(pieces, self.min_doc_tokens, dropped):
                 tokens = encoding.encode_ordinary(text)
                 if len(tokens) < self.min_doc_tokens:
                     dropped["short"] += 1
@@ -87,16 +106,11 @@ class Executor(LocalPipelineExecutor):
 
     def run(self, pool):
         left = self.get_incomplete_ranks()
-        done = pool.map(self._run_for_rank, left, itertools.repeat(1))  # 1: it logs to its file alone
-        for _ in tqdm(done, "tasks", total=self.tasks, initial=self.tasks - len(left), disable=None, leave=False):
-            pass
+        done = pool.map(self._run_for_rank, left, itertools.repeat(1))  # with 1 it logs to its file alone
+        list(tqdm(done, "tasks", total=self.tasks, initial=self.tasks - len(left), disable=None, leave=False))
 
 def text_of(document) -> str:
     return document.text
-
-def cut(documents, max_doc_chars):
-    """(None, text) of the pieces of datatrove's documents."""
-    return ((None, piece) for document in documents for piece in data.cut_text(document.text, max_doc_chars))
 
 def make_readers(source):
     """datatrove's readers of a source: of a data set of the hub, or of the .jsonl and .parquet files of a path."""
@@ -114,7 +128,8 @@ def make_readers(source):
     return [reader for reader in readers if list_files(reader)]
 
 def list_files(reader):
-    return reader.data_folder.list_files(glob_pattern=reader.glob_pattern)
+    with reading():
+        return reader.data_folder.list_files(glob_pattern=reader.glob_pattern)
 
 def make_pipelines(source, out, tasks=TASKS, min_doc_tokens=1, max_tokens=0, max_doc_chars=2**20):
     """The two pipelines of datatrove, for its executors: {"encode": steps, "copies": steps}, of `tasks` tasks each.
@@ -134,12 +149,10 @@ def make_pipelines(source, out, tasks=TASKS, min_doc_tokens=1, max_tokens=0, max
 
 def train_tokenizer(source, vocab, max_doc_chars):
     """{token bytes: rank} of a tokenizer trained on the first TOKENIZER_CHARS characters of the training documents."""
-    documents = None
-    for reader in make_readers(source):
-        documents = reader.run(documents)
+    documents = itertools.chain(*(reader.run() for reader in make_readers(source)))
     texts = []
     size = 0
-    for split, _, text in data.split_texts(cut(documents, max_doc_chars), 1, {"short": 0, "duplicate": 0}):
+    for split, _, text in data.split_texts(pieces_of(documents, max_doc_chars), 1, {"short": 0, "duplicate": 0}):
         if split == "train":
             texts.append(text)
             size += len(text)
@@ -157,12 +170,11 @@ def join(out, tasks):
         files = [stack.enter_context(open(out / f"{split}.bin.unfinished", "wb")) for split in data.SPLITS]
         for task in range(tasks):
             index = np.load(folder / "tokens" / f"{task:05d}.npz")
-            parts = [np.fromfile(path, np.uint32) for path in folder.glob(f"copies/*/{task:05d}.c4_dup")]
-            copies = set(np.concatenate([np.zeros(0, np.uint32), *parts]).tolist())
+            copies = {i for path in folder.glob(f"copies/*/{task:05d}.c4_dup") for i in np.fromfile(path, np.uint32)}
             dropped["short"] += int(index["short"])
             dropped["duplicate"] += int(index["duplicate"]) + len(copies)
             with open(folder / "tokens" / f"{task:05d}.bin", "rb") as tokens:
-                for i, (split, size) in enumerate(zip(index["splits"].tolist(), index["sizes"].tolist(), strict=True)):
+                for i, (split, size) in enumerate(zip(index["splits"], index["sizes"], strict=True)):
                     document = tokens.read(2 * size)
                     if i not in copies:
                         files[split].write(document)
@@ -184,7 +196,7 @@ def prepare(source, out, vocab, ranks=None, min_doc_tokens=1, max_tokens=0, max_
     if data.is_whole(out):
         raise InputError(f"{out} exists: use it with --data {out}, remove it, or choose another --out")
     out.mkdir(parents=True, exist_ok=True)
-    with common.lock(out), reading(source):
+    with common.lock(out):
         if (out / "meta.json").exists():
             begun = read_json(out / "meta.json")
             if changed := [name for name, value in settings.items() if begun.get(name) != value]:
@@ -195,27 +207,18 @@ def prepare(source, out, vocab, ranks=None, min_doc_tokens=1, max_tokens=0, max_
         pipelines = make_pipelines(source, out, tasks, min_doc_tokens, max_tokens, max_doc_chars)
         os.environ.setdefault("TQDM_DISABLE", "1")                      # datatrove's own bars, in the workers
         workers = workers or os.cpu_count()
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            for name, steps in pipelines.items():
-                Executor(steps, tasks, workers, str(out.resolve() / "tasks" / name)).run(pool)
+        try:
+            with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+                for name, steps in pipelines.items():
+                    Executor(steps, tasks, workers, str(out.resolve() / "tasks" / name)).run(pool)
+        except BrokenProcessPool:
+            raise InputError("a worker was killed: start the same command again, which continues (with fewer "
+                             "--workers, if memory was short)") from None
         documents, dropped = join(out, tasks)
         data.check_counts(source, documents, dropped)
         data.write_meta(out, settings, documents, dropped, {"val": {}, "test": {}})
     print(f"{out}/tasks holds the work of the tasks, and may be deleted")
     return out
-
-@contextlib.contextmanager
-def reading(source):
-    """InputError for whatever ends the reading of a source."""
-    try:
-        yield
-    except InputError:
-        raise
-    except BrokenProcessPool:
-        raise InputError("a worker was killed: start the same command again, which goes on (with fewer --workers, if "
-                         "memory was short)") from None
-    except Exception as error:          # the hub's, the network's and Arrow's own kinds have no common ancestor
-        raise InputError(f"{source} cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
 
 def main():
     parser = data.make_parser()

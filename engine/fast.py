@@ -1,14 +1,16 @@
-"""What is fast and not plain: each replaces a plain part of model_torch.py, and a test compares the two.
+"""The fast forms of plain parts of model_torch.py. A test compares each with its plain form.
 
+    fast                                                                           plain
     cross_entropy      the loss without an array of all logits                     model_torch.cross_entropy
-    Attention          a linear bias as further dimensions, in half precision;     model_torch.Attention
-                       on a CPU Shaw's vectors on a band of the scores, and
-                       trained biases added by the product of the scores
+    LinearBias         a_m b_n as further dimensions of q and k, in half precision Attention.attend with a bias
+    Banded             Shaw's vectors on a band of the scores, on a CPU            Shaw.score and Shaw.value
+    Attention          uses these two, and on a CPU adds a trained bias in the     model_torch.Attention
+                       product that makes the scores
     Dropout            16 random bits a number on a CPU instead of a whole word    nn.Dropout
     compile            torch.compile of the blocks and of the loss                 the model as it is
     keep_freed_memory                                                              the C library's own settings
 
-train.py uses them with --fast, and so does what reads long texts; GPT takes the first three as parts.
+train.py uses them with --fast, and longer/ always does. GPT takes cross_entropy, Attention and Dropout as parts.
 """
 
 import contextlib
@@ -163,24 +165,22 @@ def linear_of(encoding, causal):
     class that is made of them may have another table, and has none unless it says so.
     """
     settings = encoding.settings
-    if type(encoding) is model_torch.ALiBi and causal and is_distance(settings):
-        return lambda q, kept, w, n: (settings.slopes * encoding.of_each_head(q, n)[..., 0], n)
-    if type(encoding) is not model_torch.ExPE:
-        of_distance = not isinstance(encoding, model_torch.ALiBi) or causal and is_distance(settings)
-        return getattr(encoding, "linear", None) if of_distance else None                # |m - n| is no such product
-    if not is_straight(settings) or hasattr(encoding, "sees_shifts"):
-        return None                                  # These softmaxes do not drop what is left out below.
 
-    def step_of(w):
-        return settings.scale * settings.theta * w[..., : settings.l].sum(-1)[:, None]             # (H, 1, D)
+    def alibi(q, kept, w, n):
+        return settings.slopes * encoding.of_each_head(q, n)[..., 0], n                # (H, 1), (..., 1, S)
 
-    def linear(q, kept, w, n, step=None):
-        """ExPE-K: a position adds one vector to its key, times n, and so a number of the query's to the score."""
-        step = step_of(w) if step is None else step
+    def expe_on_keys(q, kept, w, n):
+        """A position adds one vector to its key, times n, and so a number of the query's to the score."""
+        step = settings.scale * settings.theta * w[..., : settings.l].sum(-1)[:, None]             # (H, 1, D)
         return (q * step).sum(-1) / score_divisor(q), n                                # (B, H, T), (..., 1, S)
 
-    linear.step_of = step_of             # for those who ask often, of the same weights
-    return linear
+    if isinstance(encoding, model_torch.ALiBi) and not (causal and is_distance(settings)):
+        return None                      # |m - n| is no such product
+    if type(encoding) is model_torch.ALiBi:
+        return alibi
+    if type(encoding) is model_torch.ExPE and is_straight(settings) and not hasattr(encoding, "sees_shifts"):
+        return expe_on_keys              # without a_m b_m, which a softmax drops unless it sees shifts
+    return getattr(encoding, "linear", None)
 
 @functools.lru_cache
 def is_distance(settings):
@@ -219,34 +219,31 @@ class LinearBias(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        q, k, v, a, b = ctx.saved_tensors
+        inputs = ctx.saved_tensors
         causal, window = ctx.seen
-        with full_precision(q):
-            grads = linear_bias_backward(*map(at_least_fp32, (dy, q, k, v)), a, b, causal, window)
-        return *(g.sum_to_size(x.shape).type_as(x) for g, x in zip(grads, (q, k, v, a, b), strict=True)), None, None
-
-def linear_bias_backward(dy, q, k, v, a, b, causal, window):
-    """The gradients of q, k and v (B, H, T, D), and of a and b, (B, H, T) each, as LinearBias says."""
-    T = q.shape[2]
-    a, b = a.expand(q.shape[:3]), b.expand(q.shape[:3])
-    divisor = score_divisor(q)
-    dq, dk, dv, da, db = map(torch.zeros_like, (q, k, v, a, b))
-    rows = max(1, PAIRS // (q.shape[0] * q.shape[1] * T))
-    for i in range(0, T, rows):
-        j = min(T, i + rows)
-        S = j if causal else T                                                         # keys that any of them sees
-        apart = b[..., None, :S] - b[..., i:j, None]                                   # (B, H, rows, S)
-        scores = q[..., i:j, :] @ k[..., :S, :].mT / divisor + a[..., i:j, None] * apart
-        never = model_torch.unseen(j - i, S, causal, window, q.device)
-        p = (scores if never is None else scores.masked_fill(never, -torch.inf)).softmax(-1)
-        dp = dy[..., i:j, :] @ v[..., :S, :].mT
-        ds = p * (dp - (p * dp).sum(-1, keepdim=True))
-        dv[..., :S, :] += p.mT @ dy[..., i:j, :]
-        dq[..., i:j, :] = ds @ k[..., :S, :] / divisor
-        dk[..., :S, :] += ds.mT @ q[..., i:j, :] / divisor
-        da[..., i:j] = (ds * apart).sum(-1)
-        db[..., :S] += (ds * a[..., i:j, None]).sum(-2)
-    return dq, dk, dv, da, db
+        T = dy.shape[2]
+        divisor = score_divisor(inputs[0])
+        with full_precision(dy):
+            dy, q, k, v, a, b = map(at_least_fp32, (dy, *inputs))
+            a, b = a.expand(q.shape[:3]), b.expand(q.shape[:3])                        # (B, H, T)
+            dq, dk, dv, da, db = map(torch.zeros_like, (q, k, v, a, b))
+            rows = max(1, PAIRS // (q.shape[0] * q.shape[1] * T))
+            for i in range(0, T, rows):
+                j = min(T, i + rows)
+                S = j if causal else T                                                 # keys that any of them sees
+                apart = b[..., None, :S] - b[..., i:j, None]                           # (B, H, rows, S)
+                scores = q[..., i:j, :] @ k[..., :S, :].mT / divisor + a[..., i:j, None] * apart
+                never = model_torch.unseen(j - i, S, causal, window, q.device)
+                p = (scores if never is None else scores.masked_fill(never, -torch.inf)).softmax(-1)
+                dp = dy[..., i:j, :] @ v[..., :S, :].mT
+                ds = p * (dp - (p * dp).sum(-1, keepdim=True))
+                dv[..., :S, :] += p.mT @ dy[..., i:j, :]
+                dq[..., i:j, :] = ds @ k[..., :S, :] / divisor
+                dk[..., :S, :] += ds.mT @ q[..., i:j, :] / divisor
+                da[..., i:j] = (ds * apart).sum(-1)
+                db[..., :S] += (ds * a[..., i:j, None]).sum(-2)
+        grads = zip((dq, dk, dv, da, db), inputs, strict=True)
+        return *(g.sum_to_size(x.shape).type_as(x) for g, x in grads), None, None
 
 class Banded(torch.autograd.Function):
     """softmax(q k^T / sqrt(D) + q_m . a_r) (v + b_r), r the key at distance W-1-r, of T queries that are the last of S.
@@ -298,17 +295,11 @@ class Banded(torch.autograd.Function):
         return dq, dk[:, :, W:], dv[:, :, W:], dk[:, :, :W].sum((0, 1)), db, None
 
 @functools.lru_cache(maxsize=2)
-def minus_infinity(T, S, causal, window, device, dtype):
-    """-inf for the keys that a query does not see and 0 for others, (T, S); None if it sees all."""
+def minus_infinity(T, S, causal, window, device, dtype, more=0):
+    """-inf at the keys that a query does not see and 0 at others, (T, more + S); the first `more` are never seen."""
     never = model_torch.unseen(T, S, causal, window, device)
-    return None if never is None else torch.zeros(T, S, dtype=dtype, device=device).masked_fill(never, -torch.inf)
-
-@functools.lru_cache(maxsize=2)
-def beside(more, T, S, *seen):
-    """minus_infinity of all that is seen, with so many hidden keys before the first, (T, more + S)."""
-    hidden = minus_infinity(T, S, *seen)
-    *_, device, dtype = seen
-    hidden = torch.zeros(T, S, device=device, dtype=dtype) if hidden is None else hidden
+    hidden = torch.zeros(T, S, dtype=dtype, device=device)
+    hidden = hidden if never is None else hidden.masked_fill(never, -torch.inf)
     return F.pad(hidden, (more, 0), value=-torch.inf)
 
 def has_band(attention):
@@ -332,22 +323,16 @@ class Attention(model_torch.Attention):
     the plain form, which is no slower there.
     """
 
-    fused = True                         # False: by a bias, for those who want to see the scores
-    checked = None, False                # positions, and in_a_row of them
+    fused = True                         # False: with a bias, for a class that wants to see the scores
 
     def forward(self, h, at):
-        if has_band(self) and self.in_a_row(at.n):
+        if has_band(self) and in_a_row(at.n):
             return self.output(self.attend_banded(*self.project(h, at)), h)
         if not in_half_precision(h) or linear_of(self.encoding, self.causal) is None:
             return super().forward(h, at)
         nowhere = None if at.rows is None else torch.zeros_like(at.rows)
         q, k, v = self.project(h, at._replace(rows=nowhere))
         return self.output(self.attend_linear(q, k, v, self.kept(h), from_the_last(at.n)), h)          # (B, T, C)
-
-    def in_a_row(self, n):
-        if self.checked[0] is not n:
-            self.checked = n, in_a_row(n)
-        return self.checked[1]
 
     def attend_banded(self, q, k, v):
         """As attend with Shaw's vectors, of which all keys at the clipped distance or beyond it share one.
@@ -358,7 +343,7 @@ class Attention(model_torch.Attention):
         T, S, W = q.shape[2], k.shape[2], self.encoding.settings.max_distance
         keys, values = (x[: W + 1] for x in (self.encoding.keys, self.encoding.values))            # (W + 1, D) each
         near = [(x[:-1] - x[-1]).flip(0) for x in (keys, values)]
-        hidden = beside(W, T, S, self.causal, self.window, q.device, q.dtype)          # (T, W + S)
+        hidden = minus_infinity(T, S, self.causal, self.window, q.device, q.dtype, W)  # (T, W + S)
         size = BAND if T == S else T                     # of pieces, whose queries see no later keys
         parts = []
         for i in range(0, T, size):
@@ -390,10 +375,9 @@ class Attention(model_torch.Attention):
 
     def mask(self, q, k, bias):
         """As the plain one, whose blocks all make the same numbers."""
-        hidden = minus_infinity(q.shape[2], k.shape[2], self.causal, self.window, q.device, q.dtype)
-        if bias is None or hidden is None:
+        if bias is None:
             return super().mask(q, k, bias)
-        return bias.type_as(q) + hidden
+        return bias.type_as(q) + minus_infinity(q.shape[2], k.shape[2], self.causal, self.window, q.device, q.dtype)
 
     def linear(self, *what):
         """a and b of linear_of."""

@@ -1,9 +1,9 @@
-"""ExPE in a model of another library: a Llama of transformers, by hooks, trained for ten steps and made to write.
+"""ExPE in a model of another library: a Llama of transformers, with hooks. It trains for ten steps and generates.
 
     python -m interop.drop_in
 
-drop_in and train need transformers and, of this repository, what pip installs: expe_torch. Then it prints what is lost
-at long positions, in a table.
+Then it prints a table of what is lost at long positions. drop_in needs transformers and, of this repository, only
+expe_torch, which pip installs.
 """
 
 import math
@@ -16,7 +16,7 @@ from interop.expe_torch import ExPE, from_last
 
 
 def drop_in(model, encoding):
-    """Put the encoding into every layer of a Llama, whose RoPE stands still from now on; returns the model."""
+    """Put the encoding into every layer of a Llama and set its RoPE's frequencies to 0; returns the model."""
     model.model.rotary_emb.inv_freq.zero_()                              # all angles 0: cosines 1 and sines 0
     for layer in model.model.layers:
         attention = layer.self_attn
@@ -33,7 +33,7 @@ def drop_in(model, encoding):
     return model
 
 def train(model, text, steps=10, context=64, batch_size=8):
-    """The losses of so many steps of AdamW on the bytes of a text."""
+    """The loss of each step of AdamW on the bytes of a text."""
     tokens = torch.tensor(list(text.encode()))
     losses = []
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -4,8 +4,8 @@
     python -m interop.export exported/ --from transformers runs/back              a run, of a Llama or a GPT-NeoX
 
 transformers loads the folder offline, with its tokenizer, and generates with its cache. Where transformers lacks the
-encoding, the folder has its own code in one file, modeling_gpt.py, which you should read before you trust it. Its
-README.md has the lines of Python that load the model and generate a text.
+encoding, the folder has its own code, modeling_gpt.py and what it imports, which you should read before you trust it.
+Its README.md has the lines of Python that load the model and generate a text.
 """
 
 from common import CommandLine
@@ -21,17 +21,18 @@ def main(argv=None):
     add("--to", metavar="LIBRARY", choices=["transformers"], help="the library to write for: transformers")
     add("--from", dest="origin", metavar="LIBRARY", choices=["transformers"], help="or the library to read from")
     add("out", metavar="OUT", help="the folder to write, a new one")
-    add("--overwrite", action="store_true", help="replace the files of an OUT that this has written")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         if (args.to is None) == (args.origin is None):
             raise InputError("give either --to transformers or --from transformers")
         from interop.over import from_transformers, to_transformers
-        convert = to_transformers if args.to else from_transformers
-        architecture, step = convert(args.source, args.out, args.overwrite)
-        print(f"{args.out}: {architecture}, step {step:,} of {args.source}" if args.to
-              else f"{args.out}: a run at step {step}, of the {architecture} in {args.source}; "
-              f"next: python eval.py {args.out} --data TEXT")
+        if args.to:
+            architecture, step = to_transformers(args.source, args.out)
+            print(f"{args.out}: {architecture}, step {step:,} of {args.source}")
+        else:
+            architecture = from_transformers(args.source, args.out)
+            print(f"{args.out}: a run at step 0, of the {architecture} in {args.source}; "
+                  f"next: python eval.py {args.out} --data TEXT")
 
 if __name__ == "__main__":
     main()

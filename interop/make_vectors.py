@@ -1,71 +1,84 @@
 """vectors/: small JSON files to check any implementation of an encoding with: `python -m interop.make_vectors`.
 
-One file a case, made by the float64 NumPy reference: inputs, outputs of three parts (near: two sequences, one with
-gaps; far: positions up to 10^6; decode: one step with a cache), and what common mistakes would give, so that conform.py
-can name them: outputs, or the angles of a rotation ("turns"). Inputs have two digits, outputs fifteen. Biases and
-scores of keys ahead of a query are null.
+A file is written by hand, but for its numbers: formula, source, inputs that a function may take and outputs that it may
+return, parameters, positions of each part (near: two sequences, one with gaps; far: up to 10^6; decode: one step with a
+cache), and the names of common mistakes, with the outputs that they change or, of a rotation, its angles ("turns").
+This makes the numbers anew with the float64 NumPy reference: inputs, right outputs, the size of their terms, and the
+outputs of each mistake, so that conform.py can name it. Inputs have two digits, outputs fifteen. Biases and scores of
+keys ahead of a query are null.
+
+Positions: half precision merges neighbours such as 256 and 257. 1027, 2070, 65,790 and 526,334 lie so near the middle
+of two numbers of bf16 that their rounding is large, and that of n, n + 1, .., n + 4 (ExPE's row) goes both ways.
 
 B batch, T queries, S keys, H heads, D width of a head, C = H*D, l overridden dimensions, r those of a head that turn.
 """
 
+import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
 import expe
 import model_numpy
+import zoo.dape
 from common import CommandLine, write_text
-from config import ModelConfig, make_encoding
-from interop import conform
-from lab.formats import round_to
-from longer.scaling import ScaledRoPE, scaled_inv_freq
-from zoo import dape
+from config import ModelConfig, make_encoding, settings_class
+from longer.scaling import ScaledRoPE
 from zoo.selective_rope import conv_forward, unit_forward
 
 FOLDER = Path(__file__).resolve().parent / "vectors"
-# Half precision merges neighbours such as 256 and 257. 1027, 2070, 65,790 and 526,334 lie so near the middle of two
-# numbers of bf16 that their rounding is large, and that of n, n + 1, .., n + 4 (ExPE's row) goes both ways.
-NEAR = [[0, 1, 2, 3, 4, 5], [0, 2, 256, 257, 2070, 2071]]
-DECODE = [[0, 1, 2, 300, 301, 303]]
-PARTS = {"near": NEAR, "far": [[3, 1027, 65_790, 526_334, 999_999, 1_000_000]], "decode": DECODE}
-CLOSE = {"near": NEAR, "decode": DECODE}                              # of what does not know far positions
-ROUNDED = {"float16": "fp16", "bfloat16": "bf16"}
 TURNS = {"rope", "partial", "proportional", "xpos", "sinusoidal", "pope", "rove"}
-MERGES = TURNS | {"expe", "exqpe", "alibi", "kerple", "fire"}         # by a table, or a bias, that no content changes
-SAID = {
-    "positions": "(B, T) integers, of the new tokens",
-    "key_positions": "(B, S) integers, of all keys, cached ones first",
-    "length": "of the whole sequence: the largest position of the batch + 1",
-    "q": "(B, H, T, D)", "k": "(B, H, T, D)", "v": "(B, H, T, D)", "x": "(B, T, C), what the embedding gives",
-    "h": "(B, T, C), the block's input", "wq": "(C, C), q = wq h", "wk": "(C, C)", "wv": "(C, C)",
-    "cached_k": "(B, H, S - T, D), in the part decode alone: earlier keys as a cache holds them, turned",
-    "cached_v": "(B, H, S - T, D), in the part decode alone", "cached_h": "(B, S - T, C), in the part decode alone",
-    "table": "(B, T, C), or (B, T, l) of an override", "bias": "(B, H, T, S), added to q.k/sqrt(D)",
-    "scores": "(B, H, T, S), q.k/sqrt(D) + bias, before mask and softmax", "weights": "(B, H, T, S), after the softmax",
-    "out": "(B, H, T, D), what the causal attention gives", "attention_factor": "cosines and sines times this",
-    "inv_freq": "(r/2,), radians by position of each pair that turns",
-}
+LOGS = {"kerple": "pa", "dape": "pa", "fire": "cL"}                   # parameters whose logarithm the reference learns
+OURS = {"gate_bias": "bias", "strength_bias": "bias", "gate_v": "v", "s": "temperature", "b": "sinks"}
 
-class Case(NamedTuple):
-    """What a file says, and how the reference is asked for it."""
+class Case:
+    """A file of vectors/, and the settings of the reference for it."""
 
-    pe: str
-    formula: str
-    source: str
-    settings: dict = {}                                               # of make_encoding
-    parameters: dict = {}                                             # another's function gets these
-    learned: Any = lambda p: {}                                       # the reference's own parameters, of them
-    takes: tuple = ("q", "k", "v")
-    returns: tuple = ("bias", "scores", "out")
-    heads: tuple = (2, 4)                                             # H, D
-    context: int = 512
-    scale: Any = lambda table: table                                  # of the encoding's own table: yarn's mscale
-    parts: dict = PARTS
-    mistakes: Any = lambda case, x: {}                                # {words: what `forward` is to change}
-    notes: str = ""
+    def __init__(self, name):
+        self.file = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        self.pe, _, self.softmax = self.file["encoding"].partition("+")
+        self.p = self.file["parameters"]
+        self.returns = [*self.file["returns"]]
+        self.positions = {part: np.array(x["inputs"]["key_positions"]) for part, x in self.file["parts"].items()}
+        q = self.file["parts"]["near"]["inputs"].get("q")
+        self.H, self.D = np.shape(q)[1::2] if q else (2, 4)
+        fields = {f.name for f in dataclasses.fields(settings_class(self.pe))}
+        self.settings = {name: value for name, value in self.p.items() if name in fields}
+        self.settings |= {"on": "k"} if name == "expe-keys" else {}
+        self.rope = rope = self.p.get("rope_parameters", {})
+        self.factor, self.scaling = rope.get("factor", 1.0), rope.get("rope_type")
+        self.context = rope.get("original_max_position_embeddings", self.p.get("max_position_embeddings", 512))
+        if self.scaling in ("linear", "ntk"):
+            self.context = int(self.context / self.factor)
+        if "partial_rotary_factor" in rope:
+            self.settings["rotary_fraction"] = rope["partial_rotary_factor"]
+        if self.factor != 1:
+            self.settings |= {"rope_scaling": self.scaling, "factor": self.factor}
+        for kind in ("long", "short") if self.scaling == "longrope" else ():
+            self.settings[kind] = tuple(rope[f"{kind}_factor"])
+
+    def model(self, length, changes=()):
+        """The ModelConfig for a sequence of this length, its encoding in it."""
+        settings = self.settings | dict(changes)
+        if self.scaling in ("dynamic", "longrope"):
+            settings["length"] = length
+        encoding = (ScaledRoPE if "rope_scaling" in settings else make_encoding)(self.pe, **settings)
+        return ModelConfig(1, self.H * self.D, self.H, self.context, vocab_size=2, softmax=self.softmax or "plain",
+                           encoding=encoding)
+
+    def table(self, model, n):
+        """The encoding's own rows; DeepSeek's attention factor is the table's over that of mscale_all_dim."""
+        table = model.encoding.rows(n, model)
+        mscale = self.rope.get("mscale_all_dim", 0)
+        return table * (1 / (0.1 * mscale * math.log(self.factor) + 1)) if mscale else table
+
+    def learned(self, changes=()):
+        """The reference's own parameters."""
+        logs = LOGS.get(self.pe, "")
+        return {OURS.get(name, name): np.log(np.atleast_1d(y)) if name in logs else np.array(y)
+                for name, y in (self.p | dict(changes)).items() if name in logs or np.ndim(y)}
 
 
 # ---- the reference, asked --------------------------------------------------------------------------------------------
@@ -73,72 +86,61 @@ class Case(NamedTuple):
 def same(x, *_):
     return x
 
-def settled(case, length):
-    """The ModelConfig of a case for a sequence of this length, its encoding in it."""
-    H, D = case.heads
-    length = {"length": length} if case.settings.get("rope_scaling") in ("dynamic", "longrope") else {}
-    pe, _, softmax = case.pe.partition("+")
-    make = ScaledRoPE if "rope_scaling" in case.settings else make_encoding
-    encoding = make(pe, **case.settings, **length)
-    return ModelConfig(1, H * D, H, case.context, vocab_size=2, softmax=softmax or "plain", encoding=encoding)
-
-def draw(case, positions, seed):
+def draw(case, n, seed):
     """The inputs of a part: integer positions (B, S), and numbers of two digits."""
     rng = np.random.default_rng(seed)
-    n = np.array(positions)
-    (H, D) = case.heads
-    shapes = dict.fromkeys("qkv", (len(n), H, n.shape[1], D)) | dict.fromkeys("xh", (len(n), n.shape[1], H * D))
+    shapes = dict.fromkeys("qkv", (len(n), case.H, n.shape[1], case.D))
+    shapes |= dict.fromkeys("xh", (len(n), n.shape[1], case.H * case.D))
     x = {"positions": n, "key_positions": n, "length": int(n.max()) + 1}
-    for name in case.takes:
-        weight = rng.standard_normal(shapes.get(name, (H * D, H * D)))
-        x[name] = (weight if name in shapes else 0.35 * weight).round(2)
+    for name in case.file["takes"]:
+        if name in shapes:
+            x[name] = rng.standard_normal(shapes[name]).round(2)
+        elif name in ("wq", "wk", "wv"):
+            x[name] = (0.35 * rng.standard_normal((case.H * case.D,) * 2)).round(2)
     return x
 
 def frequencies(case, length, rows=same):
     """((r/2,) radians by position, attention factor) of a case that turns: what its table is at position 1."""
-    model = settled(case, length)
     one = np.array([[1]])
-    cos, sin = np.split(rows(case.scale(model.encoding.rows(one, model)), one)[0, 0, 0], 2)
+    cos, sin = np.split(rows(case.table(case.model(length), one), one)[0, 0, 0], 2)
     return np.arctan2(sin, cos), np.hypot(cos, sin)[0]
 
 def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores=same, weights=same, order=None,
-            place=None, settings=None, parameters=None):
+            place=None, settings=(), parameters=()):
     """{name: array} for the inputs x, of all tokens at once. What is left out is right; what is given makes a mistake.
 
     n, keys: of positions; rows: of the table and positions; pairs, bias, scores, weights: of these; order: the
     dimensions of a head in the order in which they turn; place: of x and the table, in the place of the override;
     settings, parameters: those that come before the case's own.
     """
-    case = case._replace(settings=case.settings | (settings or {}))
-    model = settled(case, x["length"])
-    learned = case.learned(case.parameters | (parameters or {}))
-    encoding = model_numpy.doors_of(model.encoding, model)
-    H = model.n_heads
+    model = case.model(x["length"], settings)
+    learned = case.learned(parameters)
+    doors = model_numpy.doors_of(model.encoding, model)
     queries = n(x["positions"])
     keys = (keys or n)(x["key_positions"])
-    table = rows(case.scale(model.encoding.rows(queries, model)), queries)
+    table = rows(case.table(model, queries), queries)
     apart = pairs(model.encoding.pairs(queries, keys, model))
     outputs = {}
     q, k, v, h = (x.get(name) for name in "qkvh")
     if "x" in x:
-        h, _ = encoding.embed[0](x["x"], table, learned)
-        parts, _ = encoding.override[0](h, table, learned)
+        h, _ = doors.embed[0](x["x"], table, learned)
+        parts, _ = doors.override[0](h, table, learned)
         if place:
             parts = [place(h, table) if name in model.encoding.on else h for name in "qkv"]
-        q, k, v = (model_numpy.split_heads(y @ x[f"w{name}"].T, H) for name, y in zip("qkv", parts, strict=True))
+        q, k, v = (model_numpy.split_heads(y @ x[f"w{name}"].T, case.H) for name, y in zip("qkv", parts, strict=True))
         outputs["table"] = table if table.dtype.kind == "f" else learned["weight"][table]
     if order is not None:
-        q, k, _ = encoding.rotate[0](q[..., order], k[..., order], table, learned)
+        q, k = q[..., order], k[..., order]
+    q, k, _ = doors.rotate[0](q, k, table, learned)
+    if order is not None:
         q, k = (y[..., np.argsort(order)] for y in (q, k))
-    else:
-        q, k, _ = encoding.rotate[0](q, k, table, learned)
-    added, _ = encoding.score[0](q, k, h, apart, learned)
+    added, _ = doors.score[0](q, k, h, apart, learned)
     products = scores(q @ k.swapaxes(-1, -2) / model_numpy.score_divisor(q))                   # (B, H, S, S)
     ahead = np.triu(np.ones(products.shape[-2:], bool), 1)
     added = np.where(ahead, np.nan, 0 * products if added is None else bias(added))
-    p = weights(encoding.softmax[0](np.where(ahead, -np.inf, products + added), learned)[0])
+    p = weights(doors.softmax[0](np.where(ahead, -np.inf, products + added), learned)[0])
     outputs |= {"q": q, "k": k, "v": v, "bias": added, "scores": products + added, "weights": p,
-              "out": encoding.value[0](p, v, apart, learned)[0]}
+                "out": doors.value[0](p, v, apart, learned)[0]}
     if "inv_freq" in case.returns:
         outputs["inv_freq"], outputs["attention_factor"] = frequencies(case, x["length"], rows)
     return outputs
@@ -146,8 +148,8 @@ def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores
 def cut(part, x, outputs, returns):
     """(inputs, outputs) that a file has of a part. Of decode: the last token alone, and a cache."""
     if part == "decode":
-        last = {name: np.s_[:, -1:] for name in ("positions", "x", "h", "table")}
-        last |= {name: np.s_[:, :, -1:] for name in ("q", "k", "v", "bias", "scores", "weights", "out")}
+        last = dict.fromkeys(("positions", "x", "h", "table"), np.s_[:, -1:])
+        last |= dict.fromkeys(("q", "k", "v", "bias", "scores", "weights", "out"), np.s_[:, :, -1:])
         cached = {"cached_k": outputs["k"][:, :, :-1], "cached_v": outputs["v"][:, :, :-1]}
         cached |= {"cached_h": x["h"][:, :-1]} if "h" in x else {}
         x = {name: y[last[name]] if name in last else y for name, y in x.items()} | cached
@@ -157,6 +159,22 @@ def cut(part, x, outputs, returns):
 
 # ---- common mistakes: {words: what `forward` is to change} -----------------------------------------------------------
 
+def round_to(y, dtype):
+    """Numbers rounded once to the nearest of float16 or bfloat16, ties to even."""
+    if dtype == "float16":
+        return y.astype(np.float16).astype(float)
+    digits, exponent = np.frexp(y)
+    return np.ldexp(np.rint(digits * 2**8), exponent - 8)
+
+def rounded(dtype):
+    return lambda n: round_to(n.astype(float), dtype).astype(int)
+
+def bf16(y, *_):
+    return round_to(y, "bfloat16")
+
+def as_they_stand(n):
+    return np.broadcast_to(np.arange(n.shape[-1]), n.shape)
+
 def turning(inv_freq, factor=1.0, angle=same):
     """`rows` that are a table of other frequencies."""
     def rows(_, n):
@@ -164,389 +182,273 @@ def turning(inv_freq, factor=1.0, angle=same):
         return np.concatenate((np.cos(angles), np.sin(angles)), -1) * factor
     return rows
 
-def turned(case, x, f=None, a=None, pairs=None, n=same, of="qk"):
-    """A mistake in turning, as conform.turn has it. It takes a hundredth of the room of the numbers that it gives."""
-    right, factor = frequencies(case, x["length"])
-    f = right if f is None else np.array(f)
-    a = factor if a is None else a
-    pairs = halves(len(f)) if pairs is None else pairs
-    return {"turns": {"inv_freq": f, "attention_factor": a, "pairs": pairs, "positions": n(x["positions"])[-1],
-                      "of": of}}
+def settings(**changes):
+    return {"settings": changes}
 
-def halves(half, first=0):
-    return [[first + i, first + i + half] for i in range(half)]
+def parameters(**changes):
+    return {"parameters": changes}
 
-def rounding(dtype):
-    return lambda n: round_to(n.astype(float), ROUNDED[dtype])
-
-def rounded(dtype):
-    return lambda n: rounding(dtype)(n).astype(int)
-
-def usual(case, x):
-    """Of any encoding; those that change nothing are left out later."""
-    root = math.sqrt(case.heads[1])
-    changes = {}
-    if case.pe == "xpos":
-        changes["halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + D/2) belongs"] = {
-            "order": np.arange(8).reshape(4, 2).T.ravel()}
-    changes["off by one: positions are counted from 1, not from 0"] = {"n": lambda n: n + 1}
-    if case.pe in TURNS | {"expe", "exqpe"}:                                                   # others have no row -1
-        changes["off by one: positions are counted from -1, not from 0"] = {"n": lambda n: n - 1}
-    changes["off by one: the distance is m - n + 1, not m - n"] = {"keys": lambda n: n - 1}
-    changes["off by one: the distance is m - n - 1, not m - n"] = {"keys": lambda n: n + 1}
-    changes["positions are not read: all are taken for 0"] = {"n": lambda n: 0 * n}
-    changes["positions are not read: tokens are counted as they stand"] = {"n": as_they_stand}
-    for dtype in ROUNDED:
-        changes[f"rounded positions: they were cast to {dtype}"] = {"n": rounded(dtype)}
-    if case.pe in TURNS | {"expe", "exqpe"}:
-        changes["rounded table: it was cast to bfloat16"] = {"rows": lambda y, n: rounding("bfloat16")(y)}
-    changes["rounded bias: it was cast to bfloat16"] = {"bias": rounding("bfloat16")}
-    return changes | {
+def usual(case):
+    """Of any encoding. Of the step with a cache alone: the new token's position, or the bias."""
+    root = math.sqrt(case.D)
+    new = lambda f: {"n": lambda n: np.append(n[:, :-1], f(n)[:, -1:], axis=1)}  # noqa: E731
+    decoding = {
+        "the bias is 0: the new token is taken for the only one": {"bias": lambda y: 0 * y},
+        "the new token's position is taken for 0": new(lambda n: 0 * n),
+        "the new token's position is the number of those before it": new(as_they_stand),
+        "positions are not read: tokens are counted as they stand": {"n": as_they_stand},
+        "off by one: the new token's position is one more": new(lambda n: n + 1),
+        "off by one: the new token's position is one less": new(lambda n: n - 1)}
+    return {f"in decoding alone, {words}": change for words, change in decoding.items()} | {
+        "off by one: positions are counted from 1, not from 0": {"n": lambda n: n + 1},
+        "off by one: positions are counted from -1, not from 0": {"n": lambda n: n - 1},
+        "off by one: the distance is m - n + 1, not m - n": {"keys": lambda n: n - 1},
+        "off by one: the distance is m - n - 1, not m - n": {"keys": lambda n: n + 1},
+        "positions are not read: all are taken for 0": {"n": lambda n: 0 * n},
+        "positions are not read: tokens are counted as they stand": {"n": as_they_stand},
+        **{f"rounded positions: they were cast to {d}": {"n": rounded(d)} for d in ("float16", "bfloat16")},
+        "rounded table: it was cast to bfloat16": {"rows": bf16},
+        "rounded bias: it was cast to bfloat16": {"bias": bf16},
         "denominator: scores are not divided by sqrt(D)": {"scores": lambda y: y * root},
         "denominator: scores are divided by D, not by sqrt(D)": {"scores": lambda y: y / root},
         "denominator: the bias is divided by sqrt(D)": {"bias": lambda y: y / root},
         "the bias has the other sign": {"bias": lambda y: -y}}
 
-def as_they_stand(n):
-    return np.broadcast_to(np.arange(n.shape[-1]), n.shape)
-
-def usual_of_decode(case, x):
-    """Of the step with a cache alone: the new token's position, or the bias."""
-    new = lambda f: {"n": lambda n: np.append(n[:, :-1], f(n)[:, -1:], axis=1)}  # noqa: E731
-    begin = "in decoding alone, "
-    return {
-        begin + "the bias is 0: the new token is taken for the only one": {"bias": lambda y: 0 * y},
-        begin + "the new token's position is taken for 0": new(lambda n: 0 * n),
-        begin + "the new token's position is the number of those before it": new(as_they_stand),
-        begin + "positions are not read: tokens are counted as they stand": {"n": as_they_stand},
-        begin + "off by one: the new token's position is one more": new(lambda n: n + 1),
-        begin + "off by one: the new token's position is one less": new(lambda n: n - 1)}
-
-BASES = 10, 500, 1000, 2000, 5000, 20_000, 50_000, 100_000, 150_000, 500_000, 1_000_000, 5_000_000, 10_000_000
-
-def usual_of_rope(case, x):
+def rope(case, x):
+    """What is no turn by other angles."""
     f, a = frequencies(case, x["length"])
-    half = "r/2" if case.pe == "partial" else "D/2"
-    i = np.arange(len(f))
-    g = 10000.0 ** (-i / len(f))
-    ntk = case.settings.get("rope_scaling") in ("ntk", "dynamic")
-    power = lambda p: f**p if ntk else g**p * f / g  # noqa: E731
-    change = lambda *f_and_a, **more: turned(case, x, *f_and_a, **more)  # noqa: E731
-    return {
-        f"halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + {half}) belongs":
-        change(pairs=[[2 * j, 2 * j + 1] for j in i]),
-        f"interleaved cosines and sines (0, 0, 1, 1, ..) with pairs (i, i + {half}), whose cosines are (0, 1, .., 0, 1,"
-        " ..)": change(f.repeat(2).reshape(2, -1), a, pairs=halves(len(f))),
-        "q alone is turned, and k is not": change(of="q"),
-        "k alone is turned, and q is not": change(of="k"),
-        "v is turned too": change(of="qkv"),
-        "attention factor missing: cosines and sines are not multiplied by it": change(f, 1.0),
-        "attention factor squared: cosines and sines are multiplied by it twice": change(f, a * a),
-        "factor missing: the frequencies are those of rope_type default": change(g, a),
-        "factor missing: all is as in rope_type default": change(g, 1.0),
-        "factor squared: the frequencies are scaled twice": change(f * f / g, a),
-        "factor inverted: frequencies are multiplied where they should be divided": change(
-            np.divide(g * g, f, where=f > 0, out=0 * f), a),
-        "denominator: the exponent is i/D, not 2i/D": change(power(1 / 2), a),
-        "denominator: the exponent is 2i/(D - 2), not 2i/D": change(power(len(f) / (len(f) - 1)), a),
-        "off by one: the exponent's i is counted from 1, not from 0": change(f * g[1], a),
-        "the other direction: turned by minus the angle": change(-f, a),
-        **{f"rounded frequencies: inv_freq was cast to {d}": change(rounding(d)(f), a) for d in ROUNDED},
-        **{f"rounded angles: they were cast to {d}": {"rows": turning(f, a, rounding(d))} for d in ROUNDED},
-        "rounded positions, inv_freq and angles: all were cast to bfloat16": {
-            "n": rounded("bfloat16"), "rows": turning(rounding("bfloat16")(f), a, rounding("bfloat16"))},
-        **{f"another base: {b:,}, not 10,000": change(f * (b / 1e4) ** (-i / len(f)), a) for b in BASES}}
+    angles = {d: {"rows": turning(f, a, lambda y, d=d: round_to(y, d))} for d in ("float16", "bfloat16")}
+    all_three = {"n": rounded("bfloat16"), "rows": turning(bf16(f), a, bf16)}
+    return {"rounded positions, inv_freq and angles: all were cast to bfloat16": all_three,
+            **{f"rounded angles: they were cast to {d}": change for d, change in angles.items()}}
 
-def ntk_mistakes(case, x):
-    b = 10000 * case.settings["factor"]
-    dynamic = case.settings["rope_scaling"] == "dynamic"
-    b = 10000 * max(1, case.settings["factor"] * (x["length"] / case.context - 1) + 1) if dynamic else b
-    static = scaled_inv_freq(8, scaling="ntk", factor=case.settings["factor"])[0]
-    return {"the exponent D/(D-2) is missing from the base": turned(case, x, b ** (-np.arange(4) / 4)),
-            "the static rule: the base times factor^(D/(D-2)) at every length": turned(case, x, static)}
-
-def yarn_mistakes(case, x):
-    f, a = frequencies(case, x["length"])
-    g = expe.rope_inv_freq(8)
-    s = case.settings["factor"]
-    low, high = (8 * math.log(case.context / (2 * math.pi * turns)) / (2 * math.log(10000)) for turns in (32, 1))
-    ramp = np.clip((np.arange(4) - low) / (high - low), 0, 1)
-    inverted = g * (1 + 1 / s) - f
-    ends = g * (1 - ramp + ramp / s)
-    longest, _ = scaled_inv_freq(8, scaling="yarn", factor=s, trained_length=case.context * int(s))
-    return {"length: L is max_position_embeddings, not the original one": turned(case, x, longest),
-            "there is no ramp: all frequencies are divided by the factor": turned(case, x, g / s),
-            "mscale is not read: attention_factor is 0.1 ln(factor) + 1": turned(case, x, f, 0.1 * math.log(s) + 1),
-            "YaRN's ramp is inverted: fast pairs are stretched, and slow ones kept": turned(case, x, inverted),
-            "the ends of YaRN's ramp are not rounded (truncate: false)": turned(case, x, ends)}
-
-def longrope_mistakes(case, x):
-    g = expe.rope_inv_freq(8)
-    return {f"length: the {name} factors, where the others belong": turned(case, x, g / case.settings[name])
-            for name in ("short", "long")}
-
-def llama3_mistakes(case, x):
-    g = expe.rope_inv_freq(8)
-    (f, _) = frequencies(case, x["length"])
-    turns = case.context * g / (2 * math.pi)
-    inverted = g * (1 + 1 / 8) - f
-    between = np.where((turns > 1) & (turns < 4), inverted, f)
-    return {"there is no ramp: pairs are kept from 4 turns on, else divided": turned(
-                case, x, np.where(turns > 4, g, g / 8)),
-            "llama3's ramp is inverted: fast pairs are stretched, and slow ones kept": turned(case, x, inverted),
-            "llama3's ramp is inverted between its ends": turned(case, x, between)}
-
-def partial_mistakes(case, x):
-    whole = 10000.0 ** -(np.arange(4) / 4)
-    return {"denominator: the exponent is 2i/D, D the whole head, not 2i/r": turned(case, x, whole[:2]),
-            "as proportional RoPE has it: pairs (i, i + D/2) by the exponent 2i/D": turned(
-                case, x, [1, 0.1], pairs=halves(4)[:2]),
-            "halves of the whole head: (i, i + D/2) turns, where (i, i + r/2) belongs": turned(
-                case, x, [1, 0.01], pairs=halves(4)[:2]),
-            "the last r dimensions of a head turn, not the first": turned(case, x, pairs=halves(2, first=4)),
-            "factor missing: the whole head turns": turned(case, x, whole)}
-
-def proportional_mistakes(case, x):
-    return {"denominator: the exponent is 2i/r, not 2i/D, D the whole head": turned(case, x, [1, 0.01, 0, 0]),
-            "as partial RoPE has it: pairs (i, i + r/2) by the exponent 2i/r": turned(case, x, [1, 0.01]),
-            "halves of what turns: (i, i + r/2) turns, where (i, i + D/2) belongs": turned(case, x, [1, 0.1]),
-            "factor missing: the whole head turns": turned(case, x, 10000.0 ** -(np.arange(4) / 4))}
-
-def xpos_mistakes(case, x):
+def xpos(case, x):
     plain = turning(expe.rope_inv_freq(8))
-    return {"the factors of q and k are exchanged: scores grow": {"rows": lambda y, n: np.roll(y, 8, -1)},
-            "factor missing: RoPE alone": {"rows": lambda y, n: np.tile(plain(y, n), 2)},
-            "factor squared: z^(m/256)": {"settings": {"scale_base": 256.0}}}
+    swapped = np.arange(8).reshape(4, 2).T.ravel()
+    return {
+        "the factors of q and k are exchanged: scores grow": {"rows": lambda y, n: np.roll(y, 8, -1)},
+        "factor missing: RoPE alone": {"rows": lambda y, n: np.tile(plain(y, n), 2)},
+        "factor squared: z^(m/256)": settings(scale_base=256.0),
+        "halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + D/2) belongs": {"order": swapped}}
 
-def sinusoidal_mistakes(case, x):
-    twice = lambda i: np.repeat(i, 2)  # noqa: E731
+def sinusoidal(case, x):
     def waves(exponents, base=10000.0):
         def rows(_, n):
             angles = n[..., None] * base**-np.broadcast_to(exponents, 8)
             return np.where(np.arange(8) % 2, np.cos(angles), np.sin(angles))
-        return rows
+        return {"rows": rows}
 
-    return {"halves and interleaved pairs swapped: all sines first, where sines and cosines alternate":
-            {"rows": lambda y, n: np.concatenate((y[..., ::2], y[..., 1::2]), -1)},
-            "sines and cosines are exchanged": {"rows": lambda y, n: y[..., [1, 0, 3, 2, 5, 4, 7, 6]]},
-            "denominator: the exponent is i/C, not 2i/C": {"rows": waves(twice(np.arange(4) / 8))},
-            "denominator: the exponent is j/C of each column j, not 2i/C of the pair (2i, 2i + 1)":
-            {"rows": waves(np.arange(8) / 8)},
-            "denominator: the exponent is 2i/(C - 2), not 2i/C": {"rows": waves(twice(np.arange(4) / 3))},
-            "off by one: the exponent's i is counted from 1, not from 0": {"rows": waves(twice(np.arange(1, 5) / 4))},
-            **{f"another base: {b:,.0f}, not 10,000": {"rows": waves(twice(np.arange(4) / 4), b)}
-               for b in (1000.0, 100_000.0, 500_000.0, 1_000_000.0)}}
-
-def expe_mistakes(case, x):
-    theta = case.parameters["theta"]
-    on = case.settings.get("on", "qk")
-    others = {f"the override is on {y}, not on {on}": {"settings": {"on": y, "theta": theta}}
-              for y in ("k", "q", "qk", "qkv")}
-    return {"factor: theta is 1/(2 x context), not 1/(4 x context)": {"settings": {"theta": 2 * theta}},
-            "factor missing: theta is left out": {"settings": {"theta": 1.0}},
-            "factor squared: theta is applied twice": {"settings": {"theta": theta**2}},
-            "j is missing: the same number in all l dimensions": {"settings": {"constant": True}},
-            **others, **misplaced(5)}
+    i = np.arange(4).repeat(2)
+    return {
+        "halves and interleaved pairs swapped: all sines first, where sines and cosines alternate": {
+            "rows": lambda y, n: np.concatenate((y[..., ::2], y[..., 1::2]), -1)},
+        "sines and cosines are exchanged": {"rows": lambda y, n: y[..., [1, 0, 3, 2, 5, 4, 7, 6]]},
+        "denominator: the exponent is i/C, not 2i/C": waves(i / 8),
+        "denominator: the exponent is j/C of each column j, not 2i/C of the pair (2i, 2i + 1)": waves(np.arange(8) / 8),
+        "denominator: the exponent is 2i/(C - 2), not 2i/C": waves(i / 3),
+        "off by one: the exponent's i is counted from 1, not from 0": waves((i + 1) / 4),
+        **{f"another base: {b:,.0f}, not 10,000": waves(i / 4, b) for b in (1e3, 1e5, 5e5, 1e6)}}
 
 def misplaced(l):
     added = {"place": lambda x, table: np.concatenate((x[..., :l] + table, x[..., l:]), -1)}
+    last = {"place": lambda x, table: np.concatenate((x[..., :-l], table), -1)}
     return {"the rows are added, and do not override": added,
-            "the rows are added, in the value too, and do not override": added | {"settings": {"on": "qkv"}},
-            "the last l dimensions are overridden, not the first":
-            {"place": lambda x, table: np.concatenate((x[..., :-l], table), -1)}}
+            "the rows are added, in the value too, and do not override": added | settings(on="qkv"),
+            "the last l dimensions are overridden, not the first": last}
 
-def exqpe_mistakes(case, x):
-    return misplaced(5) | {"theta1 and theta2 are exchanged": {"settings": {"theta1": 1 / 16, "theta2": 1 / 2048}},
-            "factor missing: theta2 is left out": {"settings": {"theta2": 1.0}},
-            "factor squared: theta2 is applied twice": {"settings": {"theta2": 1 / 256}},
-            "off by one: floor((n - j)/l) raises, not floor((n - j)/l) + 1":
-            {"rows": lambda y, n: y - np.where(n[..., None] >= np.arange(5), 1 / 16, 0)}}
+def overriding(case, x):
+    theta = case.p["theta"]
+    on = case.settings.get("on", "qk")
+    return {
+        "factor: theta is 1/(2 x context), not 1/(4 x context)": settings(theta=2 * theta),
+        "factor missing: theta is left out": settings(theta=1.0),
+        "factor squared: theta is applied twice": settings(theta=theta**2),
+        "j is missing: the same number in all l dimensions": settings(constant=True),
+        **{f"the override is on {y}, not on {on}": settings(on=y) for y in ("k", "q", "qk", "qkv")}, **misplaced(5)}
 
-def alibi_mistakes(case, x):
+def exqpe(case, x):
+    late = {"rows": lambda y, n: y - np.where(n[..., None] >= np.arange(5), 1 / 16, 0)}
+    return misplaced(5) | {
+        "theta1 and theta2 are exchanged": settings(theta1=1 / 16, theta2=1 / 2048),
+        "factor missing: theta2 is left out": settings(theta2=1.0),
+        "factor squared: theta2 is applied twice": settings(theta2=1 / 256),
+        "off by one: floor((n - j)/l) raises, not floor((n - j)/l) + 1": late}
+
+def sloped(slopes, whose=""):
+    return {f"factor missing: {whose}slopes are left out": {"bias": lambda y: y / slopes},
+            f"factor squared: {whose}slopes are applied twice": {"bias": lambda y: y * slopes}}
+
+def alibi(case, x):
     slopes = expe.alibi_slopes(3)[:, None, None]
     h = np.arange(1, 4)[:, None, None]
+    of_heads = lambda *powers: np.array(powers)[:, None, None]  # noqa: E731
     powers = {"slopes of 2^(-8h/H), which are for H a power of two": -8 * h / 3,
               "slopes of the next higher power of two": -8 * h / 4,
               "denominator: slopes of 2^(-h H/8), not 2^(-8h/H)": -h * 3 / 8,
               "slopes from h = 0: 2^(-8h/H), h = 0 .. H - 1": -8 * (h - 1) / 3,
-              "slopes from h = 0 in the lower power of two alone": np.array([0, -4, -2])[:, None, None],
-              "slopes from h = 0 in both powers of two": -4 * (h == 2),
+              "slopes from h = 0 in the lower power of two alone": of_heads(0, -4, -2),
+              "slopes from h = 0 in both powers of two": of_heads(0, -4, 0),
               "slopes reversed: the steepest is the last head's": np.log2(slopes[::-1]),
               "slopes reversed: the steepest of 2^(-8h/H) is the last head's": -8 * (4 - h) / 3,
-              "slopes reversed within the lower power of two": np.array([-8, -4, -2])[:, None, None]}
-    return {"factor missing: the slopes are left out": {"bias": lambda y: y / slopes},
-            "factor squared: the slopes are applied twice": {"bias": lambda y: y * slopes},
-            **{words: {"bias": lambda y, p=p: y / slopes * 2.0**p} for words, p in powers.items()}}
+              "slopes reversed within the lower power of two": of_heads(-8, -4, -2)}
+    changes = {words: {"bias": lambda y, p=p: y / slopes * 2.0**p} for words, p in powers.items()}
+    return sloped(slopes, "the ") | changes
 
-def t5_mistakes(case, x):
+def t5(case, x):
     d = expe.distances(x["positions"], x["key_positions"]).clip(0)
     far = 16 * np.log(d.clip(1) / 16)
-    undivided = np.where(d < 16, d, np.minimum(16 + np.floor(far), 31)).astype(int)
-    ceiled = np.where(d < 16, d, np.minimum(16 + np.ceil(far / math.log(8)), 31)).astype(int)
-    return {"buckets of both sides, half of which are for keys ahead": {"pairs": lambda y: expe.t5_bucket(d, 16)},
-            "denominator: floor(16 ln(d/16)), not divided by ln(max_distance/16)":
-            {"pairs": lambda y: undivided},
-            "rounded up: ceil(16 ln(d/16)/ln(max_distance/16)), not floor": {"pairs": lambda y: ceiled}}
+    buckets = lambda y: {"pairs": lambda _: np.where(d < 16, d, np.minimum(16 + y, 31)).astype(int)}  # noqa: E731
+    return {
+        "buckets of both sides, half of which are for keys ahead": {"pairs": lambda y: expe.t5_bucket(d, 16)},
+        "denominator: floor(16 ln(d/16)), not divided by ln(max_distance/16)": buckets(np.floor(far)),
+        "rounded up: ceil(16 ln(d/16)/ln(max_distance/16)), not floor": buckets(np.ceil(far / math.log(8)))}
 
-def shaw_mistakes(case, x):
-    back = {name: case.parameters[name][::-1] for name in ("keys", "values")}
-    return {"the keys' table is reversed: [max_distance - r]": {"parameters": {"keys": back["keys"]}},
-            "the table is reversed: [max_distance - r] in keys and values": {"parameters": back},
-            "the values' table is reversed: [max_distance - r]": {"parameters": {"values": back["values"]}},
-            "denominator: q.keys[r] is not divided by sqrt(D)": {"bias": lambda y: 2 * y},
-            "factor missing: values[r] are not added to the output": {"parameters": {"values": np.zeros((4, 4))}},
-            "off by one: distances end at max_distance - 1": {"settings": {"max_distance": 2}}}
+def shaw(case, x):
+    keys, values = (case.p[name][::-1] for name in ("keys", "values"))
+    return {
+        "the keys' table is reversed: [max_distance - r]": parameters(keys=keys),
+        "the table is reversed: [max_distance - r] in keys and values": parameters(keys=keys, values=values),
+        "the values' table is reversed: [max_distance - r]": parameters(values=values),
+        "denominator: q.keys[r] is not divided by sqrt(D)": {"bias": lambda y: 2 * y},
+        "factor missing: values[r] are not added to the output": parameters(values=np.zeros((4, 4))),
+        "off by one: distances end at max_distance - 1": settings(max_distance=2)}
 
-def kerple_mistakes(case, x):
-    p, a = case.parameters["p"], case.parameters["a"]
-    return {"factor missing: p is left out": {"parameters": {"p": [1, 1]}},
-            "factor missing: a is left out": {"parameters": {"a": [1, 1]}},
-            "factor squared: p is applied twice": {"parameters": {"p": np.square(p)}},
-            "p and a are exchanged": {"parameters": {"p": a, "a": p}}}
+def kerple(case, x):
+    p, a = case.p["p"], case.p["a"]
+    return {"factor missing: p is left out": parameters(p=[1, 1]),
+            "factor missing: a is left out": parameters(a=[1, 1]),
+            "factor squared: p is applied twice": parameters(p=np.square(p)),
+            "p and a are exchanged": parameters(p=a, a=p)}
 
-def fire_mistakes(case, x):
-    L = case.parameters["L"]
-    return {"factor missing: c is left out": {"parameters": {"c": 1.0}},
-            "factor missing: the threshold L is left out": {"parameters": {"L": 1e-9}},
-            "denominator: psi(max(m, L/2)), not psi(max(m, L))": {"parameters": {"L": L / 2}},
-            "denominator: psi(L) at every m, not psi(max(m, L))":
-            {"pairs": lambda y: np.concatenate((0 * y[..., :1], y[..., 1:]), -1)}}
+def fire(case, x):
+    at_L = {"pairs": lambda y: np.concatenate((0 * y[..., :1], y[..., 1:]), -1)}
+    return {"factor missing: c is left out": parameters(c=1.0),
+            "factor missing: the threshold L is left out": parameters(L=1e-9),
+            "denominator: psi(max(m, L/2)), not psi(max(m, L))": parameters(L=case.p["L"] / 2),
+            "denominator: psi(L) at every m, not psi(max(m, L))": at_L}
 
-def cope_bias(x, e, gate, own):
-    """CoPE's bias by other gates, a function of q.k; own: what is taken from each count, of the key's own gate."""
-    g = np.tril(1 / (1 + np.exp(-gate(x["q"] @ x["k"].swapaxes(-1, -2)))))
-    p = np.minimum(g[..., ::-1].cumsum(-1)[..., ::-1] - own * g, len(e) - 1)
-    low, high = (np.take_along_axis(x["q"] @ np.transpose(e), f(p).astype(int), -1) for f in (np.floor, np.ceil))
-    return low + (p - np.floor(p)) * (high - low)
+def cope(case, x):
+    e = case.p["e"]
 
-def cope_mistakes(case, x):
-    e = case.parameters["e"]
-    divided = cope_bias(x, e, lambda s: s / 2, 0)
-    later = cope_bias(x, e, same, 1)
-    return {"denominator: gates are sigmoid(q.k/sqrt(D)), not sigmoid(q.k)": {"bias": lambda y: divided},
-            "off by one: a key does not count itself": {"bias": lambda y: later}}
+    def other(divide, own):
+        """The bias by gates of q.k/divide; own: what is taken from each count, of the key's own gate."""
+        g = np.tril(1 / (1 + np.exp(-x["q"] @ x["k"].swapaxes(-1, -2) / divide)))
+        p = np.minimum(g[..., ::-1].cumsum(-1)[..., ::-1] - own * g, len(e) - 1)
+        low, high = (np.take_along_axis(x["q"] @ np.transpose(e), f(p).astype(int), -1) for f in (np.floor, np.ceil))
+        return {"bias": lambda _: low + (p - np.floor(p)) * (high - low)}
 
-def fox_mistakes(case, x):
-    z = (x["h"] @ np.transpose(case.parameters["weight"]) + case.parameters["gate_bias"]).swapaxes(1, 2)
-    gates = -np.log1p(np.exp(-z))                                                              # ln f, (B, H, S)
-    def summed(of_each):
-        total = of_each.cumsum(-1)
-        return lambda y: total[..., None] - total[..., None, :]
-    return {"ln(1 - f) is summed, not ln f": {"bias": summed(-np.log1p(np.exp(z)))},
-            "f is summed, not ln f": {"bias": summed(np.exp(gates))},
-            "off by one: ln f_n, the key's own, is added too": {"bias": lambda y: y + gates[..., None, :]},
-            "off by one: ln f_m, the query's own, is left out, and ln f_n added": {
-                "bias": lambda y: y + gates[..., None, :] - gates[..., None]},
-            "factor missing: gate_bias is left out": {"parameters": {"gate_bias": [0, 0]}}}
-
-def grape_mistakes(case, x):
-    slopes = expe.alibi_slopes(2)[:, None, None]
-    v = np.array(case.parameters["gate_v"])
-    along = np.vecdot(x["q"], v[:, None])                               # (B, H, T), (H, 1)
-    size = np.linalg.norm(v, axis=-1)[:, None]
-    gate = lambda below: np.logaddexp(0, along / below)[..., None]  # noqa: E731
-    return {"factor missing: ALiBi's slopes are left out": {"bias": lambda y: y / slopes},
-            "factor squared: ALiBi's slopes are applied twice": {"bias": lambda y: y * slopes},
-            "denominator: v.q/|v| is not divided by sqrt(D)": {"bias": lambda y: y * gate(size) / gate(2 * size)},
-            "denominator: v.q/sqrt(D) is not divided by |v|": {"bias": lambda y: y * gate(2) / gate(2 * size)}}
-
-def pope_mistakes(case, x):
-    return {"factor missing: e is left out": {"parameters": {"e": np.zeros((2, 4))}},
-            "denominator: scores are divided by sqrt(2D), not by sqrt(D)": {"scores": lambda y: y / math.sqrt(2)},
-            "denominator: the exponent is 2c/D, not c/D": {"settings": {"base": 1e8}},
-            "the other direction: turned by minus the angle": {"n": lambda n: -n}}
-
-def rove_mistakes(case, x):
-    S = x["positions"].shape[1]
-    def stand(y, *tokens):
-        y = y.copy()                                                    # the queries' turns, then the keys'
-        y[..., slice(*tokens), :] = np.repeat([1, 0], y.shape[-1] // 2)
-        return y
-
-    return {"factor missing: values are not turned, as in RoPE": {"pairs": lambda y: stand(y, None)},
-            "the output is not turned back: values are at absolute positions": {"pairs": lambda y: stand(y, S)},
-            "the other direction: values turn by minus the angle": {
-                "pairs": lambda y: y * np.repeat([1, -1], y.shape[-1] // 2)}}
+    return {"denominator: gates are sigmoid(q.k/sqrt(D)), not sigmoid(q.k)": other(2, 0),
+            "off by one: a key does not count itself": other(1, 1)}
 
 def sums_of(y):
     """(B, H, T, S): y_(n+1) + .. + y_m, of y (B, S, H)."""
     total = y.swapaxes(1, 2).cumsum(-1)
     return total[..., None] - total[..., None, :]
 
-def cable_mistakes(case, x):
-    y, z = (x["h"] @ np.transpose(case.parameters[name]) for name in ("tokens", "query"))
+def fox(case, x):
+    z = x["h"] @ np.transpose(case.p["weight"]) + case.p["gate_bias"]                          # (B, S, H)
+    logs = -np.log1p(np.exp(-z))                                                               # ln f
+    of_key, of_query = logs.swapaxes(1, 2)[..., None, :], logs.swapaxes(1, 2)[..., None]
+    return {
+        "ln(1 - f) is summed, not ln f": {"bias": lambda y: sums_of(-np.log1p(np.exp(z)))},
+        "f is summed, not ln f": {"bias": lambda y: sums_of(np.exp(logs))},
+        "off by one: ln f_n, the key's own, is added too": {"bias": lambda y: y + of_key},
+        "off by one: ln f_m, the query's own, is left out, and ln f_n added": {"bias": lambda y: y + of_key - of_query},
+        "factor missing: gate_bias is left out": parameters(gate_bias=[0, 0])}
+
+def grape(case, x):
+    v = np.array(case.p["gate_v"])
+    along = np.vecdot(x["q"], v[:, None])                                                      # (B, H, T)
+    size = np.linalg.norm(v, axis=-1)[:, None]                                                 # (H, 1)
+    gate = lambda below: np.logaddexp(0, along / below)[..., None]  # noqa: E731
+    return sloped(expe.alibi_slopes(2)[:, None, None], "ALiBi's ") | {
+        "denominator: v.q/|v| is not divided by sqrt(D)": {"bias": lambda y: y * gate(size) / gate(2 * size)},
+        "denominator: v.q/sqrt(D) is not divided by |v|": {"bias": lambda y: y * gate(2) / gate(2 * size)}}
+
+def pope(case, x):
+    return {"factor missing: e is left out": parameters(e=np.zeros((2, 4))),
+            "denominator: scores are divided by sqrt(2D), not by sqrt(D)": {"scores": lambda y: y / math.sqrt(2)},
+            "denominator: the exponent is 2c/D, not c/D": settings(base=1e8),
+            "the other direction: turned by minus the angle": {"n": lambda n: -n}}
+
+def rove(case, x):
+    S = x["positions"].shape[1]                                         # table: the queries' turns, then the keys'
+    stands = lambda y, sine: np.repeat([1, sine], y.shape[-1] // 2)  # noqa: E731
+    queries = {"pairs": lambda y: np.where(np.arange(y.shape[-2])[:, None] < S, stands(y, 0), y)}
+    return {"factor missing: values are not turned, as in RoPE": {"pairs": lambda y: 0 * y + stands(y, 0)},
+            "the output is not turned back: values are at absolute positions": queries,
+            "the other direction: values turn by minus the angle": {"pairs": lambda y: y * stands(y, -1)}}
+
+def cable(case, x):
+    y, z = (x["h"] @ np.transpose(case.p[name]) for name in ("tokens", "query"))
     g = np.logaddexp(0, z).swapaxes(1, 2)                                                      # (B, H, T)
+    exchanged = {"bias": lambda b: b / g[..., None] * g[..., None, :]}
+    softened = {"bias": lambda b: -sums_of(np.logaddexp(0, y))}
     return {"the printed sign: the bias is g_m times the sum, which rewards distance": {"bias": lambda b: -b},
             "factor missing: g is left out": {"bias": lambda b: b / g[..., None]},
-            "as in the authors' code: softplus in the place of relu, and no g": {
-                "bias": lambda b: -sums_of(np.logaddexp(0, y))},
-            "g is the key's, not the query's": {"bias": lambda b: b / g[..., None] * g[..., None, :]}}
+            "as in the authors' code: softplus in the place of relu, and no g": softened,
+            "g is the key's, not the query's": exchanged}
 
-def dape_mistakes(case, x):
-    learned = case.learned(case.parameters)
-    table = settled(case, x["length"]).encoding.pairs(x["positions"], x["key_positions"], None)
-    b = -learned_of(learned, "p") * np.log1p(learned_of(learned, "a") * table)                 # (B, H, T, S)
-    undivided, _ = dape.score_forward(2 * x["q"], x["k"], None, table, learned)
-    return {"f alone is added: KERPLE's bias is not": {"bias": lambda y: y - b},
+def dape(case, x):
+    learned = case.learned()
+    table = case.model(x["length"]).encoding.pairs(x["positions"], x["key_positions"], None)
+    p, a = (np.exp(learned[name])[:, None, None] for name in "pa")
+    undivided, _ = zoo.dape.score_forward(2 * x["q"], x["k"], None, table, learned)
+    no_bias = [[*row[:-1], 0] for row in case.p["w1"]]
+    return {"f alone is added: KERPLE's bias is not": {"bias": lambda y: y + p * np.log1p(a * table)},
             "denominator: f reads q.k, not q.k/sqrt(D)": {"bias": lambda y: undivided},
-            "factor missing: the bias of the hidden layer is left out": {
-                "parameters": {"w1": [[*row[:-1], 0] for row in case.parameters["w1"]]}}}
+            "factor missing: the bias of the hidden layer is left out": parameters(w1=no_bias)}
 
-def learned_of(learned, name):
-    return np.exp(learned[name])[:, None, None]
+def other_way(case):
+    conv = [row[::-1] for row in case.p["conv"]]
+    return {"the convolution runs the other way: its last tap is the token's own": parameters(conv=conv)}
 
-def selective_mistakes(case, x):
-    p = case.parameters
-    return {"factor missing: the first tap of the convolution alone is read": {
-                "parameters": {"conv": [[row[0], 0, 0, 0] for row in p["conv"]]}},
-            "the convolution runs the other way: its last tap is the token's own": {
-                "parameters": {"conv": [row[::-1] for row in p["conv"]]}},
-            "another base: 10,000, not 500,000": {"settings": {"base": 10_000.0}}}
+def selective_rope(case, x):
+    first = [[row[0], 0, 0, 0] for row in case.p["conv"]]
+    return {"factor missing: the first tap of the convolution alone is read": parameters(conv=first),
+            **other_way(case), "another base: 10,000, not 500,000": settings(base=10_000.0)}
 
-def path_bias(case, x):
-    """PaTH's bias (B, H, T, T), key by key, without the silu of the authors' code."""
-    p = case.learned(case.parameters)
-    u, _ = conv_forward(x["h"] @ p["w1"].T @ p["w2"].T, p["conv"])
-    w, _ = unit_forward(model_numpy.split_heads(u, 2))                                         # (B, H, T, D)
-    b = 2 / (1 + np.exp(-(x["h"] @ p["strength"].T + p["bias"]).swapaxes(1, 2)))               # (B, H, T)
-    bias = np.zeros((*b.shape, b.shape[-1]))
-    for n in range(b.shape[-1]):
-        key = x["k"][:, :, n]
-        for m in range(n + 1, b.shape[-1]):
-            key = key - (b[:, :, m] * np.vecdot(w[:, :, m], key))[..., None] * w[:, :, m]
-            bias[:, :, m, n] = np.vecdot(x["q"][:, :, m], key - x["k"][:, :, n]) / 2
-    return bias
+def path(case, x):
+    p = case.learned()
 
-def path_mistakes(case, x):
-    p = case.parameters
-    plain = path_bias(case, x)
-    return {"factor missing: the silu is left out, as in the paper's equations": {"bias": lambda y: plain},
-            "the convolution runs the other way: its last tap is the token's own": {
-                "parameters": {"conv": [row[::-1] for row in p["conv"]]}},
-            "factor missing: the bias of b is left out": {"parameters": {"strength_bias": [0, 0]}}}
+    def plain(_):
+        """The bias (B, H, T, T), key by key, without the silu of the authors' code."""
+        u, _ = conv_forward(x["h"] @ p["w1"].T @ p["w2"].T, p["conv"])
+        w, _ = unit_forward(model_numpy.split_heads(u, 2))                                     # (B, H, T, D)
+        b = 2 / (1 + np.exp(-(x["h"] @ p["strength"].T + p["bias"]).swapaxes(1, 2)))           # (B, H, T)
+        bias = np.zeros((*b.shape, b.shape[-1]))
+        for n in range(b.shape[-1]):
+            key = x["k"][:, :, n]
+            for m in range(n + 1, b.shape[-1]):
+                key = key - (b[:, :, m] * np.vecdot(w[:, :, m], key))[..., None] * w[:, :, m]
+                bias[:, :, m, n] = np.vecdot(x["q"][:, :, m], key - x["k"][:, :, n]) / 2
+        return bias
 
-def path_fox_mistakes(case, x):
-    gates = -np.log1p(np.exp(-(x["h"] @ np.transpose(case.parameters["forget"]) + case.parameters["forget_bias"])))
-    forgotten = sums_of(gates)
-    return path_mistakes(case, x) | {
-        "denominator: the forget gates are divided by sqrt(D)": {"bias": lambda y: y - forgotten / 2},
-        "factor missing: the forget gates are left out": {"bias": lambda y: y - forgotten}}
+    return {"factor missing: the silu is left out, as in the paper's equations": {"bias": plain}, **other_way(case),
+            "factor missing: the bias of b is left out": parameters(strength_bias=[0, 0])}
 
-def log_mistakes(case, x):
-    s = np.array(case.parameters["s"])[:, None, None]
+def path_fox(case, x):
+    gates = -np.log1p(np.exp(-(x["h"] @ np.transpose(case.p["forget"]) + case.p["forget_bias"])))
+    return path(case, x) | {
+        "denominator: the forget gates are divided by sqrt(D)": {"bias": lambda y: y - sums_of(gates) / 2},
+        "factor missing: the forget gates are left out": {"bias": lambda y: y - sums_of(gates)}}
+
+def log(case, x):
+    s = np.array(case.p["s"])[:, None, None]
     seen = np.arange(1.0, 7)[:, None]
     first = np.where(seen > 1, np.log(np.maximum(seen, 2)), np.inf)                            # ln 1 = 0: any is right
-    return {"factor missing: a plain softmax, which drops what is subtracted": {"scores": lambda y: y / (s * first)},
-            "factor missing: s is left out": {"parameters": {"s": [1, 1]}},
-            "off by one: ln(n + 1), not ln n": {"scores": lambda y: y * np.log(seen + 1) / first},
-            "n is the length of the array, not the keys that are seen": {"scores": lambda y: y * math.log(6) / first}}
+    return {
+        "factor missing: a plain softmax, which drops what is subtracted": {"scores": lambda y: y / (s * first)},
+        "factor missing: s is left out": parameters(s=[1, 1]),
+        "off by one: ln(n + 1), not ln n": {"scores": lambda y: y * np.log(seen + 1) / first},
+        "n is the length of the array, not the keys that are seen": {"scores": lambda y: y * math.log(6) / first}}
 
-def sinks_mistakes(case, x):
-    return {"factor missing: a plain softmax": {"parameters": {"b": [-1e9, -1e9]}},
-            "b is added to the denominator, not exp(b)": {"parameters": {"b": np.log([0.5, 1.2])}}}
+def sinks(case, x):
+    return {"factor missing: a plain softmax": parameters(b=[-1e9, -1e9]),
+            "b is added to the denominator, not exp(b)": parameters(b=np.log(case.p["b"]))}
 
-def stick_mistakes(case, x):
-    s = 1 / (1 + np.exp(-x["q"] @ x["k"].swapaxes(-1, -2) / math.sqrt(case.heads[1])))          # (B, H, S, S)
+def stick(case, x):
+    s = 1 / (1 + np.exp(-x["q"] @ x["k"].swapaxes(-1, -2) / math.sqrt(case.D)))                # (B, H, S, S)
     own = np.eye(s.shape[-1])
 
     def left(s):
@@ -557,204 +459,16 @@ def stick_mistakes(case, x):
     from_first = before * left(before) + own * (1 - before).prod(-1)[..., None]
     with_own = too * left(too[..., ::-1])[..., ::-1]
     plain = too / (1 - too)                                                                    # exp of the score
-    return {"a plain softmax": {"weights": lambda p: plain / plain.sum(-1, keepdims=True)},
-            "a query's own key does not get what is left: weights sum to less than 1":
-            {"weights": lambda p: p * (1 - own)},
-            "the own key takes a share by its score, as the others do": {"weights": lambda p: with_own},
-            "order: the first key takes its share first, not the nearest": {"weights": lambda p: from_first}}
+    return {
+        "a plain softmax": {"weights": lambda p: plain / plain.sum(-1, keepdims=True)},
+        "a query's own key does not get what is left: weights sum to less than 1": {"weights": lambda p: p * (1 - own)},
+        "the own key takes a share by its score, as the others do": {"weights": lambda p: with_own},
+        "order: the first key takes its share first, not the nearest": {"weights": lambda p: from_first}}
 
-
-# ---- the cases -------------------------------------------------------------------------------------------------------
-
-def small(*shape, seed=5):
-    return np.random.default_rng(seed).standard_normal(shape).round(2).tolist()
-
-def arrays(p):
-    return {name: np.array(y) for name, y in p.items() if np.ndim(y)}
-
-def rope(formula, source, settings=None, context=4096, factor=1.0, rope_type="default", own=None, pe="rope", scale=same,
-         notes="", **parameters):
-    """A case keyed by transformers' rope_parameters, of heads 8 wide; context: what transformers calls original."""
-    rope_parameters = {"rope_type": rope_type, "rope_theta": 10000.0} | parameters
-    settings = (settings or {}) | ({"rope_scaling": rope_type, "factor": factor} if factor != 1 else {})
-    longest = context if rope_type in ("default", "dynamic") else int(context * factor)
-    return Case(pe, formula, source, settings, {
-        "rope_parameters": rope_parameters | ({"factor": factor} if factor != 1 else {}),
-        "max_position_embeddings": longest, "head_dim": 8}, returns=TURNED, heads=(2, 8), context=context, scale=scale,
-        mistakes=lambda case, x: (own or (lambda *_: {}))(case, x) | usual_of_rope(case, x), notes=notes)
-
-TURNED = ("q", "k", "scores", "out", "inv_freq", "attention_factor")
-PAIRS = "a pair (i, i + D/2), (a, b), turns by n f_i: attention_factor (a cos - b sin, b cos + a sin); "
-PLAIN = "g_i = 10000^(-2i/D), i = 0 .. D/2 - 1"
-YARN = PAIRS + ("f_i = g_i (1 - r_i + r_i/factor), " + PLAIN + ", r_i = clip((i - low)/(high - low), 0, 1), low = "
-                "max(floor(p(32)), 0), high = min(ceil(p(1)), D - 1), p(t) = D ln(L/(2 pi t))/(2 ln 10000), L = "
-                "original_max_position_embeddings; attention_factor = ")
-LISTS = {"long": (1.1, 1.9, 4.5, 13.0), "short": (1.0, 1.05, 1.3, 2.0)}
-DEEPSEEK = 1 / (0.05 * math.log(4) + 1)                   # 0.1 ln 4 + 1, mscale's and the table's own, over the other
-READ = {"takes": ("x", "wq", "wk", "wv"), "returns": ("table", "q", "k", "scores", "out")}
-NO_ORDER = {"parts": CLOSE, "notes": "positions are not read: tokens count as they stand"}
-
-PATH = ("scores = q_m^T H_m .. H_(n+1) k_n / sqrt(D), H_t = I - b_t w_t w_t^T, b_t = 2 sigmoid(strength_h.h_t + "
-        "strength_bias_h), w_t = y_t / sqrt(|y_t|^2 + 1e-6), y = silu(conv_0 u_t + conv_1 u_(t-1) + conv_2 u_(t-2)) in "
-        "each head, u = w2 w1 h")
-REFLECTIONS = {"w1": small(3, 8), "w2": small(8, 3, seed=6), "conv": small(8, 3, seed=7),
-               "strength": small(2, 8, seed=8), "strength_bias": [0.3, -0.4]}
-
-def reflected(p):
-    names = {"w1": "w1", "w2": "w2", "conv": "conv", "strength": "strength", "bias": "strength_bias"}
-    return {ours: np.array(p[theirs]) for ours, theirs in names.items()}
-
-CASES = {
-    "rope-default": rope(PAIRS + "f = g, " + PLAIN, "Su et al. 2021, equation 34"),
-    "rope-linear": rope(PAIRS + "f = g/factor, " + PLAIN, "Chen et al. 2023", None, 512, 4.0, "linear"),
-    "rope-dynamic": rope(
-        PAIRS + "f_i = b^(-2i/D), b = 10000 (factor length/L - (factor - 1))^(D/(D-2)), L = max_position_embeddings; "
-        "b = 10000 up to L", "bloc97 and emozilla 2023; transformers, _compute_dynamic_ntk_parameters", None, 512, 4.0,
-        "dynamic", ntk_mistakes, notes="length is of the whole batch, cached tokens too, for all of its keys"),
-    "rope-ntk": rope(
-        PAIRS + "f_i = b^(-2i/D), b = 10000 factor^(D/(D-2))", "bloc97 2023", None, 512, 4.0, "ntk",
-        ntk_mistakes, notes="transformers has no such type: rope_type default with rope_theta = b is the same"),
-    "rope-yarn": rope(
-        YARN + "0.1 ln(factor) + 1", "Peng et al. 2023, sections 3.2 and 3.4", None, 4096, 4.0, "yarn", yarn_mistakes,
-        original_max_position_embeddings=4096),
-    "rope-yarn-mscale": rope(
-        YARN + "(0.1 mscale ln(factor) + 1)/(0.1 mscale_all_dim ln(factor) + 1)",
-        "DeepSeek-V2's code; transformers, _compute_yarn_parameters", None, 4096, 4.0, "yarn", yarn_mistakes,
-        scale=lambda table: table * DEEPSEEK, original_max_position_embeddings=4096, mscale=1.0, mscale_all_dim=0.5,
-        notes="DeepSeek multiplies scores by (0.1 mscale_all_dim ln(factor) + 1)^2 too: not done here"),
-    "rope-longrope": rope(
-        PAIRS + "f_i = g_i/x_i, " + PLAIN + ", x = long_factor for length > L, else short_factor; L = "
-        "original_max_position_embeddings, attention_factor = sqrt(1 + ln(factor)/ln(L))",
-        "Ding et al. 2024; transformers, _compute_longrope_parameters", LISTS, 4096, 4.0, "longrope", longrope_mistakes,
-        original_max_position_embeddings=4096, long_factor=list(LISTS["long"]), short_factor=list(LISTS["short"])),
-    "rope-llama3": rope(
-        PAIRS + "f_i = g_i (t_i + (1 - t_i)/factor), " + PLAIN + ", t_i = clip((L g_i/(2 pi) - low)/(high - low), 0, "
-        "1), L = original_max_position_embeddings, low and high = low_freq_factor and high_freq_factor",
-        "Llama 3.1's code, Meta 2024; transformers, _compute_llama3_parameters", None, 2048, 8.0, "llama3",
-        llama3_mistakes, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=2048),
-    "rope-proportional": rope(
-        PAIRS + "f = g for i < partial_rotary_factor D/2, else 0; " + PLAIN,
-        "Gemma 4's configuration; transformers, _compute_proportional_rope_parameters", {"rotary_fraction": 0.5},
-        rope_type="proportional", own=proportional_mistakes, pe="proportional", partial_rotary_factor=0.5),
-    "rope-partial": rope(
-        "the first r = partial_rotary_factor D dimensions of a head turn as pairs (i, i + r/2) by n 10000^(-2i/r); "
-        "the rest stands still", "GPT-NeoX-20B, Black et al. 2022, section 2.1", {"rotary_fraction": 0.5},
-        own=partial_mistakes, pe="partial", partial_rotary_factor=0.5),
-    "xpos": Case(
-        "xpos", PAIRS + "f = g, " + PLAIN + "; then q times z_i^((m - center)/scale_base), k times z_i^((center - n)/"
-        "scale_base), z_i = (2i/D + 0.4)/1.4", "Sun et al. 2022, section 3.2", {},
-        {"base": 10000.0, "scale_base": 512.0, "center": 256}, returns=("q", "k", "scores", "out"), heads=(2, 8),
-        parts=CLOSE, mistakes=xpos_mistakes, notes="scores do not depend on center; q and k do"),
-    "sinusoidal": Case(
-        "sinusoidal", "row n holds sin(n base^(-2i/C)) on column 2i and cos of it on 2i + 1; h = x + row; q = wq h, "
-        "k = wk h, v = wv h by heads", "Vaswani et al. 2017, section 3.5", {}, {"base": 10000.0}, **READ,
-        mistakes=sinusoidal_mistakes),
-    "learned": Case(
-        "learned", "row n is weight[n]; h = x + row; q = wq h, k = wk h, v = wv h by heads",
-        "the ExPE paper, equation 12", {"n_positions": 16}, {"weight": small(16, 8)}, arrays, **READ, context=16,
-        parts={"near": [[0, 1, 2, 3, 4, 5], [0, 2, 3, 7, 12, 14]], "decode": [[0, 1, 2, 9, 10, 13]]}),
-    "expe": Case(
-        "expe", "row n is start + theta (n + j), j = 0 .. l-1; phi = row n, then x past its first l numbers; q = wq "
-        "phi, k = wk phi, v = wv x by heads", "the ExPE paper (Datseris et al. 2025), equations 2 and 3", {"l": 5},
-        {"l": 5, "start": 0.0, "theta": 1 / 2048}, **READ, mistakes=expe_mistakes),
-    "expe-keys": Case(
-        "expe", "row n is start + theta (n + j), j = 0 .. l-1; phi = row n, then x past its first l numbers; q = wq x, "
-        "k = wk phi, v = wv x by heads", "the ExPE paper's equations 2 and 3, on keys only",
-        {"l": 5, "on": "k", "theta": 1 / 2048},
-        {"l": 5, "start": 0.0, "theta": 1 / 2048}, **READ, mistakes=expe_mistakes),
-    "exqpe": Case(
-        "exqpe", "row n is start + theta1 j + theta2 max(0, floor((n - j)/l) + 1), j = 0 .. l-1; the rest as expe",
-        "the ExPE paper, equations 4 and 5", {"l": 5},
-        {"l": 5, "start": 0.0, "theta1": 1 / 2048, "theta2": 1 / 16}, **READ, mistakes=exqpe_mistakes),
-    "alibi": Case(
-        "alibi", "bias = -slope_h (m - n); slopes 2^(-8h/H), h = 1 .. H, for H a power of two, else those of the next "
-        "lower power, then every other one of twice as many heads",
-        "Press et al. 2022, section 3, and the authors' code", heads=(3, 4), mistakes=alibi_mistakes),
-    "t5": Case(
-        "t5", "bias = weight[bucket(m - n), h]; bucket(d) = d for d < 16, else min(16 + floor(16 ln(d/16)/"
-        "ln(max_distance/16)), 31)", "Raffel et al. 2020, section 2.1", {"max_distance": 128},
-        {"buckets": 32, "max_distance": 128, "weight": small(32, 2)}, arrays, mistakes=t5_mistakes,
-        parts=PARTS | {"near": [NEAR[0], [0, 5, 30, 90, 256, 257]]},
-        notes="T5 itself does not divide its scores by sqrt(D)"),
-    "shaw": Case(
-        "shaw", "bias = q_m.keys[r]/sqrt(D), r = min(m - n, max_distance); out_m = sum over n of p_mn (v_n + "
-        "values[r])", "Shaw et al. 2018, equations 3 and 4", {"max_distance": 3},
-        {"max_distance": 3, "keys": small(4, 4), "values": small(4, 4, seed=6)}, arrays, mistakes=shaw_mistakes),
-    "kerple": Case(
-        "kerple", "bias = -p_h ln(1 + a_h |m - n|)", "Chi et al. 2022, section 4, the logarithmic kind", {},
-        {"p": [0.7, 1.6], "a": [0.3, 0.9]}, lambda p: {name: np.log(y) for name, y in p.items()},
-        mistakes=kerple_mistakes),
-    "fire": Case(
-        "fire", "bias_h = w2_h.relu(w1 y + b1), y = ln(1 + c (m - n))/ln(1 + c max(m, L)), m counted from 0",
-        "Li et al. 2024, section 3", {"fire_width": 4},
-        {"c": 0.1, "L": 512.0, "w1": [0.8, 1.5, 2.0, 1.1], "b1": [0.0, -0.5, -0.2, -0.3], "w2": small(2, 4)},
-        lambda p: arrays(p) | {name: np.log([p[name]]) for name in "cL"}, mistakes=fire_mistakes,
-        notes="b1 is at most 0, so that f(0) = 0; a last bias of f is what the softmax drops"),
-    "cope": Case(
-        "cope", "bias = (1 - w) q.e[floor p] + w q.e[ceil p], w = p - floor p, p = min(g_mn + .. + g_mm, P - 1), g_mj "
-        "= sigmoid(q_m.k_j), P the rows of e", "Golovneva et al. 2024, section 4, equation 3", {"count_to": 4},
-        {"e": small(4, 4)}, arrays, mistakes=cope_mistakes, **NO_ORDER),
-    "fox": Case(
-        "fox", "bias = ln f_(n+1) + .. + ln f_m, f_j = sigmoid(weight_h.h_j + gate_bias_h)",
-        "Lin et al., ICLR 2025", {}, {"weight": small(2, 8), "gate_bias": [0.5, 2.0]},
-        lambda p: {"weight": np.array(p["weight"]), "bias": np.array(p["gate_bias"])}, takes=("q", "k", "v", "h"),
-        mistakes=fox_mistakes, **NO_ORDER),
-    "grape": Case(
-        "grape", "bias = -(m - n) slope_h softplus(w_h) softplus(gate_v_h.q_m/(|gate_v_h| sqrt(D))), ALiBi's slopes",
-        "Zhang et al., ICLR 2026, equation 4.6 without its part of the keys, and the authors' code", {},
-        {"gate_v": small(2, 4), "w": [0.2, 0.9]}, lambda p: {"v": np.array(p["gate_v"]), "w": np.array(p["w"])},
-        mistakes=grape_mistakes),
-    "pope": Case(
-        "pope", "scores = the sum over c of softplus(q_mc) softplus(k_nc) cos((n - m) t_c + e_hc) / sqrt(D), t_c = "
-        "base^(-c/D); e within -2 pi .. 0", "Gopalakrishnan et al. 2025, arXiv 2509.10534, equations 3 to 8", {},
-        {"base": 10000.0, "e": [[0.0, -0.4, -2.0, -6.0], [-1.0, -0.3, 0.0, -3.0]]}, lambda p: {"e": np.array(p["e"])},
-        returns=("scores", "out"), mistakes=pope_mistakes,
-        notes="cached keys are softplus(k_n) (cos, sin)(n t + e), all cosines first"),
-    "rove": Case(
-        "rove", PAIRS + "f = g, " + PLAIN + "; out_m = R_m^T (sum over n of p_mn R_n v_n), R_n being the turn of k_n",
-        "García-Castellanos et al. 2026, arXiv 2606.11275; Su 2025, kexue.fm/archives/10862", {},
-        {"base": 10000.0}, returns=("q", "k", "scores", "out"), mistakes=rove_mistakes,
-        notes="cached values are not turned"),
-    "cable": Case(
-        "cable", "bias = -g_m (r_(n+1) + .. + r_m), r_j = relu(tokens_h.h_j), g_m = softplus(query_h.h_m)",
-        "Veisi et al. 2025, arXiv 2503.08067v3, equations 2 to 7, with the sign of a penalty", {},
-        {"tokens": small(2, 8), "query": small(2, 8, seed=6)}, arrays, takes=("q", "k", "v", "h"),
-        mistakes=cable_mistakes, **NO_ORDER),
-    "dape": Case(
-        "dape", "bias_h = b_h + w2_h.leaky(w1 [s_1 .. s_H, b_1 .. b_H, 1]), s = q.k/sqrt(D), b_h = -p_h ln(1 + a_h "
-        "|m - n|), leaky(x) = max(x, x/100)", "DAPE's first version, Zheng et al., NeurIPS 2024, with KERPLE", {},
-        {"p": [0.7, 1.6], "a": [0.3, 0.9], "w1": small(32, 5), "w2": small(2, 32, seed=6)},
-        lambda p: arrays(p) | {name: np.log(p[name]) for name in "pa"}, mistakes=dape_mistakes),
-    "selective-rope": Case(
-        "selective_rope", "q and k turn as RoPE's pairs (i, i + D/2), by base^(-2i/D) (z_1 + .. + z_t); z_t = conv_0 "
-        "u_t + .. + conv_3 u_(t-3), u = w2 w1 x, in each head; x = h by heads, over sqrt(|h|^2 + 1e-6)",
-        "Movahedi et al. 2025, arXiv 2511.17388, and the authors' code", {"rank": 3},
-        {"base": 500_000.0, "w1": small(3, 8), "w2": small(4, 3, seed=6), "conv": small(4, 4, seed=7)}, arrays,
-        takes=("q", "k", "v", "h"), returns=("scores", "out"), mistakes=selective_mistakes, parts=CLOSE,
-        notes="positions are not read: tokens count as they stand; cached keys are not turned"),
-    "path": Case(
-        "path", PATH, "Yang et al. 2025, arXiv 2505.16381, sections 2.2 and 3.2, and the authors' code", {"rank": 3},
-        REFLECTIONS, lambda p: reflected(p), takes=("q", "k", "v", "h"), returns=("scores", "out"),
-        mistakes=path_mistakes, **NO_ORDER),
-    "path-fox": Case(
-        "path_fox", PATH + "; and ln f_(n+1) + .. + ln f_m, f_j = sigmoid(forget_h.h_j + forget_bias_h), undivided",
-        "Yang et al. 2025, arXiv 2505.16381", {"rank": 3},
-        REFLECTIONS | {"forget": small(2, 8, seed=9), "forget_bias": [0.5, 2.0]},
-        lambda p: reflected(p) | {name: np.array(p[name]) for name in ("forget", "forget_bias")},
-        takes=("q", "k", "v", "h"), returns=("scores", "out"), mistakes=path_fox_mistakes, **NO_ORDER),
-    "softmax-log": Case(
-        "nope+log", "weights of query m = softmax(s_h ln(n_m) q_m.k_n/sqrt(D)), n_m the number of keys that m sees",
-        "SSMax, Nakanishi 2025, arXiv 2501.19399", {}, {"s": [0.43, 0.2]}, lambda p: {"temperature": np.array(p["s"])},
-        returns=("weights", "out"), mistakes=log_mistakes, **NO_ORDER),
-    "softmax-sinks": Case(
-        "nope+sinks", "weights = exp(q_m.k_n/sqrt(D)) / (exp(b_h) + the sum of it over the keys that m sees)",
-        "gpt-oss, OpenAI 2025", {}, {"b": [0.5, 1.2]}, lambda p: {"sinks": np.array(p["b"])},
-        returns=("weights", "out"), mistakes=sinks_mistakes, **NO_ORDER),
-    "softmax-stick": Case(
-        "nope+stick", "weights = s_mn times the product over n < j < m of (1 - s_mj) for n < m, s = "
-        "sigmoid(q.k/sqrt(D)), and the product over all j < m for n = m", "Tan et al. 2024, arXiv 2410.17980",
-        returns=("weights", "out"), mistakes=stick_mistakes, **NO_ORDER),
-}
+MISTAKES = {"rope": rope, "partial": rope, "proportional": rope, "expe": overriding, "learned": lambda case, x: {}}
+MISTAKES |= {f.__name__: f for f in (xpos, sinusoidal, exqpe, alibi, t5, shaw, kerple, fire, cope, fox, grape, pope,
+                                     rove, cable, dape, selective_rope, path, path_fox)}
+MISTAKES |= {f"nope+{f.__name__}": f for f in (log, sinks, stick)}
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
@@ -765,8 +479,8 @@ def sizes(case, x, found, outputs):
     By the same sums, of squares, since roundings are independent. The terms may be rounded as the output is; exact is
     of angles (as large as their positions) and of what all keys of a query share in their bias.
     """
-    (H, D) = case.heads                                                 # (B, 1, T, 1)
-    turns = x["positions"][:, None, :, None] * (case.pe in TURNS)
+    H, D = case.H, case.D
+    turns = x["positions"][:, None, :, None] * (case.pe in TURNS)                              # (B, 1, T, 1)
     root = lambda q, k, over=1: np.sqrt(q**2 @ k.swapaxes(-1, -2) ** 2 / over)  # noqa: E731
     if "x" in x:                                                                               # q = wq phi
         wide = np.zeros_like(x["x"])
@@ -802,65 +516,32 @@ def plain(y, digits):
     whole = isinstance(y, int | np.integer)
     return int(y) if whole else None if np.isnan(y) else float(f"{y:.{digits}g}") + 0.0
 
-def alike(name, x, y, close):
-    """Whether these differ by nothing, or by what a softmax drops."""
-    if np.shape(x) != np.shape(y):
-        return False
-    ways = [(x, y)] + ([(x - x[..., :1], y - y[..., :1])] if name in ("bias", "scores") else [])
-    return any(np.allclose(*way, rtol=close, atol=close, equal_nan=True) for way in ways)
-
-def mistaken(case, parts, size):
-    """The mistakes that can be told from what is right and from each other: [{words, part, its last sequence}]."""
+def mistaken(case, inputs):
+    """The mistakes of a file, their outputs made anew for the last sequence; the angles of a rotation stay."""
+    changes = {part: MISTAKES[case.file["encoding"]](case, x) | usual(case) for part, x in inputs.items()}
     mistakes = []
-    seen = set()
-    rope = case.returns is TURNED
-    for part, (whole, x, right) in parts.items():
-        close = {name: max(2e-4, conform.tolerance("float32", *size[part][name])) for name in right}
-        changes = usual_of_decode(case, x) if part == "decode" else case.mistakes(case, whole)
-        changes |= usual(case, whole) if part == "near" else {}
-        changes = {words: change for words, change in changes.items() if words not in seen}
-        if case.pe in MERGES | {"t5", "shaw", "grape"}:                 # in each part, since some show it best far out
-            changes["rounded positions: they were cast to bfloat16"] = {"n": rounded("bfloat16")}
-        for words, change in changes.items():
-            change = turned(case, whole, **change) if rope and change.keys() == {"n"} else change
-            if turns := change.get("turns"):
-                turns["positions"] = turns["positions"][-x["positions"].shape[1]:]
-                wrong = conform.turn(x, **turns)
-            else:
-                _, wrong = cut(part, whole, forward(case, whole, **change), case.returns)
-            wrong = {name: last(wrong[name]) for name in right if name in wrong}
-            if all(alike(name, y, last(right[name]), close[name]) for name, y in wrong.items()):
-                continue
-            wrong = {name: plain(y, 5 if np.ndim(y) > 2 else 15) for name, y in wrong.items()
-                     if not alike(name, y, last(right[name]), 1e-5)}
-            if json.dumps(wrong) not in seen:
-                mistakes.append({"looks like": words, "part": part} | (
-                    {"turns": {name: y if name == "of" else plain(y, 15) for name, y in turns.items()}} if turns
-                    else {"outputs": wrong}))
-            seen |= {words, json.dumps(wrong)}
+    for mistake in case.file["mistakes"]:
+        if "outputs" in mistake:
+            part = mistake["part"]
+            found = forward(case, inputs[part], **changes[part][mistake["looks like"]])
+            _, wrong = cut(part, inputs[part], found, case.returns)
+            wrong = {name: wrong[name][-1:] if wrong[name].ndim > 2 else wrong[name] for name in mistake["outputs"]}
+            mistake = mistake | {
+                "outputs": {name: plain(y, 5 if y.ndim > 2 else 15) for name, y in wrong.items()}}
+        mistakes.append(mistake)
     return mistakes
 
-def last(y):
-    return y[-1:] if np.ndim(y) > 2 else y
-
-def document(case):
-    """The whole file of a case as a dict."""
-    inputs = {part: draw(case, n, seed) for seed, (part, n) in enumerate(case.parts.items())}
+@np.errstate(all="ignore")
+def document(name):
+    """The whole file of a case as a dict: its words as they are, its numbers made anew."""
+    case = Case(name)
+    inputs = {part: draw(case, n, seed) for seed, (part, n) in enumerate(case.positions.items())}
     outputs = {part: forward(case, x) for part, x in inputs.items()}
     cuts = {part: cut(part, x, outputs[part], case.returns) for part, x in inputs.items()}
     size = {part: sizes(case, x, outputs[part], cuts[part][1]) for part, x in inputs.items()}
-    takes = dict.fromkeys(name for x, _ in cuts.values() for name in x)
     parts = {part: {"size": size[part], "inputs": {name: plain(y, 15) for name, y in x.items()},
                     "outputs": {name: plain(y, 15) for name, y in found.items()}} for part, (x, found) in cuts.items()}
-    return {
-        "encoding": case.pe, "formula": case.formula, "source": case.source, "notes": case.notes,
-        "function": f"f takes, by name, any of {', '.join((*takes, *case.parameters))}; it returns a dict of any "
-                    f"outputs by name, or a tuple of the first of these: {', '.join(case.returns)}",
-        "takes": {name: SAID[name] for name in takes}, "returns": {name: SAID[name] for name in case.returns},
-        "size": "of each output, [terms, exact] over max(1, the right value): of the terms that cancel, and of what "
-                "is float32 at least, such as angles; conform.tolerance makes the largest error of them",
-        "parameters": case.parameters, "parts": parts,
-        "mistakes": mistaken(case, {part: (x, *cuts[part]) for part, x in inputs.items()}, size)}
+    return case.file | {"parts": parts, "mistakes": mistaken(case, inputs)}
 
 def text(value, margin=""):
     """JSON with a line for each field and each row of numbers."""
@@ -873,12 +554,12 @@ def text(value, margin=""):
     return json.dumps(value)
 
 def main(argv=None):
-    parser = CommandLine(prog="python -m interop.make_vectors", description="Write vectors/ by the NumPy reference.")
+    parser = CommandLine(prog="python -m interop.make_vectors", description=__doc__.partition("\n\n")[0])
     with parser.one_line_errors():
         parser.parse_args(argv)
-        for name, case in CASES.items():
-            write_text(FOLDER / f"{name}.json", text(document(case)) + "\n")
-        print(f"wrote {len(CASES)} files of vectors/, {sum(f.stat().st_size for f in FOLDER.glob('*.json')):,} bytes")
+        for path in sorted(FOLDER.glob("*.json")):
+            write_text(path, text(document(path.stem)) + "\n")
+        print(f"wrote {len([*FOLDER.glob('*.json')])} files of vectors/")
 
 if __name__ == "__main__":
     main()

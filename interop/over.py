@@ -1,7 +1,7 @@
 """Export a run to transformers, and import a model of transformers as a run.
 
     to      rope with rmsnorm and swiglu is a Llama; rope, or partial, with layernorm and gelu a GPT-NeoX; learned with
-            these two a GPT-2. Any other is a folder with its own code in one file, for trust_remote_code=True.
+            these two a GPT-2. Any other is a folder with its own code, for trust_remote_code=True.
     from    a Llama or a GPT-NeoX with the layers of this project; an error names whatever else the model has.
 
 Neither needs transformers, since its folders are JSON and safetensors.
@@ -9,6 +9,7 @@ Neither needs transformers, since its folders are JSON and safetensors.
 
 import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +22,12 @@ import common
 import data
 from config import PRESETS, InputError, ModelConfig, make_encoding
 from generate import TOKENS
-from interop.one_file import one_file
 from interop.tokens import CONFIG, from_tokenizers, to_tokenizers
-from lab.files import check_shape, read_json
-from model_numpy import doors_of, parameter_shapes
+from model_numpy import parameter_shapes
 from model_torch import score_divisor
 
-MARK = "made_by_exact_positions"         # a field of the config.json of every folder that this writes: its kind
+ROOT = Path(__file__).resolve().parent.parent
+CORE = ("expe", "config", "model_numpy", "model_torch")
 README = """# A GPT with the positional encoding {pe}, trained for {step:,} steps
 
 In this folder, this writes a text that continues "The". Every text of the training data begins with the token
@@ -175,9 +175,9 @@ KINDS = [("rope", LLAMA, turning), ("rope", NEOX, turning), ("partial", NEOX, tu
 
 # ---- to transformers -------------------------------------------------------------------------------------------------
 
-def to_transformers(run, out, overwrite=False):
+def to_transformers(run, out):
     """Write the folder of a run; returns (its architecture's name, the run's step). InputError for what cannot be."""
-    folder = check_out(out, overwrite, "transformers")
+    folder = new_folder(out)
     gpt, record = common.load_model(run)
     config = gpt.config
     encoding = data.run_tokenizer(run, record["data"])
@@ -186,64 +186,83 @@ def to_transformers(run, out, overwrite=False):
                          "was trained with a causal mask")
     known = [(kind, positions) for pe, kind, positions in KINDS if kind.fits(pe, gpt)]
     written = {"dtype": "float32", "bos_token_id": encoding.eot_token, "eos_token_id": encoding.eot_token,
-               "use_cache": True, MARK: "transformers"}
+               "use_cache": True}
+    files = {}
     if known:
         [(kind, positions)] = known
         written |= {"architectures": [kind.architecture], "model_type": kind.model_type}
         written |= {name: getattr(config, field) for name, field in kind.fields.items()}
         written |= {name: values[0] for name, values in kind.fixed.items()} | positions(config.encoding, config)
         weights = kind.theirs(gpt.state_dict(), config.n_heads)
-        code = None
     else:
-        written |= of_its_own(config)
-        weights = gpt.state_dict()
-        code = one_file(gpt)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "modeling_gpt.py").unlink(missing_ok=True)
-    if code:
-        common.write_text(folder / "modeling_gpt.py", code)
+        classes = {"AutoConfig": "modeling_gpt.GPTConfig", "AutoModelForCausalLM": "modeling_gpt.GPTForCausalLM"}
+        written |= {name: getattr(config, field) for name, field in SHAPE.items()}
+        written |= {"architectures": ["GPTForCausalLM"], "model_type": "exact-positions", "auto_map": classes,
+                    "tie_word_embeddings": False, "model": dataclasses.asdict(config)}
+        weights = {f"gpt.{name}": w for name, w in gpt.state_dict().items()}
+        files = sources(config.encoding.pe) | {"LICENSE": common.read_text(ROOT / "LICENSE")}
     length = min(TOKENS, config.encoding.longest(config))
-    readme = README.format(pe=config.encoding.pe, step=record["step"], own=code is not None, length=length)
-    common.write_text(folder / "README.md", readme)
+    files |= {
+        "README.md": README.format(pe=config.encoding.pe, step=record["step"], own=not known, length=length),
+        "tokenizer.json": json.dumps(to_tokenizers(encoding)), "tokenizer_config.json": json.dumps(CONFIG, indent=1),
+        "config.json": json.dumps(written, indent=1)}
+    folder.mkdir(parents=True, exist_ok=True)
     common.write_bytes(folder / "model.safetensors", save(weights, {"format": "pt"}))
-    common.write_text(folder / "tokenizer.json", json.dumps(to_tokenizers(encoding)))
-    common.write_text(folder / "tokenizer_config.json", json.dumps(CONFIG, indent=1))
-    common.write_text(folder / "config.json", json.dumps(written, indent=1))
+    for name, text in files.items():
+        common.write_text(folder / name, text)
     return written["architectures"][0], record["step"]
 
-def check_out(out, overwrite, kind):
-    """The path of a new folder, an empty one or, with overwrite, one of this kind that this has written; InputError."""
-    folder = common.output_folder(out, "OUT")
-    if common.holds_files(folder):
-        config = folder / "config.json"
-        if not config.exists() or common.read_json(config).get(MARK) != kind:
-            raise InputError(f"{folder} exists and was not written by this, so it is left as it is: choose another OUT")
-        if not overwrite:
-            raise InputError(f"{folder} exists: add --overwrite to replace what it holds, or choose another OUT")
+def new_folder(out):
+    """The path of a folder that is new or empty; InputError for any other."""
+    folder = Path(os.path.realpath(out))
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"OUT must be a new folder, and {str(out)!r} has files in it: choose another")
     return folder
 
-def of_its_own(config):
-    """What config.json holds for interop/modeling.py's GPTConfig."""
-    values = dataclasses.asdict(config) | {"encoding": config.encoding.pe, "encodings": {}, "which": []}
-    for settings, window in map(config.block, range(config.n_layers)):
-        values["encodings"][settings.pe] = dataclasses.asdict(settings) | {
-            "each_block": doors_of(settings, config).each_block, "shapes": doors_of(settings, config).shapes(config)}
-        values["which"].append((settings.pe, window))
-    files = {"AutoConfig": "modeling_gpt.GPTConfig", "AutoModelForCausalLM": "modeling_gpt.GPTForCausalLM"}
-    return values | {"architectures": ["GPTForCausalLM"], "model_type": "exact-positions", "auto_map": files,
-                     "tie_word_embeddings": False}
+def sources(pe):
+    """{file name: text} of interop/modeling_gpt.py and the files that it needs: those of CORE, zoo/ as they import it.
+
+    They lie side by side, since transformers copies no sub-folder, and so their imports are made relative. It copies
+    what `from .NAME import ...` names, which the last lines of modeling_gpt.py do for the files of zoo/.
+    """
+    paths = [ROOT / "interop/modeling_gpt.py", *(ROOT / f"{name}.py" for name in CORE), ROOT / f"zoo/{pe}.py"]
+    texts = {}
+    for path in paths:                                                                 # which grows meanwhile
+        if path.exists() and path.name not in texts:
+            text = common.read_text(path)
+            paths += [ROOT / f"zoo/{name}.py" for name in re.findall(r"(?:from zoo import |\bzoo\.)(\w+)", text)]
+            for ours, relative in RELATIVE.items():
+                text = re.sub(ours, relative, text, flags=re.MULTILINE)
+            texts[path.name] = text
+    zoo = [name.removesuffix(".py") for name in texts if (ROOT / "zoo" / name).exists()]
+    texts["modeling_gpt.py"] += "\n" + "".join(
+        f"from .{name} import __doc__ as about_{name}  # noqa: E402, F401\n" for name in zoo)
+    return texts
+
+RELATIVE = {                             # {an import of our files: the same among files that lie side by side}
+    rf"^( *)import ({'|'.join(CORE)})$": r"\1from . import \2",
+    rf"^( *)from ({'|'.join(CORE)}) import ": r"\1from .\2 import ",
+    r"^( *)from (?:zoo|studies) import ": r"\1from . import ",
+    r"^( *)from zoo\.(\w+) import ": r"\1from .\2 import ",
+    r"^( *)import zoo\.(\w+) as ": r"\1from . import \2 as ",
+    r'import_module\(f"zoo(\.[^"]+)"\)': r'import_module(f"\1", __package__)',
+}
 
 # ---- from transformers -----------------------------------------------------------------------------------------------
 
-def from_transformers(folder, out, overwrite=False):
-    """Make a run, at step 0 of its training here, of a folder of transformers; returns (its architecture, 0)."""
-    run = check_out(out, overwrite, "run")
+def from_transformers(folder, out):
+    """Make a run, at step 0 of its training here, of a folder of transformers; returns its architecture's name."""
+    run = new_folder(out)
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder: give one that save_pretrained has written")
-    theirs = read_json(folder / "config.json", dict)
+    theirs = common.read_json(folder / "config.json")
+    kinds = {kind.model_type: kind for kind in (LLAMA, NEOX)}
+    if theirs.get("model_type") not in kinds:
+        raise InputError(f"{folder / 'config.json'} is of the kind {theirs.get('model_type')!r}, and what can be read "
+                         f"is {' and '.join(kinds)}")
+    kind = kinds[theirs["model_type"]]
     try:
-        kind = next(kind for kind in (LLAMA, NEOX) if theirs.get("model_type") == kind.model_type)
         config = ModelConfig(**kind.ours, **{field: theirs[name] for name, field in kind.fields.items()},
                              encoding=rotation(kind, theirs))
         for name, values in kind.fixed.items():
@@ -251,9 +270,6 @@ def from_transformers(folder, out, overwrite=False):
                 raise InputError(f"{name} is {theirs[name]!r}, and our layers have {values[0]!r}")
         if theirs.get("head_dim") not in (None, config.d_head):
             raise InputError(f"head_dim is {theirs['head_dim']}, and our heads have width/heads, {config.d_head}")
-    except StopIteration:
-        raise InputError(f"{folder / 'config.json'} is of the kind {theirs.get('model_type')!r}, and what can be read "
-                         "is llama and gpt_neox") from None
     except KeyError as error:
         raise InputError(f"{folder / 'config.json'} lacks {error}") from None
     except InputError as error:
@@ -266,37 +282,33 @@ def from_transformers(folder, out, overwrite=False):
         weights = kind.from_theirs(weights, config)
     except (SafetensorError, InputError) as error:
         raise InputError(f"{path} {error}") from None
-    ranks = from_tokenizers(read_json(folder / "tokenizer.json", dict), folder / "tokenizer.json")
+    ranks = from_tokenizers(common.read_json(folder / "tokenizer.json"), folder / "tokenizer.json")
     if len(ranks) + 1 != config.vocab_size:
         raise InputError(f"{folder} has {len(ranks) + 1:,} tokens and a vocabulary of {config.vocab_size:,}")
     run.mkdir(parents=True, exist_ok=True)
-    with common.lock(run):
-        record = {
-            "model": dataclasses.asdict(config), "train": dataclasses.asdict(PRESETS["mini"].train),
-            "data": {"folder": "unknown (give --data)", "source": "unknown", "pattern": data.SPLIT_PATTERN,
-                     "vocab": len(ranks) + 1, "splits": dict.fromkeys(("train", "val", "test"), {"sha256": None})},
-            "provenance": {"preset": "mini", "from": str(folder)}, MARK: "run"}
-        for name in (common.CHECKPOINT, "log.jsonl"):
-            (run / name).unlink(missing_ok=True)
-        data.write_ranks(run / "tokenizer.tiktoken", ranks)
-        record["data"]["tokenizer"] = {"sha256": common.hash_file(run / "tokenizer.tiktoken")}
-        common.write_text(run / "config.json", json.dumps(record, indent=1) + "\n")
-        common.write_text(run / "log.jsonl", "")
-        common.save_checkpoint(run, {name: w.numpy() for name, w in weights.items()}, 0)
-    return kind.architecture, 0
+    data.write_ranks(run / "tokenizer.tiktoken", ranks)
+    record = {
+        "model": dataclasses.asdict(config), "train": dataclasses.asdict(PRESETS["mini"].train),
+        "data": {"folder": "unknown (give --data)", "source": "unknown", "pattern": data.SPLIT_PATTERN,
+                 "vocab": len(ranks) + 1, "splits": dict.fromkeys(("train", "val", "test"), {"sha256": None}),
+                 "tokenizer": {"sha256": common.hash_file(run / "tokenizer.tiktoken")}},
+        "provenance": {"preset": "mini", "from": str(folder)}}
+    common.write_text(run / "config.json", json.dumps(record, indent=1) + "\n")
+    common.write_text(run / "log.jsonl", "")
+    common.save_checkpoint(run, {name: w.numpy() for name, w in weights.items()}, 0)
+    return kind.architecture
 
 def rotation(kind, theirs):
     """The make_encoding of a config's rope_parameters, or of the fields that earlier versions had in their place."""
-    old = theirs.get("rope_scaling") or {}
-    check_shape(old, {}, "rope_scaling")
-    rope = theirs.get("rope_parameters") or {
-        "rope_type": old.get("rope_type", old.get("type", "default")),
-        "rope_theta": theirs.get("rope_theta", theirs.get("rotary_emb_base", 10000.0)),
-        "partial_rotary_factor": theirs.get("rotary_pct", 0.25)}
-    check_shape(rope, {"rope_theta": int | float}, "rope_parameters")
-    if rope.get("rope_type", "default") != "default":
-        raise InputError(f"rope_type is {rope['rope_type']!r}, and a run begins with 'default'")
-    base = float(rope["rope_theta"])
+    old = {"rope_theta": theirs.get("rope_theta", theirs.get("rotary_emb_base", 10000.0)),
+           "partial_rotary_factor": theirs.get("rotary_pct", 0.25)}
+    try:
+        rope = theirs.get("rope_parameters") or old | (theirs.get("rope_scaling") or {})
+        rope_type = rope.get("rope_type", rope.get("type", "default"))
+    except (TypeError, AttributeError):
+        raise InputError("rope_parameters must be an object with the number rope_theta") from None
+    if rope_type != "default":
+        raise InputError(f"rope_type is {rope_type!r}, and a run begins with 'default'")
     fraction = rope.get("partial_rotary_factor", 1.0) if kind is NEOX else 1.0
-    return make_encoding("rope", base=base) if fraction == 1 else make_encoding(
-        "partial", base=base, rotary_fraction=fraction)
+    return make_encoding("rope", base=rope["rope_theta"]) if fraction == 1 else make_encoding(
+        "partial", base=rope["rope_theta"], rotary_fraction=fraction)

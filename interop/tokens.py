@@ -1,8 +1,8 @@
 """Export a tokenizer: tiktoken's ranks to the tokenizer.json of the tokenizers library, and back.
 
-Both merge the pair whose merge has the lowest rank, leftmost first. tiktoken finds it by the ranks of all tokens, and
-tokenizers by a list of pairs: the one that makes a token is what its bytes come to by the merges of lower rank.
-Bytes are written as GPT-2 does, each as one printable character (Radford et al. 2019; their encoder.py).
+Both merge the pair whose merge has the lowest rank, leftmost first. tiktoken reads the ranks of all tokens, tokenizers
+a list of pairs. The pair of a token is found by merging its bytes with the merges of lower rank.
+Bytes are written as in GPT-2, each as one printable character (Radford et al. 2019; their encoder.py).
 """
 
 import itertools

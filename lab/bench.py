@@ -6,8 +6,9 @@
 
 Every row is measured in a process of its own, which keeps its memory apart, beside one that does the same with NoPE,
 the floor: A B A B, so that a machine that is slow for a minute is slow for both, and their ratio is the median of those
-of the pairs. A training step is train.py's: forward, backward, clipping, AdamW. What the matrix products alone would
-take follows from the rate of one large product, measured in the same minutes.
+of the pairs. A training step is train.py's: forward, backward, clipping, AdamW. The rate of one large matrix product,
+measured in the same minutes, says what the machine could do. Tokens are generated within the trained length with a
+cache, by one text or several together, and in a full stream.
 """
 
 import contextlib
@@ -37,10 +38,10 @@ import train
 from common import CommandLine, at_least, listed, new_file, pick_device, write_text
 from config import ENCODINGS, PRESETS, InputError
 from eval import MULTIPLES
+from lab.table import print_table
 from longer.scaling import SINKS
 
-PLAIN = ("plain", "plain+malloc")        # without --fast; with its memory setting alone
-BACKENDS = (*train.BACKENDS, *PLAIN)
+BACKENDS = (*train.BACKENDS, "plain")     # torch and numpy with --fast, and torch without it
 FLOOR = "nope"
 METHODS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {"expe-on-k": "--pe expe --on k"}
 PARTS = ("train", "evaluate", "generate")
@@ -68,9 +69,8 @@ class Work:
     """What is measured of one encoding by one backend, in that process."""
 
     def __init__(self, preset, pe, backend, batch, dtype, device, compiled):
-        from engine.fast import keep_freed_memory
         from model_torch import cross_entropy
-        fast = ["--fast"] if backend in ("torch", "numpy") else ["--no-fast"]
+        fast = ["--no-fast" if backend == "plain" else "--fast"]
         _, self.model, config = train.read_flags(["--preset", preset, *METHODS[pe].split(), "--dtype", dtype, *fast])
         self.config = replace(config, batch_size=batch, micro_batch=batch)
         self.rng = np.random.default_rng(0)
@@ -86,11 +86,9 @@ class Work:
                 self.wait = torch.accelerator.synchronize
             if device.type == "cuda":
                 self.memory = torch.cuda.max_memory_allocated
-        if backend == "plain+malloc":
-            keep_freed_memory()
         kind = train.NumpyBackend if backend == "numpy" else train.TorchBackend
         self.backend = kind(self.model, self.config, device, compiled)
-        if backend in PLAIN:
+        if backend == "plain":
             self.backend.model.cross_entropy = cross_entropy   # which --compile replaced
 
     @functools.cached_property
@@ -209,82 +207,51 @@ class Row:
     def train(self):
         self.ask("step")                 # besides the one that in_turn throws away: compilation may take two
         (seconds, rate), (over_nope, _) = self.in_turn("step_and_product")
-        batch = self.names["batch"]
-        return {"step_s": seconds, "tokens_per_s": batch * self.model.context / seconds,
-                "flops_per_s": flops_a_token(self.model) * batch * self.model.context / seconds,
-                "gemm_flops_per_s": rate, "over_nope": over_nope, "peak_bytes": self.ask("memory")}
+        tokens = self.names["batch"] * self.model.context / seconds
+        return {"step, ms": 1e3 * seconds, "tokens/s": tokens, "GFLOP/s": flops_a_token(self.model) * tokens / 1e9,
+                "product's": rate / 1e9, "x NoPE": over_nope, "peak, MB": self.ask("memory") / 1e6}
 
     def evaluate(self):
-        rates, ratios = {}, {}
+        numbers = {}
         for length in (k * self.model.context for k in MULTIPLES):
             if timing := self.in_turn("evaluate", length):
-                rates[length] = 1 / timing[0]
-                ratios[length] = timing[1]
-        return {"evaluate_tokens_per_s": rates, "evaluate_over_nope": ratios}
+                numbers |= {f"tokens/s at {length:,}": 1 / timing[0], f"x NoPE at {length:,}": timing[1]}
+        return numbers
 
     def generate(self):
-        rows = {}
-        for name, streaming, texts in (("cached", False, 1), ("together", False, TOGETHER), ("streaming", True, 1)):
+        numbers = {}
+        for name, streaming, texts in (("cached", False, 1), (f"of {TOGETHER} texts", False, TOGETHER),
+                                       ("streaming", True, 1)):
             if timing := self.in_turn("generate", streaming, texts):
                 first, each, size = timing[0]
-                rows |= {f"{name}_first_token_s": first, f"{name}_tokens_per_s": texts / each,
-                         "cache_bytes_a_token": size}
-        return rows
+                numbers |= {f"tokens/s, {name}": texts / each}
+                numbers |= {"first token, ms": 1e3 * first, "cache, B/token": size} if name == "cached" else {}
+        return numbers
 
 def measure(args):
-    """All rows: NoPE by torch, then each of the others beside it. Only torch evaluates and generates."""
+    """{part: rows}: NoPE by torch, then each of the others beside it. Only torch evaluates and generates."""
     floor = None
-    rows = []
+    parts = {part: [] for part in args.parts}
     jobs = dict.fromkeys([(FLOOR, "torch"), *itertools.product(args.pe, args.backends)])               # each once
     for pe, backend in tqdm(jobs, desc=args.preset, leave=False, disable=None):
         row = Row(pe, backend, args, floor)
         floor = floor or row
-        numbers = {}
-        for part in args.parts:
+        for part, rows in parts.items():
             if part == "train" or backend == "torch":
-                numbers |= getattr(row, part)()
-        if numbers:
-            rows.append(row.names | {"context": row.model.context} | numbers)
+                rows.append(row.names | getattr(row, part)())
         if row is not floor:
             row.pool.shutdown()
     floor.pool.shutdown()
-    return rows
+    return parts
 
-
-# ---- what is printed -------------------------------------------------------------------------------------------------
-
-def print_training(rows):
-    first = rows[0]
-    rate = max(r["gemm_flops_per_s"] for r in rows)
-    print(f"\ntraining by steps of {first['batch']} x {first['context']} tokens, {first['dtype']} on "
-          f"{first['device']}; one large matrix product: {rate / 1e9:,.0f} GFLOP/s")
-    print("encoding    backend        step, ms   tokens/s  GFLOP/s   of it  x NoPE  peak, MB")
-    for r in rows:
-        print(f"{r['pe']:12}{r['backend']:13}{r['step_s'] * 1e3:10,.1f}{r['tokens_per_s']:11,.0f}"
-              f"{r['flops_per_s'] / 1e9:9,.0f}{r['flops_per_s'] / rate:8.0%}"
-              f"{r['over_nope']:8.3f}{r['peak_bytes'] / 1e6:10,.0f}")
-
-def print_evaluation(rows):
-    lengths = list(rows[0]["evaluate_tokens_per_s"])
-    print("\nevaluation: tokens/s, and x NoPE's time, by length")
-    print("encoding    " + "".join(f"{length:18,}" for length in lengths))
-    for r in rows:
-        rates, ratios = r["evaluate_tokens_per_s"], r["evaluate_over_nope"]
-        cells = (f"{rates[n]:10,.0f} ({ratios[n]:5.2f})" if n in rates else f"{'-':>18}" for n in lengths)
-        print(f"{r['pe']:12}" + "".join(cells))
-
-def print_generation(rows):
-    context = rows[0]["context"]
-    print(f"\ngeneration of {GENERATED} tokens after {context - GENERATED:,}, or in a stream of {SINKS} sinks and "
-          f"{context - SINKS - 1:,} tokens")
-    print(f"encoding      first token, ms  tokens/s  of {TOGETHER} texts  streaming  cache, B/token")
-    for r in rows:
-        streaming = format(r["streaming_tokens_per_s"], ",.0f") if "streaming_tokens_per_s" in r else "-"
-        print(f"{r['pe']:12}{r['cached_first_token_s'] * 1e3:17,.1f}{r['cached_tokens_per_s']:10,.0f}"
-              f"{r['together_tokens_per_s']:12,.0f}{streaming:>11}{r['cache_bytes_a_token']:16,.0f}")
-
-# Of a key that some rows have: what prints them.
-PRINTED = {"step_s": print_training, "evaluate_over_nope": print_evaluation, "cached_tokens_per_s": print_generation}
+def print_part(part, rows):
+    """A table: a line a row, a column a number that any row has."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    numbers = [key for key in keys if key not in ("preset", "pe", "backend", "batch", "dtype", "device")]
+    body = [[row["pe"], row["backend"], *(f"{row[key]:,.{3 if 'NoPE' in key else 1 if 'ms' in key else 0}f}"
+                                          if key in row else "-" for key in numbers)] for row in rows]
+    print(f"\n{part}: {rows[0]['preset']}, {rows[0]['batch']} sequences, {rows[0]['dtype']} on {rows[0]['device']}\n")
+    print_table(["encoding", "backend", *numbers], body)
 
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
@@ -298,8 +265,8 @@ def main(argv=None):
                         help=f"of {', '.join(METHODS)}; {FLOOR} by torch, with which all are compared, is "
                              "always there (default: all)")
     parser.add_argument("--backends", type=listed(str, *BACKENDS), metavar="NAME,...",
-                        help=f"of {', '.join(BACKENDS)}: torch and numpy are train.py --fast, plain is torch without, "
-                             "plain+malloc with its memory setting alone (default: torch, and numpy where it can)")
+                        help=f"of {', '.join(BACKENDS)}: torch and numpy are train.py --fast, plain is torch without "
+                             "it (default: torch, and numpy where it can)")
     batches = ", ".join(f"{n} for {preset}" for preset, n in BATCH.items())
     parser.add_argument("--batch-size", type=at_least(1), metavar="N",
                         help=f"sequences in a training step (default: {batches})")
@@ -318,12 +285,11 @@ def main(argv=None):
             raise InputError("numpy computes in fp32 on the CPU, uncompiled: leave it out of --backends")
         args.backends = args.backends or [name for name in train.BACKENDS if name != "numpy" or by_numpy]
         print(f"{platform.machine()}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}", flush=True)
-        rows = measure(args)
+        parts = measure(args)
         if args.json:
-            write_text(args.json, json.dumps(rows, indent=1) + "\n")
-        for key, show in PRINTED.items():
-            if part_rows := [row for row in rows if key in row]:
-                show(part_rows)
+            write_text(args.json, json.dumps(parts, indent=1) + "\n")
+        for part, rows in parts.items():
+            print_part(part, rows)
 
 if __name__ == "__main__":
     main()

@@ -92,9 +92,11 @@ def read_study(path):
     study = Study(Path(path).stem, values["title"], values["preset"], values["seeds"],
                   dict(flatten(path, values["runs"], flags.strip())), measures, values.get("chosen", {}))
     for name, flags in study.runs.items():
-        if own := OWN & {word.partition("=")[0] for word in shlex.split(flags)}:
-            raise InputError(f"{path}: {min(own)} of {name} is the grid's own: leave it out")
         with named(f"{path}: {name}"):
+            if own := OWN & {word.partition("=")[0] for word in split(flags)}:
+                raise InputError(f"{min(own)} is the grid's own: leave it out")
+            if "/" in name:
+                raise InputError("a run's name is that of a folder: leave out the /")
             train.read_flags(command_of(study, name, study.seeds[0])[2:])
     return study
 
@@ -107,7 +109,7 @@ def read_measure(path, name, value, values):
         raise InputError(f'{path}: {name} must be flags of lab.measure, or {{flags = "..", runs = [..], seeds = [..]}}')
     flags = value["flags"] + (f" --data {values['held_out']}" if "held_out" in values else "")
     with named(f"{path}: {name}"):
-        measure.read_flags(shlex.split(flags))
+        measure.read_flags(split(flags))
     return flags.strip(), value.get("runs", ["*"]), value.get("seeds", values["seeds"])
 
 @contextlib.contextmanager
@@ -120,6 +122,13 @@ def named(name):
             raise InputError(f"{name}: {error}") from None
         except SystemExit:
             raise InputError(f"{name}: {words.getvalue().partition('error: ')[2].strip()}") from None
+
+def split(flags):
+    """The words of flags, as a shell reads them."""
+    try:
+        return shlex.split(flags)
+    except ValueError as error:
+        raise InputError(f"{error} in {flags}") from None
 
 def flatten(path, runs, flags, group=""):
     """(name, flags) of each run, those of a group as GROUP.RUN with the group's flags."""
@@ -227,7 +236,8 @@ def run_workers(path, jobs):
         for worker in workers:
             _, errors = worker.communicate()
             if worker.returncode:
-                print(errors.strip().rpartition("\n")[2], file=sys.stderr)
+                _, bug, trace = errors.partition("Traceback")          # of a wrong input, the last line
+                print(bug + trace if bug else errors.strip().rpartition("\n")[2], file=sys.stderr)
                 status = max(status, worker.returncode)
     finally:
         for worker in workers:
@@ -239,16 +249,17 @@ def run_workers(path, jobs):
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.grid", description=__doc__)
     parser.add_argument("study", metavar="STUDY.toml", help="what to train and measure")
-    parser.add_argument("--jobs", type=at_least(1), metavar="N", help="work on N runs at once, a thread each")
-    parser.add_argument("--run", metavar="NAME-sSEED", help="work on this run alone")
-    parser.add_argument("--commands", action="store_true", help="print what is left, one command a line, and stop")
+    how = parser.add_mutually_exclusive_group().add_argument
+    how("--jobs", type=at_least(1), metavar="N", help="work on N runs at once, a thread each")
+    how("--run", metavar="NAME-sSEED", help="work on this run alone")
+    how("--commands", action="store_true", help="print what is left, one command a line, and stop")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         study = read_study(args.study)
         known = read_results(study.results).study
         asked = {"study": study.name, "title": study.title, "preset": study.preset, "seeds": study.seeds,
-                 "chosen": study.chosen}
-        if known and (known["title"], known["preset"]) != (study.title, study.preset):
+                 "runs": list(study.runs), "chosen": study.chosen}
+        if known and known["preset"] != study.preset:
             raise InputError(f"{study.results} is of another study, {known['title']}: give {args.study} another name")
         names = {f"{run}-s{seed}": (run, seed) for seed in study.seeds for run in study.runs}
         if args.run and args.run not in names:

@@ -166,7 +166,8 @@ def stored(row):
                 "guess": row["guess"]}
         return fact, {"protocol": "task", "length": row["length"], "targets": key,
                       **{name: row[name] and round(row[name], 6) for name in TASK_ROW}}
-    line = {"protocol": row["protocol"], "how": row["how"], "length": row["length"], "losses": None}
+    line = {"protocol": row["protocol"], "length": row["length"], "losses": None}
+    line |= {"how": row["how"]} if row["how"] else {}
     if row["loss"] is None:
         return None, line
     key = row["targets_sha256"][:16]

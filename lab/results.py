@@ -1,6 +1,6 @@
 """The results of a study: a file of lines of JSON that is only ever appended to.
 
-    {"study": NAME, "title", "preset", "seeds"}           what was asked
+    {"study": NAME, "title", "preset", "seeds", "runs", "chosen"}      what was asked
     {"data": KEY, "source", "vocab", "splits"}            the tokens that runs were trained on
     {"run": NAME, "seed", "command", "data", "context", "parameters", "tokens", "seconds", "sha256", "commit",
      "machine"}                                           a training; sha256 is that of its checkpoint.safetensors

@@ -113,7 +113,8 @@ def from_results(path):
                 value = float(losses @ counts / counts.sum())
             rows.append(Row(run, row.get("how", ""), seed, measure, row["protocol"], row["length"], context, value,
                             losses, counts, row.get("targets", ""), row | fact, seed in chosen.get(run, ())))
-    return rows
+    order = results.study.get("runs", [])
+    return sorted(rows, key=lambda row: order.index(row.run) if row.run in order else len(order))
 
 def from_rows(rows):
     """The Rows of what eval.py and lab.measure write: runs NAME-s0, NAME-s1, .. are seeds of one."""

@@ -1,8 +1,9 @@
 """Other positions for a trained model: scaled tables, dual chunks, and the flags for them.
 
 After training a model's positions can be scaled, for texts longer than those it was trained on: ExPE's and ExQPE's
-values times a number, RoPE's frequencies scaled, keys and queries counted anew in chunks or far ones in groups, ExPE's
-queries that stay at the last trained position (hold), or ExPE-K's slopes that have a least value (least-slope).
+values are multiplied by a number, RoPE's frequencies are scaled, keys and queries are counted anew in chunks or far
+ones in groups, ExPE's queries stay at the last trained position (hold), or ExPE-K's slopes get a least value
+(least-slope).
 """
 
 import itertools
@@ -18,9 +19,9 @@ from engine import fast
 from expe import rope_inv_freq
 
 DUAL_CHUNK, SELF_EXTEND, HOLD, LEAST = OWN = "dual-chunk", "self-extend", "hold", "least-slope"      # of --rope-scaling
-CLIPPED = "clipped"                      # of these, the one without a factor
+CLIPPED = "clipped"                      # the scaling of RoPE that has no factor
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
-STEEP = 1                                # of least-slope, if no factor is given (studies/flat.py)
+STEEP = 1                                # least-slope's default factor
 SINKS = 4                                # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
 
 class NotForThisEncoding(InputError):
@@ -59,16 +60,16 @@ def scaled_inv_freq(d_head, base=10000.0, scaling="none", factor=1.0, trained_le
         raise ValueError(f"lengths must be at least 1, got {trained_length} and {length}")
     return ROPE_SCALINGS[scaling](d_head, float(base), factor, trained_length, length, **lists)
 
-def _unscaled(D, base, s, L, length):
+def _none(D, base, s, L, length):
     return rope_inv_freq(D, base), 1.0                                            # (D/2,)
 
 def _linear(D, base, s, L, length):
-    return _unscaled(D, base, s, L, length)[0] / s, 1.0
+    return rope_inv_freq(D, base) / s, 1.0
 
 def _ntk(D, base, s, L, length):
     if D == 2:
         raise ValueError("d_head must be at least 4 to scale the base: a single pair turns by 1 whatever the base")
-    return _unscaled(D, base * s ** (D / (D - 2)), s, L, length)
+    return rope_inv_freq(D, base * s ** (D / (D - 2))), 1.0
 
 def _dynamic(D, base, s, L, length):
     if length is None:
@@ -82,39 +83,30 @@ def _yarn(D, base, s, L, length):
     low = max(np.floor(pair(32)), 0)
     high = min(np.ceil(pair(1)), D - 1)
     ramp = np.clip((np.arange(D // 2) - low) / max(high - low, 0.001), 0, 1)      # a step where the two coincide
-    inv_freq, _ = _unscaled(D, base, s, L, length)
-    return inv_freq * (1 - ramp + ramp / s), 0.1 * np.log(s) + 1 if s > 1 else 1.0
+    return rope_inv_freq(D, base) * (1 - ramp + ramp / s), 0.1 * np.log(s) + 1 if s > 1 else 1.0
 
 def _llama3(D, base, s, L, length):
-    inv_freq, _ = _unscaled(D, base, s, L, length)
+    inv_freq = rope_inv_freq(D, base)
     ramp = np.clip((L * inv_freq / (2 * np.pi) - 1) / (4 - 1), 0, 1)              # of the turns in L positions
     return inv_freq * (ramp + (1 - ramp) / s), 1.0
 
 def _clipped(D, base, s, L, length):
-    inv_freq, _ = _unscaled(D, base, s, L, length)
-    n = round(20 / 64 * D / 2)                                                    # that fade
+    n = round(20 / 64 * D / 2)                                                    # pairs that fade
     fade = (1 + np.cos(np.pi * np.arange(n) / max(1, n - 1))) / 2
-    return inv_freq * np.concatenate((np.ones(D // 2 - n), fade)), 1.0
+    return rope_inv_freq(D, base) * np.concatenate((np.ones(D // 2 - n), fade)), 1.0
 
 def _longrope(D, base, s, L, length, long=(), short=None):
     short = (1,) * len(long) if short is None else short
     if length is None or L < 2 or not len(long) == len(short) == D // 2:
         raise ValueError(f"longrope needs --long-factors and --short-factors of D/2 = {D // 2} numbers each, a trained "
                          f"length of 2 or more, and that of the text; got {len(long)}, {len(short)}, {L} and {length}")
-    inv_freq, _ = _unscaled(D, base, s, L, length)
-    return inv_freq / np.array(long if length > L else short), np.sqrt(1 + np.log(s) / np.log(L)) if s > 1 else 1.0
+    factors = np.array(long if length > L else short)
+    return rope_inv_freq(D, base) / factors, np.sqrt(1 + np.log(s) / np.log(L)) if s > 1 else 1.0
 
-ROPE_SCALINGS = {"none": _unscaled, "linear": _linear, "ntk": _ntk, "dynamic": _dynamic, "yarn": _yarn,
-                 "llama3": _llama3, "longrope": _longrope, CLIPPED: _clipped}
-
+ROPE_SCALINGS = {"none": _none, "linear": _linear, "ntk": _ntk, "dynamic": _dynamic, "yarn": _yarn, "llama3": _llama3,
+                 "longrope": _longrope, CLIPPED: _clipped}
 METHODS = (*ROPE_SCALINGS, *OWN)
 FACTORS = tuple(ROPE_SCALINGS)[1:-1]     # those that a factor scales
-
-def scaled_rope_table(positions, d_head, base=10000.0, **scaling):
-    """expe.rope_table with scaled frequencies; the keywords are scaled_inv_freq's, and so is what it raises."""
-    inv_freq, attention_factor = scaled_inv_freq(d_head, base, **scaling)
-    angle = np.asarray(positions)[..., None] * inv_freq                           # (..., D/2)
-    return np.concatenate((np.cos(angle), np.sin(angle)), axis=-1) * attention_factor
 
 LIST = "numbers above 0", lambda x: isinstance(x, tuple) and all(number > 0 for number in x)
 
@@ -129,16 +121,19 @@ class ScaledRoPE(RoPE):
     short: tuple | None = knob(None, LIST, flag="--short-factors")     # and up to it
 
     def fit(self, model):
+        super().fit(model)
         try:
-            self.rows(np.arange(1), super().fit(model) and model)
+            self.rows(np.arange(1), model)
         except ValueError as error:                                    # a width that cannot be scaled in this way
             raise InputError(f"--rope-scaling {self.rope_scaling}: {error}") from None
         return self
 
     def rows(self, positions, model):
-        scaling = {"scaling": self.rope_scaling, "factor": self.factor, "length": self.length}
-        scaling |= {name: getattr(self, name) for name in ("long", "short") if getattr(self, name) is not None}
-        table = scaled_rope_table(positions, model.d_head, self.base, trained_length=model.context, **scaling)
+        lists = {name: getattr(self, name) for name in ("long", "short") if getattr(self, name) is not None}
+        inv_freq, attention_factor = scaled_inv_freq(model.d_head, self.base, self.rope_scaling, self.factor,
+                                                     model.context, self.length, **lists)
+        angle = np.asarray(positions)[..., None] * inv_freq                                    # (..., D/2)
+        table = np.concatenate((np.cos(angle), np.sin(angle)), axis=-1) * attention_factor
         return table[..., None, :, :]                                                          # (..., 1, T, D)
 
 
@@ -154,43 +149,43 @@ def scaled(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk
     """A trained model's positions for sequences of `length` tokens: (its config, dual chunks' size in tokens or 0).
 
     scale multiplies ExPE's and ExQPE's values. rope_scaling is one of ROPE_SCALINGS with a factor (and for longrope
-    by lists, the tuples `long` and `short`); or dual-chunk, which ExPE and ExQPE have too, in chunks of `chunk` tokens
-    (default: 3/4 of the trained length); or self-extend, likewise, which returns Groups instead, with a window of
-    `chunk` tokens (default: half the trained length) and by the factor a whole size; or hold, which the two alone have;
-    or least-slope, which is for ExPE-K. "auto" is length/context as a factor, its inverse as a scale, and 1 up to the
-    trained length; for self-extend it is the least size by which no distance is above the trained ones.
+    with the tuples `long` and `short`); or dual-chunk, for RoPE, ExPE and ExQPE, in chunks of `chunk` tokens (default:
+    3/4 of the trained length); or self-extend, likewise, which returns Groups instead, with a window of `chunk` tokens
+    (default: half the trained length) and a whole number as factor, the size; or hold, for ExPE and ExQPE; or
+    least-slope, for ExPE-K. The factor "auto" is length/context and the scale "auto" its inverse, both 1 up to the
+    trained length; for self-extend it is the least size with which no distance is above the trained ones.
     Raises NotForThisEncoding for what the encoding cannot use, and InputError for a wrong value.
     """
-    auto = max(1.0, length / trained.context)
     e = trained.encoding
+    moved = isinstance(e, Override) and e.on == "qk" and not e.once    # queries and keys have positions, in every block
+    chunks = "rope, and expe and exqpe with --on qk and without --once", moved or isinstance(e, RoPE)
+    whose, fits = {"none": ("all", True), DUAL_CHUNK: chunks, SELF_EXTEND: chunks,
+                   HOLD: ("expe and exqpe with --on qk and without --once", moved),
+                   LEAST: ("expe --on k without --learn and --softmax",
+                           fast.is_straight(e) and trained.softmax == "plain"),
+                   }.get(rope_scaling, ("rope", isinstance(e, RoPE)))
+    own = f"{e.pe} --on {e.on}" + " --once" * e.once if isinstance(e, Override) else e.pe
+    if not fits:
+        raise NotForThisEncoding(f"--rope-scaling {rope_scaling} is for {whose}, and this run has {own}: leave it out")
+    if scale != 1 and not isinstance(e, Override):
+        raise NotForThisEncoding(f"--scale is for expe and exqpe, and this run has {own}: leave it out")
+
+    auto = max(1.0, length / trained.context)
     if scale != 1:
-        if not isinstance(e, Override):
-            raise NotForThisEncoding(f"--scale is for expe and exqpe, and this run has {e.pe}: leave it out")
         e = replace(e, scale=1 / auto if scale == "auto" else scale)
     if rope_scaling not in ("none", *OWN):
-        if not isinstance(e, RoPE):
-            raise NotForThisEncoding(f"--rope-scaling {rope_scaling} is for rope, and this run has {e.pe}")
         lists = lists if rope_scaling == "longrope" else {}
         e = ScaledRoPE(e.pe, e.base, rope_scaling, auto if factor == "auto" else factor, length, **lists)
     config = replace(trained, encoding=e)
-    if rope_scaling == HOLD and not (isinstance(e, Override) and e.on == "qk" and not e.once):
-        raise NotForThisEncoding(f"--rope-scaling hold is for queries that know their position, of expe and exqpe --on "
-                                 f"qk, and {e.pe} as trained here has none: leave it out")
-    if rope_scaling == LEAST and not (fast.is_straight(e) and trained.softmax == "plain"):
-        raise NotForThisEncoding(f"--rope-scaling least-slope is for expe --on k, without --learn or --softmax, and "
-                                 f"{e.pe} as trained here has no such slopes: leave it out")
     if rope_scaling == LEAST and factor != "auto" and not 0 <= factor <= 1e6:
         raise InputError(f"--factor must be from 0 to 1e6 for least-slope, got {factor:g}")
     if rope_scaling not in (DUAL_CHUNK, SELF_EXTEND):
         return config, 0
+
     quarters = 3 if rope_scaling == DUAL_CHUNK else 2
     chunk = max(1, quarters * trained.context // 4) if chunk is None else chunk
     if not isinstance(chunk, int) or not 1 <= chunk < trained.context:
         raise InputError(f"--chunk must be from 1 to {trained.context - 1}, got {chunk}")
-    if not isinstance(e, (Override, RoPE)):
-        raise NotForThisEncoding(f"--rope-scaling {rope_scaling} is for expe, exqpe and rope, and this run has {e.pe}")
-    if isinstance(e, Override) and (e.once or e.on != "qk"):
-        raise NotForThisEncoding(f"--rope-scaling {rope_scaling} moves queries against keys: it needs --on qk")
     if rope_scaling == DUAL_CHUNK:
         return config, chunk
     if factor == "auto":
@@ -231,46 +226,44 @@ def numbers(text):
     """A tuple of finite floats from "X,X,...", for argparse."""
     return tuple(number(part) for part in text.split(","))
 
+READ_BY = {"factor": (*FACTORS, SELF_EXTEND, LEAST), "chunk": (DUAL_CHUNK, SELF_EXTEND),
+           "long_factors": ("longrope",), "short_factors": ("longrope",)}      # the methods that read a flag
+
 def add_scaling_flags(parser, several=False):
     """--scale, --rope-scaling, --factor and --chunk, scaled's keywords; of the first two a list, if several."""
-    group = parser.add_argument_group("past the trained length, after training")
-    more = ""
-    scale, rope_scaling = {"type": number_or_auto, "default": 1.0}, {"choices": METHODS, "default": "none"}
+    add = parser.add_argument_group("past the trained length, after training").add_argument
+    more = ", or several, each a row" * several
+    scale, method = {"type": number_or_auto, "default": 1.0}, {"choices": METHODS, "default": "none"}
     if several:
-        more = ", or several, each a row"
         scale = {"type": listed(number_or_auto), "default": [1.0]}
-        rope_scaling = {"type": listed(str, *METHODS), "default": ["none"]}
-    group.add_argument("--scale", metavar="X" + ",X,..." * several, **scale,
-                       help="multiply ExPE's and ExQPE's values by a number; auto: trained length / length, 1 within "
-                       f"it{more}")
-    group.add_argument("--rope-scaling", metavar="METHOD" + ",METHOD,..." * several, **rope_scaling,
-                       help=f"for RoPE: {', '.join(METHODS[:-2])}; the last two also for ExPE and ExQPE, and only for "
-                       f"these {HOLD}: queries past the trained length stay at its last position; for ExPE-K {LEAST}: "
-                       f"a score falls by at least --factor / trained length a token{more} (default: none)")
-    group.add_argument("--factor", type=number_or_auto, metavar="X", help=f"how far {', '.join(FACTORS)} "
-                       "lengthen the context (default: auto, length / trained length; in generate.py the length of "
-                       f"prompt and --tokens, or of a full stream); positions in a group of {SELF_EXTEND} (default: "
-                       f"the fewest that do); of {LEAST} (default: {STEEP})")
-    for name, when in (("long", "past the trained length"), ("short", "up to it (default: all 1)")):
-        group.add_argument(f"--{name}-factors", type=numbers, metavar="X,X,...",
-                           help=f"longrope's, by which it divides the frequency of each pair {when}")
-    group.add_argument("--chunk", type=whole, metavar="N", help=f"tokens in a chunk of {DUAL_CHUNK} (default: 3/4 of "
-                       f"the trained length), or before the groups of {SELF_EXTEND} (default: half of it)")
+        method = {"type": listed(str, *METHODS), "default": ["none"]}
+    add("--scale", metavar="X" + ",X,..." * several, **scale,
+        help=f"multiply ExPE's and ExQPE's values by a number; auto: trained length / length, 1 within it{more}")
+    add("--rope-scaling", metavar="METHOD" + ",METHOD,..." * several, **method,
+        help=f"for RoPE: {', '.join(ROPE_SCALINGS)}; for RoPE, ExPE and ExQPE: {DUAL_CHUNK}, {SELF_EXTEND}; for ExPE "
+        f"and ExQPE: {HOLD}, queries past the trained length stay at its last position; for ExPE-K: {LEAST}, a score "
+        f"falls by at least --factor / trained length a token{more} (default: none)")
+    add("--factor", type=number_or_auto, metavar="X",
+        help=f"how far {', '.join(FACTORS)} lengthen the context (default: auto, length / trained length; in "
+        f"generate.py the length of prompt and --tokens, or of a full stream); positions in a group of {SELF_EXTEND} "
+        f"(default: the fewest that do); of {LEAST} (default: {STEEP})")
+    add("--long-factors", type=numbers, metavar="X,X,...",
+        help="the numbers by which longrope divides each pair's frequency past the trained length")
+    add("--short-factors", type=numbers, metavar="X,X,...", help="and up to the trained length (default: all 1)")
+    add("--chunk", type=whole, metavar="N", help=f"tokens in a chunk of {DUAL_CHUNK} (default: 3/4 of the trained "
+        f"length), or before the groups of {SELF_EXTEND} (default: half of it)")
 
 def scaling_of(args):
-    """What add_scaling_flags read, as scaled's keywords; InputError for a flag that no method asked for reads."""
+    """What add_scaling_flags read, as scaled's keywords; InputError for a flag that no chosen method reads."""
     methods = {args.rope_scaling} if isinstance(args.rope_scaling, str) else {*args.rope_scaling}
-    factors = [*FACTORS, SELF_EXTEND, LEAST]
-    if args.factor is not None and not methods & {*factors}:
-        raise InputError(f"--factor is for --rope-scaling {', '.join(factors)}: leave it out, or ask for one")
-    if args.chunk is not None and not methods & {DUAL_CHUNK, SELF_EXTEND}:
-        raise InputError(f"--chunk is for --rope-scaling {DUAL_CHUNK} or {SELF_EXTEND}: leave it out, or ask for that")
+    for name, readers in READ_BY.items():
+        if getattr(args, name) is not None and not methods & {*readers}:
+            raise InputError(f"--{name.replace('_', '-')} is for --rope-scaling {', '.join(readers)}: leave it out, "
+                             "or ask for one of these")
     lists = {"long": args.long_factors, "short": args.short_factors}
-    lists = {name: list for name, list in lists.items() if list is not None}
-    if lists and "longrope" not in methods:
-        raise InputError(f"--{next(iter(lists))}-factors is for --rope-scaling longrope: leave it out, or ask for that")
-    factor = "auto" if args.factor is None else args.factor
-    return {"scale": args.scale, "rope_scaling": args.rope_scaling, "factor": factor, "chunk": args.chunk} | lists
+    return {"scale": args.scale, "rope_scaling": args.rope_scaling, "chunk": args.chunk,
+            "factor": "auto" if args.factor is None else args.factor,
+            **{name: factors for name, factors in lists.items() if factors is not None}}
 
 def add_stream_flags(group):
     """--sinks and --window, which stream_sizes reads."""

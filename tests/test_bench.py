@@ -50,26 +50,24 @@ def test_rows_stand_beside_nope(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "REST", 0)
     monkeypatch.setattr(bench, "GENERATED", 4)
     monkeypatch.setattr(bench, "MULTIPLES", (1, 2))
-    parts = "train,evaluate,generate"
-    done = command("lab.bench", "--parts", parts, "--pe", "learned,expe", "--backends", "torch,plain",
+    done = command("lab.bench", "--pe", "learned,expe", "--backends", "torch,plain",
                    "--repeats", 1, "--batch-size", 2, "--device", "cpu", "--json", "b.json", cwd=tmp_path)
     bench.Work.cache_clear()
     assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "b.json").read_text())
-    assert [(row["pe"], row["backend"]) for row in rows] == [
-        ("nope", "torch"), ("learned", "torch"), ("learned", "plain"), ("expe", "torch"), ("expe", "plain")
-    ]
-    for row in rows:
-        assert row["tokens_per_s"] == pytest.approx(2 * 128 / row["step_s"])
-        assert row["flops_per_s"] == pytest.approx(bench.flops_a_token(MINI) * 2 * 128 / row["step_s"])
-        assert 1e8 < row["peak_bytes"] < 4e9 and f"{row['step_s'] * 1e3:,.1f}" in done.stdout
-    nope, learned, _, expe, plain = rows
-    assert nope["over_nope"] == 1 and all(ratio == 1 for ratio in nope["evaluate_over_nope"].values())
-    assert list(expe["evaluate_tokens_per_s"]) == ["128", "256"]
-    assert list(learned["evaluate_tokens_per_s"]) == ["128"]
-    assert "streaming_tokens_per_s" in expe and "streaming_tokens_per_s" not in learned
-    assert all(row["cache_bytes_a_token"] == 4 * 2 * 128 * 4 for row in (nope, learned, expe))  # blocks, k and v, fp32
-    assert "evaluate_tokens_per_s" not in plain and "cached_tokens_per_s" not in plain
+    parts = json.loads((tmp_path / "b.json").read_text())
+    assert [(row["pe"], row["backend"]) for row in parts["train"]] == [
+        ("nope", "torch"), ("learned", "torch"), ("learned", "plain"), ("expe", "torch"), ("expe", "plain")]
+    for row in parts["train"]:
+        assert row["tokens/s"] == pytest.approx(2 * 128 / row["step, ms"] * 1e3)
+        assert row["GFLOP/s"] == pytest.approx(bench.flops_a_token(MINI) * row["tokens/s"] / 1e9)
+        assert 100 < row["peak, MB"] < 4000 and f"| {row['step, ms']:,.1f}" in done.stdout
+    assert parts["train"][0]["x NoPE"] == 1
+    nope, learned, expe = parts["evaluate"]                             # of --fast alone
+    assert nope["x NoPE at 256"] == 1 and "tokens/s at 256" in expe
+    assert "tokens/s at 128" in learned and "tokens/s at 256" not in learned
+    nope, learned, expe = parts["generate"]
+    assert "tokens/s, streaming" in expe and "tokens/s, streaming" not in learned
+    assert all(row["cache, B/token"] == 4 * 2 * 128 * 4 for row in parts["generate"])          # blocks, k and v, fp32
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -4,7 +4,6 @@ The device is torch's meta, which has shapes and no numbers: a tensor that was l
 an error there.
 """
 
-import contextlib
 import dataclasses
 import shutil
 
@@ -18,7 +17,6 @@ import train
 from config import ENCODINGS, PRESETS, ModelConfig, make_encoding
 from engine import fast
 from generate import distribution
-from lab.grids import flags_of
 from longer.cache import Cache
 from longer.reading import Reader
 from model_torch import GPT
@@ -32,25 +30,24 @@ CONFIGS |= {f"{pe}-blocks": dataclasses.replace(CONFIGS[pe], nope_every=2, windo
             for pe in ("expe", "rope", "alibi")}
 
 
-@pytest.mark.parametrize("parts", [{}, fast.PARTS], ids=["plain", "fast"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_loss_and_gradients_are_on_the_device(name, parts):
-    model = GPT(CONFIGS[name], **parts).to(META)
+def test_loss_and_gradients_are_on_the_device(name):
     tokens = torch.zeros(2, 32, dtype=torch.long, device=META)
-    for precision in (contextlib.nullcontext(), torch.autocast("cpu", torch.bfloat16)):
-        with precision:
+    for parts, autocast in (({}, False), (fast.PARTS, False), (fast.PARTS, True)):
+        model = GPT(CONFIGS[name], **parts).to(META)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = model(tokens, tokens)
         loss.backward()
         assert loss.device == META and all(w.grad.device == META for w in model.parameters())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_caches_and_streams_compute_on_the_device(name, dtype, monkeypatch):
-    """Lengths to four times the trained one; a cache read on token by token, and a stream past its window."""
-    streams = Reader(CONFIGS[name]).streams()
-    reader = Reader(CONFIGS[name]).to(META, dtype).eval()
-    longest = min(128, reader.longest)
+def test_caches_and_streams_compute_on_the_device(name, monkeypatch):
+    """Twice the trained length; a cache that is read on token by token, and a stream past its window; in bf16."""
+    reader = Reader(CONFIGS[name]).eval()
+    streams = reader.streams()
+    reader.to(META, dtype := torch.bfloat16)
+    longest = min(64, reader.longest)
     tokens = torch.zeros(2, longest, dtype=torch.long, device=META)
     losses = reader.token_losses(tokens, tokens)
     assert losses.device == META and losses.shape == tokens.shape and losses.dtype == torch.float32
@@ -95,11 +92,12 @@ def test_a_training_step_compiles_without_a_graph_break(name, monkeypatch):
         backend.step(batches[0], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which(fast.COMPILER), reason="torch.compile needs a C++ compiler")
-@pytest.mark.parametrize("name", ["fox", pytest.param("expe-on-k", marks=pytest.mark.slow)])
-def test_compiled_gradients_in_bf16_are_those_of_the_plain_graph(name):
+@pytest.mark.parametrize("encoding", [make_encoding("fox"), make_encoding("expe", on="k", theta=1 / 128)])
+def test_compiled_gradients_in_bf16_are_those_of_the_plain_graph(encoding):
     """At the size of `mini`, whose kernels transpose blocks of 32 x 32 numbers."""
-    config = train.read_flags(["--preset", "mini", *flags_of(name).split(), "--layers", "1"])[1]
+    config = dataclasses.replace(PRESETS["mini"].model, encoding=encoding, n_layers=1)
     setting = dataclasses.replace(PRESETS["mini"].train, dtype="bf16", fast=True)
     tokens, targets = (torch.from_numpy(np.random.default_rng(i).integers(0, 1024, (8, 128))) for i in (0, 1))
     found = []
@@ -115,7 +113,8 @@ def test_compiled_gradients_in_bf16_are_those_of_the_plain_graph(name):
 
 
 @pytest.mark.skipif(not shutil.which(fast.COMPILER), reason="torch.compile needs a C++ compiler")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *(pytest.param(x, marks=pytest.mark.slow)
+                                                     for x in (torch.float16, torch.float32))])
 def test_compiled_code_keeps_all_digits_of_a_linear_bias(dtype):
     """torch.compile leaves out a conversion to a shorter dtype and back."""
     q, k = torch.zeros(2, 1, 1, 300, 16, dtype=dtype)

@@ -1,6 +1,5 @@
 """Text from a run: the distribution, the draw, plain and cached reading, and wrong flags."""
 
-import dataclasses
 import itertools
 import subprocess
 import sys
@@ -8,19 +7,16 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, command, need, process, refused
+from conftest import ROOT, command, need, refused
 from test_ladder import tiny
 from test_model import some_tokens
 
 import common
 import data
 import generate
-from config import ENCODINGS
-from longer import writing
 from longer.cache import Cache
 from longer.reading import Reader, load
-from longer.writing import Step, generate_cached, lightened
-from model_torch import GPT, Shaw
+from longer.writing import generate_cached
 
 
 @pytest.mark.parametrize("temperature, top_k", [(1, None), (0.5, 7), (2, None), (0.9, 12)])
@@ -43,7 +39,7 @@ def test_a_temperature_next_to_zero_is_the_largest_logit():
 def test_draws_follow_the_distribution():
     p = torch.tensor([[0.1, 0.0, 0.6, 0.3]], dtype=torch.float64)
     rng = np.random.default_rng(0)
-    counts = np.bincount([generate.draw(p, rng) for _ in range(20_000)], minlength=4) / 20_000
+    counts = np.bincount([generate.draw(p, rng) for _ in range(10_000)], minlength=4) / 10_000
     np.testing.assert_allclose(counts, p[0], atol=0.01)
 
 
@@ -82,101 +78,13 @@ def test_prompts_of_different_lengths_side_by_side_are_as_each_alone(workplace):
         assert list(row[len(prompt) - 1 :]) == list(alone) and list(row[: len(prompt) - 1]) == prompt[1:]
 
 
-@pytest.mark.parametrize("pe, variant", [
-    *((pe, ()) for pe in ENCODINGS), ("expe", [("on", "k")]), ("expe", [("on", "qkv")]),
-    *(("expe", [("on", on), ("learn", learn)]) for on in ("k", "qk") for learn in ("init", "random")),
-    ("fox+sinks", ()), ("rope+log", ()), ("nope+stick", ()), ("t5+sinks", ()), ("t5+log", ()), ("alibi+log", ())])
-def test_a_step_gives_the_readers_numbers_bit_for_bit(pe, variant, monkeypatch):
-    monkeypatch.setattr(writing, "AHEAD", 3)
-    model, tokens = tiny(pe, variant=variant, make=Reader).float(), some_tokens(2, 12)
-    steps_are_the_readers(model, tokens, np.arange(4))
+def test_sequences_side_by_side_draw_from_generators_of_their_own():
+    def write(prompts):
+        steps = generate_cached(tiny(make=Reader), prompts, Cache())
+        return list(zip(*itertools.islice(steps, 9), strict=True))
 
-
-def steps_are_the_readers(model, tokens, positions):
-    with torch.inference_mode():
-        kept, ours = Cache(), Cache()
-        right = model.hidden(tokens[:, :4], positions, cache=kept)
-        light = lightened(model)
-        light.hidden(tokens[:, :4], positions, cache=ours)
-        step = Step(light, ours)
-        for t in range(4, tokens.shape[1]):
-            right = model.hidden(tokens[:, t : t + 1], cache=kept)
-            assert torch.equal(step(tokens[:, t : t + 1]), right)
-    assert len(ours) == len(kept) == tokens.shape[1] and not torch.equal(right, right[:1].expand_as(right))
-
-
-@pytest.mark.parametrize("pe", ["alibi", "t5", "rope", "expe", "grape"])
-def test_a_step_follows_positions_with_gaps_and_other_classes(pe):
-    model = tiny(pe, make=Reader).float()
-    steps_are_the_readers(model, some_tokens(2, 12), np.array([0, 3, 5, 6]))
-    encoding = model.encodings().pop()
-
-    class Further(type(encoding)):
-        def value(self, weights, v, table):
-            more = weights.sum(-1, keepdim=True) * torch.ones(1 if table is None else table.shape[-1]).sum() / 2
-            return weights @ v + more
-
-    class ByPlace(type(encoding.settings)):
-        def pairs(self, queries, keys, model):
-            there = super().pairs(queries, keys, model)
-            return None if there is None else (there + keys // 2) % 3
-
-    own = ByPlace(**dataclasses.asdict(encoding.settings))
-    for encoding in model.encodings():
-        encoding.settings = own
-    model.config = dataclasses.replace(model.config, encoding=own)
-    steps_are_the_readers(model, some_tokens(2, 12), np.arange(4))
-    for encoding in model.encodings():
-        encoding.__class__ = Further
-    steps_are_the_readers(model, some_tokens(2, 12), np.arange(4))
-
-
-def test_another_encoding_with_a_value_door_is_read_as_it_is():
-    class Squared(Shaw):
-        def value(self, weights, v, table):
-            return super().value(weights**2, v, table)
-
-    plain, reader = tiny("shaw"), tiny("shaw", make=Reader)
-    for model in (plain, reader):
-        model.encoding.__class__ = Squared
-    tokens = some_tokens(2, 300)
-    with torch.no_grad():
-        torch.testing.assert_close(reader(tokens), plain(tokens))
-
-
-@pytest.mark.parametrize("pe", ["t5", "kerple", "shaw", "grape"])
-def test_a_bias_that_is_kept_for_all_blocks_follows_its_weights(pe):
-    model, tokens = tiny(pe, make=Reader), some_tokens(2, 9)
-    with torch.no_grad():
-        before = model(tokens)
-        for w in model.encodings().pop().parameters():
-            w.add_(torch.arange(w.numel()).view(w.shape) % 3)
-        after = model(tokens)
-        model._tables = None, None
-        right = model(tokens)
-        fresh, other = tiny(pe, make=Reader), tiny(pe, seed=1, make=Reader)
-        fresh(tokens)
-        fresh.load_state_dict(other.state_dict(), assign=True)                         # as many changes, other tensors
-        assert torch.equal(fresh(tokens), other(tokens))
-    assert torch.equal(after, right) and not torch.allclose(before, right)
-
-
-def test_shaws_reader_follows_autocast_its_class_and_its_settings():
-    tokens = some_tokens(2, 20)
-    model, fresh, plain = (tiny("shaw", make=make).float() for make in (Reader, Reader, GPT))
-    model(tokens)
-    for _ in range(2):
-        with torch.autocast("cpu", torch.bfloat16):
-            found = model(tokens, tokens)
-            torch.testing.assert_close(found, fresh(tokens, tokens))
-        found.backward()
-        torch.testing.assert_close(model(tokens), plain(tokens))
-    for settings, kind in ((dataclasses.replace(plain.encoding.settings, max_distance=2), Shaw),
-                           (plain.encoding.settings, type("Other", (Shaw,), {"value": lambda _, p, v, table: p @ v}))):
-        for changed in (model, plain):
-            changed.encoding.__class__, changed.encoding.settings = kind, settings
-            changed.config = dataclasses.replace(changed.config, encoding=settings)
-        torch.testing.assert_close(model(tokens), plain(tokens))
+    both = write([[1, 2], [1, 2]])
+    assert both[0] != both[1] and both[:1] == write([[1, 2]])
 
 
 def test_a_model_can_be_trained_after_it_has_written():
@@ -200,10 +108,10 @@ def test_a_stream_goes_on_in_constant_memory(workplace):
     cache = Cache(2, 6)
     list(itertools.islice(generate_cached(model, [[299]], cache, temperature=0), 40))
     size = cache.nbytes
-    list(itertools.islice(generate_cached(model, [[299]], cache, temperature=0), 200))
+    list(itertools.islice(generate_cached(model, [[299]], cache, temperature=0), 100))
     assert cache.nbytes == size and len(cache) == 9
-    flags = "--cache --stream --sinks 1 --window 5 --tokens 30".split()
-    assert command("generate.py", "runs/rope", *flags, cwd=workplace).returncode == 0
+    for flags in ("--cache --stream --sinks 1 --window 5 --tokens 30", "--cache --tokens 30 --rope-scaling yarn"):
+        assert command("generate.py", "runs/rope", *flags.split(), cwd=workplace).returncode == 0
 
 
 @pytest.mark.parametrize("line, message", [
@@ -226,7 +134,6 @@ def test_wrong_input_is_named_in_one_line(line, message, workplace):
 
 
 def test_the_script_ends_quietly_where_its_output_does(workplace):
-    shell = f"{sys.executable} {ROOT}/generate.py runs/rope --tokens 400 | head -c 1"
+    shell = f"{sys.executable} {ROOT}/generate.py runs/rope --tokens 100 | head -c 1"
     done = subprocess.run(shell, shell=True, cwd=workplace, capture_output=True)
     assert done.returncode == 0 and b"Traceback" not in done.stderr
-    assert process("generate.py", "--help", cwd=workplace).returncode == 0

@@ -168,10 +168,11 @@ def test_a_line_that_a_kill_cut_short_is_taken_back(tmp_path):
     ('"mini"', '"huge"', "preset must be one of mini, small, paper-35m"), ("seeds = [0]", "", "three.toml lacks seeds"),
     ("seeds = [0]", "seeds = [-1]", "seeds must be whole numbers of at least 0"), ("[runs]", "runs]", "is not TOML"),
     ('"--pe nope"', "5", "nope must be flags of train.py, got 5"),
-    ('"--pe nope"', '"--pe nope --seed 3"', "--seed of nope is the grid's own"),
+    ('"--pe nope"', '"--pe nope --seed 3"', "nope: --seed is the grid's own"),
     ('"--pe nope"', '"--pe rope --base x"', "nope: argument --base: 'x' is not a number"),
     ('"--pe nope"', '"--pe nope --l 9"', "nope: --l is not a flag of --pe nope"),
     ("--scale 0.5", "--scale x", "half: argument --scale: 'x' is not"), ("flags = ", "flag = ", "flag must be one of"),
+    ("nope = ", '"../nope" = ', "leave out the /"), ('"--pe nope"', '"--pe \'nope"', "No closing quotation in"),
     ("runs = ", "run = ", "half must be flags of lab.measure"),
     ("--max-docs 1 --scale", "--stride 2 --scale", "half: --stride has no use with --protocol nonoverlap")])
 def test_a_wrong_study_is_named_in_one_line(text, tmp_path, old, new, message):

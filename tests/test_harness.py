@@ -11,7 +11,7 @@ from conftest import command, need, refused
 need("lm_eval")
 from lm_eval.api.instance import Instance  # noqa: E402  (it skips this module where lm_eval is missing)
 
-from studies import harness  # noqa: E402
+from lab import harness  # noqa: E402
 
 CHOICES = [
     {"question": "import", "choices": ["os", "zebra crossing", "numbers"], "label": 0},
@@ -128,7 +128,7 @@ def test_greedy_text_stops_where_it_is_told(run):
 
 def test_tasks_in_yaml_from_the_command_line(folder, workplace, run):
     flags = ["--tasks", "choose,roll", "--task-path", folder, "--json", "t.json"]
-    done = command("studies.harness", "runs/rope", *flags, cwd=workplace)
+    done = command("lab.harness", "runs/rope", *flags, cwd=workplace)
     assert done.returncode == 0, done.stderr
     rows = {(row["task"], row["metric"]): row for row in json.loads((workplace / "t.json").read_text())}
     right = 0
@@ -147,9 +147,9 @@ def test_tasks_and_data_that_cannot_be_had_are_named(workplace, folder, monkeypa
     def unreachable(*arguments, **keywords):
         raise ConnectionError("no route to the hub")
 
-    line = refused(command("studies.harness", "runs/rope", "--tasks", "nonesuch", cwd=workplace))
+    line = refused(command("lab.harness", "runs/rope", "--tasks", "nonesuch", cwd=workplace))
     assert "lm_eval has no task nonesuch" in line
     monkeypatch.setattr(harness, "simple_evaluate", unreachable)
     flags = ["--tasks", "choose", "--task-path", folder]
-    line = refused(command("studies.harness", "runs/rope", *flags, cwd=workplace))
+    line = refused(command("lab.harness", "runs/rope", *flags, cwd=workplace))
     assert "the data of choose cannot be had here (ConnectionError)" in line and "--task-path" in line

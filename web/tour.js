@@ -79,7 +79,7 @@ const STEPS = [
     text: "What a ramp on the keys adds to a score is a line in the key's position, and the query chooses its slope. Look inside ExPE at the trained length.",
     do: () => lookAtLast(TRAINED),
     seen: ({ slope }) => `In its steepest head this query gives a key ${signed(slope)} nats for each token that it is nearer.`,
-    links: [["the slopes", "{{studies/slopes.py: class TiltedAttention}}"], ["docs", "docs/explained.md"]],
+    links: [["docs", "docs/explained.md"]],
   },
   {
     title: "The slope grows", where: "added", needs: [EXPE],

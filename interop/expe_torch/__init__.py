@@ -1,22 +1,22 @@
-"""ExPE and ExQPE for any attention in PyTorch: one file that needs torch alone (pip install . and import expe_torch).
+"""ExPE and ExQPE for any attention in PyTorch. This file needs only torch (pip install . and import expe_torch).
 
     encoding = ExPE(l=24, theta=64 / context)                on="k": ExPE on keys only, which is exactly relative
-    h_q, h_k, h_v = encoding(h, positions)                   h (B, T, C) is what would have entered all three
-    q, k, v = W_q(h_q), W_k(h_k), W_v(h_v)                   any number of heads, of keys fewer than of queries too
+    h_q, h_k, h_v = encoding(h, positions)                   h (B, T, C) is the input of all three projections
+    q, k, v = W_q(h_q), W_k(h_k), W_v(h_v)                   any number of heads, also fewer for keys than for queries
 
-h is what attention reads, after its norm; nothing else knows the position, so that RoPE and the like are left out.
-positions are integers, (T,) or (B, T), on h's device: 0 .. T-1, with a cache those of the new tokens. They stay there,
-and the device is never waited for. theta has no default, since it follows the context in training: 64/context did best
-with on="k" (docs/evidence.md), and the paper has 1/(4*context), with on="qk".
+h is the input of attention, after its norm. Leave out RoPE and other encodings: nothing else needs the position.
+positions are integers, (T,) or (B, T), on h's device: 0 .. T-1, with a cache those of the new tokens. They stay on that
+device, which is never synchronized. theta has no default, since it depends on the trained context: 64/context did best
+with on="k" (docs/evidence.md), and the paper uses 1/(4*context) with on="qk".
 
-Exact: a row is computed of whole numbers in float64, and then cast once to h's dtype. (A device without float64, as
-mps, takes fp32.) What that cast loses cannot be had back, and it grows with the position: the numbers theta*(n + j) are
-as far apart as theta, and those that a format with p bits holds near x are x 2^(1-p) apart or a half of it. At
-theta = 2^-11 fp32 (p = 24) keeps all n below 2^24 apart, bf16 (p = 8) those below 2^8: 256 and 257 are one number.
-With on="k" there is a way round: position n adds n times one vector to the key, so that all keys may be counted from
-any origin (the softmax drops what they share). `from_last` counts them from the last: those that are near, which matter
-most, have the smallest numbers. Where keys are cached, keep W_k's product with `content(h)`, which knows no position,
-and add `place` to it where they are read: what does not move in the cache is then counted from the last at every step.
+Precision: a row is computed from integers in float64 (fp32 on devices without float64, such as mps) and is cast once to
+h's dtype. The cast loses digits, and more at larger positions. The numbers theta*(n + j) are theta apart, and a format
+with p bits has a spacing of x 2^(1-p), or half of it, near x. At theta = 2^-11 fp32 (p = 24) distinguishes all n below
+2^24, and bf16 (p = 8) those below 2^8: 256 and 257 become one number.
+With on="k" position n adds n times one vector to the key, so that keys may be counted from any origin: the softmax
+drops what all keys share. `from_last` counts them from the last one, so that near keys, which matter most, have the
+smallest numbers. With a key cache, keep W_k's product with `content(h)`, which does not depend on positions, and add
+`place` when the keys are read. Then the cache stays as it is, while positions are counted from the last at every step.
 
 n a position, j a dimension below l, start the paper's S. Paper: "ExPE: Exact Positional Encodings for Generative
 Transformer Models with Extrapolating Capabilities", Datseris, Vassileva, Koychev and Boytcheva 2025.
@@ -50,7 +50,7 @@ def exqpe_rows(positions, l, start, theta1, theta2):
     return start + theta1 * _wide(j) + theta2 * _wide(raised)
 
 def from_last(positions):
-    """The same, counted from the last of each sequence, (..., T): 0 and below. For ExPE with on="k" alone."""
+    """Positions counted from the last of each sequence, (..., T): 0 and below. For ExPE with on="k" only."""
     return positions - positions.amax(-1, keepdim=True)
 
 class ExPE(nn.Module):
@@ -75,7 +75,7 @@ class ExPE(nn.Module):
         return expe_rows(positions, self.l, *self.numbers)
 
     def phi(self, h, positions):
-        """h of which the first l numbers are the position's row: of W_q, W_k or W_v alone, as for a hook on one."""
+        """h with its first l numbers replaced by the position's row. A hook on one projection can call it alone."""
         if self.l > h.shape[-1]:
             raise ValueError(f"l must be at most the width, {h.shape[-1]}, got {self.l}")
         expected = tuple(h.shape[:-1])
@@ -90,19 +90,19 @@ class ExPE(nn.Module):
         return tuple(phi if part in self.on else h for part in "qkv")                  # equation 2
 
     def content(self, h):
-        """phi without a position, of which W phi = W content(h) + place(W, positions): the first l numbers are 0."""
+        """h with its first l numbers set to 0, so that W phi(h) = W content(h) + place(W, positions)."""
         return torch.cat((torch.zeros_like(h[..., : self.l]), h[..., self.l :]), -1)   # (..., T, C)
 
     def place(self, weight, positions):
-        """What positions add to W phi, (..., T, rows of W): the row's product with the first l columns of W (.., C)."""
+        """What positions add to W phi, (..., T, rows of W): the row times the first l columns of W (.., C)."""
         return F.linear(self.rows(positions).to(weight.dtype), weight[:, : self.l])
 
     def extra_repr(self):
         return f"l={self.l}, numbers={self.numbers}, on={self.on!r}"
 
 class ExQPE(ExPE):
-    """Likewise by the paper's equations 4 and 5. Its rows are straight only from one multiple of l to the next, so that
-    with on="k" it is relative for shifts by multiples of l, and `from_last` is not for it. theta1: 1/(4*context).
+    """ExPE with the paper's equations 4 and 5. Its rows are straight only between multiples of l. With on="k" it is
+    therefore relative only for shifts by multiples of l, and `from_last` cannot be used. theta1: 1/(4*context).
     """
 
     def __init__(self, l, *, theta1, theta2=1 / 16, start=0.0, on="qk"):

@@ -1,6 +1,8 @@
-"""The GPT of model_torch.py as transformers calls it: its config, a forward pass with a cache, and so `generate`.
+"""The GPT of model_torch.py for transformers: its config, and a forward pass with a cache, so that `generate` works.
 
-interop/one_file.py copies this, and what it uses of the other files, into the one file of an exported model.
+    AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
+
+interop/export.py copies this file into the folder of an exported model, and beside it the files that it imports.
 
 B batch, T new tokens, S keys (S > T with a cache), H heads, D width of a head, C = H*D model width, V vocabulary.
 """
@@ -10,36 +12,33 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from config import CORE as SETTINGS
-from model_torch import ENCODINGS, NORMS, Attention, Block, as_tensor
-from zoo.softmax import set_softmax
+from config import CORE, ModelConfig, zoo_module
+from model_torch import GPT, Attention, as_tensor
 
 
 class GPTConfig(PretrainedConfig):
-    """The shape of the GPT. encodings: {name: what it is set to}; which: (name, window) of each block."""
+    """model: the fields of a ModelConfig, with those of the encoding's settings; the rest is for transformers alone."""
 
     model_type = "exact-positions"
-    attribute_map = {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
-                     "intermediate_size": "d_mlp", "max_position_embeddings": "context"}
 
-    def __init__(self, n_layers=1, d_model=1, n_heads=1, use_cache=True, **values):
-        self.n_layers, self.d_model, self.n_heads, self.use_cache = n_layers, d_model, n_heads, use_cache
+    def __init__(self, model=None, use_cache=True, **values):
+        self.model, self.use_cache = model, use_cache
         super().__init__(**values)
 
-    @property
-    def d_head(self):
-        return self.d_model // self.n_heads
+    def model_config(self):
+        encoding = self.model["encoding"]
+        kind = CORE.get(encoding["pe"]) or zoo_module(encoding["pe"]).Settings
+        return ModelConfig(**self.model | {"encoding": kind(**encoding)})
 
 class At(NamedTuple):
     """Where the tokens of one pass are, as an encoding sees it."""
 
     rows: Any                            # of the T new tokens, or None
     pairs: Any                           # of the new tokens and all S keys, or None
-    padding: Any                         # (B, 1, T, S), -inf where a key is none; or None
+    padding: Any                         # (B, 1, T, S), -inf where a key only pads; or None
     seen: Any                            # (B, 1, T, 1), whether a new token is one, and no padding; or None
     cache: Any                           # transformers', or None
 
@@ -69,39 +68,24 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config):
         super().__init__(config)
-        settings = {name: SETTINGS[name](**values) for name, values in config.encodings.items()}
-        shared = {name: self.make_encoding(of) for name, of in settings.items() if not of.each_block}
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList()
-        for i, (name, window) in enumerate(config.which):
-            attention = CachedAttention(config, shared.get(name) or self.make_encoding(settings[name]), window)
-            attention.layer = i
-            self.blocks.append(Block(config, attention, nn.Dropout(config.dropout)))
-        self.norm = NORMS[config.norm](config.d_model, eps=config.norm_eps)
-        self.head = None if config.tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.encoding = shared.get(config.encoding)                                    # or each block has its own
+        self.gpt = GPT(config.model_config(), seed=None, attention=CachedAttention)
+        for i, block in enumerate(self.gpt.blocks):
+            block.attn.layer = i
         self.post_init()
 
-    def make_encoding(self, settings):
-        encoding = ENCODINGS[settings.pe](settings, self.config)
-        if self.config.softmax != "plain":
-            set_softmax(encoding, self.config)
-        return encoding
-
     def get_input_embeddings(self):
-        return self.embedding
+        return self.gpt.embedding
 
     def get_output_embeddings(self):
-        return self.head
+        return getattr(self.gpt, "head", None)
 
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None,
                 labels=None, logits_to_keep=0, **ignored):
         """Logits (B, T, V), and with labels the mean loss in nats of each next token.
 
         attention_mask (B, S): 0 for what only pads a text, on either side. Positions count what is left, from 0, unless
-        position_ids (B, T) say them. Tables are exact: NumPy makes them of whole numbers, on the CPU, so that a GPU
-        waits for the mask and the position_ids of each pass.
+        position_ids (B, T) give them. NumPy makes exact tables of integers on the CPU, so that a GPU waits for the mask
+        and the position_ids of each pass.
         """
         if attention_mask is not None and attention_mask.ndim != 2:
             raise ValueError("attention_mask must be (B, S): a cache that is not a DynamicCache asks for another")
@@ -121,15 +105,18 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
             padding = padding.masked_fill(~(seen[:, None] | itself)[:, None], -torch.inf)
         queries = keys[..., -T:] if position_ids is None else position_ids.cpu().numpy()
         keys = queries if S == T else keys
-        x = self.embedding(input_ids)                                                  # (B, T, C)
-        kinds = {block.attn.encoding.settings.pe: block.attn.encoding.settings for block in self.blocks}
-        at = {name: At(as_tensor(of.rows(queries, self.config), x), as_tensor(of.pairs(queries, keys, self.config), x),
-                       padding, new, cache) for name, of in kinds.items()}
-        x = self.dropout(x if self.encoding is None else self.encoding.embed(x, at[self.config.encoding].rows))
-        for block in self.blocks:
-            x = block(x, at[block.attn.encoding.settings.pe])
-        x = self.norm(x)[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
-        logits = F.linear(x, (self.head or self.embedding).weight)                     # (B, T, V)
+        gpt = self.gpt
+        x = gpt.embedding(input_ids)                                                   # (B, T, C)
+        at = {}
+        for s in {block.attn.encoding.settings for block in gpt.blocks}:
+            tables = s.rows(queries, gpt.config), s.pairs(queries, keys, gpt.config)
+            at[s] = At(*(as_tensor(table, x) for table in tables), padding, new, cache)
+        first = gpt.blocks[0].attn.encoding
+        x = gpt.dropout(first.embed(x, at[first.settings].rows))
+        for block in gpt.blocks:
+            x = block(x, at[block.attn.encoding.settings])
+        x = gpt.norm(x)[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
+        logits = F.linear(x, gpt.output_weight)                                        # (B, T, V)
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())

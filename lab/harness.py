@@ -1,12 +1,13 @@
 """A run as lm_eval sees a language model, for the benchmarks that the paper reports (section 4.2).
 
-    python -m studies.harness runs/expe --tasks hellaswag,arc_easy,arc_challenge,mmlu
+    python -m lab.harness runs/expe --tasks hellaswag,arc_easy,arc_challenge,mmlu
 
 lm_eval (https://github.com/EleutherAI/lm-evaluation-harness) has the tasks, their prompts and their scores, and fetches
-their data from a hub; here are the log-likelihoods and the text, by our GPT and its tokenizer.
+their data from a hub. This module gives it the log-likelihoods and the text of our GPT with its tokenizer.
 """
 
 import itertools
+import json
 import logging
 import os
 import socket
@@ -19,18 +20,17 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import data
-from common import CommandLine, at_least, listed, named_runs, new_file, pick_device
+from common import CommandLine, at_least, listed, named_runs, new_file, pick_device, write_text
 from config import InputError
 from engine.fast import at_least_fp32
-from lab.files import write_rows
 from longer import scaling
 from longer.cache import Cache
 from longer.reading import BATCH_TOKENS, load
 from longer.writing import generate_cached
 
-PROG, VERSION = "python -m studies.harness", "0.4.13"
+PROG, VERSION = "python -m lab.harness", "0.4.13"
 if not urllib.request.getproxies():
-    try:                                               # or else the libraries would try for half a minute
+    try:                                               # without it the libraries would try for half a minute
         socket.create_connection((urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname, 443), 3)
     except OSError:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -77,22 +77,21 @@ class Run(TemplateLM):
             raise InputError(f"{self.run} has positions for {self.context} tokens, and this task needs {longest}")
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         by_request = {}
-        bar = tqdm(total=len(order), desc="log-likelihoods", disable=disable_tqdm)
         device = self.model.output_weight.device
-        while order:
-            batch = order[: max(1, BATCH_TOKENS // len(texts[order[0]]))]
-            order = order[len(batch) :]
-            tokens = [torch.tensor(texts[i][:-1], device=device) for i in batch]
-            hidden = self.model.hidden(pad_sequence(tokens, batch_first=True))         # (B, T, C)
-            for i, h in zip(batch, hidden, strict=True):
-                targets = torch.tensor(requests[i][2], device=device)
-                end = len(texts[i]) - 1
-                logits = F.linear(h[end - len(targets) : end], self.model.output_weight)
-                logs = at_least_fp32(logits).log_softmax(-1)                           # (n, V)
-                total = logs.gather(-1, targets[:, None]).double().sum().item()
-                by_request[i] = total, bool((logs.argmax(-1) == targets).all())
-            bar.update(len(batch))
-        bar.close()
+        with tqdm(total=len(order), desc="log-likelihoods", disable=disable_tqdm) as bar:
+            while order:
+                batch = order[: max(1, BATCH_TOKENS // len(texts[order[0]]))]
+                order = order[len(batch) :]
+                tokens = [torch.tensor(texts[i][:-1], device=device) for i in batch]
+                hidden = self.model.hidden(pad_sequence(tokens, batch_first=True))     # (B, T, C)
+                for i, h in zip(batch, hidden, strict=True):
+                    targets = torch.tensor(requests[i][2], device=device)
+                    end = len(texts[i]) - 1
+                    logits = F.linear(h[end - len(targets) : end], self.model.output_weight)
+                    logs = at_least_fp32(logits).log_softmax(-1)                       # (n, V)
+                    total = logs.gather(-1, targets[:, None]).double().sum().item()
+                    by_request[i] = total, bool((logs.argmax(-1) == targets).all())
+                bar.update(len(batch))
         return [by_request[i] for i in range(len(texts))]
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
@@ -135,14 +134,14 @@ def score(run, args, manager):
                          "own tasks need the hub once; local ones, by --task-path, must name files that exist"
                          ) from None
     names = {"run": str(run), "pe": model.model.config.encoding.pe}
-    rows = []
     print(f"\n{' '.join(names.values())}\n{make_table(scores)}")
+    rows = []
     for task, values in scores["results"].items():
         n = scores["n-samples"].get(task, {}).get("effective")
         for key, value in values.items():              # "acc,none", "acc_stderr,none", "alias"
-            metric, _, how = key.partition(",")
-            if isinstance(value, int | float) and how and not metric.endswith("_stderr"):
-                error = values.get(f"{metric}_stderr,{how}")
+            metric, _, kind = key.partition(",")
+            if isinstance(value, int | float) and kind and not metric.endswith("_stderr"):
+                error = values.get(f"{metric}_stderr,{kind}")
                 rows.append(names | {"task": task, "metric": metric, "value": value,
                                      "stderr": error if isinstance(error, float) else None, "n": n})
     return rows
@@ -171,7 +170,7 @@ def main(argv=None):
                              "--task-path")
         rows = [row for run in runs for row in score(run, args, manager)]
         if args.json:
-            write_rows(args.json, rows)
+            write_text(args.json, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
 
 if __name__ == "__main__":
     main()

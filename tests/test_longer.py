@@ -1,6 +1,6 @@
-"""Past the trained length: scaled positions, dual chunk attention, the cache, streams, windows, and memory.
+"""longer/: scaled positions, dual chunks, the cache, streams, hold and least slopes, windows, and memory.
 
-The reader is held equal to the plain GPT of the same weights, and to what the equations say pair by pair.
+The reader is compared with the plain GPT of the same weights, and with what the equations say pair by pair.
 """
 
 import dataclasses
@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import need
 from test_ladder import T, tiny
 from test_model import (
@@ -27,17 +26,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import longer.reading
 import model_numpy
-from config import CORE, ENCODINGS, InputError, make_encoding
+from config import CORE, ENCODINGS, InputError
 from engine import fast
 from expe import expe_table, exqpe_table
 from lab.measures import Window
 from longer.cache import Cache
 from longer.reading import Reader
-from longer.scaling import dual_chunk_positions, scaled, stream_sizes
+from longer.scaling import STEEP, NotForThisEncoding, ScaledRoPE, scaled, stream_sizes
 from longer.scaling import scaled_inv_freq as rope_inv_freq
-from longer.scaling import scaled_rope_table as rope_table
-from longer.writing import generate_cached
-from model_torch import GPT
+from model_torch import GPT, Attention, project
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -53,9 +50,9 @@ def reading(pe="nope", style="gpt", variant=(), **changes):
     return model.scale_to(T, rope_scaling="dual-chunk", chunk=chunk) if chunk else model
 
 
-def plain_model(reader):
+def plain_model(reader, **parts):
     """The GPT of model_torch.py with the reader's weights."""
-    plain = GPT(reader.config).double().eval()
+    plain = GPT(reader.config, **parts).double().eval()
     plain.load_state_dict(reader.state_dict())
     return plain
 
@@ -114,7 +111,7 @@ def no_gradients():
 # ---- RoPE's frequencies ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("scaling", ["linear", "dynamic", "yarn", "llama3", "longrope"])
 def test_frequencies_are_transformers(scaling, seed):
     need("transformers")
@@ -136,19 +133,6 @@ def test_frequencies_are_transformers(scaling, seed):
     assert attention_factor == pytest.approx(their_factor, rel=1e-12)
 
 
-def test_llama3_counts_turns_in_the_trained_length():
-    """What turns 4 times or more is kept, what turns once at most is divided by s, halfway between it is the mean."""
-    D, L, s = 128, 8192, 8.0
-    plain = rope_inv_freq(D, 500_000.0)[0]
-    ours, turns = rope_inv_freq(D, 500_000.0, "llama3", s, L)[0], L * plain / (2 * math.pi)
-    assert np.array_equal(ours[turns >= 4], plain[turns >= 4]) and (turns >= 4).sum() == 29
-    assert np.array_equal(ours[turns <= 1], plain[turns <= 1] / s) and (turns <= 1).sum() == 29
-    assert (np.diff(ours) < 0).all()
-    halfway = 2.5 * 2 * math.pi / plain[32]  # a length in which pair 32 turns 2.5 times
-    found = rope_inv_freq(D, 500_000.0, "llama3", s, round(halfway))[0][32]
-    assert found == pytest.approx(plain[32] * (1 + 1 / s) / 2, rel=1e-3)
-
-
 @pytest.mark.parametrize("D, fading", [(128, 20), (32, 5), (8, 1), (2, 0)])
 def test_clipped_fades_the_slowest_pairs_whatever_the_factor(D, fading):
     found, factor = rope_inv_freq(D, 500.0, "clipped")
@@ -162,19 +146,11 @@ def test_clipped_fades_the_slowest_pairs_whatever_the_factor(D, fading):
 
 def test_longrope_has_one_list_for_all_keys_of_a_sequence():
     lists = {"long": (1, 2, 3, 4), "short": (1, 1, 1, 1.5)}
-
-    def at(length):
-        return rope_inv_freq(8, 10000.0, "longrope", 4.0, 64, length, **lists)
-
-    plain, _ = rope_inv_freq(8)
-    np.testing.assert_allclose(at(64)[0], plain / lists["short"], rtol=1e-15)
-    np.testing.assert_allclose(at(65)[0], plain / lists["long"], rtol=1e-15)
-    assert at(64)[1] == at(65)[1] == pytest.approx(math.sqrt(1 + math.log(4) / math.log(64)))
     config = tiny("rope").config
-    for length, name in ((T, "short"), (T + 1, "long")):
-        e = scaled(config, length, rope_scaling="longrope", **lists)[0].encoding
-        np.testing.assert_allclose(e.rows(np.array([1]), config)[0, 0, :4] / rope_inv_freq(
-            8, 10000.0, "longrope", e.factor, T, length, **lists)[1], np.cos(plain / lists[name]), rtol=1e-12)
+    for length, name, factor in ((T, "short", 1), (T + 1, "long", math.sqrt(1 + math.log(1 + 1 / T) / math.log(T)))):
+        rows = scaled(config, length, rope_scaling="longrope", **lists)[0].encoding.rows(np.array([1]), config)
+        right = np.cos(rope_inv_freq(8)[0] / lists[name]) * factor
+        np.testing.assert_allclose(rows[0, 0, :4], right, rtol=1e-12)
 
 
 def test_scaled_frequencies_by_hand():
@@ -196,7 +172,8 @@ def test_scaled_frequencies_by_hand():
     np.testing.assert_allclose(yarn[8:], plain[8:] / 4, rtol=1e-12)
     assert yarn_factor == pytest.approx(1.13862944, rel=1e-8) and one == ntk_factor == 1
     assert rope_inv_freq(32, scaling="yarn", factor=0.5)[1] == 1  # never below
-    table = rope_table(np.array([0, 3]), 32, scaling="yarn", factor=4, trained_length=512)
+    model = SimpleNamespace(d_head=32, context=512)
+    table = ScaledRoPE("rope", rope_scaling="yarn", factor=4.0).rows(np.array([0, 3]), model)
     np.testing.assert_allclose(np.hypot(*np.split(table, 2, axis=-1)), 1.13862944, rtol=1e-8)  # once, in one place
 
 
@@ -218,12 +195,8 @@ def test_positions_scaled_anew():
 
 
 @pytest.mark.parametrize("pe, variant, how, message", [
-    ("rope", {}, {"scale": 0.5}, "--scale is for expe and exqpe, and this run has rope"),
-    ("expe", {}, {"rope_scaling": "yarn"}, "--rope-scaling yarn is for rope, and this run has expe"),
-    ("t5", {}, {"rope_scaling": "dual-chunk"}, "dual-chunk is for expe, exqpe and rope, and this run has t5"),
-    ("expe", {"on": "qkv"}, {"rope_scaling": "dual-chunk"}, "dual-chunk .* needs --on qk"),
-    ("expe", {"on": "k"}, {"rope_scaling": "self-extend"}, "self-extend .* needs --on qk"),
-    ("expe", {"once": True}, {"rope_scaling": "dual-chunk"}, "dual-chunk .* needs --on qk"),
+    *(("expe", {"on": "k"}, {"rope_scaling": "least-slope", "factor": factor}, "--factor must be from 0 to 1e6 for")
+      for factor in (-1.0, math.nan, math.inf)),
     ("rope", {}, {"rope_scaling": "dual-chunk", "chunk": 0}, "--chunk must be from 1 to 11, got 0"),
     ("rope", {}, {"rope_scaling": "dual-chunk", "chunk": 12}, "--chunk must be from 1 to 11, got 12"),
     ("rope", {}, {"rope_scaling": "self-extend", "factor": 2.5}, "--factor must be a whole number of at least 1"),
@@ -232,11 +205,26 @@ def test_positions_scaled_anew():
     ("rope", {}, {"rope_scaling": "longrope", "long": (1.0, 0.0, 1.0, 1.0)}, "--long-factors must be numbers above 0"),
     ("rope", {}, {"rope_scaling": "longrope", "long": (1.0,) * 4, "short": (1.0,)}, "got 4, 1, 12 and 48"),
 ])
-def test_a_scaling_that_cannot_be_used_is_named(pe, variant, how, message):
+def test_a_wrong_value_is_named(pe, variant, how, message):
     with pytest.raises(InputError, match=message):
         scaled(tiny(pe, variant=variant).config, 48, **how)
     with pytest.raises(InputError, match="ntk: d_head must be at least 4"):
         scaled(tiny("rope", n_heads=8).config, 48, rope_scaling="ntk")
+
+
+@pytest.mark.parametrize("pe, variant, method, message", [
+    ("rope", {}, None, "--scale is for expe and exqpe, and this run has rope: leave it out"),
+    ("expe", {}, "yarn", "yarn is for rope, and this run has expe --on qk: leave it out"),
+    ("t5", {}, "dual-chunk", "is for rope, and expe and exqpe with --on qk and without --once, and this run has t5"),
+    ("expe", {"on": "qkv"}, "dual-chunk", "has expe --on qkv"), ("expe", {"on": "k"}, "self-extend", "has expe --on k"),
+    ("expe", {"once": True}, "dual-chunk", "has expe --on qk --once"), ("expe", {"once": True}, "hold", "--once"),
+    ("expe", {"on": "qkv"}, "hold", "is for expe and exqpe with --on qk"), ("alibi", {}, "hold", "has alibi"),
+    ("expe", {"on": "k", "learn": "init"}, "least-slope", "is for expe --on k without --learn"),
+    ("expe", {}, "least-slope", "has expe --on qk"), ("exqpe", {"on": "k"}, "least-slope", "has exqpe --on k")])
+def test_a_scaling_for_other_encodings_is_refused(pe, variant, method, message):
+    how = {"rope_scaling": method} if method else {"scale": 0.5}
+    with pytest.raises(NotForThisEncoding, match=message):
+        scaled(tiny(pe, variant=variant).config, 48, **how)
 
 
 def test_scale_multiplies_the_papers_values():
@@ -246,14 +234,6 @@ def test_scale_multiplies_the_papers_values():
         numbers = (1 / 48,) if pe == "expe" else (1 / 48, 1 / 16)
         rows = model.config.encoding.rows(n, model.config)
         np.testing.assert_allclose(rows, table(n, 5, 0.25, *numbers) / 2, rtol=1e-15)
-    plain = tiny("expe")
-    halved = GPT(dataclasses.replace(plain.config, encoding=dataclasses.replace(plain.config.encoding, scale=0.5)))
-    halved.double().eval().load_state_dict(plain.state_dict())
-    theta = GPT(dataclasses.replace(plain.config, encoding=make_encoding("expe", l=5, theta=1 / 96)))
-    theta.double().eval().load_state_dict(plain.state_dict())
-    tokens = some_tokens(2, 30)
-    torch.testing.assert_close(halved(tokens), theta(tokens), **EXACT)  # start is 0: half of theta is half of all
-    assert not torch.allclose(halved(tokens), plain(tokens))
 
 
 def test_a_reader_goes_back_and_forth_between_positions_of_its_model():
@@ -268,13 +248,6 @@ def test_a_reader_goes_back_and_forth_between_positions_of_its_model():
 
 
 # ---- dual chunk attention --------------------------------------------------------------------------------------------
-
-
-def test_dual_chunk_positions():
-    same, before, further = dual_chunk_positions(np.arange(12), 4, 2)
-    assert same.tolist() == [0, 1, 2, 3] * 3
-    assert before.tolist() == [4, 5, 6, 6] * 3 and further.tolist() == [6] * 12
-    assert dual_chunk_positions(5, 4, 9)[2] == 7  # 2c - 1 is as far as a key two chunks back can be
 
 
 def attention_in_loops(h, model, score):
@@ -301,8 +274,7 @@ def first_block_of_40_tokens(model):
     return h[0].numpy(), model.blocks[0].attn(h, model.tables(np.arange(40))[model.config.encoding])[0]
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 7, 11])
-@pytest.mark.parametrize("pe", ["rope", "expe", "exqpe"])
+@pytest.mark.parametrize("pe, chunk", [("rope", 1), ("rope", 7), ("expe", 4), ("exqpe", 11)])
 def test_dual_chunk_attention_follows_its_definition(pe, chunk):
     model = reading(pe, variant={"chunk": chunk})
 
@@ -321,16 +293,6 @@ def test_dual_chunk_attention_follows_its_definition(pe, chunk):
     np.testing.assert_allclose(ours, attention_in_loops(h, model, score), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("pe", ["rope", "expe", "exqpe"])
-def test_dual_chunk_is_the_plain_model_up_to_one_chunk(pe):
-    model, plain, tokens = reading(pe, variant={"chunk": 8}), tiny(pe), some_tokens(2, 20)
-    torch.testing.assert_close(model(tokens[:, :8]), plain(tokens[:, :8]), **EXACT)
-    assert pe != "rope" or torch.equal(model(tokens[:, :8]), plain(tokens[:, :8]))  # an override is a sum of two here
-    if pe == "rope":  # within the local window, of 12 - 1 - 8 tokens, distances are true across the edge of a chunk
-        torch.testing.assert_close(model(tokens)[:, :12], plain(tokens)[:, :12], **EXACT)
-    assert not torch.allclose(model(tokens), plain(tokens))
-
-
 # ---- Self-Extend -----------------------------------------------------------------------------------------------------
 
 
@@ -346,29 +308,94 @@ def test_self_extend_follows_its_definition(w, G):
     np.testing.assert_allclose(ours, attention_in_loops(h, model, score), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("length", [1, 12, 13, 40, 200])
 @pytest.mark.parametrize("w", [1, 4, 6, 11])
-def test_by_the_size_that_is_chosen_no_distance_is_above_the_trained_ones_and_by_a_smaller_one_some_are(w, length):
-    config, (window, G) = scaled(tiny("rope").config, length, rope_scaling="self-extend", chunk=w)
-    farthest = {size: max(d if d < w else (length - 1) // size - (length - 1 - d) // size + w - w // size
-                          for d in range(length)) for size in (G, G - 1) if size}
-    assert window == w and farthest[G] < T and (G == 1 or farthest[G - 1] >= T) and (G == 1) == (length <= T)
+def test_by_the_size_that_is_chosen_no_distance_is_above_the_trained_ones_and_by_a_smaller_one_some_are(w):
+    config = tiny("rope").config
+    for length in (1, 12, 13, 40, 200):
+        _, (window, G) = scaled(config, length, rope_scaling="self-extend", chunk=w)
+        farthest = {size: max(d if d < w else (length - 1) // size - (length - 1 - d) // size + w - w // size
+                              for d in range(length)) for size in (G, G - 1) if size}
+        assert window == w and farthest[G] < T and (G == 1 or farthest[G - 1] >= T) and (G == 1) == (length <= T)
 
 
-def test_self_extend_is_the_plain_model_up_to_its_window_or_the_trained_length():
-    model, plain, tokens = reading("rope", variant={"groups": (7, 4)}), tiny("rope"), some_tokens(2, 30)
-    torch.testing.assert_close(model(tokens)[:, :7], plain(tokens)[:, :7], **EXACT)
-    assert not torch.allclose(model(tokens)[:, 8:], plain(tokens)[:, 8:])
-    by_itself = reading("rope").scale_to(T, rope_scaling="self-extend")
-    torch.testing.assert_close(by_itself(tokens[:, :T]), plain(tokens[:, :T]), **EXACT)
+# ---- hold and least slopes -------------------------------------------------------------------------------------------
+
+
+class Held(Attention):
+    """W_q phi(h, min(m, T - 1)) and W_k phi(h, n), each with the plain override; positions count from 0 here."""
+
+    def forward(self, h, at):
+        last = torch.arange(len(at.rows)).clamp(max=T - 1)
+        of_queries, of_others = (self.encoding.override(h, rows) for rows in (at.rows[last], at.rows))
+        q, k, v = self.heads(project((of_queries[0].clone(), *of_others[1:]), self.qkv.weight))
+        return self.output(self.attend(q, k, v, None, None), h)
+
+
+class Steep(Attention):
+    """Scores of keys that are all at position 0, less the larger of the slope and the least one times the distance."""
+
+    least = STEEP / T
+
+    def forward(self, h, at):
+        q, k, v = self.heads(project(self.encoding.override(h, 0 * at.rows), self.qkv.weight))
+        _, k1, _ = self.heads(project(self.encoding.override(h, 0 * at.rows + at.rows[1:2] - at.rows[:1]),
+                                      self.qkv.weight))
+        slope = (q @ (k1 - k).mT)[..., :1] / math.sqrt(q.shape[-1])                    # (B, H, T, 1)
+        n = torch.arange(h.shape[1]).double()
+        return self.output(self.attend(q, k, v, -slope.clamp(min=self.least) * (n[:, None] - n), None), h)
+
+
+QUERIES_OR_SLOPES = pytest.mark.parametrize("pe, variant, method, definition", [
+    ("expe", {"l": 1, "start": 0.5, "theta": 0.3}, "hold", Held), ("exqpe", {}, "hold", Held),
+    ("expe", {"learn": "init"}, "hold", Held), ("expe", {"on": "k"}, "least-slope", Steep),
+    ("expe", {"on": "k", "l": 1, "start": 0.5, "theta": 0.3}, "least-slope", Steep)])
+
+
+@QUERIES_OR_SLOPES
+def test_hold_and_least_slope_follow_their_definitions(pe, variant, method, definition):
+    reader, tokens = reading(pe, variant=variant), some_tokens(2, 4 * T)
+    plain, right = plain_model(reader), plain_model(reader, attention=definition)
+    found = reader.scale_to(4 * T, rope_scaling=method)(tokens)
+    torch.testing.assert_close(found, right(tokens), rtol=1e-9, atol=1e-9)
+    assert (found - plain(tokens)).abs().max() > 1e-3
+    if method == "hold":
+        torch.testing.assert_close(found[:, :T], plain(tokens)[:, :T], **EXACT)
+    else:
+        for block in right.blocks:
+            block.attn.least = 3 / T
+        reader.scale_to(4 * T, rope_scaling=method, factor=3)
+        torch.testing.assert_close(reader(tokens), right(tokens), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(reader.scale_to(4 * T)(tokens), plain(tokens), **EXACT)  # and no longer
+
+
+@QUERIES_OR_SLOPES
+def test_hold_and_least_slope_read_with_a_cache(pe, variant, method, definition):
+    reader = reading(pe, variant=variant).scale_to(3 * T, rope_scaling=method)
+    tokens = some_tokens(2, 3 * T)
+    for size in (1, 5):
+        cache = Cache()
+        pieces = [reader(x, cache=cache) for x in tokens.split(size, 1)]
+        right = plain_model(reader, attention=definition)(tokens)
+        torch.testing.assert_close(torch.cat(pieces, dim=1), right, rtol=1e-9, atol=1e-9)
+
+
+def test_past_the_trained_length_hold_sees_distances_only():
+    reader = reading("expe").scale_to(4 * T, rope_scaling="hold")
+    tokens, n = some_tokens(1, T), torch.arange(T) + T
+    torch.testing.assert_close(reader(tokens, positions=n + 1000), reader(tokens, positions=n), **EXACT)
+    plain = plain_model(reader)
+    assert (plain(tokens, positions=n + 1000) - plain(tokens, positions=n)).abs().max() > 1e-3
 
 
 # ---- the cache -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("style, size, positions", [
-    ("gpt", 1, "default"), ("gpt", 7, "gaps"), ("gpt", 2, "own"), ("llama", 7, "default"), ("llama", 1, "own")])
-@pytest.mark.parametrize("pe, variant", KINDS, ids=str)
+FEW = [("expe", {}), ("rope", {}), ("fox", {}), ("t5", {}), ("expe", {"on": "k"}), ("rope", {"chunk": 5})]
+
+
+@pytest.mark.parametrize("style, size, positions, pe, variant", [
+    *(("gpt", 7, "gaps", *kind) for kind in KINDS), *(("gpt", 2, "own", *kind) for kind in FEW),
+    *(("llama", 1, "default", *kind) for kind in FEW)], ids=str)
 def test_cached_logits_equal_uncached_ones(pe, variant, style, size, positions):
     model = reading(pe, style, variant)
     S, rng = min(model.longest, 40), np.random.default_rng(0)  # learned has 12 rows
@@ -427,47 +454,23 @@ def test_a_cache_that_does_not_fit_is_refused_and_left_as_it_was():
             Cache(sinks, window)
 
 
-def test_reading_on_counts_from_the_last_position_of_each_sequence():
-    model, tokens, n = reading("expe"), some_tokens(2, 5), np.array([[0, 3, 7, 8, 9], [5, 2, 1, 2, 3]])
-    cache = Cache()
-    model(tokens[:, :3], positions=n[:, :3], cache=cache)
-    torch.testing.assert_close(model(tokens[:, 3:], cache=cache), model(tokens, positions=n)[:, 3:], **EXACT)
-
-
 def test_an_override_of_values_cannot_stream_whatever_the_dtype():
     small = {"on": "qkv", "theta": 1e-9}  # so that fp16 has zeros at all near positions
     assert reading("expe").half().streams() and not reading("expe", variant=small).half().streams()
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "uint64"])
 @pytest.mark.parametrize("pe, how", [
     ("xpos", {}), ("alibi", {}), ("t5", {}), ("expe", {"rope_scaling": "hold"}),
     ("rope", {"rope_scaling": "dual-chunk"}), ("rope", {"rope_scaling": "self-extend"})])
-def test_integers_of_any_size_are_the_same_positions(pe, how, dtype):
+def test_integers_of_any_size_are_the_same_positions(pe, how):
     model, tokens = reading(pe).scale_to(120, **how), some_tokens(1, 60)
     n = np.arange(60, 120)
     right = model(tokens, positions=n)
-    assert torch.equal(model(tokens, positions=n.astype(dtype)), right)
-    assert torch.equal(model(tokens, positions=n.tolist()), right)
+    for same in (n.astype("uint8"), n.astype("uint64"), n.tolist()):
+        assert torch.equal(model(tokens, positions=same), right)
 
 
-def test_keys_may_be_wider_than_values():
-    wide, tokens, cache = reading(), some_tokens(2, 12), Cache()
-    for block in wide.blocks:
-        block.attn.encoding.rotate = lambda q, k, table: (F.pad(q, (0, 2), value=0.5), F.pad(k, (0, 2), value=0.5))
-    parts = [wide(tokens[:, i : i + 4], cache=cache) for i in (0, 4, 8)]
-    torch.testing.assert_close(torch.cat(parts, 1), wide(tokens), rtol=1e-10, atol=1e-12)
-
-
-def test_foxs_cache_keeps_one_number_a_head_and_key():
-    model, cache = reading("fox"), Cache()
-    model(some_tokens(2, 12), cache=cache)
-    assert all([x.shape for x in cache[block.attn]] == [(2, 2, 12, 8)] * 2 + [(2, 2, 12, 1)] for block in model.blocks)
-    model.bfloat16()(some_tokens(2, 12), cache=(half := Cache()))
-    assert all([x.dtype for x in half[block.attn]][1:] == [torch.bfloat16, torch.float32] for block in model.blocks)
-
-
-def test_what_is_kept_of_positions_follows_the_weights():
+def test_a_stream_follows_the_weights_and_the_scaling():
     model, tokens = reading("expe", variant={"learn": "random"}), some_tokens(2, 20)
     for name in ("blocks.0.attn.qkv.weight", "encoding.weight"):
         before = model(tokens, cache=Cache(0, 30))
@@ -475,6 +478,14 @@ def test_what_is_kept_of_positions_follows_the_weights():
         after = model(tokens, cache=Cache(0, 30))
         torch.testing.assert_close(after, plain_model(model)(tokens), **EXACT)
         assert not torch.allclose(after, before)
+    found = []
+    for forget in (False, True):
+        cache = Cache(1, 4)
+        model.scale_to(T)(tokens[:, :9], cache=cache)
+        model.scale_to(T, scale=0.5)
+        cache.tables = (None, None) if forget else cache.tables
+        found.append(model(tokens[:, 9:12], cache=cache))
+    assert torch.equal(*found)
 
 
 @torch.enable_grad()
@@ -494,14 +505,6 @@ def test_gradients_pass_through_dual_chunks_again_and_again():
             slopes.append(model(tokens, tokens).item())
     assert torch.equal(*found)
     assert found[0][19, 2].item() == pytest.approx((slopes[0] - slopes[1]) / (2 * step), rel=1e-6)
-
-
-def test_sequences_side_by_side_draw_from_generators_of_their_own():
-    def write(prompts):
-        return list(zip(*itertools.islice(generate_cached(reading(), prompts, Cache()), 9), strict=True))
-
-    both = write([[1, 2], [1, 2]])
-    assert both[0] != both[1] and both[:1] == write([[1, 2]])
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------
@@ -535,11 +538,12 @@ def stream_by_doors(model, tokens, sinks, window):
     return np.concatenate(logits, axis=1)
 
 
-@pytest.mark.parametrize("sinks, window", [(2, 6), (0, 4), (4, 1)])
-@pytest.mark.parametrize("pe, variant", [(pe, v) for pe, v in STREAM if not {"chunk", "groups"} & {*v}], ids=str)
-def test_a_stream_of_twenty_windows_equals_brute_force(pe, variant, sinks, window):
+@pytest.mark.parametrize("sinks, window, pe, variant", [
+    *((2, 6, pe, v) for pe, v in STREAM if not {"chunk", "groups"} & {*v}),
+    *((*sizes, *kind) for sizes in ((0, 4), (4, 1)) for kind in FEW[:5])], ids=str)
+def test_a_stream_of_ten_windows_equals_brute_force(pe, variant, sinks, window):
     model, cache = reading(pe, variant=variant), Cache(sinks, window)
-    tokens = some_tokens(2, 20 * (sinks + window))
+    tokens = some_tokens(2, 10 * (sinks + window))
     brute_force = stream_by_doors(model, tokens, sinks, window)
     sizes, ours = itertools.cycle([sinks + window - 1, 3, 1, 1, 2, 7]), []
     while sum(x.shape[1] for x in ours) < tokens.shape[1]:
@@ -550,14 +554,13 @@ def test_a_stream_of_twenty_windows_equals_brute_force(pe, variant, sinks, windo
     np.testing.assert_allclose(torch.cat(ours, 1), brute_force, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("pe, variant", STREAM, ids=str)
+@pytest.mark.parametrize("pe, variant", [("rope", {}), *(k for k in STREAM if {"chunk", "groups"} & {*k[1]})], ids=str)
 def test_a_stream_is_the_plain_model_until_its_window_is_full(pe, variant):
     model, tokens = reading(pe, variant=variant), some_tokens(2, 40)
     plain = (model if model.chunk else plain_model(model))(tokens)
     streamed = model(tokens, cache=Cache(2, 8))
     torch.testing.assert_close(streamed[:, :11], plain[:, :11], **EXACT)
-    far = model.config.window == 0 or model.config.nope_every > 0  # or else each block sees its last 3 keys either way
-    assert torch.allclose(streamed[:, 11:], plain[:, 11:], rtol=1e-10, atol=1e-10) != far
+    assert not torch.allclose(streamed[:, 11:], plain[:, 11:])
     torch.testing.assert_close(model(tokens, cache=Cache(2, 37)), plain, **EXACT)
 
 
@@ -581,23 +584,23 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("pe, variant", [(pe, v) for pe, v in KINDS if reading(pe).longest > T], ids=str)
 def test_no_array_grows_with_the_square_of_the_length(pe, variant, monkeypatch):
-    monkeypatch.setattr(longer.reading, "BLOCK", 32)
+    monkeypatch.setattr(longer.reading, "BLOCK", 16)
     model, sizes = reading(pe, variant=variant).float(), []
-    for S in (512, 1024):
+    for S in (256, 512):
         with Largest() as largest:
             model.token_losses(some_tokens(1, S), some_tokens(1, S, seed=2))
             if (pe, variant) in STREAM:
                 model.hidden(some_tokens(1, S), cache=Cache(4, 2 * S))
         sizes.append(largest.size)
     numbers = 32 if pe == "dape" else 1  # that are computed of each score
-    assert sizes[1] <= 2 * sizes[0] and sizes[1] < numbers * 1024 * 1024 / 4
+    assert sizes[0] == sizes[1] or sizes[1] <= 2 * sizes[0] and sizes[1] < numbers * 512 * 512 / 4
 
 
 @pytest.mark.parametrize("pe, variant", LINEAR, ids=str)
 def test_a_linear_bias_needs_no_blocks_of_queries(pe, variant):
     model = reading(pe, variant=variant)
     assert model.begins(4096, None) == [0] == reading().begins(4096, None) != reading("t5").begins(4096, None)
-    assert model.at(model.blocks[0].attn.encoding, np.arange(4096), np.arange(4096), False).pairs is None
+    assert model.at(model.blocks[0].attn, np.arange(4096), np.arange(4096)).pairs is None
 
 
 @torch.enable_grad()
