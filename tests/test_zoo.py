@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TINY, need
-from test_ladder import T, attention_in_loops, close, settings, tiny
+from test_ladder import T, attention_in_loops, tiny
 from test_model import attend, doors_of, some_input, some_tokens
 
 import model_numpy
-from config import CORE, ENCODINGS, InputError, ModelConfig, make_encoding
+from config import InputError, ModelConfig, make_encoding
 from expe import alibi_slopes
 from zoo.path import reflections_forward
 
-SCORED = [pe for pe in ENCODINGS if pe not in CORE and doors_of(settings(pe)).score != model_numpy.Encoding().score]
 ODD = np.array([9, 0, 3, 3, 40, 7, 1, 2, 100, 5, 6, 8])  # positions: gaps, a repeat, no order
 
 
@@ -68,32 +67,6 @@ def test_distances_are_all_that_counts(pe):
     shifted, stretched = (model(tokens, positions=n) for n in (torch.arange(8) + 5, torch.arange(8) * 2))
     torch.testing.assert_close(shifted, model(tokens), rtol=1e-9, atol=1e-11)
     assert not torch.allclose(stretched, model(tokens))
-
-
-@pytest.mark.parametrize("pe", SCORED)
-def test_the_backward_of_a_score_against_central_differences(pe):
-    model, doors = tiny(pe), doors_of(tiny(pe).config.encoding)
-    table = model_numpy.tables(model.config.encoding, np.arange(5), model.config, float).pairs
-    learned = {name: random(*shape, seed=i) for i, (name, shape) in enumerate(doors.shapes(model.config).items())}
-    given = {"q": random(2, 2, 5, 8), "k": random(2, 2, 5, 8, seed=1), "h": random(2, 5, 16, seed=2), **learned}
-
-    def bias():
-        out, cache = doors.score[0](*(given[name] for name in "qkh"), table, {name: given[name] for name in learned})
-        return np.broadcast_to(out, (2, 2, 5, 5)), cache
-
-    dbias = random(2, 2, 5, 5, seed=9)
-    *found, down = doors.score[1](dbias.copy(), bias()[1])
-    assert down.keys() == learned.keys()
-    for name, gradient in (dict(zip("qkh", found, strict=True)) | down).items():
-        slopes = np.zeros_like(given[name])
-        for index in np.ndindex(*slopes.shape):
-            ends = []
-            for change in (1e-5, -2e-5):  # the error is about change^2 = 1e-10
-                given[name][index] += change
-                ends.append((bias()[0] * dbias).sum())
-            given[name][index] += 1e-5
-            slopes[index] = (ends[0] - ends[1]) / 2e-5
-        close(f"{pe}: gradient of {name}", np.broadcast_to(gradient, slopes.shape), slopes, 1e-6)
 
 
 # ---- KERPLE ----------------------------------------------------------------------------------------------------------
@@ -223,22 +196,6 @@ def test_fox_is_its_formula():
     follows(model, ODD, lambda head, m, s: sum(math.log(f[head, j]) for j in range(s + 1, m + 1)))
 
 
-def test_fox_is_one_number_a_key():
-    """Its linear door makes (1, 1) and (B, H, S) numbers, 0 at the last key, and differs from the score by what all
-    keys of a query share.
-    """
-    model = tiny("fox")
-    encoding, h = model.blocks[0].attn.encoding, some_input().expand(3, T, 16)
-    q = torch.zeros(3, 2, T, 8, dtype=torch.float64)
-    kept = encoding.keep(h)
-    a, b = encoding.linear(q, kept, None, None)
-    assert a.shape == (1, 1) and b.shape == (3, 2, T) and not b[..., -1].any()
-    score = encoding.score(q, q, kept, None)
-    assert torch.equal(encoding.score(q[:, :, -3:], q, kept, None), score[:, :, -3:])  # of the last queries alone
-    shared = score - a[..., None] * b[..., None, :]
-    torch.testing.assert_close(shared, shared[..., :1].expand_as(shared), rtol=1e-12, atol=1e-12)
-
-
 def test_fox_keeps_its_digits_by_counting_from_the_last_query():
     """At 16,384 tokens in fp32: the weights of the last query, counted from it, and counted from the first token."""
     S, encoding = 16_384, tiny("fox").blocks[0].attn.encoding
@@ -277,7 +234,7 @@ def test_pope_is_its_formula():
     follows(model, ODD, bias)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_pope_equals_another_library(seed):
     PoPE = need("PoPE_pytorch").PoPE
     H, T, half = drawn(seed, (1, 6), (1, 41), (1, 11))
@@ -343,14 +300,6 @@ def test_cable_is_its_formula():
     follows(model, ODD, lambda head, m, s: -g[head, m] * sum(r[head, j] for j in range(s + 1, m + 1)))
 
 
-def test_cables_code_is_fox():
-    """c_m - c_n, c the running sum of -softplus(w.x + b), as in the authors' code: FoX with -w and -b."""
-    model, x = tiny("fox"), some_input()[0].numpy()
-    p = own(model)
-    c = np.cumsum(-np.log(1 + np.exp(-(p["weight"] @ x.T + p["bias"][:, None]))), -1)
-    follows(model, ODD, lambda head, m, s: c[head, m] - c[head, s])
-
-
 # ---- DAPE ------------------------------------------------------------------------------------------------------------
 
 
@@ -410,7 +359,7 @@ def reflect(x, w, b):
     return x - b * w * (w @ x)
 
 
-@pytest.mark.parametrize("part", [1, 3, 5, 99])
+@pytest.mark.parametrize("part", [1, 5, 99])
 @pytest.mark.parametrize("pe", ["path", "path_fox"])
 def test_path_is_its_formula(pe, part, monkeypatch):
     """The reflections one by one, from the key to the query."""
@@ -434,7 +383,7 @@ def test_path_is_its_formula(pe, part, monkeypatch):
     follows(model, ODD, bias)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("pe", ["path", "path_fox", "fox"])
 def test_they_equal_flash_linear_attention(pe, seed):
     """Its plain forms compute in fp32. Its PaTH-FoX divides gates by sqrt(D), as its kernels do (errata): not here."""
@@ -478,7 +427,7 @@ def test_small_inputs_have_finite_gradients(pe):
 # ---- RoPE on a part of each head -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
+@pytest.mark.parametrize("fraction", [0.25, 1.0])
 def test_partial_turns_as_transformers_gpt_neox_does(fraction):
     need("transformers")
     from transformers.models.gpt_neox import modeling_gpt_neox as theirs
@@ -515,7 +464,7 @@ def test_a_share_that_is_whole_is_taken_though_its_product_is_not(pe, fraction, 
 # ---- RoPE of which only the fast pairs turn --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_proportional_has_the_frequencies_of_transformers(seed):
     need("transformers")
     from transformers import LlamaConfig
@@ -611,48 +560,38 @@ def torch_class():
 '''
 
 
-@pytest.fixture(scope="module")
-def with_line(tmp_path_factory):
-    """python ARGUMENTS in a copy of the repository that has zoo/line.py besides."""
-    copy = tmp_path_factory.mktemp("copy") / "repository"
-    leave = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "pictures", "results")
-    shutil.copytree(ROOT, copy, ignore=leave)
-    (copy / "zoo" / "line.py").write_text(LINE, encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYT")}
-
-    def python(*arguments):
-        arguments = [sys.executable, *map(str, arguments)]
-        return subprocess.run(arguments, cwd=copy, capture_output=True, text=True, env=environment)
-
-    return python
-
-
-def test_an_encoding_put_into_the_zoo_is_listed_with_its_flags(with_line):
-    help = " ".join(with_line("train.py", "--pe", "line", "--help").stdout.split())
-    assert "kerple, line, partial" in help and "--slope SLOPE how fast scores fall: above 0 (preset: 0.5)" in help
-
-
-ALL = """
-import sys, train, eval, generate
+USE = """
+import sys, pytest, train, eval, generate
 run, *flags = sys.argv[1:]
+sys.argv = ["train.py"]
+try:
+    train.main(["--pe", "line", "--help"])
+except SystemExit:
+    pass
 train.main([*flags, "--out", run])
 eval.main([run, "--lengths", "16,32", "--json", run + "/rows.json"])
 generate.main([run, "--tokens", "3"])
 generate.main([run, "--tokens", "3", "--cache"])
+tests = ["test_ladder.py::test_numpy_equals_torch[line]",
+         "test_numpy.py::test_each_gradient_is_the_slope_of_the_loss[gpt-line]",
+         "test_model.py::test_no_token_sees_a_later_one[line-llama-both]"]
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *("tests/" + test for test in tests)]))
 """
 
 
-def test_an_encoding_put_into_the_zoo_is_trained_evaluated_and_generated_from(with_line, tokens, tmp_path):
-    done = with_line("-c", ALL, tmp_path, "--pe", "line", "--slope", "0.25", *TINY, "--steps", 2, "--data", tokens)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [(row["pe"], row["length"]) for row in rows] == [("line", 16), ("line", 32)] and rows[1]["loss"] > 0
-    assert '"slope": 0.25' in (tmp_path / "config.json").read_text()
-
-
-def test_an_encoding_put_into_the_zoo_goes_through_the_tests_of_all(with_line):
-    tests = ("test_ladder.py::test_numpy_equals_torch[line]",
-             "test_ladder.py::test_numpy_equals_torch[line, llama, own positions]",
-             "test_model.py::test_no_token_sees_a_later_one[line-gpt-window]")
-    done = with_line("-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests))
+def test_a_file_in_the_zoo_is_all_that_an_encoding_needs(tokens, tmp_path):
+    """Its flags, training, evaluation, generation and the tests of all encodings, in a copy of the repository."""
+    copy, run = tmp_path / "repository", tmp_path / "run"
+    leave = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "pictures", "results")
+    shutil.copytree(ROOT, copy, ignore=leave)
+    (copy / "zoo" / "line.py").write_text(LINE, encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYT")}
+    flags = ["--pe", "line", "--slope", "0.25", *TINY, "--steps", "2", "--data", str(tokens)]
+    done = subprocess.run([sys.executable, "-c", USE, str(run), *flags], cwd=copy, capture_output=True, text=True,
+                          env=environment)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
+    help = " ".join(done.stdout.split())
+    assert "kerple, line, partial" in help and "--slope SLOPE how fast scores fall: above 0 (preset: 0.5)" in help
+    rows = json.loads((run / "rows.json").read_text())
+    assert [(row["pe"], row["length"]) for row in rows] == [("line", 16), ("line", 32)] and rows[1]["loss"] > 0
+    assert '"slope": 0.25' in (run / "config.json").read_text()
