@@ -25,7 +25,7 @@ C, H, D, RAMP = 16, 2, 8, 1 / (4 * T)
 ON = pytest.mark.parametrize("on", ["k", "q", "qk"])
 
 
-def draw_cases(n=40):
+def draw_cases(n=12):
     """Settings of ExPE by chance, each with a seed of weights and input and with a first position."""
     rng = np.random.default_rng(0)
     for _ in range(n):

@@ -11,7 +11,8 @@ from conftest import TINY, command, read_log
 
 import common
 
-FLAGS = [*TINY, "--layers", "1", "--steps", "4", "--checkpoint-every", "2", "--eval-every", "3"]
+FLAGS = [*TINY, "--layers", "1", "--width", "32", "--heads", "2", "--steps", "4", "--checkpoint-every", "2",
+         "--eval-every", "3"]
 
 
 class Killed(BaseException):
