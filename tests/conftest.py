@@ -4,9 +4,7 @@ import contextlib
 import hashlib
 import importlib
 import io
-import itertools
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -117,24 +115,6 @@ def split_of(text):
     """The split a text falls to: one fourteenth of all to val, one to test, by the first 64 bits of its SHA-256."""
     part = int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) * 14 >> 64
     return {0: "val", 1: "test"}.get(part, "train")
-
-
-def fallen_to(split, text):
-    """The text after a first line of a few words, with which it falls to a split."""
-    tried = (f"this is copy number {i}\n{text}" for i in itertools.count())
-    return next(text for text in tried if split_of(text) == split)
-
-
-@pytest.fixture(scope="session")
-def copies(books, tmp_path_factory):
-    """The books and, of some that are in train, near copies with a few words changed: four in val, one in test."""
-    folder = tmp_path_factory.mktemp("copies") / "books"
-    shutil.copytree(books, folder)
-    texts = (path.read_text(encoding="utf-8") for path in sorted(books.iterdir()))
-    texts = (text[:1500] + " changed " + text[1500:] for text in texts if split_of(text) == "train")
-    for i, split in enumerate(("val", "test", "val", "val", "val")):
-        (folder / f"near-{split}-{i}.txt").write_text(fallen_to(split, next(texts)), encoding="utf-8")
-    return folder
 
 
 @pytest.fixture(scope="session")

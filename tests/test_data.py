@@ -83,11 +83,17 @@ def test_a_ready_tokenizer_is_used_as_it_is(books, tokens, tmp_path):
         assert (out / name).read_bytes() == (tokens / name).read_bytes()
 
 
-def test_near_copies_are_left_out_as_by_counting_sets(copies, tmp_path):
+def test_near_copies_are_left_out_as_by_counting_sets(books, tmp_path):
+    """Of 20 texts in train two copies each, below another first line: some fall to val and to test."""
+    copies = shutil.copytree(books, tmp_path / "books")
+    texts = [text for path in sorted(books.iterdir()) if split_of(text := path.read_text(encoding="utf-8")) == "train"]
+    made = {f"near-{i}-{n}.txt": f"copy {n}\n{text}" for i, text in enumerate(texts[:20]) for n in range(2)}
+    for name, text in made.items():
+        (copies / name).write_text(text, encoding="utf-8")
     meta = data.read_meta(data.prepare(str(copies), tmp_path / "out", 300, min_doc_tokens=256))
     near = meta["near"]
-    assert {name for split in ("val", "test") for name in near[split]} == {
-        path.name for path in copies.glob("near-*")}
+    for split in ("val", "test"):
+        assert set(near[split]) == {name for name, text in made.items() if split_of(text) == split} != set()
     encoding = data.make_tokenizer(data.read_ranks(tmp_path / "out" / "tokenizer.tiktoken"))
 
     def ngrams(text):
@@ -199,10 +205,11 @@ def test_first_weights_batches_tokens_and_the_tokenizer_are_byte_for_byte_these(
     for i, text in enumerate(words):
         (tmp_path / "texts" / f"{i}.txt").write_bytes(b" ".join(map(bytes, text)))
     folder = data.prepare(str(tmp_path / "texts"), tmp_path / "out", 300, min_doc_tokens=9)
-    config = ModelConfig(2, 16, 2, 12, 40, encoding=make_encoding("shaw"))
-    made = {"weights": b"".join(w.tobytes() for w in model_numpy.init_params(config, 1).values()),
+    encodings = "learned t5 shaw kerple fire cope fox grape dape pope cable path path_fox selective_rope".split()
+    models = [ModelConfig(2, 16, 2, 12, 40, encoding=make_encoding(pe)) for pe in encodings]
+    made = {"weights": b"".join(w.tobytes() for m in models for w in model_numpy.init_params(m, 1).values()),
             "batch": data.batch(np.arange(99).astype(np.uint16), 7, 4, 5, 9).tobytes(),
             "tokens": (folder / "train.bin").read_bytes(), "tokenizer": (folder / "tokenizer.tiktoken").read_bytes()}
     assert {name: hashlib.sha256(content).hexdigest()[:16] for name, content in made.items()} == {
-        "weights": "3930a92b560b6b5b", "batch": "c52c9b61b1338640", "tokens": "25fef21196860c15",
+        "weights": "55e28236f0eaeb37", "batch": "c52c9b61b1338640", "tokens": "25fef21196860c15",
         "tokenizer": "6971efe5d5003cc4"}

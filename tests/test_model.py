@@ -42,26 +42,6 @@ def doors_of(settings, softmax="plain"):
     return model_numpy.doors_of(settings, SimpleNamespace(softmax=softmax))
 
 
-# ---- against the equations -------------------------------------------------------------------------------------------
-
-
-def test_value_door_needs_no_score_and_keeps_the_mask(monkeypatch):
-    seen = []
-
-    class Shown(Encoding):  # does what is done without it, and shows the weights
-        def value(self, weights, v, table):
-            seen.append(weights)
-            return weights @ v
-
-    plain, windowed = attend(tiny(), some_input()), attend(tiny(window=4), some_input())
-    monkeypatch.setitem(model_torch.ENCODINGS, "nope", Shown)
-    for changes, right, first in (({}, plain, -T), ({"window": 4}, windowed, -3)):
-        torch.testing.assert_close(attend(tiny(**changes), some_input()), right, rtol=1e-10, atol=1e-12)
-        weights = seen.pop()
-        assert torch.equal(weights, weights.tril().triu(first)) and weights.min() == 0
-        assert torch.allclose(weights.sum(-1), torch.ones((), dtype=torch.float64))
-
-
 # ---- against another library's models --------------------------------------------------------------------------------
 
 
@@ -97,27 +77,6 @@ def test_llama_style_with_nope_every_and_window_equals_transformers_smollm3(chan
         sliding_window=window or None))
     theirs = filled(transformers.SmolLM3ForCausalLM(theirs), ours)
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)  # angles and norms in fp32
-
-
-@pytest.mark.parametrize("layers, every, window", [(4, 4, 5), (3, 2, 1)])
-def test_attention_of_each_block_equals_transformers_cohere2(layers, every, window):
-    """By its own masks: a query is among the keys of its window. It pairs neighbours, so that our rows are mixed."""
-    transformers = need("transformers")
-    ours, seen = tiny("rope", n_layers=layers, nope_every=every, window=window), []
-    config = transformers.Cohere2Config(**like(ours, sliding_window=window, sliding_window_pattern=every))
-    theirs = transformers.Cohere2Model(config).double().eval()
-    neighbours = torch.arange(16).view(2, 2, 4).mT.flatten()  # (i, i + D/2) of each head side by side
-    for block, layer in zip(ours.blocks, theirs.layers, strict=True):
-        w_q, w_k, w_v = block.attn.qkv.weight.detach().chunk(3)
-        weights = {"q": w_q[neighbours], "k": w_k[neighbours], "v": w_v, "o": block.attn.proj.weight.detach()}
-        layer.self_attn.load_state_dict({f"{part}_proj.weight": w for part, w in weights.items()})
-        layer.self_attn.register_forward_hook(
-            lambda module, _, given, out: seen.append((given["hidden_states"], out[0])), with_kwargs=True)
-    theirs(some_tokens(2, 3 * T))
-    assert len(seen) == layers
-    for block, (h, out) in zip(ours.blocks, seen, strict=True):
-        at = ours.tables(np.arange(3 * T))[block.attn.encoding.settings]
-        torch.testing.assert_close(block.attn(h, at), out, rtol=1e-5, atol=1e-5)  # theirs: angles in fp32
 
 
 def test_gpt_style_with_learned_positions_equals_transformers_gpt2():
@@ -335,20 +294,6 @@ def test_shaws_vectors_on_a_band_have_the_plain_ones_loss_and_gradients(
     assert len(calls) == (blocks // 2 if "nope_every" in changes else blocks)
 
 
-def test_half_precision_and_other_classes_have_no_band(monkeypatch):
-    def shut(*args):
-        raise AssertionError("a band")
-
-    monkeypatch.setattr(fast.Attention, "attend_banded", shut)
-    model = tiny("shaw", parts=fast.PARTS).float()
-    with torch.autocast("cpu", torch.bfloat16):
-        model(some_tokens(2, T), some_tokens(2, T)).backward()
-    with torch.no_grad():
-        model.bfloat16()(some_tokens(2, T))
-    model.float().encoding.__class__ = type("Other", (model_torch.Shaw,), {})
-    model(some_tokens(2, T))
-
-
 def error_by_quarter(model, pe, variant=()):
     """What bf16 makes of the first attention's output over 512 tokens: its error relative to its size, (4,).
 
@@ -490,19 +435,6 @@ def test_what_would_cost_bf16_digits(monkeypatch):
         self, q, k, h, table[..., -1:, :].expand_as(table)))
     for pe, variant, quarters in (("expe", {"on": "k", "theta": 1 / 8}, [2, 3]), ("alibi", {"slopes": 3}, [0, 1])):
         assert (error_by_quarter(tiny(pe, variant=variant).float(), pe, variant) > 4 * bare)[quarters].all()
-
-
-def test_copes_counts_are_summed_in_fp32():
-    """In bf16 a count of 100 is a multiple of 1/2; vectors as long as these tell it by a sixth of the largest score."""
-    config = tiny("cope", variant={"count_to": 128}).config
-    door = model_torch.make_encoding_module(config.encoding, config)
-    q, k, e = torch.randn(3, 128, config.d_head, generator=torch.Generator().manual_seed(0)).bfloat16()
-    scored = []
-    for dtype in (torch.float64, torch.bfloat16):
-        door.e = torch.nn.Parameter(e.to(dtype))
-        scored.append(door.score(q[None, None].to(dtype), k[None, None].to(dtype), None, torch.arange(128)).tril())
-    right, found = scored
-    assert (found - right).abs().max() < 0.1 * right.abs().max()
 
 
 @pytest.mark.parametrize("parts", [{}, fast.PARTS], ids=["plain", "fast"])
