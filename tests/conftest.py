@@ -37,13 +37,13 @@ def need(name):
 
 @pytest.fixture
 def stop_at(monkeypatch):
-    """stop_at(step): a Ctrl-C comes as that step's batch is drawn, in each run until monkeypatch.undo()."""
-    def stop(at):
+    """stop_at(step): a Ctrl-C, or another signal, comes as that step's batch is drawn, until monkeypatch.undo()."""
+    def stop(at, sent=signal.SIGINT):
         batch = data.batch
 
         def batch_that_is_stopped(tokens, context, n, seed, step):
             if step == at:
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(sent)
             return batch(tokens, context, n, seed, step)
 
         monkeypatch.setattr(data, "batch", batch_that_is_stopped)

@@ -18,7 +18,7 @@ import common
 import data
 import model_numpy
 import train
-from config import PRESETS, InputError, ModelConfig, TrainConfig, make_encoding
+from config import PRESETS, ModelConfig, TrainConfig, make_encoding
 
 SMALL = [*TINY, "--steps", "12", "--eval-every", "5", "--checkpoint-every", "4", "--dropout", "0.1"]
 
@@ -121,11 +121,9 @@ def test_dropout_is_a_function_of_seed_and_step(kind, tokens):
     assert losses[0] == losses[1] != losses[2]
 
 
-NAMES = {"--pe expe --l 24": "mini-expe-s0", "--pe expe --l 8 --lr 2e-3": "mini-expe-l-8-lr-0.002-s0",
-         "--pe rope --seed 3": "mini-rope-s3", "--steps 5 --eval-every 3": "mini-expe-steps-5-s0",
-         "--pe expe --on k": "mini-expe-on-k-s0", "--lr 4e-3 --no-causal": "mini-expe-causal-False-s0",
-         "--preset paper-35m --pe exqpe --data a/b": "paper-35m-exqpe-data-b-s0", "--fast": "mini-expe-s0",
-         "--width 32 --heads 2": "mini-expe-width-32-heads-2-s0", "--seed 2 --init-from b": "mini-expe-init-from-b-s2"}
+NAMES = {"--pe expe --l 24 --fast": "mini-expe-s0", "--pe expe --l 8 --lr 2e-3": "mini-expe-l-8-lr-0.002-s0",
+         "--pe expe --on k --seed 3": "mini-expe-on-k-s3", "--lr 4e-3 --no-causal": "mini-expe-causal-False-s0",
+         "--preset paper-35m --pe exqpe --data a/b": "paper-35m-exqpe-data-b-s0"}
 
 
 @pytest.mark.parametrize("line", NAMES)
@@ -140,7 +138,6 @@ def test_flags_reach_the_configs_and_what_depends_on_them():
     assert (model.encoding.theta2, model.encoding.l, model.d_mlp, config.end_lr) == (1 / 8, 24, 192, 6e-6)
     _, model, _ = train.read_flags("--preset llama-135m --pe expe".split())
     assert (model.encoding.l, model.norm, model.mlp) == (96, "rmsnorm", "swiglu")
-    assert [PRESETS[name].train.fast for name in PRESETS] == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize("pe", ["expe", "t5", "path"])
@@ -148,7 +145,6 @@ def test_help_lists_the_encodings_own_flags(pe):
     done = command("train.py", "--pe", pe, "--help", cwd=ROOT)
     fields = [f for f in dataclasses.fields(make_encoding(pe)) if f.metadata["help"]]
     assert done.returncode == 0 and all(f"--{f.name.replace('_', '-')}" in done.stdout for f in fields)
-    assert max(map(len, done.stdout.splitlines())) < 130
 
 
 WRONG = {
@@ -270,18 +266,11 @@ def test_each_start_is_in_the_log_and_damaged_lines_of_it_are_left_out(tokens, t
 
 @pytest.mark.parametrize("sent, ignored", [
     (signal.SIGHUP, False), (signal.SIGHUP, True), (signal.SIGTERM, False)])
-def test_a_signal_keeps_the_last_step_unless_it_is_ignored(sent, ignored, tokens, tmp_path, monkeypatch):
+def test_a_signal_keeps_the_last_step_unless_it_is_ignored(sent, ignored, tokens, tmp_path, stop_at):
     """As nohup ignores SIGHUP."""
-    batch = data.batch
-
-    def send(tokens, context, n, seed, step):
-        if step == 1:
-            signal.raise_signal(sent)
-        return batch(tokens, context, n, seed, step)
-
     before = signal.signal(sent, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
-        monkeypatch.setattr(data, "batch", send)
+        stop_at(1, sent)
         flags = [*TINY, "--layers", "1", "--steps", "3", "--data", tokens, "--out", "run"]
         assert command("train.py", *flags, cwd=tmp_path).returncode == (0 if ignored else 130)
     finally:
@@ -293,5 +282,3 @@ def test_configs_survive_json():
     for preset in PRESETS.values():
         stored = json.loads(json.dumps([dataclasses.asdict(preset.model), dataclasses.asdict(preset.train)]))
         assert ModelConfig.from_dict(stored[0]) == preset.model and TrainConfig(**stored[1]) == preset.train
-    with pytest.raises(InputError, match="--pe must be one of"):
-        make_encoding("none")
