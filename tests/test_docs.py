@@ -6,6 +6,7 @@ import re
 import pytest
 from conftest import ROOT, command
 
+import train
 from config import ENCODINGS, settings_class
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -52,3 +53,11 @@ def test_targets_that_the_readme_names_are_in_the_makefile():
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     named = set(re.findall(r"^make ([a-z-]+)|; make ([a-z-]+)", PAGES[0].read_text(encoding="utf-8"), re.M))
     assert {target for pair in named for target in pair} - {""} <= known
+
+
+def test_trainings_that_the_readme_names_have_right_values():
+    """Each value is read by its rule; where data and runs are is looked at later."""
+    found = re.findall(r"^python train\.py ([^#\n]*)", PAGES[0].read_text(encoding="utf-8"), re.M)
+    for words in found:
+        train.read_flags(words.replace("--resume", "").split())
+    assert len(found) >= 3

@@ -257,45 +257,44 @@ def test_losses_on_the_page_are_numpys_at_every_length_and_with_each_switch(open
 
 @pytest.mark.slow
 @pytest.mark.parametrize("see", [0, 16])
-def test_what_is_seen_inside_is_what_numpy_attends_to(opened, runs, monkeypatch, see):
-    """And the line of ExPE, of ALiBi and of FoX is what is left of the scores without the content's part."""
-    page, kept = opened("tour"), []
-    softmax = model_numpy.softmax_forward
-
-    def watched(scores, learned):
-        kept.append(scores.copy())
-        return softmax(scores, learned)
-
-    doors = model_numpy.Encoding._field_defaults | {"softmax": (watched, model_numpy.softmax_backward)}
-    monkeypatch.setattr(model_numpy.Encoding.__new__, "__defaults__", tuple(doors.values()))
+def test_what_is_seen_inside_is_what_pytorch_attends_to(opened, runs, monkeypatch, see):
+    """Of query 49; and the line of ExPE and of ALiBi is what is left of its scores without the keys' content."""
+    page, seen = opened("tour"), slice(50 - (see or 50), 50)
     window = page.evaluate("windowOf(64)")
     for name in TOUR:
-        kept.clear()
-        halves, config = halves_of(runs[name])
-        logits, _ = model_numpy.forward(halves, np.array([window[:-1]]), dataclasses.replace(config, window=see))
-        found = page.evaluate("""async ([id, see]) => {
+        model, kept = model_of_halves(runs[name]), []
+        for block in model.blocks:
+            def watched(q, k, v, bias, table, attend=block.attn.attend, kept=kept):
+                kept.append((q[0, :, 49].numpy(), (q @ k.mT / math.sqrt(8) + (0 if bias is None else bias))[0, :, 49]))
+                return attend(q, k, v, bias, table)
+
+            monkeypatch.setattr(block.attn, "attend", watched)
+            monkeypatch.setattr(block.attn, "window", see)
+        with torch.no_grad():
+            likely, tokens = model(torch.tensor([window[:-1]]))[0, 49].softmax(-1).sort(descending=True)
+        found, heads = page.evaluate("""async ([id, see]) => {
             const thread = threads.find((each) => each.id === id);
             const { heads, next } = await thread.ask({ inside: windowOf(64), how: how({ see, start: 0 }), index: 50 });
             return [next, heads.map(({ scores, added, weights, ...where }) => ({
                 ...where, scores: [...scores], weights: [...weights], added: added && [...added] }))];
         }""", [name, see])
-        likely = np.exp(logits[0, 49] - np.logaddexp.reduce(logits[0, 49]))
-        assert [token for token, _ in found[0]] == np.argsort(-likely)[:5].tolist()
-        np.testing.assert_allclose([p for _, p in found[0]], np.sort(likely)[::-1][:5], atol=1e-4)
-        assert len(found[1]) == 4
-        for each in found[1]:
-            wanted = kept[each["block"]][0, each["head"], 49, :50]
-            p = np.exp(wanted - wanted.max())
-            np.testing.assert_allclose(each["weights"], p / p.sum(), atol=1e-4)
-            seen = slice(50 - (see or 50), 50)
-            difference = np.subtract(each["scores"], each["scores"][-1])[seen]
-            np.testing.assert_allclose(difference, (wanted - wanted[-1])[seen], atol=1e-3)
-            if name == "alibi":
-                slopes = 2 * expe.alibi_slopes(2)
-                np.testing.assert_allclose(each["added"], slopes[each["head"]] * np.arange(-49, 1), atol=1e-6)
-            if name in ("expe", "keys") and not see:
-                np.testing.assert_allclose(each["added"], line_of(halves, config, each, window), rtol=1e-3, atol=1e-3)
+        assert [token for token, _ in found] == tokens[:5].tolist()
+        np.testing.assert_allclose([p for _, p in found], likely[:5], atol=1e-4)
+        assert len(heads) == 4
+        for each in heads:
+            (q, scores), head = kept[each["block"]], each["head"]
+            scores = scores[head, seen]
+            np.testing.assert_allclose(each["weights"][seen], scores.softmax(-1), atol=1e-4)
+            shown = np.subtract(each["scores"], each["scores"][-1])[seen]
+            np.testing.assert_allclose(shown, scores - scores[-1], atol=1e-3)
             assert (each["added"] is None) == (name == "rope")
+            if name == "alibi":
+                line = 2 * expe.alibi_slopes(2)[head] * np.arange(-49, 1)
+                np.testing.assert_allclose(each["added"], line, atol=1e-6)
+            if name in ("expe", "keys") and not see:
+                e, w_k = model.config.encoding, model.blocks[each["block"]].attn.qkv.weight.detach().numpy()[16:32]
+                k = expe.expe_table(np.arange(50), 5, e.start, e.theta) @ w_k[8 * head : 8 * head + 8, :5].T
+                np.testing.assert_allclose(each["added"], (k - k[-1]) @ q[head] / math.sqrt(8), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow
@@ -379,21 +378,6 @@ def test_answers_to_the_task_are_pytorchs_and_the_head_shown_has_most_weight_the
             assert shares[0] == max(shares[1:])
     score = tasks.score(load_model(runs[name])[0], f"task:{source}", 32, sequences=128)
     assert page.evaluate("(id) => DATA.task.accuracy[id][1]", name) == score["accuracy"]
-
-
-def line_of(halves, config, seen, window):
-    """By how much more query 49 scores each key than its own, if h is 0 in all of them beyond the first l numbers."""
-    l, D, C = config.encoding.l, config.d_head, config.d_model
-    queries = []
-    forward = model_numpy.attend_forward
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_numpy, "attend_forward", lambda q, *rest: (queries.append(q), forward(q, *rest))[1])
-        model_numpy.forward(halves, np.array([window[:-1]]), config)
-    q, head = queries[seen["block"]][0, seen["head"], 49], seen["head"]
-    phi = np.zeros((50, C))
-    phi[:, :l] = expe.expe_table(np.arange(50), l, config.encoding.start, config.encoding.theta)
-    k = phi @ halves[f"blocks.{seen['block']}.attn.qkv.weight"][C + head * D : C + (head + 1) * D].T
-    return (k - k[-1]) @ q / np.sqrt(D)
 
 
 @pytest.mark.slow

@@ -203,8 +203,6 @@ def test_read_in_pieces_and_in_blocks_of_queries_it_is_the_plain_model(pe, varia
             torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-10)
         monkeypatch.setattr(longer.reading, "BLOCK", 5)
         torch.testing.assert_close(model(tokens), whole, rtol=1e-10, atol=1e-10)
-        if pe != "nope+sinks":
-            assert len(model.begins(40, None)) == 8
 
 
 @pytest.mark.parametrize("pe, variant", [kind for kind in READ if not {"chunk", "groups"} & {*kind[1]}], ids=str)
@@ -215,7 +213,7 @@ def test_a_stream_counts_the_keys_that_it_keeps(pe, variant):
         np.testing.assert_allclose(model(tokens, cache=Cache(2, 6)), brute_force, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("pe", ["rope+log", "rope+sinks", "alibi+log"])
+@pytest.mark.parametrize("pe", ["rope+sinks", "alibi+log"])
 def test_half_precision_trains_and_reads(pe):
     tokens = some_tokens(2, T)
     exact = tiny(pe)(tokens, tokens)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -82,6 +83,15 @@ def test_targets_are_those_of_the_definition(name, length, full):
             keys = sorted(row[: 2 * (length // 16) : 2])
             assert sorted(row[queries]) == keys and len(set(keys)) == len(keys) and max(keys) < task.answers
             assert queries.min() >= 2 * (length // 16) and not (queries % 2).any()
+
+
+@pytest.mark.parametrize("name", [
+    "even-pairs", "first-last", "back-3", "flip-flop", "copy", "sort", "reverse", "duplicate", "needle", "indirect"])
+def test_the_example_in_a_tasks_docstring_is_one(name):
+    draw = TASKS[name].draw
+    text = getattr(draw, "func", draw).__doc__
+    row, targets = (re.search(rf" {line} +(.+?)(   |\n)", text)[1].split() for line in ("tokens", "targets"))
+    assert expected(name, row, [], False) == {i: symbol for i, symbol in enumerate(targets) if symbol != "."}
 
 
 def test_random_lengths_fill_the_window_in_evaluation_alone():
