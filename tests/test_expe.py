@@ -37,12 +37,6 @@ def test_exqpe_follows_the_recurrence_of_equation_5(l, start, theta1, theta2):
     np.testing.assert_allclose(table, right, rtol=0, atol=1e-10)  # 1,000 sums of one rounding each
 
 
-def test_exqpe_default_is_exact_where_the_steps_are_dyadic():
-    assert exqpe_table(0, 3).tolist() == [1 / 16, 1 / 2048, 2 / 2048]
-    assert exqpe_table(4, 3).tolist() == [2 / 16, 1 / 2048 + 2 / 16, 2 / 2048 + 1 / 16]
-    assert exqpe_table(3 * 10**12, 3)[0] == (10**12 + 1) / 16  # any position in closed form
-
-
 def test_sinusoidal_next_row_is_this_one_turned():
     d, base = 10, 500.0
     table = sinusoidal_table(np.arange(200), d, base)
