@@ -134,33 +134,16 @@ def test_a_run_that_the_page_cannot_read_is_refused(workplace, runs, tmp_path):
 
 # ---- in a browser ----------------------------------------------------------------------------------------------------
 
+
 @pytest.fixture(scope="module")
-def launch():
-    """A function that launches a browser with more flags."""
+def browsers():
+    """Two browsers: [False] without WebGPU, and [True] with one that computes in software."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if not found:
         pytest.skip("no Chromium here: apt-get install chromium")
+    gpu = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
     with need("playwright.sync_api").sync_playwright() as api:
-        made = []
-
-        def launched(*flags):
-            made.append(api.chromium.launch(executable_path=found, args=["--no-sandbox", *flags]))
-            return made[-1]
-
-        yield launched
-        for each in made:
-            each.close()
-
-
-@pytest.fixture(scope="module")
-def browser(launch):
-    return launch()
-
-
-@pytest.fixture(scope="module")
-def with_gpu(launch):
-    """A browser whose WebGPU computes in software."""
-    return launch("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+        yield [api.chromium.launch(executable_path=found, args=["--no-sandbox", *flags]) for flags in ([], gpu)]
 
 
 @pytest.fixture(scope="module")
@@ -174,17 +157,17 @@ def html(runs, tmp_path_factory):
 
 
 @pytest.fixture
-def opened(browser, html):
+def opened(browsers, html):
     """A function that opens a page, from disk; what goes wrong in it fails the test at its end."""
     wrong, pages = [], []
 
-    def open_page(name, query="", within=browser):
-        page = within.new_page(viewport={"width": 1280, "height": 900}, bypass_csp=True)
+    def open_page(name, gpu=False):
+        page = browsers[gpu].new_page(viewport={"width": 1280, "height": 900}, bypass_csp=True)
         page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: wrong.append(dialog.message))
         page.on("request", lambda sent: wrong.append(sent.url) if not sent.url.startswith(("file:", "blob:")) else None)
-        page.goto((html / f"{name}.html").as_uri() + query)
+        page.goto((html / f"{name}.html").as_uri())
         page.wait_for_function("threads.every((thread) => thread.bar.value === thread.bar.max)")
         pages.append(page)
         return page
@@ -444,8 +427,8 @@ BOTH = """async ([i, tokens, lost]) => {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [None, 0, 4])
-def test_a_gpu_gives_the_logits_of_webassembly_which_goes_on_where_it_is_lost(opened, with_gpu, lost):
-    page, rng = opened("tour", within=with_gpu), np.random.default_rng(8)
+def test_a_gpu_gives_the_logits_of_webassembly_which_goes_on_where_it_is_lost(opened, lost):
+    page, rng = opened("tour", gpu=True), np.random.default_rng(8)
     tokens = rng.integers(300, size=2 * 256 + 70)
     for i, name in enumerate(TOUR):
         still, difference, largest = page.evaluate(BOTH, [i, tokens.tolist(), lost])
