@@ -130,11 +130,11 @@ def set_masks(model, masks):
             module.forward = lambda x: x * torch.from_numpy(next(masks))
 
 
-def climb(model, tolerance, positions=None):
+def climb(model, tolerance, positions=None, steps=STEPS):
     """Compare both backends: the logits, the loss, every gradient, and some steps of AdamW with clipping."""
     config = model.config
     dtype = model.embedding.weight.detach().numpy().dtype
-    rates = TrainConfig(steps=STEPS, batch_size=B, lr=1e-2, end_lr=1e-3, weight_decay=0.3, clip=0.5)
+    rates = TrainConfig(steps=steps, batch_size=B, lr=1e-2, end_lr=1e-3, weight_decay=0.3, clip=0.5)
     backend = train.TorchBackend(config, rates, torch.device("cpu"), model=model)
     params = numpy_params(model)
     state = model_numpy.adamw_state(params)
@@ -144,7 +144,7 @@ def climb(model, tolerance, positions=None):
     x, y = torch.from_numpy(tokens), torch.from_numpy(targets)
     logits, _ = model_numpy.forward(params, tokens, config, positions)
     close("logits", logits, model(x, None, positions).detach(), tolerance)
-    for step in range(STEPS):
+    for step in range(steps):
         masks = None
         if config.dropout:
             masks = list(model_numpy.dropout_masks(config, B, T, rng, dtype))
@@ -165,7 +165,7 @@ def climb(model, tolerance, positions=None):
         model_numpy.adamw_step(params, grads, state, train.learning_rate(rates, step), rates.beta1, rates.beta2,
                                weight_decay=rates.weight_decay)
     for name, weight in numpy_params(model).items():
-        close(f"{name} after {STEPS} steps", params[name], weight, tolerance)
+        close(f"{name} after {steps} steps", params[name], weight, tolerance)
 
 
 def name_case(pe, style="gpt", positions="default", variant=(), **changes):

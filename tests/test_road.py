@@ -34,10 +34,11 @@ books, *encodings = sys.argv[1:]
 sys.argv = ["data.py", books, "--vocab", "300", "--min-doc-tokens", "256", "--out", "tokens"]
 data.main()
 for flags in [f"--pe {pe} --out {pe}" for pe in encodings] + ["--backend numpy --out numpy"]:
-    train.main(f"--preset mini --layers 1 --vocab 300 --context 16 --steps 2 --data tokens {flags}".split())
+    small = "--preset mini --layers 1 --width 32 --heads 2 --vocab 300 --context 16 --steps 2 --data tokens"
+    train.main([*small.split(), *flags.split()])
     run = flags.split()[-1]
-    eval.main(f"{run} --lengths 16".split())
-    generate.main(f"{run} --tokens 5".split())
+    eval.main([run, "--lengths", "16"])
+    generate.main([run, "--tokens", "5"])
 """
     said = run_python(program, tmp_path, books, *CORE)
     assert said.count("perplexity") == len(CORE) + 1

@@ -234,7 +234,8 @@ def test_a_real_kill_leaves_a_run_that_resumes(finished, tokens, tmp_path):
 
 def test_a_run_belongs_to_one_process_and_is_kept_where_nobody_reads_what_it_prints(tokens, tmp_path):
     """As with `train.py 2>&1 | tee file`, where Ctrl-C ends tee, too."""
-    flags = [*TINY, "--layers", "1", "--steps", "100000", "--eval-every", "10", "--checkpoint-every", "100000"]
+    flags = [*TINY, "--layers", "1", "--width", "32", "--heads", "2", "--steps", "100000", "--eval-every", "100000",
+             "--checkpoint-every", "100000"]
     running = subprocess.Popen([sys.executable, ROOT / "train.py", *flags, "--data", tokens, "--out", "run"],
                                cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     until = time.monotonic() + 120

@@ -405,54 +405,22 @@ def test_xpos_stays_within_fp32_and_the_distance_alone_enters_for_32695_position
 
 # ---- one file more ---------------------------------------------------------------------------------------------------
 
-LINE = '''
-"""A straight line: bias_mn = -slope (m - n), one slope for all heads."""
-from dataclasses import dataclass
-
-import expe
-import model_numpy
-from config import NoPE, knob, number
-
-
-@dataclass(frozen=True)
-class Settings(NoPE):
-    slope: float = knob(0.5, number("above 0", lambda x: x > 0), "how fast scores fall")
-
-    def pairs(self, queries, keys, model):
-        return -self.slope * expe.distances(queries, keys)[..., None, :, :]
-
-
-def doors(settings):
-    return model_numpy.Encoding(score=(lambda q, k, h, table, learned: (table, None),
-                                       lambda dbias, cache: (0, 0, 0, {})))
-
-
-def torch_class():
-    from model_torch import Encoding
-
-    class Line(Encoding):
-        def score(self, q, k, h, table):
-            return table
-
-    return Line
-'''
-
 
 USE = """
 import sys, pytest, train, eval, generate
 run, *flags = sys.argv[1:]
 sys.argv = ["train.py"]
 try:
-    train.main(["--pe", "line", "--help"])
+    train.main(["--pe", "mine", "--help"])
 except SystemExit:
     pass
 train.main([*flags, "--out", run])
 eval.main([run, "--lengths", "16,32", "--json", run + "/rows.json"])
 generate.main([run, "--tokens", "3"])
 generate.main([run, "--tokens", "3", "--cache"])
-tests = ["test_ladder.py::test_numpy_equals_torch[line]",
-         "test_numpy.py::test_each_gradient_is_the_slope_of_the_loss[gpt-line]",
-         "test_model.py::test_no_token_sees_a_later_one[line-llama-both]"]
+tests = ["test_ladder.py::test_numpy_equals_torch[mine]",
+         "test_numpy.py::test_each_gradient_is_the_slope_of_the_loss[gpt-mine]",
+         "test_model.py::test_no_token_sees_a_later_one[mine-llama-both]"]
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *("tests/" + test for test in tests)]))
 """
 
@@ -462,14 +430,14 @@ def test_a_file_in_the_zoo_is_all_that_an_encoding_needs(tokens, tmp_path):
     copy, run = tmp_path / "repository", tmp_path / "run"
     leave = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "pictures", "results")
     shutil.copytree(ROOT, copy, ignore=leave)
-    (copy / "zoo" / "line.py").write_text(LINE, encoding="utf-8")
+    shutil.copy(copy / "zoo" / "partial.py", copy / "zoo" / "mine.py")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYT")}
-    flags = ["--pe", "line", "--slope", "0.25", *TINY, "--steps", "2", "--data", str(tokens)]
+    flags = ["--pe", "mine", "--rotary-fraction", "0.5", *TINY, "--steps", "2", "--data", str(tokens)]
     done = subprocess.run([sys.executable, "-c", USE, str(run), *flags], cwd=copy, capture_output=True, text=True,
                           env=environment)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
     help = " ".join(done.stdout.split())
-    assert "kerple, line, partial" in help and "--slope SLOPE how fast scores fall: above 0 (preset: 0.5)" in help
+    assert "kerple, mine, partial" in help and "--rotary-fraction" in help
     rows = json.loads((run / "rows.json").read_text())
-    assert [(row["pe"], row["length"]) for row in rows] == [("line", 16), ("line", 32)] and rows[1]["loss"] > 0
-    assert '"slope": 0.25' in (run / "config.json").read_text()
+    assert [(row["pe"], row["length"]) for row in rows] == [("mine", 16), ("mine", 32)] and rows[1]["loss"] > 0
+    assert '"rotary_fraction": 0.5' in (run / "config.json").read_text()
