@@ -83,22 +83,6 @@ def test_attention_is_its_formula(pe):
     np.testing.assert_allclose(attend(model, h)[0].detach().numpy(), right, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("T, S", [(1, 1), (1, 7), (5, 7), (7, 7)])
-def test_a_stick_is_used_up_and_knows_the_order_and_the_level_of_scores(T, S):
-    scores = 3 * torch.randn(2, 2, T, S, dtype=torch.float64, generator=torch.Generator().manual_seed(S))
-    never = torch.ones(T, S, dtype=torch.bool).triu(S - T + 1)
-    masked = scores.masked_fill(never, -math.inf)
-    p = zoo.softmax.stick_softmax(masked)
-    torch.testing.assert_close(p.sum(-1), torch.ones(2, 2, T).double(), rtol=1e-12, atol=0)
-    assert (p[..., never] == 0).all()
-    square = np.zeros((7, 7))
-    square[S - T : S, :S] = scores[1, 1]
-    np.testing.assert_allclose(p[1, 1], stick_in_loops(square)[S - T : S, :S], rtol=1e-10, atol=1e-14)
-    if S > 2:
-        assert not torch.allclose(zoo.softmax.stick_softmax(masked + 1), p)
-        assert not torch.allclose(zoo.softmax.stick_softmax(masked.roll(1, -1))[..., -1, :], p[..., -1, :].roll(1, -1))
-
-
 def test_a_stick_of_equal_scores_halves_and_stays_finite_at_any_score():
     halves = zoo.softmax.stick_softmax(torch.zeros(1, 1, 1, 6))[0, 0, 0]
     assert halves.tolist() == [0.5**5, 0.5**4, 0.5**3, 0.5**2, 0.5, 0.5**5]

@@ -250,21 +250,6 @@ def test_a_run_belongs_to_one_process_and_is_kept_where_nobody_reads_what_it_pri
     assert common.checkpoint_info(tmp_path / "run")["step"] == last
 
 
-def test_each_start_is_in_the_log_and_damaged_lines_of_it_are_left_out(tokens, tmp_path, stop_at, monkeypatch):
-    flags = [*TINY, "--layers", "1", "--steps", "3", "--data", tokens, "--out", "run"]
-    stop_at(1)
-    assert command("train.py", *flags, cwd=tmp_path).returncode == 130
-    monkeypatch.undo()
-    log = tmp_path / "run" / "log.jsonl"
-    first, second = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(first[:-3] + b"\xff\n" + second + b"[3]\n{}\n{\"step\": 1")
-    done = command("train.py", "--out", "run", "--resume", "--device", "cpu", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [line["step"] for line in lines] == [2, 2, 3, 3] and lines[1]["resumed"]["torch"] == torch.__version__
-    assert lines[1]["resumed"]["command"] == "python train.py --out run --resume --device cpu"
-
-
 @pytest.mark.parametrize("sent, ignored", [
     (signal.SIGHUP, False), (signal.SIGHUP, True), (signal.SIGTERM, False)])
 def test_a_signal_keeps_the_last_step_unless_it_is_ignored(sent, ignored, tokens, tmp_path, stop_at):
