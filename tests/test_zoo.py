@@ -432,7 +432,7 @@ def test_a_file_in_the_zoo_is_all_that_an_encoding_needs(tokens, tmp_path):
     shutil.copytree(ROOT, copy, ignore=leave)
     shutil.copy(copy / "zoo" / "partial.py", copy / "zoo" / "mine.py")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYT")}
-    flags = ["--pe", "mine", "--rotary-fraction", "0.5", *TINY, "--steps", "2", "--data", str(tokens)]
+    flags = ["--pe", "mine", "--rotary-fraction", "0.5", *TINY, "--layers", "1", "--steps", "2", "--data", str(tokens)]
     done = subprocess.run([sys.executable, "-c", USE, str(run), *flags], cwd=copy, capture_output=True, text=True,
                           env=environment)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
