@@ -4,9 +4,7 @@ import contextlib
 import hashlib
 import importlib
 import io
-import itertools
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -39,13 +37,13 @@ def need(name):
 
 @pytest.fixture
 def stop_at(monkeypatch):
-    """stop_at(step): a Ctrl-C comes as that step's batch is drawn, in each run until monkeypatch.undo()."""
-    def stop(at):
+    """stop_at(step): a Ctrl-C, or another signal, comes as that step's batch is drawn, until monkeypatch.undo()."""
+    def stop(at, sent=signal.SIGINT):
         batch = data.batch
 
         def batch_that_is_stopped(tokens, context, n, seed, step):
             if step == at:
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(sent)
             return batch(tokens, context, n, seed, step)
 
         monkeypatch.setattr(data, "batch", batch_that_is_stopped)
@@ -117,24 +115,6 @@ def split_of(text):
     """The split a text falls to: one fourteenth of all to val, one to test, by the first 64 bits of its SHA-256."""
     part = int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) * 14 >> 64
     return {0: "val", 1: "test"}.get(part, "train")
-
-
-def fallen_to(split, text):
-    """The text after a first line of a few words, with which it falls to a split."""
-    tried = (f"this is copy number {i}\n{text}" for i in itertools.count())
-    return next(text for text in tried if split_of(text) == split)
-
-
-@pytest.fixture(scope="session")
-def copies(books, tmp_path_factory):
-    """The books and, of some that are in train, near copies with a few words changed: four in val, one in test."""
-    folder = tmp_path_factory.mktemp("copies") / "books"
-    shutil.copytree(books, folder)
-    texts = (path.read_text(encoding="utf-8") for path in sorted(books.iterdir()))
-    texts = (text[:1500] + " changed " + text[1500:] for text in texts if split_of(text) == "train")
-    for i, split in enumerate(("val", "test", "val", "val", "val")):
-        (folder / f"near-{split}-{i}.txt").write_text(fallen_to(split, next(texts)), encoding="utf-8")
-    return folder
 
 
 @pytest.fixture(scope="session")

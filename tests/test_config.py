@@ -26,12 +26,6 @@ def test_parameter_counts_are_the_papers():
     assert round((count("paper-35m") - model.vocab_size * model.d_model) / 1e6) == 23  # without the embedding
 
 
-def test_small_reads_ten_tokens_a_parameter():
-    model, train = PRESETS["small"]
-    assert 10 <= train.steps * train.batch_size * model.context / count("small") < 10.1
-    assert train.min_doc_tokens == 16 * model.context
-
-
 def test_encodings_add_the_parameters_of_their_papers():
     added = dict.fromkeys(("sinusoidal", "expe", "exqpe", "rope", "alibi"), 0)
     for pe, own in {**added, "learned": 512 * 384, "t5": 32 * 12, "shaw": 2 * (16 + 1) * 32}.items():
@@ -92,18 +86,13 @@ WRONG_MODELS = [
     (dict(vocab_size=2**16 + 1), "--vocab must be a whole number from 2 to 65,536"),
     (dict(norm="batchnorm"), "--norm must be layernorm or rmsnorm, got 'batchnorm'"),
     (dict(tied="yes"), "--tied must be true or false, got 'yes'"),
-    (dict(dropout=1.0), "--dropout must be at least 0 and below 1, got 1.0"),
     (dict(dropout=math.nan), "--dropout must be at least 0 and below 1, got nan"),
-    (dict(norm_eps=0), "--norm-eps must be a finite number above 0, got 0"),
     (dict(encoding="rope"), "--encoding must be made by make_encoding, got 'rope'"),
     (dict(encoding=make_encoding("expe", l=9)), "--l must be from 1 to the width, 8, got 9"),
     (dict(n_heads=8, encoding=make_encoding("rope")), "--pe rope needs an even --width / --heads, got 1"),
     (dict(encoding=make_encoding("learned", n_positions=15)), "--n-positions must be 0 or at least --context, 16, got"),
     (dict(nope_every=1), "--nope-every must be 0, or from 2 to --layers, 1, got 1"),
-    (dict(nope_every=True), "--nope-every must be a whole number of at least 0, got True"),
-    (dict(window=-1), "--window must be a whole number of at least 0, got -1"),
     (dict(window=4, causal=False), "--window and --softmax stick look back: give no --no-causal"),
-    (dict(softmax="stick", causal=False), "--window and --softmax stick look back: give no --no-causal"),
     (dict(softmax="log2"), "--softmax must be plain, log, sinks, llama4 or stick, got 'log2'"),
     (dict(softmax="llama4", encoding=make_encoding("rope")), "--softmax llama4 is for blocks without an encoding"),
 ]
@@ -116,7 +105,6 @@ WRONG_ENCODINGS = [
     (dict(pe="expe", on="kq"), "--on must be k, q, qk or qkv, got 'kq'"),
     (dict(pe="expe", once=True, on="k"), "--once overrides the residual stream, --on the input of attention"),
     (dict(pe="expe", learn="random", theta=0.1), "--learn random draws .* leave out --start and --theta"),
-    (dict(pe="exqpe", learn="random", theta2=0.1), "--learn random draws .* leave out --theta1 and --theta2"),
     (dict(pe="t5", buckets=3), "--buckets must be a whole number from 4 to 1,024, got 3"),
     (dict(pe="t5", buckets=32, max_distance=16), "--max-distance must be above half of --buckets, 32, got 16"),
 ]
@@ -124,8 +112,6 @@ WRONG_RUNS = [
     (dict(steps=0), "--steps must be a whole number of at least 1, got 0"),
     (dict(lr=0), "--lr must be a finite number above 0, got 0"),
     (dict(end_lr=1.0), "--end-lr must be from 0 to --lr"),
-    (dict(warmup=1), "--warmup must be at least 0 and below 1, got 1"),
-    (dict(weight_decay=-1), "--weight-decay must be a finite number of at least 0, got -1"),
     (dict(dtype="fp16"), "--dtype must be fp32, tf32 or bf16, got 'fp16'"),
     (dict(seed=-1), "--seed must be a whole number from 0"),
     (dict(data=""), "--data must be a name or a path"),

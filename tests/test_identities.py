@@ -25,7 +25,7 @@ C, H, D, RAMP = 16, 2, 8, 1 / (4 * T)
 ON = pytest.mark.parametrize("on", ["k", "q", "qk"])
 
 
-def draw_cases(n=40):
+def draw_cases(n=12):
     """Settings of ExPE by chance, each with a seed of weights and input and with a first position."""
     rng = np.random.default_rng(0)
     for _ in range(n):
@@ -150,13 +150,6 @@ def test_on_keys_only_a_shift_of_all_positions_changes_nothing():
             close(model(tokens, positions=torch.arange(T) + 200 * first).numpy(), model(tokens).numpy())
 
 
-def test_on_queries_and_keys_it_changes_the_logits_the_more_the_further():
-    model, tokens = expe("qk"), some_tokens(1, T)
-    with torch.no_grad():
-        moved = [(model(tokens, positions=torch.arange(T) + by) - model(tokens)).abs().max() for by in (1, 16, 256)]
-    assert 1e-3 < moved[0] < moved[1] < moved[2]
-
-
 # ---- 4: one multiplier, and what it means to each optimizer ----------------------------------------------------------
 
 
@@ -218,17 +211,6 @@ def test_one_column_says_what_l_columns_say_on_keys_only_and_two_do_elsewhere(on
     other = rewritten(model, fitted, l=fewer, start=0.0)
     assert all(same(model, other, some_input(seed)) for seed in range(3))
     assert not same(model, rewritten(model, lambda w: w, l=fewer, start=0.0), some_input())
-
-
-def test_one_column_is_less_than_two_on_queries_and_keys():
-    """A query at position 0 without content: by one column it is 0 whatever the weights, by two it is not."""
-    n, h = np.arange(T) - T + 1, some_input()
-    h[:, -1] = 0
-    for l in (1, 2):
-        model = expe("qk", l=l)
-        w_v, w_o = model.blocks[0].attn.qkv.weight[2 * C :], model.blocks[0].attn.proj.weight
-        uniform = (h[0].mean(0) @ w_v.T @ w_o.T - attend(model, h, n)[0, -1]).abs().max() < 1e-12
-        assert uniform == (l == 1)
 
 
 @pytest.mark.parametrize("l", [1, 4, 24, 96])

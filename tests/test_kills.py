@@ -1,6 +1,7 @@
 """A kill at each write of a run leaves a run that resumes or, before its first step, the old one."""
 
 import builtins
+import itertools
 import os
 import pathlib
 import shutil
@@ -11,7 +12,8 @@ from conftest import TINY, command, read_log
 
 import common
 
-FLAGS = [*TINY, "--layers", "1", "--steps", "4", "--checkpoint-every", "2", "--eval-every", "3"]
+FLAGS = [*TINY, "--layers", "1", "--width", "32", "--heads", "2", "--steps", "4", "--checkpoint-every", "2",
+         "--eval-every", "3"]
 
 
 class Killed(BaseException):
@@ -78,48 +80,28 @@ def is_finished_as(run, finished):
     return read_log(run) == read_log(finished) and all(np.array_equal(one[name], other[name]) for name in other)
 
 
-def test_a_new_run_that_is_killed_anywhere_resumes_or_begins_again(finished, tokens, tmp_path, monkeypatch):
-    n = 0
-    while train(["--data", tokens, "--out", f"run{(n := n + 1)}"], tmp_path, monkeypatch, n):
+@pytest.mark.parametrize("begin", ["new", "overwrite", "resume"])
+def test_a_run_that_is_killed_anywhere_resumes(begin, finished, tokens, tmp_path, monkeypatch, stop_at):
+    """Or begins again, if it has no step yet; with --overwrite the old run is whole until the new one has a step."""
+    flags = {"new": [], "overwrite": ["--seed", "7", "--overwrite"], "resume": ["--resume"]}[begin]
+    before = {"new": None, "overwrite": finished, "resume": tmp_path / "stopped"}[begin]
+    if begin == "resume":
+        stop_at(1)
+        command("train.py", *FLAGS, "--data", tokens, "--out", before, cwd=tmp_path)
+        monkeypatch.undo()
+    for n in itertools.count(1):
         run = tmp_path / f"run{n}"
-        resume = ["--resume"] if (run / "config.json").exists() else []
-        done = command("train.py", *FLAGS, "--data", tokens, "--out", run, *resume, cwd=tmp_path)
-        assert done.returncode == 0, (n, done.stderr)
-        assert is_finished_as(run, finished), n
-    assert n > 15                                                       # changes of files in a run
-
-
-def test_overwriting_that_is_killed_leaves_the_old_run_or_one_that_resumes(finished, tokens, tmp_path, monkeypatch):
-    n = 0
-    while True:
-        n += 1
-        run = tmp_path / f"run{n}"
-        shutil.copytree(finished, run)
-        if not train(["--seed", "7", "--data", tokens, "--out", run, "--overwrite"], tmp_path, monkeypatch, n):
+        if before:
+            shutil.copytree(before, run)
+        if not train(["--data", tokens, "--out", run, *flags], tmp_path, monkeypatch, n):
             break
-        done = command("train.py", "--out", run, "--resume", cwd=tmp_path)
+        again = ["--resume"] if (run / "config.json").exists() else [*FLAGS, "--data", tokens]
+        done = command("train.py", "--out", run, *again, cwd=tmp_path)
         assert done.returncode == 0, (n, done.stderr)
-        _, config, _ = common.read_run(run)
-        assert config.seed == 7 or is_finished_as(run, finished), n
-        if n == 1:
-            assert config.seed == 0
-    assert n > 15
-
-
-def test_a_resumed_run_that_is_killed_anywhere_resumes_again(finished, tokens, tmp_path, monkeypatch, stop_at):
-    stop_at(1)
-    command("train.py", *FLAGS, "--data", tokens, "--out", "stopped", cwd=tmp_path)
-    monkeypatch.undo()
-    n = 0
-    while True:
-        n += 1
-        run = tmp_path / f"run{n}"
-        shutil.copytree(tmp_path / "stopped", run)
-        if not train(["--data", tokens, "--out", run, "--resume"], tmp_path, monkeypatch, n):
-            break
-        assert command("train.py", "--out", run, "--resume", cwd=tmp_path).returncode == 0, n
-        assert is_finished_as(run, finished), n
-    assert n > 6
+        seed = common.read_run(run)[1].seed
+        assert seed == 7 or is_finished_as(run, finished), n
+        assert n > 1 or seed == 0
+    assert n > (6 if begin == "resume" else 15)                         # changes of files in a run
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(finished, tokens, tmp_path, monkeypatch):

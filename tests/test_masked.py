@@ -77,7 +77,7 @@ def test_alibi_falls_to_both_sides():
         assert bias[h, m, s].item() == -slope * abs(n[m] - n[s])
 
 
-@pytest.mark.parametrize("buckets, far", [(32, 128), (16, 40), (64, 512), (10, 100)])
+@pytest.mark.parametrize("buckets, far", [(32, 128), (10, 100)])
 def test_t5s_buckets_of_both_sides_are_transformers_own(buckets, far):
     need("transformers")
     from transformers.models.t5.modeling_t5 import T5Attention

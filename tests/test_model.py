@@ -6,7 +6,6 @@ tests/test_ladder.py compares attention with loops over heads, queries and keys.
 import dataclasses
 import functools
 import math
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +15,6 @@ import torch.nn.functional as F
 from conftest import need
 from test_ladder import BLOCKS, STYLES, T, V, numpy_params, settings, tiny
 
-import config as configs
 import expe
 import model_numpy
 import model_torch
@@ -44,34 +42,6 @@ def doors_of(settings, softmax="plain"):
     return model_numpy.doors_of(settings, SimpleNamespace(softmax=softmax))
 
 
-def add_encoding(monkeypatch, name, settings, doors, torch_class):
-    """Make an encoding known for one test, as a file in zoo/ would for good."""
-    monkeypatch.setattr(configs, "ENCODINGS", (*configs.ENCODINGS, name))
-    for registry, part in ((configs.CORE, settings), (model_numpy.ENCODINGS, doors),
-                           (model_torch.ENCODINGS, torch_class)):
-        monkeypatch.setitem(registry, name, part)
-
-
-# ---- against the equations -------------------------------------------------------------------------------------------
-
-
-def test_value_door_needs_no_score_and_keeps_the_mask(monkeypatch):
-    seen = []
-
-    class Shown(Encoding):  # does what is done without it, and shows the weights
-        def value(self, weights, v, table):
-            seen.append(weights)
-            return weights @ v
-
-    plain, windowed = attend(tiny(), some_input()), attend(tiny(window=4), some_input())
-    monkeypatch.setitem(model_torch.ENCODINGS, "nope", Shown)
-    for changes, right, first in (({}, plain, -T), ({"window": 4}, windowed, -3)):
-        torch.testing.assert_close(attend(tiny(**changes), some_input()), right, rtol=1e-10, atol=1e-12)
-        weights = seen.pop()
-        assert torch.equal(weights, weights.tril().triu(first)) and weights.min() == 0
-        assert torch.allclose(weights.sum(-1), torch.ones((), dtype=torch.float64))
-
-
 # ---- against another library's models --------------------------------------------------------------------------------
 
 
@@ -94,18 +64,11 @@ def like(ours, **changes):
                 eos_token_id=None, attn_implementation="eager") | changes
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_llama_style_equals_transformers_llama(tied):
+@pytest.mark.parametrize("changes", [{"tied": False}, *BLOCKS.values()], ids=str)
+def test_llama_style_with_nope_every_and_window_equals_transformers_smollm3(changes):
+    """Far past the trained length. SmolLM3 is Llama in blocks that have RoPE alone and no window."""
     transformers = need("transformers")
-    ours, tokens = tiny("rope", "llama", tied=tied), some_tokens(2, 3 * T)  # far past the trained length
-    theirs = filled(transformers.LlamaForCausalLM(transformers.LlamaConfig(**like(ours, rms_norm_eps=1e-5))), ours)
-    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)  # angles and norms in fp32
-
-
-@pytest.mark.parametrize("blocks", BLOCKS)
-def test_nope_every_and_window_equal_those_of_transformers_smollm3(blocks):
-    transformers = need("transformers")
-    ours, tokens = tiny("rope", "llama", **{"n_layers": 4} | BLOCKS[blocks]), some_tokens(2, 3 * T)
+    ours, tokens = tiny("rope", "llama", **{"n_layers": 4} | changes), some_tokens(2, 3 * T)
     every, window = ours.config.nope_every, ours.config.window
     with_rope = [0 if every and i % every == 0 else 1 for i in range(1, 5)]
     kinds = ["sliding_attention" if window and rope else "full_attention" for rope in with_rope]
@@ -114,27 +77,6 @@ def test_nope_every_and_window_equal_those_of_transformers_smollm3(blocks):
         sliding_window=window or None))
     theirs = filled(transformers.SmolLM3ForCausalLM(theirs), ours)
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)  # angles and norms in fp32
-
-
-@pytest.mark.parametrize("layers, every, window", [(4, 4, 5), (3, 2, 1), (6, 3, 7), (4, 4, 3 * T)])
-def test_attention_of_each_block_equals_transformers_cohere2(layers, every, window):
-    """By its own masks: a query is among the keys of its window. It pairs neighbours, so that our rows are mixed."""
-    transformers = need("transformers")
-    ours, seen = tiny("rope", n_layers=layers, nope_every=every, window=window), []
-    config = transformers.Cohere2Config(**like(ours, sliding_window=window, sliding_window_pattern=every))
-    theirs = transformers.Cohere2Model(config).double().eval()
-    neighbours = torch.arange(16).view(2, 2, 4).mT.flatten()  # (i, i + D/2) of each head side by side
-    for block, layer in zip(ours.blocks, theirs.layers, strict=True):
-        w_q, w_k, w_v = block.attn.qkv.weight.detach().chunk(3)
-        weights = {"q": w_q[neighbours], "k": w_k[neighbours], "v": w_v, "o": block.attn.proj.weight.detach()}
-        layer.self_attn.load_state_dict({f"{part}_proj.weight": w for part, w in weights.items()})
-        layer.self_attn.register_forward_hook(
-            lambda module, _, given, out: seen.append((given["hidden_states"], out[0])), with_kwargs=True)
-    theirs(some_tokens(2, 3 * T))
-    assert len(seen) == layers
-    for block, (h, out) in zip(ours.blocks, seen, strict=True):
-        at = ours.tables(np.arange(3 * T))[block.attn.encoding.settings]
-        torch.testing.assert_close(block.attn(h, at), out, rtol=1e-5, atol=1e-5)  # theirs: angles in fp32
 
 
 def test_gpt_style_with_learned_positions_equals_transformers_gpt2():
@@ -152,8 +94,7 @@ def test_gpt_style_with_learned_positions_equals_transformers_gpt2():
 # ---- invariants ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("blocks", [{}, *BLOCKS.values()], ids=["plain", *BLOCKS])
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style, blocks", [("gpt", {}), ("llama", BLOCKS["both"])], ids=["gpt", "llama-both"])
 @pytest.mark.parametrize("pe", ENCODINGS)
 def test_no_token_sees_a_later_one(pe, style, blocks):
     model, tokens = tiny(pe, style, **blocks), some_tokens(2, T)
@@ -231,16 +172,6 @@ def test_tables_are_exact_at_positions_that_half_precision_merges(pe):
     assert not torch.equal(found[..., 0, :], found[..., 1, :])
 
 
-def test_table_follows_the_length_and_the_dtype_of_the_weights():
-    model = tiny("expe")
-
-    def rows(n):
-        return model.tables(n)[model.config.encoding].rows
-
-    assert rows(np.arange(4)).shape == (4, 5) and rows(np.arange(9)).shape == (9, 5)
-    assert rows(np.arange(9)) is rows(np.arange(9)) and model.float() and rows(np.arange(9)).dtype == torch.float32
-
-
 def test_every_encoding_starts_from_the_same_weights():
     states = {}
     for pe in ENCODINGS:
@@ -306,9 +237,13 @@ def same_losses_and_gradients(quick, plain, digits, **given):
         assert (found.grad - right.grad).abs().max() <= digits * right.grad.abs().max(), name
 
 
-@pytest.mark.parametrize("changes", [{}, {"nope_every": 2}, {"causal": False}, {"window": 4}], ids=str)
-@pytest.mark.parametrize("positions", [None, np.random.default_rng(0).integers(0, 50, (3, T))], ids=["default", "own"])
-@pytest.mark.parametrize("dtype, digits", [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+OWN = np.random.default_rng(0).integers(0, 50, (3, T))                  # positions, a row for each sequence
+DOUBLE, SINGLE = (torch.float64, 1e-9), (torch.float32, 1e-5)
+
+
+@pytest.mark.parametrize("changes, positions, dtype, digits", [
+    ({}, None, *DOUBLE), ({}, OWN, *SINGLE), ({"nope_every": 2}, OWN, *DOUBLE), ({"causal": False}, OWN, *DOUBLE),
+    ({"window": 4}, None, *DOUBLE)], ids=["plain", "fp32", "every", "not causal", "window"])
 @pytest.mark.parametrize("pe, variant", LINEAR, ids=str)
 def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
         pe, variant, dtype, digits, positions, changes, monkeypatch):
@@ -316,6 +251,7 @@ def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
     with torch.no_grad():
         assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T)))  # the plain form, in fp32 and above
     monkeypatch.setattr(fast, "in_half_precision", lambda x: True)
+    monkeypatch.setattr(fast, "PAIRS", 100)                             # the backward takes few queries at a time
     shut = fast.linear_of(quick.blocks[0].attn.encoding, quick.config.causal) is None  # no product of two numbers
     assert shut == (changes == {"causal": False} and pe in ("alibi", "grape"))
     assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T))) == shut
@@ -324,8 +260,9 @@ def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
     same_losses_and_gradients(quick, plain, digits, positions=positions)
 
 
-@pytest.mark.parametrize("changes", [{}, {"nope_every": 2}, {"causal": False}, {"window": 4}], ids=str)
-@pytest.mark.parametrize("dtype, digits", [(torch.float64, 1e-10), (torch.float32, 2e-5)])
+@pytest.mark.parametrize("changes, dtype, digits", [
+    ({}, torch.float32, 2e-5), *((changes, torch.float64, 1e-10) for changes in (
+        {"nope_every": 2}, {"causal": False}, {"window": 4}))], ids=["fp32", "every", "not causal", "window"])
 @pytest.mark.parametrize("pe", ["fox", "grape", "cope", "cable", "path"])
 def test_trained_biases_added_by_the_product_have_the_plain_ones_loss_and_gradients(
         pe, dtype, digits, changes, monkeypatch):
@@ -338,13 +275,15 @@ def test_trained_biases_added_by_the_product_have_the_plain_ones_loss_and_gradie
     assert len(calls) == sum(block.attn.encoding.settings.pe == pe for block in quick.blocks)
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"nope_every": 2}, {"causal": False}, {"window": 4}, {"softmax": "sinks"}], ids=str)
-@pytest.mark.parametrize("positions", [None, np.arange(7, 7 + T), np.arange(T) // 2], ids=["default", "late", "double"])
-@pytest.mark.parametrize("far", [1, 3, T - 1, T, 40])
-@pytest.mark.parametrize("dtype, digits", [(torch.float64, 1e-12), (torch.float32, 2e-5)])
+LATE = np.arange(7, 7 + T)
+
+
+@pytest.mark.parametrize("far, positions, changes, dtype, digits", [
+    *((far, None, {}, torch.float64, 1e-12) for far in (1, 3, T - 1, T, 40)), (3, LATE, {}, torch.float32, 2e-5),
+    (3, np.arange(T) // 2, {}, torch.float64, 1e-12), *((3, LATE, changes, torch.float64, 1e-12) for changes in (
+        {"nope_every": 2}, {"causal": False}, {"window": 4}, {"softmax": "sinks"}))])
 def test_shaws_vectors_on_a_band_have_the_plain_ones_loss_and_gradients(
-        dtype, digits, far, positions, changes, monkeypatch):
+        far, positions, changes, dtype, digits, monkeypatch):
     quick, plain = (tiny("shaw", variant={"max_distance": far}, parts=parts, **changes).to(dtype)
                     for parts in (fast.PARTS, {}))
     calls = []
@@ -354,46 +293,6 @@ def test_shaws_vectors_on_a_band_have_the_plain_ones_loss_and_gradients(
     in_a_row = positions is None or positions[1] == positions[0] + 1
     blocks = 0 if changes.get("softmax") or changes.get("causal") is False or not in_a_row else len(quick.blocks)
     assert len(calls) == (blocks // 2 if "nope_every" in changes else blocks)
-
-
-def test_a_graph_with_a_band_can_be_gone_back_through_twice():
-    model = tiny("shaw", parts=fast.PARTS)
-    loss = model(some_tokens(2, T), some_tokens(2, T, seed=5))
-    first, second = (torch.autograd.grad(loss, [*model.parameters()], retain_graph=True) for _ in range(2))
-    assert all(map(torch.equal, first, second))
-
-
-def test_half_precision_and_other_classes_have_no_band(monkeypatch):
-    def shut(*args):
-        raise AssertionError("a band")
-
-    monkeypatch.setattr(fast.Attention, "attend_banded", shut)
-    model = tiny("shaw", parts=fast.PARTS).float()
-    with torch.autocast("cpu", torch.bfloat16):
-        model(some_tokens(2, T), some_tokens(2, T)).backward()
-    with torch.no_grad():
-        model.bfloat16()(some_tokens(2, T))
-    model.float().encoding.__class__ = type("Other", (model_torch.Shaw,), {})
-    model(some_tokens(2, T))
-
-
-def test_numbers_of_the_query_and_of_the_key_may_come_from_their_content(monkeypatch):
-    def numbers(q, h):  # a as GRAPE has it; b as the forgetting transformer: what the gates between two tokens forget
-        return F.softplus(q.sum(-1)), F.logsigmoid(h[..., :2]).cumsum(1).mT
-
-    class Gated(Encoding):
-        def score(self, q, k, h, table):
-            a, b = numbers(q, h)
-            return a[..., None] * (b[..., :, None] - b[..., None, :])
-
-        def linear(self, q, h, w, n):
-            a, b = numbers(q, h)
-            return a, -b
-
-    add_encoding(monkeypatch, "gated", dataclass(frozen=True)(type("Settings", (configs.NoPE,), {})),
-                 lambda settings: model_numpy.Encoding(), Gated)
-    monkeypatch.setattr(fast, "in_half_precision", lambda x: True)
-    same_losses_and_gradients(tiny("gated", parts=fast.PARTS), tiny("gated"), 1e-9)
 
 
 def error_by_quarter(model, pe, variant=()):
@@ -425,9 +324,9 @@ def keeps_its_digits(error, bare, pe, variant):
     return (error < (2 if (pe, variant) in SCORED else 8) * bare).all()
 
 
-@pytest.mark.parametrize("window", [0, 64, 256])
-@pytest.mark.parametrize("pe, variant", SCORED + OTHERS, ids=str)
-def test_positions_cost_bf16_training_no_digits(pe, variant, window):
+@pytest.mark.parametrize("window, pe, variant", [
+    *((window, *case) for case in SCORED for window in (0, 64)), *((0, *case) for case in OTHERS)], ids=str)
+def test_positions_cost_bf16_training_no_digits(window, pe, variant):
     bare = error_by_quarter(tiny(parts=fast.PARTS, window=window).float(), "nope")
     model = tiny(pe, variant=variant, parts=fast.PARTS, window=window).float()
     assert keeps_its_digits(error_by_quarter(model, pe, variant), bare, pe, variant)
@@ -463,33 +362,14 @@ WORSE = {"fire": 25, "dape": 12, "grape": 12, "selective_rope": 8}      # of som
 
 
 @pytest.mark.parametrize("pe, variant, length, window", [
-    *((*case, length, window) for case in FUSED for length, window in ((128, 0), (512, 0), (512, 100), (2048, 0))),
-    *((*case, 128, 0) for case in UNFUSED), *((*case, 512, 100) for case in UNFUSED),
-    *(pytest.param(*case, 2048, 0, marks=pytest.mark.slow) for case in UNFUSED)])
+    *((*case, 512, 0) for case in FUSED), *((*case, 512, 100) for case in FUSED + UNFUSED),
+    *(pytest.param(*case, 2048, 0, marks=pytest.mark.slow) for case in FUSED + UNFUSED)])
 def test_positions_cost_bf16_gradients_no_digits(pe, variant, length, window):
     """No parameter's error is above three times NoPE's largest and 4 times that of rounded weights alone."""
     found, rounded = bf16_gradient_errors(pe, variant, length, window)
     limit = 3 * max(bf16_gradient_errors("nope", (), length, window)[0].values())
     worst = {name: error / rounded[name] for name, error in found.items() if error > limit}
     assert max(worst.values(), default=0) <= WORSE.get(pe, 4), worst
-
-
-def test_the_linear_bias_has_its_gradients_in_blocks_of_queries(monkeypatch):
-    """By autograd in float64, with and without a mask or window, and a and b of any shape that spreads."""
-    monkeypatch.setattr(fast, "PAIRS", 100)                             # 3 queries at a time
-    draw = torch.Generator().manual_seed(0)
-    q, k, v, dy = torch.randn(4, 2, 2, 7, 4, generator=draw, dtype=torch.float64)
-    for shape_a, shape_b, causal, window in [((2, 1), (1, 7), True, 0), ((2, 2, 7), (2, 2, 7), True, 3),
-                                             ((2, 2, 7), (2, 1, 7), False, 0), ((1, 1), (2, 2, 7), True, 0)]:
-        a, b = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in (shape_a, shape_b))
-        inputs = [x.clone().requires_grad_() for x in (q, k, v, a, b)]
-        never = model_torch.unseen(7, 7, causal, window, "cpu")
-        scores = inputs[0] @ inputs[1].mT / 2 + inputs[3][..., None] * (inputs[4][..., None, :] - inputs[4][..., None])
-        weights = (scores if never is None else scores.masked_fill(never, -torch.inf)).softmax(-1)
-        right = torch.autograd.grad(weights @ inputs[2], inputs, dy)
-        found = torch.autograd.grad(fast.LinearBias.apply(*inputs, causal, window), inputs, dy)
-        for ours, theirs in zip(found, right, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
 def test_a_table_that_is_not_straight_has_no_linear_door(monkeypatch):
@@ -540,19 +420,6 @@ def test_what_would_cost_bf16_digits(monkeypatch):
         assert (error_by_quarter(tiny(pe, variant=variant).float(), pe, variant) > 4 * bare)[quarters].all()
 
 
-def test_copes_counts_are_summed_in_fp32():
-    """In bf16 a count of 100 is a multiple of 1/2; vectors as long as these tell it by a sixth of the largest score."""
-    config = tiny("cope", variant={"count_to": 128}).config
-    door = model_torch.make_encoding_module(config.encoding, config)
-    q, k, e = torch.randn(3, 128, config.d_head, generator=torch.Generator().manual_seed(0)).bfloat16()
-    scored = []
-    for dtype in (torch.float64, torch.bfloat16):
-        door.e = torch.nn.Parameter(e.to(dtype))
-        scored.append(door.score(q[None, None].to(dtype), k[None, None].to(dtype), None, torch.arange(128)).tril())
-    right, found = scored
-    assert (found - right).abs().max() < 0.1 * right.abs().max()
-
-
 @pytest.mark.parametrize("parts", [{}, fast.PARTS], ids=["plain", "fast"])
 def test_token_losses_are_the_terms_of_the_mean_loss(parts, monkeypatch):
     model, tokens, targets = tiny("rope", parts=parts), some_tokens(3, 50), some_tokens(3, 50, seed=5)
@@ -566,9 +433,8 @@ def test_token_losses_are_the_terms_of_the_mean_loss(parts, monkeypatch):
         torch.testing.assert_close(losses.mean(), model(tokens, targets), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("rows", [1, 7, 10, 1000])
-@pytest.mark.parametrize("size", [1, 1e4])  # 1e4: exp would overflow
+@pytest.mark.parametrize("rows, size, reduction", [
+    (1, 1, "none"), (7, 1, "mean"), (7, 1e4, "none"), (1000, 1e4, "mean")])  # 1e4: exp would overflow
 def test_fast_cross_entropy_and_its_gradients_are_the_plain_ones(rows, size, reduction, monkeypatch):
     monkeypatch.setitem(fast.LOGITS, "cpu", rows * V)
     rng = np.random.default_rng(0)
@@ -597,7 +463,7 @@ def test_bf16_loss_sums_its_gradients_in_fp32(monkeypatch):
         assert (x - y).norm() < 0.01 * y.norm()
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.999])
+@pytest.mark.parametrize("p", [0.1, 0.999])
 def test_fast_dropout_keeps_its_share_and_the_mean(p):
     dropout, x = fast.Dropout(p), torch.ones(999, 1001, dtype=torch.float64, requires_grad=True)
     torch.manual_seed(0)
@@ -613,15 +479,12 @@ def test_fast_dropout_keeps_its_share_and_the_mean(p):
     assert dropout.eval()(x) is x or torch.equal(dropout(x), x)
 
 
-@pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("pe", ENCODINGS)
-def test_bf16_autocast_trains(pe, style):
+def test_bf16_autocast_trains_the_plain_parts(pe):
     tokens, targets = some_tokens(2, T), some_tokens(2, T, seed=4)
-    exact = tiny(pe, style)(tokens, targets)
-    for parts in ({}, fast.PARTS):
-        model = tiny(pe, style, parts=parts).float().train()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(tokens, targets)
-        loss.backward()
-        assert loss.dtype == torch.float32 and abs(loss - exact) < 0.1 * exact
-        assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+    exact, model = tiny(pe, "llama")(tokens, targets), tiny(pe, "llama").float().train()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(tokens, targets)
+    loss.backward()
+    assert loss.dtype == torch.float32 and abs(loss - exact) < 0.1 * exact
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())

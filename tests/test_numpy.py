@@ -1,26 +1,20 @@
-"""The NumPy twin: broken backwards that the check ladder must catch, each layer by itself, first weights, training.
+"""The NumPy twin: broken backwards that the check ladder must catch, finite differences, parameters, training.
 
 tests/test_ladder.py compares whole models of both backends.
 """
 
 import inspect
-import itertools
 import json
-import math
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from conftest import TINY, command, read_log
-from test_ladder import BLOCKS, EXACT, POSITIONS, B, T, V, climb, close, numpy_params, tiny
+from conftest import command
+from test_ladder import BLOCKS, EXACT, POSITIONS, SOFTMAXES, B, T, V, climb, close, numpy_params, tiny
 
-import common
 import model_numpy
 import model_torch
-import train
 from config import ENCODINGS
-from expe import rope_table
 from zoo import ablations, llama
 
 
@@ -28,7 +22,7 @@ from zoo import ablations, llama
 def test_ladder_in_float32(pe):
     # float32 keeps 1.2e-7 of a number; sums over some dozen terms, two blocks deep, lose two digits of it, and AdamW
     # divides by the root of a mean square, which makes an error of a small gradient as large as that of a large one.
-    climb(tiny(pe).float(), 1e-3)
+    climb(tiny(pe).float(), 1e-3, steps=3)
 
 
 # ---- the ladder can fail ---------------------------------------------------------------------------------------------
@@ -114,229 +108,24 @@ def test_ladder_catches_a_flipped_sign(monkeypatch, name, old, new, pe, style, c
         climb(model, EXACT)
 
 
-# ---- each layer by itself: (forward and backward, its arrays, what torch computes) -----------------------------------
+# ---- without PyTorch -------------------------------------------------------------------------------------------------
 
 
-def random(*shape, seed=0):
-    return np.random.default_rng([seed, *shape]).standard_normal(shape)
+@pytest.mark.parametrize("style, pe", [
+    *(("gpt", pe) for pe in ENCODINGS), *(("gpt", f"expe+{kind}") for kind in SOFTMAXES), ("llama", "nope")])
+def test_each_gradient_is_the_slope_of_the_loss(style, pe):
+    """Along a random direction in each parameter, by central differences, whose error is about 1e-5^2 = 1e-10."""
+    model, rng = tiny(pe, style, n_layers=1), np.random.default_rng(0)
+    params, (tokens, targets) = numpy_params(model), rng.integers(0, V, (2, B, T))
+    loss_at = lambda params: model_numpy.loss_and_grads(params, tokens, targets, model.config)[0]  # noqa: E731
+    for name, gradient in model_numpy.loss_and_grads(params, tokens, targets, model.config)[1].items():
+        direction = rng.standard_normal(gradient.shape)
+        high, low = (loss_at(params | {name: params[name] + step * direction}) for step in (1e-5, -1e-5))
+        error = abs((high - low) / 2e-5 - (gradient * direction).sum())
+        assert error <= 1e-6 * np.linalg.norm(gradient), name
 
 
-TOKENS = np.array([[3, 1, 3], [0, 4, 3]])
-TABLE = random(5, 4)
-COS_SIN = rope_table(np.array([7, 0, 30]), 8)  # (3, 8)
-
-
-TRIPLE = random(5, 4, 3)
-INDEX = np.array([[0, 3, 1], [1, 0, 0], [2, 2, 3]])
-
-
-def affine(w):
-    """The table that two numbers make of a TRIPLE."""
-    return torch.from_numpy(TRIPLE[..., 0]) + sum(w[i] * torch.from_numpy(TRIPLE[..., i + 1]) for i in range(2))
-
-
-def seen(T, causal, window):
-    """[query, key]: whether it is seen, one by one."""
-    return torch.tensor([[(n <= m or not causal) and (n > m - window or not window) for n in range(T)]
-                         for m in range(T)])
-
-
-def softmax(*how):
-    """The layer of the masked softmax, of (causal, window)."""
-    return (lambda scores: N.softmax_forward(N.mask(scores.copy(), *how), {}),
-            lambda dp, p: N.softmax_backward(dp, p)[0], [random(2, 4, 4)],
-            lambda scores: scores.masked_fill(~seen(4, *how), -math.inf).softmax(-1))
-
-
-def attention(*how):
-    return (lambda q, k, v: N.attend_forward(q, k, v, None, N.Encoding(), None, {}, *how),
-            lambda dy, cache: N.attend_backward(dy, cache)[:3], [random(2, 3, 5, 4, seed=i) for i in range(3)],
-            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=seen(5, *how)))
-
-
-def torch_rotate(q, k):
-    """The pair as one complex number, times e^(i angle); queries, then keys."""
-    angle = torch.complex(*torch.from_numpy(COS_SIN).chunk(2, -1))
-    z = [torch.complex(*x.chunk(2, -1)) * angle for x in (q, k)]
-    return torch.stack([torch.cat((x.real, x.imag), -1) for x in z])
-
-
-def both_turned(q, k):
-    q, k, cache = N.rotate_forward(q, k, COS_SIN, {})
-    return np.stack((q, k)), cache
-
-
-def t5_bias(w):
-    bias, cache = N.t5_score_forward(None, None, None, INDEX, {"weight": w})
-    return np.broadcast_to(bias, (2, 2, 3, 3)), cache  # of two sequences, whose gradients it sums
-
-
-def by_name(layer, *names):
-    """A layer that takes a dict of its parameters, as one that takes them one by one."""
-    return lambda x, *arrays: layer(x, dict(zip(names, arrays, strict=True)))
-
-
-N = model_numpy
-LAYERS = {
-    "linear": (N.linear_forward, N.linear_backward, [random(2, 3, 5), random(4, 5)], F.linear),
-    "embedding": (
-        lambda w: N.embedding_forward(TOKENS, w),
-        N.embedding_backward,
-        [random(6, 4)],
-        lambda w: F.embedding(torch.from_numpy(TOKENS), w),
-    ),
-    "dropout": (
-        lambda x: N.dropout_forward(x, TABLE > 0),
-        N.dropout_backward,
-        [random(5, 4, seed=1)],
-        lambda x: x * torch.from_numpy(TABLE > 0),
-    ),
-    "layernorm": (
-        lambda x, w, b: N.layernorm_forward(x, 1e-5, w, b),
-        N.layernorm_backward,
-        [random(2, 3, 6), random(6), random(6, seed=1)],
-        lambda x, w, b: F.layer_norm(x, (6,), w, b, 1e-5),
-    ),
-    "rmsnorm": (
-        lambda x, w: llama.rmsnorm_forward(x, 1e-5, w),
-        llama.rmsnorm_backward,
-        [random(2, 3, 6), random(6)],
-        lambda x, w: F.rms_norm(x, (6,), w, 1e-5),
-    ),
-    "gelu": (N.gelu_forward, N.gelu_backward, [3 * random(4, 5)], lambda x: F.gelu(x, approximate="tanh")),
-    "swiglu": (
-        llama.swiglu_forward,
-        llama.swiglu_backward,
-        [3 * random(4, 5), random(4, 5, seed=1)],
-        lambda gate, up: F.silu(gate) * up,
-    ),
-    "gelu_mlp": (
-        by_name(N.gelu_mlp_forward, "up.weight", "down.weight"),
-        N.gelu_mlp_backward,
-        [random(2, 3, 4), random(7, 4), random(4, 7)],
-        lambda h, up, down: F.gelu(h @ up.T, approximate="tanh") @ down.T,
-    ),
-    "swiglu_mlp": (
-        by_name(llama.swiglu_mlp_forward, "gate.weight", "up.weight", "down.weight"),
-        llama.swiglu_mlp_backward,
-        [random(2, 3, 4), random(7, 4), random(7, 4, seed=1), random(4, 7)],
-        lambda h, gate, up, down: (F.silu(h @ gate.T) * (h @ up.T)) @ down.T,
-    ),
-    "softmax": softmax(True, 0),
-    "softmax, window": softmax(True, 2),
-    "softmax, not causal": softmax(False, 0),
-    "attend": attention(True, 0),
-    "attend, window": attention(True, 3),
-    "attend, not causal": attention(False, 0),
-    "cross_entropy": (
-        lambda z: N.cross_entropy_forward(z, TOKENS[0]),
-        N.cross_entropy_backward,
-        [5 * random(3, 5)],
-        lambda z: F.cross_entropy(z, torch.from_numpy(TOKENS[0]), reduction="none"),
-    ),
-    "add": (
-        lambda x: N.add_forward(x, TABLE, {}),
-        N.add_backward,
-        [random(2, 5, 4)],
-        lambda x: x + torch.from_numpy(TABLE),
-    ),
-    "add_learned": (
-        lambda x, w: N.add_learned_forward(x, TOKENS[0], {"weight": w}),
-        N.add_learned_backward,
-        [random(2, 3, 4), random(6, 4)],
-        lambda x, w: x + w[torch.from_numpy(TOKENS[0])],
-    ),
-    "phi": (
-        lambda h: N.phi_forward(h, TABLE, {}),
-        N.phi_backward,
-        [random(2, 5, 9)],
-        lambda h: torch.cat((torch.from_numpy(TABLE).expand(2, 5, 4), h[..., 4:]), -1),
-    ),
-    "learned_phi": (
-        lambda h, w: ablations.learned_phi_forward(h, TRIPLE, {"weight": w}),
-        ablations.learned_phi_backward,
-        [random(2, 5, 9), random(2)],
-        lambda h, w: torch.cat((affine(w).expand(2, 5, 4), h[..., 4:]), -1),
-    ),
-    "spread": (
-        lambda x: N.spread_forward(x, INDEX, 3),
-        N.spread_backward,
-        [random(2, 2, 3, 4)],
-        lambda x: torch.stack([x[:, :, m, INDEX[m]] for m in range(3)], 2),
-    ),
-    "t5_score": (
-        t5_bias,
-        lambda d, cache: N.t5_score_backward(d, cache)[3],
-        [random(4, 2)],
-        lambda w: w[INDEX].permute(2, 0, 1).expand(2, 2, 3, 3),
-    ),
-    "shaw_score": (
-        lambda q, a: N.shaw_score_forward(q, q, None, INDEX, {"keys": a}),
-        lambda d, cache: N.shaw_score_backward(d, cache)[::3],
-        [random(2, 2, 3, 5), random(4, 5)],
-        lambda q, a: torch.einsum("bhtd,tsd->bhts", q, a[INDEX]) / math.sqrt(5),
-    ),
-    "shaw_value": (
-        lambda p, v, a: N.shaw_value_forward(p, v, INDEX, {"values": a}),
-        N.shaw_value_backward,
-        [random(2, 2, 3, 3), random(2, 2, 3, 5), random(4, 5)],
-        lambda p, v, a: p @ v + torch.einsum("bhts,tsd->bhtd", p, a[INDEX]),
-    ),
-    "rotate": (
-        both_turned,
-        lambda d, cache: N.rotate_backward(*d, cache)[:2],
-        [random(2, 2, 3, 8), random(2, 2, 3, 8, seed=1)],
-        torch_rotate,
-    ),
-}
-
-
-def gradients(layer, *arrays):
-    """The output, a random upstream gradient, and the gradients of all arrays, in their order."""
-    forward, backward = LAYERS[layer][:2]
-    out, cache = forward(*arrays)
-    out = out.copy()
-    dout = random(*out.shape, seed=9)
-    found = backward(dout.copy(), cache)
-    found = found if isinstance(found, tuple) else (found,)
-    flat = [list(g.values()) if isinstance(g, dict) else [g] for g in found]
-    return out, dout, list(itertools.chain(*flat))
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_layer_against_autograd(layer):
-    arrays, theirs = LAYERS[layer][2:]
-    out, dout, found = gradients(layer, *arrays)
-    tensors = [torch.from_numpy(a).requires_grad_() for a in arrays]
-    expected = theirs(*tensors)
-    close(layer, out, expected.detach(), 1e-10)
-    expected.backward(torch.from_numpy(dout))
-    for i, (gradient, tensor) in enumerate(zip(found, tensors, strict=True)):
-        close(f"{layer}: gradient {i}", gradient, tensor.grad, 1e-10)
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_layer_against_central_differences(layer):
-    forward, _, arrays, _ = LAYERS[layer]
-    _, dout, found = gradients(layer, *arrays)
-    for i, gradient in enumerate(found):
-        slopes = np.zeros_like(arrays[i])
-        for index in np.ndindex(*slopes.shape):
-            ends = []
-            for change in (1e-5, -1e-5):  # the error is about change^2 = 1e-10
-                moved = [a.copy() for a in arrays]
-                moved[i][index] += change
-                ends.append((forward(*moved)[0] * dout).sum())
-            slopes[index] = (ends[0] - ends[1]) / 2e-5
-        close(f"{layer}: gradient {i}", gradient, slopes, 1e-6)
-
-
-def test_every_backward_of_the_file_is_tested_alone_or_caught_by_the_ladder():
-    pairs = {name for name in vars(model_numpy) if name.endswith("_backward")} - {"no_score_backward"}  # returns zeros
-    assert pairs <= {f"{layer.split(',')[0]}_backward" for layer in LAYERS} | {name for name, *_ in BROKEN}
-
-
-@pytest.mark.parametrize("limit", [0.5, 4.9, 5.1, 100.0])
+@pytest.mark.parametrize("limit", [0.5, 5.1])
 def test_gradients_are_clipped_as_torch_clips_them(limit):
     grads = {"a": np.array([3.0, 0.0]), "b": np.array([[4.0]])}        # of norm 5
     w = [torch.nn.Parameter(torch.zeros(g.shape, dtype=torch.float64)) for g in grads.values()]
@@ -378,13 +167,6 @@ def test_without_mask_and_encoding_a_permuted_input_gives_the_permuted_output(pe
         assert np.allclose(permuted, straight, rtol=1e-9, atol=1e-11) == (pe == "nope")
 
 
-@pytest.mark.parametrize("pe", ENCODINGS)
-def test_with_a_mask_order_is_known_even_without_an_encoding(pe):
-    model, permutation = tiny(pe), np.random.default_rng(0).permutation(T)
-    tokens = torch.from_numpy(np.random.default_rng(1).integers(0, V, (1, T)))
-    assert not torch.allclose(model(tokens[:, permutation]), model(tokens)[:, permutation])
-
-
 # ---- parameters of the encodings -------------------------------------------------------------------------------------
 
 
@@ -399,7 +181,7 @@ def set_each_block(monkeypatch, pe, value=True):
     monkeypatch.setattr(model_numpy, "doors_of", changed)
 
 
-@pytest.mark.parametrize("blocks", [{}, *BLOCKS.values()], ids=["plain", *BLOCKS])
+@pytest.mark.parametrize("blocks", [{}, BLOCKS["both"]], ids=["plain", "both"])
 @pytest.mark.parametrize("each_block", [False, True])
 def test_own_parameters_lie_in_the_blocks_that_have_them(each_block, blocks, monkeypatch):
     set_each_block(monkeypatch, "t5", each_block)
@@ -425,7 +207,7 @@ def read_losses(run):
 
 
 def test_both_backends_train_to_the_same_losses(tokens, tmp_path):
-    flags = ["--preset", "mini", "--context", "32", "--width", "64", "--layers", "2", "--vocab", "300"]
+    flags = ["--preset", "mini", "--context", "32", "--width", "64", "--layers", "1", "--vocab", "300"]
     flags += ["--data", tokens, "--steps", "30"]
     for backend in ("torch", "numpy"):
         done = command("train.py", *flags, "--backend", backend, "--out", f"runs/{backend}", cwd=tmp_path)
@@ -441,44 +223,6 @@ def test_both_backends_train_to_the_same_losses(tokens, tmp_path):
     assert len(rows) == 4
     for a, b in zip(rows[:2], rows[2:], strict=True):
         assert a["length"] == b["length"] and abs(a["loss"] / b["loss"] - 1) < 5e-3
-
-
-@pytest.fixture(scope="module")
-def numpy_run(tokens, tmp_path_factory):
-    """Flags of a run with dropout and micro-batches, the folder it was made in, and the run."""
-    folder = tmp_path_factory.mktemp("numpy")
-    flags = [*TINY, "--pe", "learned", "--data", tokens, "--steps", "40", "--dropout", "0.1", "--micro-batch", "2"]
-    flags += ["--backend", "numpy", "--checkpoint-every", "10", "--eval-every", "20"]
-    done = command("train.py", *flags, "--out", "runs/a", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return flags, folder, folder / "runs" / "a"
-
-
-def test_a_numpy_run_that_was_killed_resumes_bit_for_bit(numpy_run, monkeypatch):
-    flags, folder, run = numpy_run
-    step = train.NumpyBackend.step
-
-    def step_until_power_fails(self, batch, number):
-        if number == 27:
-            raise SystemExit(9)
-        return step(self, batch, number)
-
-    monkeypatch.setattr(train.NumpyBackend, "step", step_until_power_fails)
-    assert command("train.py", *flags, "--out", "runs/b", cwd=folder).returncode == 9
-    monkeypatch.undo()
-    done = command("train.py", "--out", "runs/b", "--resume", cwd=folder)  # the backend is the run's own
-    assert done.returncode == 0 and "steps 20 to 40" in done.stdout, done.stdout + done.stderr
-    (first, info), (second, again) = (common.read_checkpoint(r) for r in (run, folder / "runs" / "b"))
-    assert info["step"] == again["step"] == 40 and info["sha256"] == again["sha256"] and first.keys() == second.keys()
-    assert read_log(run) == read_log(folder / "runs" / "b")
-
-
-def test_torch_reads_what_numpy_wrote_and_numpy_what_torch_wrote(numpy_run, workplace):
-    tokens = np.arange(32).reshape(2, 16)
-    for run in (numpy_run[2], workplace / "runs" / "rope"):
-        model, _ = common.load_model(run)
-        logits, _ = model_numpy.forward(common.read_checkpoint(run)[0], tokens, model.config)
-        close("logits", logits, model(torch.from_numpy(tokens)).detach(), 1e-4)
 
 
 # ---- wrong input -----------------------------------------------------------------------------------------------------

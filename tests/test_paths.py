@@ -79,19 +79,3 @@ def test_an_empty_folder_and_a_link_to_one_take_a_run(desk, tokens):
     (desk / "pointer").symlink_to("empty")
     done = command("train.py", *TINY, "--steps", "1", "--data", tokens, "--out", "pointer", cwd=desk)
     assert done.returncode == 0 and (desk / "empty" / "config.json").exists() and (desk / "pointer").is_symlink()
-
-
-def test_a_machine_that_refuses_the_first_step_has_destroyed_nothing(desk, tokens, monkeypatch):
-    import train
-
-    flags = ["train.py", *TINY, "--steps", "2", "--data", tokens, "--out", "run"]
-    assert command(*flags, cwd=desk).returncode == 0
-    before = snapshot(desk.parent)
-
-    def refuse(self, batch, step):
-        raise MemoryError("no memory")
-
-    monkeypatch.setattr(train.TorchBackend, "step", refuse)
-    done = command(*flags, "--overwrite", cwd=desk)
-    assert done.returncode == 2 and "not enough memory" in done.stderr
-    assert snapshot(desk.parent) == before

@@ -8,21 +8,17 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, command, need
-from test_ladder import EXACT, POSITIONS, T, climb, tiny
+from test_ladder import EXACT, T, climb, tiny
 from test_model import attend, like, some_input, some_tokens
-from test_past import plain_model, reading, stream_by_doors
 
 import longer.reading
 import model_numpy
 import zoo.softmax
-from config import ENCODINGS, InputError
+from config import InputError
 from longer.cache import Cache
+from longer.reading import Reader
 
 NUMBERS = zoo.softmax.FLOOR_SCALE, zoo.softmax.ATTN_SCALE
-KINDS = [*((f"{pe}+{softmax}", {}) for pe in ENCODINGS for softmax in ("log", "sinks", "stick")),
-         ("expe+log", {"on": "k"}), ("expe+sinks", {"on": "k"}),
-         ("expe+stick", {"on": "k"}), ("expe+sinks", {"once": True, "learn": "init"})]
-BLOCKS = [("rope+llama4", {}), ("t5+sinks", {}), ("rope+llama4", {"window": 5}), ("sinusoidal+log", {})]
 
 
 @pytest.fixture(autouse=True)
@@ -30,22 +26,7 @@ def small_steps(monkeypatch):
     monkeypatch.setattr(zoo.softmax, "FLOOR_SCALE", 3)
 
 
-# ---- both backends ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("pe, variant", KINDS, ids=str)
-def test_ladder(pe, variant):
-    climb(tiny(pe, variant=variant), EXACT, POSITIONS["odd"])
-
-
-@pytest.mark.parametrize("pe, more", BLOCKS, ids=str)
-def test_ladder_of_blocks_that_differ(pe, more):
-    climb(tiny(pe, "llama", n_layers=4, nope_every=2, **more), EXACT)
-
-
-@pytest.mark.parametrize("pe", ["rope+log", "rope+sinks", "nope+llama4"])
-def test_ladder_without_a_mask(pe):
-    climb(tiny(pe, causal=False), EXACT)
+# ---- the ladder, which has their gradients, can fail -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("softmax, name", [("log", "temperature"), ("sinks", "sinks")])
@@ -102,22 +83,6 @@ def test_attention_is_its_formula(pe):
     np.testing.assert_allclose(attend(model, h)[0].detach().numpy(), right, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("T, S", [(1, 1), (1, 7), (5, 7), (7, 7)])
-def test_a_stick_is_used_up_and_knows_the_order_and_the_level_of_scores(T, S):
-    scores = 3 * torch.randn(2, 2, T, S, dtype=torch.float64, generator=torch.Generator().manual_seed(S))
-    never = torch.ones(T, S, dtype=torch.bool).triu(S - T + 1)
-    masked = scores.masked_fill(never, -math.inf)
-    p = zoo.softmax.stick_softmax(masked)
-    torch.testing.assert_close(p.sum(-1), torch.ones(2, 2, T).double(), rtol=1e-12, atol=0)
-    assert (p[..., never] == 0).all()
-    square = np.zeros((7, 7))
-    square[S - T : S, :S] = scores[1, 1]
-    np.testing.assert_allclose(p[1, 1], stick_in_loops(square)[S - T : S, :S], rtol=1e-10, atol=1e-14)
-    if S > 2:
-        assert not torch.allclose(zoo.softmax.stick_softmax(masked + 1), p)
-        assert not torch.allclose(zoo.softmax.stick_softmax(masked.roll(1, -1))[..., -1, :], p[..., -1, :].roll(1, -1))
-
-
 def test_a_stick_of_equal_scores_halves_and_stays_finite_at_any_score():
     halves = zoo.softmax.stick_softmax(torch.zeros(1, 1, 1, 6))[0, 0, 0]
     assert halves.tolist() == [0.5**5, 0.5**4, 0.5**3, 0.5**2, 0.5, 0.5**5]
@@ -127,20 +92,6 @@ def test_a_stick_of_equal_scores_halves_and_stays_finite_at_any_score():
     assert p.tolist() == [[[[0, 1, 0, 0]]]] and torch.isfinite(far.grad).all()
     numbers, cache = zoo.softmax.stick_forward(far.detach().numpy(), {})
     assert numbers.tolist() == p.tolist() and np.isfinite(zoo.softmax.stick_backward(numbers, cache)[0]).all()
-
-
-@pytest.mark.parametrize("pe", ["nope", "rope", "expe"])
-def test_without_a_bias_log_is_the_query_times_s_ln_n(pe):
-    """The scaled query in the plain attention; what the first token sees is itself, with weight 1."""
-    log, plain, h = tiny(f"{pe}+log"), tiny(pe), some_input()
-    plain.load_state_dict({name: w for name, w in log.state_dict().items() if "temperature" not in name})
-    s, attention = log.blocks[0].attn.encoding.temperature, plain.blocks[0].attn
-    seen = torch.arange(1.0, T + 1).double()
-    whole = attention.attend
-    attention.attend = lambda q, *rest: whole(q * (s[:, None, None] * seen.log()[:, None]), *rest)
-    torch.testing.assert_close(attend(log, h), attend(plain, h), rtol=1e-10, atol=1e-12)
-    own = torch.cat([x @ h[0, 0] for x in attention.qkv.weight.chunk(3)[2:]]) @ attention.proj.weight.T
-    assert pe == "expe" or torch.allclose(attend(log, h)[0, 0], own)
 
 
 def test_n_counts_the_keys_of_a_window_and_not_the_array():
@@ -174,7 +125,7 @@ def test_sinks_equal_transformers_gpt_oss(window):
 
     model = tiny("nope+sinks", window=window)
     attention, (q, k, v) = model.blocks[0].attn, torch.randn(3, 2, 2, T, 8, dtype=torch.float64,
-                                                             generator=torch.Generator().manual_seed(4))  # fmt: skip
+                                                             generator=torch.Generator().manual_seed(4))
     never = torch.ones(T, T).triu(1) + (torch.ones(T, T).tril(-window) if window else 0)
     theirs = SimpleNamespace(num_key_value_groups=1, sinks=attention.encoding.sinks, training=False)
     right, weights = eager_attention_forward(theirs, q, k, v, torch.zeros(T, T).masked_fill(never > 0, -math.inf),
@@ -220,45 +171,42 @@ def test_llama4_leaves_blocks_with_an_encoding_alone_and_needs_one_without():
 # ---- past the trained length -----------------------------------------------------------------------------------------
 
 
-READ = [("rope+log", {}), ("nope+sinks", {}), ("t5+sinks", {"nope_every": 2}), ("rope+llama4", {"nope_every": 2}),
-        ("expe+log", {"on": "k"}), ("expe+sinks", {"on": "k"}), ("fox+sinks", {}), ("grape+sinks", {}),
-        ("alibi+sinks", {"window": 5}), ("rope+log", {"chunk": 5}), ("rope+sinks", {"groups": (5, 3)})]  # fmt: skip
-
-
-@pytest.mark.parametrize("pe, variant", READ, ids=str)
-def test_read_in_pieces_and_in_blocks_of_queries_it_is_the_plain_model(pe, variant, monkeypatch):
-    model, tokens = reading(pe, variant=variant), some_tokens(2, 40)
+@pytest.mark.parametrize("pe, changes", [
+    ("rope+log", {}), ("nope+sinks", {}), ("nope+stick", {}), ("fox+sinks", {}), ("t5+sinks", {"nope_every": 2}),
+    ("rope+llama4", {"nope_every": 2}), ("expe+sinks", {"variant": {"on": "k"}}),
+    ("alibi+sinks", {"window": 5})], ids=str)
+def test_read_in_pieces_and_in_blocks_of_queries_it_is_the_plain_model(pe, changes, monkeypatch):
+    model, tokens = tiny(pe, make=Reader, **changes), some_tokens(2, 40)
     with torch.no_grad():
-        whole = model(tokens) if model.chunk else plain_model(model)(tokens)
+        whole = tiny(pe, **changes)(tokens)
         for size in (1, 7):
             cache = Cache()
             pieces = [model(x, cache=cache) for x in tokens.split(size, 1)]
             torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-10)
         monkeypatch.setattr(longer.reading, "BLOCK", 5)
         torch.testing.assert_close(model(tokens), whole, rtol=1e-10, atol=1e-10)
-        if pe != "nope+sinks":
-            assert len(model.begins(40, None)) == 8
 
 
-@pytest.mark.parametrize("pe, variant", [kind for kind in READ if not {"chunk", "groups"} & {*kind[1]}], ids=str)
-def test_a_stream_counts_the_keys_that_it_keeps(pe, variant):
-    model, tokens = reading(pe, variant=variant), some_tokens(2, 60)
+@pytest.mark.parametrize("pe", ["nope+log", "nope+sinks", "nope+stick", "nope+llama4"])
+def test_a_stream_counts_the_keys_that_it_keeps(pe):
+    """Of one block without positions: it is the plain model on the first 2 tokens, the last 6 and the new one."""
+    model, plain, tokens = tiny(pe, make=Reader, n_layers=1), tiny(pe, n_layers=1), some_tokens(2, 30)
     with torch.no_grad():
-        brute_force = stream_by_doors(model, tokens, 2, 6)
-        np.testing.assert_allclose(model(tokens, cache=Cache(2, 6)), brute_force, rtol=1e-9, atol=1e-10)
+        found = model(tokens, cache=Cache(2, 6))
+        for t in (1, 8, 9, 29):
+            seen = sorted({0, 1, *range(max(0, t - 6), t + 1)})
+            right = plain(tokens[:, [i for i in seen if i <= t]])[:, -1]
+            torch.testing.assert_close(found[:, t], right, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("pe", ["rope+log", "rope+sinks", "alibi+log"])
-def test_half_precision_trains_and_reads(pe):
+@pytest.mark.parametrize("pe", ["rope+sinks", "alibi+log"])
+def test_half_precision_trains(pe):
     tokens = some_tokens(2, T)
-    exact = tiny(pe)(tokens, tokens)
-    model = tiny(pe).float().train()
+    exact, model = tiny(pe)(tokens, tokens), tiny(pe).float().train()
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(tokens, tokens)
     loss.backward()
     assert abs(loss - exact) < 0.1 * exact and all(p.grad.isfinite().all() for p in model.parameters())
-    with torch.no_grad():
-        assert torch.isfinite(reading(pe).bfloat16()(tokens)).all()
 
 
 def test_log_keeps_its_digits_in_bf16():
@@ -277,18 +225,12 @@ def test_a_large_sink_takes_all_weight_and_overflows_nothing():
 # ---- as a user has it ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["torch", "numpy"])
-def test_runs_train_resume_evaluate_and_begin_from_each_other(backend, tokens, tmp_path):
-    flags = ["--pe", "rope", "--softmax", "sinks", *TINY, "--data", tokens, "--steps", "4", "--backend", backend]
-    done = command("train.py", *flags, cwd=tmp_path)
+def test_runs_train_evaluate_and_begin_from_each_other(tokens, tmp_path):
+    flags = ["--pe", "rope", "--softmax", "sinks", *TINY, "--data", tokens, "--steps", "4"]
+    done = command("train.py", *flags, "--out", "a", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "runs").iterdir()
-    assert run.name.startswith("mini-rope-") and "softmax-sinks" in run.name
-    assert json.loads((run / "config.json").read_text())["model"]["softmax"] == "sinks"
-    again = command("train.py", *flags, "--resume", cwd=tmp_path)
-    assert again.returncode == 0 and "complete: 4 of 4" in again.stdout, again.stderr
-    done = command("eval.py", run, "--lengths", "16,64", cwd=tmp_path)
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["model"]["softmax"] == "sinks"
+    done = command("eval.py", "a", "--lengths", "16,64", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    done = command("train.py", *flags, "--softmax", "log", "--init-from", run, "--out", "runs/b", cwd=tmp_path)
-    new = "new weights: blocks.0.attn.encoding.temperature, blocks.1.attn"
-    assert done.returncode == 0 and new in done.stdout, done.stderr
+    done = command("train.py", *flags, "--softmax", "log", "--init-from", "a", "--out", "b", cwd=tmp_path)
+    assert done.returncode == 0 and "blocks.0.attn.encoding.temperature, blocks.1.attn" in done.stdout, done.stderr

@@ -1,15 +1,16 @@
-"""The tasks of studies/tasks.py: every target recomputed from the tokens alone, and runs through the commands."""
+"""The small tasks: every target recomputed from the tokens alone, and runs through the commands."""
 
 import hashlib
 import json
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, command, process, read_log, refused
+import torch
+from conftest import command, read_log, refused
 
+import common
 from config import InputError, configure
 from studies import tasks
 from studies.tasks import IGNORED, TASKS, Split
@@ -63,7 +64,7 @@ def expected(name, row, queries, full):
 
 
 @pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("length", [46, 58, 96, 640])
+@pytest.mark.parametrize("length", [46, 96, 640])
 @pytest.mark.parametrize("name", TASKS)
 def test_targets_are_those_of_the_definition(name, length, full):
     task = TASKS[name]
@@ -82,6 +83,15 @@ def test_targets_are_those_of_the_definition(name, length, full):
             keys = sorted(row[: 2 * (length // 16) : 2])
             assert sorted(row[queries]) == keys and len(set(keys)) == len(keys) and max(keys) < task.answers
             assert queries.min() >= 2 * (length // 16) and not (queries % 2).any()
+
+
+@pytest.mark.parametrize("name", [
+    "even-pairs", "first-last", "back-3", "flip-flop", "copy", "sort", "reverse", "duplicate", "needle", "indirect"])
+def test_the_example_in_a_tasks_docstring_is_one(name):
+    draw = TASKS[name].draw
+    text = getattr(draw, "func", draw).__doc__
+    row, targets = (re.search(rf" {line} +(.+?)(   |\n)", text)[1].split() for line in ("tokens", "targets"))
+    assert expected(name, row, [], False) == {i: symbol for i, symbol in enumerate(targets) if symbol != "."}
 
 
 def test_random_lengths_fill_the_window_in_evaluation_alone():
@@ -148,7 +158,7 @@ def test_guesses_are_those_of_who_knows_only_the_symbols():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with a run of two tasks by each backend."""
+    """A folder with a run of two tasks with each backend."""
     folder = tmp_path_factory.mktemp("tasks")
     for backend in ("torch", "numpy"):
         for name in ("flip-flop", "copy"):
@@ -181,10 +191,6 @@ def test_runs_resume_and_are_scored_by_their_data(runs):
 
 
 def test_accuracies_are_those_of_a_loop(runs):
-    import torch
-
-    import common
-
     model, _ = common.load_model(runs / "runs/copy-torch")
     found = tasks.score(model, "task:copy", 40, "test", 20)
     tokens, targets = TASKS["copy"].draw(2, 40, 40, 20, True)
@@ -200,10 +206,6 @@ def test_accuracies_are_those_of_a_loop(runs):
 
 
 def test_runs_with_random_positions_are_scored_at_drawn_ones(runs):
-    import torch
-
-    import common
-
     flags = ["--data", "task:copy", "--context", "20", "--pe", "rope", "--random-positions", "60"]
     assert command("train.py", *SMALL, *flags, "--out", "drawn", cwd=runs).returncode == 0
     done = command("eval.py", "drawn", "--lengths", "20,60", "--json", "drawn.json", cwd=runs)
@@ -219,12 +221,11 @@ def test_runs_with_random_positions_are_scored_at_drawn_ones(runs):
         assert abs(right[scored].mean() - row["accuracy"]) < (1e-9 if batch == 512 else 0.02)
 
 
-def test_symbols_are_written_and_curves_drawn(runs):
+def test_symbols_are_written(runs):
     words = ["generate.py", "runs/flip-flop-torch", "--prompt", "w 1 i 0 r", "--tokens", "3", "--temperature", "0"]
     done = command(*words, cwd=runs)
     assert done.stdout == command(*words, "--cache", cwd=runs).stdout
     assert done.returncode == 0 and set(done.stdout.split()) <= set("wri01") and len(done.stdout.split()) == 8
-    assert command("lab.curves", "runs/copy-torch", "--csv", "c.csv", cwd=runs).returncode == 0
 
 
 @pytest.mark.parametrize("line, message", [
@@ -232,9 +233,9 @@ def test_symbols_are_written_and_curves_drawn(runs):
     ("train.py --data task:copy --vocab 99", "--vocab is 56 for --data task:copy: leave it out"),
     ("train.py --data task:copy --objective mlm", "--objective mlm is for text"),
     ("eval.py runs/copy-torch --lengths 400", "--lengths must be at least 4 and at most 106"),
+    ("eval.py runs/copy-torch --lengths 3,8", "--lengths must be at least 4 and at most 106 for task:copy, got 3"),
     ("eval.py runs/copy-torch --data task:reverse", "--data must be a task with the same symbols"),
     ("eval.py runs/copy-torch --plot a.png", "--plot draws losses"),
-    ("lab.measure runs/copy-torch", "is trained on a task: score it with python eval.py runs/copy-torch"),
     ("generate.py runs/copy-torch --prompt abc", "--prompt must have symbols of the task")])
 def test_errors_name_the_flag(line, message, runs):
     script, *flags = line.split()
@@ -242,9 +243,8 @@ def test_errors_name_the_flag(line, message, runs):
 
 
 @pytest.mark.parametrize("task, context, words", [
-    ("copy", 500, "at least 4 and at most 106 for task:copy, got 500"), ("copy", 3, "at least 4 and at most 106"),
-    ("needle", 2, "at least 3 for task:needle, got 2"), ("mqar", 600, "at most 496"), ("indirect", 6, "at least 8"),
-    ("back-8", 8, "at least 9"), ("duplicate", 4, "at least 5"), ("first-last", 4, "at least 5"), ("copy", 128, "106")])
+    ("copy", 500, "at least 4 and at most 106 for task:copy, got 500"), ("back-8", 8, "at least 9"),
+    ("needle", 2, "at least 3 for task:needle, got 2"), ("mqar", 600, "at most 496"), ("copy", 128, "106")])
 def test_a_window_that_a_task_cannot_fill_is_refused(task, context, words):
     given = {} if context == 128 else {"context": context}              # the preset's
     with pytest.raises(InputError, match=f"--context must be .*{words}"):
@@ -262,97 +262,6 @@ def test_the_shortest_and_the_longest_windows_have_targets_in_every_row():
             assert 0 < task.guess(tokens, targets) <= 1
 
 
-def test_lengths_without_a_target_are_refused(runs):
-    assert "--lengths must be at least 4 and at most 106 for task:copy, got 3" in refused(
-        command("eval.py", "runs/copy-torch", "--lengths", "3,8", cwd=runs))
-
-
-def test_the_grids_plan_counts_what_is_in_results():
-    done = command("lab.reproduce", "tasks", "--dry-run", "--use-results", cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"even-pairs.expe-lr1-s0 +1,536,000 +in results/ +nothing", done.stdout)
-    assert re.search(r"runs, .* left: \d+ runs and \d+ evaluations, about", done.stdout)
-
-
 def test_a_task_that_changed_is_refused(runs, monkeypatch):
     monkeypatch.setitem(TASKS, "copy", TASKS["copy"]._replace(draw=tasks.sort))
     assert "is not what it was when" in refused(command("eval.py", "runs/copy-torch", cwd=runs))
-
-
-def test_the_grid_tries_then_trains_fresh_seeds():
-    from studies import task_grid
-    from train import read_flags
-
-    names = task_grid.names_of("copy", "expe-on-k")
-    assert len(names) == 9 and len(task_grid.names_of("copy", "fox")) == 3
-    settings = {name: read_flags(["--preset", "mini", *flags.split()])[1:] for name, flags in names.items()}
-    assert {(model.encoding.theta, config.lr) for model, config in settings.values()} == {
-        (theta / 26, lr) for theta in (4, 64, 256) for lr in (1e-3, 3e-3, 1e-2)}
-    for task, method in (("copy", "learned-random"), ("reverse", "expe-on-k-random")):
-        for flags in task_grid.names_of(task, method).values():
-            _, model, config = read_flags(["--preset", "mini", *flags.split()])
-            assert config.random_positions == 16 * 26 == model.encoding.longest(model) or method != "learned-random"
-    assert [run for run in task_grid.runs([1, 2, 3], {}.get) if run[0].startswith("copy.rope")] == [
-        ("copy.rope-lr1", 0, ("trial",)), ("copy.rope-random-lr1", 0, ("trial",))]        # one after the other
-    found = {name: 0.5 + 0.1 * (name == "copy.rope-base100-lr10") for name in task_grid.variants()}
-    found["flip-flop.fox-lr3"] = 0.9995
-    wanted = list(task_grid.runs([1, 2, 3], found.get))
-    assert [run for run in wanted if run[0].startswith("copy.rope") and run[1] and "random" not in run[0]] == [
-        ("copy.rope-base100-lr10", seed, ("accuracy",)) for seed in (1, 2, 3)]
-    assert [seed for name, seed, _ in wanted if name == "copy.nope-lr1"] == [0, 1, 2]
-    more = "accuracy", "flip-flop-sparse", "flip-flop-dense"
-    assert [run for run in wanted if run[0].startswith("flip-flop.fox")] == [                 # the third is left out
-        ("flip-flop.fox-lr1", 0, ("trial",)), ("flip-flop.fox-lr3", 0, ("trial",)),
-        *(("flip-flop.fox-lr3", seed, more) for seed in (1, 2, 3))]
-    published = {name.partition(".")[2] for name, *_ in wanted if name.startswith("flip-flop@512.")}
-    assert published == {f"{method}-{lr}" for method in ("rope", "fox", "nope-stick", "path") for lr in task_grid.RATES}
-    flags = task_grid.names_of("flip-flop@512", "path")["flip-flop@512.path-lr1"]
-    _, model, _ = read_flags(["--preset", "mini", *flags.split()])
-    assert (model.context, model.n_layers, model.n_heads, model.d_model) == (512, 1, 2, 64)
-    _, words = task_grid.evaluation("flip-flop@512.path-lr1", "flip-flop-sparse@512", Path("run"))
-    assert words == ["--data", "task:flip-flop-sparse", "--lengths", "512"]
-
-
-@pytest.mark.parametrize("flags, lines", [((), 14), (("--newer",), 14), (("--paper",), 4)])
-def test_the_page_has_the_tables_of_its_command(flags, lines):
-    done = process("studies.task_pages", *flags, cwd=ROOT)
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == lines + 2
-    assert done.stdout in (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
-
-
-def test_a_small_grid_runs_to_its_page(tmp_path, monkeypatch):
-    from lab import reproduce
-    from lab.grids import VARIANTS
-    from studies import task_grid, task_pages
-
-    monkeypatch.chdir(tmp_path)
-    tiny = "--context 10 --layers 1 --batch-size 4 --steps 2"
-    monkeypatch.setattr(task_grid, "SETTINGS", {"flip-flop": tiny})
-    monkeypatch.setattr(task_pages, "SETTINGS", {"flip-flop": tiny})
-    monkeypatch.setattr(task_grid, "KNOBS", {"rope": task_grid.KNOBS["rope"]})
-    monkeypatch.setattr(task_grid, "OTHERS", {"learned": ("--pe learned", {"": ""})})
-    monkeypatch.setattr(task_grid, "NEW", {})
-    monkeypatch.setattr(task_grid, "RATES", {"lr3": "--lr 3e-3"})
-    for name, flags in task_grid.variants().items():
-        monkeypatch.setitem(VARIANTS, name, flags)
-    reproduce.main(["tasks"])
-    runs = {name: task_grid.read_results(name) for name in ("flip-flop", "flip-flop-sparse", "flip-flop-dense")}
-    assert len(runs["flip-flop"]) == 3 + 1 + 3 + 2 and len(runs["flip-flop-dense"]) == 3 + 2    # trials and finals
-    page = (tmp_path / "results/tasks/tasks.md").read_text()
-    for task, text in zip(runs, page.split("\n## ")[1:], strict=True):
-        [row] = [line for line in text.splitlines() if line.startswith("| RoPE")]
-        value = row.split(" | ")[1]
-        finals = [runs[task][f"flip-flop.rope-{value}-s{seed}"]["rows"] for seed in (1, 2, 3)]
-        learned = [runs["flip-flop"][f"flip-flop.rope-{value}-s{seed}"]["rows"][0]["accuracy"] >= task_pages.LEARNED
-                   for seed in (1, 2, 3)]
-        if any(learned):
-            finals = [rows for rows, chosen in zip(finals, learned, strict=True) if chosen]
-        means = [f"{100 * np.mean([rows[i]['accuracy'] for rows in finals]):.1f}" for i in range(len(finals[0]))]
-        assert row.removesuffix(" |").split(" | ")[2:] == [f"{sum(learned)} of 3", *means]
-        assert "| learned | lr3 |" in text and "best guess" in text
-    assert "(tasks/tasks.md)" in (tmp_path / "results/README.md").read_text()
-    before = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*.json")}
-    (tmp_path / "runs").rename(tmp_path / "gone")
-    reproduce.main(["tasks", "--use-results"])                          # trains nothing, and loses nothing
-    assert not list((tmp_path / "runs").rglob("checkpoint*")) and len(before) == 3
-    assert before == {path: path.read_bytes() for path in (tmp_path / "results").rglob("*.json")}
