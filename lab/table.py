@@ -45,9 +45,9 @@ from lab.results import read_results
 LEARNED = 0.95                           # accuracy at the trained length
 MARGIN = 0.01                            # nats, of equivalence
 ALONE = "± half of a 95% interval over documents alone: it says nothing of another seed"
-LEGEND = """± half of a 95% interval over seeds and documents; * differs from 0 after Holm's
-correction; = equal within {:g}; neither: not separated. Methods that vary more, or
-have two seeds, show their seeds. + a seed of it has chosen its values."""
+LEGEND = """± half of a 95% interval over seeds and documents (of one seed: documents alone);
+* differs from 0 after Holm's correction; = equal within {:g}; neither: not separated.
+Methods that vary more, or have two seeds, show their seeds. + a seed chose its values."""
 
 class Row(NamedTuple):
     """One measurement of one run at one length."""
@@ -200,7 +200,7 @@ def difference(pairs, shared, both):
     if len(tested) > 2 and shared is not None:
         errors.append(shared.sd * math.sqrt((1 + both) / len(tested)))
         freedom.append(shared.freedom)
-    elif len(pairs) > 1:
+    elif len(pairs) > 1 or not tested:
         return Difference(mean, seeds)
     if all(a.losses is not None for a, _ in tested):
         weights = tested[0][0].counts / tested[0][0].counts.sum()
@@ -401,12 +401,17 @@ def print_parts(rows):
         parts = [np.mean(losses[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
         print(f"\n{name}: loss by position, up to\n")
         print_table([str(block * end) for end in ends], [[f"{part:.3f}" for part in parts]])
-    bins = dict.fromkeys(name for row in rows for name in row.more.get("by_distance", ()))
-    if bins:
-        print("\nloss by the distance of the copy, in trained lengths\n")
-        print_table(["run", "window", *bins], [
-            [row.line, times(row.at), *(f"{row.more['by_distance'][name][0]:.3f}" for name in bins)] for row in rows
-            if row.loss is not None])
+    by_distance = {}                                                   # {line: {(bin, multiple): losses of seeds}}
+    for row in rows:
+        for name, (loss, _) in row.more.get("by_distance", {}).items():
+            by_distance.setdefault(row.line, {}).setdefault((name, row.at), []).append(loss)
+    if by_distance:
+        bins = dict.fromkeys(name for found in by_distance.values() for name, _ in found)
+        first, last = (f(at for found in by_distance.values() for _, at in found) for f in (min, max))
+        print(f"\n{times(first)} and {times(last)}, by the distance of the copy in trained lengths\n")
+        print_table(["run", *bins], [[name, *(
+            ", ".join(f"{np.mean(found[bin, at]):.3f}" for at in (first, last) if (bin, at) in found) for bin in bins)]
+            for name, found in by_distance.items()])
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
