@@ -11,9 +11,10 @@ A number after ± makes a 95% interval for other seeds and other documents, sqrt
                                   summed degrees of freedom, n: seeds; for the change of one method, s/sqrt(n)
     h2 = t(m - 1) d / sqrt(m)     d: the standard deviation of the difference over m documents, weighted by targets
 
-h1 assumes that all methods vary alike with the seed. A method of which Cochran's test (5%) says that it varies more is
-left out of s, and its seeds are printed in the place of an interval; so are those of methods with two seeds. With one
-seed there is h2 alone. A seed that chose a value (+ behind the name) counts in a mean, and in no interval or test.
+h1 assumes that all methods vary alike with the seed. Where a variance exceeds the mean of all smaller ones by more than
+chance does in one table of 100, that method and those that vary more are left out of s, and their seeds are printed in
+the place of an interval; so are those of methods with two seeds. With one seed there is h2 alone. A seed that chose a
+value (+ behind the name) counts in a mean, and in no interval or test.
 
     *   differs from 0 at 5%, after Holm's correction over the column, once a method: two lengths of a method that is
         flat are one test
@@ -146,10 +147,14 @@ def student(freedom, level=0.95):
     return math.sqrt(freedom) * math.tan(np.interp(level * mass[-1], mass, x[1:]))
 
 @functools.cache
-def cochran(methods, seeds, level=0.95):
-    """The share of the sum of variances that the largest exceeds by chance in one of 20 tables (Cochran 1941)."""
-    drawn = np.random.default_rng(0).chisquare(seeds - 1, (20_000, methods))
-    return float(np.quantile(drawn.max(1) / drawn.sum(1), level))
+def gaps(methods, seeds, level=0.99):
+    """By how much each of ordered variances exceeds the mean of all smaller ones in at most one table of 100.
+
+    Simulated, of methods that vary alike; (methods - 1,).
+    """
+    drawn = np.sort(np.random.default_rng(0).chisquare(seeds - 1, (20_000, methods)))
+    ratios = drawn[:, 1:] / (np.cumsum(drawn, 1)[:, :-1] / np.arange(1, methods))
+    return np.quantile(ratios, 1 - (1 - level) / (methods - 1), axis=0)
 
 class Pool(NamedTuple):
     """The standard deviation over seeds that methods share, its degrees of freedom, and the methods that it is of."""
@@ -160,15 +165,16 @@ class Pool(NamedTuple):
 
 def pool(groups):
     """The Pool of {method: its seeds' values}: of those with three seeds or more, without those that vary more."""
-    variances = {name: np.var(values, ddof=1) for name, values in groups.items() if len(values) > 2}
-    while len(variances) > 1 and sum(variances.values()) > 0:
-        most = max(variances, key=variances.get)
-        if variances[most] <= cochran(len(variances), len(groups[most])) * sum(variances.values()):
-            break
-        del variances[most]
-    freedom = sum(len(groups[name]) - 1 for name in variances)
-    total = sum((len(groups[name]) - 1) * variance for name, variance in variances.items())
-    return Pool(math.sqrt(total / freedom) if freedom else 0.0, freedom, tuple(variances))
+    groups = {name: values for name, values in groups.items() if len(values) > 2}
+    names = sorted(groups, key=lambda name: np.var(groups[name], ddof=1))
+    variances = np.array([np.var(groups[name], ddof=1) for name in names])
+    if len(names) > 1:
+        before = np.cumsum(variances)[:-1] / np.arange(1, len(names))
+        wide = variances[1:] > before * gaps(len(names), min(map(len, groups.values())))
+        names = names[: 1 + int(np.argmax(wide))] if wide.any() else names
+    freedom = sum(len(groups[name]) - 1 for name in names)
+    total = sum((len(groups[name]) - 1) * np.var(groups[name], ddof=1) for name in names)
+    return Pool(math.sqrt(total / freedom) if freedom else 0.0, freedom, tuple(names))
 
 class Difference(NamedTuple):
     """A mean difference, its seeds, and the standard errors of its interval, which is missing if `freedom` is empty."""
