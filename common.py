@@ -13,6 +13,7 @@ import contextlib
 import difflib
 import functools
 import hashlib
+import io
 import json
 import operator
 import os
@@ -39,7 +40,13 @@ class CommandLine(argparse.ArgumentParser):
 
     @contextlib.contextmanager
     def one_line_errors(self):
-        """Everything that the user or the machine can get wrong ends in error(); a bug keeps its traceback."""
+        """What the user gave wrong, and too large a model, end in error(); anything else keeps its traceback.
+
+        A character that the terminal lacks is printed as another one.
+        """
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         try:
             yield
             sys.stdout.flush()
@@ -50,10 +57,9 @@ class CommandLine(argparse.ArgumentParser):
         except BrokenPipeError:                                        # what reads the output, such as head, has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self.exit(141)                                             # as what SIGPIPE ends
-        except OSError as error:
-            self.error(f"{error.filename}: {error.strerror}" if error.filename else error)
-        except (MemoryError, RuntimeError) as error:                   # the latter is torch's
-            if isinstance(error, RuntimeError) and "memory" not in str(error):
+        except (MemoryError, RuntimeError) as error:                   # NumPy's; torch's, on a GPU and on the CPU
+            of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+            if isinstance(error, RuntimeError) and not of_torch:
                 raise
             self.error(f"not enough memory: use smaller sizes ({str(error).partition(chr(10))[0]})")
 
@@ -163,6 +169,13 @@ def holds_files(folder):
     """Whether a folder holds anything besides what a killed script may have left before it wrote its first file."""
     left = {".lock", "config.json.unfinished", "meta.json.unfinished"}
     return folder.exists() and not left.issuperset(os.listdir(folder))
+
+def make_folder(folder, flag="--out"):
+    """Make a folder and those above it; InputError if that cannot be done."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{flag} cannot be made: {error}") from None
 
 @contextlib.contextmanager
 def lock(folder, wait=False):

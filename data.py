@@ -79,6 +79,8 @@ def documents(source, max_chars=2**20, skipped=None):
     for name, path in find_files(source):
         try:
             text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             if skipped is not None:
                 skipped.append(str(path))
@@ -195,7 +197,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     settings = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
              "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
              "files": hash_listing(source)}
-    out.mkdir(parents=True, exist_ok=True)
+    common.make_folder(out)
     with common.lock(out):
         check_new(out, overwrite)                           # another process may have made it meanwhile
         write_text(out / "meta.json", json.dumps(settings))    # not whole yet, and from now on the folder is ours

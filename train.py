@@ -262,8 +262,9 @@ def stopping():
             raise KeyboardInterrupt
         signals.append(time.monotonic())
 
-    asking = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, take) for number in asking}                         # nohup ignores SIGHUP
+    known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    asking = [number for number in known if signal.getsignal(number) != signal.SIG_IGN]         # nohup ignores SIGHUP
+    before = {number: signal.signal(number, take) for number in asking}
     try:
         yield signals
     finally:
@@ -331,7 +332,7 @@ def main(argv=None, backends=BACKENDS, rank=0, agree=bool):
             "data": {"folder": str(folder), **meta}, "provenance": describe_origin(args.preset, argv, device)}
         if record["data"]["splits"]["train"]["sha256"] != meta["splits"]["train"]["sha256"]:
             raise InputError(f"{folder} is not the data that {run} was trained on: its hash differs")
-        run.mkdir(parents=True, exist_ok=True)
+        common.make_folder(run)
         with common.lock(run) if rank == 0 else contextlib.nullcontext():
             check_out(run, args)                                        # another process may have made it meanwhile
             info = common.checkpoint_info(run) if args.resume else {"step": 0, "seconds": 0.0}

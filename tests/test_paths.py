@@ -1,9 +1,13 @@
 """Hostile output paths: a folder or file that a script did not make is never deleted, moved or replaced."""
 
 import os
+import signal
 
 import pytest
-from conftest import TINY, command
+import torch
+from conftest import TINY, command, process, refused
+
+import train
 
 PATHS = ["", ".", "..", "missing/../existing", "link", "file", "existing", "loop", "file/inside", "existing/file",
          "foreign-config", "foreign-meta"]
@@ -79,3 +83,38 @@ def test_an_empty_folder_and_a_link_to_one_take_a_run(desk, tokens):
     (desk / "pointer").symlink_to("empty")
     done = command("train.py", *TINY, "--steps", "1", "--data", tokens, "--out", "pointer", cwd=desk)
     assert done.returncode == 0 and (desk / "empty" / "config.json").exists() and (desk / "pointer").is_symlink()
+
+
+@pytest.mark.parametrize("error", [OSError(5, "an edit of yours"), RuntimeError("the memory of this edit")])
+def test_a_bug_keeps_its_traceback(error, tokens, tmp_path, monkeypatch):
+    def step(self, batch, step):
+        raise error
+
+    monkeypatch.setattr(train.TorchBackend, "step", step)
+    with pytest.raises(type(error)) as found:
+        command("train.py", *TINY, "--data", tokens, "--out", "run", cwd=tmp_path)
+    assert found.value is error
+
+
+@pytest.mark.parametrize("error", [MemoryError("8 TiB"), torch.OutOfMemoryError("CUDA: 8 TiB"),
+                                   RuntimeError("DefaultCPUAllocator: can't allocate 8 TiB")])
+def test_too_large_a_model_is_named_in_one_line(error, tokens, tmp_path, monkeypatch):
+    def step(self, batch, step):
+        raise error
+
+    monkeypatch.setattr(train.TorchBackend, "step", step)
+    line = refused(command("train.py", *TINY, "--data", tokens, "--out", "run", cwd=tmp_path))
+    assert "not enough memory: use smaller sizes" in line and "8 TiB" in line
+
+
+def test_a_terminal_that_lacks_a_character_shows_another_one(workplace):
+    for encoding in ("ascii", "cp1252"):
+        done = process("generate.py", "runs/expe", "--prompt", "ж☃", "--tokens", "2", cwd=workplace,
+                       PYTHONIOENCODING=encoding, PYTHONUTF8="0")
+        assert done.returncode == 0 and done.stdout.startswith("?") and not done.stderr, done.stderr
+
+
+def test_a_system_without_a_closed_terminals_signal_trains(tokens, tmp_path, monkeypatch):
+    monkeypatch.delattr(signal, "SIGHUP")
+    done = command("train.py", *TINY, "--steps", "1", "--data", tokens, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
