@@ -12,9 +12,9 @@ A number after ± makes a 95% interval for other seeds and other documents, sqrt
     h2 = t(m - 1) d / sqrt(m)     d: the standard deviation of the difference over m documents, weighted by targets
 
 h1 assumes that all methods vary alike with the seed. Where a variance exceeds the mean of all smaller ones by more than
-chance does in one table of 100, that method and those that vary more are left out of s, and their seeds are printed in
-the place of an interval; so are those of methods with two seeds. With one seed there is h2 alone. A seed that chose a
-value (+ behind the name) counts in a mean, and in no interval or test.
+chance does in one table of 100, or with up to four methods is 100 times it, that method and those that vary more are
+left out of s, and their seeds are printed in the place of an interval; so are those of methods with two seeds. With one
+seed there is h2 alone. A seed that chose a value (+ behind the name) counts in a mean, and in no interval or test.
 
     *   differs from 0 at 5%, after Holm's correction over the column, once a method: two lengths of a method that is
         flat are one test
@@ -170,7 +170,8 @@ def pool(groups):
     variances = np.array([np.var(groups[name], ddof=1) for name in names])
     if len(names) > 1:
         before = np.cumsum(variances)[:-1] / np.arange(1, len(names))
-        wide = variances[1:] > before * gaps(len(names), min(map(len, groups.values())))
+        most = np.minimum(gaps(len(names), min(map(len, groups.values()))), 100 if len(names) < 5 else np.inf)
+        wide = variances[1:] > before * most
         names = names[: 1 + int(np.argmax(wide))] if wide.any() else names
     freedom = sum(len(groups[name]) - 1 for name in names)
     total = sum((len(groups[name]) - 1) * np.var(groups[name], ddof=1) for name in names)
