@@ -132,10 +132,9 @@ class Override(NoPE):
     def fit(self, model):
         if self.l > model.d_model:
             raise InputError(f"--l must be from 1 to the width, {model.d_model}, got {self.l}")
-        ramp = 1 / (4 * model.context)                                 # the paper's; ExPE-K's: see docs/evidence.md
-        values = {"start": 0.0, "theta": 256 * ramp if self.on == "k" else ramp, "theta1": ramp, "theta2": 1 / 16}
-        return replace(self, **{name: value for name, value in values.items() if getattr(self, name, 0) is None
-                                and not (self.learn == "random" and name in self.trained)})
+        drawn = self.trained if self.learn == "random" else ()         # these have no default
+        return replace(self, **{name: value for name, value in self.defaults(model.context).items()
+                                if getattr(self, name) is None and name not in drawn})
 
 @dataclass(frozen=True)
 class ExPE(Override):
@@ -144,6 +143,9 @@ class ExPE(Override):
     theta: float | None = knob(None, number(), "step between positions (default: 1/(4 x context); --on k: 64/context)")
     constant: bool = knob(False, TRUTH, 'the ablation "p is stable": the same number in all l dimensions')
     trained: ClassVar[tuple] = ("start", "theta")
+
+    def defaults(self, context):
+        return {"start": 0.0, "theta": 64 / context if self.on == "k" else 1 / (4 * context)}
 
     def rows(self, positions, model):
         step = 0 if self.constant else 1
@@ -158,6 +160,9 @@ class ExQPE(Override):
     theta1: float | None = knob(None, number(), "ExQPE's step between dimensions (default: 1/(4 x context))")
     theta2: float | None = knob(None, number(), "by how much ExQPE raises a dimension at its turn (default: 1/16)")
     trained: ClassVar[tuple] = ("theta1", "theta2")
+
+    def defaults(self, context):
+        return {"start": 0.0, "theta1": 1 / (4 * context), "theta2": 1 / 16}
 
     def rows(self, positions, model):
         if self.learn == "none":
@@ -229,13 +234,13 @@ class ModelConfig(Checked):
     """The shape of the GPT. d_mlp and the encoding's defaults are filled in when it is made."""
 
     n_layers: int = knob(dataclasses.MISSING, whole(1, 10_000), "blocks", "--layers")
-    d_model: int = knob(dataclasses.MISSING, SIZE, "width of the residual stream", "--width")
+    d_model: int = knob(dataclasses.MISSING, SIZE, "width of the residual stream; --mlp-width becomes 4 times it", "--width")
     n_heads: int = knob(dataclasses.MISSING, SIZE, "attention heads of a block", "--heads")
     context: int = knob(dataclasses.MISSING, SIZE, "trained length, in tokens")
     vocab_size: int = knob(dataclasses.MISSING, whole(2, 2**16), "entries of the vocabulary", "--vocab")
     norm: str = knob("layernorm", one_of("layernorm", "rmsnorm"), "layernorm (with bias) or rmsnorm")
     mlp: str = knob("gelu", one_of("gelu", "swiglu"), "gelu (tanh form) or swiglu")
-    d_mlp: int | None = knob(None, SIZE, "hidden width of the MLP (4 x --width if the width is given)", "--mlp-width")
+    d_mlp: int | None = knob(None, SIZE, "hidden width of the MLP", "--mlp-width")
     tied: bool = knob(False, TRUTH, "the output layer shares the embedding's weights")
     dropout: float = knob(0.0, BELOW_ONE, "rate on the embedding and on each residual branch")
     norm_eps: float = knob(1e-5, POSITIVE)
@@ -280,7 +285,7 @@ class TrainConfig(Checked):
 
     steps: int = knob(dataclasses.MISSING, SIZE, "optimizer steps")
     batch_size: int = knob(dataclasses.MISSING, whole(1, 2**20), "sequences that one optimizer step sees")
-    lr: float = knob(dataclasses.MISSING, POSITIVE, "peak learning rate")
+    lr: float = knob(dataclasses.MISSING, POSITIVE, "peak learning rate; --end-lr changes in proportion")
     end_lr: float = knob(dataclasses.MISSING, NOT_NEGATIVE, "learning rate of the last step")
     micro_batch: int = knob(0, whole(0), "sequences in memory at once, at most; 0: the whole batch")
     warmup: float = knob(0.1, BELOW_ONE, "share of the steps in which the rate climbs linearly to --lr")
@@ -291,7 +296,7 @@ class TrainConfig(Checked):
     backend: str = knob("torch", one_of("torch", "numpy"), "torch, or numpy: gradients written by hand, on the CPU")
     dtype: str = knob("fp32", one_of("fp32", "tf32", "bf16"), "tf32: matrix products in TF32 on a GPU; bf16: autocast")
     fast: bool = knob(False, TRUTH, "use engine/fast.py: the same losses in less time and memory")
-    objective: str = knob("lm", one_of("lm", "mlm"), "lm: the next token; mlm: masked ones (Devlin et al. 2019)")
+    objective: str = knob("lm", one_of("lm", "mlm"), "lm: the next token; mlm: masked ones (Devlin et al. 2019), --no-causal")
     random_positions: int = knob(0, whole(0), "P: train at positions drawn from 0 .. P-1 (Ruoss et al. 2023)")
     seed: int = knob(0, whole(0, 2**32 - 1), "seed of the first weights, the order of the data and dropout")
     data: str = knob("stdlib", TEXT, "stdlib, packages, fineweb, fineweb-edu, task:NAME, or a path of text or tokens")

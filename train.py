@@ -350,7 +350,10 @@ def main(argv=None, backends=BACKENDS, rank=0, agree=bool):
                 from engine import init_from
                 record["parent"] = init_from.load_parent(run, config.init_from, backend, model_config, meta)
             size = model_numpy.count_parameters(model_config)
-            print(f"{run}: {size:,} parameters, {config.backend} on {device}, steps {first:,} to {config.steps:,}")
+            theta = getattr(model_config.encoding, "theta", None)
+            rates = f"lr {config.lr:g}" + ("" if theta is None else f", theta {theta:g}")
+            print(f"{run}: {size:,} parameters, {config.backend} on {device}, {rates}, "
+                  f"steps {first:,} to {config.steps:,}")
             done = train(run if rank == 0 else None, record, model_config, config, backend, folder, info, agree)
         if done < config.steps:
             print(f"stopped; go on with: python train.py --out {run} --resume", file=sys.stderr)
