@@ -234,7 +234,7 @@ class ModelConfig(Checked):
     """The shape of the GPT. d_mlp and the encoding's defaults are filled in when it is made."""
 
     n_layers: int = knob(dataclasses.MISSING, whole(1, 10_000), "blocks", "--layers")
-    d_model: int = knob(dataclasses.MISSING, SIZE, "width of the residual stream; --mlp-width becomes 4 times it", "--width")
+    d_model: int = knob(dataclasses.MISSING, SIZE, "width of the model; sets --mlp-width to 4 times it", "--width")
     n_heads: int = knob(dataclasses.MISSING, SIZE, "attention heads of a block", "--heads")
     context: int = knob(dataclasses.MISSING, SIZE, "trained length, in tokens")
     vocab_size: int = knob(dataclasses.MISSING, whole(2, 2**16), "entries of the vocabulary", "--vocab")
@@ -285,7 +285,7 @@ class TrainConfig(Checked):
 
     steps: int = knob(dataclasses.MISSING, SIZE, "optimizer steps")
     batch_size: int = knob(dataclasses.MISSING, whole(1, 2**20), "sequences that one optimizer step sees")
-    lr: float = knob(dataclasses.MISSING, POSITIVE, "peak learning rate; --end-lr changes in proportion")
+    lr: float = knob(dataclasses.MISSING, POSITIVE, "peak learning rate; --end-lr follows in proportion")
     end_lr: float = knob(dataclasses.MISSING, NOT_NEGATIVE, "learning rate of the last step")
     micro_batch: int = knob(0, whole(0), "sequences in memory at once, at most; 0: the whole batch")
     warmup: float = knob(0.1, BELOW_ONE, "share of the steps in which the rate climbs linearly to --lr")
@@ -296,7 +296,7 @@ class TrainConfig(Checked):
     backend: str = knob("torch", one_of("torch", "numpy"), "torch, or numpy: gradients written by hand, on the CPU")
     dtype: str = knob("fp32", one_of("fp32", "tf32", "bf16"), "tf32: matrix products in TF32 on a GPU; bf16: autocast")
     fast: bool = knob(False, TRUTH, "use engine/fast.py: the same losses in less time and memory")
-    objective: str = knob("lm", one_of("lm", "mlm"), "lm: the next token; mlm: masked ones (Devlin et al. 2019), --no-causal")
+    objective: str = knob("lm", one_of("lm", "mlm"), "lm: next tokens; mlm: masked ones (Devlin 2019), sets --no-causal")
     random_positions: int = knob(0, whole(0), "P: train at positions drawn from 0 .. P-1 (Ruoss et al. 2023)")
     seed: int = knob(0, whole(0, 2**32 - 1), "seed of the first weights, the order of the data and dropout")
     data: str = knob("stdlib", TEXT, "stdlib, packages, fineweb, fineweb-edu, task:NAME, or a path of text or tokens")
