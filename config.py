@@ -296,7 +296,7 @@ class TrainConfig(Checked):
     backend: str = knob("torch", one_of("torch", "numpy"), "torch, or numpy: gradients written by hand, on the CPU")
     dtype: str = knob("fp32", one_of("fp32", "tf32", "bf16"), "tf32: matrix products in TF32 on a GPU; bf16: autocast")
     fast: bool = knob(False, TRUTH, "use engine/fast.py: the same losses in less time and memory")
-    objective: str = knob("lm", one_of("lm", "mlm"), "lm: next tokens; mlm: masked ones (Devlin 2019), sets --no-causal")
+    objective: str = knob("lm", one_of("lm", "mlm"), "lm: next tokens; mlm: masked (Devlin 2019), sets --no-causal")
     random_positions: int = knob(0, whole(0), "P: train at positions drawn from 0 .. P-1 (Ruoss et al. 2023)")
     seed: int = knob(0, whole(0, 2**32 - 1), "seed of the first weights, the order of the data and dropout")
     data: str = knob("stdlib", TEXT, "stdlib, packages, fineweb, fineweb-edu, task:NAME, or a path of text or tokens")
