@@ -15,6 +15,7 @@ from typing import ClassVar, NamedTuple
 
 import expe
 
+SPLITS = ("train", "val", "test")
 
 class InputError(ValueError):
     """What the user gave cannot work. The message is one line: what was wrong, and what would be right."""
@@ -351,9 +352,6 @@ PRESETS = {
 
 def configure(flags, pe, preset):
     """(ModelConfig, TrainConfig) of a preset, with {field: value} of the flags that were given."""
-    if flags.get("data", "").startswith("task:"):
-        from studies import tasks
-        flags = tasks.with_vocabulary(flags, PRESETS[preset].model.context)
     model, train = PRESETS[preset]
     encoding = make_encoding(pe, **pick({"l": model.encoding.l} | flags, settings_class(pe)))
     changes = pick(flags, ModelConfig)

@@ -25,10 +25,10 @@ import rustbpe
 import tiktoken
 
 import common
+import tasks
 from common import CommandLine, at_least, hash_file, read_json, whole, write_text
-from config import PRESETS, InputError
+from config import PRESETS, SPLITS, InputError
 
-SPLITS = ("train", "val", "test")
 EOT = "<|endoftext|>"
 META = ("source", "vocab", "eot", "splits.train.sha256", "splits.val.sha256", "splits.test.sha256", "tokenizer.sha256",
         "near.val", "near.test")
@@ -153,7 +153,6 @@ def make_tokenizer(ranks):
 def run_tokenizer(folder, meta):
     """The tokenizer in a run directory or a folder of tokens; InputError unless its hash is the one in meta."""
     if meta["source"].startswith("task:"):
-        from studies import tasks
         return tasks.Symbols(tasks.find(meta["source"]))
     path = Path(folder) / "tokenizer.tiktoken"
     if not path.exists() or hash_file(path) != meta["tokenizer"]["sha256"]:
@@ -283,7 +282,6 @@ def drop_near(tokens, n=24, limit=1 / 2, most=2**22):
 def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
     """(folder, meta.json) of a source's tokens: the source itself if it is one, found under data/, or prepared now."""
     if source.startswith("task:"):
-        from studies import tasks
         return Path(source), tasks.describe(source)
     folder = Path(source) if is_whole(Path(source)) else folder_of(source, vocab)
     if not is_whole(folder):
@@ -335,7 +333,6 @@ def read_meta(folder):
 def open_split(folder, split):
     """The tokens of one split, uint16 (n,), mapped from disk. InputError if the file is not what meta.json says."""
     if str(folder).startswith("task:"):
-        from studies import tasks
         return tasks.Split(str(folder), split)
     path = Path(folder) / f"{split}.bin"
     meta = read_meta(folder)
@@ -349,13 +346,21 @@ def count_windows(tokens, context):
         raise InputError(f"the data has {len(tokens):,} tokens, and one window needs {context + 1:,}: give more text")
     return (len(tokens) - 1) // context
 
+def fill_flags(flags, context):
+    """The flags of a run, with the vocabulary of a task where --data names one; context: the preset's."""
+    return tasks.with_vocabulary(flags, context) if flags.get("data", "").startswith("task:") else flags
+
+def inputs_and_targets(batch):
+    """(inputs, targets), (B, T) each, of a batch: of text each target is the next token, and a task has its own."""
+    return (batch[:, :-1, 0], batch[:, :-1, 1]) if batch.ndim == 3 else (batch[:, :-1], batch[:, 1:])
+
 def batch(tokens, context, batch_size, seed, step):
     """The batch of one step, int64 (B, T+1): inputs are [:, :-1], targets [:, 1:]. A pure function of its arguments.
 
     An epoch is a permutation of the corpus's non-overlapping windows, so that each token is seen once an epoch. They
     take no heed of documents. In each epoch but the first they begin elsewhere: the end is followed by the beginning.
     """
-    if not isinstance(tokens, np.ndarray):                  # a split of a task, studies/tasks.py
+    if not isinstance(tokens, np.ndarray):                  # a split of a task, tasks.py
         return tokens.batch(context, batch_size, seed, step)
     count = count_windows(tokens, context)
     index = range(step * batch_size, (step + 1) * batch_size)

@@ -16,6 +16,7 @@ import torch
 
 import common
 import data
+import tasks
 from common import CommandLine, at_least, listed, new_file, pick_device
 from config import InputError
 
@@ -63,7 +64,6 @@ def evaluate(run, args):
     model, record = common.load_model(run)
     model.to(pick_device(args.device))
     if record["data"]["source"].startswith("task:"):
-        from studies import tasks
         return tasks.evaluate(run, model, record, args, MULTIPLES)
     context = model.config.context
     lengths = sorted(args.lengths or [context * multiple for multiple in MULTIPLES])
@@ -90,7 +90,6 @@ def print_rows(rows, before):
     """A run's losses and their perplexities, a column for each length; a heading, unless the one before fits."""
     row = rows[-1]
     if row["protocol"] == "task":
-        from studies import tasks
         return tasks.print_rows(rows, before)
     if [(row["data"], row["length"]) for row in rows] != [(row["data"], row["length"]) for row in before]:
         print(f"\n{row['data']}: {row['n_documents']} documents, {row['n_targets']:,} targets at every length")

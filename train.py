@@ -70,7 +70,9 @@ def read_flags(argv):
     args.flags = {name: value for name, value in vars(args).items() if value is not None}
     args.out = common.output_folder(run_name(args.flags, pe, preset, defaults) if args.out is None else args.out)
     args.preset = preset
-    return args, *(resume.check_flags(args.out, args.flags) if args.resume else configure(args.flags, pe, preset))
+    if args.resume:
+        return args, *resume.check_flags(args.out, args.flags)
+    return args, *configure(data.fill_flags(args.flags, PRESETS[preset].model.context), pe, preset)
 
 def run_name(flags, pe, preset, defaults):
     """The default directory: the preset, --pe, each given flag with another value than theirs, and the seed."""
@@ -101,9 +103,7 @@ def draw_positions(config, step, T):
 
 def micro_batches(config, vocab, batch, seeds):
     """(tokens, targets) of a batch (B, T+1) by the objective, as many sequences at once as may be in memory."""
-    inputs = batch[:, :-1], batch[:, 1:]                                # at every token the one that follows
-    if batch.ndim == 3:                                                 # of a task, studies/tasks.py
-        inputs = batch[:, :-1, 0], batch[:, :-1, 1]
+    inputs = data.inputs_and_targets(batch)
     if config.objective == "mlm":
         from engine import masking
         inputs = masking.mask_tokens(batch, vocab, np.random.default_rng(seeds))

@@ -242,7 +242,7 @@ def sources(pe):
 RELATIVE = {                             # {an import of our files: the same among files that lie side by side}
     rf"^( *)import ({'|'.join(CORE)})$": r"\1from . import \2",
     rf"^( *)from ({'|'.join(CORE)}) import ": r"\1from .\2 import ",
-    r"^( *)from (?:zoo|studies) import ": r"\1from . import ",
+    r"^( *)from zoo import ": r"\1from . import ",
     r"^( *)from zoo\.(\w+) import ": r"\1from .\2 import ",
     r"^( *)import zoo\.(\w+) as ": r"\1from . import \2 as ",
     r'import_module\(f"zoo(\.[^"]+)"\)': r'import_module(f"\1", __package__)',

@@ -19,13 +19,13 @@ from argparse import ArgumentTypeError, Namespace
 from tqdm import tqdm
 
 import data
+import tasks
 from common import CommandLine, at_least, listed, load_model, named_runs, new_file, pick_device, read_run, write_text
 from config import InputError
 from eval import MULTIPLES, held_out
 from lab import measures, table
 from longer import scaling
 from longer.reading import CANNOT_STREAM, load
-from studies import tasks
 
 TASK_ROW = ("accuracy", "whole", "end")  # of a task's row: what is stored of it
 

@@ -20,11 +20,11 @@ from test_ladder import tiny
 import data
 import expe
 import model_numpy
+import tasks
 from common import load_model, read_run
 from eval import held_out
 from generate import generate
 from longer.scaling import scaled_inv_freq
-from studies import tasks
 from web import explorer
 
 KINDS = {                                # name: encoding, its settings

@@ -11,9 +11,10 @@ import torch
 from conftest import command, read_log, refused
 
 import common
-from config import InputError, configure
-from studies import tasks
-from studies.tasks import IGNORED, TASKS, Split
+import tasks
+from config import InputError
+from tasks import IGNORED, TASKS, Split
+from train import read_flags
 
 SMALL = ["--preset", "mini", "--layers", "1", "--width", "32", "--heads", "2", "--batch-size", "4", "--steps", "3"]
 
@@ -246,9 +247,9 @@ def test_errors_name_the_flag(line, message, runs):
     ("copy", 500, "at least 4 and at most 106 for task:copy, got 500"), ("back-8", 8, "at least 9"),
     ("needle", 2, "at least 3 for task:needle, got 2"), ("mqar", 600, "at most 496"), ("copy", 128, "106")])
 def test_a_window_that_a_task_cannot_fill_is_refused(task, context, words):
-    given = {} if context == 128 else {"context": context}              # the preset's
+    given = [] if context == 128 else ["--context", str(context)]       # the preset's
     with pytest.raises(InputError, match=f"--context must be .*{words}"):
-        configure({"data": f"task:{task}"} | given, "nope", "mini")
+        read_flags(["--preset", "mini", "--pe", "nope", "--data", f"task:{task}", *given])
 
 
 def test_the_shortest_and_the_longest_windows_have_targets_in_every_row():

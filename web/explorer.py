@@ -22,13 +22,13 @@ import torch
 from matplotlib.colors import to_rgb
 
 import data
+import tasks
 import train
 from common import CommandLine, at_least, checkpoint_info, load_model, new_file, read_run, read_text, write_text
 from config import InputError
 from eval import MULTIPLES, held_out
 from lab.measures import usable
 from lab.pictures import COLOURS, changed, colour, names_of, variant_of
-from studies import tasks
 
 WEB = Path(__file__).parent
 FOLDER = Path("runs/explorer")

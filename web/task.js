@@ -1,5 +1,5 @@
 "use strict";
-// A task of studies/tasks.py, solved by small models in this page: their answers, and the head that fetches them.
+// A task of tasks.py, solved by small models in this page: their answers, and the head that fetches them.
 
 const TASK = DATA.task, solvers = TASK ? DATA.task_models.map((made) => new Thread(made, MULTIPLES.at(-1) * TASK.trained)) : [];
 const task = { length: TASK?.trained, sequence: 0, query: 0, asked: 0, answers: new Map() };

@@ -130,7 +130,7 @@ const STEPS = [
       const head = fetching(task.answers.get(id)[0], placeOf(0));
       return `In this text, ${name}'s best head has ${(100 * head.weights[placeOf(0)]).toFixed(0)}% of its weight on the letter that is asked for`;
     }).join(". ") + ".",
-    links: [["the tasks", "{{studies/tasks.py: def needle}}"], ["docs", "docs/use.md"]],
+    links: [["the tasks", "{{tasks.py: def needle}}"], ["docs", "docs/use.md"]],
   },
   {
     title: "Conclusion", where: "causes", needs: [],

@@ -20,10 +20,8 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-import data
-from config import InputError
+from config import SPLITS, InputError
 
 IGNORED = -100
 SEQUENCES = 512                          # that an evaluation scores at each length
@@ -322,7 +320,7 @@ class Split:
 
     def batch(self, context, batch_size, seed, step):
         """int64 (B, T+1, 2): [:, :-1, 0] are the tokens and [:, :-1, 1] the targets."""
-        stream = len(data.SPLITS) * seed + data.SPLITS.index(self.split)
+        stream = len(SPLITS) * seed + SPLITS.index(self.split)
         pair = self.task.draw(stream, step, context, batch_size, full=self.split != "train")
         return np.pad(np.stack(pair, -1), ((0, 0), (0, 1), (0, 0)))
 
@@ -347,7 +345,7 @@ def describe(source):
     """What meta.json says of a folder, of a task: its hashes change with its definition."""
     task = find(source)
     splits = {split: {"documents": 0, "tokens": 0, "sha256": hashlib.sha256(
-        Split(source, split).batch(46, 8, 0, 0).tobytes()).hexdigest()} for split in data.SPLITS}
+        Split(source, split).batch(46, 8, 0, 0).tobytes()).hexdigest()} for split in SPLITS}
     symbols = hashlib.sha256(json.dumps(task.symbols).encode()).hexdigest()
     return {"source": source, "vocab": len(task.symbols), "eot": None, "splits": splits,
             "near": {"val": {}, "test": {}}, "tokenizer": {"sha256": symbols}}
@@ -368,12 +366,13 @@ def with_vocabulary(flags, context):
 
 # ---- accuracies ------------------------------------------------------------------------------------------------------
 
-@torch.no_grad()
 def score(model, task, length, split="val", sequences=SEQUENCES, drawn=0):
     """{"accuracy", "whole", "end", "chance", "guess", "n_sequences"} of a model at one length, in shares of 1.
 
     drawn: of a run with --random-positions, below which positions are drawn here too, as Ruoss et al. 2023 do.
     """
+    import torch
+
     batch = Split(task, split).batch(length, sequences, 0, length)
     tokens, targets = batch[:, :-1, 0], batch[:, :-1, 1]
     device = model.embedding.weight.device
@@ -382,7 +381,8 @@ def score(model, task, length, split="val", sequences=SEQUENCES, drawn=0):
     chosen = []
     for part in np.split(tokens, range(at_once, sequences, at_once)):
         positions = np.sort(rng.choice(drawn, length, replace=False)) if drawn else None
-        chosen.append(model(torch.from_numpy(part).to(device), positions=positions).argmax(-1).cpu().numpy())
+        with torch.no_grad():
+            chosen.append(model(torch.from_numpy(part).to(device), positions=positions).argmax(-1).cpu().numpy())
     chosen = np.concatenate(chosen)
     kind = find(task)
     end = targets == (-1 if kind.end is None else kind.end)
