@@ -7,12 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, command, refused
+from conftest import ROOT, TINY, command, refused, wait_for
 
 import common
 from config import PRESETS, InputError
@@ -23,8 +22,7 @@ from engine import distributed
 def test_all_but_the_encodings_weights_go_on(pe, backend, workplace, tokens, tmp_path):
     parent = workplace / "runs" / "learned"
     flags = [*TINY, "--pe", pe, "--backend", backend, "--steps", "1", "--lr", "1e-30", "--end-lr", "0"]
-    flags += ["--data", tokens]
-    done = command("train.py", *flags, "--init-from", parent, "--out", "run", cwd=tmp_path)
+    done = command("train.py", *flags, "--data", tokens, "--init-from", parent, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     old, new = (common.read_checkpoint(run)[0] for run in (parent, tmp_path / "run"))
     for name in (name for name in new if name[:2] not in ("m.", "v.")):
@@ -75,8 +73,7 @@ def test_ctrl_c_ends_all_processes_at_one_step_and_the_run_goes_on(tokens, tmp_p
     flags = [*TINY, "--steps", "100000", "--data", tokens, "--checkpoint-every", "5", "--out", run]
     started = start_torchrun(2, *flags, cwd=tmp_path)
     try:
-        while not (run / common.CHECKPOINT).exists() and started.poll() is None:
-            time.sleep(0.01)
+        wait_for((run / common.CHECKPOINT).exists, started)
         os.killpg(started.pid, signal.SIGINT)
         printed, _ = started.communicate(timeout=60)
     finally:
