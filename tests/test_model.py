@@ -81,14 +81,11 @@ def test_llama_style_with_nope_every_and_window_equals_transformers_smollm3(chan
 
 def test_gpt_style_with_learned_positions_equals_transformers_gpt2():
     transformers = need("transformers")
-    ours, tokens, targets = tiny("learned", "gpt", tied=True), some_tokens(2, T), some_tokens(2, T, seed=9)
+    ours, tokens = tiny("learned", "gpt", tied=True), some_tokens(2, T)
     config = transformers.GPT2Config(vocab_size=V, n_positions=T, n_embd=16, n_layer=2, n_head=2, n_inner=40,
                                      attn_implementation="eager")
     theirs = filled(transformers.GPT2LMHeadModel(config), ours, GPT2)
-    logits = ours(tokens)
-    torch.testing.assert_close(logits, theirs(tokens).logits, rtol=1e-10, atol=1e-10)
-    by_hand = [-logits[b, t].log_softmax(-1)[targets[b, t]] for b in range(2) for t in range(T)]
-    torch.testing.assert_close(ours(tokens, targets), torch.stack(by_hand).mean(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-10, atol=1e-10)
 
 
 # ---- invariants ------------------------------------------------------------------------------------------------------

@@ -180,19 +180,6 @@ def test_a_damaged_run_is_named_in_one_line(name, change, finished, tmp_path):
     assert name in refused(command("generate.py", "run", "--tokens", "3", cwd=tmp_path))
 
 
-@pytest.mark.parametrize("change", [
-    lambda x: x.pop("m.norm.bias"), lambda x: x.update({"v.norm.bias": np.zeros((2, 2), np.float32)})],
-    ids=["missing", "shape"])
-def test_a_checkpoint_of_another_model_is_not_resumed(change, finished, tmp_path):
-    shutil.copytree(finished["torch"][1], tmp_path / "run")
-    found, _ = common.read_checkpoint(tmp_path / "run")
-    change(found)
-    common.save_checkpoint(tmp_path / "run", found, 8)
-    before = (tmp_path / "run" / "log.jsonl").read_bytes()
-    assert common.CHECKPOINT in refused(command("train.py", "--out", "run", "--resume", cwd=tmp_path))
-    assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
-
-
 def start(*flags, cwd, **how):
     """A process of train.py."""
     return subprocess.Popen([sys.executable, ROOT / "train.py", *flags], cwd=cwd, stderr=subprocess.STDOUT, **how)

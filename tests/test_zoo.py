@@ -203,11 +203,6 @@ def test_selective_rope_is_its_formula():
     follows(model, ODD, bias)
 
 
-def reflect(x, w, b):
-    """H x = x - b w (w . x)."""
-    return x - b * w * (w @ x)
-
-
 @pytest.mark.parametrize("part", [1, 5, 99])
 @pytest.mark.parametrize("pe", ["path", "path_fox"])
 def test_path_is_its_formula(pe, part, monkeypatch):
@@ -225,7 +220,7 @@ def test_path_is_its_formula(pe, part, monkeypatch):
     def bias(head, m, s):
         key = k[head, s]
         for t in range(s + 1, m + 1):
-            key = reflect(key, w[t, head], b[t, head])
+            key = key - b[t, head] * w[t, head] * (w[t, head] @ key)                     # H x = x - b w (w . x)
         forgotten = sum(math.log(f[t, head]) for t in range(s + 1, m + 1))
         return q[head, m] @ (key - k[head, s]) / math.sqrt(8) + forgotten
 
