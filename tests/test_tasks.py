@@ -75,7 +75,7 @@ def test_targets_are_those_of_the_definition(name, size, full):
     for row, wanted in zip(tokens, targets, strict=True):
         queries = np.flatnonzero(wanted != IGNORED)
         answers = {i: TASKS[name].symbols[token] for i, token in enumerate(wanted) if token != IGNORED}
-        assert answers == expected(name, words(name, row), queries, full)
+        assert answers == expected(name, words(name, row), queries, full) != {}
         if name.startswith("mqar"):
             pairs = max(1, length // 16)
             keys = sorted(row[: 2 * pairs : 2])
