@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,13 @@ def process(script, *arguments, cwd, **environment):
         timeout=300,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
     )
+
+
+def wait_for(holds, running):
+    """Wait until holds() is true, the process has ended, or two minutes have passed."""
+    end = time.monotonic() + 120
+    while not holds() and running.poll() is None and time.monotonic() < end:
+        time.sleep(0.002)
 
 
 def refused(done):

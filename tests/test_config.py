@@ -81,40 +81,27 @@ def test_unset_fields_take_their_defaults_where_the_context_is_known():
 
 WRONG_MODELS = [
     (dict(n_layers=0), "--layers must be a whole number from 1 to 10,000, got 0"),
-    (dict(d_model=8.0), "--width must be a whole number of at least 1, got 8.0"),
     (dict(n_heads=3), "--heads must be a divisor of --width, 8, got 3"),
-    (dict(vocab_size=2**16 + 1), "--vocab must be a whole number from 2 to 65,536"),
     (dict(norm="batchnorm"), "--norm must be layernorm or rmsnorm, got 'batchnorm'"),
     (dict(tied="yes"), "--tied must be true or false, got 'yes'"),
     (dict(dropout=math.nan), "--dropout must be at least 0 and below 1, got nan"),
-    (dict(encoding="rope"), "--encoding must be made by make_encoding, got 'rope'"),
-    (dict(encoding=make_encoding("expe", l=9)), "--l must be from 1 to the width, 8, got 9"),
     (dict(n_heads=8, encoding=make_encoding("rope")), "--pe rope needs an even --width / --heads, got 1"),
     (dict(encoding=make_encoding("learned", n_positions=15)), "--n-positions must be 0 or at least --context, 16, got"),
-    (dict(nope_every=1), "--nope-every must be 0, or from 2 to --layers, 1, got 1"),
     (dict(window=4, causal=False), "--window and --softmax stick look back: give no --no-causal"),
-    (dict(softmax="log2"), "--softmax must be plain, log, sinks, llama4 or stick, got 'log2'"),
     (dict(softmax="llama4", encoding=make_encoding("rope")), "--softmax llama4 is for blocks without an encoding"),
 ]
 WRONG_ENCODINGS = [
     (dict(pe="rotary"), "--pe must be one of nope, sinusoidal, .*, got 'rotary'"),
     (dict(pe="expe", l=True), "--l must be a whole number of at least 1, got True"),
     (dict(pe="expe", theta=math.inf), "--theta must be a finite number, got inf"),
-    (dict(pe="expe", scale=0.0), "--scale must be a finite number above 0, got 0.0"),
     (dict(pe="rope", base=1), "--base must be a finite number above 1, got 1"),
-    (dict(pe="expe", on="kq"), "--on must be k, q, qk or qkv, got 'kq'"),
     (dict(pe="expe", once=True, on="k"), "--once overrides the residual stream, --on the input of attention"),
     (dict(pe="expe", learn="random", theta=0.1), "--learn random draws .* leave out --start and --theta"),
-    (dict(pe="t5", buckets=3), "--buckets must be a whole number from 4 to 1,024, got 3"),
     (dict(pe="t5", buckets=32, max_distance=16), "--max-distance must be above half of --buckets, 32, got 16"),
 ]
 WRONG_RUNS = [
-    (dict(steps=0), "--steps must be a whole number of at least 1, got 0"),
-    (dict(lr=0), "--lr must be a finite number above 0, got 0"),
     (dict(end_lr=1.0), "--end-lr must be from 0 to --lr"),
     (dict(dtype="fp16"), "--dtype must be fp32, tf32 or bf16, got 'fp16'"),
-    (dict(seed=-1), "--seed must be a whole number from 0"),
-    (dict(data=""), "--data must be a name or a path"),
     (dict(backend="numpy", dtype="bf16"), "--backend numpy computes in fp32"),
 ]
 RUN = TrainConfig(steps=10, batch_size=16, lr=1e-3, end_lr=0.0)
@@ -128,11 +115,6 @@ RUN = TrainConfig(steps=10, batch_size=16, lr=1e-3, end_lr=0.0)
 def test_a_wrong_setting_is_refused_with_flag_value_and_rule(make, changes, message):
     with pytest.raises(InputError, match=message):
         make(**changes)
-
-
-def test_an_unknown_setting_is_an_error():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'theta2'"):
-        make_encoding("expe", theta2=0.1)
 
 
 def test_numbers_on_the_command_line():

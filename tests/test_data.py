@@ -40,12 +40,9 @@ def test_short_duplicate_and_not_utf8_texts_are_left_out_and_counted(books, tmp_
     assert sum(split["documents"] for split in meta["splits"].values()) == len(list(books.iterdir()))
 
 
-TEXT = "\n".join("x" * (i % 30) for i in range(200)) + "y" * 300
-
-
 @pytest.mark.parametrize("limit", [7, 10**6])
 def test_long_texts_are_cut_at_line_ends_and_lose_nothing(tmp_path, limit):
-    text = TEXT
+    text = "\n".join("x" * (i % 30) for i in range(200)) + "y" * 300
     (tmp_path / "a.txt").write_text(text)
     pieces = [piece for _, piece in data.documents(tmp_path, limit)]
     assert "".join(pieces) == text and max(map(len, pieces)) <= limit
@@ -105,9 +102,8 @@ def test_near_copies_are_left_out_as_by_counting_sets(books, tmp_path):
         for name, share in near[split].items():
             grams = ngrams((copies / name).read_text(encoding="utf-8"))
             assert share == round(sum(gram in known for gram in grams) / len(grams), 4) > near["share"]
-        kept = [ngrams(text) for text in read(tmp_path / "out", split)]
-        most = max((sum(gram in known for gram in grams) / len(grams) for grams in kept), default=0)
-        assert near["kept"][split] == round(most, 4) <= near["share"]
+        for grams in map(ngrams, read(tmp_path / "out", split)):
+            assert sum(gram in known for gram in grams) <= near["share"] * len(grams)
 
 
 def test_an_unfinished_folder_is_prepared_again_and_a_finished_one_is_kept(books, tokens, tmp_path, monkeypatch):
@@ -140,17 +136,6 @@ def test_what_cannot_be_prepared_leaves_the_old_folder(books, tokens, tmp_path):
         assert before == {path.name: path.read_bytes() for path in out.iterdir()}
 
 
-def test_why_no_text_is_left_is_said(tmp_path):
-    for folder, content, short, binary in (("short", b"a few words", 2, 0), ("binary", b"\xff\xfe\x00", 0, 2)):
-        (tmp_path / folder).mkdir()
-        for i in range(2):
-            (tmp_path / folder / f"{i}.txt").write_bytes(content + bytes([i + 65]))
-        said = refused(command("data.py", folder, cwd=tmp_path))
-        assert f"{folder} has no text to train on: {short} documents are shorter than --min-doc-tokens, and " in said
-        assert said.endswith(f" {binary} files are not UTF-8")
-    assert not (tmp_path / "data").exists()
-
-
 def test_the_script_prepares_and_shows(books, tmp_path):
     done = command("data.py", books, "--vocab", "300", "--min-doc-tokens", "256", cwd=tmp_path)
     again = command("data.py", "data/books-v300", cwd=tmp_path)
@@ -159,21 +144,13 @@ def test_the_script_prepares_and_shows(books, tmp_path):
     counts = {line.split()[0]: int(line.split()[1]) for line in again.stdout.splitlines()[1:]}
     assert sum(counts.values()) == len(list(books.iterdir()))
     assert "leave the flags out" in refused(command("data.py", "data/books-v300", "--vocab", "400", cwd=tmp_path))
-    shutil.copytree(books, tmp_path / "own")
-    (tmp_path / "own" / "meta.json").write_text('{"title": "of another program"}')
-    assert command("data.py", "own", "--vocab", "300", "--min-doc-tokens", "256", cwd=tmp_path).returncode == 0
 
 
-def test_damaged_tokens_are_named(tokens, tmp_path):
-    for name in ("train.bin", "tokenizer.tiktoken", "meta.json"):
-        folder = tmp_path / name
-        shutil.copytree(tokens, folder)
-        (folder / name).write_bytes((folder / name).read_bytes()[:-7])
-        done = command("train.py", "--preset", "mini", "--vocab", "300", "--data", folder, "--steps", "1", cwd=tmp_path)
-        if name != "tokenizer.tiktoken":                                # it is copied, and read with the run
-            assert name in refused(done)
-    with pytest.raises(data.InputError, match="tokenizer"):
-        data.run_tokenizer(tmp_path / "tokenizer.tiktoken", data.read_meta(tokens))
+@pytest.mark.parametrize("name", ["train.bin", "meta.json"])
+def test_damaged_tokens_are_named(name, tokens, tmp_path):
+    shutil.copytree(tokens, tmp_path / "tokens")
+    (tmp_path / "tokens" / name).write_bytes((tokens / name).read_bytes()[:-7])
+    assert name in refused(command("train.py", *TINY, "--data", "tokens", "--steps", "1", cwd=tmp_path))
 
 
 @pytest.mark.parametrize("size, context, batch_size", [(100, 7, 4), (64, 8, 9)])
@@ -190,12 +167,6 @@ def test_batches_are_those_of_a_loop(size, context, batch_size):
         expected = [[(start + t) % size for t in range(context + 1)]
                     for start in starts[step * batch_size : (step + 1) * batch_size]]
         assert found.dtype == np.int64 and found.tolist() == expected
-
-
-def test_an_epoch_shows_every_token_once_as_a_target():
-    tokens = np.arange(1, 1 + 10 * 16 + 1).astype(np.uint16)
-    targets = np.concatenate([data.batch(tokens, 16, 5, 0, step)[:, 1:].ravel() for step in range(2)])
-    assert sorted(targets) == tokens[1:].tolist()
 
 
 def test_first_weights_batches_tokens_and_the_tokenizer_are_byte_for_byte_these(tmp_path):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from conftest import ROOT, command, need, refused
 from test_ladder import tiny
-from test_model import some_tokens
 
 import common
 import data
@@ -64,20 +63,6 @@ def test_a_seed_gives_its_text_again_and_others_give_others(workplace):
     assert texts[0] == texts[1] == texts[3] != texts[2]
 
 
-def test_prompts_of_different_lengths_side_by_side_are_as_each_alone(workplace):
-    model, _ = load(workplace / "runs" / "rope")
-    prompts = [[299, 5, 7, 9], [299], [299, 40]]
-
-    def write(chosen, length):
-        steps = generate_cached(model, chosen, Cache(), temperature=0)
-        return list(zip(*itertools.islice(steps, length), strict=True))
-
-    together = write(prompts, 12)
-    for prompt, row in zip(prompts, together, strict=True):
-        [alone] = write([prompt], 12 - len(prompt) + 1)
-        assert list(row[len(prompt) - 1 :]) == list(alone) and list(row[: len(prompt) - 1]) == prompt[1:]
-
-
 def test_sequences_side_by_side_draw_from_generators_of_their_own():
     def write(prompts):
         steps = generate_cached(tiny(make=Reader), prompts, Cache())
@@ -85,13 +70,6 @@ def test_sequences_side_by_side_draw_from_generators_of_their_own():
 
     both = write([[1, 2], [1, 2]])
     assert both[0] != both[1] and both[:1] == write([[1, 2]])
-
-
-def test_a_model_can_be_trained_after_it_has_written():
-    model = tiny("grape", make=Reader)
-    next(generate_cached(model, [[3, 4]], Cache()))
-    model(some_tokens(2, 9), some_tokens(2, 9)).backward()
-    assert all(w.grad is not None and not w.is_inference() for w in model.parameters())
 
 
 def test_prompts_of_a_file_are_written_as_each_alone(workplace, tmp_path):
@@ -115,18 +93,12 @@ def test_a_stream_goes_on_in_constant_memory(workplace):
 
 
 @pytest.mark.parametrize("line, message", [
-    ("runs/none", "no run directory"), ("runs/rope --tokens 0", "--tokens"),
-    ("runs/rope --temperature -1", "--temperature"),
-    ("runs/rope --temperature nan", "--temperature"),
-    ("runs/rope --top-k 0", "--top-k"),
-    ("runs/learned --tokens 60", "--tokens can be at most 16"), ("runs/rope --stream", "--stream"),
-    ("runs/learned --cache --tokens 60", "--tokens can be at most 16"), ("runs/rope --cache --sinks 2", "add --stream"),
-    ("runs/rope --cache --scale 2", "--scale is for expe and exqpe"),
-    ("runs/rope --cache --factor 2", "--factor is for"),
-    ("runs/rope --cache --prompts none.txt", "--prompts none.txt"),
-    ("runs/rope --cache --prompts f.txt --prompt x", "leave out --prompt"),
-    ("runs/rope --cache --prompts f.txt --stream", "leave out --stream"),
-    ("runs/learned --cache --stream", "cannot stream"), ("runs/rope --device cuda:7", "--device"), ("", "RUN")])
+    ("runs/none", "no run directory"), ("runs/rope --tokens 0", "--tokens"), ("", "RUN"),
+    ("runs/rope --temperature nan", "--temperature"), ("runs/rope --stream", "--stream"),
+    ("runs/learned --tokens 60", "--tokens can be at most 16"), ("runs/rope --cache --sinks 2", "add --stream"),
+    ("runs/learned --cache --tokens 60", "at most 16"), ("runs/rope --cache --factor 2", "--factor is for"),
+    ("runs/rope --cache --prompts none.txt", "--prompts none.txt"), ("runs/learned --cache --stream", "cannot stream"),
+    ("runs/rope --cache --prompts f.txt --stream", "leave out --stream")])
 def test_wrong_input_is_named_in_one_line(line, message, workplace):
     said = command("generate.py", *line.split(), cwd=workplace)
     assert said.returncode == 2 and message in said.stderr

@@ -283,14 +283,12 @@ def test_a_step_of_sgd_moves_the_slope_by_theta_squared_l_and_one_of_adam_by_the
         w[:, 0] = s
         return w
 
-    model = expe("k", l=l, theta=0.3)
-    pair = [model, rewritten(model, one, l=1, theta=0.3 * math.sqrt(l))]
+    thetas, model = (0.3, 0.3 * math.sqrt(l)), expe("k", l=l, theta=0.3)
+    pair = [model, rewritten(model, one, l=1, theta=thetas[1])]
     assert same(*pair, some_input())
-    grads = [theta * gradients(m)[1][:, :columns]
-             for m, columns, theta in zip(pair, (l, 1), (0.3, 0.3 * math.sqrt(l)), strict=True)]  # fmt: skip
+    grads = [theta * gradients(m)[1][:, :columns] for m, columns, theta in zip(pair, (l, 1), thetas, strict=True)]
     sgd, adam = ([step(grad).sum(1) for grad in grads] for step in (lambda g: g, np.sign))
     close(*sgd)
-    thetas = (0.3, 0.3 * math.sqrt(l))
     np.testing.assert_allclose(thetas[0] * adam[0], math.sqrt(l) * thetas[1] * adam[1])
 
 

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import need
-from test_ladder import T, tiny
+from test_ladder import T, attention_in_loops, tiny
 from test_model import (
     LINEAR,
     OTHERS,
     SCORED,
     error_by_quarter,
     keeps_its_digits,
-    same_losses_and_gradients,
     some_tokens,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,12 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import longer.reading
 import model_numpy
 from config import CORE, ENCODINGS, InputError
-from engine import fast
 from expe import expe_table, exqpe_table
 from lab.measures import Window
 from longer.cache import Cache
 from longer.reading import Reader
-from longer.scaling import STEEP, NotForThisEncoding, ScaledRoPE, scaled, stream_sizes
+from longer.scaling import STEEP, scaled, stream_sizes
 from longer.scaling import scaled_inv_freq as rope_inv_freq
 from model_torch import GPT, Attention, project
 
@@ -144,7 +142,7 @@ def test_clipped_fades_the_slowest_pairs_whatever_the_factor(D, fading):
     assert fading < 2 or found[-1] < 1e-15 < found[-2]
 
 
-def test_longrope_has_one_list_for_all_keys_of_a_sequence():
+def test_longrope_has_one_list_for_all_keys_of_a_sequence_and_its_factor_is_in_the_tables_once():
     lists = {"long": (1, 2, 3, 4), "short": (1, 1, 1, 1.5)}
     config = tiny("rope").config
     for length, name, factor in ((T, "short", 1), (T + 1, "long", math.sqrt(1 + math.log(1 + 1 / T) / math.log(T)))):
@@ -153,28 +151,15 @@ def test_longrope_has_one_list_for_all_keys_of_a_sequence():
         np.testing.assert_allclose(rows[0, 0, :4], right, rtol=1e-12)
 
 
-def test_scaled_frequencies_by_hand():
-    plain, one = rope_inv_freq(32)
-    np.testing.assert_allclose(plain[[0, 8, 15]], [1, 0.01, 10 ** (-4 * 30 / 32)], rtol=1e-12)
-    np.testing.assert_allclose(rope_inv_freq(32, scaling="linear", factor=4)[0], plain / 4, rtol=1e-15)
-    for scaling in ("linear", "ntk", "yarn"):
-        np.testing.assert_allclose(rope_inv_freq(32, scaling=scaling, factor=1.0)[0], plain, rtol=1e-15)
+def test_ntk_slows_the_last_pair_by_its_factor_and_dynamic_is_ntk_of_a_growing_one():
+    plain, _ = rope_inv_freq(32)
     for factor in (2, 4, 16.5):
-        ntk, ntk_factor = rope_inv_freq(32, scaling="ntk", factor=factor)
-        assert ntk[0] == 1 and ntk[-1] == pytest.approx(plain[-1] / factor, rel=1e-12)
+        ntk, one = rope_inv_freq(32, scaling="ntk", factor=factor)
+        assert ntk[0] == one == 1 and ntk[-1] == pytest.approx(plain[-1] / factor, rel=1e-12)
         np.testing.assert_allclose(np.diff(np.log(ntk)), math.log(ntk[1]), rtol=1e-9)  # still one ratio
         for length, stretch in ((100, 1), (512, 1), (1024, 2 * factor - (factor - 1)), (4096, 8 * factor - factor + 1)):
             dynamic = rope_inv_freq(32, scaling="dynamic", factor=factor, trained_length=512, length=length)[0]
             np.testing.assert_allclose(dynamic, rope_inv_freq(32, scaling="ntk", factor=stretch)[0], rtol=1e-12)
-    yarn, yarn_factor = rope_inv_freq(32, scaling="yarn", factor=4, trained_length=512)
-    right = [1.0, 0.56234133, 0.28234622, 0.13972195, 0.06785714, 0.03213379, 0.01468200, 0.00635100, 0.0025]
-    np.testing.assert_allclose(yarn[:9], right, rtol=1e-6)
-    np.testing.assert_allclose(yarn[8:], plain[8:] / 4, rtol=1e-12)
-    assert yarn_factor == pytest.approx(1.13862944, rel=1e-8) and one == ntk_factor == 1
-    assert rope_inv_freq(32, scaling="yarn", factor=0.5)[1] == 1  # never below
-    model = SimpleNamespace(d_head=32, context=512)
-    table = ScaledRoPE("rope", rope_scaling="yarn", factor=4.0).rows(np.array([0, 3]), model)
-    np.testing.assert_allclose(np.hypot(*np.split(table, 2, axis=-1)), 1.13862944, rtol=1e-8)  # once, in one place
 
 
 # ---- the config of a model that is trained ---------------------------------------------------------------------------
@@ -194,37 +179,19 @@ def test_positions_scaled_anew():
     assert stream_sizes(SimpleNamespace(sinks=None, window=None), 48) == (4, 43)  # 48 with the new token itself
 
 
-@pytest.mark.parametrize("pe, variant, how, message", [
-    *(("expe", {"on": "k"}, {"rope_scaling": "least-slope", "factor": factor}, "--factor must be from 0 to 1e6 for")
-      for factor in (-1.0, math.nan, math.inf)),
-    ("rope", {}, {"rope_scaling": "dual-chunk", "chunk": 0}, "--chunk must be from 1 to 11, got 0"),
-    ("rope", {}, {"rope_scaling": "dual-chunk", "chunk": 12}, "--chunk must be from 1 to 11, got 12"),
-    ("rope", {}, {"rope_scaling": "self-extend", "factor": 2.5}, "--factor must be a whole number of at least 1"),
-    ("rope", {}, {"rope_scaling": "ntk", "factor": -1.0}, "--factor must be above 0 and at most 1e6, got -1.0"),
-    ("rope", {}, {"rope_scaling": "longrope"}, "longrope needs .* D/2 = 4 numbers each, .* got 0, 0, 12 and 48"),
-    ("rope", {}, {"rope_scaling": "longrope", "long": (1.0, 0.0, 1.0, 1.0)}, "--long-factors must be numbers above 0"),
-    ("rope", {}, {"rope_scaling": "longrope", "long": (1.0,) * 4, "short": (1.0,)}, "got 4, 1, 12 and 48"),
-])
-def test_a_wrong_value_is_named(pe, variant, how, message):
+@pytest.mark.parametrize("pe, variant, method, how, message", [
+    ("expe", {"on": "k"}, "least-slope", {"factor": math.nan}, "--factor must be from 0 to 1e6 for least-slope"),
+    ("rope", {}, "dual-chunk", {"chunk": 12}, "--chunk must be from 1 to 11, got 12"),
+    ("rope", {}, "self-extend", {"factor": 2.5}, "--factor must be a whole number of at least 1"),
+    ("rope", {}, "longrope", {"long": (1.0,) * 4, "short": (1.0,)}, "D/2 = 4 numbers each, .* got 4, 1, 12 and 48"),
+    ("rope", {}, "none", {"scale": 0.5}, "--scale is for expe and exqpe, and this run has rope: leave it out"),
+    ("expe", {}, "yarn", {}, "yarn is for rope, and this run has expe --on qk: leave it out"),
+    ("t5", {}, "dual-chunk", {}, "for rope, and expe and exqpe with --on qk and without --once, and this run has t5"),
+    ("expe", {"on": "k"}, "self-extend", {}, "has expe --on k"), ("expe", {"once": True}, "hold", {}, "--once"),
+    ("expe", {"on": "k", "learn": "init"}, "least-slope", {}, "is for expe --on k without --learn")])
+def test_a_wrong_value_and_a_scaling_for_other_encodings_are_refused(pe, variant, method, how, message):
     with pytest.raises(InputError, match=message):
-        scaled(tiny(pe, variant=variant).config, 48, **how)
-    with pytest.raises(InputError, match="ntk: d_head must be at least 4"):
-        scaled(tiny("rope", n_heads=8).config, 48, rope_scaling="ntk")
-
-
-@pytest.mark.parametrize("pe, variant, method, message", [
-    ("rope", {}, None, "--scale is for expe and exqpe, and this run has rope: leave it out"),
-    ("expe", {}, "yarn", "yarn is for rope, and this run has expe --on qk: leave it out"),
-    ("t5", {}, "dual-chunk", "is for rope, and expe and exqpe with --on qk and without --once, and this run has t5"),
-    ("expe", {"on": "qkv"}, "dual-chunk", "has expe --on qkv"), ("expe", {"on": "k"}, "self-extend", "has expe --on k"),
-    ("expe", {"once": True}, "dual-chunk", "has expe --on qk --once"), ("expe", {"once": True}, "hold", "--once"),
-    ("expe", {"on": "qkv"}, "hold", "is for expe and exqpe with --on qk"), ("alibi", {}, "hold", "has alibi"),
-    ("expe", {"on": "k", "learn": "init"}, "least-slope", "is for expe --on k without --learn"),
-    ("expe", {}, "least-slope", "has expe --on qk"), ("exqpe", {"on": "k"}, "least-slope", "has exqpe --on k")])
-def test_a_scaling_for_other_encodings_is_refused(pe, variant, method, message):
-    how = {"rope_scaling": method} if method else {"scale": 0.5}
-    with pytest.raises(NotForThisEncoding, match=message):
-        scaled(tiny(pe, variant=variant).config, 48, **how)
+        scaled(tiny(pe, variant=variant).config, 48, rope_scaling=method, **how)
 
 
 def test_scale_multiplies_the_papers_values():
@@ -250,28 +217,25 @@ def test_a_reader_goes_back_and_forth_between_positions_of_its_model():
 # ---- dual chunk attention --------------------------------------------------------------------------------------------
 
 
-def attention_in_loops(h, model, score):
-    """One attention layer over h (S, C), pair by pair; score(x_m, w_q, m, x_n, w_k, n), not yet divided."""
-    attention, out = model.blocks[0].attn, np.zeros_like(h)
-    for rows in (slice(0, 8), slice(8, 16)):
-        w_q, w_k, w_v = (w[rows] for w in np.split(attention.qkv.weight.numpy(), 3))
-        for m in range(len(h)):
-            scores = np.array([score(h[m], w_q, m, h[n], w_k, n) / math.sqrt(8) for n in range(m + 1)])
-            p = np.exp(scores - scores.max())
-            out[m, rows] = (p / p.sum()) @ (h[: m + 1] @ w_v.T)
-    return out @ attention.proj.weight.numpy().T
-
-
 def turn(x, n):
     """RoPE of one head of 8 dimensions, in complex numbers."""
     z = (x[:4] + 1j * x[4:]) * np.exp(1j * n * 10000.0 ** (-2 * np.arange(4) / 8))
     return np.concatenate((z.real, z.imag))
 
 
-def first_block_of_40_tokens(model):
-    """Some input h (40, 16), and the first block's attention over it."""
+def follows(model, score):
+    """The first block's attention over 40 tokens is that of score(x_m, w_q, m, x_n, w_k, n), not yet divided."""
+    attention = model.blocks[0].attn
     h = torch.randn(1, 40, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    return h[0].numpy(), model.blocks[0].attn(h, model.tables(np.arange(40))[model.config.encoding])[0]
+    ours, h = attention(h, model.tables(np.arange(40))[model.config.encoding])[0], h[0].numpy()
+    w_q, w_k, _ = attention.qkv.weight.numpy().reshape(3, 2, 8, 16)
+
+    def more(head, m, n):
+        of = w_q[head], w_k[head]
+        return (score(h[m], of[0], m, h[n], of[1], n) - (of[0] @ h[m]) @ (of[1] @ h[n])) / math.sqrt(8)
+
+    right = attention_in_loops(h, attention.qkv.weight.numpy(), attention.proj.weight.numpy(), 2, bias=more)
+    np.testing.assert_allclose(ours, right, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("pe, chunk", [("rope", 1), ("rope", 7), ("expe", 4), ("exqpe", 11)])
@@ -289,8 +253,7 @@ def test_dual_chunk_attention_follows_its_definition(pe, chunk):
         where = {0: same, 1: min(same + chunk, farthest)}.get(m // chunk - n // chunk, min(2 * chunk - 1, farthest))
         return lay(x, w_q, where) @ lay(y, w_k, n % chunk)
 
-    h, ours = first_block_of_40_tokens(model)
-    np.testing.assert_allclose(ours, attention_in_loops(h, model, score), rtol=1e-10, atol=1e-12)
+    follows(model, score)
 
 
 # ---- Self-Extend -----------------------------------------------------------------------------------------------------
@@ -303,9 +266,7 @@ def test_self_extend_follows_its_definition(w, G):
         assert G > 1 or distance == m - n
         return turn(w_q @ x, distance) @ (w_k @ y)
 
-    model = reading("rope", variant={"groups": (w, G)})
-    h, ours = first_block_of_40_tokens(model)
-    np.testing.assert_allclose(ours, attention_in_loops(h, model, score), rtol=1e-10, atol=1e-12)
+    follows(reading("rope", variant={"groups": (w, G)}), score)
 
 
 @pytest.mark.parametrize("w", [1, 4, 6, 11])
@@ -345,18 +306,19 @@ class Steep(Attention):
         return self.output(self.attend(q, k, v, -slope.clamp(min=self.least) * (n[:, None] - n), None), h)
 
 
-QUERIES_OR_SLOPES = pytest.mark.parametrize("pe, variant, method, definition", [
+@pytest.mark.parametrize("pe, variant, method, definition", [
     ("expe", {"l": 1, "start": 0.5, "theta": 0.3}, "hold", Held), ("exqpe", {}, "hold", Held),
     ("expe", {"learn": "init"}, "hold", Held), ("expe", {"on": "k"}, "least-slope", Steep),
     ("expe", {"on": "k", "l": 1, "start": 0.5, "theta": 0.3}, "least-slope", Steep)])
-
-
-@QUERIES_OR_SLOPES
-def test_hold_and_least_slope_follow_their_definitions(pe, variant, method, definition):
+def test_hold_and_least_slope_follow_their_definitions_with_a_cache_too(pe, variant, method, definition):
     reader, tokens = reading(pe, variant=variant), some_tokens(2, 4 * T)
     plain, right = plain_model(reader), plain_model(reader, attention=definition)
     found = reader.scale_to(4 * T, rope_scaling=method)(tokens)
     torch.testing.assert_close(found, right(tokens), rtol=1e-9, atol=1e-9)
+    for size in (1, 5):
+        cache = Cache()
+        pieces = [reader(x, cache=cache) for x in tokens.split(size, 1)]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), found, rtol=1e-9, atol=1e-9)
     assert (found - plain(tokens)).abs().max() > 1e-3
     if method == "hold":
         torch.testing.assert_close(found[:, :T], plain(tokens)[:, :T], **EXACT)
@@ -366,17 +328,6 @@ def test_hold_and_least_slope_follow_their_definitions(pe, variant, method, defi
         reader.scale_to(4 * T, rope_scaling=method, factor=3)
         torch.testing.assert_close(reader(tokens), right(tokens), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(reader.scale_to(4 * T)(tokens), plain(tokens), **EXACT)  # and no longer
-
-
-@QUERIES_OR_SLOPES
-def test_hold_and_least_slope_read_with_a_cache(pe, variant, method, definition):
-    reader = reading(pe, variant=variant).scale_to(3 * T, rope_scaling=method)
-    tokens = some_tokens(2, 3 * T)
-    for size in (1, 5):
-        cache = Cache()
-        pieces = [reader(x, cache=cache) for x in tokens.split(size, 1)]
-        right = plain_model(reader, attention=definition)(tokens)
-        torch.testing.assert_close(torch.cat(pieces, dim=1), right, rtol=1e-9, atol=1e-9)
 
 
 def test_past_the_trained_length_hold_sees_distances_only():
@@ -438,73 +389,19 @@ def test_a_cache_that_does_not_fit_is_refused_and_left_as_it_was():
         with pytest.raises(ValueError, match=message):
             model(tokens, cache=cache)
         assert len(cache) == 10 and all(cache[block.attn][0].shape[2] == 10 for block in model.blocks)
-    with pytest.raises(InputError, match="a cache needs causal attention"):
-        reading(causal=False)(some_tokens(1, 2), cache=Cache())
-    with pytest.raises(InputError, match="a stream sets its own positions"):
-        reading()(some_tokens(1, 2), positions=torch.arange(2), cache=Cache(1, 3))
-    for pe, variant in STUCK:
-        with pytest.raises(InputError, match=f"{pe} cannot stream as trained here: positions are part of"):
-            reading(pe, variant=variant)(some_tokens(1, 2), cache=Cache(1, 3))
-    used = Cache()
-    reading()(some_tokens(1, 2), cache=used)
     with pytest.raises(InputError, match="the cache was filled by another model"):
-        reading()(some_tokens(1, 2), cache=used)
-    for sinks, window in ((-1, 3), (0, 0), (4, None), (1.5, 3)):
-        with pytest.raises(InputError, match="sinks of at least 0 and a window of at least 1"):
-            Cache(sinks, window)
+        reading("learned")(some_tokens(2, 1), cache=cache)
 
 
-def test_an_override_of_values_cannot_stream_whatever_the_dtype():
-    small = {"on": "qkv", "theta": 1e-9}  # so that fp16 has zeros at all near positions
-    assert reading("expe").half().streams() and not reading("expe", variant=small).half().streams()
-
-
-@pytest.mark.parametrize("pe, how", [
-    ("xpos", {}), ("alibi", {}), ("t5", {}), ("expe", {"rope_scaling": "hold"}),
-    ("rope", {"rope_scaling": "dual-chunk"}), ("rope", {"rope_scaling": "self-extend"})])
-def test_integers_of_any_size_are_the_same_positions(pe, how):
-    model, tokens = reading(pe).scale_to(120, **how), some_tokens(1, 60)
-    n = np.arange(60, 120)
-    right = model(tokens, positions=n)
-    for same in (n.astype("uint8"), n.astype("uint64"), n.tolist()):
-        assert torch.equal(model(tokens, positions=same), right)
-
-
-def test_a_stream_follows_the_weights_and_the_scaling():
-    model, tokens = reading("expe", variant={"learn": "random"}), some_tokens(2, 20)
-    for name in ("blocks.0.attn.qkv.weight", "encoding.weight"):
-        before = model(tokens, cache=Cache(0, 30))
-        model.get_parameter(name).mul_(1.5)
-        after = model(tokens, cache=Cache(0, 30))
-        torch.testing.assert_close(after, plain_model(model)(tokens), **EXACT)
-        assert not torch.allclose(after, before)
-    found = []
-    for forget in (False, True):
-        cache = Cache(1, 4)
-        model.scale_to(T)(tokens[:, :9], cache=cache)
-        model.scale_to(T, scale=0.5)
-        cache.tables = (None, None) if forget else cache.tables
-        found.append(model(tokens[:, 9:12], cache=cache))
-    assert torch.equal(*found)
-
-
-@torch.enable_grad()
-def test_gradients_pass_through_dual_chunks_again_and_again():
-    model, tokens, found = reading("expe", variant={"chunk": 5}), some_tokens(2, 20), []
-    for _ in range(2):
-        with torch.no_grad():
-            model(tokens)
-        model.zero_grad()
-        model(tokens, tokens).backward()
-        found.append(model.blocks[0].attn.qkv.weight.grad)
-    w, step = model.blocks[0].attn.qkv.weight, 1e-6
-    with torch.no_grad():
-        slopes = []
-        for change in (step, -2 * step):
-            w[19, 2] += change  # of W_k, in a column that is overridden
-            slopes.append(model(tokens, tokens).item())
-    assert torch.equal(*found)
-    assert found[0][19, 2].item() == pytest.approx((slopes[0] - slopes[1]) / (2 * step), rel=1e-6)
+@pytest.mark.parametrize("pe, variant", [*STUCK, ("expe", {})], ids=str)
+def test_an_encoding_whose_positions_cannot_be_changed_later_is_refused_by_streams(pe, variant):
+    """The last one has an override that is not affine, as after an edit."""
+    model = reading(pe, variant=variant)
+    if (pe, variant) not in STUCK:
+        assert model.streams()
+        model.encoding.override = lambda h, table: [h * (1 + table.sum(-1, keepdim=True))] * 2 + [h]
+    with pytest.raises(InputError, match=f"{pe} cannot stream as trained here: positions are part of"):
+        model(some_tokens(1, 2), cache=Cache(1, 3))
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------
@@ -603,14 +500,6 @@ def test_a_linear_bias_needs_no_blocks_of_queries(pe, variant):
     assert model.at(model.blocks[0].attn, np.arange(4096), np.arange(4096)).pairs is None
 
 
-@torch.enable_grad()
-@pytest.mark.parametrize("dtype, digits", [(torch.float64, 1e-9), (torch.float32, 2e-5)])
-@pytest.mark.parametrize("pe, variant", LINEAR, ids=str)
-def test_what_is_read_at_once_has_the_plain_gradients(pe, variant, dtype, digits):
-    model = reading(pe, variant=variant).to(dtype)
-    same_losses_and_gradients(model, plain_model(model).to(dtype), digits)
-
-
 # ---- digits ----------------------------------------------------------------------------------------------------------
 
 
@@ -641,20 +530,3 @@ def test_late_positions_in_fp32():
         by_pieces = error_in_fp32(pe, variant, 10**6, size=8)
         assert max(*error[pe, *variant.values()], by_pieces) < 4 * error["nope",][0]
     assert error["expe",][2] > 100 * error["nope",][0]  # 16,384; by 10^6 each query sees one key alone
-
-
-def test_an_override_that_is_not_affine_is_refused_by_streams():
-    model = reading("expe")
-    assert model.streams()
-    model.encoding.override = lambda h, table: [h * (1 + table.sum(-1, keepdim=True))] * 2 + [h]
-    with pytest.raises(InputError, match="cannot stream as trained here"):
-        model(some_tokens(1, 2), cache=Cache(1, 3))
-
-
-def test_further_dimensions_keep_the_digits_of_numbers_that_are_not_whole():
-    """Forgotten logarithms of FoX's gates, b, by a divisor of 4, whose digits all fit: what scores gain is b."""
-    b = -10 * torch.rand(1, 2, 64, generator=torch.Generator().manual_seed(0)).cumsum(-1)
-    q = torch.zeros(1, 2, 64, 16, dtype=torch.bfloat16)
-    wide_q, wide_k = fast.further(q, q, torch.ones(1, 1), b)
-    gain = wide_q.double() @ wide_k.double().mT / 4
-    torch.testing.assert_close(gain, b.double()[..., None, :].expand_as(gain), rtol=2**-22, atol=0)

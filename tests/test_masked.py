@@ -6,11 +6,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, command, need, refused
+from conftest import TINY, command, refused
 from test_ladder import T, V, tiny
 from test_model import some_tokens
 
-import expe
 import model_numpy
 from config import ENCODINGS, settings_class
 from engine.masking import mask_tokens
@@ -75,16 +74,6 @@ def test_alibi_falls_to_both_sides():
     bias = model.blocks[0].attn.encoding.score(torch.zeros(1, 2, 4, 8).double(), None, None, table)
     for (h, slope), m, s in itertools.product(enumerate((2**-4, 2**-8)), range(4), range(4)):  # of two heads
         assert bias[h, m, s].item() == -slope * abs(n[m] - n[s])
-
-
-@pytest.mark.parametrize("buckets, far", [(32, 128), (10, 100)])
-def test_t5s_buckets_of_both_sides_are_transformers_own(buckets, far):
-    need("transformers")
-    from transformers.models.t5.modeling_t5 import T5Attention
-
-    d = expe.distances(np.arange(300), np.arange(300))
-    right = T5Attention._relative_position_bucket(torch.from_numpy(-d), True, buckets, far).numpy()
-    np.testing.assert_array_equal(expe.t5_bucket(d, buckets, far, both_sides=True), right)
 
 
 FLAGS = [*TINY, "--objective", "mlm", "--steps", "6", "--eval-every", "3"]

@@ -6,19 +6,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, command, read_log, refused
-from test_ladder import close
+from conftest import ROOT, TINY, command, read_log, refused, wait_for
 
 import common
 import data
 import model_numpy
 import train
-from config import PRESETS, ModelConfig, TrainConfig, make_encoding
 
 SMALL = [*TINY, "--steps", "12", "--eval-every", "5", "--checkpoint-every", "4", "--dropout", "0.1"]
 
@@ -39,8 +36,7 @@ def finished(tokens, tmp_path_factory):
     """{flags: the folder of a run that was not interrupted}."""
     folder = tmp_path_factory.mktemp("finished")
     found = {}
-    for name in ("torch", "numpy", "fast"):
-        flags = {"torch": [], "numpy": ["--backend", "numpy"], "fast": ["--fast"]}[name]
+    for name, flags in {"torch": [], "numpy": ["--backend", "numpy"], "fast": ["--fast"]}.items():
         done = command("train.py", *SMALL, *flags, "--data", tokens, "--out", name, cwd=folder)
         assert done.returncode == 0, done.stderr
         found[name] = flags, folder / name
@@ -79,14 +75,6 @@ def test_ctrl_c_keeps_the_last_step_and_resumes(name, finished, tokens, tmp_path
     assert done.returncode == 0 and "complete" in done.stdout
 
 
-def test_each_backend_reads_what_the_other_wrote(finished):
-    tokens = np.arange(32).reshape(2, 16)
-    for name in ("torch", "numpy"):
-        model, _ = common.load_model(finished[name][1])
-        logits, _ = model_numpy.forward(tensors(finished[name][1]), tokens, model.config)
-        close("logits", logits, model(torch.from_numpy(tokens)).detach(), 1e-4)
-
-
 VARIANTS = ["--pe expe --once --learn random", "--pe exqpe --theta2 1/8 --softmax sinks", "--pe t5 --no-causal",
             "--pe fox --window 4 --nope-every 2", "--pe expe --objective mlm", "--pe rope --dtype bf16 --fast",
             "--pe learned --n-positions 40 --random-positions 40", "--pe shaw --tied --norm rmsnorm --mlp swiglu"]
@@ -121,15 +109,13 @@ def test_dropout_is_a_function_of_seed_and_step(kind, tokens):
     assert losses[0] == losses[1] != losses[2]
 
 
-NAMES = {"--pe expe --l 24 --fast": "mini-expe-s0", "--pe expe --l 8 --lr 2e-3": "mini-expe-l-8-lr-0.002-s0",
-         "--pe expe --on k --seed 3": "mini-expe-on-k-s3", "--lr 4e-3 --no-causal": "mini-expe-causal-False-s0",
-         "--preset paper-35m --pe exqpe --data a/b": "paper-35m-exqpe-data-b-s0"}
-
-
-@pytest.mark.parametrize("line", NAMES)
-def test_default_names_are_preset_encoding_and_the_flags_that_differ(line):
-    args, _, _ = train.read_flags(line.split() if "--preset" in line else ["--preset", "mini", *line.split()])
-    assert str(args.out) == f"runs/{NAMES[line]}"
+@pytest.mark.parametrize("line, name", [
+    ("--preset mini --pe expe --l 24 --fast", "mini-expe-s0"),
+    ("--preset mini --pe expe --l 8 --lr 2e-3 --no-causal", "mini-expe-l-8-causal-False-lr-0.002-s0"),
+    ("--preset paper-35m --pe exqpe --data a/b", "paper-35m-exqpe-data-b-s0")])
+def test_default_names_are_preset_encoding_and_the_flags_that_differ(line, name):
+    args, _, _ = train.read_flags(line.split())
+    assert str(args.out) == f"runs/{name}"
 
 
 def test_flags_reach_the_configs_and_what_depends_on_them():
@@ -140,25 +126,15 @@ def test_flags_reach_the_configs_and_what_depends_on_them():
     assert (model.encoding.l, model.norm, model.mlp) == (96, "rmsnorm", "swiglu")
 
 
-@pytest.mark.parametrize("pe", ["expe", "t5", "path"])
-def test_help_lists_the_encodings_own_flags(pe):
-    done = command("train.py", "--pe", pe, "--help", cwd=ROOT)
-    fields = [f for f in dataclasses.fields(make_encoding(pe)) if f.metadata["help"]]
-    assert done.returncode == 0 and all(f"--{f.name.replace('_', '-')}" in done.stdout for f in fields)
-
-
 WRONG = {
-    "--heads 3": "--heads must be a divisor of --width, 128, got 3", "--lr nan": "--lr must be", "--lr x": "--lr",
+    "--heads 3": "--heads must be a divisor of --width, 128, got 3", "--lr nan": "--lr must be",
     "--pe rope --l 3": "--l is not a flag of --pe rope", "--l 500": "--l must be from 1 to the width",
-    "--pe ropes": "--pe", "--steps 1.5": "--steps", "--steps 1e400": "--steps", "--theta 1/0": "--theta",
-    "--preset big": "--preset", "--objective mlm --pe fox": "--objective mlm",
-    "--objective mlm --causal": "leave out --causal",
+    "--steps 1.5": "--steps", "--theta 1/0": "--theta", "--preset big": "--preset", "--nonsense": "--nonsense",
+    "--objective mlm --pe fox": "--objective mlm", "--objective mlm --causal": "leave out --causal",
     "--random-positions 3": "--random-positions must be from 16 (--context) on, got 3",
-    "--pe learned --random-positions 900": "--random-positions must be from 16 (--context) to 16 (--n-positions)",
     "--pe fox --random-positions 64": "--random-positions is for an encoding that reads positions",
-    "--device gpu": "--device must be", "--device cuda:99": "--device must be", "--nonsense": "--nonsense",
-    "--backend numpy --compile": "--backend numpy", "--data missing": "missing: no such file",
-    "--vocab 400": "add --vocab 300", "--init-from missing": "missing", "--resume --overwrite": "not allowed",
+    "--device cuda:99": "--device must be", "--backend numpy --compile": "--backend numpy",
+    "--data missing": "missing: no such file", "--vocab 400": "add --vocab 300", "--init-from missing": "missing",
 }
 
 
@@ -172,8 +148,7 @@ def test_a_wrong_flag_is_named_in_one_line_and_nothing_is_left(line, tokens, tmp
 
 def test_a_contradicting_flag_is_named_when_a_run_is_resumed(finished, tokens, tmp_path):
     _, run = finished["torch"]
-    for line, message in {"--lr 1": "--lr is 0.004", "--pe rope": "--pe is expe", "--seed 4": "--seed",
-                          "--preset paper-35m": "--preset is mini", "--width 64": "--width is 128"}.items():
+    for line, message in {"--lr 1": "--lr is 0.004", "--pe rope": "--pe is expe", "--width 64": "is 128"}.items():
         assert message in refused(command("train.py", "--out", run, "--resume", *line.split(), cwd=tmp_path))
 
 
@@ -196,9 +171,8 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tokens, tmp_path):
     ("config.json", lambda text: text[:-40]), ("config.json", lambda text: b"[1]"),
     ("config.json", lambda text: text.replace(b'"n_heads": 4', b'"n_heads": 0')),
     ("config.json", lambda text: text.replace(b'"d_model": 128', b'"d_model": 64')),
-    ("config.json", lambda text: json.dumps(json.loads(text) | {"data": None}).encode()),
     (common.CHECKPOINT, lambda text: text[:-40]), (common.CHECKPOINT, lambda text: text[:-9] + bytes(9)),
-    (common.CHECKPOINT, lambda text: b"x"), ("tokenizer.tiktoken", lambda text: text[:-40])])
+    ("tokenizer.tiktoken", lambda text: text[:-40])])
 def test_a_damaged_run_is_named_in_one_line(name, change, finished, tmp_path):
     _, run = finished["torch"]
     shutil.copytree(run, tmp_path / "run")
@@ -206,27 +180,16 @@ def test_a_damaged_run_is_named_in_one_line(name, change, finished, tmp_path):
     assert name in refused(command("generate.py", "run", "--tokens", "3", cwd=tmp_path))
 
 
-@pytest.mark.parametrize("change", [
-    lambda x: x.pop("m.norm.bias"), lambda x: x.update({"v.norm.bias": np.zeros((2, 2), np.float32)})],
-    ids=["missing", "shape"])
-def test_a_checkpoint_of_another_model_is_not_resumed(change, finished, tmp_path):
-    shutil.copytree(finished["torch"][1], tmp_path / "run")
-    found, _ = common.read_checkpoint(tmp_path / "run")
-    change(found)
-    common.save_checkpoint(tmp_path / "run", found, 8)
-    before = (tmp_path / "run" / "log.jsonl").read_bytes()
-    assert common.CHECKPOINT in refused(command("train.py", "--out", "run", "--resume", cwd=tmp_path))
-    assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
+def start(*flags, cwd, **how):
+    """A process of train.py."""
+    return subprocess.Popen([sys.executable, ROOT / "train.py", *flags], cwd=cwd, stderr=subprocess.STDOUT, **how)
 
 
 def test_a_real_kill_leaves_a_run_that_resumes(finished, tokens, tmp_path):
-    flags = [*SMALL, "--data", str(tokens), "--out", "run"]
-    running = subprocess.Popen([sys.executable, ROOT / "train.py", *map(str, flags), "--checkpoint-every", "1"],
-                               cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 120
-    while not (tmp_path / "run" / common.CHECKPOINT).exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    running.send_signal(signal.SIGKILL)
+    flags = [*SMALL, "--data", tokens, "--out", "run", "--checkpoint-every", "1"]
+    running = start(*flags, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    wait_for((tmp_path / "run" / common.CHECKPOINT).exists, running)
+    running.kill()
     running.wait()
     assert command("train.py", "--out", "run", "--resume", cwd=tmp_path).returncode == 0
     assert same_run(tmp_path / "run", finished["torch"][1])
@@ -236,11 +199,8 @@ def test_a_run_belongs_to_one_process_and_is_kept_where_nobody_reads_what_it_pri
     """As with `train.py 2>&1 | tee file`, where Ctrl-C ends tee, too."""
     flags = [*TINY, "--layers", "1", "--width", "32", "--heads", "2", "--steps", "100000", "--eval-every", "100000",
              "--checkpoint-every", "100000"]
-    running = subprocess.Popen([sys.executable, ROOT / "train.py", *flags, "--data", tokens, "--out", "run"],
-                               cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    until = time.monotonic() + 120
-    while not (tmp_path / "run" / "log.jsonl").exists() and time.monotonic() < until:
-        time.sleep(0.01)
+    running = start(*flags, "--data", tokens, "--out", "run", cwd=tmp_path, stdout=subprocess.PIPE)
+    wait_for((tmp_path / "run" / "log.jsonl").exists, running)
     for flags in (["--resume"], ["--preset", "mini", "--overwrite"]):
         assert "in use by another process" in refused(command("train.py", "--out", "run", *flags, cwd=tmp_path))
     running.stdout.close()
@@ -262,9 +222,3 @@ def test_a_signal_keeps_the_last_step_unless_it_is_ignored(sent, ignored, tokens
     finally:
         signal.signal(sent, before)
     assert common.checkpoint_info(tmp_path / "run")["step"] == (3 if ignored else 2)
-
-
-def test_configs_survive_json():
-    for preset in PRESETS.values():
-        stored = json.loads(json.dumps([dataclasses.asdict(preset.model), dataclasses.asdict(preset.train)]))
-        assert ModelConfig.from_dict(stored[0]) == preset.model and TrainConfig(**stored[1]) == preset.train

@@ -60,14 +60,6 @@ def queries_and_keys(model):
     return [np.einsum("hdc,tc->htd", w, some_input()[0].numpy()) for w in (w_q, w_k)]
 
 
-@pytest.mark.parametrize("pe", ["kerple", "partial", "grape", "proportional", "xpos", "rove"])
-def test_distances_are_all_that_counts(pe):
-    model, tokens = tiny(pe), some_tokens(1, 8)
-    shifted, stretched = (model(tokens, positions=n) for n in (torch.arange(8) + 5, torch.arange(8) * 2))
-    torch.testing.assert_close(shifted, model(tokens), rtol=1e-9, atol=1e-11)
-    assert not torch.allclose(stretched, model(tokens))
-
-
 def test_kerple_is_its_formula():
     model = tiny("kerple")
     P, A = (getattr(model.encoding, name).tolist() for name in "pa")  # of each head
@@ -89,12 +81,10 @@ def test_fire_is_its_formula():
     follows(model, ODD, lambda head, m, s: f(share(int(ODD[m]), abs(int(ODD[m] - ODD[s]))), head))
 
 
-def test_fire_starts_with_a_threshold_at_the_context_and_needs_one_above_0():
+def test_fire_starts_with_a_threshold_at_the_context():
     config = ModelConfig(2, 64, 8, 512, 40, encoding=make_encoding("fire"))
     p = model_numpy.under("blocks.1.attn.encoding.", model_numpy.init_params(config, 0))
     assert np.exp(p["c"]) == pytest.approx(0.1) and np.exp(p["L"]) == pytest.approx(512)
-    with pytest.raises(InputError, match="--threshold must be a finite number above 0, got 0.0"):
-        make_encoding("fire", threshold=0.0)
 
 
 @pytest.mark.parametrize("count_to", [2, 5, 64])
@@ -148,24 +138,6 @@ def test_pope_is_its_formula():
     follows(model, ODD, bias)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_pope_equals_another_library(seed):
-    PoPE = need("PoPE_pytorch").PoPE
-    H, T, half = drawn(seed, (1, 6), (1, 41), (1, 11))
-    D = 2 * half
-    theirs, rng = PoPE(D, heads=H, theta=300.0), torch.Generator().manual_seed(seed)
-    theirs.bias.data = 4 * torch.randn(H, D, generator=rng)
-    settings = make_encoding("pope", base=300.0)
-    q, k = torch.randn(2, 2, H, T, D, generator=rng)
-    ours = ModelConfig(1, H * D, H, T, 8, encoding=settings)
-    from model_torch import as_tensor, make_encoding_module
-    encoding = make_encoding_module(settings, ours)
-    encoding.e.data = theirs.bias.data
-    found = encoding.rotate(q, k, as_tensor(settings.rows(np.arange(T), ours), q))
-    right = theirs.apply_pope_to_qk(theirs(T), q, k)
-    torch.testing.assert_close(found[0] @ found[1].mT / math.sqrt(2), right[0] @ right[1].mT, rtol=1e-4, atol=1e-4)
-
-
 def test_rove_is_its_formula():
     """In complex numbers, query by query: a value turns by the difference of the two angles."""
     model, h = tiny("rove", variant={"base": 50.0}), some_input()[0].numpy()
@@ -181,23 +153,6 @@ def test_rove_is_its_formula():
         right[head, m] = np.concatenate((y.real, y.imag))
     right = np.moveaxis(right, 0, 1).reshape(T, 16) @ attention.proj.weight.detach().numpy().T
     np.testing.assert_allclose(attend(model, some_input(), ODD)[0].detach().numpy(), right, rtol=1e-10, atol=1e-12)
-
-
-def test_rove_turns_as_transformers_llama_does():
-    need("transformers")
-    from transformers.models.llama import modeling_llama as theirs
-
-    config = theirs.LlamaConfig(hidden_size=32, num_attention_heads=2, rope_parameters={
-        "rope_type": "default", "rope_theta": 500.0})
-    rng = torch.Generator().manual_seed(0)
-    v, weights = torch.randn(1, 2, T, 16, generator=rng), torch.rand(1, 2, T, T, generator=rng)
-    n = torch.arange(T) * 3
-    cos, sin = theirs.LlamaRotaryEmbedding(config)(v, n[None])
-    turned, _ = theirs.apply_rotary_pos_emb(v, v, cos, sin)
-    right, _ = theirs.apply_rotary_pos_emb(weights @ turned, v, cos, -sin)
-    model = tiny("rove", d_model=32, variant={"base": 500.0}).float()
-    found = model.encoding.value(weights, v, model.tables(n.numpy())[model.config.encoding].pairs)
-    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
 
 
 def test_cable_is_its_formula():
@@ -248,11 +203,6 @@ def test_selective_rope_is_its_formula():
     follows(model, ODD, bias)
 
 
-def reflect(x, w, b):
-    """H x = x - b w (w . x)."""
-    return x - b * w * (w @ x)
-
-
 @pytest.mark.parametrize("part", [1, 5, 99])
 @pytest.mark.parametrize("pe", ["path", "path_fox"])
 def test_path_is_its_formula(pe, part, monkeypatch):
@@ -270,7 +220,7 @@ def test_path_is_its_formula(pe, part, monkeypatch):
     def bias(head, m, s):
         key = k[head, s]
         for t in range(s + 1, m + 1):
-            key = reflect(key, w[t, head], b[t, head])
+            key = key - b[t, head] * w[t, head] * (w[t, head] @ key)                     # H x = x - b w (w . x)
         forgotten = sum(math.log(f[t, head]) for t in range(s + 1, m + 1))
         return q[head, m] @ (key - k[head, s]) / math.sqrt(8) + forgotten
 
@@ -278,9 +228,9 @@ def test_path_is_its_formula(pe, part, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("pe", ["path", "path_fox", "fox"])
-def test_they_equal_flash_linear_attention(pe, seed):
-    """Its plain forms compute in fp32. Its PaTH-FoX divides gates by sqrt(D), as its kernels do (errata): not here."""
+@pytest.mark.parametrize("pe", ["path", "path_fox"])
+def test_path_equals_flash_linear_attention(pe, seed):
+    """Its plain form computes in fp32. Its PaTH-FoX divides gates by sqrt(D), as its kernels do (errata): not here."""
     H, T, D = drawn(seed, (1, 6), (1, 151), (1, 21))
     config = ModelConfig(1, H * D, H, T, 8, encoding=make_encoding(pe))
     encoding = doors_of(config.encoding)
@@ -290,18 +240,12 @@ def test_they_equal_flash_linear_attention(pe, seed):
     scores = np.where(np.tri(T, dtype=bool), q @ k.swapaxes(-1, -2) / math.sqrt(D) + bias, -np.inf)
     ours = model_numpy.softmax_forward(scores, {})[0] @ v
     gates = np.zeros((2, T, H))
-    if pe != "path":
-        names = ("forget", "forget_bias") if pe == "path_fox" else ("weight", "bias")
-        weight, shift = (learned[name] for name in names)
-        gates = -np.logaddexp(0, -(h @ weight.T + shift))                                         # ln f
-    q, k, v = (torch.from_numpy(x).transpose(1, 2) for x in (q, k, v))                            # (B, T, H, D)
-    if pe == "fox":
-        theirs = of_fla("ops/forgetting_attn/naive.py").naive_forgetting_attn(q, k, v, torch.from_numpy(gates))
-    else:
-        w, b, _ = reflections_forward(h, learned, H)
-        w, b = torch.from_numpy(w).transpose(1, 2), torch.from_numpy(b[..., 0]).transpose(1, 2)
-        theirs = of_fla("ops/path_attn/naive.py").naive_path_attn(
-            q, k, v, w, b, torch.from_numpy(gates * math.sqrt(D)), 1 / math.sqrt(D))
+    if pe == "path_fox":
+        gates = -np.logaddexp(0, -(h @ learned["forget"].T + learned["forget_bias"]))               # ln f
+    w, b, _ = reflections_forward(h, learned, H)
+    q, k, v, w, b = (torch.from_numpy(x).transpose(1, 2) for x in (q, k, v, w, b[..., 0]))        # (B, T, H, D)
+    theirs = of_fla("ops/path_attn/naive.py").naive_path_attn(
+        q, k, v, w, b, torch.from_numpy(gates * math.sqrt(D)), 1 / math.sqrt(D))
     np.testing.assert_allclose(ours, theirs.transpose(1, 2), rtol=1e-3, atol=1e-4)
 
 
@@ -336,8 +280,7 @@ def test_partial_turns_as_transformers_gpt_neox_does(fraction):
 
 
 @pytest.mark.parametrize("pe, fraction, message", [
-    ("partial", 0.4, "an even width: 0.4 of a head's 8 dimensions is 3.2"), ("partial", 0.01, "is 0"),
-    ("partial", 0.0, "above 0 and"), ("partial", 1.5, "at most 1, got 1.5"),
+    ("partial", 0.4, "an even width: 0.4 of a head's 8 dimensions is 3.2"), ("partial", 1.5, "at most 1, got 1.5"),
     ("proportional", 0.4, "leave whole pairs: 0.4 of a head's 8 dimensions is 1.6 of them")])
 def test_all_of_a_head_is_rope_and_a_share_that_has_no_pairs_is_refused(pe, fraction, message):
     whole, rope, tokens = tiny(pe, variant={"rotary_fraction": 1.0}), tiny("rope"), some_tokens(1, T)
@@ -399,8 +342,6 @@ def test_xpos_stays_within_fp32_and_the_distance_alone_enters_for_32695_position
         torch.testing.assert_close(model(tokens, positions=n), model(tokens), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(model.float()(tokens, positions=n), model(tokens), rtol=1e-3, atol=1e-3)
     assert not torch.allclose(model(tokens, positions=n + 2 * T), model(tokens), rtol=1e-3, atol=1e-3)
-    with np.errstate(over="ignore"):
-        assert np.isinf(np.float32((0.4 / 1.4) ** (-40_000 / 512)))  # what a count from 0 makes of a key
 
 
 # ---- one file more ---------------------------------------------------------------------------------------------------
