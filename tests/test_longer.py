@@ -526,6 +526,7 @@ def test_late_positions_in_fp32():
     kinds, error = [("nope", {}), ("rope", {}), *linear, ("expe", {}), ("exqpe", {})], {}
     for pe, variant in kinds:
         error[pe, *variant.values()] = [error_in_fp32(pe, variant, n) for n in (0, 2_048, 16_384, 65_536, 10**6)]
+        print(pe, *variant.values(), *(f"{largest:.1e}" for largest in error[pe, *variant.values()]))
     for pe, variant in linear:
         by_pieces = error_in_fp32(pe, variant, 10**6, size=8)
         assert max(*error[pe, *variant.values()], by_pieces) < 4 * error["nope",][0]
