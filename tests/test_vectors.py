@@ -196,40 +196,8 @@ def bucket(d, p):
     return d if d < half else min(half + p.get("whole", int)(far * half), 2 * half - 1)
 
 
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def shaw_bias(h, m, n, q, p):
-    return dot(q, p["keys"][min(m - n, p["max_distance"])]) / math.sqrt(len(q))
-
-
-def shaw(values, positions, key_positions, max_distance, **given):
-    found = biased(shaw_bias)(positions=positions, key_positions=key_positions, max_distance=max_distance, **given)
-    T, S = positions.shape[1], key_positions.shape[1]
-    for b, h, t, d in np.ndindex(found["out"].shape):
-        for j in range(S - T + t + 1):
-            r = min(int(positions[b, t] - key_positions[b, j]), max_distance)
-            found["out"][b, h, t, d] += found["weights"][b, h, t, j] * values[r][d]
-    return found
-
-
-def fox(q, k, v, h, weight, gate_bias, cached_h=None, first=1, last=1, gate=lambda y: np.log(sigmoid(y)), **past):
-    h = whole(h, cached_h, 1)
-
-    def bias(b, head, i, j):
-        return sum(gate(dot(weight[head], h[b, o]) + gate_bias[head]) for o in range(j + first, i + last))
-
-    return attention(q, k, v, **past, bias=bias)
-
-
-def softmax_sinks(q, k, v, b, **past):
-    """By a further key, of which the score is b and the value 0."""
-    return attention(q, k, v, **past, weigh=lambda scores, h: softmax([*scores, b[h]], h)[:-1])
-
-
 def by_torch(name, n=same, **x):
-    """Of a case without loops here, of which tests/test_zoo.py and tests/test_softmax.py check the formula."""
+    """Of a case without loops here, of which the ladder, tests/test_zoo.py or tests/test_softmax.py checks the formula."""
     case = Case(name)
     parameters = case.learned({key: x[key] for key in case.p.keys() & x.keys()})
     model = case.model(x["length"])
@@ -258,8 +226,7 @@ def by_torch(name, n=same, **x):
 
 
 LOOPS = {name: rope for name in FILES if name.startswith("rope-")} | {
-    "sinusoidal": sinusoidal, "learned": learned, "expe": expe, "exqpe": exqpe, "shaw": shaw, "fox": fox,
-    "softmax-sinks": softmax_sinks,
+    "sinusoidal": sinusoidal, "learned": learned, "expe": expe, "exqpe": exqpe,
     "expe-keys": lambda x, wq, wk, wv, positions, l, start, theta, **broken: expe(
         x, wq, wk, wv, positions, l, start, theta, **{"parts": "k"} | broken),
     "alibi": biased(lambda h, m, n, q, p: -(m - n) * p.get("slope", slope)(h, p["H"])),
