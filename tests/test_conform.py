@@ -103,10 +103,6 @@ def instead(*f):
     return {"f": lambda _: [*f]}
 
 
-def last_dimensions(row, x):
-    return x[: -len(row)] + row
-
-
 G = [10.0**-i for i in range(4)]
 MISSING, DENOMINATOR = "factor missing", "denominator"
 DECODING = "in decoding alone, "
@@ -144,7 +140,6 @@ BREAKS = {  # case: [(how ours is broken, what must be said)]
     "expe": [
         ({"theta": 1 / 1024}, "factor: theta is 1/(2 x context)"), ({"j": 0}, "j is missing"),
         ({"parts": "k"}, "the override is on k, not on qk"),
-        ({"place": last_dimensions}, "the last l dimensions are overridden, not the first"),
         ({"decoding": {"n": lambda n: 0 * n + 5}}, DECODING + "the new token's position is the number of")],
     "expe-keys": [({"parts": "qk"}, "the override is on qk, not on k")],
     "exqpe": [
@@ -194,18 +189,6 @@ def test_each_mistake_of_a_file_is_named_by_its_own_numbers(name):
                      for key, y in right.items()}
             fine, line = conform.check(lambda found=found, **x: found, file)
             assert not fine and line.endswith(f"it looks like {mistake['looks like']}"), line
-
-
-def test_only_what_is_wrong_is_named_and_only_by_mistakes_that_change_it():
-    def in_float32(q, k, positions):
-        """float64 all through but for the product of positions and frequencies."""
-        angles = positions.astype(np.float32)[:, None, :, None] * (10000.0 ** -(np.arange(4) / 4)).astype(np.float32)
-        turn = np.exp(1j * angles.astype(float))
-        z = [(x[..., :4] + 1j * x[..., 4:]) * turn for x in (q, k)]
-        return tuple(np.concatenate((y.real, y.imag), -1) for y in z)
-
-    assert "rounded numbers: they are right to float32" in says("rope-default", in_float32)
-    assert conform.check(in_float32, FILES["rope-default"], "float32")[0]
 
 
 def test_arrays_of_any_type_and_shapes_that_stand_for_the_whole_batch():

@@ -107,18 +107,6 @@ def test_a_forget_gate_is_added_as_a_logarithm():
     np.testing.assert_allclose(bias, math.log(0.01) * np.arange(T - 1, -1, -1), rtol=1e-9)  # once for each later token
 
 
-def test_cope_counts_by_gates_of_the_product_as_it_is():
-    """CoPE's own listing and code have sigmoid(q.k/sqrt(D)): a key of q.k = -8 then counts 0.27 and not 0.0003."""
-    counted = lambda x: 1 / (1 + math.exp(-x))  # noqa: E731
-    assert counted(-8 / math.sqrt(64)) == pytest.approx(0.27, abs=2e-3) and counted(-8) == pytest.approx(3e-4, rel=0.2)
-    encoding = tiny("cope", variant={"count_to": 64}).blocks[0].attn.encoding
-    encoding.e.data[:] = torch.arange(64.0, dtype=torch.float64)[:, None]  # e[p] = (p, ..., p): a bias shows its p
-    q = torch.zeros(1, 2, T, 8, dtype=torch.float64)
-    q[..., 0] = 1.0
-    p = encoding.score(q, -8 * q, None, None)[0, 0, -1]
-    np.testing.assert_allclose(p.detach().numpy(), counted(-8) * np.arange(T, 0, -1), rtol=1e-9)
-
-
 def test_cope_between_two_whole_positions():
     """An explainer gives e[floor p] the weight 1 - p - floor p: at p = 2.25 the two weights sum to -3."""
     encoding = tiny("cope", variant={"count_to": 64}).blocks[0].attn.encoding

@@ -160,7 +160,7 @@ def check_bf16(theirs, ours):
 NASTY = [" ", "  ", "\n", "\r\n", "\r", "\t", "\v", "\x00", "\x1c", "\x85", "\xa0", "\u2003", "\u2028", "\ufeff", "'s",
          "'LL", "'\u017f", "don't", "12", "1234567", "\u0663", "\u00bd", "\u2167", "\u65e5\u672c", "\U0001f680",
          "e\u0301", "\u00df", "\u0130", "<|endoftext|>", "----", "    ", "def", "self.", " import", "(((", "\\n",
-         "\U0001d400", "\u0345", "\u200d", "a", "aaaa"]  # fmt: skip
+         "\U0001d400", "\u0345", "\u200d", "a", "aaaa", "</script>", "«»—…", "\uff11\uff12", "\u200b"]  # fmt: skip
 
 
 def test_three_thousand_nasty_strings_are_the_same_tokens(library, export):
@@ -252,15 +252,12 @@ WRONG = [
      lambda at: change(at / "run", "config.json", model=read_run(at / "run")[2]["model"] | {"causal": False})),
     ("run --from transformers x", "is of the kind None, and what can be read is llama and gpt_neox", None),
     ("exported --from transformers x", "rope_type is 'yarn', and a run begins with 'default'",
-     lambda at: set_in(at, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})),
-    ("exported --from transformers x", "in another shape", lambda at: set_in(at, intermediate_size=7)),
+     lambda at: change(at / "exported", "config.json", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})),
+    ("exported --from transformers x", "in another shape",
+     lambda at: change(at / "exported", "config.json", intermediate_size=7)),
     ("exported --from transformers x", "tokenizer.json is no byte-level BPE that splits a text as data.py does",
      lambda at: change(at / "exported", "tokenizer.json", added_tokens=[])),
 ]  # fmt: skip
-
-
-def set_in(place, **values):
-    change(place / "exported", "config.json", **values)
 
 
 def test_wrong_input_is_named_in_one_line_and_leaves_nothing(export, tmp_path):

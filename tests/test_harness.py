@@ -101,11 +101,9 @@ def test_greedy_text_stops_where_it_is_told(run):
     for _ in range(6):
         prompt.append(int(run.model(torch.tensor([prompt]))[0, -1].argmax()))
     text = run.encoding.decode(prompt[-6:])
-    kwargs = {"until": [], "max_gen_toks": 6, "do_sample": False}
-    [found] = run.generate_until([Instance("generate_until", {}, ("import", kwargs), 0)], disable_tqdm=True)
-    assert found == text
-    [found] = run.generate_until([Instance("generate_until", {}, ("import", kwargs | {"until": [text[2]]}), 0)], True)
-    assert found == text[: text.index(text[2])]
+    for until, right in (([], text), ([text[2]], text[: text.index(text[2])])):
+        how = {"until": until, "max_gen_toks": 6, "do_sample": False}
+        assert run.generate_until([Instance("generate_until", {}, ("import", how), 0)], disable_tqdm=True) == [right]
 
 
 def test_a_task_in_yaml_from_the_command_line(workplace, run, tmp_path):

@@ -29,11 +29,6 @@ def same(x):
     return x
 
 
-def softmax(scores):
-    e = [np.exp(s - max(scores)) for s in scores]
-    return [x / sum(e) for x in e]
-
-
 def attention(q, k, v, cached_k=None, cached_v=None, bias=None, root=None):
     """The outputs by sums over numbers; bias(b, h, i, j) of the query and key of these indices among all keys."""
     if cached_k is not None:
@@ -47,7 +42,8 @@ def attention(q, k, v, cached_k=None, cached_v=None, bias=None, root=None):
             added = bias(b, h, i, j) if bias else 0
             found["bias"][b, h, t, j] = added
             found["scores"][b, h, t, j] = dot(q[b, h, t], k[b, h, j]) / (root or math.sqrt(D)) + added
-        weights = softmax(found["scores"][b, h, t, : i + 1])
+        scores = found["scores"][b, h, t, : i + 1]
+        weights = [np.exp(x - max(scores)) / sum(np.exp(scores - max(scores))) for x in scores]
         found["weights"][b, h, t] = [*weights, *[0] * (S - i - 1)]
         for d in range(v.shape[-1]):
             found["out"][b, h, t, d] = dot(weights, v[b, h, : i + 1, d])
@@ -79,12 +75,13 @@ def rope(name, q, k, v, positions, length, n=same, f=same, a=same, angle=same, i
     return attention(q, k, v, **past, root=root) | {"q": q, "k": k, "inv_freq": np.array(g), "attention_factor": factor}
 
 
-def reading(x, wq, wk, wv, positions, row, width, n=same, parts="qkv", heads=2, place=lambda row, x: row, **past):
-    """These parts are made by their matrices of what place(row(n, vector), vector) makes of x; the others are of x."""
+def reading(x, wq, wk, wv, positions, row, width, n=same, parts="qkv", heads=2, **past):
+    """These parts are made by their matrices of x with row(n, vector) in its first dimensions; the others are of x."""
     B, T, C = x.shape
     h = np.zeros_like(x)
     for b, t in np.ndindex(B, T):
-        h[b, t] = place(row(int(n(positions)[b, t]), list(x[b, t])), list(x[b, t]))
+        first = row(int(n(positions)[b, t]), list(x[b, t]))
+        h[b, t] = [*first, *x[b, t, len(first) :]]
     found = {"table": np.array([[row(int(m), [0.0] * width) for m in ns] for ns in n(positions)])}
     for name, w in zip("qkv", (wq, wk, wv), strict=True):
         of = h if name in parts else x
@@ -110,15 +107,11 @@ def learned(x, wq, wk, wv, positions, weight, **broken):
     return reading(x, wq, wk, wv, positions, row, x.shape[-1], **broken)
 
 
-def first(row, x):
-    return row + x[len(row) :]
-
-
 def expe(x, wq, wk, wv, positions, l, start, theta, j=1, **broken):
     def row(n, x):
         return [start + theta * (n + j * i) for i in range(l)]
 
-    return reading(x, wq, wk, wv, positions, row, l, **{"place": first, "parts": "qk"} | broken)
+    return reading(x, wq, wk, wv, positions, row, l, **{"parts": "qk"} | broken)
 
 
 def exqpe(x, wq, wk, wv, positions, l, start, theta1, theta2, late=0, **broken):
@@ -130,7 +123,7 @@ def exqpe(x, wq, wk, wv, positions, l, start, theta1, theta2, late=0, **broken):
         far = n - n % l - l if n > 2000 else 0  # whole rounds raise all alike
         return [y + theta2 * far / l for y in rows[n - far]]
 
-    return reading(x, wq, wk, wv, positions, row, l, **{"place": first, "parts": "qk"} | broken)
+    return reading(x, wq, wk, wv, positions, row, l, **{"parts": "qk"} | broken)
 
 
 def slope(h, H):
