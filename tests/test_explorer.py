@@ -270,6 +270,26 @@ def test_what_is_seen_inside_is_what_pytorch_attends_to(opened, runs, monkeypatc
 
 
 @pytest.mark.slow
+def test_a_heads_far_weights_are_worth_what_pytorch_loses_without_them(opened, runs, monkeypatch):
+    page, model = opened("tour"), model_of_halves(runs["fox"])
+    window, found = page.evaluate("""async () => {
+        const all = [], what = { worth: windowOf(64), how: how(plain(64)), targets: TRAINED, near: NEAR };
+        await threadOf("fox").ask(what, ({ worth }) => all.push(worth));
+        return [windowOf(64), all];
+    }""")
+    attention, far = model.blocks[1].attn, torch.arange(48, 64)[:, None] - torch.arange(64) >= 4
+    losses, mask, pair = [], attention.mask, torch.tensor([window])
+    for heads in ([], [0], [1]):
+        lost = torch.zeros(2, 64, 64, dtype=torch.bool)
+        lost[heads, -16:] = far
+        monkeypatch.setattr(attention, "mask", lambda *x, lost=lost: mask(*x).masked_fill(lost, -math.inf))
+        monkeypatch.setattr(attention, "window", 64)  # or else no mask is made
+        losses.append(model.token_losses(pair[:, :-1], pair[:, 1:])[0, -16:].mean().item())
+    np.testing.assert_allclose(found[2:], np.subtract(losses[1:], losses[0]), rtol=0, atol=1e-4)
+    assert np.abs(found[2:]).max() > 1e-2
+
+
+@pytest.mark.slow
 def test_two_models_write_what_pytorch_writes(opened, runs):
     page = opened("tour")
     page.evaluate("show({ length: 64, see: 0, start: 0, chosen: 9 })")

@@ -250,7 +250,6 @@ WRONG = [
     ("exported --from transformers exported", "OUT must be a new folder, and 'exported' has files in it", None),
     ("run --to transformers x", "run sees both sides, and what generates from a cache must be causal",
      lambda at: change(at / "run", "config.json", model=read_run(at / "run")[2]["model"] | {"causal": False})),
-    ("run --from transformers x", "is of the kind None, and what can be read is llama and gpt_neox", None),
     ("exported --from transformers x", "rope_type is 'yarn', and a run begins with 'default'",
      lambda at: change(at / "exported", "config.json", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})),
     ("exported --from transformers x", "in another shape",

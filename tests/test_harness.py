@@ -21,18 +21,13 @@ CHOICES = [
 YAML = """
 task: choose
 dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {folder}/choices.jsonl
+dataset_kwargs: {{data_files: {{test: {folder}/choices.jsonl}}}}
 test_split: test
 output_type: multiple_choice
 doc_to_text: "{{{{question}}}}"
 doc_to_choice: "{{{{choices}}}}"
 doc_to_target: label
-metric_list:
-  - metric: acc
-    aggregation: mean
-    higher_is_better: true
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """
 
 

@@ -101,10 +101,7 @@ def sinusoidal(x, wq, wk, wv, positions, base, halves=False, fs=(np.sin, np.cos)
 
 
 def learned(x, wq, wk, wv, positions, weight, **broken):
-    def row(n, x):
-        return [y + z for y, z in zip(weight[n], x, strict=True)]
-
-    return reading(x, wq, wk, wv, positions, row, x.shape[-1], **broken)
+    return reading(x, wq, wk, wv, positions, lambda n, x: np.add(weight[n], x), x.shape[-1], **broken)
 
 
 def expe(x, wq, wk, wv, positions, l, start, theta, j=1, **broken):
@@ -171,8 +168,7 @@ def by_torch(name, n=same, **x):
 
 OURS = {name: functools.partial(rope if name.startswith("rope-") else by_torch, name) for name in FILES} | {
     "sinusoidal": sinusoidal, "learned": learned, "expe": expe, "exqpe": exqpe, "alibi": alibi,
-    "expe-keys": lambda x, wq, wk, wv, positions, l, start, theta, **broken: expe(
-        x, wq, wk, wv, positions, l, start, theta, **{"parts": "k"} | broken),
+    "expe-keys": functools.partial(expe, parts="k"),
 }
 
 
