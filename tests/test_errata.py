@@ -1,4 +1,4 @@
-"""What sources have wrong (docs/errata.md): the wrong rule, written anew, its value, and then what is done here."""
+"""Rows of docs/errata.md that need no other library: the wrong rule, written anew, and then what is done here."""
 
 import math
 
@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 import torch
 from test_ladder import T, tiny
-from test_model import attend, some_input, some_tokens
+from test_model import some_input
 
-import model_numpy
 from config import ModelConfig, make_encoding
 from expe import alibi_slopes, distances, expe_table, t5_bucket
-from longer.cache import Cache
-from longer.reading import Reader
 from longer.scaling import scaled_inv_freq, self_extend_queries
 
 
@@ -42,24 +39,6 @@ def test_theta_is_one_over_four_contexts():
     assert expe_table(512, 1, theta=1 / (2 * 512))[0] == 0.5 and expe_table(512, 1, theta=right)[0] == 0.25
 
 
-def test_keys_have_a_matrix_of_their_own():
-    """Equation 2 of the preprint has k_n = f_q(phi(x, n)): then the matrix of scores would be symmetric."""
-    model, h = tiny("expe"), some_input(seed=0)
-    phi = torch.cat((torch.from_numpy(expe_table(np.arange(T), 5, theta=1 / (4 * T))), h[0, :, 5:]), dim=-1)
-    w_q, w_k, w_v = model.blocks[0].attn.qkv.weight.detach().chunk(3)
-
-    def attended(w):
-        heads = []
-        for part in (slice(0, 8), slice(8, 16)):
-            scores = (phi @ w_q[part].T) @ (phi @ w[part].T).T / math.sqrt(8)
-            scores += torch.full((T, T), -math.inf, dtype=torch.float64).triu(1)
-            heads.append(scores.softmax(-1) @ (h[0] @ w_v[part].T))
-        return torch.cat(heads, -1) @ model.blocks[0].attn.proj.weight.T
-
-    ours = attend(model, h)[0]
-    assert torch.allclose(ours, attended(w_k)) and not torch.allclose(ours, attended(w_q))
-
-
 # ---- a survey and a tutorial -----------------------------------------------------------------------------------------
 
 
@@ -76,20 +55,6 @@ def test_alibi_slopes_are_powers_of_8_over_the_head_count():
     for n_heads in (4, 16, 32):
         np.testing.assert_allclose(alibi_slopes(n_heads), 2.0 ** (-8 * np.arange(1, n_heads + 1) / n_heads))
     assert wrong(12)[-1] == 2.0**-18 and alibi_slopes(12).min() == 2.0**-8
-
-
-def turned_by(model, width=16):
-    """The angle by which each of the 8 pairs (i, i + width/2) turns at position 1, of one head of 16."""
-    q = torch.eye(16, dtype=torch.float64)[None, None, :8]               # eight queries, the i-th along dimension i
-    turned, _ = model.encoding.rotate(q, q, model.tables(np.ones(8, int))[model.config.encoding].rows)
-    return [math.atan2(turned[0, 0, i, i + width // 2], turned[0, 0, i, i]) for i in range(8)]
-
-
-def test_rope_has_one_layout():
-    """The tutorial takes every second entry of cat((f, f)): half of the frequencies twice, and half never."""
-    freq, _ = scaled_inv_freq(16)
-    assert np.concatenate((freq, freq))[::2].tolist() == [*freq[::2], *freq[::2]] and len(set(freq)) == 8
-    np.testing.assert_allclose(turned_by(tiny("rope", n_heads=1)), freq, rtol=1e-12)
 
 
 def test_alibi_is_one_number_a_key():
@@ -142,28 +107,6 @@ def test_a_forget_gate_is_added_as_a_logarithm():
     np.testing.assert_allclose(bias, math.log(0.01) * np.arange(T - 1, -1, -1), rtol=1e-9)  # once for each later token
 
 
-def test_path_foxs_gates_are_not_divided():
-    """flash-linear-attention divides the gates' logarithms by sqrt(D): 0.5 leaves 0.92 of a weight at D = 64."""
-    assert math.exp(math.log(0.5) / math.sqrt(64)) == pytest.approx(0.917, abs=1e-3)
-    encoding, q = tiny("path_fox", d_model=128).blocks[0].attn.encoding, torch.zeros(1, 2, T, 64, dtype=torch.float64)
-    encoding.forget.data[:], encoding.forget_bias.data[:] = 0, 0  # gates of 0.5
-    kept = encoding.keep(torch.randn(1, T, 128, dtype=torch.float64))
-    bias = encoding.score(q, q, kept, None)[0, 0, -1].detach().numpy()  # q = 0: reflections add nothing
-    np.testing.assert_allclose(bias, math.log(0.5) * np.arange(T - 1, -1, -1), rtol=1e-9)
-
-
-def test_cope_counts_by_gates_of_the_product_as_it_is():
-    """CoPE's own listing and code have sigmoid(q.k/sqrt(D)): a key of q.k = -8 then counts 0.27 and not 0.0003."""
-    counted = lambda x: 1 / (1 + math.exp(-x))  # noqa: E731
-    assert counted(-8 / math.sqrt(64)) == pytest.approx(0.27, abs=2e-3) and counted(-8) == pytest.approx(3e-4, rel=0.2)
-    encoding = tiny("cope", variant={"count_to": 64}).blocks[0].attn.encoding
-    encoding.e.data[:] = torch.arange(64.0, dtype=torch.float64)[:, None]  # e[p] = (p, ..., p): a bias shows its p
-    q = torch.zeros(1, 2, T, 8, dtype=torch.float64)
-    q[..., 0] = 1.0
-    p = encoding.score(q, -8 * q, None, None)[0, 0, -1]
-    np.testing.assert_allclose(p.detach().numpy(), counted(-8) * np.arange(T, 0, -1), rtol=1e-9)
-
-
 def test_cope_between_two_whole_positions():
     """An explainer gives e[floor p] the weight 1 - p - floor p: at p = 2.25 the two weights sum to -3."""
     encoding = tiny("cope", variant={"count_to": 64}).blocks[0].attn.encoding
@@ -172,49 +115,6 @@ def test_cope_between_two_whole_positions():
     low, high = encoding.e[2:4, 0].tolist()
     found = encoding.score(q, k, None, None)[0, 0, 2, 0].item()
     assert found == pytest.approx(0.25 * high + 0.75 * low) != pytest.approx(0.25 * high + (1 - 2.25 - 2) * low)
-
-
-def fire_shares(positions, L):
-    """What FIRE's function is given at c = 0.1, (T, S), by a function that is the identity."""
-    config = ModelConfig(1, 16, 1, 512, 40, encoding=make_encoding("fire", threshold=L))
-    table = model_numpy.tables(config.encoding, positions, config, float).pairs
-    learned = {"c": np.log([0.1]), "L": np.log([L]), "w1": np.ones(1), "b1": np.zeros(1), "w2": np.ones((1, 1))}
-    return model_numpy.doors_of(config.encoding, config).score[0](None, None, None, table, learned)[0][0]
-
-
-def test_fires_logarithm_is_of_one_more():
-    """A port has ln(c x + 1e-6): the nearest nine keys' shares are below 0, where they are to run from 0 to 1."""
-    d, L = np.arange(512), 512.0
-    wrong = np.log(0.1 * d + 1e-6) / math.log(0.1 * L + 1e-6)
-    assert wrong[0] == pytest.approx(-3.51, abs=0.01) and (wrong[:10] < 0).all() and wrong[11] > 0
-    right = fire_shares(d, L)[-1, ::-1]  # by distance
-    assert right[0] == 0 and (np.diff(right) > 0).all() and right[10] == pytest.approx(math.log(2) / math.log(52.2))
-
-
-def test_fires_threshold_starts_at_the_trained_length():
-    """DAPE's code of FIRE starts at its half: the first key of query 300 of 512 is then all the way back, not 0.87."""
-    shares = [fire_shares(np.arange(301), L)[300, 0] for L in (256.0, 512.0)]
-    assert shares == pytest.approx([1, math.log(31) / math.log(52.2)])
-    assert ModelConfig(1, 16, 1, 512, 40, encoding=make_encoding("fire")).encoding.threshold == 512
-
-
-def test_grapes_gate_is_of_a_product_over_the_root_of_the_width():
-    """The docstring of its code leaves out the division: at D = 64 and v.q = 16 the slope would be 16 and not 2.1."""
-    assert np.logaddexp(0, 16) == pytest.approx(16) and np.logaddexp(0, 2) == pytest.approx(2.127, abs=1e-3)
-    model = tiny("grape", d_model=128)  # two heads of 64
-    encoding, q = model.blocks[0].attn.encoding, torch.zeros(1, 2, T, 64, dtype=torch.float64)
-    encoding.v.data[:], encoding.w.data[:] = 0, math.log(math.e - 1)  # w: ALiBi's slopes
-    encoding.v.data[:, 0], q[..., 0] = 7.0, 16.0
-    table = model.tables(np.arange(T))[model.config.encoding].pairs
-    slopes = -encoding.score(q, q, None, table)[0, :, -1, -2].detach().numpy()  # of the key one before
-    np.testing.assert_allclose(slopes, alibi_slopes(2) * np.logaddexp(0, 2), rtol=1e-9)
-
-
-def test_proportional_rope_takes_its_frequencies_from_the_whole_head():
-    """Ports of Gemma 4's have GPT-NeoX's first r = D/4 dimensions by base^(-2i/r), in pairs (i, i + r/2)."""
-    angles = turned_by(tiny("proportional", n_heads=1))
-    np.testing.assert_allclose(angles, [1, 10000.0 ** (-1 / 8), *[0] * 6], rtol=1e-12)
-    np.testing.assert_allclose(turned_by(tiny("partial", n_heads=1), 4)[:2], [1, 10000.0 ** (-1 / 2)], rtol=1e-12)
 
 
 def test_self_extend_has_no_fractions_of_a_position():
@@ -234,41 +134,3 @@ def test_cables_code_is_fox():
         torch.testing.assert_close(wrong.tril(), fox.score(q, q, fox.keep(h), None).tril().expand_as(wrong))
     wrong, right = ((bias[0, 0, 5:, 5] - bias[0, 0, 5:, 0]).numpy() for bias in (wrong, right))  # for each later query
     assert np.ptp(wrong) < 1e-12 and np.ptp(right) > 0.1 * right.max() > 0
-
-
-def test_cable_divides_by_the_root_of_the_width():
-    """Its code divides q and k by sqrt(C / n_embd) each, which is 1."""
-    model, h = tiny("cable"), some_input()
-    attention = model.blocks[0].attn
-    attention.encoding.tokens.data[:] = 0  # no token adds anything: plain attention is left
-    q, k, v = attention.project(h, model.tables(np.arange(T))[attention.encoding.settings])
-    wrong, right = (attention.output((q @ k.mT / divisor + torch.full((T, T), -torch.inf).triu(1)).softmax(-1) @ v, h)
-                    for divisor in (1, math.sqrt(8)))
-    torch.testing.assert_close(attend(model, h), right, rtol=1e-9, atol=1e-9)
-    assert (wrong - right).abs().max() > 1e-2
-
-
-def test_selective_rope_without_its_convolution_forgets_its_angles():
-    """Its code reads a text in two parts as one only where neither gate nor bias is used: the sum is then z itself."""
-    z, gate = np.random.default_rng(0).standard_normal((2, T, 4))
-    angles = lambda z, gate=1.0, bias=0.0: (gate * (np.diff(z, axis=0, prepend=0) + bias)).cumsum(0)  # noqa: E731
-    np.testing.assert_allclose(angles(z[5:]), angles(z)[5:], rtol=1e-9, atol=1e-12)
-    assert np.abs(angles(z[5:], gate[5:]) - angles(z, gate)[5:]).max() > 0.1
-    assert np.abs(angles(z[5:], bias=0.3) - angles(z, bias=0.3)[5:]).min() > 0.1
-    model, tokens, cache = tiny("selective_rope", make=Reader), some_tokens(1, T), Cache()
-    with torch.no_grad():
-        parts = torch.cat([model(part, cache=cache) for part in tokens.split(5, dim=1)], dim=1)
-        torch.testing.assert_close(parts, model(tokens), rtol=1e-9, atol=1e-9)
-
-
-def test_ssmax_multiplies_and_does_not_subtract():
-    """Edifice has exp(x_i - s ln n) over its sum: a softmax drops that. n is the number of keys that a query sees."""
-    x, s = np.random.default_rng(0).standard_normal(12), 0.43
-    np.testing.assert_allclose(softmax(x - s * math.log(12)), softmax(x), rtol=1e-12)
-    encoding = tiny("nope+log").blocks[0].attn.encoding
-    with torch.no_grad():
-        encoding.temperature.fill_(s)
-        padded = torch.from_numpy(np.append(x, [-np.inf] * 20)).expand(1, 2, 1, 32)
-        ours = encoding.softmax(padded)[0, 0, 0].numpy()
-    np.testing.assert_allclose(ours[:12], softmax(s * math.log(12) * x), rtol=1e-12)
-    assert not ours[12:].any() and not np.allclose(ours[:12], softmax(s * math.log(32) * x))

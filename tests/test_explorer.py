@@ -13,8 +13,8 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, command, need, refused
-from test_export import change, write_run
+from conftest import ROOT, command, need, refused
+from test_export import NASTY, change, write_run
 from test_ladder import tiny
 
 import data
@@ -34,7 +34,6 @@ KINDS = {                                # name: encoding, its settings
 }
 TOUR = ("expe", "keys", "rope", "alibi", "fox")
 TASKS = {"first-last": ("task-keys", "task-rope"), "needle": ("needle-fox", "needle-rope")}
-LONGEST = 256                                          # of the page: 16 times the trained length
 SOURCE = "texts <!--<script> of </script>"             # as it stands, this would end the page's data or hide the rest
 
 
@@ -93,25 +92,14 @@ def test_the_page_holds_all_it_needs_and_each_weight_to_half_precision(runs):
 def test_the_result_on_the_first_screen_is_the_loss_of_the_same_targets(runs):
     known = json.loads(of(explorer.page([runs["keys"], runs["rope"]]), "data"))
     run = runs["keys"]
-    documents = [x for x in held_out(run, read_run(run)[2], "val", None)[1] if len(x) > LONGEST]
-    assert len(documents) <= explorer.DOCUMENTS
-    assert len(documents) == known["documents"] > 1
+    documents = [x for x in held_out(run, read_run(run)[2], "val", None)[1] if len(x) > 256]
+    assert 1 < len(documents) == known["documents"] <= explorer.DOCUMENTS
     for name in ("keys", "rope"):
         params, config = halves_of(runs[name])
         for length, found in zip((16, 32, 64, 128, 256), known["results"][name], strict=True):
             losses = [model_numpy.token_losses(params, x[None, -length - 1 : -1], x[None, -length:], config)[0, -16:]
                       for x in documents]
             assert np.mean(losses) == pytest.approx(found, abs=2e-3)
-
-
-def test_runs_that_exist_are_not_trained_again(workplace, tokens, monkeypatch):
-    monkeypatch.chdir(workplace)
-    flags, trained = [*TINY, "--data", str(tokens)], []
-    monkeypatch.setattr(explorer, "RUNS", {pe: " ".join(["--pe", pe, *flags]) for pe in ("rope", "alibi")})
-    monkeypatch.setattr(explorer.train, "main", trained.append)
-    runs = explorer.train_missing(8)
-    assert [str(run) for run in runs] == ["runs/rope", "runs/explorer/alibi"]
-    assert [words[words.index("--out") + 1] for words in trained] == ["runs/explorer/alibi"]
 
 
 def test_a_run_that_the_page_cannot_read_is_refused(workplace, runs, tmp_path):
@@ -123,13 +111,6 @@ def test_a_run_that_the_page_cannot_read_is_refused(workplace, runs, tmp_path):
     assert "has pe learned, and the page reads" in said("runs/learned")
     assert "needs a run that is trained on text" in said(runs["task-rope"])
     assert "another tokenizer or trained length" in said(runs["expe"], runs["task-rope"], runs["needle-rope"])
-    for name, changes, words in (
-        ("wide", {"d_model": 24}, "reads multiples of 8"),
-        ("a", {"context": 8}, "another tokenizer or trained length"), ("b", {"mlp": "swiglu"}, "has mlp swiglu"),
-        ("c", {"variant": {"l": 5, "scale": 0.5}}, "has scale 0.5, and")):
-        model = tiny("expe", **{"vocab_size": 300, "context": 16} | changes)
-        write_run(model, tmp_path / name, workplace / "runs" / "rope")
-        assert words in said(runs["expe"], tmp_path / name)
 
 
 # ---- in a browser ----------------------------------------------------------------------------------------------------
@@ -178,47 +159,57 @@ def opened(browsers, html):
     assert wrong == []
 
 
-READ = """async ([i, tokens, see, start, pieces, before]) => {
+# [tokens kept of another text that was read before, logits, whether the GPU is there] of model i; with a GPU that is
+# lost at a product, or -1 for never, if `lost` is given.
+READ = """async ([i, tokens, see, start, ends, before, lost]) => {
     const made = DATA.models[i], how = { see: see || Infinity, start };
-    const model = new Model(made, await weightsOf(at(`weights-${made.id}`).textContent, made.bytes), 80);
-    const first = model.context(before, how);
+    const gpu = lost === null ? null : await Gpu.find(), product = gpu?.product;
+    let products = 0;
+    if (gpu) gpu.product = async (...what) => {
+        if (products++ === lost) gpu.device.destroy();
+        await product.apply(gpu, what);
+    };
+    const weights = await weightsOf(at(`weights-${made.id}`).textContent, made.bytes), logits = [];
+    const model = new Model(made, weights, tokens.length + 10, gpu), first = model.context(before, how);
     for (let at = 0; at < before.length; at += 40) await model.read(before.slice(at, at + 40), first);
     const context = model.context(tokens, how), kept = context.tokens.length;
-    for (const to of pieces) {
-        if (to > context.tokens.length) await model.read(tokens.slice(context.tokens.length, to), context);
+    for (const end of ends) {
+        if (end > context.tokens.length) await model.read(tokens.slice(context.tokens.length, end), context);
     }
-    const logits = [];
-    for (const from of [0, 32, 64]) {
+    for (let from = 0; from < tokens.length; from += 32) {
         logits.push(...(await model.logits(context, from, Math.min(from + 32, tokens.length))).map((z) => [...z]));
     }
-    return [kept, logits];
+    return [kept, logits, Boolean(model.gpu)];
 }"""
 
 
+def read_with(page, i, run, tokens, see, start, ends, before=(), lost=None):
+    """(what READ gives, NumPy's logits)."""
+    found = page.evaluate(READ, [i, tokens.tolist(), see, start, ends, list(before), lost])
+    halves, config = halves_of(run)
+    config = dataclasses.replace(config, window=see)
+    return found, model_numpy.forward(halves, tokens[None], config, start + np.arange(len(tokens)))[0][0]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("see, start", [(0, 0), (20, 333)])
-def test_logits_are_numpys_whatever_the_pieces_the_window_and_the_first_position(opened, runs, see, start):
-    page, rng = opened("all"), np.random.default_rng(5)
-    tokens = rng.integers(300, size=70)
+@pytest.mark.parametrize("see, start, kept", [(0, 0, 0), (20, 333, 50)])
+def test_logits_are_numpys_whatever_the_pieces_and_what_is_kept_of_another_text(opened, runs, see, start, kept):
+    page, tokens = opened("all"), np.random.default_rng(5).integers(300, size=70)
+    before = [*tokens[:kept].tolist(), *((tokens[kept:] + 1) % 300).tolist()]
     for i, name in enumerate(KINDS):
-        _, found = page.evaluate(READ, [i, tokens.tolist(), see, start, [7, 40, 41, 70], []])
-        halves, config = halves_of(runs[name])
-        config = dataclasses.replace(config, window=see)
-        wanted, _ = model_numpy.forward(halves, tokens[None], config, start + np.arange(70))
-        np.testing.assert_allclose(found, wanted[0], atol=2e-4 * max(1, np.abs(wanted).max() / 10), err_msg=name)
+        found, wanted = read_with(page, i, runs[name], tokens, see, start, [7, 40, 41, 64, 70], before)
+        assert found[0] == kept
+        np.testing.assert_allclose(found[1], wanted, atol=2e-4 * max(1, np.abs(wanted).max() / 10), err_msg=name)
 
 
 @pytest.mark.slow
-def test_keys_and_values_are_kept_when_a_text_grows_or_its_end_changes(opened, runs):
-    page, rng = opened("tour"), np.random.default_rng(6)
-    tokens = rng.integers(300, size=70)
-    halves, config = halves_of(runs["expe"])
-    wanted, _ = model_numpy.forward(halves, tokens[None], config)
-    other = np.concatenate((tokens[:50], (tokens[50:60] + 1) % 300))
-    for before, kept in ((tokens[:45], 45), (other, 50), ((tokens + 1) % 300, 0)):
-        found = page.evaluate(READ, [0, tokens.tolist(), 0, 0, [64, 70], before.tolist()])
-        assert found[0] == kept
-        np.testing.assert_allclose(found[1], wanted[0], atol=1e-4)
+@pytest.mark.parametrize("lost", [-1, 4])
+def test_logits_of_a_gpu_are_numpys_and_go_on_without_it_where_it_is_lost(opened, runs, lost):
+    page, tokens = opened("tour", gpu=True), np.random.default_rng(8).integers(300, size=256 + 20)
+    for i, name in enumerate(TOUR):
+        found, wanted = read_with(page, i, runs[name], tokens, 0, 0, [256, 276], lost=lost)
+        assert found[2] == (lost < 0) and np.abs(wanted).max() > 1
+        np.testing.assert_allclose(found[1], wanted, rtol=0, atol=1e-3, err_msg=name)
 
 
 @pytest.mark.slow
@@ -254,15 +245,13 @@ def test_what_is_seen_inside_is_what_pytorch_attends_to(opened, runs, monkeypatc
             monkeypatch.setattr(block.attn, "attend", watched)
             monkeypatch.setattr(block.attn, "window", see)
         with torch.no_grad():
-            likely, tokens = model(torch.tensor([window[:-1]]))[0, 49].softmax(-1).sort(descending=True)
-        found, heads = page.evaluate("""async ([id, see]) => {
+            model(torch.tensor([window[:-1]]))
+        heads = page.evaluate("""async ([id, see]) => {
             const thread = threads.find((each) => each.id === id);
-            const { heads, next } = await thread.ask({ inside: windowOf(64), how: how({ see, start: 0 }), index: 50 });
-            return [next, heads.map(({ scores, added, weights, ...where }) => ({
-                ...where, scores: [...scores], weights: [...weights], added: added && [...added] }))];
+            const { heads } = await thread.ask({ inside: windowOf(64), how: how({ see, start: 0 }), index: 50 });
+            return heads.map(({ scores, added, weights, ...where }) => ({
+                ...where, scores: [...scores], weights: [...weights], added: added && [...added] }));
         }""", [name, see])
-        assert [token for token, _ in found] == tokens[:5].tolist()
-        np.testing.assert_allclose([p for _, p in found], likely[:5], atol=1e-4)
         assert len(heads) == 4
         for each in heads:
             (q, scores), head = kept[each["block"]], each["head"]
@@ -282,63 +271,42 @@ def test_what_is_seen_inside_is_what_pytorch_attends_to(opened, runs, monkeypatc
 
 @pytest.mark.slow
 def test_a_heads_far_weights_are_worth_what_pytorch_loses_without_them(opened, runs, monkeypatch):
-    page = opened("tour")
-    window = page.evaluate("windowOf(64)")
-    tokens, targets = torch.tensor([window[:-1]]), torch.tensor([window[1:]])
-    for name in ("keys", "fox"):
-        found = page.evaluate("""async (id) => {
-            const all = [], what = { worth: windowOf(64), how: how(plain(64)), targets: TRAINED, near: NEAR };
-            await threadOf(id).ask(what, ({ worth, error, far }) => all.push([worth, error, far]));
-            return all;
-        }""", name)
-        whole = model_of_halves(runs[name]).token_losses(tokens, targets)[0, -16:]
-        assert len(found) == 4
-        for i, (worth, error, far) in enumerate(found):
-            model, shares = model_of_halves(runs[name]), []
-            attention = model.blocks[i // 2].attn
-            mask = attention.mask
-
-            def cut(q, k, bias, mask=mask, head=i % 2, shares=shares):
-                scores = mask(q, k, bias).expand(1, 2, 64, 64).clone()
-                weights = (q @ k.mT / math.sqrt(8) + scores).softmax(-1)[0, head, -16:]
-                back = torch.arange(48, 64)[:, None] - torch.arange(64)
-                shares.append(weights[back >= 4].sum().item() / 16)
-                scores[0, head, -16:][back >= 4] = -math.inf
-                return scores
-
-            monkeypatch.setattr(attention, "mask", cut)
-            monkeypatch.setattr(attention, "window", 64)                # or else no mask is made
-            rises = model.token_losses(tokens, targets)[0, -16:] - whole
-            assert worth == pytest.approx(rises.mean().item(), abs=1e-4), (name, i)
-            assert error == pytest.approx(rises.std().item() / 4, abs=1e-4)
-            assert far == pytest.approx(shares[0], abs=1e-4)
-        assert max(abs(worth) for worth, _, _ in found) > 1e-2            # or else there was nothing to compare
-        page.evaluate("show(plain(64))")
-        losses = page.evaluate("(id) => [...lossesAt(threadOf(id), now())]", name)
-        assert np.mean(losses[-16:]) == pytest.approx(whole.mean().item(), abs=1e-3)  # the head is whole again
+    page, model = opened("tour"), model_of_halves(runs["fox"])
+    window, found = page.evaluate("""async () => {
+        const all = [], what = { worth: windowOf(64), how: how(plain(64)), targets: TRAINED, near: NEAR };
+        await threadOf("fox").ask(what, ({ worth }) => all.push(worth));
+        return [windowOf(64), all];
+    }""")
+    attention, far = model.blocks[1].attn, torch.arange(48, 64)[:, None] - torch.arange(64) >= 4
+    losses, mask, pair = [], attention.mask, torch.tensor([window])
+    for heads in ([], [0], [1]):
+        lost = torch.zeros(2, 64, 64, dtype=torch.bool)
+        lost[heads, -16:] = far
+        monkeypatch.setattr(attention, "mask", lambda *x, lost=lost: mask(*x).masked_fill(lost, -math.inf))
+        monkeypatch.setattr(attention, "window", 64)  # or else no mask is made
+        losses.append(model.token_losses(pair[:, :-1], pair[:, 1:])[0, -16:].mean().item())
+    np.testing.assert_allclose(found[2:], np.subtract(losses[1:], losses[0]), rtol=0, atol=1e-4)
+    assert np.abs(found[2:]).max() > 1e-2
 
 
 @pytest.mark.slow
 def test_two_models_write_what_pytorch_writes(opened, runs):
     page = opened("tour")
-    for setting in ("plain(64)", "{ length: 64, see: 0, start: 0, chosen: 9 }"):
-        page.evaluate(f"show({setting})")
-        page.select_option("#write-a", "keys")
-        page.select_option("#write-b", "rope")
-        page.click("#write-do")
-        page.wait_for_function("at('write-words').textContent.startsWith('Each model wrote 40')", timeout=60_000)
-        prompt = page.evaluate("windowOf(64)")[: None if setting == "plain(64)" else 55]
-        for name in ("keys", "rope"):
-            written = page.evaluate("(id) => threadOf(id).written", name)
-            wanted = list(itertools.islice(generate(model_of_halves(runs[name]), prompt, temperature=0), 40))
-            assert written == wanted
-        assert page.locator("#written article").count() == 2
+    page.evaluate("show({ length: 64, see: 0, start: 0, chosen: 9 })")
+    page.select_option("#write-a", "keys")
+    page.select_option("#write-b", "rope")
+    page.click("#write-do")
+    page.wait_for_function("at('write-words').textContent.startsWith('Each model wrote 40')", timeout=60_000)
+    prompt = page.evaluate("windowOf(64)")[:55]
+    for name in ("keys", "rope"):
+        written = generate(model_of_halves(runs[name]), prompt, temperature=0)
+        assert page.evaluate("(id) => threadOf(id).written", name) == [*itertools.islice(written, 40)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source, name", [("first-last", "tour"), ("needle", "all")])
-def test_answers_to_the_task_are_pytorchs_and_the_head_shown_has_most_weight_there(opened, runs, source, name):
-    page, symbols = opened(name), tasks.find(f"task:{source}").symbols
+def test_answers_to_the_task_are_pytorchs(opened, runs, source, name):
+    page = opened(name)
     for length in (16, 64):
         page.evaluate(f"solve({{ length: {length}, sequence: 1 }})")
         for name in TASKS[source]:
@@ -348,17 +316,8 @@ def test_answers_to_the_task_are_pytorchs_and_the_head_shown_has_most_weight_the
                 logits = model_of_halves(runs[name])(torch.tensor([tokens]))[0]
             assert len(places) == (4 if source == "first-last" else 1)
             assert answers == logits[places].argmax(-1).tolist()
-            text = [i for i, token in enumerate(tokens) if token < 16]
-            stands = [text[0] if symbols[tokens[q]] == "F" else text[-1] for q in places]
-            if source == "needle":
-                stands = [tokens.index(symbols.index("N")) + 1]
-            assert page.evaluate("queries().map((_, i) => placeOf(i))") == stands
+            stands = page.evaluate("queries().map((_, i) => placeOf(i))")
             assert [tokens[place] for place in stands] == wanted
-            shares = page.evaluate("""(id) => {
-                const found = task.answers.get(id)[0], share = (head) => head.weights[placeOf(0)];
-                return [share(fetching(found, placeOf(0))), ...found.heads.map(share)];
-            }""", name)
-            assert shares[0] == max(shares[1:])
     score = tasks.score(load_model(runs[name])[0], f"task:{source}", 32, sequences=128)
     assert page.evaluate("(id) => DATA.task.accuracy[id][1]", name) == score["accuracy"]
 
@@ -380,7 +339,7 @@ def test_its_tables_are_those_of_the_vectors(opened, name):
 def test_frequencies_are_expes_for_every_scaling_of_the_knobs(opened):
     page = opened("tour")
     for scaling in ("none", "linear", "ntk", "yarn"):
-        for D, base, factor, trained in ((8, 1e4, 4.0, 128), (64, 500.0, 1.0, 512), (32, 1e6, 16.0, 128)):
+        for D, base, factor, trained in ((64, 500.0, 1.0, 512), (32, 1e6, 16.0, 128)):
             found = page.evaluate("([D, s]) => ropeFrequencies(D, s)",
                                   [D, {"base": base, "scaling": scaling, "factor": factor, "trained": trained}])
             wanted = scaled_inv_freq(D, base, scaling, factor, trained)
@@ -392,64 +351,19 @@ def test_frequencies_are_expes_for_every_scaling_of_the_knobs(opened):
 def test_rounding_is_torchs(opened):
     rng = np.random.default_rng(2)
     numbers = np.concatenate([rng.normal(size=500) * 10.0 ** rng.integers(-9, 6, 500), np.arange(2040, 2060) + 0.5,
-                              [0, 65504, 65519.99, 65520, 1e39, 6e-8, 2.9e-8, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-11]])
-    with np.errstate(over="ignore"):
-        numbers = numbers.astype(np.float32).astype(float)
-    page = opened("tour")
+                              [0, 65504, 65519.99, 65520, 6e-8, 2.9e-8, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-11]])
+    page, numbers = opened("tour"), numbers.astype(np.float32).astype(float)
     for name, kind in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         found = page.evaluate(f"(numbers) => numbers.map((x) => String(FORMATS.{name}(x)))", numbers.tolist())
         wanted = torch.tensor(numbers, dtype=torch.float32).to(kind).double().numpy()
         np.testing.assert_array_equal([float(x.replace("Infinity", "inf")) for x in found], wanted)
 
 
-# With a GPU and without: [whether it is still there, the largest difference between the logits, the largest logit].
-BOTH = """async ([i, tokens, lost]) => {
-    const made = DATA.models[i], weights = await weightsOf(at(`weights-${made.id}`).textContent, made.bytes);
-    const gpu = await Gpu.find(), product = gpu.product, logits = [];
-    let products = 0;
-    gpu.product = async (...what) => {
-        if (products++ === lost) gpu.device.destroy();
-        await product.apply(gpu, what);
-    };
-    const models = [new Model(made, weights, tokens.length, gpu), new Model(made, weights, tokens.length)];
-    for (const model of models) {
-        const context = model.context(tokens, {}), found = [];
-        for (let from = 0; from < tokens.length; from += model.piece) {
-            await model.read(tokens.slice(from, from + model.piece), context);
-            for (const z of await model.logits(context, from, context.tokens.length)) found.push(...z);
-        }
-        logits.push(found);
-    }
-    const largest = (numbers) => numbers.reduce((most, x) => Math.max(most, Math.abs(x)), 0);   // NaN if any is
-    return [Boolean(models[0].gpu), largest(logits[0].map((z, n) => z - logits[1][n])), largest(logits[1])];
-}"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", [None, 0, 4])
-def test_a_gpu_gives_the_logits_of_webassembly_which_goes_on_where_it_is_lost(opened, lost):
-    page, rng = opened("tour", gpu=True), np.random.default_rng(8)
-    tokens = rng.integers(300, size=2 * 256 + 70)
-    for i, name in enumerate(TOUR):
-        still, difference, largest = page.evaluate(BOTH, [i, tokens.tolist(), lost])
-        assert still == (lost is None) and difference < 1e-3 and largest > 1, name
-
-
-NASTY = [
-    "", " ", "\n", "\r\n", "a\r\n\r\n b", "   x", "x   ", "\t\t\n  \n", "I'M we'LL don'\u017f '\u017ft", "½⅓x",
-    "naïve café", "\uff11\uff12\uff13\uff14", "e\u0301",
-    "\U0001f469\u200d\U0001f469\u200d\U0001f467\U0001f1e7\U0001f1ec", "\u0085x\u0085", "\ufeffx \ufeff",
-    "\u200b\u2028\u2029x", "a\u00a0\u3000b", "\0\x01\x7f", "\u0661\u0662\u0663\u0664", "«»—…", "<|endoftext|>",
-    "</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\ud83d", "x" * 3000,
-    "\u65e5\u672c\u8a9e\u306e\u30c6\u30ad\u30b9\u30c8", "\U0001d49c\U0001d4c1\U0001d454",
-]
 @pytest.mark.slow
 def test_the_tokenizer_is_tiktokens(opened, runs):
     page, rng = opened("tour"), random.Random(7)
     encoding = data.make_tokenizer(data.read_ranks(runs["expe"] / "tokenizer.tiktoken"))
-    letters = [*"abcdefgh XYZ'-_.,;:!?()[]{}<>=+*/\\\"\t\n\r0123456789", *"".join(x for x in NASTY if len(x) < 99)]
-    texts = NASTY + ["".join(rng.choices(letters, k=rng.randrange(60))) for _ in range(4_000)]
-    texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
+    texts = ["x" * 3000, *("".join(rng.choices(NASTY, k=rng.randrange(30))) for _ in range(4_000))]
     found = page.evaluate("(texts) => texts.map((text) => TOKENIZER.encode(text))", texts)
     for text, mine in zip(texts, found, strict=True):
         assert mine == encoding.encode_ordinary(text), repr(text)
@@ -460,8 +374,7 @@ def test_the_tokenizer_is_tiktokens(opened, runs):
 def test_any_own_text_is_read_whole_and_as_text(opened):
     page = opened("tour")
     page.select_option("#text", "own")
-    for text in ("</textarea><script>alert(1)</script><img src=x onerror=alert(2)>" * 9, "\0\x1b[31m\u202e" * 30,
-                 "\U0001f469\u200d\U0001f467" * 200, "a", "import os, sys\n" * 20, "x" * 50_000):
+    for text in ("</textarea><script>alert(1)</script><img src=x onerror=alert(2)>" * 9, "\0\x1b[31m\u202e" * 30, "a"):
         page.evaluate("(text) => { at('own').value = text; at('own').oninput(); }", text)
         page.wait_for_function("state.of === at('own').value.length")
         page.wait_for_function("threads.every((thread) => thread.bar.value === thread.bar.max)")
@@ -481,13 +394,3 @@ def test_each_step_of_the_tour_has_its_numbers(opened, name, steps):
         page.wait_for_function("!at('tour-do').disabled && at('tour-seen').textContent.length > 12", timeout=120_000)
         seen = page.inner_text("#tour-seen")
         assert "NaN" not in seen and "undefined" not in seen and "do it again" not in seen
-
-
-@pytest.mark.slow
-def test_merged_positions_are_counted_as_torch_rounds_them(opened):
-    page = opened("tour")
-    page.evaluate("turn('expe'), move('start', 1), move('theta', -9), move('l', 8)")
-    rows = torch.tensor(expe.expe_table(np.arange(256), 8, 1.0, 1 / 512)).to(torch.bfloat16)
-    merged = int((rows[1:] == rows[:-1]).all(1).sum())
-    equal = int((rows[1:, 0] == rows[:-1, 0]).sum())
-    assert f"{equal} with equal columns, {merged} with staggered" in page.inner_text("#merged") and equal > merged

@@ -1,8 +1,7 @@
-"""lm_eval on tasks of our own, in its YAML format, against the same numbers computed token by token."""
+"""lm_eval on a task of our own, in its YAML format, against the same numbers computed token by token."""
 
 import functools
 import json
-import math
 
 import pytest
 import torch
@@ -19,39 +18,17 @@ CHOICES = [
     {"question": "for i in", "choices": ["range(10):", "))))))"], "label": 0},
     {"question": "", "choices": ["class", "???"], "label": 1},
 ]
-TEXTS = [{"text": "import os\nimport sys\n\ndef main():\n    print('one')\n"}, {"text": "x = 1"}]
 YAML = """
-task: {name}
+task: choose
 dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {folder}/{file}.jsonl
+dataset_kwargs: {{data_files: {{test: {folder}/choices.jsonl}}}}
 test_split: test
-{rest}
-"""
-CHOOSE = """output_type: multiple_choice
-doc_to_text: "{{question}}"
-doc_to_choice: "{{choices}}"
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
 doc_to_target: label
-metric_list:
-  - metric: acc
-    aggregation: mean
-    higher_is_better: true"""
-ROLL = """output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{text}}"
-metric_list:
-  - metric: bits_per_byte"""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tasks")
-    for name, rows in (("choices", CHOICES), ("texts", TEXTS)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, file, rest in (("choose", "choices", CHOOSE), ("roll", "texts", ROLL)):
-        (folder / f"{name}.yaml").write_text(YAML.format(name=name, folder=folder, file=file, rest=rest))
-    return folder
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +77,7 @@ def test_log_likelihoods_equal_a_loop_over_tokens(run):
 
 
 def test_rolling_log_likelihoods_cover_each_token_once(run):
-    for text in (TEXTS[0]["text"], "x"):
+    for text in ("import os\nimport sys\n\ndef main():\n    print('one')\n", "x"):
         tokens = run.encoding.encode_ordinary(text)
         right = 0.0
         for begin in range(0, len(tokens), 16):
@@ -119,37 +96,24 @@ def test_greedy_text_stops_where_it_is_told(run):
     for _ in range(6):
         prompt.append(int(run.model(torch.tensor([prompt]))[0, -1].argmax()))
     text = run.encoding.decode(prompt[-6:])
-    kwargs = {"until": [], "max_gen_toks": 6, "do_sample": False}
-    [found] = run.generate_until([Instance("generate_until", {}, ("import", kwargs), 0)], disable_tqdm=True)
-    assert found == text
-    [found] = run.generate_until([Instance("generate_until", {}, ("import", kwargs | {"until": [text[2]]}), 0)], True)
-    assert found == text[: text.index(text[2])]
+    for until, right in (([], text), ([text[2]], text[: text.index(text[2])])):
+        how = {"until": until, "max_gen_toks": 6, "do_sample": False}
+        assert run.generate_until([Instance("generate_until", {}, ("import", how), 0)], disable_tqdm=True) == [right]
 
 
-def test_tasks_in_yaml_from_the_command_line(folder, workplace, run):
-    flags = ["--tasks", "choose,roll", "--task-path", folder, "--json", "t.json"]
+def test_a_task_in_yaml_from_the_command_line(workplace, run, tmp_path):
+    (tmp_path / "choices.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CHOICES))
+    (tmp_path / "choose.yaml").write_text(YAML.format(folder=tmp_path))
+    flags = ["--tasks", "choose", "--task-path", tmp_path, "--json", "t.json"]
     done = command("lab.harness", "runs/rope", *flags, cwd=workplace)
     assert done.returncode == 0, done.stderr
-    rows = {(row["task"], row["metric"]): row for row in json.loads((workplace / "t.json").read_text())}
+    [row] = json.loads((workplace / "t.json").read_text())
     right = 0
-    for row in CHOICES:
-        pairs = [(row["question"], f" {choice}") for choice in row["choices"]]
+    for choice in CHOICES:
+        pairs = [(choice["question"], f" {answer}") for answer in choice["choices"]]
         values = [value for value, _ in run.loglikelihood(asked(*pairs), disable_tqdm=True)]
-        right += values.index(max(values)) == row["label"]
-    assert rows["choose", "acc"]["value"] == right / 4 and rows["choose", "acc"]["n"] == 4
-    nats = -sum(run.loglikelihood_rolling(asked((row["text"],)), True)[0] for row in TEXTS)
-    bits = nats / math.log(2) / sum(len(row["text"].encode()) for row in TEXTS)
-    assert rows["roll", "bits_per_byte"]["value"] == pytest.approx(bits, rel=1e-5)
-    assert all(row["run"] == "runs/rope" for row in rows.values())
-
-
-def test_tasks_and_data_that_cannot_be_had_are_named(workplace, folder, monkeypatch):
-    def unreachable(*arguments, **keywords):
-        raise ConnectionError("no route to the hub")
-
+        right += values.index(max(values)) == choice["label"]
+    named = {"run": "runs/rope", "task": "choose", "metric": "acc", "value": right / 4, "n": 4}
+    assert row.items() >= named.items()
     line = refused(command("lab.harness", "runs/rope", "--tasks", "nonesuch", cwd=workplace))
     assert "lm_eval has no task nonesuch" in line
-    monkeypatch.setattr(harness, "simple_evaluate", unreachable)
-    flags = ["--tasks", "choose", "--task-path", folder]
-    line = refused(command("lab.harness", "runs/rope", *flags, cwd=workplace))
-    assert "the data of choose cannot be had here (ConnectionError)" in line and "--task-path" in line

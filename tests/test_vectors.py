@@ -15,7 +15,7 @@ import torch
 from conftest import ROOT
 
 from config import ENCODINGS
-from interop.make_vectors import Case, document, text
+from interop.make_vectors import Case, document, frequencies, text
 from model_torch import as_tensor, make_encoding_module, score_divisor
 
 VECTORS = ROOT / "interop/vectors"
@@ -29,18 +29,10 @@ def same(x):
     return x
 
 
-def whole(x, cached, axis=2):
-    return x if cached is None else np.concatenate((cached, x), axis)
-
-
-def softmax(scores, h):
-    e = [np.exp(s - max(scores)) for s in scores]
-    return [x / sum(e) for x in e]
-
-
-def attention(q, k, v, cached_k=None, cached_v=None, bias=None, root=None, weigh=softmax):
+def attention(q, k, v, cached_k=None, cached_v=None, bias=None, root=None):
     """The outputs by sums over numbers; bias(b, h, i, j) of the query and key of these indices among all keys."""
-    k, v = whole(k, cached_k), whole(v, cached_v)
+    if cached_k is not None:
+        k, v = np.concatenate((cached_k, k), 2), np.concatenate((cached_v, v), 2)
     (B, H, T, D), S = q.shape, k.shape[2]
     found = {name: np.full((B, H, T, S), np.nan, q.dtype) for name in ("bias", "scores", "weights")}
     found["out"] = np.zeros((B, H, T, v.shape[-1]), q.dtype)
@@ -50,7 +42,8 @@ def attention(q, k, v, cached_k=None, cached_v=None, bias=None, root=None, weigh
             added = bias(b, h, i, j) if bias else 0
             found["bias"][b, h, t, j] = added
             found["scores"][b, h, t, j] = dot(q[b, h, t], k[b, h, j]) / (root or math.sqrt(D)) + added
-        weights = weigh(found["scores"][b, h, t, : i + 1], h)
+        scores = found["scores"][b, h, t, : i + 1]
+        weights = [np.exp(x - max(scores)) / sum(np.exp(scores - max(scores))) for x in scores]
         found["weights"][b, h, t] = [*weights, *[0] * (S - i - 1)]
         for d in range(v.shape[-1]):
             found["out"][b, h, t, d] = dot(weights, v[b, h, : i + 1, d])
@@ -61,42 +54,9 @@ def dot(x, y):
     return sum(a * b for a, b in zip(x, y, strict=True))
 
 
-def frequencies(p, D, longest, length, exponent=lambda i, D: 2 * i / D):
-    """(radians of each pair by position, attention factor) of transformers' rope_parameters, by each paper's words."""
-    base, s, L = p["rope_theta"], p.get("factor", 1.0), p.get("original_max_position_embeddings", longest)
-    r = int(D * p.get("partial_rotary_factor", 1)) if p["rope_type"] == "default" else D
-    kind, a = p["rope_type"], 1.0
-    if kind == "dynamic":
-        base *= max(1.0, s * length / longest - (s - 1)) ** (D / (D - 2))
-    if kind == "ntk":
-        base *= s ** (D / (D - 2))
-    g = [base ** -exponent(i, r) for i in range(r // 2)]
-    if kind == "linear":
-        g = [x / s for x in g]
-    if kind == "proportional":
-        g = [x if i < p["partial_rotary_factor"] * D / 2 else 0.0 for i, x in enumerate(g)]
-    if kind == "longrope":
-        g = [x / y for x, y in zip(g, p["long_factor" if length > L else "short_factor"], strict=True)]
-        a = np.sqrt(1 + np.log(s) / np.log(L))
-    if kind == "llama3":
-        for i, x in enumerate(g):
-            turns = L * x / (2 * math.pi)
-            if turns <= p["high_freq_factor"]:
-                t = (turns - p["low_freq_factor"]) / (p["high_freq_factor"] - p["low_freq_factor"])
-                g[i] = x / s if t <= 0 else x * t + x / s * (1 - t)
-    if kind == "yarn":
-        low, high = (D * np.log(L / (turns * 2 * math.pi)) / (2 * np.log(base)) for turns in (32, 1))
-        low, high = max(math.floor(low), 0), min(math.ceil(high), D - 1)
-        ramp = [min(max((i - low) / (high - low), 0), 1) for i in range(D // 2)]
-        g = [x * (1 - y) + x / s * y for x, y in zip(g, ramp, strict=True)]
-        a = 1 + 0.1 * p.get("mscale", 1) * np.log(s)
-        a /= 1 + 0.1 * p["mscale_all_dim"] * np.log(s) if "mscale_all_dim" in p else 1
-    return g, a
-
-
-def turned(x, n, f, a=1, pairs=None, angle=same):
-    """Each pair, (i, i + D/2) if not given, as a complex number, times a e^(i n f)."""
-    out, pairs = x.copy(), pairs or [(i, i + x.shape[-1] // 2) for i in range(len(f))]
+def turned(x, n, f, a, pairs, angle):
+    """Each pair as a complex number, times a e^(i n f)."""
+    out = x.copy()
     for b, h, t in np.ndindex(x.shape[:3]):
         for (i, j), frequency in zip(pairs, f, strict=True):
             z = (x[b, h, t, i] + 1j * x[b, h, t, j]) * a * np.exp(1j * angle(int(n[b, t]) * frequency))
@@ -104,9 +64,10 @@ def turned(x, n, f, a=1, pairs=None, angle=same):
     return out
 
 
-def rope(q, k, v, positions, length, rope_parameters, max_position_embeddings, head_dim, n=same, f=same, a=same,
-         angle=same, interleaved=False, first=0, root=None, exponent=lambda i, D: 2 * i / D, **past):
-    g, factor = frequencies(rope_parameters, head_dim, max_position_embeddings, length, exponent)
+def rope(name, q, k, v, positions, length, n=same, f=same, a=same, angle=same, interleaved=False, first=0, root=None,
+         **past):
+    """With the reference's frequencies, which tests/test_conform.py compares with those of transformers."""
+    g, factor = frequencies(Case(name), length)
     g, factor = f(g), a(factor)
     r = len(g)
     pairs = [(2 * i, 2 * i + 1) if interleaved else (first + i, first + i + r) for i in range(r)]
@@ -114,12 +75,13 @@ def rope(q, k, v, positions, length, rope_parameters, max_position_embeddings, h
     return attention(q, k, v, **past, root=root) | {"q": q, "k": k, "inv_freq": np.array(g), "attention_factor": factor}
 
 
-def reading(x, wq, wk, wv, positions, row, width, n=same, parts="qkv", heads=2, place=lambda row, x: row, **past):
-    """These parts are made by their matrices of what place(row(n, vector), vector) makes of x; the others are of x."""
+def reading(x, wq, wk, wv, positions, row, width, n=same, parts="qkv", heads=2, **past):
+    """These parts are made by their matrices of x with row(n, vector) in its first dimensions; the others are of x."""
     B, T, C = x.shape
     h = np.zeros_like(x)
     for b, t in np.ndindex(B, T):
-        h[b, t] = place(row(int(n(positions)[b, t]), list(x[b, t])), list(x[b, t]))
+        first = row(int(n(positions)[b, t]), list(x[b, t]))
+        h[b, t] = [*first, *x[b, t, len(first) :]]
     found = {"table": np.array([[row(int(m), [0.0] * width) for m in ns] for ns in n(positions)])}
     for name, w in zip("qkv", (wq, wk, wv), strict=True):
         of = h if name in parts else x
@@ -128,33 +90,25 @@ def reading(x, wq, wk, wv, positions, row, width, n=same, parts="qkv", heads=2, 
     return found | attention(found["q"], found["k"], found["v"], **past)
 
 
-def sinusoidal(x, wq, wk, wv, positions, base, halves=False, exponent=None, fs=(np.sin, np.cos), **broken):
+def sinusoidal(x, wq, wk, wv, positions, base, halves=False, fs=(np.sin, np.cos), **broken):
     C = x.shape[-1]
-    exponent = exponent or (lambda i, of_cosine: 2 * i / C)
 
     def row(n, x):
-        waves = [f(n * base ** -exponent(i, j)) for i in range(C // 2) for j, f in enumerate(fs)]
+        waves = [f(n * base ** (-2 * i / C)) for i in range(C // 2) for f in fs]
         return [y + z for y, z in zip(waves[::2] + waves[1::2] if halves else waves, x, strict=True)]
 
     return reading(x, wq, wk, wv, positions, row, C, **broken)
 
 
 def learned(x, wq, wk, wv, positions, weight, **broken):
-    def row(n, x):
-        return [y + z for y, z in zip(weight[n], x, strict=True)]
-
-    return reading(x, wq, wk, wv, positions, row, x.shape[-1], **broken)
-
-
-def first(row, x):
-    return row + x[len(row) :]
+    return reading(x, wq, wk, wv, positions, lambda n, x: np.add(weight[n], x), x.shape[-1], **broken)
 
 
 def expe(x, wq, wk, wv, positions, l, start, theta, j=1, **broken):
     def row(n, x):
         return [start + theta * (n + j * i) for i in range(l)]
 
-    return reading(x, wq, wk, wv, positions, row, l, **{"place": first, "parts": "qk"} | broken)
+    return reading(x, wq, wk, wv, positions, row, l, **{"parts": "qk"} | broken)
 
 
 def exqpe(x, wq, wk, wv, positions, l, start, theta1, theta2, late=0, **broken):
@@ -166,23 +120,7 @@ def exqpe(x, wq, wk, wv, positions, l, start, theta1, theta2, late=0, **broken):
         far = n - n % l - l if n > 2000 else 0  # whole rounds raise all alike
         return [y + theta2 * far / l for y in rows[n - far]]
 
-    return reading(x, wq, wk, wv, positions, row, l, **{"place": first, "parts": "qk"} | broken)
-
-
-def biased(of):
-    """A function of what conform.py gives, from of(h, m, n, d, p): the bias of positions m and n; p the parameters."""
-
-    def function(q, k, v, positions, key_positions, cached_k=None, cached_v=None, n=same, key=same, times=1, root=None,
-                 **p):
-        m, keys, S = n(key_positions), key(n(key_positions)), key_positions.shape[1]
-
-        def bias(b, h, i, j):
-            query = q[b, h, i - S + q.shape[2]]
-            return times * of(h, int(m[b, i]), int(keys[b, j]), query, p | {"H": q.shape[1]})
-
-        return attention(q, k, v, cached_k, cached_v, bias, root)
-
-    return function
+    return reading(x, wq, wk, wv, positions, row, l, **{"parts": "qk"} | broken)
 
 
 def slope(h, H):
@@ -190,46 +128,17 @@ def slope(h, H):
     return 2 ** (-8 * (h + 1) / lower) if h < lower else 2 ** (-8 * (2 * (h - lower) + 1) / (2 * lower))
 
 
-def bucket(d, p):
-    half = p["buckets"] // 2
-    far = np.log(max(d, 1) / half) / np.log(p["max_distance"] / half)
-    return d if d < half else min(half + p.get("whole", int)(far * half), 2 * half - 1)
+def alibi(q, k, v, positions, key_positions, n=same, times=1, slope=slope, **past):
+    m = n(key_positions)
 
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def shaw_bias(h, m, n, q, p):
-    return dot(q, p["keys"][min(m - n, p["max_distance"])]) / math.sqrt(len(q))
-
-
-def shaw(values, positions, key_positions, max_distance, **given):
-    found = biased(shaw_bias)(positions=positions, key_positions=key_positions, max_distance=max_distance, **given)
-    T, S = positions.shape[1], key_positions.shape[1]
-    for b, h, t, d in np.ndindex(found["out"].shape):
-        for j in range(S - T + t + 1):
-            r = min(int(positions[b, t] - key_positions[b, j]), max_distance)
-            found["out"][b, h, t, d] += found["weights"][b, h, t, j] * values[r][d]
-    return found
-
-
-def fox(q, k, v, h, weight, gate_bias, cached_h=None, first=1, last=1, gate=lambda y: np.log(sigmoid(y)), **past):
-    h = whole(h, cached_h, 1)
-
-    def bias(b, head, i, j):
-        return sum(gate(dot(weight[head], h[b, o]) + gate_bias[head]) for o in range(j + first, i + last))
+    def bias(b, h, i, j):
+        return -times * slope(h, q.shape[1]) * int(m[b, i] - m[b, j])
 
     return attention(q, k, v, **past, bias=bias)
 
 
-def softmax_sinks(q, k, v, b, **past):
-    """By a further key, of which the score is b and the value 0."""
-    return attention(q, k, v, **past, weigh=lambda scores, h: softmax([*scores, b[h]], h)[:-1])
-
-
 def by_torch(name, n=same, **x):
-    """Of a case without loops here, of which tests/test_zoo.py and tests/test_softmax.py check the formula."""
+    """Of a case without loops here: the ladder, tests/test_zoo.py or tests/test_softmax.py checks its formula."""
     case = Case(name)
     parameters = case.learned({key: x[key] for key in case.p.keys() & x.keys()})
     model = case.model(x["length"])
@@ -257,16 +166,10 @@ def by_torch(name, n=same, **x):
     return {key: y.detach().numpy() for key, y in found.items()}
 
 
-LOOPS = {name: rope for name in FILES if name.startswith("rope-")} | {
-    "sinusoidal": sinusoidal, "learned": learned, "expe": expe, "exqpe": exqpe, "shaw": shaw, "fox": fox,
-    "softmax-sinks": softmax_sinks,
-    "expe-keys": lambda x, wq, wk, wv, positions, l, start, theta, **broken: expe(
-        x, wq, wk, wv, positions, l, start, theta, **{"parts": "k"} | broken),
-    "alibi": biased(lambda h, m, n, q, p: -(m - n) * p.get("slope", slope)(h, p["H"])),
-    "t5": biased(lambda h, m, n, q, p: p["weight"][bucket(m - n, p)][h]),
-    "kerple": biased(lambda h, m, n, q, p: -p["p"][h] * np.log(1 + p["a"][h] * abs(m - n))),
+OURS = {name: functools.partial(rope if name.startswith("rope-") else by_torch, name) for name in FILES} | {
+    "sinusoidal": sinusoidal, "learned": learned, "expe": expe, "exqpe": exqpe, "alibi": alibi,
+    "expe-keys": functools.partial(expe, parts="k"),
 }
-OURS = {name: functools.partial(by_torch, name) for name in FILES} | LOOPS
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
