@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from config import ENCODINGS
+from config import CORE
 from interop.make_vectors import Case, document, frequencies, text
 from model_torch import as_tensor, make_encoding_module, score_divisor
 
@@ -176,7 +176,8 @@ OURS = {name: functools.partial(rope if name.startswith("rope-") else by_torch, 
 
 
 def test_every_encoding_that_has_positions_has_a_file_with_all_parts():
-    assert FILES.keys() == OURS.keys() and {file["encoding"] for file in FILES.values()} >= {*ENCODINGS} - {"nope"}
+    assert FILES.keys() == OURS.keys()                                  # a new file of zoo/ may have none yet
+    assert {*CORE} - {"nope"} <= {file["encoding"] for file in FILES.values()}
     for name, file in FILES.items():
         assert file["formula"] and file["source"] and file["parts"].keys() >= {"near", "decode"}, name
         if "far" in file["parts"]:
