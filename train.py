@@ -2,7 +2,6 @@
 
     python train.py --pe expe --l 24            trains and writes runs/mini-expe-s0
     python train.py --pe expe --l 24 --resume   goes on, bit for bit on a CPU
-    torchrun --nproc_per_node 8 -- train.py --pe expe --l 24    on eight GPUs
 
 A run is a pure function of its configs: the batch of a step, and dropout's
 mask, depend on (seed, step) alone. Two backends compute it from the same first
@@ -233,21 +232,77 @@ class NumpyBackend:
 
 BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 
-# ---- training --------------------------------------------------------------------------------------------------------
+# ---- a run on disk ---------------------------------------------------------------------------------------------------
 
-def start_run(run, record, tokenizer):
-    """Write config.json once the first step is done, after removing by name the files that --overwrite replaces."""
-    for name in (common.CHECKPOINT, "log.jsonl"):
-        (run / name).unlink(missing_ok=True)
-    common.write_text(run / "config.json", json.dumps(record, indent=1) + "\n")
-    if tokenizer.exists():
-        common.write_text(run / "tokenizer.tiktoken", common.read_text(tokenizer))
+class Run:
+    """A training run: what is asked of it, its data, where it stands in its folder, and what is written there."""
 
-def add_to_log(run, **line):
-    if run is None:                                                     # of several processes, the first one writes
-        return
-    with open(run / "log.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    quiet = None                         # tqdm's disable: None shows a bar in a terminal
+
+    def __init__(self, argv):
+        """InputError for a wrong flag, a folder that holds something else, or data that the run was not trained on."""
+        self.args, self.model, self.config = read_flags(argv)
+        self.folder = self.args.out
+        self.check_folder()
+        on_cpu = self.config.backend == "numpy" and self.args.device == "auto"
+        self.device = pick_device("cpu" if on_cpu else self.args.device)
+        self.tokens, self.data = data.ensure(self.config.data, self.model.vocab_size, self.config.min_doc_tokens,
+                                             self.config.max_tokens)
+        self.origin = describe_origin(self.args.preset, argv, self.device)
+        self.record = common.read_run(self.folder)[2] if self.args.resume else {
+            "model": dataclasses.asdict(self.model), "train": dataclasses.asdict(self.config),
+            "data": {"folder": str(self.tokens), **self.data}, "provenance": self.origin}
+        if self.record["data"]["splits"]["train"]["sha256"] != self.data["splits"]["train"]["sha256"]:
+            raise InputError(f"{self.tokens} is not the data that {self.folder} was trained on: its hash differs")
+        common.make_folder(self.folder)
+
+    def check_folder(self):
+        """InputError unless the folder is new or empty or, with --resume or --overwrite, holds a run."""
+        if common.holds_files(self.folder) and not self.args.resume:
+            if not (self.folder / "config.json").exists():
+                raise InputError(f"{self.folder} exists and holds no run, so it is left as it is: choose another --out")
+            common.read_run(self.folder)
+            if not self.args.overwrite:
+                raise InputError(f"{self.folder} exists: add --resume to go on with it, or --overwrite to replace it")
+
+    def begin(self, backend):
+        """Where the run stands: (steps done, seconds trained), with the backend filled; --init-from fills a new one."""
+        info = common.checkpoint_info(self.folder) if self.args.resume else {"step": 0, "seconds": 0.0}
+        if info["step"]:
+            from engine import resume
+            resume.load_checkpoint(self.folder, backend, self.model)
+            self.cut_log(info["step"])
+        elif self.config.init_from != "none":
+            from engine import init_from
+            self.record["parent"] = init_from.load_parent(self.folder, self.config.init_from, backend, self.model,
+                                                          self.data)
+        return info["step"], info["seconds"]
+
+    def cut_log(self, step):
+        """Take out of the log what is trained again, and say where the run goes on."""
+        from engine import resume
+        resume.cut_log(self.folder, step)
+        self.log(step=step, resumed=self.origin)
+
+    def write_config(self):
+        """Write config.json, once the first step is done; --overwrite replaces these files, by name."""
+        for name in (common.CHECKPOINT, "log.jsonl"):
+            (self.folder / name).unlink(missing_ok=True)
+        common.write_text(self.folder / "config.json", json.dumps(self.record, indent=1) + "\n")
+        tokenizer = self.tokens / "tokenizer.tiktoken"
+        if tokenizer.exists():
+            common.write_text(self.folder / "tokenizer.tiktoken", common.read_text(tokenizer))
+
+    def log(self, **line):
+        with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def save(self, backend, step, seconds):
+        common.save_checkpoint(self.folder, backend.tensors(), step, seconds)
+
+    def stops(self, signals):
+        """Whether a signal asks to stop."""
+        return bool(signals)
 
 @contextlib.contextmanager
 def stopping():
@@ -271,94 +326,66 @@ def stopping():
         for number, handler in before.items():
             signal.signal(number, handler)
 
-def train(run, record, model_config, config, backend, folder, info, agree=bool):
-    """Train from a checkpoint's step, of its info, until config.steps or a signal; returns the steps done.
+# ---- training --------------------------------------------------------------------------------------------------------
 
-    Of several processes all but the first have None as their run; agree(signals) is whether any of them has a signal.
-    """
-    context = model_config.context
-    tokens = data.open_split(folder, "train")
-    val_tokens = data.open_split(folder, "val")
-    n_val = min(VALIDATION_WINDOWS, data.count_windows(val_tokens, context))
-    val_batch = data.batch(val_tokens, context, n_val, 0, 0)            # (N, T+1), the same for all runs
+def train(run, backend, first=0, seconds=0.0):
+    """Train from a step on until config.steps or a signal; returns the steps done. seconds: trained before."""
+    config, context = run.config, run.model.context
+    tokens = data.open_split(run.tokens, "train")
+    held_out = data.open_split(run.tokens, "val")
+    n_windows = min(VALIDATION_WINDOWS, data.count_windows(held_out, context))
+    val_batch = data.batch(held_out, context, n_windows, 0, 0)          # (N, T+1), the same for all runs
     begun = time.perf_counter()
     with stopping() as signals:
-        steps = range(info["step"], config.steps)
-        for step in tqdm(steps, initial=steps.start, total=config.steps, disable=run is None or None, leave=False):
+        for step in tqdm(range(first, config.steps), initial=first, total=config.steps, disable=run.quiet, leave=False):
             batch = data.batch(tokens, context, config.batch_size, config.seed, step)
             loss, norm = backend.step(batch, step)
             if not math.isfinite(loss + norm):
                 raise InputError(f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}: the last "
                                  f"checkpoint stays; try a lower --lr than {config.lr:g}")
-            if step == 0 and run:
-                start_run(run, record, folder / "tokenizer.tiktoken")
+            if step == 0:
+                run.write_config()
             done = step + 1
-            add_to_log(run, step=done, loss=loss, grad_norm=norm, lr=learning_rate(config, step))
-            stop = agree(signals) or done == config.steps
+            run.log(step=done, loss=loss, grad_norm=norm, lr=learning_rate(config, step))
+            stop = run.stops(signals) or done == config.steps
+            spent = time.perf_counter() - begun
             if done % config.eval_every == 0 or done == config.steps:
                 val_loss = backend.validation_loss(val_batch)
-                add_to_log(run, step=done, val_loss=val_loss)
-                rate = (done - steps.start) * config.batch_size * context / (time.perf_counter() - begun)
+                run.log(step=done, val_loss=val_loss)
+                rate = (done - first) * config.batch_size * context / spent
                 with contextlib.suppress(BrokenPipeError):              # a run that nobody watches goes on
-                    tqdm.write(f"{run}: step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   {rate:,.0f} tokens/s")
-            if run and (done % config.checkpoint_every == 0 or stop):
-                common.save_checkpoint(run, backend.tensors(), done, info["seconds"] + time.perf_counter() - begun)
+                    tqdm.write(f"{run.folder}: step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   "
+                               f"{rate:,.0f} tokens/s")
+            if done % config.checkpoint_every == 0 or stop:
+                run.save(backend, done, seconds + time.perf_counter() - begun)
             if stop:
                 break
     return done
 
-def check_out(run, args):
-    """InputError unless a run directory is a new one, an empty one or, with --resume or --overwrite, one with a run."""
-    if common.holds_files(run) and not args.resume:
-        if not (run / "config.json").exists() or (run / common.CHECKPOINT).is_dir() or (run / "log.jsonl").is_dir():
-            raise InputError(f"{run} exists and holds no run, so it is left as it is: choose another --out")
-        common.read_run(run)
-        if not args.overwrite:
-            raise InputError(f"{run} exists: add --resume to go on with it, or --overwrite to replace it")
+def carry_out(run, make_backend):
+    """Train what is left of a run, with the backend that is made of (ModelConfig, TrainConfig, device, compiled)."""
+    run.check_folder()                                                  # another process may have made it meanwhile
+    config, e = run.config, run.model.encoding
+    if run.args.resume and common.checkpoint_info(run.folder)["step"] >= config.steps:
+        return print(f"{run.folder} is complete: {config.steps:,} of {config.steps:,} steps")
+    backend = make_backend(run.model, config, run.device, run.args.compile)
+    first, seconds = run.begin(backend)
+    theta = f", theta {e.theta:g}" if getattr(e, "theta", None) is not None else ""
+    print(f"{run.folder}: {model_numpy.count_parameters(run.model):,} parameters, {config.backend} on {run.device}, "
+          f"lr {config.lr:g}{theta}, steps {first:,} to {config.steps:,}")
+    if train(run, backend, first, seconds) < config.steps:
+        print(f"stopped; go on with: python train.py --out {run.folder} --resume", file=sys.stderr)
+        sys.exit(130)
+    print(f"next: python eval.py {run.folder}")
 
-def main(argv=None, backends=BACKENDS, rank=0, agree=bool):
+def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and backends is BACKENDS:
-        from engine import distributed
-        return distributed.main(argv)
     with CommandLine(prog="train.py").one_line_errors():
-        args, model_config, config = read_flags(argv)
-        run = args.out
-        check_out(run, args)
-        device = pick_device("cpu" if config.backend == "numpy" and args.device == "auto" else args.device)
-        folder, meta = data.ensure(config.data, model_config.vocab_size, config.min_doc_tokens, config.max_tokens)
-        record = common.read_run(run)[2] if args.resume else {
-            "model": dataclasses.asdict(model_config), "train": dataclasses.asdict(config),
-            "data": {"folder": str(folder), **meta}, "provenance": describe_origin(args.preset, argv, device)}
-        if record["data"]["splits"]["train"]["sha256"] != meta["splits"]["train"]["sha256"]:
-            raise InputError(f"{folder} is not the data that {run} was trained on: its hash differs")
-        common.make_folder(run)
-        with common.lock(run) if rank == 0 else contextlib.nullcontext():
-            check_out(run, args)                                        # another process may have made it meanwhile
-            info = common.checkpoint_info(run) if args.resume else {"step": 0, "seconds": 0.0}
-            first = info["step"]
-            if first >= config.steps:
-                return print(f"{run} is complete: {first:,} of {config.steps:,} steps")
-            backend = backends[config.backend](model_config, config, device, args.compile)
-            if first:
-                from engine import resume
-                resume.load_checkpoint(run, backend, model_config)
-                if rank == 0:
-                    resume.cut_log(run, first)
-                    add_to_log(run, step=first, resumed=describe_origin(args.preset, argv, device))
-            elif config.init_from != "none":
-                from engine import init_from
-                record["parent"] = init_from.load_parent(run, config.init_from, backend, model_config, meta)
-            size = model_numpy.count_parameters(model_config)
-            theta = getattr(model_config.encoding, "theta", None)
-            rates = f"lr {config.lr:g}" + ("" if theta is None else f", theta {theta:g}")
-            print(f"{run}: {size:,} parameters, {config.backend} on {device}, {rates}, "
-                  f"steps {first:,} to {config.steps:,}")
-            done = train(run if rank == 0 else None, record, model_config, config, backend, folder, info, agree)
-        if done < config.steps:
-            print(f"stopped; go on with: python train.py --out {run} --resume", file=sys.stderr)
-            sys.exit(130)
-        print(f"next: python eval.py {run}")
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise InputError("several processes train with torchrun --nproc_per_node N -m -- engine.distributed FLAGS")
+        run = Run(argv)
+        with common.lock(run.folder):
+            carry_out(run, BACKENDS[run.config.backend])
 
 if __name__ == "__main__":
     main()

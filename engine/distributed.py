@@ -1,12 +1,13 @@
 """Training in several processes, which torchrun starts: each is a rank that runs train.py's own loop.
 
-    torchrun --nproc_per_node 8 -- train.py --pe expe --l 24 [--timeout SECONDS]
+    torchrun --nproc_per_node 8 -m -- engine.distributed --pe expe --l 24      train.py's flags, and --timeout SECONDS
 
 A batch is a function of (seed, step), so every rank has the same one, computes its share of it, and
 DistributedDataParallel averages the gradients. Rank 0 prepares the data before the others begin, and it alone writes.
 All ranks read the same folders. Each rank of a machine has a GPU of its own; ranks may share a CPU.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+import common
 import train
 from common import CommandLine, number
 from config import InputError
@@ -70,20 +72,37 @@ def own_device(device):
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
-def agree(signals):
-    """Whether any rank has a signal to stop: the answer is the same in all of them."""
-    stop = torch.tensor(float(bool(signals)))
-    dist.all_reduce(stop, dist.ReduceOp.MAX)
-    return bool(stop)
+class RankRun(train.Run):
+    """A Run of which rank 0 alone writes, and which stops where any rank has a signal to."""
 
-def refuse_numpy(*settings):
-    raise InputError("--backend numpy is one process: start it with python train.py, not with torchrun")
+    quiet = True if RANK else None
 
-def main(argv):
+    def write_config(self):
+        if RANK == 0:
+            super().write_config()
+
+    def cut_log(self, step):
+        if RANK == 0:
+            super().cut_log(step)
+
+    def log(self, **line):
+        if RANK == 0:
+            super().log(**line)
+
+    def save(self, backend, step, seconds):
+        if RANK == 0:
+            super().save(backend, step, seconds)
+
+    def stops(self, signals):
+        stop = torch.tensor(float(bool(signals)))
+        dist.all_reduce(stop, dist.ReduceOp.MAX)
+        return bool(stop)
+
+def main():
     """What each process does that torchrun has started; it ends the process."""
-    parser = CommandLine(prog="train.py", add_help=False)
+    parser = CommandLine(prog="engine.distributed", add_help=False)
     parser.add_argument("--timeout", type=number, default=600)          # seconds that ranks wait for one that hangs
-    args, argv = parser.parse_known_args(argv)
+    args, argv = parser.parse_known_args()
     if not args.timeout >= 1:
         parser.error(f"--timeout must be at least 1 second, got {args.timeout}")
     store, _, _ = next(dist.rendezvous("env://"))
@@ -99,7 +118,12 @@ def main(argv):
             return
     code = 0
     try:
-        train.main(argv, {"torch": functools.partial(DistributedBackend, join), "numpy": refuse_numpy}, RANK, agree)
+        with parser.one_line_errors():
+            run = RankRun(argv)
+            if run.config.backend == "numpy":
+                raise InputError("--backend numpy is one process: start it with python train.py")
+            with common.lock(run.folder) if RANK == 0 else contextlib.nullcontext():
+                train.carry_out(run, functools.partial(DistributedBackend, join))
     except SystemExit as stop:
         code = stop.code or 0
     finally:
@@ -110,3 +134,6 @@ def main(argv):
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)                                                      # threads of torch can abort a longer goodbye
+
+if __name__ == "__main__":
+    main()

@@ -47,9 +47,9 @@ def test_a_run_is_not_its_own_parent(workplace, tokens, tmp_path):
 
 def start_torchrun(n, *arguments, cwd):
     """torchrun with n processes, in a group of its own, so that a signal can be sent to it as a terminal does."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n, "--"]
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n, "-m", "--"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([*map(str, (*words, ROOT / "train.py", *arguments))], cwd=cwd, text=True, env=environment,
+    return subprocess.Popen([*map(str, (*words, "engine.distributed", *arguments))], cwd=cwd, text=True, env=environment,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
 
 
@@ -89,10 +89,11 @@ def test_ctrl_c_ends_all_processes_at_one_step_and_the_run_goes_on(tokens, tmp_p
     assert [line[0] for line in losses(run) if line[1]] == list(range(1, step + 5))
 
 
-def test_errors_of_several_processes_name_the_flag(monkeypatch):
+def test_errors_of_several_processes_name_the_flag(monkeypatch, tmp_path):
     monkeypatch.setattr(distributed, "WORLD", 2)
     config = dataclasses.replace(PRESETS["mini"].train, batch_size=3)
     with pytest.raises(InputError, match="--batch-size must be a multiple of the 2 processes, got 3"):
         distributed.DistributedBackend(None, PRESETS["mini"].model, config, torch.device("cpu"))
-    with pytest.raises(InputError, match="--backend numpy is one process: start it with python train.py"):
-        distributed.refuse_numpy()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    line = refused(command("train.py", *TINY, cwd=tmp_path))
+    assert "torchrun --nproc_per_node N -m -- engine.distributed FLAGS" in line
