@@ -1,7 +1,7 @@
 """What the scripts share: a run on disk, and a command line that answers a wrong flag, file or value in one line.
 
     runs/<name>/   config.json              settings, provenance, and the hashes of the data; written once
-                   checkpoint.safetensors   weights, AdamW's moments; as metadata the step and a hash of the tensors
+                   checkpoint.safetensors   weights, AdamW's moments; as metadata the step and the seconds
                    log.jsonl                the loss of each step, and the validation losses
                    tokenizer.tiktoken       a copy of the data's tokenizer
 
@@ -213,22 +213,18 @@ def read_run(run):
     except (InputError, LookupError, TypeError) as error:              # of a field that is missing, or unknown
         raise InputError(f"{path}: {error}") from None
 
-def hash_tensors(tensors):
-    """The SHA-256 of {name: array}: names, shapes and numbers, in the order of the names."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].shape} ".encode() + tensors[name].tobytes())
-    return digest.hexdigest()
-
 def save_checkpoint(run, tensors, step, seconds=0.0):
     """Replace the run's checkpoint with one rename; seconds: trained so far."""
     import safetensors.numpy
 
-    metadata = {"step": str(step), "seconds": f"{seconds:.3f}", "sha256": hash_tensors(tensors)}
+    metadata = {"step": str(step), "seconds": f"{seconds:.3f}"}
     write_bytes(Path(run) / CHECKPOINT, safetensors.numpy.save(tensors, metadata))
 
-def read_checkpoint(run):
-    """({name: array} of weights and moments, {"step", "seconds", "sha256"}); InputError if it is none, or damaged."""
+def read_checkpoint(run, names=None):
+    """({name: array} of weights and moments, {"step", "seconds"}) of a run; names: of arrays (default: all).
+
+    InputError if there is no checkpoint, or if it was cut short.
+    """
     import safetensors
 
     path = Path(run) / CHECKPOINT
@@ -236,23 +232,20 @@ def read_checkpoint(run):
         raise InputError(f"{run} has no checkpoint yet: go on with python train.py --out {run} --resume")
     try:
         with safetensors.safe_open(path, "np") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in (file.keys() if names is None else names)}
             metadata = file.metadata()
-        info = {"step": int(metadata["step"]), "seconds": float(metadata["seconds"]), "sha256": metadata["sha256"]}
+        return tensors, {"step": int(metadata["step"]), "seconds": float(metadata["seconds"])}
     except (safetensors.SafetensorError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not a checkpoint of train.py ({error}): it was cut short or replaced") from None
-    if hash_tensors(tensors) != info["sha256"]:
-        raise InputError(f"{path} has another SHA-256 than it says: it was damaged")
-    return tensors, info
 
 def checkpoint_info(run):
-    """{"step", "seconds", "sha256"} of the run's checkpoint; step 0 and no hash if it has none yet."""
+    """{"step", "seconds"} of the run's checkpoint; step 0 if it has none yet."""
     if not (Path(run) / CHECKPOINT).exists():
-        return {"step": 0, "seconds": 0.0, "sha256": None}
-    return read_checkpoint(run)[1]
+        return {"step": 0, "seconds": 0.0}
+    return read_checkpoint(run, ())[1]
 
 def load_model(run, make=None):
-    """(GPT, or make's model, on the CPU in eval mode; config.json with the checkpoint's step and sha256) of a run."""
+    """(GPT, or make's model, on the CPU in eval mode; config.json with the checkpoint's step) of a run."""
     import torch
 
     from model_torch import GPT

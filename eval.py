@@ -83,7 +83,7 @@ def evaluate(run, args):
         rows.append({"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "nonoverlap", "how": "",
                      "length": length, "loss": loss, "perplexity": None if loss is None else math.exp(min(loss, 700)),
                      "n_targets": length * len(windows), "n_documents": len(usable), "data": name,
-                     "trained_length": context, "step": record["step"], "weights": record["sha256"]})
+                     "trained_length": context, "step": record["step"]})
     return rows
 
 def print_rows(rows, before):

@@ -411,7 +411,7 @@ def evaluate(run, model, record, args, multiples):
         raise InputError(f"--lengths must be at most {longest:,} for the positions of {run}, got {max(lengths):,}")
     return [{"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "task", "how": "", "length": length,
              "data": f"{args.split} of {source}", "trained_length": context, "step": record["step"],
-             "weights": record["sha256"], "loss": None} | score(model, source, length, args.split, drawn=drawn)
+             "loss": None} | score(model, source, length, args.split, drawn=drawn)
             for length in sorted(lengths)]
 
 def print_rows(rows, before):

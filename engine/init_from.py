@@ -34,4 +34,4 @@ def load_parent(run, parent, backend, model, meta):
     print(f"from step {info['step']:,} of {parent}, {its.encoding.pe} to {model.encoding.pe}; new weights: "
           f"{', '.join(fresh) or 'none'}; the optimizer begins anew")
     backend.load(new | kept, 0)
-    return {"run": str(parent), "step": info["step"], "sha256": info["sha256"]}
+    return {"run": str(parent), "step": info["step"]}

@@ -113,7 +113,7 @@ def evaluate(run, work, scalings, args, bar):
             row = {"run": str(run), "pe": pe, "protocol": job, "how": name_of(how, dtype), "chunk": model.chunk,
                    "dtype": dtype, "length": length, "loss": None, "perplexity": None, "n_targets": 0,
                    "trained_length": context, "step": record["step"], "seed": record["train"]["seed"],
-                   "weights": record["sha256"], "split": args.split, "data": source, "n_documents": len(documents),
+                   "split": args.split, "data": source, "n_documents": len(documents),
                    "max_docs": args.max_docs}
             if conditions and span <= model.longest and (not stream or model.streams()):
                 losses = [model.window_losses(windows, bar, stream) for windows in conditions]

@@ -29,7 +29,7 @@ def test_all_but_the_encodings_weights_go_on(pe, backend, workplace, tokens, tmp
         same = name in old and old[name].shape == new[name].shape and np.allclose(old[name], new[name], atol=1e-6)
         assert same == (pe == "learned" or "encoding." not in name), name
     _, _, record = common.read_run(tmp_path / "run")
-    assert record["parent"]["step"] == 8 and record["parent"]["sha256"] == common.checkpoint_info(parent)["sha256"]
+    assert record["parent"] == {"run": str(parent), "step": 8}
 
 
 def test_a_parent_that_does_not_fit_is_named(workplace, tokens, tmp_path):
@@ -49,7 +49,8 @@ def start_torchrun(n, *arguments, cwd):
     """torchrun with n processes, in a group of its own, so that a signal can be sent to it as a terminal does."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n, "-m", "--"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([*map(str, (*words, "engine.distributed", *arguments))], cwd=cwd, text=True, env=environment,
+    words = map(str, (*words, "engine.distributed", *arguments))
+    return subprocess.Popen([*words], cwd=cwd, text=True, env=environment,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
 
 

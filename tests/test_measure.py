@@ -78,7 +78,7 @@ def test_nonoverlap_is_what_eval_py_measures(workplace):
     assert [row["loss"] is None for row in ours] == [False, False, False, True]
     for row, other in zip(ours, right, strict=True):
         assert row["loss"] == (other["loss"] and pytest.approx(other["loss"], rel=1e-6))
-        names = ["run", "pe", "protocol", "length", "trained_length", "step", "weights", "data", "n_documents"]
+        names = ["run", "pe", "protocol", "length", "trained_length", "step", "data", "n_documents"]
         names += ["n_targets"] * (row["loss"] is not None)
         assert [row[name] for name in names] == [other[name] for name in names]
 

@@ -52,7 +52,7 @@ def test_a_run_leaves_what_it_promises(finished, tokens):
     found, info = common.read_checkpoint(run)
     assert {name: x.shape for name, x in found.items()} == {
         f"{kind}{name}": shape for name, shape in shapes.items() for kind in ("", "m.", "v.")}
-    assert info["step"] == config.steps == 12 and len(info["sha256"]) == 64
+    assert info["step"] == config.steps == 12
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == list(range(1, 13))
     assert [line["step"] for line in lines if "val_loss" in line] == [5, 10, 12]
@@ -171,7 +171,7 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tokens, tmp_path):
     ("config.json", lambda text: text[:-40]), ("config.json", lambda text: b"[1]"),
     ("config.json", lambda text: text.replace(b'"n_heads": 4', b'"n_heads": 0')),
     ("config.json", lambda text: text.replace(b'"d_model": 128', b'"d_model": 64')),
-    (common.CHECKPOINT, lambda text: text[:-40]), (common.CHECKPOINT, lambda text: text[:-9] + bytes(9)),
+    (common.CHECKPOINT, lambda text: text[:-40]),
     ("tokenizer.tiktoken", lambda text: text[:-40])])
 def test_a_damaged_run_is_named_in_one_line(name, change, finished, tmp_path):
     _, run = finished["torch"]
