@@ -179,20 +179,14 @@ def make_folder(folder, flag="--out"):
 
 @contextlib.contextmanager
 def lock(folder, wait=False):
-    """Hold a folder that exists for this process alone; InputError if another process holds it, unless this waits."""
+    """Hold a folder for this process alone; InputError if another process holds it, unless this waits for it."""
     from filelock import FileLock, Timeout
 
-    file_lock = FileLock(f"{os.path.realpath(folder)}/.lock", is_singleton=True)     # which this process may take again
-    try:
-        file_lock.acquire(timeout=-1 if wait else 0)
-    except NotImplementedError:                                        # of filelock: the file system has no locks
-        print(f"{folder} lies where files cannot be locked: let no other process use it", file=sys.stderr)
+    try:                                                               # a singleton: this process may take it again
+        with FileLock(f"{os.path.realpath(folder)}/.lock", timeout=-1 if wait else 0, is_singleton=True):
+            yield
     except Timeout:
         raise InputError(f"{folder} is in use by another process: wait for its end, or choose another folder") from None
-    try:
-        yield
-    finally:
-        file_lock.release()
 
 # ---- a run on disk ---------------------------------------------------------------------------------------------------
 
