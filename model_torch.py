@@ -92,7 +92,7 @@ def expe(settings, config):
     """ExPE or ExQPE; the ablations --once and --learn are in zoo/ablations.py."""
     if settings.once or settings.learn != "none":
         from zoo import ablations
-        return ablations.torch_class()(settings, config)
+        return ablations.Layer(settings, config)
     return ExPE(settings, config)
 
 def turn(x, table):
@@ -154,7 +154,7 @@ ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "ex
 
 def make_encoding_module(settings, config):
     """The Encoding of these settings, with the softmax of the model's config."""
-    kind = ENCODINGS[settings.pe] if settings.pe in CORE else zoo_module(settings.pe).torch_class()
+    kind = ENCODINGS[settings.pe] if settings.pe in CORE else zoo_module(settings.pe).Layer
     encoding = kind(settings, config)
     if config.softmax != "plain":
         from zoo import softmax

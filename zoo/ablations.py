@@ -7,6 +7,7 @@ ramp, ExPE's start and theta, ExQPE's theta1 and theta2: the table is affine in 
 import numpy as np
 
 from model_numpy import Encoding, override_on, phi_backward, phi_forward
+from model_torch import ExPE
 
 
 def learned_phi_forward(h, table, learned):
@@ -36,19 +37,14 @@ def doors(settings):
 
     return Encoding(**door, shapes=lambda model: {"weight": (2,)}, start=start)
 
-def torch_class():
-    from model_torch import ExPE
+class Layer(ExPE):
+    def trained(self, table):
+        if self.settings.learn == "none":
+            return table
+        return table[..., 0] + table[..., 1:] @ self.weight                                # (..., T, l)
 
-    class Ablation(ExPE):
-        def trained(self, table):
-            if self.settings.learn == "none":
-                return table
-            return table[..., 0] + table[..., 1:] @ self.weight                                # (..., T, l)
+    def embed(self, x, table):
+        return super().override(x, self.trained(table))[0] if self.settings.once else x
 
-        def embed(self, x, table):
-            return super().override(x, self.trained(table))[0] if self.settings.once else x
-
-        def override(self, h, table):
-            return (h, h, h) if self.settings.once else super().override(h, self.trained(table))
-
-    return Ablation
+    def override(self, h, table):
+        return (h, h, h) if self.settings.once else super().override(h, self.trained(table))

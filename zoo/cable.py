@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 import model_numpy
 from config import NoPE
+from model_torch import Encoding
 
 
 @dataclass(frozen=True)
@@ -49,28 +52,20 @@ def doors(settings):
         each_block=True,
     )
 
-def torch_class():
-    import torch
-    import torch.nn.functional as F
+class Layer(Encoding):
+    def keep(self, h):
+        """r and g of each head and token, (B, H, S, 2), in fp32 at least."""
+        wide = torch.promote_types(h.dtype, torch.float32)
+        r = F.linear(h, self.tokens.type_as(h)).to(wide).relu()                            # (B, S, H)
+        g = F.softplus(F.linear(h, self.query.type_as(h)).to(wide), threshold=40)          # exact in float64
+        return torch.stack((r, g), -1).transpose(1, 2)
 
-    from model_torch import Encoding
+    def score(self, q, k, kept, table):
+        c = kept[..., 0].cumsum(-1)                                                        # (B, H, S)
+        T = q.shape[2]
+        return -kept[..., -T:, 1, None] * (c[..., -T:, None] - c[..., None, :])            # (B, H, T, S)
 
-    class Cable(Encoding):
-        def keep(self, h):
-            """r and g of each head and token, (B, H, S, 2), in fp32 at least."""
-            wide = torch.promote_types(h.dtype, torch.float32)
-            r = F.linear(h, self.tokens.type_as(h)).to(wide).relu()                            # (B, S, H)
-            g = F.softplus(F.linear(h, self.query.type_as(h)).to(wide), threshold=40)          # exact in float64
-            return torch.stack((r, g), -1).transpose(1, 2)
-
-        def score(self, q, k, kept, table):
-            c = kept[..., 0].cumsum(-1)                                                        # (B, H, S)
-            T = q.shape[2]
-            return -kept[..., -T:, 1, None] * (c[..., -T:, None] - c[..., None, :])            # (B, H, T, S)
-
-        def linear(self, q, kept, w, n):
-            r = kept[..., 0]
-            after = r.flip(-1).cumsum(-1).flip(-1) - r                                         # those of later tokens
-            return kept[..., -q.shape[2] :, 1], -after                                         # (B, H, T), (B, H, S)
-
-    return Cable
+    def linear(self, q, kept, w, n):
+        r = kept[..., 0]
+        after = r.flip(-1).cumsum(-1).flip(-1) - r                                         # those of later tokens
+        return kept[..., -q.shape[2] :, 1], -after                                         # (B, H, T), (B, H, S)

@@ -12,10 +12,13 @@ numbers, so that its memory grows with T times S.
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 import expe
 import model_numpy
 from config import NoPE, knob, one_of
+from model_torch import ALiBi, score_divisor
 from zoo import kerple
 
 HIDDEN = 32
@@ -70,23 +73,15 @@ def doors(settings):
 
     return model_numpy.Encoding(score=(score_forward, score_backward), shapes=shapes, start=start, each_block=True)
 
-def torch_class():
-    import torch
-    import torch.nn.functional as F
-
-    from model_torch import ALiBi, score_divisor
-
-    class Dape(ALiBi):
-        def score(self, q, k, h, table):
-            if self.settings.bias == "kerple":
-                p, a = self.p.exp()[:, None, None], self.a.exp()[:, None, None]                # (H, 1, 1) each
-                b = -p * (a * table).log1p()                                                   # (..., H, T, S)
-            else:
-                b = -self.of_each_head(q, table) * table
-            s = q @ k.mT / score_divisor(q)                                                    # (B, H, T, S)
-            x = torch.cat((s, b.expand_as(s).type_as(s)), 1).movedim(1, -1)                    # (B, T, S, 2H)
-            w1, w2 = self.w1.type_as(x), self.w2.type_as(x)
-            y = F.leaky_relu(F.linear(x, w1[:, :-1], w1[:, -1]), SLOPE)                        # (B, T, S, 32)
-            return b + F.linear(y, w2).movedim(-1, 1)                                          # (B, H, T, S)
-
-    return Dape
+class Layer(ALiBi):
+    def score(self, q, k, h, table):
+        if self.settings.bias == "kerple":
+            p, a = self.p.exp()[:, None, None], self.a.exp()[:, None, None]                # (H, 1, 1) each
+            b = -p * (a * table).log1p()                                                   # (..., H, T, S)
+        else:
+            b = -self.of_each_head(q, table) * table
+        s = q @ k.mT / score_divisor(q)                                                    # (B, H, T, S)
+        x = torch.cat((s, b.expand_as(s).type_as(s)), 1).movedim(1, -1)                    # (B, T, S, 2H)
+        w1, w2 = self.w1.type_as(x), self.w2.type_as(x)
+        y = F.leaky_relu(F.linear(x, w1[:, :-1], w1[:, -1]), SLOPE)                        # (B, T, S, 32)
+        return b + F.linear(y, w2).movedim(-1, 1)                                          # (B, H, T, S)

@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+import torch
 
 import expe
 import model_numpy
 from config import POSITIVE, SIZE, NoPE, knob
+from model_torch import Encoding
 
 PAIRS = 2**12                            # of query and key, whose hidden numbers are in memory at a time, and in cache
 
@@ -86,18 +88,11 @@ def doors(settings):
         each_block=True,
     )
 
-def torch_class():
-    import torch
-
-    from model_torch import Encoding
-
-    class Fire(Encoding):
-        def score(self, q, k, h, table):
-            m, d, c, L = table[..., :1], table[..., 1:], self.c.exp(), self.L.exp()
-            x = (c * d).log1p() / (c * torch.maximum(m, L)).log1p()                            # (..., T, S)
-            below, floor = self.b1.clamp(max=0), (-self.b1).clamp(max=0)                       # (32,) each
-            rows = x[..., None].split(max(1, PAIRS // x.shape[-1]), dim=-3)                    # (..., some of T, S, 1)
-            hidden = (torch.maximum(torch.addcmul(below, y, self.w1), floor) for y in rows)    # (..., S, 32)
-            return torch.cat([y @ self.w2.T for y in hidden], dim=-3).movedim(-1, -3)          # (..., H, T, S)
-
-    return Fire
+class Layer(Encoding):
+    def score(self, q, k, h, table):
+        m, d, c, L = table[..., :1], table[..., 1:], self.c.exp(), self.L.exp()
+        x = (c * d).log1p() / (c * torch.maximum(m, L)).log1p()                            # (..., T, S)
+        below, floor = self.b1.clamp(max=0), (-self.b1).clamp(max=0)                       # (32,) each
+        rows = x[..., None].split(max(1, PAIRS // x.shape[-1]), dim=-3)                    # (..., some of T, S, 1)
+        hidden = (torch.maximum(torch.addcmul(below, y, self.w1), floor) for y in rows)    # (..., S, 32)
+        return torch.cat([y @ self.w2.T for y in hidden], dim=-3).movedim(-1, -3)          # (..., H, T, S)

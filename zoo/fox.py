@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 import model_numpy
 from config import NoPE
+from model_torch import Encoding
 
 
 @dataclass(frozen=True)
@@ -49,25 +52,17 @@ def doors(settings):
         each_block=True,
     )
 
-def torch_class():
-    import torch
-    import torch.nn.functional as F
+class Layer(Encoding):
+    def keep(self, h):
+        """ln f of each head and key, (B, H, S, 1), in fp32 at least."""
+        z = F.linear(h, self.weight.type_as(h), self.bias.type_as(h))                      # (B, S, H)
+        return F.logsigmoid(z.to(torch.promote_types(z.dtype, torch.float32))).mT[..., None]
 
-    from model_torch import Encoding
+    def score(self, q, k, kept, table):
+        c = kept[..., 0].cumsum(-1)                                                        # (B, H, S)
+        return c[..., -q.shape[2] :, None] - c[..., None, :]                               # (B, H, T, S)
 
-    class Fox(Encoding):
-        def keep(self, h):
-            """ln f of each head and key, (B, H, S, 1), in fp32 at least."""
-            z = F.linear(h, self.weight.type_as(h), self.bias.type_as(h))                      # (B, S, H)
-            return F.logsigmoid(z.to(torch.promote_types(z.dtype, torch.float32))).mT[..., None]
-
-        def score(self, q, k, kept, table):
-            c = kept[..., 0].cumsum(-1)                                                        # (B, H, S)
-            return c[..., -q.shape[2] :, None] - c[..., None, :]                               # (B, H, T, S)
-
-        def linear(self, q, kept, w, n):
-            gates = kept[..., 0]
-            after = gates.flip(-1).cumsum(-1).flip(-1) - gates                                 # those of later tokens
-            return gates.new_ones(1, 1), after                                                 # (1, 1), (B, H, S)
-
-    return Fox
+    def linear(self, q, kept, w, n):
+        gates = kept[..., 0]
+        after = gates.flip(-1).cumsum(-1).flip(-1) - gates                                 # those of later tokens
+        return gates.new_ones(1, 1), after                                                 # (1, 1), (B, H, S)

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch.nn.functional as F
 
 import expe
 import model_numpy
 from config import NoPE
+from model_torch import ALiBi, score_divisor
 
 
 @dataclass(frozen=True)
@@ -58,22 +60,15 @@ def doors(settings):
         each_block=True,
     )
 
-def torch_class():
-    import torch.nn.functional as F
+class Layer(ALiBi):
+    def slope(self, q, like):
+        u, w = F.normalize(self.v.type_as(like), dim=-1), self.w.type_as(like)             # (H, D), (H,)
+        z = (q * u[:, None]).sum(-1) / score_divisor(q)                                    # (B, H, T)
+        omega, gate = (F.softplus(x, threshold=40) for x in (w, z))                        # exact in float64
+        return self.of_each_head(q, like)[..., 0] * omega[:, None] * gate
 
-    from model_torch import ALiBi, score_divisor
+    def score(self, q, k, h, table):
+        return -self.slope(q, table)[..., None] * table                                    # (B, H, T, S)
 
-    class Grape(ALiBi):
-        def slope(self, q, like):
-            u, w = F.normalize(self.v.type_as(like), dim=-1), self.w.type_as(like)             # (H, D), (H,)
-            z = (q * u[:, None]).sum(-1) / score_divisor(q)                                    # (B, H, T)
-            omega, gate = (F.softplus(x, threshold=40) for x in (w, z))                        # exact in float64
-            return self.of_each_head(q, like)[..., 0] * omega[:, None] * gate
-
-        def score(self, q, k, h, table):
-            return -self.slope(q, table)[..., None] * table                                    # (B, H, T, S)
-
-        def linear(self, q, kept, w, n):
-            return self.slope(q, n), n                                                         # (B, H, T), (..., 1, S)
-
-    return Grape
+    def linear(self, q, kept, w, n):
+        return self.slope(q, n), n                                                         # (B, H, T), (..., 1, S)

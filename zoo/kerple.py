@@ -13,6 +13,7 @@ import numpy as np
 import expe
 import model_numpy
 from config import NoPE
+from model_torch import Encoding
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,7 @@ def doors(settings):
         start=lambda rng, name, shape: np.log(rng.uniform(0.01, {"p": 2, "a": 1}[name], shape)).astype(np.float32),
     )
 
-def torch_class():
-    from model_torch import Encoding
-
-    class Kerple(Encoding):
-        def score(self, q, k, h, table):
-            p, a = self.p.exp()[:, None, None], self.a.exp()[:, None, None]                    # (H, 1, 1) each
-            return -p * (a * table).log1p()                                                    # (..., H, T, S)
-
-    return Kerple
+class Layer(Encoding):
+    def score(self, q, k, h, table):
+        p, a = self.p.exp()[:, None, None], self.a.exp()[:, None, None]                    # (H, 1, 1) each
+        return -p * (a * table).log1p()                                                    # (..., H, T, S)

@@ -7,10 +7,12 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 import expe
 import model_numpy
 from config import InputError, Sinusoidal, knob, number
+from model_torch import RoPE
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,8 @@ def rotate_backward(dq, dk, cache):
 def doors(settings):
     return model_numpy.Encoding(rotate=(rotate_forward, rotate_backward))
 
-def torch_class():
-    import torch
-
-    from model_torch import RoPE
-
-    class Partial(RoPE):
-        def rotate(self, q, k, table):
-            r = table.shape[-1]
-            turned = super().rotate(q[..., :r], k[..., :r], table)
-            return [torch.cat((a, b[..., r:]), dim=-1) for a, b in zip(turned, (q, k), strict=True)]
-
-    return Partial
+class Layer(RoPE):
+    def rotate(self, q, k, table):
+        r = table.shape[-1]
+        turned = super().rotate(q[..., :r], k[..., :r], table)
+        return [torch.cat((a, b[..., r:]), dim=-1) for a, b in zip(turned, (q, k), strict=True)]

@@ -21,9 +21,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 import model_numpy
 from config import SIZE, NoPE, knob
+from model_torch import Encoding
 from zoo.selective_rope import conv_backward, conv_forward, convolve, unit, unit_backward, unit_forward
 
 TAPS = 3                                                             # tokens that the convolution sees
@@ -103,9 +106,6 @@ def doors(settings):
 
 def keep_reflections(encoding, h):
     """Of tensors: W2 W1 x and b of each head and token, (B, H, S, D + 1), in fp32 at least. h (B, S, C)."""
-    import torch
-    import torch.nn.functional as F
-
     wide = torch.promote_types(h.dtype, torch.float32)
     u = F.linear(F.linear(h, encoding.w1.type_as(h)), encoding.w2.type_as(h))                  # (B, S, C)
     u = u.unflatten(-1, (len(encoding.bias), -1)).to(wide)                                     # (B, S, H, D)
@@ -119,9 +119,6 @@ def reflect(encoding, q, k, kept):
     tokens are I - W^T U W. Keys are taken to the end of their part and queries to the start of theirs, and from there
     through the parts before.
     """
-    import torch
-    import torch.nn.functional as F
-
     T, S = q.shape[2], k.shape[2]
     C = min(PART, S)
 
@@ -150,14 +147,9 @@ def reflect(encoding, q, k, kept):
     added = torch.cat(columns[::-1], -1) - q.flatten(2, 3) @ k.flatten(2, 3).mT
     return added[..., -T:, -S:].tril(S - T) / math.sqrt(q.shape[-1])
 
-def torch_class():
-    from model_torch import Encoding
+class Layer(Encoding):
+    def keep(self, h):
+        return keep_reflections(self, h)
 
-    class PaTH(Encoding):
-        def keep(self, h):
-            return keep_reflections(self, h)
-
-        def score(self, q, k, kept, table):
-            return reflect(self, q, k, kept)
-
-    return PaTH
+    def score(self, q, k, kept, table):
+        return reflect(self, q, k, kept)

@@ -6,8 +6,12 @@ zoo/path.py and zoo/fox.py have both parts and their starts. The gates are added
 the authors' code adds them before the division by sqrt(D).
 """
 
+import torch
+import torch.nn.functional as F
+
 import model_numpy
 import zoo.path as path
+from model_torch import Encoding
 from zoo import fox
 
 Settings = path.Settings
@@ -38,21 +42,13 @@ def doors(settings):
 
     return model_numpy.Encoding(score=(score_forward, score_backward), shapes=shapes, start=start, each_block=True)
 
-def torch_class():
-    import torch
-    import torch.nn.functional as F
+class Layer(Encoding):
+    def keep(self, h):
+        """What PaTH keeps, and ln f, (B, H, S, D + 2)."""
+        kept = path.keep_reflections(self, h)
+        z = F.linear(h, self.forget.type_as(h), self.forget_bias.type_as(h)).to(kept)      # (B, S, H)
+        return torch.cat((kept, F.logsigmoid(z).mT[..., None]), -1)
 
-    from model_torch import Encoding
-
-    class PaTHFoX(Encoding):
-        def keep(self, h):
-            """What PaTH keeps, and ln f, (B, H, S, D + 2)."""
-            kept = path.keep_reflections(self, h)
-            z = F.linear(h, self.forget.type_as(h), self.forget_bias.type_as(h)).to(kept)      # (B, S, H)
-            return torch.cat((kept, F.logsigmoid(z).mT[..., None]), -1)
-
-        def score(self, q, k, kept, table):
-            c = kept[..., -1].cumsum(-1)                                                       # (B, H, S)
-            return path.reflect(self, q, k, kept[..., :-1]) + c[..., -q.shape[2] :, None] - c[..., None, :]
-
-    return PaTHFoX
+    def score(self, q, k, kept, table):
+        c = kept[..., -1].cumsum(-1)                                                       # (B, H, S)
+        return path.reflect(self, q, k, kept[..., :-1]) + c[..., -q.shape[2] :, None] - c[..., None, :]

@@ -12,10 +12,13 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 import expe
 import model_numpy
 from config import Sinusoidal
+from model_torch import Encoding
 
 
 @dataclass(frozen=True)
@@ -51,22 +54,14 @@ def doors(settings):
         each_block=True,
     )
 
-def torch_class():
-    import torch
-    import torch.nn.functional as F
+class Layer(Encoding):
+    def rotate(self, q, k, table):
+        cos, sin = table.chunk(2, dim=-1)                                                      # (..., 1, T, D) each
+        e = self.e.clamp(-2 * math.pi, 0)[:, None].type_as(table)                              # (H, 1, D)
 
-    from model_torch import Encoding
+        def point(x, cos, sin):
+            return torch.cat((x * cos, x * sin), -1).type_as(q)                                # (B, H, T, 2D)
 
-    class PoPE(Encoding):
-        def rotate(self, q, k, table):
-            cos, sin = table.chunk(2, dim=-1)                                                      # (..., 1, T, D) each
-            e = self.e.clamp(-2 * math.pi, 0)[:, None].type_as(table)                              # (H, 1, D)
-
-            def point(x, cos, sin):
-                return torch.cat((x * cos, x * sin), -1).type_as(q)                                # (B, H, T, 2D)
-
-            turned = cos * e.cos() - sin * e.sin(), sin * e.cos() + cos * e.sin()
-            length_q, length_k = (F.softplus(x, threshold=40) for x in (q, k))                     # exact in float64
-            return point(math.sqrt(2) * length_q, cos, sin), point(length_k, *turned)
-
-    return PoPE
+        turned = cos * e.cos() - sin * e.sin(), sin * e.cos() + cos * e.sin()
+        length_q, length_k = (F.softplus(x, threshold=40) for x in (q, k))                     # exact in float64
+        return point(math.sqrt(2) * length_q, cos, sin), point(length_k, *turned)

@@ -12,6 +12,7 @@ import numpy as np
 import expe
 import model_numpy
 from config import InputError, Sinusoidal, knob, number
+from model_torch import RoPE
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,4 @@ class Settings(Sinusoidal):                                          # --base is
 def doors(settings):
     return model_numpy.Encoding(rotate=(model_numpy.rotate_forward, model_numpy.rotate_backward))
 
-def torch_class():
-    from model_torch import RoPE
-
-    return RoPE
+Layer = RoPE

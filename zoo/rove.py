@@ -10,9 +10,11 @@ leaves them at absolute positions.
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 import expe
 import model_numpy
+import model_torch
 from config import RoPE, Sinusoidal
 
 
@@ -46,15 +48,9 @@ def doors(settings):
     return model_numpy.Encoding(rotate=(model_numpy.rotate_forward, model_numpy.rotate_backward),
                                 value=(value_forward, value_backward))
 
-def torch_class():
-    import torch
-
-    from model_torch import RoPE, turn
-
-    class RoVE(RoPE):
-        def value(self, weights, v, table):
-            of_queries, of_keys = table.split(weights.shape[-2:], dim=-2)                          # (..., 1, T, D), S
-            cos, sin = of_queries.chunk(2, dim=-1)
-            return turn(weights @ turn(v, of_keys), torch.cat((cos, -sin), -1))                    # (B, H, T, D)
-
-    return RoVE
+class Layer(model_torch.RoPE):
+    def value(self, weights, v, table):
+        of_queries, of_keys = table.split(weights.shape[-2:], dim=-2)                          # (..., 1, T, D), S
+        cos, sin = of_queries.chunk(2, dim=-1)
+        out = weights @ model_torch.turn(v, of_keys)
+        return model_torch.turn(out, torch.cat((cos, -sin), -1))                               # (B, H, T, D)

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.lib.stride_tricks import sliding_window_view
 
 import expe
 import model_numpy
 from config import SIZE, NoPE, RoPE, knob, number
+from model_torch import Encoding, score_divisor, turn
 
 TAPS = 4                                                             # tokens that the convolution sees
 EPS = 1e-6                                                           # as in fla's l2norm
@@ -53,8 +56,6 @@ def conv_forward(x, w):
 
 def convolve(x, w):
     """conv_forward, of tensors by heads: x (B, H, S, n), w (H n, taps)."""
-    import torch.nn.functional as F
-
     w = w.type_as(x).unflatten(0, (x.shape[1], -1))                                                # (H, n, taps)
     return sum(F.pad(x, (0, 0, i, 0))[:, :, : x.shape[2]] * w[:, None, :, i] for i in range(w.shape[-1]))
 
@@ -106,30 +107,22 @@ def doors(settings):
     score = functools.partial(score_forward, base=settings.base), score_backward
     return model_numpy.Encoding(score=score, shapes=shapes, each_block=True)
 
-def torch_class():
-    import torch
-    import torch.nn.functional as F
+class Layer(Encoding):
+    def __init__(self, settings, config):
+        super().__init__(settings, config)
+        self.n_heads = config.n_heads
 
-    from model_torch import Encoding, score_divisor, turn
+    def keep(self, h):
+        """W2 W1 x of each head and token, (B, H, S, D/2), in fp32 at least."""
+        x = unit(h.unflatten(-1, (self.n_heads, -1))).flatten(-2)                              # (B, S, C)
+        u = F.linear(F.linear(x, self.w1.type_as(x)), self.w2.type_as(x))                      # (B, S, H D/2)
+        u = u.to(torch.promote_types(u.dtype, torch.float32))
+        return u.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
 
-    class SelectiveRoPE(Encoding):
-        def __init__(self, settings, config):
-            super().__init__(settings, config)
-            self.n_heads = config.n_heads
-
-        def keep(self, h):
-            """W2 W1 x of each head and token, (B, H, S, D/2), in fp32 at least."""
-            x = unit(h.unflatten(-1, (self.n_heads, -1))).flatten(-2)                              # (B, S, C)
-            u = F.linear(F.linear(x, self.w1.type_as(x)), self.w2.type_as(x))                      # (B, S, H D/2)
-            u = u.to(torch.promote_types(u.dtype, torch.float32))
-            return u.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
-
-        def score(self, q, k, kept, table):
-            z = convolve(kept, self.conv)                                                          # (B, H, S, D/2)
-            c = torch.as_tensor(expe.rope_inv_freq(q.shape[-1], self.settings.base)).to(z)
-            angle = c * z.cumsum(-2)                                                               # (B, H, S, D/2)
-            angles = torch.cat((angle.cos(), angle.sin()), -1)
-            turned_q, turned_k = turn(q, angles[:, :, -q.shape[2] :]), turn(k, angles)
-            return (turned_q @ turned_k.mT - q @ k.mT) / score_divisor(q)                          # (B, H, T, S)
-
-    return SelectiveRoPE
+    def score(self, q, k, kept, table):
+        z = convolve(kept, self.conv)                                                          # (B, H, S, D/2)
+        c = torch.as_tensor(expe.rope_inv_freq(q.shape[-1], self.settings.base)).to(z)
+        angle = c * z.cumsum(-2)                                                               # (B, H, S, D/2)
+        angles = torch.cat((angle.cos(), angle.sin()), -1)
+        turned_q, turned_k = turn(q, angles[:, :, -q.shape[2] :]), turn(k, angles)
+        return (turned_q @ turned_k.mT - q @ k.mT) / score_divisor(q)                          # (B, H, T, S)

@@ -37,6 +37,8 @@ other encoding, each block has all parameters of its own, T5's buckets too.
 """
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 import model_numpy
 
@@ -149,8 +151,6 @@ def set_softmax(encoding, config):
 
 def log_softmax(scores, temperature):
     """softmax(s ln(n) scores): scores (B, H, T, S), -inf for keys that are not seen; s (H,)."""
-    import torch
-
     seen = scores > -torch.inf
     c = seen.sum(-1, keepdim=True).to(torch.promote_types(scores.dtype, torch.float32)).log()
     z = temperature[:, None, None] * c * scores.masked_fill(~seen, 0)
@@ -158,15 +158,11 @@ def log_softmax(scores, temperature):
 
 def sinks_softmax(scores, sinks):
     """softmax over the scores (B, H, T, S) and one more logit b (H,), whose weight is left out."""
-    import torch
-
     sinks = sinks[:, None, None].expand(*scores.shape[:-1], 1).type_as(scores)
     return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
 
 def llama4_softmax(scores):
     """softmax((1 + 0.1 ln(1 + floor(n / 8192))) scores): scores (B, H, T, S), -inf for keys that are not seen."""
-    import torch
-
     steps = (scores > -torch.inf).sum(-1, keepdim=True) // FLOOR_SCALE
     steps = steps.to(torch.promote_types(scores.dtype, torch.float32))
     return ((1 + ATTN_SCALE * steps.log1p()) * scores).softmax(-1).type_as(scores)
@@ -174,9 +170,6 @@ def llama4_softmax(scores):
 def stick_softmax(scores):
     """p_mn = b_mn times the product over n < j < m of (1 - b_mj), and p_mm what is left; scores (B, H, T, S), b their
     sigmoid."""
-    import torch
-    import torch.nn.functional as F
-
     T, S = scores.shape[-2:]
     own = torch.ones(T, S, dtype=torch.bool, device=scores.device).tril(S - T).triu(S - T)     # a query's own key
     x = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(own, -torch.inf)

@@ -15,6 +15,7 @@ import numpy as np
 import expe
 import model_numpy
 from config import POSITIVE, RoPE, Sinusoidal, knob
+from model_torch import Encoding, turn
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,7 @@ def rotate_backward(dq, dk, cache):
 def doors(settings):
     return model_numpy.Encoding(rotate=(rotate_forward, rotate_backward))
 
-def torch_class():
-    from model_torch import Encoding, turn
-
-    class XPos(Encoding):
-        def rotate(self, q, k, table):
-            of_q, of_k = table.chunk(2, dim=-1)                                                     # (..., 1, T, D)
-            return turn(q, of_q), turn(k, of_k)
-
-    return XPos
+class Layer(Encoding):
+    def rotate(self, q, k, table):
+        of_q, of_k = table.chunk(2, dim=-1)                                                     # (..., 1, T, D)
+        return turn(q, of_q), turn(k, of_k)
