@@ -8,6 +8,7 @@ of train.py. A value that breaks a rule raises InputError, which names the flag 
 import dataclasses
 import importlib
 import math
+import re
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -211,12 +212,13 @@ class Shaw(NoPE):
 
 CORE = {"nope": NoPE, "sinusoidal": Sinusoidal, "learned": Learned, "expe": ExPE, "exqpe": ExQPE, "rope": RoPE,
         "alibi": ALiBi, "t5": T5, "shaw": Shaw}
-FILES = {path.stem for path in (Path(__file__).parent / "zoo").glob("*.py")} - {"ablations", "llama", "softmax", *CORE}
-ENCODINGS = (*CORE, *sorted(FILES))             # the names that --pe takes; zoo/NAME.py is found by being there
+FILES = {path.stem for path in (Path(__file__).parent / "zoo").glob("*.py")
+         if re.search(r"^(class )?Settings\b", path.read_text(encoding="utf-8"), re.MULTILINE)}
+ENCODINGS = (*CORE, *sorted(FILES - {*CORE}))   # the names that --pe takes; zoo/NAME.py is found by being there
 
-def zoo_module(pe):
-    """zoo/NAME.py, which is imported when its encoding is first asked for."""
-    return importlib.import_module(f"zoo.{pe}")
+def zoo_module(name):
+    """zoo/NAME.py, which is imported when its encoding, softmax or layer is first asked for: the one plug-in."""
+    return importlib.import_module(f"zoo.{name}")
 
 def settings_class(pe):
     """The class of an encoding's settings; InputError for a name that is none of ENCODINGS."""

@@ -141,10 +141,7 @@ LAYERS = {"layernorm": (layernorm_forward, layernorm_backward), "gelu": (gelu_ml
 
 def layer(name):
     """The pair (forward, backward) of a norm or an MLP; rmsnorm and swiglu are in zoo/llama.py."""
-    if name in LAYERS:
-        return LAYERS[name]
-    from zoo import llama
-    return llama.LAYERS[name]
+    return LAYERS[name] if name in LAYERS else zoo_module("llama").LAYERS[name]
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
@@ -262,8 +259,7 @@ def override_on(parts, phi):
 def overriding(settings):
     """The doors of ExPE or ExQPE; the ablations --once and --learn are in zoo/ablations.py."""
     if settings.once or settings.learn != "none":
-        from zoo import ablations
-        return ablations.doors(settings)
+        return zoo_module("ablations").doors(settings)
     return Encoding(override=override_on(settings.on, (phi_forward, phi_backward)))
 
 def turn(x, cos, sin):
@@ -373,8 +369,7 @@ def doors_of(settings, config):
     make_doors = ENCODINGS[settings.pe] if settings.pe in CORE else zoo_module(settings.pe).doors
     if config.softmax == "plain":
         return make_doors(settings)
-    from zoo import softmax
-    return softmax.doors(make_doors(settings), settings, config)
+    return zoo_module("softmax").doors(make_doors(settings), settings, config)
 
 # ---- attention -------------------------------------------------------------------------------------------------------
 

@@ -91,8 +91,7 @@ class ExPE(Encoding):
 def expe(settings, config):
     """ExPE or ExQPE; the ablations --once and --learn are in zoo/ablations.py."""
     if settings.once or settings.learn != "none":
-        from zoo import ablations
-        return ablations.Layer(settings, config)
+        return zoo_module("ablations").Layer(settings, config)
     return ExPE(settings, config)
 
 def turn(x, table):
@@ -157,8 +156,7 @@ def make_encoding_module(settings, config):
     kind = ENCODINGS[settings.pe] if settings.pe in CORE else zoo_module(settings.pe).Layer
     encoding = kind(settings, config)
     if config.softmax != "plain":
-        from zoo import softmax
-        softmax.set_softmax(encoding, config)
+        zoo_module("softmax").set_softmax(encoding, config)
     return encoding
 
 # ---- the layers ------------------------------------------------------------------------------------------------------

@@ -230,7 +230,8 @@ def sources(pe):
     for path in paths:                                                                 # which grows meanwhile
         if path.exists() and path.name not in texts:
             text = common.read_text(path)
-            paths += [ROOT / f"zoo/{name}.py" for name in re.findall(r"(?:from zoo import |\bzoo\.)(\w+)", text)]
+            names = re.findall(r'(?:from zoo import |\bzoo\.|zoo_module\(")(\w+)', text)
+            paths += [ROOT / f"zoo/{name}.py" for name in names]
             for ours, relative in RELATIVE.items():
                 text = re.sub(ours, relative, text, flags=re.MULTILINE)
             texts[path.name] = text
