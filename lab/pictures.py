@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter
 
 from common import read_run
 from config import InputError, make_encoding
-from lab.table import LEARNED, is_gain
+from lab.results import LEARNED, is_gain
 
 METHODS = {                              # how a name of results/ or --pe begins: (its name in pictures, its colour)
     "expe": ("ExPE", "#194DCD"), "rope": ("RoPE", "#7D3B04"), "expe-on-k": ("ExPE-K", "#2DC269"),

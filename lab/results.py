@@ -17,9 +17,41 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from common import lock, read_text
 from config import InputError
 
+LEARNED = 0.95                           # accuracy at the trained length, from which a run has learned its task
+
+class Row(NamedTuple):
+    """One measurement of one run at one length."""
+
+    run: str                             # its name without the seed
+    how: str                             # how its positions were scaled; "" as trained
+    seed: int
+    measure: str
+    protocol: str
+    length: int
+    context: int                         # the trained length
+    loss: float | None                   # or a probe's gain, or a task's accuracy
+    losses: np.ndarray | None            # of each unit: a document or a trial
+    counts: np.ndarray | None            # targets in each unit
+    targets: str                         # equal for rows that scored the same
+    more: dict                           # what else the row has
+    chosen: bool = False                 # whether this seed chose the run's values
+
+    @property
+    def line(self):
+        return ", ".join(filter(None, (self.run, self.how)))
+
+    @property
+    def at(self):
+        return self.length / self.context
+
+def is_gain(rows):
+    """Whether Rows are of a probe, whose loss is a gain."""
+    return any("without" in row.more or "gain" in row.more for row in rows)
 
 class Results(NamedTuple):
     """The lines of a file, each by what it is of."""

@@ -41,39 +41,13 @@ import numpy as np
 
 from common import CommandLine, listed, new_file, number, read_text
 from config import InputError
-from lab.results import read_results
+from lab.results import LEARNED, Row, is_gain, read_results
 
-LEARNED = 0.95                           # accuracy at the trained length
 MARGIN = 0.01                            # nats, of equivalence
 ALONE = "± half of a 95% interval over documents alone: it says nothing of another seed"
 LEGEND = """± half of a 95% interval over seeds and documents (of one seed: documents alone);
 * differs from 0 after Holm's correction; = equal within {:g}; neither: not separated.
 Methods that vary more, or have two seeds, show their seeds. + a seed chose its values."""
-
-class Row(NamedTuple):
-    """One measurement of one run at one length."""
-
-    run: str                             # its name without the seed
-    how: str                             # how its positions were scaled; "" as trained
-    seed: int
-    measure: str
-    protocol: str
-    length: int
-    context: int                         # the trained length
-    loss: float | None                   # or a probe's gain, or a task's accuracy
-    losses: np.ndarray | None            # of each unit: a document or a trial
-    counts: np.ndarray | None            # targets in each unit
-    targets: str                         # equal for rows that scored the same
-    more: dict                           # what else the row has
-    chosen: bool = False                 # whether this seed chose the run's values
-
-    @property
-    def line(self):
-        return ", ".join(filter(None, (self.run, self.how)))
-
-    @property
-    def at(self):
-        return self.length / self.context
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
@@ -394,9 +368,6 @@ def what_of(rows):
     texts = list(dict.fromkeys(row.more.get("data") or row.more.get("text", "") for row in scored))
     words = {f"{row.counts.sum():,} targets in {len(row.losses)} units" for row in scored if row.losses is not None}
     return "; ".join([unit, *[" or ".join(texts)] * (len(texts) < 3), *[" or ".join(sorted(words))] * (len(words) < 3)])
-
-def is_gain(rows):
-    return any("without" in row.more or "gain" in row.more for row in rows)
 
 def print_parts(rows):
     """The loss by position in the longest window, and by the distance of the copy, where rows have them."""
