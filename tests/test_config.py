@@ -11,6 +11,7 @@ import model_torch
 from common import number, whole
 from config import CORE, ENCODINGS, PRESETS, InputError, ModelConfig, TrainConfig, make_encoding, settings_class
 from model_numpy import count_parameters
+from train import read_flags
 
 SMALL = ModelConfig(n_layers=1, d_model=8, n_heads=2, context=16, vocab_size=10)
 
@@ -123,3 +124,12 @@ def test_numbers_on_the_command_line():
     for read, text in [(number, "x"), (number, ""), (number, "1/0"), (whole, "1.5"), (whole, "nan"), (whole, "inf")]:
         with pytest.raises(argparse.ArgumentTypeError, match=f"{text!r} is not a"):
             read(text)
+
+
+@pytest.mark.parametrize("flags, name, value", [
+    ("--lr 0.008", "end_lr", 8e-5), ("--lr 0.008 --end-lr 0.001", "end_lr", 0.001), ("--width 64", "d_mlp", 256),
+    ("--width 64 --mlp-width 99", "d_mlp", 99), ("--heads 2", "d_mlp", 512), ("--objective mlm", "causal", False),
+    ("--on k", "theta", 64 / 128), ("--on k --theta 3", "theta", 3), ("--context 64", "theta", 1 / 256)])
+def test_a_flag_sets_the_defaults_that_its_help_names(flags, name, value):
+    _, model, train = read_flags(["--preset", "mini", "--pe", "expe", *flags.split()])
+    assert (vars(model.encoding) | vars(model) | vars(train))[name] == pytest.approx(value)
