@@ -121,7 +121,10 @@ class TorchBackend:
             from engine import fast
             parts = fast.PARTS
             fast.keep_freed_memory()
-        self.model = (model or GPT(model_config, config.seed, **parts)).to(device)
+        self.model = model or GPT(model_config, config.seed, **parts)
+        if config.fast:
+            fast.check_same_as_plain(self.model, "engine/fast.py", half=config.dtype == "bf16")
+        self.model = self.model.to(device)
         if compiled:
             from engine import fast
             fast.compile(self.model)

@@ -401,6 +401,36 @@ def from_the_last(n):
 
 PARTS = {"attention": Attention, "dropout": Dropout, "cross_entropy": cross_entropy}            # of GPT
 
+@torch.no_grad()
+def check_same_as_plain(model, where, half=False):
+    """InputError unless attention in a GPT with other parts gives what model_torch.py's gives, as that stands now.
+
+    An edit of a step that the parts replace would otherwise have no effect in them. Both read a few tokens on the CPU,
+    in fp32 or by autocast in bf16; where: the file of the parts.
+    """
+    with torch.device("meta"):                                                             # takes no memory
+        plain = model_torch.GPT(model.config, seed=None)
+    plain.load_state_dict(model.state_dict(), assign=True)                                 # the same tensors
+    n = min(model.config.context, 16)
+    tokens = (torch.arange(2 * n) * 7 % model.config.vocab_size).view(2, n)
+
+    def outputs(gpt):
+        found = []
+        hooks = [block.attn.register_forward_hook(lambda *x: found.append(x[-1].float())) for block in gpt.blocks]
+        trains = gpt.training
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            gpt.eval()(tokens)
+        gpt.train(trains)
+        for hook in hooks:
+            hook.remove()
+        return torch.stack(found)
+
+    ours, right = outputs(model), outputs(plain)
+    error = ((ours - right).abs().max() / right.abs().max()).item()
+    if error > (0.05 if half else 1e-3):
+        raise InputError(f"{where} has another attention than model_torch.py, by {error:.1%}: make an edit of a step "
+                         f"that {where} replaces there too")
+
 def compile(model, **how):
     """torch.compile each block and the loss; tables and checks, which look at values, stay out of the graphs."""
     if model.embedding.weight.device.type == "cpu" and not shutil.which(COMPILER):

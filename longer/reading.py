@@ -304,6 +304,7 @@ def load(run, device="cpu", dtype="fp32", make=Reader):
     int8: each row of a matrix is rounded to 255 levels from minus to plus its largest number; products stay in fp32.
     """
     model, record = load_model(run, make)
+    fast.check_same_as_plain(model, "longer/reading.py")
     if dtype == "int8":
         with torch.no_grad():
             for w in (w for w in model.parameters() if w.ndim == 2):

@@ -22,7 +22,10 @@ import expe
 import model_numpy
 import train
 from config import ENCODINGS, ModelConfig, TrainConfig, make_encoding
-from model_torch import GPT
+from engine import fast
+from longer.cache import Cache
+from longer.reading import Reader
+from model_torch import GPT, Attention
 from zoo import softmax
 
 B, T, V = 3, 12, 40
@@ -344,3 +347,41 @@ def test_learning_rate_equals_values_worked_out_by_hand():
         close(f"rate of step {step} of {config.steps}", train.learning_rate(config, step), right, EXACT,
               ("train.py", "the right value"))
     assert train.learning_rate(dataclasses.replace(config, warmup=0.0), 0) == 1.0
+
+
+# ---- 5: the model as it stands, edited or not, in every other path ---------------------------------------------------
+
+
+@pytest.mark.parametrize("pe, variant", [("sinusoidal", {}), ("expe", {}), ("expe", {"on": "k"}), ("rope", {}),
+                                         ("alibi", {}), ("fox", {}), ("shaw", {}), ("nope+sinks", {})], ids=str)
+def test_cached_measured_and_fast_models_compute_what_the_plain_one_does(pe, variant):
+    """For one encoding of each door. An edit of model_torch.py that does not reach one of them fails here."""
+    tokens = torch.from_numpy(np.random.default_rng(2).integers(0, V, (2, T)))
+    plain = tiny(pe, variant=variant)
+    quick = tiny(pe, variant=variant, parts=fast.PARTS)
+    reader = tiny(pe, variant=variant, make=Reader)
+    with torch.no_grad():
+        right = plain(tokens)
+        close("logits", quick(tokens), right, EXACT, ("engine/fast.py", "model_torch.py"))
+        close("logits", reader(tokens), right, EXACT, ("longer/reading.py", "model_torch.py"))
+        if reader.streams() or pe == "sinusoidal":
+            cache = Cache()
+            cached = torch.cat([reader(some, cache=cache) for some in tokens.split(3, 1)], 1)
+            close("cached logits", cached, right, EXACT, ("longer/reading.py", "model_torch.py"))
+    for model, where in ((quick, "engine/fast.py"), (reader, "longer/reading.py")):
+        fast.check_same_as_plain(model.float(), where, half=where == "engine/fast.py")
+
+
+def test_an_edit_that_a_path_does_not_share_is_refused(monkeypatch):
+    plain = Attention.project
+
+    def edited(self, h, at):
+        q, k, v = plain(self, h, at)
+        return q, torch.nn.functional.normalize(k, dim=-1), v
+
+    reader, quick = (tiny("expe", variant={"on": "k"}, **how).float()
+                     for how in ({"make": Reader}, {"parts": fast.PARTS}))
+    monkeypatch.setattr(Attention, "project", edited)
+    for model, where, half in ((reader, "longer/reading.py", False), (quick, "engine/fast.py", True)):
+        with pytest.raises(configs.InputError, match=f"^{where} has another attention than model_torch.py"):
+            fast.check_same_as_plain(model, where, half)
