@@ -422,6 +422,8 @@ def main(argv=None):
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         rows = read_files(args.files)
+        if not rows:
+            raise InputError(f"{' and '.join(args.files)}: there is no measurement in it yet")
         for flag, key in (("measures", "measure"), ("runs", "run")):
             names = dict.fromkeys(getattr(row, key) for row in rows)
             patterns = getattr(args, flag) or ["*"]
