@@ -89,8 +89,16 @@ def read_study(path):
         raise InputError(f"{path}: preset must be one of {', '.join(PRESETS)}, got {values['preset']}")
     flags = (f"--data {values['data']} " if "data" in values else "") + values.get("flags", "")
     measures = {name: read_measure(path, name, value, values) for name, value in values.get("measures", {}).items()}
-    study = Study(Path(path).stem, values["title"], values["preset"], values["seeds"],
+    study = Study(Path(path).stem, values["title"], values["preset"], list(dict.fromkeys(values["seeds"])),
                   dict(flatten(path, values["runs"], flags.strip())), measures, values.get("chosen", {}))
+    for name, (_, patterns, seeds) in study.measures.items():
+        if not all(isinstance(pattern, str) and fnmatch.filter(study.runs, pattern) for pattern in patterns):
+            raise InputError(f"{path}: {name}: runs must be names of runs, or patterns of some, got {patterns}")
+        if not set(seeds) <= set(study.seeds):
+            raise InputError(f"{path}: {name}: seeds must be of {study.seeds}, got {seeds}")
+    for name, seeds in study.chosen.items():
+        if name not in study.runs or not isinstance(seeds, list) or not set(seeds) <= set(study.seeds):
+            raise InputError(f"{path}: chosen: {name} must be a run, and have a list of its seeds, got {seeds}")
     for name, flags in study.runs.items():
         with named(f"{path}: {name}"):
             if own := OWN & {word.partition("=")[0] for word in split(flags)}:
@@ -109,7 +117,11 @@ def read_measure(path, name, value, values):
         raise InputError(f'{path}: {name} must be flags of lab.measure, or {{flags = "..", runs = [..], seeds = [..]}}')
     flags = value["flags"] + (f" --data {values['held_out']}" if "held_out" in values else "")
     with named(f"{path}: {name}"):
-        measure.read_flags(split(flags))
+        words = split(flags)
+        if own := {"--json", "--plot", "--help", "-h"} & {word.partition("=")[0] for word in words}:
+            raise InputError(f"{min(own)} is the grid's own: leave it out")
+        if runs := measure.read_flags(words).runs:
+            raise InputError(f"the run is the grid's own: leave out {' '.join(runs)}")
     return flags.strip(), value.get("runs", ["*"]), value.get("seeds", values["seeds"])
 
 @contextlib.contextmanager
@@ -150,8 +162,11 @@ def command_of(study, run, seed):
 
 # ---- what is left ----------------------------------------------------------------------------------------------------
 
-def left_of(study, results, run, seed):
-    """(whether the run is to be trained, [names of its measures that are to be made]), by the results so far."""
+def left_of(study, results, run, seed, retrain):
+    """(whether the run is to be trained, [names of its measures that are to be made]), by the results so far.
+
+    retrain: whether a run is trained again that lacks a measure, and whose weights are not here.
+    """
     line = results.runs.get((run, seed))
     measures = study.measures_of(run, seed)
     if line is None:
@@ -161,7 +176,11 @@ def left_of(study, results, run, seed):
     made = {name: results.measured.get((run, seed, name), {}) for name in measures}
     left = [name for name, flags in measures.items()
             if (made[name].get("sha256"), made[name].get("flags")) != (line["sha256"][:16], flags)]
-    if left and checkpoint_of(study.folder(run, seed)) != line["sha256"]:       # its weights are not here
+    if left and checkpoint_of(study.folder(run, seed)) != line["sha256"]:
+        if not retrain:
+            print(f"{study.folder(run, seed)}: its weights are not here, so {', '.join(left)} cannot be measured; "
+                  "--retrain trains it again, and replaces its numbers", file=sys.stderr)
+            return False, []
         return True, list(measures)
     return False, left
 
@@ -169,14 +188,15 @@ def checkpoint_of(run):
     """The SHA-256 of a run's checkpoint, or None."""
     return hash_file(run / CHECKPOINT) if (run / CHECKPOINT).exists() else None
 
-def unfinished(study):
+def unfinished(study, retrain):
     """[(run, seed)] of which something is left, seed by seed."""
     results = read_results(study.results)
-    return [(run, seed) for seed in study.seeds for run in study.runs if any(left_of(study, results, run, seed))]
+    return [(run, seed) for seed in study.seeds for run in study.runs
+            if any(left_of(study, results, run, seed, retrain))]
 
 # ---- doing it --------------------------------------------------------------------------------------------------------
 
-def work(study, wanted):
+def work(study, wanted, retrain):
     """Do what is left of each wanted (run, seed) that no other process works on."""
     for run, seed in wanted:
         folder = study.folder(run, seed)
@@ -187,7 +207,7 @@ def work(study, wanted):
             except InputError:                                         # another process works on it
                 continue
             results = read_results(study.results)                      # another may have done it meanwhile
-            to_train, measures = left_of(study, results, run, seed)
+            to_train, measures = left_of(study, results, run, seed, retrain)
             if to_train:
                 print(f"{folder}: training", flush=True)
                 append(study.results, *train_run(study, run, seed))
@@ -224,11 +244,11 @@ def measure_run(study, run, seed, name):
             "rows": rows}
     return *{fact["targets"]: fact for fact in facts if fact}.values(), line
 
-def run_workers(path, jobs):
+def run_workers(path, jobs, retrain):
     """Work on a study in several processes of one thread each; returns their largest exit status."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    words = [sys.executable, "-m", "lab.grid", path]
+    words = [sys.executable, "-m", "lab.grid", path, *["--retrain"] * retrain]
     workers = [subprocess.Popen(words, env=os.environ | threads, stderr=subprocess.PIPE, text=True)
                for _ in range(jobs)]
     status = 0
@@ -238,7 +258,9 @@ def run_workers(path, jobs):
             if worker.returncode:
                 _, bug, trace = errors.partition("Traceback")          # of a wrong input, the last line
                 print(bug + trace if bug else errors.strip().rpartition("\n")[2], file=sys.stderr)
-                status = max(status, worker.returncode)
+                if worker.returncode < 0:
+                    print(f"a worker was ended by signal {-worker.returncode}: start the study again", file=sys.stderr)
+                status = max(status, worker.returncode if worker.returncode > 0 else 128 - worker.returncode)
     finally:
         for worker in workers:
             worker.terminate()                                         # a training keeps its last step
@@ -253,28 +275,32 @@ def main(argv=None):
     how("--jobs", type=at_least(1), metavar="N", help="work on N runs at once, a thread each")
     how("--run", metavar="NAME-sSEED", help="work on this run alone")
     how("--commands", action="store_true", help="print what is left, one command a line, and stop")
+    parser.add_argument("--retrain", action="store_true",
+                        help="train a run again that lacks a measure, and whose weights are not here")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         study = read_study(args.study)
         known = read_results(study.results).study
         asked = {"study": study.name, "title": study.title, "preset": study.preset, "seeds": study.seeds,
                  "runs": list(study.runs), "chosen": study.chosen}
-        if known and known["preset"] != study.preset:
-            raise InputError(f"{study.results} is of another study, {known['title']}: give {args.study} another name")
+        if known and (known["preset"], known["title"]) != (study.preset, study.title):
+            raise InputError(f"{study.results} is of another study, {known['title']!r}: give {args.study} "
+                             "another name, or that title and its preset if it is the same study")
         names = {f"{run}-s{seed}": (run, seed) for seed in study.seeds for run in study.runs}
         if args.run and args.run not in names:
             raise InputError(f"--run must be one of the study's runs, such as {next(iter(names))}, got {args.run}")
-        wanted = [names[args.run]] if args.run else unfinished(study)
+        wanted = [names[args.run]] if args.run else unfinished(study, args.retrain)
         if args.commands:
+            again = ["--retrain"] * args.retrain
             for run, seed in wanted:
-                print(shlex.join(["python", "-m", "lab.grid", args.study, "--run", f"{run}-s{seed}"]))
+                print(shlex.join(["python", "-m", "lab.grid", args.study, *again, "--run", f"{run}-s{seed}"]))
             return
         if known != asked:
             append(study.results, asked)
         if args.jobs:
-            sys.exit(run_workers(args.study, args.jobs))
-        work(study, wanted)
-        left = unfinished(study)
+            sys.exit(run_workers(args.study, args.jobs, args.retrain))
+        work(study, wanted, args.retrain)
+        left = unfinished(study, args.retrain)
         print(f"{study.results}: {len(names) - len(left)} of {len(names)} runs are complete")
 
 if __name__ == "__main__":

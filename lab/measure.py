@@ -133,7 +133,9 @@ def score(args):
     of_tasks = {run: config[2] for run, config in configs.items() if config[2]["data"]["source"].startswith("task:")}
     if of_tasks.keys() == configs.keys():
         return [row for run in configs for row in score_task(run, args)]
-    if of_tasks:
+    if not args.runs:                                                   # of all runs, those on text
+        configs = {run: config for run, config in configs.items() if run not in of_tasks}
+    elif of_tasks:
         raise InputError(f"{next(iter(of_tasks))} was trained on a task: measure it apart from runs on text")
     if masked := [run for run, (_, train, _) in configs.items() if train.objective == "mlm"]:
         raise InputError(f"{masked[0]} predicts masked tokens, not the next one: python -m lab.curves draws its losses")

@@ -70,7 +70,10 @@ def read_results(path):
             break
         try:
             line = json.loads(line)
+            if "run" in line and "measure" not in line:
+                line["command"], line["sha256"], line["context"]       # or it is no line of a run
             if "measure" in line:
+                line["flags"], line["sha256"], line["rows"]
                 results.measured[line["run"], line["seed"], line["measure"]] = line
             elif "run" in line:
                 results.runs[line["run"], line["seed"]] = line

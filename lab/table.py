@@ -16,8 +16,8 @@ chance does in one table of 100, or with up to four methods is 100 times it, tha
 left out of s, and their seeds are printed in the place of an interval; so are those of methods with two seeds. With one
 seed there is h2 alone. A seed that chose a value (+ behind the name) counts in a mean, and in no interval or test.
 
-    *   differs from 0 at 5%, after Holm's correction over the column, once a method: two lengths of a method that is
-        flat are one test
+    *   differs from 0 at 5%, after Holm's correction over all differences from --than, once a method: two lengths of a
+        method that is flat are one test; the changes of all methods are corrected apart. It may be within the margin
     =   equal within the margin: the interval lies inside of it
         neither: not separated here
 
@@ -53,11 +53,13 @@ Methods that vary more, or have two seeds, show their seeds. + a seed chose its 
 
 def read_files(paths):
     """The Rows of files of results/, or of --json; a run that is in several files is called FILE/RUN."""
+    stems = [Path(path).stem for path in paths]
     parts = {}
-    for path in paths:
+    for path, stem in zip(paths, stems, strict=True):
         text = read_text(path)
         try:
-            parts[Path(path).stem] = from_rows(json.loads(text)) if text.startswith("[") else from_results(path)
+            rows = from_rows(json.loads(text)) if text.startswith("[") else from_results(path)
+            parts[path if stems.count(stem) > 1 else stem] = rows
         except InputError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -126,7 +128,7 @@ def gaps(methods, seeds, level=0.99):
 
     Simulated, of methods that vary alike; (methods - 1,).
     """
-    drawn = np.sort(np.random.default_rng(0).chisquare(seeds - 1, (20_000, methods)))
+    drawn = np.sort(np.random.default_rng(0).chisquare(seeds - 1, (200_000, methods)))
     ratios = drawn[:, 1:] / (np.cumsum(drawn, 1)[:, :-1] / np.arange(1, methods))
     return np.quantile(ratios, 1 - (1 - level) / (methods - 1), axis=0)
 
@@ -267,6 +269,8 @@ def table_of(rows, args):
     protocol = next((row.protocol for row in rows if row.protocol != "sliding"), rows[0].protocol)
     places = sorted({at for found in cells.values() for at in found if at[0] == protocol})
     places = [at for at in places if args.at is None or at[1] in args.at]
+    if not places:
+        raise InputError(f"--at has no place of {rows[0].measure}")
     beside = sorted({at for found in cells.values() for at in found if at[0] != protocol} if args.at is None else [])
     heads = ["run", *(times(at) for _, at in places), *(f"{name} {times(at)}" for name, at in beside)]
     body = []
@@ -279,9 +283,7 @@ def table_of(rows, args):
         heads.append(f"{times(places[-1][1])} - {times(places[0][1])}")
         for name, line in zip(cells, body, strict=True):
             line.append(describe(column[name], name in passed, args.margin) if name in column else "")
-    if args.than:
-        if args.than not in cells:
-            raise InputError(f"--than must be one of {', '.join(cells)}, got {args.than}")
+    if args.than in cells:
         texts = compare(cells, places, args.than, args.margin)
         for at in places:
             heads.append(f"{times(at[1])} - {args.than}'s")
@@ -367,7 +369,8 @@ def what_of(rows):
     unit = "accuracy, %" if rows[0].protocol == "task" else "gain, nats" if is_gain(rows) else "loss, nats a token"
     texts = list(dict.fromkeys(row.more.get("data") or row.more.get("text", "") for row in scored))
     words = {f"{row.counts.sum():,} targets in {len(row.losses)} units" for row in scored if row.losses is not None}
-    return "; ".join([unit, *[" or ".join(texts)] * (len(texts) < 3), *[" or ".join(sorted(words))] * (len(words) < 3)])
+    return "; ".join(filter(None, [unit, " or ".join(texts) * (len(texts) < 3),
+                                   " or ".join(sorted(words)) * (len(words) < 3)]))
 
 def print_parts(rows):
     """The loss by position in the longest window, and by the distance of the copy, where rows have them."""
@@ -431,6 +434,11 @@ def main(argv=None):
                 raise InputError(f"--{flag} has {missing[0]}, and there are {', '.join(names)}")
             order = {name: i for i, word in reversed([*enumerate(patterns)]) for name in fnmatch.filter(names, word)}
             rows = sorted((row for row in rows if getattr(row, key) in order), key=lambda row: order[getattr(row, key)])
+        lines = dict.fromkeys(row.line for row in rows)
+        if args.than and args.than not in lines:
+            raise InputError(f"--than must be one of {', '.join(lines)}, got {args.than}")
+        if not args.margin >= 0:
+            raise InputError(f"--margin must be at least 0, got {args.margin}")
         if args.plot and len({row.measure for row in rows}) > 1:
             raise InputError("--plot draws one measure: name it with --measures")
         print_tables(rows, args)

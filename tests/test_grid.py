@@ -101,6 +101,12 @@ def test_a_new_seed_or_measure_adds_what_is_missing_alone(done, text, tmp_path):
     assert counts(tmp_path) == ALL | {(run, "swap"): 1 for run in ("expe", "nope", "k.expe")}
     (tmp_path / "runs/three/expe-s0" / common.CHECKPOINT).unlink()       # of what is complete, no weights are needed
     assert not command("lab.grid", "three.toml", "--commands", cwd=tmp_path).stdout
+    (tmp_path / "three.toml").write_text(text.replace("[measures]", '[measures]\nmore = "--at 2x"'))
+    done = command("lab.grid", "three.toml", "--commands", cwd=tmp_path)
+    assert "expe-s0: its weights are not here, so more cannot be measured; --retrain" in done.stderr
+    assert "--run expe-s0" not in done.stdout and "--run nope-s0" in done.stdout
+    done = command("lab.grid", "three.toml", "--commands", "--retrain", cwd=tmp_path)
+    assert "--retrain --run expe-s0" in done.stdout
     (tmp_path / "three.toml").write_text(text.replace('nope = "--pe nope"', 'nope = "--pe rope"'))
     assert "has nope of another command" in refused(command("lab.grid", "three.toml", cwd=tmp_path))
 
@@ -156,11 +162,12 @@ def test_ctrl_c_keeps_the_last_step_and_ends_all_workers(text, tmp_path):
 
 def test_a_line_that_a_kill_cut_short_is_taken_back(tmp_path):
     path = tmp_path / "r.jsonl"
-    append(path, {"targets": "k", "counts": [1]}, {"run": "a", "seed": 0})
+    fact, a, c = {"targets": "k", "counts": [1]}, *({"run": run, "seed": 0, "command": "", "sha256": "", "context": 1}
+                                                    for run in "ac")
+    append(path, fact, a)
     path.write_text(path.read_text() + '{"run": "b", "se')
-    append(path, {"targets": "k", "counts": [1]}, {"run": "c", "seed": 0})
-    assert path.read_text().splitlines() == ['{"targets":"k","counts":[1]}', '{"run":"a","seed":0}',
-                                             '{"run":"c","seed":0}']
+    append(path, fact, c)
+    assert list(map(json.loads, path.read_text().splitlines())) == [fact, a, c]
     assert read_results(path).runs.keys() == {("a", 0), ("c", 0)}
 
 
@@ -172,6 +179,9 @@ def test_a_line_that_a_kill_cut_short_is_taken_back(tmp_path):
     ('"--pe nope"', '"--pe rope --base x"', "nope: argument --base: 'x' is not a number"),
     ('"--pe nope"', '"--pe nope --l 9"', "nope: --l is not a flag of --pe nope"),
     ("--scale 0.5", "--scale x", "half: argument --scale: 'x' is not"), ("flags = ", "flag = ", "flag must be one of"),
+    ("seeds = [0]", "seeds = [0]\nchosen = {expe = 1}", "chosen: expe must be a run"),
+    ('["expe", "k.*"]', '["rope"]', "half: runs must be names of runs"), ("--max-docs 1 --scale", "x", "leave out x"),
+    ("--max-docs 1 --scale", "--json a.json --scale", "half: --json is the grid's own"),
     ("nope = ", '"../nope" = ', "leave out the /"), ('"--pe nope"', '"--pe \'nope"', "No closing quotation in"),
     ("runs = ", "run = ", "half must be flags of lab.measure"),
     ("--max-docs 1 --scale", "--stride 2 --scale", "half: --stride has no use with --protocol nonoverlap")])
