@@ -44,6 +44,7 @@ def main(argv=None):
     parser.add_argument("run", metavar="RUN", help="run directory of train.py")
     parser.add_argument("--out", type=picture, required=True, metavar="FILE",
                         help="the picture: .png (with an .svg beside it), .svg or .pdf")
+    parser.add_argument("--title", metavar="TEXT", help="what the picture shows (default: the run's encoding)")
     parser.add_argument("--lengths", type=listed(at_least(1)), metavar="N,N,...",
                         help="default: the trained length and 4 times it")
     parser.add_argument("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
@@ -67,8 +68,8 @@ def main(argv=None):
         for length in lengths:
             model.scale_to(length, **options)
             weights[length] = weights_of(model, tokens[None, :length])[:, 0].float().cpu().numpy()     # (n, H, T, T)
-        name = pictures.name(pictures.variant_of(args.run))
-        pictures.attention(args.out, weights, f"Attention with {name} ({args.run}, {source})")
+        title = args.title or f"Attention with {pictures.name(pictures.variant_of(args.run))}"
+        pictures.attention(args.out, weights, f"{title} ({args.run}, {source})")
         print(f"picture: {args.out}")
 
 if __name__ == "__main__":

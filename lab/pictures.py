@@ -21,13 +21,13 @@ from lab.results import LEARNED, is_gain
 METHODS = {                              # how a name of results/ or --pe begins: (its name in pictures, its colour)
     "expe": ("ExPE", "#194DCD"), "rope": ("RoPE", "#7D3B04"), "expe-on-k": ("ExPE-K", "#2DC269"),
     "alibi": ("ALiBi", "#6D128E"), "fox": ("FoX", "#196F6C"), "kerple": ("KERPLE", "#901342"),
-    "grape": ("GRAPE", "#AA9C23"), "sinusoidal": ("sinusoidal", "#C2410C"), "exqpe": ("ExQPE", "#0E7490"),
-    "exqpe-on-k": ("ExQPE-K", "#57996A"), "shaw": ("Shaw", "#0395CC"), "t5": ("T5", "#E94DB0"),
-    "learned": ("learned", "#9E459F"), "nope": ("NoPE", "#6B6B6B"), "fire": ("FIRE", "#877E48"),
+    "grape": ("GRAPE", "#AA9C23"), "sinusoidal": ("sinusoidal", "#1A8CFF"), "exqpe": ("ExQPE", "#0E7490"),
+    "exqpe-on-k": ("ExQPE-K", "#57996A"), "shaw": ("Shaw", "#59783A"), "t5": ("T5", "#0000B2"),
+    "learned": ("learned", "#9E459F"), "nope": ("NoPE", "#22C3C3"), "fire": ("FIRE", "#877E48"),
     "cope": ("CoPE", "#F33F5A"), "xpos": ("xPos", "#D20000"), "partial": ("RoPE, partial", "#126C84"),
-    "proportional": ("RoPE, proportional", "#E400FC"), "cable": ("CABLE", "#9075FC"), "dape": ("DAPE", "#E66202"),
-    "path": ("PaTH", "#A34F50"), "path_fox": ("PaTH-FoX", "#3B7A00"), "pope": ("PoPE", "#C60090"),
-    "rove": ("RoVE", "#665A9C"), "selective_rope": ("Selective RoPE", "#7D8A00")}
+    "proportional": ("RoPE, proportional", "#E400FC"), "cable": ("CABLE", "#A064B4"), "dape": ("DAPE", "#70B8FF"),
+    "path": ("PaTH", "#00B286"), "path_fox": ("PaTH-FoX", "#1A1AFF"), "pope": ("PoPE", "#4C004C"),
+    "rove": ("RoVE", "#665A9C"), "selective_rope": ("Selective RoPE", "#4C0000")}
 COLOURS = tuple(colour for _, colour in METHODS.values())
 GREY = "#595959"                         # of all text
 MARKERS = "os^DvPX*<>dp"
@@ -135,8 +135,8 @@ def losses(rows, path):
 def curves(path, lines, title, label, trained, gain=False, positions=False):
     """Curves of {name: (colour, {length: values of seeds})}; x on a log axis, dotted lines at the trained lengths.
 
-    Each is named with its value where the curves lie furthest apart: at its end, or else in a legend. InputError if
-    there is no point to draw.
+    Each is named with its value at its end, or in a legend where the ends lie less than half as far apart as the
+    curves elsewhere. InputError if there is no point to draw.
     """
     lines = {name: line for name, line in lines.items() if line[1]}
     if not lines:
@@ -148,7 +148,7 @@ def curves(path, lines, title, label, trained, gain=False, positions=False):
     lengths = sorted({length for some in means.values() for length in some})
     apart_at = {length: np.ptp([some[length] for some in means.values() if length in some]) for length in lengths}
     widest = max(reversed(lengths), key=apart_at.get)
-    at = lengths[-1] if widest >= lengths[len(lengths) // 2] or positions else widest
+    at = lengths[-1] if positions or apart_at[lengths[-1]] > apart_at[widest] / 2 else widest
     for i, (called, (shade, values)) in enumerate(lines.items()):
         x = sorted(values)
         errors = [np.std(values[length], ddof=1) if len(values[length]) > 1 else 0 for length in x]

@@ -48,7 +48,8 @@ def test_cielab_is_that_of_the_tables():
 
 @pytest.mark.parametrize("seen", [np.eye(3), PROTANOPIA, DEUTERANOPIA], ids=["all", "protanopes", "deuteranopes"])
 def test_methods_that_are_drawn_together_are_told_apart_by_everybody(seen):
-    colours = {name: pictures.colour(name) for name in ("fox", "alibi", "grape", "kerple", "expe-on-k", "expe", "rope")}
+    colours = {name: pictures.colour(name) for name in ("fox", "alibi", "grape", "kerple", "expe-on-k", "expe", "rope",
+                                                             "dape", "path_fox", "nope", "path", "cable")}
     for (one, a), (other, b) in itertools.combinations(colours.items(), 2):
         assert np.linalg.norm(lab(a, np.array(seen)) - lab(b, np.array(seen))) >= 10, (one, other)
     assert len(set(pictures.COLOURS)) == len(pictures.METHODS)
