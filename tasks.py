@@ -405,7 +405,8 @@ def evaluate(run, model, record, args, multiples):
     drawn = record["train"]["random_positions"]
     longest = min(model.config.encoding.longest(model.config), drawn or math.inf)
     most = min(find(source).longest or math.inf, longest)
-    lengths = args.lengths or [context * multiple for multiple in multiples if context * multiple <= most] or [context]
+    asked = (max(1, round(multiple * context)) for multiple in multiples)
+    lengths = args.lengths or [length for length in asked if length <= most] or [context]
     check_lengths("--lengths", source, lengths)
     if max(lengths) > longest:
         raise InputError(f"--lengths must be at most {longest:,} for the positions of {run}, got {max(lengths):,}")

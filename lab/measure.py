@@ -14,7 +14,7 @@ import functools
 import itertools
 import json
 import textwrap
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 
 from tqdm import tqdm
 
@@ -82,7 +82,7 @@ def windows_of(run, record, args):
     return source, documents, jobs
 
 def lengths_of(args, context):
-    return sorted(args.lengths or {round(multiple * context) for multiple in args.at or MULTIPLES})
+    return sorted(args.lengths or {max(1, round(multiple * context)) for multiple in args.at or MULTIPLES})
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
@@ -180,12 +180,6 @@ def stored(row):
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
-def multiple(text):
-    """16 from "16x", for argparse."""
-    if not text.endswith("x"):
-        raise ArgumentTypeError(f"{text!r} is not a multiple of the trained length, such as 16x")
-    return float(text[:-1]) if "." in text else at_least(1)(text[:-1])
-
 def command_line():
     def explained(title, entries):
         return f"{title}:\n" + "\n".join(
@@ -200,7 +194,7 @@ def command_line():
     lengths = parser.add_mutually_exclusive_group()
     lengths.add_argument("--lengths", type=listed(at_least(1)), metavar="N,N,...",
                          help="default: 1, 2, 4, 8 and 16 times the trained length")
-    lengths.add_argument("--at", type=listed(multiple), metavar="1x,16x", help="multiples of the trained length")
+    lengths.add_argument("--at", type=listed(table.multiple), metavar="1x,16x", help="multiples of the trained length")
     parser.add_argument("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
     parser.add_argument("--data", metavar="DIR|PATH",
                         help="score other text: a prepared folder, or text as data.py reads it")

@@ -25,6 +25,7 @@ Of tasks the table has accuracies in %, means over all seeds, and how many seeds
 at the trained length.
 """
 
+import contextlib
 import fnmatch
 import functools
 import itertools
@@ -403,8 +404,11 @@ def picture(text):
     return new_file(text)
 
 def multiple(text):
-    """16.0 from "16x", for argparse."""
-    return number(text.removesuffix("x"))
+    """16 from "16x", a multiple of the trained length, for argparse."""
+    with contextlib.suppress(ArgumentTypeError):
+        if text.endswith("x") and 0 < (value := number(text[:-1])) < math.inf:
+            return value if value % 1 else int(value)
+    raise ArgumentTypeError(f"{text!r} is not a multiple of the trained length, such as 16x")
 
 def command_line():
     parser = CommandLine(prog="python -m lab.table", description=__doc__)

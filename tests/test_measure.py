@@ -271,6 +271,7 @@ def test_loss_by_position_averages_to_the_loss(workplace):
         ("runs/rope --sinks 4", "--sinks has no use with --protocol nonoverlap: leave it out"),
         ("runs/rope --protocol streaming --window 0", "--window: must be at least 1, got 0"),
         ("runs/rope --protocol same-targets --targets 17", "--targets must be from 1 to 16, the shortest length, got"),
+        ("runs/rope --at 0.0x", "--at: '0.0x' is not a multiple of the trained length, such as 16x"),
         ("runs/rope --protocol sliding --stride 0", "--stride: must be at least 1, got 0"),
         ("runs/rope --probe swap --per-position", "--per-position has no use with --probe swap"),
         ("runs/rope --probe swap", "swap has nothing to ask at 16 tokens, of which the trained length is 16"),
