@@ -40,6 +40,12 @@ SPLIT_PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+|
 
 # ---- sources: a name or a path to texts ------------------------------------------------------------------------------
 
+def source_of(name):
+    """The module that makes the batches of --data: tasks.py of a small task, else this one. Both have the functions
+    fill_in, ensure, open_split, batch and held_out.
+    """
+    return tasks if name.startswith("task:") else sys.modules[__name__]
+
 NAMED_SOURCES = ("stdlib", "packages", "fineweb", "fineweb-edu")
 
 def is_large(source):
@@ -152,8 +158,8 @@ def make_tokenizer(ranks):
 
 def run_tokenizer(folder, meta):
     """The tokenizer in a run directory or a folder of tokens; InputError unless its hash is the one in meta."""
-    if meta["source"].startswith("task:"):
-        return tasks.Symbols(tasks.find(meta["source"]))
+    if source_of(meta["source"]) is tasks:
+        return tasks.Symbols(tasks.find(meta["source"]).symbols)
     path = Path(folder) / "tokenizer.tiktoken"
     if not path.exists() or hash_file(path) != meta["tokenizer"]["sha256"]:
         raise InputError(f"{path} is missing, or is not the tokenizer that was recorded")
@@ -281,8 +287,6 @@ def drop_near(tokens, n=24, limit=1 / 2, most=2**22):
 
 def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
     """(folder, meta.json) of a source's tokens: the source itself if it is one, found under data/, or prepared now."""
-    if source.startswith("task:"):
-        return Path(source), tasks.describe(source)
     folder = Path(source) if is_whole(Path(source)) else folder_of(source, vocab)
     if not is_whole(folder):
         folder.parent.mkdir(exist_ok=True)
@@ -332,8 +336,6 @@ def read_meta(folder):
 
 def open_split(folder, split):
     """The tokens of one split, uint16 (n,), mapped from disk. InputError if the file is not what meta.json says."""
-    if str(folder).startswith("task:"):
-        return tasks.Split(str(folder), split)
     path = Path(folder) / f"{split}.bin"
     meta = read_meta(folder)
     if not path.exists() or path.stat().st_size % 2 or hash_file(path) != meta["splits"][split]["sha256"]:
@@ -346,26 +348,26 @@ def count_windows(tokens, context):
         raise InputError(f"the data has {len(tokens):,} tokens, and one window needs {context + 1:,}: give more text")
     return (len(tokens) - 1) // context
 
-def fill_flags(flags, context):
-    """The flags of a run, with the vocabulary of a task where --data names one; context: the preset's."""
-    return tasks.with_vocabulary(flags, context) if flags.get("data", "").startswith("task:") else flags
-
-def inputs_and_targets(batch):
-    """(inputs, targets), (B, T) each, of a batch: of text each target is the next token, and a task has its own."""
-    return (batch[:, :-1, 0], batch[:, :-1, 1]) if batch.ndim == 3 else (batch[:, :-1], batch[:, 1:])
+def fill_in(flags, preset):
+    """The flags of a run: text adds none."""
+    return flags
 
 def batch(tokens, context, batch_size, seed, step):
-    """The batch of one step, int64 (B, T+1): inputs are [:, :-1], targets [:, 1:]. A pure function of its arguments.
+    """(tokens, targets) of one step, int64 (B, T) each; a target is the next token. A pure function of its arguments.
 
     An epoch is a permutation of the corpus's non-overlapping windows, so that each token is seen once an epoch. They
     take no heed of documents. In each epoch but the first they begin elsewhere: the end is followed by the beginning.
     """
-    if not isinstance(tokens, np.ndarray):                  # a split of a task, tasks.py
-        return tokens.batch(context, batch_size, seed, step)
     count = count_windows(tokens, context)
     index = range(step * batch_size, (step + 1) * batch_size)
     starts = [window_starts(len(tokens), context, seed, i // count)[i % count] for i in index]
-    return tokens[np.add.outer(starts, np.arange(context + 1)) % len(tokens)].astype(np.int64)         # (B, T+1)
+    windows = tokens[np.add.outer(starts, np.arange(context + 1)) % len(tokens)].astype(np.int64)      # (B, T+1)
+    return windows[:, :-1], windows[:, 1:]
+
+def held_out(folder, context, most):
+    """A batch of val's first windows, as many as there are or `most`."""
+    tokens = open_split(folder, "val")
+    return batch(tokens, context, min(most, count_windows(tokens, context)), 0, 0)
 
 @functools.lru_cache(maxsize=2)     # a batch may straddle two epochs
 def window_starts(size, context, seed, epoch):
@@ -394,12 +396,12 @@ def make_parser():
     """The flags of a preparation."""
     parser = CommandLine(description="Turn text into tokens on disk, and show what a folder of them holds.",
                          epilog="example: python data.py my_books/ --vocab 8192")
-    mini = PRESETS["mini"]
+    mini = PRESETS["mini"]                                  # whose settings are the defaults
     add = parser.add_argument
     add("source", help=f"{', '.join(NAMED_SOURCES)}, a file or folder of text, or a folder that data.py has made")
-    add("--vocab", type=whole, default=mini.model.vocab_size, help="entries of the tokenizer (default: %(default)s)")
+    add("--vocab", type=whole, default=mini["vocab"], help="entries of the tokenizer (default: %(default)s)")
     add("--tokenizer", metavar="FILE", help="use a ready tokenizer, a .tiktoken file")
-    add("--min-doc-tokens", type=at_least(1), default=mini.train.min_doc_tokens,
+    add("--min-doc-tokens", type=at_least(1), default=mini["min_doc_tokens"],
         help="drop texts with fewer tokens (default: %(default)s)")
     add("--max-doc-chars", type=at_least(1), default=2**20,
         help="cut texts with more characters at a line's end (default: %(default)s)")

@@ -28,15 +28,15 @@ def held_out(run, record, split, source):
 
     source: a prepared folder, or text; None for what the run was trained on, if that is still as it was then.
     """
-    if record["data"]["source"].startswith("task:"):
+    if data.source_of(record["data"]["source"]) is tasks:
         raise InputError(f"{run} is trained on a task: score it with python eval.py {run}")
     if source and data.full_name(source) == record["data"]["source"]:       # of which most was trained on
         source = None
     folder = Path(record["data"]["folder"] if source is None else source)
     if source is not None and not (folder / "meta.json").exists():
-        encoding = data.run_tokenizer(run, record["data"])
+        tokenizer = data.run_tokenizer(run, record["data"])
         texts = (text for _, text in data.documents(source))
-        return source, [np.array([encoding.eot_token, *encoding.encode_ordinary(text)], np.uint16) for text in texts]
+        return source, [np.array([tokenizer.eot_token, *tokenizer.encode_ordinary(text)], np.uint16) for text in texts]
     meta = data.read_meta(folder)
     if meta["tokenizer"]["sha256"] != record["data"]["tokenizer"]["sha256"]:
         raise InputError(f"{folder} was made with another tokenizer than {run}'s: give --data the text itself")
@@ -63,7 +63,7 @@ def evaluate(run, args):
     """A row for each length: what --json writes. The loss is None past the positions that an encoding has."""
     model, record = common.load_model(run)
     model.to(pick_device(args.device))
-    if record["data"]["source"].startswith("task:"):
+    if data.source_of(record["data"]["source"]) is tasks:
         return tasks.evaluate(run, model, record, args, MULTIPLES)
     context = model.config.context
     lengths = sorted(args.lengths or [context * multiple for multiple in MULTIPLES])

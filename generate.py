@@ -78,23 +78,23 @@ def main(argv=None):
             return writing.write(args, sampling)
         model, record = common.load_model(args.run)
         model.to(pick_device(args.device))
-        encoding = data.run_tokenizer(args.run, record["data"])
-        prompt = [x for x in (encoding.eot_token, *encoding.encode_ordinary(args.prompt)) if x is not None]
+        tokenizer = data.run_tokenizer(args.run, record["data"])
+        prompt = [x for x in (tokenizer.eot_token, *tokenizer.encode_ordinary(args.prompt)) if x is not None]
         room = model.config.encoding.longest(model.config) - len(prompt) + 1     # the last token is drawn, and not read
         n_tokens = args.tokens or max(1, min(TOKENS, room))
         if n_tokens > room:
             raise InputError(f"{args.run} has positions for {room + len(prompt) - 1} tokens: <|endoftext|> and prompt "
                              f"are {len(prompt)}, so that --tokens can be at most {room}")
-        print_text(args.prompt, generate(model, prompt, args.seed, **sampling), n_tokens, encoding)
+        print_text(args.prompt, generate(model, prompt, args.seed, **sampling), n_tokens, tokenizer)
 
-def print_text(prompt, tokens, n_tokens, encoding, stop=True):
+def print_text(prompt, tokens, n_tokens, tokenizer, stop=True):
     """Print a prompt and up to n_tokens new tokens as they come, to <|endoftext|> if `stop`; None: without end."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")           # a character that lacks bytes waits for them
     print(prompt, end="", flush=True)
     for token in itertools.islice(tokens, n_tokens):
-        if stop and token == encoding.eot_token:
+        if stop and token == tokenizer.eot_token:
             break
-        print(decoder.decode(encoding.decode_bytes([token])), end="", flush=True)
+        print(decoder.decode(tokenizer.decode_bytes([token])), end="", flush=True)
     print()
 
 if __name__ == "__main__":

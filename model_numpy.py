@@ -124,7 +124,7 @@ def gelu_backward(dout, cache):
 
 def gelu_mlp_forward(h, p):
     """out = W_down gelu(W_up h). h (..., C)."""
-    up, cache_up = linear_forward(h, p["up.weight"])                              # (..., d_mlp)
+    up, cache_up = linear_forward(h, p["up.weight"])                              # (..., mlp_width)
     a, cache_gelu = gelu_forward(up)
     out, cache_down = linear_forward(a, p["down.weight"])
     return out, (cache_up, cache_gelu, cache_down)
@@ -343,10 +343,10 @@ def shaw_value_backward(dy, cache):
     return dp, dv, {"values": dvalues}
 
 def learned_shapes(model):
-    return {"weight": (model.encoding.longest(model), model.d_model)}
+    return {"weight": (model.encoding.longest(model), model.width)}
 
 def t5_shapes(model):
-    return {"weight": (model.encoding.buckets, model.n_heads)}
+    return {"weight": (model.encoding.buckets, model.heads)}
 
 def shaw_shapes(model):
     size = (model.encoding.max_distance * (1 if model.causal else 2) + 1, model.d_head)
@@ -453,7 +453,7 @@ def output_backward(dout, cache):
 
 def attention_forward(h, p, config, encoding, at, learned, window=0):
     """out = output(attend(project(h))). h and out (B, T, C)."""
-    q, k, v, cache_project = project_forward(h, p, config.n_heads, encoding, at, learned)
+    q, k, v, cache_project = project_forward(h, p, config.heads, encoding, at, learned)
     y, cache_attend = attend_forward(q, k, v, h, encoding, at.pairs, learned, config.causal, window)
     out, cache_output = output_forward(y, h, p)                                   # (B, T, C)
     return out, (cache_project, cache_attend, cache_output)
@@ -548,14 +548,14 @@ class Tables(NamedTuple):
 
 def parameter_shapes(config):
     """{name: shape} of all parameters, in the order of torch's state_dict."""
-    C, V = config.d_model, config.vocab_size
+    C, V = config.width, config.vocab
     norm = {"weight": (C,), "bias": (C,)} if config.norm == "layernorm" else {"weight": (C,)}
     attn = {"qkv.weight": (3 * C, C), "proj.weight": (C, C)}
-    mlp = {"up.weight": (config.d_mlp, C), "down.weight": (C, config.d_mlp)}
+    mlp = {"up.weight": (config.mlp_width, C), "down.weight": (C, config.mlp_width)}
     if config.mlp == "swiglu":
-        mlp = {"gate.weight": (config.d_mlp, C), **mlp}
+        mlp = {"gate.weight": (config.mlp_width, C), **mlp}
     shapes = {"embedding.weight": (V, C)}
-    for i in range(config.n_layers):
+    for i in range(config.layers):
         doors = doors_of(config.block(i)[0], config)
         own = over("encoding.", doors.shapes(config)) if doors.each_block else {}
         block = over("norm1.", norm) | over("attn.", attn | own) | over("norm2.", norm) | over("mlp.", mlp)
@@ -573,7 +573,7 @@ def count_parameters(config):
 def init_params(config, seed=0):
     """The first weights of a run, {name: float32}: those of model_torch.GPT(config, seed) too, which loads them.
 
-    GPT-2's normal numbers of 0.02, and 0.02 / sqrt(2 n_layers) for what ends a residual branch; norms start as weight
+    GPT-2's normal numbers of 0.02, and 0.02 / sqrt(2 layers) for what ends a residual branch; norms start as weight
     1, bias 0. An embedding that is not the output layer too starts at 1, torch's own default: no smaller than the rows
     that the sinusoidal encoding adds to it. The encoding's own come last: every encoding starts from the same others.
     """
@@ -587,7 +587,7 @@ def init_params(config, seed=0):
         elif "norm" in name.split(".")[-2]:                                       # norm, blocks.0.norm1, ...
             params[name] = np.full(shapes[name], name.endswith("weight"), np.float32)
         else:
-            std = 0.02 / math.sqrt(2 * config.n_layers) if name.endswith(("proj.weight", "down.weight")) else 0.02
+            std = 0.02 / math.sqrt(2 * config.layers) if name.endswith(("proj.weight", "down.weight")) else 0.02
             std = 1.0 if name == "embedding.weight" and not config.tied else std
             params[name] = np.float32(std) * rng.standard_normal(shapes[name], dtype=np.float32)
     return params
@@ -600,7 +600,7 @@ def forward(params, tokens, config, positions=None, masks=None):
     """
     n = np.arange(tokens.shape[1]) if positions is None else expe.integers(positions)
     dtype = params["embedding.weight"].dtype
-    blocks = [config.block(i) for i in range(config.n_layers)]
+    blocks = [config.block(i) for i in range(config.layers)]
     at = {}
     for settings in {config.encoding, *(settings for settings, _ in blocks)}:
         at[settings] = tables(settings, n, config, dtype)
@@ -628,7 +628,7 @@ def backward(dlogits, cache):
     dh, dw_output = linear_backward(dlogits, cache_head)
     dx, dnorm = layer(config.norm)[1](dh, cache_norm)                             # (B, T, C)
     grads, downs = over("norm.", dnorm), []
-    for i in reversed(range(config.n_layers)):
+    for i in reversed(range(config.layers)):
         dx, dblock, down = block_backward(dx, cache_blocks[i])
         grads |= over(f"blocks.{i}.", dblock)
         each = doors_of(config.block(i)[0], config).each_block
@@ -643,7 +643,7 @@ def backward(dlogits, cache):
 def loss_and_grads(params, tokens, targets, config, positions=None, masks=None):
     """(mean cross-entropy in nats, {name: gradient}). targets (B, T) may be IGNORED. The rest is as in forward."""
     logits, cache = forward(params, tokens, config, positions, masks)
-    losses, cache_loss = cross_entropy_forward(logits.reshape(-1, config.vocab_size), targets.ravel())
+    losses, cache_loss = cross_entropy_forward(logits.reshape(-1, config.vocab), targets.ravel())
     n_targets = np.count_nonzero(targets != IGNORED)
     dlosses = np.full_like(losses, 1 / n_targets)                                 # loss = sum(losses) / n_targets
     dlogits = cross_entropy_backward(dlosses, cache_loss).reshape(logits.shape)
@@ -652,7 +652,7 @@ def loss_and_grads(params, tokens, targets, config, positions=None, masks=None):
 def token_losses(params, tokens, targets, config, positions=None):
     """The cross-entropy of each target in nats, (B, T), 0 where it is IGNORED; arguments as loss_and_grads has them."""
     logits, _ = forward(params, tokens, config, positions)
-    losses, _ = cross_entropy_forward(logits.reshape(-1, config.vocab_size), targets.ravel())
+    losses, _ = cross_entropy_forward(logits.reshape(-1, config.vocab), targets.ravel())
     return losses.reshape(targets.shape)
 
 def tables(settings, positions, config, dtype):
@@ -665,8 +665,8 @@ def output_name(config):
 
 def dropout_masks(config, B, T, rng, dtype=np.float32):
     """The masks of one forward pass, drawn one after the other: for the embedding, then two in each block."""
-    for _ in range(1 + 2 * config.n_layers):
-        kept = rng.random((B, T, config.d_model), dtype=np.float32) >= config.dropout
+    for _ in range(1 + 2 * config.layers):
+        kept = rng.random((B, T, config.width), dtype=np.float32) >= config.dropout
         yield kept * np.dtype(dtype).type(1 / (1 - config.dropout))
 
 # ---- the optimizer ---------------------------------------------------------------------------------------------------

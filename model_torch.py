@@ -166,8 +166,8 @@ class GELU(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.up = nn.Linear(config.d_model, config.d_mlp, bias=False)
-        self.down = nn.Linear(config.d_mlp, config.d_model, bias=False)
+        self.up = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.down = nn.Linear(config.mlp_width, config.width, bias=False)
 
     def forward(self, h):
         return self.down(F.gelu(self.up(h), approximate="tanh"))
@@ -177,9 +177,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.gate = nn.Linear(config.d_model, config.d_mlp, bias=False)
-        self.up = nn.Linear(config.d_model, config.d_mlp, bias=False)
-        self.down = nn.Linear(config.d_mlp, config.d_model, bias=False)
+        self.gate = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.up = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.down = nn.Linear(config.mlp_width, config.width, bias=False)
 
     def forward(self, h):
         return self.down(F.silu(self.gate(h)) * self.up(h))
@@ -217,11 +217,11 @@ class Attention(nn.Module):
 
     def __init__(self, config, encoding, window):
         super().__init__()
-        self.n_heads = config.n_heads
+        self.n_heads = config.heads
         self.causal = config.causal
         self.window = window
-        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)           # W_q, W_k and W_v, stacked
-        self.proj = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)           # W_q, W_k and W_v, stacked
+        self.proj = nn.Linear(config.width, config.width, bias=False)
         if encoding.each_block:
             self.encoding = encoding
         else:
@@ -278,9 +278,9 @@ class Block(nn.Module):
 
     def __init__(self, config, attention, dropout):
         super().__init__()
-        self.norm1 = NORMS[config.norm](config.d_model, eps=config.norm_eps)
+        self.norm1 = NORMS[config.norm](config.width, eps=config.norm_eps)
         self.attn = attention
-        self.norm2 = NORMS[config.norm](config.d_model, eps=config.norm_eps)
+        self.norm2 = NORMS[config.norm](config.width, eps=config.norm_eps)
         self.mlp = MLPS[config.mlp](config)
         self.dropout = dropout
 
@@ -314,19 +314,19 @@ class GPT(nn.Module):
         self.config = config
         self.cross_entropy = cross_entropy
         self._tables = (None, None)
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.embedding = nn.Embedding(config.vocab, config.width)
         self.dropout = dropout(config.dropout)
         self.blocks = nn.ModuleList()
         shared = {}                                                     # one encoding for all blocks of a kind
-        for i in range(config.n_layers):
+        for i in range(config.layers):
             settings, window = config.block(i)
             encoding = shared.get(settings) or make_encoding_module(settings, config)
             if not encoding.each_block:
                 shared[settings] = encoding
             self.blocks.append(Block(config, attention(config, encoding, window), dropout(config.dropout)))
-        self.norm = NORMS[config.norm](config.d_model, eps=config.norm_eps)
+        self.norm = NORMS[config.norm](config.width, eps=config.norm_eps)
         if not config.tied:
-            self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+            self.head = nn.Linear(config.width, config.vocab, bias=False)
         self.encoding = shared.get(config.encoding)                     # its parameters; None where each block has some
         if seed is not None:
             weights = model_numpy.init_params(config, seed)

@@ -17,11 +17,12 @@ import json
 import math
 import string
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from config import SPLITS, InputError
+from config import PRESETS, SPLITS, InputError
 
 IGNORED = -100
 SEQUENCES = 512                          # that an evaluation scores at each length
@@ -306,31 +307,49 @@ def check_lengths(flag, source, lengths):
         wrong = next(length for length in lengths if length < task.shortest or length > (task.longest or length))
         raise InputError(f"{flag} must be at least {task.shortest}{most} for {source}, got {wrong}")
 
-# ---- a task as data --------------------------------------------------------------------------------------------------
+# ---- a task as data: the functions of data.py ------------------------------------------------------------------------
 
-class Split:
-    """The sequences of one split of a task, in the place of a text's tokens: data.batch asks for its batches."""
+def fill_in(flags, preset):
+    """The flags of a run with the task's vocabulary; InputError for flags that do not go with a task."""
+    size = len(find(flags["data"]).symbols)
+    if flags.get("vocab", size) != size:
+        raise InputError(f"--vocab is {size} for --data {flags['data']}: leave it out")
+    if flags.get("objective") == "mlm":
+        raise InputError("--objective mlm is for text: leave it out, or leave out --data task:NAME")
+    check_lengths("--context", flags["data"], [flags.get("context", PRESETS[preset]["context"])])
+    return flags | {"vocab": size}
 
-    def __init__(self, source, split):
-        self.task = find(source)
-        self.split = split
+def ensure(source, *sizes):
+    """(folder, meta.json) as data.ensure returns them: the task's name, and hashes that change with its definition."""
+    symbols = find(source).symbols
+    splits = {split: {"documents": 0, "tokens": 0, "sha256": hash_batch(source, split)} for split in SPLITS}
+    return Path(source), {"source": source, "vocab": len(symbols), "eot": None, "splits": splits,
+                    "near": {"val": {}, "test": {}},
+                    "tokenizer": {"sha256": hashlib.sha256(json.dumps(symbols).encode()).hexdigest()}}
 
-    def __len__(self):
-        return 2**40                                                   # no two batches are the same
+def hash_batch(source, split):
+    pairs = np.stack(batch(open_split(source, split), 46, 8, 0, 0), -1)                        # (8, 46, 2)
+    return hashlib.sha256(np.pad(pairs, ((0, 0), (0, 1), (0, 0))).tobytes()).hexdigest()
 
-    def batch(self, context, batch_size, seed, step):
-        """int64 (B, T+1, 2): [:, :-1, 0] are the tokens and [:, :-1, 1] the targets."""
-        stream = len(SPLITS) * seed + SPLITS.index(self.split)
-        pair = self.task.draw(stream, step, context, batch_size, full=self.split != "train")
-        return np.pad(np.stack(pair, -1), ((0, 0), (0, 1), (0, 0)))
+def open_split(source, split):
+    """What batch draws from: a task, and the number of its split."""
+    return find(str(source)), SPLITS.index(split)
+
+def batch(task_and_split, context, batch_size, seed, step):
+    """(tokens, targets) of one step, int64 (B, T) each. Held-out sequences have their full length."""
+    task, split = task_and_split
+    return task.draw(len(SPLITS) * seed + split, step, context, batch_size, full=split > 0)
+
+def held_out(source, context, most):
+    return batch(open_split(source, "val"), context, most, 0, 0)
 
 class Symbols:
     """A task's symbols in the place of a tokenizer: texts are symbols with blanks between them."""
 
     eot_token = None
 
-    def __init__(self, task):
-        self.symbols = task.symbols
+    def __init__(self, symbols):
+        self.symbols = symbols
 
     def encode_ordinary(self, text):
         if unknown := [word for word in text.split() if word not in self.symbols]:
@@ -341,29 +360,6 @@ class Symbols:
     def decode_bytes(self, tokens):
         return "".join(f" {self.symbols[token]}" for token in tokens).encode()
 
-def describe(source):
-    """What meta.json says of a folder, of a task: its hashes change with its definition."""
-    task = find(source)
-    splits = {split: {"documents": 0, "tokens": 0, "sha256": hashlib.sha256(
-        Split(source, split).batch(46, 8, 0, 0).tobytes()).hexdigest()} for split in SPLITS}
-    symbols = hashlib.sha256(json.dumps(task.symbols).encode()).hexdigest()
-    return {"source": source, "vocab": len(task.symbols), "eot": None, "splits": splits,
-            "near": {"val": {}, "test": {}}, "tokenizer": {"sha256": symbols}}
-
-def with_vocabulary(flags, context):
-    """The flags of a run of a task, with its vocabulary; InputError for flags that do not go with a task.
-
-    context: the preset's, for flags without one.
-    """
-    task = find(flags["data"])
-    size = len(task.symbols)
-    if flags.get("vocab_size", size) != size:
-        raise InputError(f"--vocab is {size} for --data {flags['data']}: leave it out")
-    if flags.get("objective") == "mlm":
-        raise InputError("--objective mlm is for text: leave it out, or leave out --data task:NAME")
-    check_lengths("--context", flags["data"], [flags.get("context", context)])
-    return flags | {"vocab_size": size}
-
 # ---- accuracies ------------------------------------------------------------------------------------------------------
 
 def score(model, task, length, split="val", sequences=SEQUENCES, drawn=0):
@@ -373,8 +369,7 @@ def score(model, task, length, split="val", sequences=SEQUENCES, drawn=0):
     """
     import torch
 
-    batch = Split(task, split).batch(length, sequences, 0, length)
-    tokens, targets = batch[:, :-1, 0], batch[:, :-1, 1]
+    tokens, targets = batch(open_split(task, split), length, sequences, 0, length)
     device = model.embedding.weight.device
     at_once = max(1, 2**14 // length)
     rng = np.random.default_rng(length)
@@ -397,7 +392,7 @@ def evaluate(run, model, record, args, multiples):
     source = args.data or record["data"]["source"]
     if not source.startswith("task:") or find(source).symbols != find(record["data"]["source"]).symbols:
         raise InputError(f"{run} is trained on {record['data']['source']}: --data must be a task with the same symbols")
-    if source == record["data"]["source"] and describe(source)["splits"] != record["data"]["splits"]:
+    if source == record["data"]["source"] and ensure(source)[1]["splits"] != record["data"]["splits"]:
         raise InputError(f"{source} is not what it was when {run} was trained: train again")
     if args.plot:
         raise InputError(f"--plot draws losses, and {run} has accuracies: leave it out")

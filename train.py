@@ -18,6 +18,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -29,10 +30,10 @@ import common
 import data
 import model_numpy
 from common import CommandLine, number, pick_device, whole
-from config import ENCODINGS, PRESETS, InputError, configure, fields_of, flag_of
+from config import ENCODINGS, PRESETS, InputError, configure, describe_rule, fields_of, flag_of, kind_of
 from model_torch import GPT
 
-READERS = {int: whole, int | None: whole, float: number, float | None: number, str: str}
+READERS = {int: whole, float: number, str: str}
 UNNAMED = ("seed", "fast", "micro_batch", "eval_every", "checkpoint_every")    # in a run's name
 VALIDATION_WINDOWS = 128        # of the trained length, in a validation loss
 
@@ -40,44 +41,49 @@ VALIDATION_WINDOWS = 128        # of the trained length, in a validation loss
 
 def read_flags(argv):
     """(args, ModelConfig, TrainConfig): the preset's settings with the flags that were given, or the resumed run's."""
-    parser = CommandLine(prog="train.py", description=__doc__, usage="train.py [--preset NAME] [--pe NAME] [flags]")
-    add = parser.add_argument
+    first = CommandLine(prog="train.py", add_help=False)
+    add = first.add_argument
     add("--preset", choices=PRESETS, metavar="NAME", help=f"{', '.join(PRESETS)}; paper-35m on a GPU, else mini")
     add("--pe", choices=ENCODINGS, metavar="NAME", help=f"{', '.join(ENCODINGS)} (default: expe), with its own flags")
-    add("--out", metavar="DIR", help="the run directory (default: runs/<preset>-<pe>-<flags that differ>-s<seed>)")
-    either = parser.add_mutually_exclusive_group().add_argument
+    add("--out", type=Path, metavar="DIR", help="the run (default: runs/<preset>-<pe>-<flags that differ>-s<seed>)")
+    either = first.add_mutually_exclusive_group().add_argument
     either("--resume", action="store_true", help="go on from the last checkpoint of the run directory")
     either("--overwrite", action="store_true", help="replace the run in the run directory, once the first step is done")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     add("--compile", action="store_true", help="use torch.compile for the blocks; it needs a C++ compiler")
-    first, _ = parser.parse_known_args([word for word in argv if word not in ("-h", "--help")])
-    preset = first.preset or ("paper-35m" if torch.cuda.is_available() else "mini")
-    pe = first.pe or "expe"
-    if first.resume:
+    args, words = first.parse_known_args(argv)
+    if args.resume:
         from engine import resume
-        preset, pe = resume.choose_flags(first, preset, pe)             # those of the run
-    model, train = configure({}, pe, preset)
-    defaults = vars(model.encoding) | vars(model) | vars(train)
+        resume.fill_in(args)                                            # --preset and --pe of the run
+    preset = args.preset or ("paper-35m" if torch.cuda.is_available() else "mini")
+    pe = args.pe or "expe"
+    parser = CommandLine(prog=f"train.py --pe {pe}", description=__doc__, parents=[first],
+                         usage="train.py [--preset NAME] [--pe NAME] [flags]", epilog=describe_preset(preset))
     for f in fields_of(pe):
         if f.metadata["help"]:
-            help = f"{f.metadata['help']}: {f.metadata['rule'][0]} (preset: {defaults[f.name]})"
-            reading = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": READERS[f.type]}
-            add(flag_of(f), dest=f.name, default=None, help=help, **reading)
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        raise InputError(f"{unknown[0]} is not a flag of --pe {pe}: python train.py --pe {pe} --help lists them")
-    args.flags = {name: value for name, value in vars(args).items() if value is not None}
-    args.out = common.output_folder(run_name(args.flags, pe, preset, defaults) if args.out is None else args.out)
+            default = PRESETS[preset].get(f.name, f.default)
+            rule = f": {describe_rule(f)}" * bool(f.metadata["rule"])
+            help = f.metadata["help"] + rule + f" (default: {default})" * (default is not None)
+            reading = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": READERS[kind_of(f)]}
+            parser.add_argument(flag_of(f.name), default=None, help=help, **reading)
+    given = vars(parser.parse_args(words))
+    flags = {f.name: given[f.name] for f in fields_of(pe) if given.get(f.name) is not None}
+    args.out = args.out or Path("runs", run_name(flags, pe, preset))
     args.preset = preset
     if args.resume:
-        return args, *resume.check_flags(args.out, args.flags)
-    return args, *configure(data.fill_flags(args.flags, PRESETS[preset].model.context), pe, preset)
+        return args, *resume.check_flags(args.out, flags)
+    return args, *configure(preset, pe, **data.source_of(flags.get("data", "")).fill_in(flags, preset))
 
-def run_name(flags, pe, preset, defaults):
-    """The default directory: the preset, --pe, each given flag with another value than theirs, and the seed."""
-    changed = [f for f in fields_of(pe) if flags.get(f.name, defaults[f.name]) != defaults[f.name]]
-    words = [f"{flag_of(f).strip('-')}-{Path(str(flags[f.name])).name}" for f in changed if f.name not in UNNAMED]
-    return Path("runs", "-".join([preset, pe, *words, f"s{flags.get('seed', 0)}"]))
+def describe_preset(name):
+    """What a preset sets, in words."""
+    return textwrap.fill(f"{name} sets " + ", ".join(f"{field} {value}" for field, value in PRESETS[name].items()))
+
+def run_name(flags, pe, preset):
+    """The preset, --pe, each given flag with another value than the preset's, and the seed."""
+    changed = [f for f in fields_of(pe)
+               if f.name in flags and flags[f.name] != PRESETS[preset].get(f.name, f.default)]
+    words = [f"{flag_of(f.name).strip('-')}-{Path(str(flags[f.name])).name}" for f in changed if f.name not in UNNAMED]
+    return "-".join([preset, pe, *words, f"s{flags.get('seed', 0)}"])
 
 def describe_origin(preset, argv, device):
     """What a number of this run can be traced by: preset, command line, commit, versions, machine."""
@@ -101,20 +107,19 @@ def draw_positions(config, step, T):
     return np.sort(rng.choice(config.random_positions, T, replace=False))
 
 def micro_batches(config, vocab, batch, seeds):
-    """(tokens, targets) of a batch (B, T+1) by the objective, as many sequences at once as may be in memory."""
-    inputs = data.inputs_and_targets(batch)
+    """The (tokens, targets) of a batch by the objective, as many sequences at once as may be in memory."""
     if config.objective == "mlm":
         from engine import masking
-        inputs = masking.mask_tokens(batch, vocab, np.random.default_rng(seeds))
+        batch = masking.mask_tokens(batch[0], vocab, np.random.default_rng(seeds))
     size = config.micro_batch or config.batch_size
-    return [[x[i : i + size] for x in inputs] for i in range(0, len(batch), size)]
+    return [[x[i : i + size] for x in batch] for i in range(0, len(batch[0]), size)]
 
 class TorchBackend:
     """GPT, or another module of which model(tokens, targets, positions) is the loss, and AdamW, on any device."""
 
     def __init__(self, model_config, config, device, compiled=False, model=None):
         self.config = config
-        self.vocab = model_config.vocab_size
+        self.vocab = model_config.vocab
         self.device = device
         parts = {}
         if config.fast:
@@ -151,15 +156,16 @@ class TorchBackend:
                                        "exp_avg": tensors[f"m.{name}"], "exp_avg_sq": tensors[f"v.{name}"]}
 
     def step(self, batch, step):
-        """One optimizer step on the batch (B, T+1); returns the loss and the gradient's norm."""
+        """One optimizer step on a batch, (tokens, targets); returns the loss and the gradient's norm."""
         self.model.train()
         torch.manual_seed(self.config.seed * 2**32 + step)              # of dropout
-        positions = draw_positions(self.config, step, batch.shape[1] - 1) if self.config.random_positions else None
+        B, T = batch[0].shape
+        positions = draw_positions(self.config, step, T) if self.config.random_positions else None
         loss = 0
         for part in micro_batches(self.config, self.vocab, batch, [self.config.seed, step, 2]):
             tokens, targets = (torch.from_numpy(x).to(self.device) for x in part)
             with self.autocast:
-                share = self.model(tokens, targets, positions) * (len(tokens) / len(batch))
+                share = self.model(tokens, targets, positions) * (len(tokens) / B)
             share.backward()
             loss += share.detach()
         return loss.item(), self.update(step)
@@ -174,14 +180,14 @@ class TorchBackend:
         return norm.item()
 
     def validation_loss(self, batch):
-        """The mean loss of a batch (B, T+1), in nats."""
+        """The mean loss of a batch, in nats."""
         self.model.eval()
         total = 0
         for part in micro_batches(self.config, self.vocab, batch, [0]):
             tokens, targets = (torch.from_numpy(x).to(self.device) for x in part)
             with torch.no_grad(), self.autocast:
                 total += self.model(tokens, targets).item() * len(tokens)   # all sequences have as many targets
-        return total / len(batch)
+        return total / len(batch[0])
 
 class NumpyBackend:
     """The same in NumPy, in fp32 on the CPU. Dropout's masks are drawn by NumPy, and so are not torch's."""
@@ -206,18 +212,19 @@ class NumpyBackend:
             self.state = {"step": step, "m": model_numpy.under("m.", tensors), "v": model_numpy.under("v.", tensors)}
 
     def step(self, batch, step):
-        """One optimizer step on the batch (B, T+1); returns the loss and the gradient's norm."""
+        """One optimizer step on a batch, (tokens, targets); returns the loss and the gradient's norm."""
         config = self.config
         rng = np.random.default_rng([config.seed, step])                # of dropout
-        positions = draw_positions(config, step, batch.shape[1] - 1) if config.random_positions else None
+        B, T = batch[0].shape
+        positions = draw_positions(config, step, T) if config.random_positions else None
         loss = 0
         grads = {}
-        for tokens, targets in micro_batches(config, self.model_config.vocab_size, batch, [config.seed, step, 2]):
+        for tokens, targets in micro_batches(config, self.model_config.vocab, batch, [config.seed, step, 2]):
             rate = self.model_config.dropout
             masks = model_numpy.dropout_masks(self.model_config, *tokens.shape, rng) if rate else None
             part, part_grads = model_numpy.loss_and_grads(self.params, tokens, targets, self.model_config, positions,
                                                           masks)
-            share = len(tokens) / len(batch)
+            share = len(tokens) / B
             loss += share * part
             grads = model_numpy.summed(grads, {name: share * g for name, g in part_grads.items()})
         norm = model_numpy.clip_grads(grads, config.clip)
@@ -226,9 +233,9 @@ class NumpyBackend:
         return float(loss), norm
 
     def validation_loss(self, batch):
-        """The mean loss of a batch (B, T+1), in nats."""
+        """The mean loss of a batch, in nats."""
         total = count = 0
-        for tokens, targets in micro_batches(self.config, self.model_config.vocab_size, batch, [0]):
+        for tokens, targets in micro_batches(self.config, self.model_config.vocab, batch, [0]):
             total += model_numpy.token_losses(self.params, tokens, targets, self.model_config).sum(dtype="float64")
             count += np.count_nonzero(targets >= 0)
         return float(total / count)
@@ -249,15 +256,15 @@ class Run:
         self.check_folder()
         on_cpu = self.config.backend == "numpy" and self.args.device == "auto"
         self.device = pick_device("cpu" if on_cpu else self.args.device)
-        self.tokens, self.data = data.ensure(self.config.data, self.model.vocab_size, self.config.min_doc_tokens,
-                                             self.config.max_tokens)
+        self.source = data.source_of(self.config.data)
+        self.tokens, meta = self.source.ensure(self.config.data, self.model.vocab, self.config.min_doc_tokens,
+                                               self.config.max_tokens)
         self.origin = describe_origin(self.args.preset, argv, self.device)
         self.record = common.read_run(self.folder)[2] if self.args.resume else {
             "model": dataclasses.asdict(self.model), "train": dataclasses.asdict(self.config),
-            "data": {"folder": str(self.tokens), **self.data}, "provenance": self.origin}
-        if self.record["data"]["splits"]["train"]["sha256"] != self.data["splits"]["train"]["sha256"]:
+            "data": {"folder": str(self.tokens), **meta}, "provenance": self.origin}
+        if self.record["data"]["splits"]["train"]["sha256"] != meta["splits"]["train"]["sha256"]:
             raise InputError(f"{self.tokens} is not the data that {self.folder} was trained on: its hash differs")
-        common.make_folder(self.folder)
 
     def check_folder(self):
         """InputError unless the folder is new or empty or, with --resume or --overwrite, holds a run."""
@@ -278,7 +285,7 @@ class Run:
         elif self.config.init_from != "none":
             from engine import init_from
             self.record["parent"] = init_from.load_parent(self.folder, self.config.init_from, backend, self.model,
-                                                          self.data)
+                                                          self.record["data"])
         return info["step"], info["seconds"]
 
     def cut_log(self, step):
@@ -334,14 +341,12 @@ def stopping():
 def train(run, backend, first=0, seconds=0.0):
     """Train from a step on until config.steps or a signal; returns the steps done. seconds: trained before."""
     config, context = run.config, run.model.context
-    tokens = data.open_split(run.tokens, "train")
-    held_out = data.open_split(run.tokens, "val")
-    n_windows = min(VALIDATION_WINDOWS, data.count_windows(held_out, context))
-    val_batch = data.batch(held_out, context, n_windows, 0, 0)          # (N, T+1), the same for all runs
+    tokens = run.source.open_split(run.tokens, "train")
+    held_out = run.source.held_out(run.tokens, context, VALIDATION_WINDOWS)                      # the same for all runs
     begun = time.perf_counter()
     with stopping() as signals:
         for step in tqdm(range(first, config.steps), initial=first, total=config.steps, disable=run.quiet, leave=False):
-            batch = data.batch(tokens, context, config.batch_size, config.seed, step)
+            batch = run.source.batch(tokens, context, config.batch_size, config.seed, step)
             loss, norm = backend.step(batch, step)
             if not math.isfinite(loss + norm):
                 raise InputError(f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}: the last "
@@ -353,7 +358,7 @@ def train(run, backend, first=0, seconds=0.0):
             stop = run.stops(signals) or done == config.steps
             spent = time.perf_counter() - begun
             if done % config.eval_every == 0 or done == config.steps:
-                val_loss = backend.validation_loss(val_batch)
+                val_loss = backend.validation_loss(held_out)
                 run.log(step=done, val_loss=val_loss)
                 rate = (done - first) * config.batch_size * context / spent
                 with contextlib.suppress(BrokenPipeError):              # a run that nobody watches goes on

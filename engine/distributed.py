@@ -45,7 +45,7 @@ class DistributedBackend(train.TorchBackend):
         config = self.config
         self.model.train()
         torch.manual_seed(config.seed * 2**32 + step + RANK * config.steps)     # each rank draws its own dropout
-        positions = train.draw_positions(config, step, batch.shape[1] - 1) if config.random_positions else None
+        positions = train.draw_positions(config, step, batch[0].shape[1]) if config.random_positions else None
         whole = dataclasses.replace(config, micro_batch=0)
         [inputs] = train.micro_batches(whole, self.vocab, batch, [config.seed, step, 2])
         mine = [torch.from_numpy(np.split(x, WORLD)[RANK]).to(self.device) for x in inputs]       # (B / WORLD, T) each
@@ -54,7 +54,7 @@ class DistributedBackend(train.TorchBackend):
         for i, (tokens, targets) in enumerate(parts, 1):
             self.shared.require_backward_grad_sync = i == len(parts)    # only the last gradients are averaged
             with self.autocast:
-                share = self.shared(tokens, targets, positions) * (len(tokens) * WORLD / len(batch))
+                share = self.shared(tokens, targets, positions) * (len(tokens) * WORLD / len(batch[0]))
             share.backward()
             loss += share.detach()
         dist.all_reduce(loss)

@@ -412,7 +412,7 @@ def check_same_as_plain(model, where, half=False):
         plain = model_torch.GPT(model.config, seed=None)
     plain.load_state_dict(model.state_dict(), assign=True)                                 # the same tensors
     n = min(model.config.context, 16)
-    tokens = (torch.arange(2 * n) * 7 % model.config.vocab_size).view(2, n)
+    tokens = (torch.arange(2 * n) * 7 % model.config.vocab).view(2, n)
 
     def outputs(gpt):
         found = []

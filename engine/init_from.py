@@ -6,7 +6,7 @@ import common
 import model_numpy
 from config import InputError, flag_of
 
-SHARED = ("n_layers", "d_model", "n_heads", "vocab_size", "norm", "mlp", "d_mlp", "tied")      # what both must have
+SHARED = ("layers", "width", "heads", "vocab", "norm", "mlp", "mlp_width", "tied")      # what both must have
 
 
 def load_parent(run, parent, backend, model, meta):
@@ -20,8 +20,8 @@ def load_parent(run, parent, backend, model, meta):
     its, _, record = common.read_run(parent)
     for name in SHARED:
         if getattr(its, name) != getattr(model, name):
-            flag = flag_of(model.__dataclass_fields__[name])
-            raise InputError(f"{flag} is {getattr(its, name)} in {parent}, and {getattr(model, name)} was given")
+            raise InputError(f"{flag_of(name)} is {getattr(its, name)} in {parent}, and {getattr(model, name)} was "
+                             "given")
     if record["data"]["tokenizer"] != meta["tokenizer"]:
         raise InputError(f"--data has another tokenizer than {parent}: give its data, {record['data']['folder']}, or "
                          f"prepare yours with data.py --tokenizer {parent}/tokenizer.tiktoken")

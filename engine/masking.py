@@ -5,12 +5,12 @@ import numpy as np
 from model_numpy import IGNORED
 
 
-def mask_tokens(batch, vocab, rng, share=0.15, hidden=0.8, other=0.1):
-    """(tokens, targets), (B, T) each, of (B, T+1): the target is what stood at a masked place, elsewhere IGNORED.
+def mask_tokens(tokens, vocab, rng, share=0.15, hidden=0.8, other=0.1):
+    """(tokens, targets), (B, T) each, of tokens (B, T): the target is what stood at a masked place, elsewhere IGNORED.
 
     A share of the T places, rounded, is masked: 8 in 10 of them hold <|endoftext|>, one any token, one its own.
     """
-    tokens = batch[:, :-1].copy()
+    tokens = tokens.copy()
     B, T = tokens.shape
     at = np.sort(rng.random((B, T)).argsort(-1)[:, : max(1, round(share * T))])         # (B, k)
     originals = np.take_along_axis(tokens, at, -1)                                      # (B, k)

@@ -7,27 +7,29 @@ import numpy as np
 
 import common
 import model_numpy
-from config import PRESETS, InputError, fields_of, flag_of
+from config import InputError, flag_of
 
 
-def choose_flags(first, preset, pe):
-    """(preset, pe), by which flags are read: those of the run to resume, unless they were given."""
-    if first.out is None:
-        return preset, pe
-    _, _, record = common.read_run(common.output_folder(first.out))
-    own = record["provenance"].get("preset")
-    return first.preset or (own if own in PRESETS else preset), first.pe or record["model"]["encoding"]["pe"]
+def fill_in(args):
+    """Set --preset and --pe, by which other flags are read, to those of the run in args.out."""
+    if args.out is not None:
+        record = common.read_run(args.out)[2]
+        stored = {"preset": record["provenance"].get("preset"), "pe": record["model"]["encoding"]["pe"]}
+        check(args.out, stored, vars(args))
+        vars(args).update(stored)
 
-def check_flags(run, values):
+def check_flags(run, flags):
     """(ModelConfig, TrainConfig) of the run to resume; InputError for a flag that contradicts it."""
-    model, config, record = common.read_run(run)
-    stored = vars(model.encoding) | vars(model) | vars(config) | {"preset": record["provenance"].get("preset")}
-    flags = {f.name: flag_of(f) for f in fields_of(model.encoding.pe)}
-    for name, value in values.items():
-        if name in stored and stored[name] != value:
-            raise InputError(f"{flags.get(name, '--' + name)} is {stored[name]} in {run}, and {value} was given: "
-                             "resume with the run's own flags, or train under another --out")
+    model, config, _ = common.read_run(run)
+    check(run, vars(model.encoding) | vars(model) | vars(config), flags)
     return model, config
+
+def check(run, stored, flags):
+    """InputError for a flag that was given with another value than is stored of a run."""
+    for name, value in stored.items():
+        if flags.get(name) not in (None, value):
+            raise InputError(f"{flag_of(name)} is {value} in {run}, and {flags[name]} was given: resume with the run's "
+                             "own flags, or train under another --out")
 
 def load_checkpoint(run, backend, model_config):
     """Go on from the run's checkpoint; InputError unless it has the weights and moments of the model, in fp32."""

@@ -65,7 +65,7 @@ class Case:
         if self.scaling in ("dynamic", "longrope"):
             settings["length"] = length
         encoding = (ScaledRoPE if "rope_scaling" in settings else make_encoding)(self.pe, **settings)
-        return ModelConfig(1, self.H * self.D, self.H, self.context, vocab_size=2, softmax=self.softmax or "plain",
+        return ModelConfig(1, self.H * self.D, self.H, self.context, vocab=2, softmax=self.softmax or "plain",
                            encoding=encoding)
 
     def table(self, model, n):

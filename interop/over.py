@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 
 import common
 import data
-from config import PRESETS, InputError, ModelConfig, make_encoding
+from config import InputError, ModelConfig, configure, make_encoding
 from generate import TOKENS
 from interop.tokens import CONFIG, from_tokenizers, to_tokenizers
 from model_numpy import parameter_shapes
@@ -100,7 +100,7 @@ class Kind(NamedTuple):
             try:
                 parts = [w.unflatten(0, (-1, config.d_head)).repeat_interleave(len(parts[0]) // len(w), 0).flatten(0, 1)
                          if len(w) < len(parts[0]) else w for w in parts]
-                tensors[name] = self.back(name, torch.cat(parts), config.n_heads).contiguous()
+                tensors[name] = self.back(name, torch.cat(parts), config.heads).contiguous()
                 if tensors[name].shape != shape:
                     raise TypeError
             except (RuntimeError, TypeError):
@@ -121,8 +121,8 @@ def by_parts(name, w, n_heads):
 def transposed(name, w, n_heads):
     return w.T if re.search("attn|mlp", name) else w
 
-SHAPE = {"vocab_size": "vocab_size", "hidden_size": "d_model", "intermediate_size": "d_mlp",
-         "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "max_position_embeddings": "context",
+SHAPE = {"vocab_size": "vocab", "hidden_size": "width", "intermediate_size": "mlp_width",
+         "num_hidden_layers": "layers", "num_attention_heads": "heads", "max_position_embeddings": "context",
          "tie_word_embeddings": "tied"}
 TANH = ("gelu_new", "gelu_pytorch_tanh")
 
@@ -152,7 +152,7 @@ NEOX = Kind(
 
 GPT2 = Kind(
     "GPT2LMHeadModel", "gpt2", {"norm": "layernorm", "mlp": "gelu"},
-    {"vocab_size": "vocab_size", "n_embd": "d_model", "n_inner": "d_mlp", "n_layer": "n_layers", "n_head": "n_heads",
+    {"vocab_size": "vocab", "n_embd": "width", "n_inner": "mlp_width", "n_layer": "layers", "n_head": "heads",
      "layer_norm_epsilon": "norm_eps", "tie_word_embeddings": "tied", "resid_pdrop": "dropout",
      "embd_pdrop": "dropout"},
     {"activation_function": TANH, "attn_pdrop": (0.0,)},
@@ -193,7 +193,7 @@ def to_transformers(run, out):
         written |= {"architectures": [kind.architecture], "model_type": kind.model_type}
         written |= {name: getattr(config, field) for name, field in kind.fields.items()}
         written |= {name: values[0] for name, values in kind.fixed.items()} | positions(config.encoding, config)
-        weights = kind.theirs(gpt.state_dict(), config.n_heads)
+        weights = kind.theirs(gpt.state_dict(), config.heads)
     else:
         classes = {"AutoConfig": "modeling_gpt.GPTConfig", "AutoModelForCausalLM": "modeling_gpt.GPTForCausalLM"}
         written |= {name: getattr(config, field) for name, field in SHAPE.items()}
@@ -284,12 +284,12 @@ def from_transformers(folder, out):
     except (SafetensorError, InputError) as error:
         raise InputError(f"{path} {error}") from None
     ranks = from_tokenizers(common.read_json(folder / "tokenizer.json"), folder / "tokenizer.json")
-    if len(ranks) + 1 != config.vocab_size:
-        raise InputError(f"{folder} has {len(ranks) + 1:,} tokens and a vocabulary of {config.vocab_size:,}")
+    if len(ranks) + 1 != config.vocab:
+        raise InputError(f"{folder} has {len(ranks) + 1:,} tokens and a vocabulary of {config.vocab:,}")
     common.make_folder(run, "OUT")
     data.write_ranks(run / "tokenizer.tiktoken", ranks)
     record = {
-        "model": dataclasses.asdict(config), "train": dataclasses.asdict(PRESETS["mini"].train),
+        "model": dataclasses.asdict(config), "train": dataclasses.asdict(configure("mini")[1]),
         "data": {"folder": "unknown (give --data)", "source": "unknown", "pattern": data.SPLIT_PATTERN,
                  "vocab": len(ranks) + 1, "splits": dict.fromkeys(("train", "val", "test"), {"sha256": None}),
                  "tokenizer": {"sha256": common.hash_file(run / "tokenizer.tiktoken")}},

@@ -33,7 +33,7 @@ def load_watched(run, device="cpu", dtype="fp32", attention=WatchedAttention):
     return load(run, device, dtype, functools.partial(Reader, attention=attention))
 
 def weights_of(model, tokens):
-    """The attention weights of every block of a watched Reader, (n_layers, B, H, T, T)."""
+    """The attention weights of every block of a watched Reader, (layers, B, H, T, T)."""
     with torch.enable_grad():                                          # so that all queries are read at once
         model.hidden(tokens)
     return torch.stack([block.attn.weights for block in model.blocks])

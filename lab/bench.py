@@ -36,7 +36,7 @@ from tqdm import tqdm
 import model_numpy
 import train
 from common import CommandLine, at_least, listed, new_file, pick_device, write_text
-from config import ENCODINGS, PRESETS, InputError
+from config import ENCODINGS, PRESETS, InputError, configure
 from eval import MULTIPLES
 from lab.table import print_table
 from longer.scaling import SINKS
@@ -98,7 +98,7 @@ class Work:
         return Reader(self.model).to(self.backend.device).eval()
 
     def tokens(self, batch, length):
-        return self.rng.integers(0, self.model.vocab_size, (batch, length + 1))
+        return self.rng.integers(0, self.model.vocab, (batch, length + 1))
 
     def seconds(self, job, *arguments):
         self.wait()
@@ -110,7 +110,7 @@ class Work:
     def step(self):
         """Seconds of a training step."""
         batch = self.tokens(self.config.batch_size, self.model.context)
-        return self.seconds(self.backend.step, batch, next(self.steps))
+        return self.seconds(self.backend.step, (batch[:, :-1], batch[:, 1:]), next(self.steps))
 
     def step_and_product(self):
         """(Seconds of a training step, operations a second of one large product after it)"""
@@ -151,7 +151,7 @@ def flops_a_token(model):
     weights = sum(math.prod(shape) for name, shape in model_numpy.parameter_shapes(model).items()
                   if len(shape) == 2 and (model.tied or name != "embedding.weight"))
     keys = model.context / (2 if model.causal else 1)
-    return 6 * weights + 12 * model.n_layers * model.d_model * keys
+    return 6 * weights + 12 * model.layers * model.width * keys
 
 
 # ---- rows, in turn ---------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Row:
     def __init__(self, pe, backend, args, floor=None):
         self.floor = floor or self
         self.repeats = args.repeats
-        self.model = PRESETS[args.preset].model
+        self.model = configure(args.preset)[0]
         self.names = {"preset": args.preset, "pe": pe, "backend": backend, "batch": args.batch_size,
                       "dtype": args.dtype, "device": args.device}
         self.work = *self.names.values(), args.compile

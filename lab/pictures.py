@@ -68,7 +68,7 @@ def name(variant):
 
 def changed(model):
     """[(name, value, value in short)] of the settings of a model's encoding that are not its defaults, numbers last."""
-    wide = dataclasses.replace(model, d_model=64 * model.d_model)      # that any default fits
+    wide = dataclasses.replace(model, width=64 * model.width)      # that any default fits
     knobs, plain = map(dataclasses.asdict, (model.encoding, make_encoding(model.encoding.pe)))
     words = {key: x for key, x in knobs.items() if isinstance(x, bool | str)}      # on which numbers' defaults depend
     default = dataclasses.asdict(make_encoding(**words).fit(wide)) | {key: plain[key] for key in words}

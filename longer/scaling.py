@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common import at_least, listed, number, whole
-from config import SIZE, InputError, Override, RoPE, knob, one_of
-from config import number as number_rule
+from config import InputError, Override, RoPE, knob
 from engine import fast
 from expe import rope_inv_freq
 
@@ -108,17 +107,20 @@ ROPE_SCALINGS = {"none": _none, "linear": _linear, "ntk": _ntk, "dynamic": _dyna
 METHODS = (*ROPE_SCALINGS, *OWN)
 FACTORS = tuple(ROPE_SCALINGS)[1:-1]     # those that a factor scales
 
-LIST = "numbers above 0", lambda x: isinstance(x, tuple) and all(number > 0 for number in x)
-
 @dataclass(frozen=True)
 class ScaledRoPE(RoPE):
     """RoPE's settings with a scaling that is chosen after training."""
 
-    rope_scaling: str = knob("none", one_of(*ROPE_SCALINGS))
-    factor: float = knob(1.0, number_rule("above 0 and at most 1e6", lambda x: 0 < x <= 1e6))
-    length: int | None = knob(None, SIZE)                              # of the whole sequence, for dynamic and longrope
-    long: tuple | None = knob(None, LIST, flag="--long-factors")       # longrope's numbers, past the context
-    short: tuple | None = knob(None, LIST, flag="--short-factors")     # and up to it
+    rope_scaling: str = knob("none", one_of=tuple(ROPE_SCALINGS))
+    factor: float = knob(1.0, above=0, at_most=1e6)
+    length: int | None = knob(None, at_least=1)                        # of the whole sequence, for dynamic and longrope
+    long: tuple | None = knob(None)                                    # longrope's numbers, past the context
+    short: tuple | None = knob(None)                                   # and up to it
+
+    def check(self):
+        for name in ("long", "short"):
+            if min(getattr(self, name) or (1,)) <= 0:
+                raise InputError(f"--{name}-factors must be numbers above 0, got {getattr(self, name)}")
 
     def fit(self, model):
         super().fit(model)

@@ -19,9 +19,9 @@ def test_attention_is_what_the_outputs_are_made_of(pe, variant, changes):
         return Reader(config, attention=attention.WatchedAttention)
 
     model, plain = (tiny(pe, variant=variant, make=make, **changes) for make in (watched, GPT))
-    tokens = torch.arange(40)[None] % model.config.vocab_size
-    weights, H = attention.weights_of(model, tokens), model.config.n_heads
-    assert weights.shape == (model.config.n_layers, 1, H, 40, 40) and not weights.requires_grad
+    tokens = torch.arange(40)[None] % model.config.vocab
+    weights, H = attention.weights_of(model, tokens), model.config.heads
+    assert weights.shape == (model.config.layers, 1, H, 40, 40) and not weights.requires_grad
     left = 1 - weights.sum(-1)
     assert (left.min() > 0 and left.max() > 0.1) if model.config.softmax == "sinks" else left.abs().max() < 1e-5
     assert torch.equal(weights, weights.tril())
@@ -40,7 +40,7 @@ def test_attention_is_what_the_outputs_are_made_of(pe, variant, changes):
 
 def test_shaws_attention_is_shown_in_full():
     model = tiny("shaw", make=lambda config: Reader(config, attention=attention.WatchedAttention))
-    tokens = torch.arange(40)[None] % model.config.vocab_size
+    tokens = torch.arange(40)[None] % model.config.vocab
     weights = attention.weights_of(model, tokens)
     assert torch.equal(weights, weights.tril()) and (1 - weights.sum(-1)).abs().max() < 1e-5
     torch.testing.assert_close(model(tokens), tiny("shaw")(tokens))

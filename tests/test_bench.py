@@ -15,14 +15,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import model_torch
-from config import PRESETS, InputError, make_encoding
+from config import InputError, configure, make_encoding
 from lab import bench
 from model_torch import GPT
 
-MINI = PRESETS["mini"].model
+MINI = configure("mini")[0]
 
 
-@pytest.mark.parametrize("config", [MINI, replace(MINI, norm="rmsnorm", mlp="swiglu", d_mlp=300, tied=True)])
+@pytest.mark.parametrize("config", [MINI, replace(MINI, norm="rmsnorm", mlp="swiglu", mlp_width=300, tied=True)])
 def test_the_operations_of_a_step_are_those_that_torch_counts(config):
     config = replace(config, encoding=make_encoding("nope"))
     model, tokens = GPT(config), torch.zeros(2, 129, dtype=torch.long)

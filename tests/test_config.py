@@ -9,22 +9,22 @@ import pytest
 import model_numpy
 import model_torch
 from common import number, whole
-from config import CORE, ENCODINGS, PRESETS, InputError, ModelConfig, TrainConfig, make_encoding, settings_class
+from config import CORE, ENCODINGS, InputError, ModelConfig, TrainConfig, configure, make_encoding, settings_class
 from model_numpy import count_parameters
 from train import read_flags
 
-SMALL = ModelConfig(n_layers=1, d_model=8, n_heads=2, context=16, vocab_size=10)
+SMALL = ModelConfig(layers=1, width=8, heads=2, context=16, vocab=10)
 
 
 def count(preset, pe="expe"):
-    return count_parameters(dataclasses.replace(PRESETS[preset].model, encoding=make_encoding(pe)))
+    return count_parameters(dataclasses.replace(configure(preset)[0], encoding=make_encoding(pe)))
 
 
 def test_parameter_counts_are_the_papers():
     for preset, millions in {"paper-35m": 35, "llama-135m": 135, "llama-342m": 342}.items():  # tables 6 and 8
         assert round(count(preset) / 1e6) == millions
-    model = PRESETS["paper-35m"].model
-    assert round((count("paper-35m") - model.vocab_size * model.d_model) / 1e6) == 23  # without the embedding
+    model = configure("paper-35m")[0]
+    assert round((count("paper-35m") - model.vocab * model.width) / 1e6) == 23  # without the embedding
 
 
 def test_encodings_add_the_parameters_of_their_papers():
@@ -34,8 +34,8 @@ def test_encodings_add_the_parameters_of_their_papers():
 
 
 def test_presets_hold_the_papers_hyperparameters():
-    model, train = PRESETS["paper-35m"]  # tables 5 and 6
-    shape = (model.n_layers, model.d_model, model.n_heads, model.d_head, model.context, model.vocab_size)
+    model, train = configure("paper-35m")  # tables 5 and 6
+    shape = (model.layers, model.width, model.heads, model.d_head, model.context, model.vocab)
     assert shape == (6, 384, 12, 32, 512, 32000)
     assert (model.dropout, model.encoding.pe, model.encoding.l, model.encoding.theta) == (0.1, "expe", 24, 1 / 2048)
     assert (train.batch_size, train.micro_batch, train.lr, train.end_lr, train.warmup) == (512, 64, 1e-3, 3e-6, 0.1)
@@ -43,11 +43,11 @@ def test_presets_hold_the_papers_hyperparameters():
     assert adamw == (0.9, 0.95, 0.1, "fp32", 4000)
     assert train.steps * 512 * 512 == pytest.approx(600e6, rel=1e-3)
     for name, shape, lr, l in (("llama-135m", (12, 768, 12), 6e-4, 96), ("llama-342m", (24, 1024, 16), 3e-4, 128)):
-        model, train = PRESETS[name]  # tables 8 and 9
-        assert (model.n_layers, model.d_model, model.n_heads) == shape and model.d_head == 64 and model.norm_eps == 1e-5
+        model, train = configure(name)  # tables 8 and 9
+        assert (model.layers, model.width, model.heads) == shape and model.d_head == 64 and model.norm_eps == 1e-5
         assert (model.norm, model.mlp, model.tied) == ("rmsnorm", "swiglu", name == "llama-342m")
         assert (train.lr, train.end_lr, train.warmup, train.dtype) == (lr, pytest.approx(lr / 10), 0.05, "bf16")
-        assert model.encoding.l == l == model.d_model // 8 and train.batch_size * 512 == 2**19
+        assert model.encoding.l == l == model.width // 8 and train.batch_size * 512 == 2**19
         assert train.steps * 2**19 == pytest.approx(10e9, rel=1e-3)
         exqpe = dataclasses.replace(model, encoding=make_encoding("exqpe", l=l)).encoding
         assert (exqpe.start, exqpe.theta1, exqpe.theta2) == (0.0, 1 / 2048, 1 / 16)
@@ -61,7 +61,7 @@ def test_encodings_are_the_same_in_config_and_models():
 
 def test_the_encoding_and_the_window_of_each_block():
     def blocks(**changes):
-        config = dataclasses.replace(SMALL, n_layers=6, encoding=make_encoding("alibi"), **changes)
+        config = dataclasses.replace(SMALL, layers=6, encoding=make_encoding("alibi"), **changes)
         return [(settings.pe, window) for settings, window in map(config.block, range(6))]
 
     assert blocks() == [("alibi", 0)] * 6 and blocks(window=3) == [("alibi", 3)] * 6
@@ -72,30 +72,30 @@ def test_the_encoding_and_the_window_of_each_block():
 
 
 def test_unset_fields_take_their_defaults_where_the_context_is_known():
-    expe = dataclasses.replace(SMALL, d_model=32, encoding=make_encoding("expe")).encoding
+    expe = dataclasses.replace(SMALL, width=32, encoding=make_encoding("expe")).encoding
     assert (expe.l, expe.start, expe.theta) == (24, 0.0, 1 / 64)
     assert not hasattr(expe, "theta1") and not hasattr(expe, "base")
-    keys = dataclasses.replace(SMALL, d_model=32, encoding=make_encoding("expe", on="k")).encoding
+    keys = dataclasses.replace(SMALL, width=32, encoding=make_encoding("expe", on="k")).encoding
     assert (keys.start, keys.theta) == (0.0, 64 / 16)
     assert dataclasses.replace(SMALL, encoding=make_encoding("rope")).encoding.base == 10000.0
 
 
 WRONG_MODELS = [
-    (dict(n_layers=0), "--layers must be a whole number from 1 to 10,000, got 0"),
-    (dict(n_heads=3), "--heads must be a divisor of --width, 8, got 3"),
+    (dict(layers=0), "--layers must be a whole number, at least 1 and at most 10,000, got 0"),
+    (dict(heads=3), "--heads must be a divisor of --width, 8, got 3"),
     (dict(norm="batchnorm"), "--norm must be layernorm or rmsnorm, got 'batchnorm'"),
     (dict(tied="yes"), "--tied must be true or false, got 'yes'"),
-    (dict(dropout=math.nan), "--dropout must be at least 0 and below 1, got nan"),
-    (dict(n_heads=8, encoding=make_encoding("rope")), "--pe rope needs an even --width / --heads, got 1"),
+    (dict(dropout=math.nan), "--dropout must be a finite number, at least 0 and below 1, got nan"),
+    (dict(heads=8, encoding=make_encoding("rope")), "--pe rope needs an even --width / --heads, got 1"),
     (dict(encoding=make_encoding("learned", n_positions=15)), "--n-positions must be 0 or at least --context, 16, got"),
     (dict(window=4, causal=False), "--window and --softmax stick look back: give no --no-causal"),
     (dict(softmax="llama4", encoding=make_encoding("rope")), "--softmax llama4 is for blocks without an encoding"),
 ]
 WRONG_ENCODINGS = [
     (dict(pe="rotary"), "--pe must be one of nope, sinusoidal, .*, got 'rotary'"),
-    (dict(pe="expe", l=True), "--l must be a whole number of at least 1, got True"),
+    (dict(pe="expe", l=True), "--l must be a whole number, at least 1, got True"),
     (dict(pe="expe", theta=math.inf), "--theta must be a finite number, got inf"),
-    (dict(pe="rope", base=1), "--base must be a finite number above 1, got 1"),
+    (dict(pe="rope", base=1), "--base must be a finite number, above 1, got 1"),
     (dict(pe="expe", once=True, on="k"), "--once overrides the residual stream, --on the input of attention"),
     (dict(pe="expe", learn="random", theta=0.1), "--learn random draws .* leave out --start and --theta"),
     (dict(pe="t5", buckets=32, max_distance=16), "--max-distance must be above half of --buckets, 32, got 16"),
@@ -127,8 +127,9 @@ def test_numbers_on_the_command_line():
 
 
 @pytest.mark.parametrize("flags, name, value", [
-    ("--lr 0.008", "end_lr", 8e-5), ("--lr 0.008 --end-lr 0.001", "end_lr", 0.001), ("--width 64", "d_mlp", 256),
-    ("--width 64 --mlp-width 99", "d_mlp", 99), ("--heads 2", "d_mlp", 512), ("--objective mlm", "causal", False),
+    ("--lr 0.008", "end_lr", 8e-5), ("--lr 0.008 --end-lr 0.001", "end_lr", 0.001),
+    ("--width 64", "mlp_width", 256), ("--width 64 --mlp-width 99", "mlp_width", 99), ("--heads 2", "mlp_width", 512),
+    ("--objective mlm", "causal", False),
     ("--on k", "theta", 64 / 128), ("--on k --theta 3", "theta", 3), ("--context 64", "theta", 1 / 256)])
 def test_a_flag_sets_the_defaults_that_its_help_names(flags, name, value):
     _, model, train = read_flags(["--preset", "mini", "--pe", "expe", *flags.split()])

@@ -166,7 +166,8 @@ def test_batches_are_those_of_a_loop(size, context, batch_size):
         found = data.batch(tokens, context, batch_size, 5, step)
         expected = [[(start + t) % size for t in range(context + 1)]
                     for start in starts[step * batch_size : (step + 1) * batch_size]]
-        assert found.dtype == np.int64 and found.tolist() == expected
+        assert found[0].dtype == np.int64
+        assert [part.tolist() for part in found] == [[row[:-1] for row in expected], [row[1:] for row in expected]]
 
 
 def test_first_weights_batches_tokens_and_the_tokenizer_are_byte_for_byte_these(tmp_path):
@@ -178,8 +179,9 @@ def test_first_weights_batches_tokens_and_the_tokenizer_are_byte_for_byte_these(
     folder = data.prepare(str(tmp_path / "texts"), tmp_path / "out", 300, min_doc_tokens=9)
     encodings = "learned t5 shaw kerple fire cope fox grape dape pope cable path path_fox selective_rope".split()
     models = [ModelConfig(2, 16, 2, 12, 40, encoding=make_encoding(pe)) for pe in encodings]
+    tokens, targets = data.batch(np.arange(99).astype(np.uint16), 7, 4, 5, 9)
     made = {"weights": b"".join(w.tobytes() for m in models for w in model_numpy.init_params(m, 1).values()),
-            "batch": data.batch(np.arange(99).astype(np.uint16), 7, 4, 5, 9).tobytes(),
+            "batch": np.concatenate((tokens, targets[:, -1:]), 1).tobytes(),
             "tokens": (folder / "train.bin").read_bytes(), "tokenizer": (folder / "tokenizer.tiktoken").read_bytes()}
     assert {name: hashlib.sha256(content).hexdigest()[:16] for name, content in made.items()} == {
         "weights": "55e28236f0eaeb37", "batch": "c52c9b61b1338640", "tokens": "25fef21196860c15",

@@ -13,7 +13,7 @@ import torch
 from conftest import TINY, command, refused
 
 import train
-from config import ENCODINGS, PRESETS, ModelConfig, make_encoding
+from config import ENCODINGS, ModelConfig, configure, make_encoding
 from engine import fast
 from generate import distribution
 from longer.cache import Cache
@@ -21,7 +21,7 @@ from longer.reading import Reader
 from model_torch import GPT
 
 META = torch.device("meta")
-SMALL = ModelConfig(2, 64, 4, context=32, vocab_size=50, dropout=0.1)
+SMALL = ModelConfig(2, 64, 4, context=32, vocab=50, dropout=0.1)
 CONFIGS = {pe: dataclasses.replace(SMALL, encoding=make_encoding(pe)) for pe in ENCODINGS}
 CONFIGS |= {f"expe-{name}": dataclasses.replace(SMALL, encoding=make_encoding("expe", **variant))
             for name, variant in {"k": {"on": "k"}, "learn": {"learn": "init"}, "once": {"once": True}}.items()}
@@ -73,7 +73,7 @@ def test_a_training_step_compiles_without_a_graph_break(name):
     """Blocks and loss, each one graph, to the same losses."""
     config = dataclasses.replace(CONFIGS[name], dropout=0.0)
     changes = {"batch_size": 4, "micro_batch": 2, "lr": 0.01, "end_lr": 0.01, "warmup": 0.0, "fast": True}
-    setting = dataclasses.replace(PRESETS["mini"].train, **changes)
+    setting = dataclasses.replace(configure("mini")[1], **changes)
     found = []
     for compiled in (False, True):
         torch.compiler.reset()
@@ -81,7 +81,7 @@ def test_a_training_step_compiles_without_a_graph_break(name):
         if compiled:
             fast.compile(backend.model, fullgraph=True)
         batches = [np.random.default_rng(i).integers(0, 50, (4, 33)) for i in range(2)]
-        found.append([backend.step(batch, i)[0] for i, batch in enumerate(batches)])
+        found.append([backend.step((batch[:, :-1], batch[:, 1:]), i)[0] for i, batch in enumerate(batches)])
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
@@ -90,8 +90,8 @@ def test_a_training_step_compiles_without_a_graph_break(name):
 @pytest.mark.parametrize("encoding", [make_encoding("fox"), make_encoding("expe", on="k", theta=1 / 128)])
 def test_compiled_gradients_in_bf16_are_those_of_the_plain_graph(encoding):
     """At the size of `mini`, whose kernels transpose blocks of 32 x 32 numbers."""
-    config = dataclasses.replace(PRESETS["mini"].model, encoding=encoding, n_layers=1)
-    setting = dataclasses.replace(PRESETS["mini"].train, dtype="bf16", fast=True)
+    config = dataclasses.replace(configure("mini")[0], encoding=encoding, layers=1)
+    setting = dataclasses.replace(configure("mini")[1], dtype="bf16", fast=True)
     tokens, targets = (torch.from_numpy(np.random.default_rng(i).integers(0, 1024, (8, 128))) for i in (0, 1))
     found = []
     for compiled in (False, True):

@@ -43,14 +43,14 @@ def runs(workplace, tmp_path_factory):
     made = {}
     for name, (pe, settings) in KINDS.items():
         made[name] = tmp_path_factory.mktemp("runs") / name
-        write_run(tiny(pe, vocab_size=300, variant=settings, context=16), made[name], workplace / "runs" / "rope")
+        write_run(tiny(pe, vocab=300, variant=settings, context=16), made[name], workplace / "runs" / "rope")
         change(made[name], "config.json", data=read_run(made[name])[2]["data"] | {"source": SOURCE})
     for task, names in TASKS.items():
-        meta = tasks.describe(f"task:{task}")
+        _, meta = tasks.ensure(f"task:{task}")
         for name in names:
             pe, settings = KINDS[name.partition("-")[2]]
             made[name] = tmp_path_factory.mktemp("runs") / name
-            model = tiny(pe, vocab_size=meta["vocab"], variant=settings, context=16)
+            model = tiny(pe, vocab=meta["vocab"], variant=settings, context=16)
             write_run(model, made[name], workplace / "runs" / "rope")
             change(made[name], "config.json", data={"folder": f"task:{task}", **meta})
     return made

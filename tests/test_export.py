@@ -74,7 +74,7 @@ def export(workplace, tmp_path):
 
     def made(pe, style="gpt", **changes):
         positions = {"n_positions": 300} if pe == "learned" else {}
-        model = tiny(pe, style, vocab_size=300, **{"variant": positions} | changes)
+        model = tiny(pe, style, vocab=300, **{"variant": positions} | changes)
         write_run(model, tmp_path / "run", workplace / "runs" / "rope")
         done = command("interop.export", "run", "--to", "transformers", "exported", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -150,7 +150,7 @@ def check_bf16(theirs, ours):
     def relative_error(found, exact):
         return (found - exact).abs().mean() / exact.std()
 
-    tokens, nope = some(2, 120), tiny("nope", vocab_size=300).bfloat16()
+    tokens, nope = some(2, 120), tiny("nope", vocab=300).bfloat16()
     error = relative_error(theirs(tokens).logits, ours.bfloat16().double()(tokens))  # the same weights
     assert error < 1.5 * relative_error(nope(tokens), nope.double()(tokens))
 

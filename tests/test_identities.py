@@ -16,7 +16,7 @@ from test_ladder import T, tiny
 from test_model import attend, some_input, some_tokens
 
 import model_numpy
-from config import PRESETS, TrainConfig, make_encoding
+from config import TrainConfig, configure, make_encoding
 from expe import expe_table, exqpe_table
 from model_torch import project
 from train import TorchBackend
@@ -220,19 +220,19 @@ def test_at_the_start_of_training_the_slope_is_as_large_as_theta_times_the_root_
 
     On keys only, of a normalised h, the slope a_m . w / sqrt(D) then has one of 0.02^2 theta sqrt(l C).
     """
-    config, slopes, places = PRESETS["mini"].model, [], []
+    config, slopes, places = configure("mini")[0], [], []
     config = dataclasses.replace(config, encoding=make_encoding("expe", l=l, theta=theta, on="k"))
     for seed in range(4):
-        h = np.random.default_rng(seed).standard_normal((256, config.d_model))
+        h = np.random.default_rng(seed).standard_normal((256, config.width))
         for name, weights in model_numpy.init_params(config, seed).items():
             if name.endswith("qkv.weight"):
                 w_q, w_k, _ = np.split(weights, 3)
                 w = theta * w_k[:, :l].sum(1)
-                q, k = (x.reshape(-1, config.n_heads, config.d_head) for x in (h @ w_q.T, w))
+                q, k = (x.reshape(-1, config.heads, config.d_head) for x in (h @ w_q.T, w))
                 slopes.append((q * k).sum(-1) / math.sqrt(config.d_head))
                 places.append(w)
     assert np.std(places) == pytest.approx(0.02 * theta * math.sqrt(l), rel=0.06)
-    assert np.std(slopes) == pytest.approx(0.02**2 * theta * math.sqrt(l * config.d_model), rel=0.06)
+    assert np.std(slopes) == pytest.approx(0.02**2 * theta * math.sqrt(l * config.width), rel=0.06)
 
 
 def gradients(model):

@@ -33,8 +33,8 @@ EXACT = 1e-9  # float64 has 16 digits; a deep sum loses a few of them, never sev
 STEPS = 10
 STYLES = {"gpt": dict(norm="layernorm", mlp="gelu", tied=False), "llama": dict(norm="rmsnorm", mlp="swiglu", tied=True)}
 SOFTMAXES = ("log", "sinks", "stick")                                 # and llama4, for blocks without an encoding
-BLOCKS = {"every": dict(n_layers=4, nope_every=2), "window": dict(window=4),
-          "both": dict(n_layers=4, nope_every=2, window=4)}
+BLOCKS = {"every": dict(layers=4, nope_every=2), "window": dict(window=4),
+          "both": dict(layers=4, nope_every=2, window=4)}
 SMALL = {"l": 5, "buckets": 6, "max_distance": 5, "threshold": 5.5, "count_to": 5}
 POSITIONS = {
     "default": None,
@@ -58,7 +58,7 @@ def tiny(pe="nope", style="gpt", seed=0, variant=(), make=GPT, parts=(), **chang
     pe: an encoding, or expe+log for one with another softmax.
     """
     pe, _, kind = pe.partition("+")
-    config = dict(softmax=kind or "plain", n_layers=2, d_model=16, n_heads=2, context=T, vocab_size=V, d_mlp=40)
+    config = dict(softmax=kind or "plain", layers=2, width=16, heads=2, context=T, vocab=V, mlp_width=40)
     config |= STYLES[style] | {"encoding": settings(pe, **dict(variant))} | changes
     model = make(ModelConfig(**config), **dict(parts)).double().eval()
     torch.manual_seed(seed)
@@ -191,7 +191,7 @@ VARIANTS = {
 CASES = {name_case(**case): case for case in [
     *(dict(pe=pe) for pe in ENCODINGS),
     *(dict(pe=pe, style="llama", positions="own", **BLOCKS["both"]) for pe in ENCODINGS),
-    *(dict(pe=pe, causal=False, n_heads=1, positions="odd") for pe in ENCODINGS),
+    *(dict(pe=pe, causal=False, heads=1, positions="odd") for pe in ENCODINGS),
     *(dict(pe=pe, variant=v, positions=("odd", "own")[i % 2]) for pe in VARIANTS for i, v in enumerate(VARIANTS[pe])),
     *(dict(pe=pe, **BLOCKS[name]) for pe in ("nope", "expe", "t5", "shaw") for name in ("every", "window")),
     *(dict(pe="expe", style=style, dropout=0.3) for style in STYLES),
@@ -308,7 +308,7 @@ LOOPED = {name_case(**case): case for case in [
     dict(pe="exqpe", variant={"learn": "random", "start": 0.3}), dict(pe="alibi", variant={"slopes": 3}),
     *(dict(pe=pe, **BLOCKS["both"]) for pe in configs.CORE if pe != "learned"),
     dict(pe="nope", **BLOCKS["window"]), dict(pe="expe", window=1), dict(pe="rope", window=T),
-    dict(pe="alibi", n_layers=3, nope_every=3)]}
+    dict(pe="alibi", layers=3, nope_every=3)]}
 
 
 @pytest.mark.parametrize("case", LOOPED)
@@ -323,7 +323,7 @@ def test_attention_of_each_block_equals_loops(case):
     model(torch.from_numpy(tokens), positions=n)
     close("input of block 0", entered[0], enter_block_1(model, tokens[0], n, variant), EXACT, ("PyTorch", "the paper"))
     params = numpy_params(model)
-    assert len(seen) == model.config.n_layers, "a block has no attention"
+    assert len(seen) == model.config.layers, "a block has no attention"
     for i, (h, by_torch) in enumerate(seen):
         h = h.detach().numpy()
         right = attend_in_loops(model, i, h[0], n, variant)

@@ -19,8 +19,8 @@ BOTH = [pe for pe in ENCODINGS if settings_class(pe).both_sides]
 
 
 def some_masked(B=3, seed=0):
-    """A batch (B, T+1) without <|endoftext|>, and its (tokens, targets)."""
-    batch = np.random.default_rng(seed).integers(0, V - 1, (B, T + 1))
+    """Tokens (B, T) without <|endoftext|>, and (tokens, targets) of them."""
+    batch = np.random.default_rng(seed).integers(0, V - 1, (B, T))
     return batch, mask_tokens(batch, V, np.random.default_rng([seed, 1]))
 
 
@@ -28,13 +28,13 @@ def test_targets_are_what_stood_at_masked_places_and_the_other_tokens_are_as_the
     batch, (tokens, targets) = some_masked(B=200)
     masked = targets != IGNORED
     assert (masked.sum(1) == round(0.15 * T)).all() and masked.any(0).all()
-    assert (targets == np.where(masked, batch[:, :-1], IGNORED)).all()
-    assert (tokens == batch[:, :-1])[~masked].all()
+    assert (targets == np.where(masked, batch, IGNORED)).all()
+    assert (tokens == batch)[~masked].all()
     assert all(map(np.array_equal, some_masked(B=200)[1], (tokens, targets)))
 
 
 def test_eight_in_ten_are_hidden_one_is_any_token_and_one_itself():
-    batch = np.random.default_rng(0).integers(0, 999, (400, 513))
+    batch = np.random.default_rng(0).integers(0, 999, (400, 512))
     tokens, targets = mask_tokens(batch, 1000, np.random.default_rng(1))
     masked = targets != IGNORED
     assert (masked.sum(1) == round(0.15 * 512)).all()

@@ -48,7 +48,7 @@ def doors_of(settings, softmax="plain"):
 def filled(theirs, ours, kind=LLAMA):
     """A model of transformers, in float64, with our weights, as a kind of theirs calls them and lays them out."""
     theirs = theirs.double().eval()
-    weights = kind.theirs(ours.state_dict(), ours.config.n_heads)
+    weights = kind.theirs(ours.state_dict(), ours.config.heads)
     missing, unexpected = theirs.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     theirs.tie_weights()
@@ -58,8 +58,8 @@ def filled(theirs, ours, kind=LLAMA):
 def like(ours, **changes):
     """The arguments that make a config of transformers with the shape of our model."""
     c = ours.config
-    return dict(vocab_size=V, hidden_size=c.d_model, intermediate_size=c.d_mlp, num_hidden_layers=c.n_layers,
-                num_attention_heads=c.n_heads, num_key_value_heads=c.n_heads, tie_word_embeddings=c.tied,
+    return dict(vocab_size=V, hidden_size=c.width, intermediate_size=c.mlp_width, num_hidden_layers=c.layers,
+                num_attention_heads=c.heads, num_key_value_heads=c.heads, tie_word_embeddings=c.tied,
                 rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, pad_token_id=None, bos_token_id=None,
                 eos_token_id=None, attn_implementation="eager") | changes
 
@@ -68,7 +68,7 @@ def like(ours, **changes):
 def test_llama_style_with_nope_every_and_window_equals_transformers_smollm3(changes):
     """Far past the trained length. SmolLM3 is Llama in blocks that have RoPE alone and no window."""
     transformers = need("transformers")
-    ours, tokens = tiny("rope", "llama", **{"n_layers": 4} | changes), some_tokens(2, 3 * T)
+    ours, tokens = tiny("rope", "llama", **{"layers": 4} | changes), some_tokens(2, 3 * T)
     every, window = ours.config.nope_every, ours.config.window
     with_rope = [0 if every and i % every == 0 else 1 for i in range(1, 5)]
     kinds = ["sliding_attention" if window and rope else "full_attention" for rope in with_rope]
@@ -105,7 +105,7 @@ def test_no_token_sees_a_later_one(pe, style, blocks):
 
 @pytest.mark.parametrize("pe", ENCODINGS)
 def test_a_window_ends_where_it_says(pe):
-    model, tokens = tiny(pe, n_layers=1, window=4), some_tokens(1, T)
+    model, tokens = tiny(pe, layers=1, window=4), some_tokens(1, T)
     changed = tokens.clone()
     changed[:, 5] = (changed[:, 5] + 1) % V
     encoding = model.blocks[0].attn.encoding
@@ -172,7 +172,7 @@ def test_every_encoding_starts_from_the_same_weights():
 
 
 def test_first_weights_are_those_of_the_rule():
-    config = dataclasses.replace(tiny("learned").config, d_model=64, d_mlp=256, vocab_size=500, n_layers=8, context=99)
+    config = dataclasses.replace(tiny("learned").config, width=64, mlp_width=256, vocab=500, layers=8, context=99)
     for tied in (False, True):
         model = GPT(dataclasses.replace(config, tied=tied), seed=5)
         for name, weight in model.named_parameters():
@@ -315,7 +315,7 @@ def bf16_gradient_errors(pe, variant, length, window=0):
     Of training in bf16, and of float64 with weights that are rounded to bf16.
     """
     known = {"encoding": make_encoding(pe, **dict(variant)), "window": window}
-    config = ModelConfig(2, 32, 2, context=length, vocab_size=V, d_mlp=40, **known)
+    config = ModelConfig(2, 32, 2, context=length, vocab=V, mlp_width=40, **known)
     model, rounded, exact = GPT(config, 0, **fast.PARTS), *(GPT(config, seed=None).double() for _ in "12")
     with torch.no_grad():
         for w in model.parameters():

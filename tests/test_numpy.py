@@ -115,7 +115,7 @@ def test_ladder_catches_a_flipped_sign(monkeypatch, name, old, new, pe, style, c
     *(("gpt", pe) for pe in ENCODINGS), *(("gpt", f"expe+{kind}") for kind in SOFTMAXES), ("llama", "nope")])
 def test_each_gradient_is_the_slope_of_the_loss(style, pe):
     """Along a random direction in each parameter, by central differences, whose error is about 1e-5^2 = 1e-10."""
-    model, rng = tiny(pe, style, n_layers=1), np.random.default_rng(0)
+    model, rng = tiny(pe, style, layers=1), np.random.default_rng(0)
     params, (tokens, targets) = numpy_params(model), rng.integers(0, V, (2, B, T))
     loss_at = lambda params: model_numpy.loss_and_grads(params, tokens, targets, model.config)[0]  # noqa: E731
     for name, gradient in model_numpy.loss_and_grads(params, tokens, targets, model.config)[1].items():
@@ -138,7 +138,7 @@ def test_gradients_are_clipped_as_torch_clips_them(limit):
 
 
 def test_dropout_masks_keep_the_mean():
-    config = tiny(dropout=0.3, n_layers=1).config
+    config = tiny(dropout=0.3, layers=1).config
     masks = np.stack(list(model_numpy.dropout_masks(config, 50, 100, np.random.default_rng(0), np.float64)))
     assert masks.shape == (3, 50, 100, 16) and set(np.unique(masks)) == {0.0, 1 / 0.7}
     assert abs(masks.mean() - 1) < 0.01 and not np.array_equal(masks[0], masks[1])
@@ -186,12 +186,12 @@ def set_each_block(monkeypatch, pe, value=True):
 def test_own_parameters_lie_in_the_blocks_that_have_them(each_block, blocks, monkeypatch):
     set_each_block(monkeypatch, "t5", each_block)
     config, blind = tiny("t5", **blocks).config, (1, 3) if "nope_every" in blocks else ()
-    names = [f"blocks.{i}.attn.encoding.weight" for i in range(config.n_layers) if i not in blind]
+    names = [f"blocks.{i}.attn.encoding.weight" for i in range(config.layers) if i not in blind]
     ours, model = model_numpy.init_params(config, 5), model_torch.GPT(config, 5)
     assert [name for name in ours if "encoding" in name] == (names if each_block else ["encoding.weight"])
     assert list(ours) == [name for name, _ in model.named_parameters()]
     assert len({ours[name].tobytes() for name in ours if "encoding" in name}) == (len(names) if each_block else 1)
-    objects = {id(model.blocks[i].attn.encoding) for i in range(config.n_layers) if i not in blind}
+    objects = {id(model.blocks[i].attn.encoding) for i in range(config.layers) if i not in blind}
     assert len(objects) == (len(names) if each_block else 1)
     assert all(not list(model.blocks[i].attn.encoding.parameters()) for i in blind)
     plain = model_numpy.init_params(tiny(**blocks).config, 5)

@@ -23,11 +23,12 @@ CONFIG = TrainConfig(9, 4, lr=1e-3, end_lr=1e-3, micro_batch=2, random_positions
 def backend(name, pe="rope"):
     """A backend of a tiny model, with positions drawn of 0 .. P-1."""
     encoding = settings(pe, **{"n_positions": P} if pe == "learned" else {})
-    return BACKENDS[name](ModelConfig(2, 16, 2, T, V, d_mlp=40, encoding=encoding), CONFIG, torch.device("cpu"))
+    return BACKENDS[name](ModelConfig(2, 16, 2, T, V, mlp_width=40, encoding=encoding), CONFIG, torch.device("cpu"))
 
 
 def batch(seed=1):
-    return some_tokens(4, T + 1, seed=seed).numpy()
+    tokens = some_tokens(4, T + 1, seed=seed).numpy()
+    return tokens[:, :-1], tokens[:, 1:]
 
 
 def seen_by(name, monkeypatch, steps):
@@ -73,7 +74,7 @@ def test_both_backends_train_alike_and_score_at_0_1_2(pe):
         losses, norms = zip(*(b.step(batch(step), step) for b in ours.values()), strict=True)
         assert losses[0] == pytest.approx(losses[1], rel=1e-5) and norms[0] == pytest.approx(norms[1], rel=1e-3)
     tensors, config = ours["numpy"].tensors(), ours["numpy"].model_config
-    right = model_numpy.token_losses(tensors, batch()[:, :-1], batch()[:, 1:], config, np.arange(T)).mean()
+    right = model_numpy.token_losses(tensors, *batch(), config, np.arange(T)).mean()
     ours["torch"].load(tensors, 3)
     assert all(b.validation_loss(batch()) == pytest.approx(right, rel=1e-5) for b in ours.values())
 

@@ -138,7 +138,7 @@ def test_llama4_equals_transformers(floor_scale, attn_scale, monkeypatch):
 
 
 def test_llama4_leaves_blocks_with_an_encoding_alone_and_needs_one_without():
-    model, bare = tiny("rope+llama4", n_layers=2, nope_every=2), tiny("rope", n_layers=2, nope_every=2)
+    model, bare = tiny("rope+llama4", layers=2, nope_every=2), tiny("rope", layers=2, nope_every=2)
     h = some_input()
     for i, same in ((0, True), (1, False)):
         ours, theirs = (m.blocks[i].attn(h, m.tables(np.arange(T))[m.blocks[i].attn.encoding.settings])
@@ -170,7 +170,7 @@ def test_read_in_pieces_and_in_blocks_of_queries_it_is_the_plain_model(pe, chang
 @pytest.mark.parametrize("pe", ["nope+log", "nope+sinks", "nope+stick", "nope+llama4"])
 def test_a_stream_counts_the_keys_that_it_keeps(pe):
     """Of one block without positions: it is the plain model on the first 2 tokens, the last 6 and the new one."""
-    model, plain, tokens = tiny(pe, make=Reader, n_layers=1), tiny(pe, n_layers=1), some_tokens(2, 30)
+    model, plain, tokens = tiny(pe, make=Reader, layers=1), tiny(pe, layers=1), some_tokens(2, 30)
     with torch.no_grad():
         found = model(tokens, cache=Cache(2, 6))
         for t in (1, 8, 9, 29):

@@ -10,7 +10,7 @@ from conftest import command, read_log, refused
 
 import common
 import tasks
-from tasks import IGNORED, TASKS, Split
+from tasks import IGNORED, TASKS, open_split
 
 SMALL = ["--preset", "mini", "--layers", "1", "--width", "32", "--heads", "2", "--batch-size", "4", "--steps", "3"]
 
@@ -101,9 +101,9 @@ def test_splits_and_steps_have_sequences_of_their_own():
     for split in ("train", "val", "test"):
         for seed in range(3):
             for step in range(3):
-                batch = Split("task:back-3", split).batch(40, 4, seed, step)
-                assert batch.shape == (4, 41, 2)
-                seen.add(hashlib.sha256(batch.tobytes()).hexdigest())
+                tokens, targets = tasks.batch(open_split("task:back-3", split), 40, 4, seed, step)
+                assert tokens.shape == targets.shape == (4, 40)
+                seen.add(hashlib.sha256(tokens.tobytes()).hexdigest())
     assert len(seen) == 27
 
 

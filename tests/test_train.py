@@ -121,18 +121,18 @@ def test_default_names_are_preset_encoding_and_the_flags_that_differ(line, name)
 def test_flags_reach_the_configs_and_what_depends_on_them():
     line = "--preset paper-35m --pe exqpe --theta2 1/8 --width 48 --heads 3 --lr 2e-3"
     _, model, config = train.read_flags(line.split())
-    assert (model.encoding.theta2, model.encoding.l, model.d_mlp, config.end_lr) == (1 / 8, 24, 192, 6e-6)
+    assert (model.encoding.theta2, model.encoding.l, model.mlp_width, config.end_lr) == (1 / 8, 24, 192, 6e-6)
     _, model, _ = train.read_flags("--preset llama-135m --pe expe".split())
     assert (model.encoding.l, model.norm, model.mlp) == (96, "rmsnorm", "swiglu")
 
 
 WRONG = {
     "--heads 3": "--heads must be a divisor of --width, 128, got 3", "--lr nan": "--lr must be",
-    "--pe rope --l 3": "--l is not a flag of --pe rope", "--l 500": "--l must be from 1 to the width",
+    "--pe rope --l 3": "unrecognized arguments: --l 3 (train.py --pe rope --help", "--l 500": "--l must be from 1 to the width",
     "--steps 1.5": "--steps", "--theta 1/0": "--theta", "--preset big": "--preset", "--nonsense": "--nonsense",
     "--objective mlm --pe fox": "--objective mlm", "--objective mlm --causal": "leave out --causal",
     "--random-positions 3": "--random-positions must be from 16 (--context) on, got 3",
-    "--pe fox --random-positions 64": "--random-positions is for an encoding that reads positions",
+    "--pe fox --random-positions 64": "--random-positions is for encodings that read positions",
     "--device cuda:99": "--device must be", "--backend numpy --compile": "--backend numpy",
     "--data missing": "missing: no such file", "--vocab 400": "add --vocab 300", "--init-from missing": "missing",
 }
@@ -169,8 +169,8 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tokens, tmp_path):
 
 @pytest.mark.parametrize("name, change", [
     ("config.json", lambda text: text[:-40]), ("config.json", lambda text: b"[1]"),
-    ("config.json", lambda text: text.replace(b'"n_heads": 4', b'"n_heads": 0')),
-    ("config.json", lambda text: text.replace(b'"d_model": 128', b'"d_model": 64')),
+    ("config.json", lambda text: text.replace(b'"heads": 4', b'"heads": 0')),
+    ("config.json", lambda text: text.replace(b'"width": 128', b'"width": 64')),
     (common.CHECKPOINT, lambda text: text[:-40]),
     ("tokenizer.tiktoken", lambda text: text[:-40])])
 def test_a_damaged_run_is_named_in_one_line(name, change, finished, tmp_path):

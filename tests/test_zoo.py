@@ -50,13 +50,13 @@ def own(model):
 def follows(model, n, bias):
     """The first block's attention over some input at positions n is that of bias(head, m, s), pair by pair in loops."""
     h, w = some_input(), (w.weight.detach().numpy() for w in (model.blocks[0].attn.qkv, model.blocks[0].attn.proj))
-    right = attention_in_loops(h[0].numpy(), *w, model.config.n_heads, bias=bias)
+    right = attention_in_loops(h[0].numpy(), *w, model.config.heads, bias=bias)
     np.testing.assert_allclose(attend(model, h, n)[0].detach().numpy(), right, rtol=1e-10, atol=1e-12)
 
 
 def queries_and_keys(model):
     """Those of the first block for some input, (H, T, D) each: what a score that reads content is worked out from."""
-    w_q, w_k, _ = model.blocks[0].attn.qkv.weight.detach().numpy().reshape(3, model.config.n_heads, -1, 16)
+    w_q, w_k, _ = model.blocks[0].attn.qkv.weight.detach().numpy().reshape(3, model.config.heads, -1, 16)
     return [np.einsum("hdc,tc->htd", w, some_input()[0].numpy()) for w in (w_q, w_k)]
 
 
@@ -272,7 +272,7 @@ def test_partial_turns_as_transformers_gpt_neox_does(fraction):
     q, k = torch.randn(2, 1, 2, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     n = torch.arange(T) * 3
     right = theirs.apply_rotary_pos_emb(q, k, *theirs.GPTNeoXRotaryEmbedding(config)(q, n[None]))
-    model = tiny("partial", d_model=32, variant={"rotary_fraction": fraction, "base": 500.0})
+    model = tiny("partial", width=32, variant={"rotary_fraction": fraction, "base": 500.0})
     ours = model.encoding.rotate(q, k, model.tables(n.numpy())[model.config.encoding].rows)
     for found, expected in zip(ours, right, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # angles in fp32
@@ -320,7 +320,7 @@ def test_proportional_has_the_frequencies_of_transformers(seed):
 @pytest.mark.parametrize("scale_base", [3.0, 512.0])
 def test_xpos_scores_are_its_formula_of_the_distance(scale_base):
     """Pair by pair in complex numbers: Re(q_i conj(k_i) e^(i (m-n) theta_i)) z_i^((m - n)/512)."""
-    model = tiny("xpos", d_model=32, variant={"scale_base": scale_base})
+    model = tiny("xpos", width=32, variant={"scale_base": scale_base})
     n = np.array([0, 5, 6, 40, 41, 57, 58, 3, 2, 9, 1, 4])
     q, k = torch.randn(2, 1, 2, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rows = model.tables(n)[model.config.encoding].rows

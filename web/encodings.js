@@ -41,7 +41,7 @@ function alibiSlopes(H) {
 //   rotate(x, n)                a query or key of all heads
 //   key(h, n, p, before)        a number for each head, that every score of this key gets: `before` are the last key's.
 //                               A bias that depends on m too, by a number that all keys share, is the same to a softmax.
-function doorsOf({ d_model: C, n_heads: H, context }, e) {
+function doorsOf({ width: C, heads: H, context }, e) {
   const fill = (entry, l) => (x, n) => { for (let j = 0; j < l; j++) x[j] = entry(n, j, e); };
   return {
     nope: () => ({}),

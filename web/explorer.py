@@ -51,7 +51,7 @@ APART = 0.18                             # of two colours in Oklab: below it the
 def find_run(flags):
     """A complete run of these flags, on data as they are now, under runs/ or runs/explorer/; None if there is none."""
     _, model, config = train.read_flags(flags)
-    _, meta = data.ensure(config.data, model.vocab_size, config.min_doc_tokens, config.max_tokens)
+    _, meta = data.ensure(config.data, model.vocab, config.min_doc_tokens, config.max_tokens)
     settings = lambda config: {key: value for key, value in dataclasses.asdict(config).items()  # noqa: E731
                                if key not in ("fast", "micro_batch", "eval_every", "checkpoint_every")}
     for path in sorted([*Path("runs").glob("*/config.json"), *FOLDER.glob("*/config.json")]):
@@ -89,8 +89,8 @@ def check(run, gpt):
     if wrong:
         raise InputError(f"{run} has {', '.join(wrong)}, and the page reads layernorm and gelu with one of "
                          f"{', '.join(ENCODINGS)}")
-    if model.d_head % 8 or model.d_mlp % 8:
-        raise InputError(f"{run} has heads of width {model.d_head} and an MLP of width {model.d_mlp}, and the page "
+    if model.d_head % 8 or model.mlp_width % 8:
+        raise InputError(f"{run} has heads of width {model.d_head} and an MLP of width {model.mlp_width}, and the page "
                          f"reads multiples of 8")
     code = "".join((WEB / name).read_text(encoding="utf-8") for name in ("model.js", "encodings.js"))
     for name in gpt.state_dict():
@@ -156,9 +156,9 @@ def task_of(runs):
         raise InputError(f"{runs[0]} is trained on {source}, and the page shows the tasks {' and '.join(TASKS)}")
     sequences = {}
     for length in (multiple * model.context for multiple in MULTIPLES):
-        batch = tasks.Split(source, "val").batch(length, SEQUENCES, 0, length)[:, :-1]                # (B, T, 2)
-        sequences[length] = [{"tokens": pair[:, 0].tolist(), "targets": {
-            int(t): int(pair[t, 1]) for t in np.flatnonzero(pair[:, 1] != tasks.IGNORED)}} for pair in batch]
+        pairs = zip(*tasks.batch(tasks.open_split(source, "val"), length, SEQUENCES, 0, length), strict=True)
+        sequences[length] = [{"tokens": tokens.tolist(), "targets": {
+            int(t): int(targets[t]) for t in np.flatnonzero(targets != tasks.IGNORED)}} for tokens, targets in pairs]
     scores = {id_of(run): [tasks.score(load_model(run)[0], source, length, sequences=128) for length in sequences]
               for run in runs}
     return {"name": name, "trained": model.context, "symbols": tasks.find(source).symbols,
@@ -223,7 +223,7 @@ def page(runs):
     documents = usable(held_out(run, record, "val", None)[1], MULTIPLES[-1] * first.context, DOCUMENTS)
     read = [read_run(run) for run in kinds[False]]
     either = lambda found: " or ".join(dict.fromkeys(found))  # noqa: E731
-    sizes = either(f"{model.n_layers} blocks and {model.d_model} dimensions" for model, _, _ in read)
+    sizes = either(f"{model.layers} blocks and {model.width} dimensions" for model, _, _ in read)
     tokens = either(f"{checkpoint_info(run)['step'] * how.batch_size * model.context:,}"
                     for run, (model, how, its) in zip(kinds[False], read, strict=True))
     about = (f"{len(read)} models of {sizes}, trained on {tokens} tokens of "

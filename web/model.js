@@ -55,8 +55,8 @@ function likeliest(z, count) {
 class Model {
   // longest: the most tokens that will be read of a text. gpu: a Gpu for the large products with weights, or null.
   constructor({ config, tensors }, weights, longest, gpu = null) {
-    const { d_model: C, n_heads: H, n_layers, d_mlp } = config, D = C / H, blocks = [];
-    Object.assign(this, { config, top: {}, blocks, V8: upTo(config.vocab_size, 8), longest: upTo(longest, 8), gpu });
+    const { width: C, heads: H, layers, mlp_width } = config, D = C / H, blocks = [];
+    Object.assign(this, { config, top: {}, blocks, V8: upTo(config.vocab, 8), longest: upTo(longest, 8), gpu });
     this.piece = gpu ? PIECES.gpu : PIECES.cpu;
     let at = 0;
     for (const [name, shape] of tensors) {
@@ -64,13 +64,13 @@ class Model {
       const into = block ? (blocks[block[1]] ??= {}) : this.top;
       into[block ? block[2] : name] = weights.subarray(at, at += size);
     }
-    const kept = CONTEXTS * (2 * n_layers * this.longest + this.longest + 4) * C;
-    const scratch = this.piece * (7 * C + d_mlp + Math.max(this.longest, this.V8));
-    const m = this.memory = new Memory(n_layers * (4 * C * C + 2 * C * d_mlp) + C * this.V8 + kept + scratch);
+    const kept = CONTEXTS * (2 * layers * this.longest + this.longest + 4) * C;
+    const scratch = this.piece * (7 * C + mlp_width + Math.max(this.longest, this.V8));
+    const m = this.memory = new Memory(layers * (4 * C * C + 2 * C * mlp_width) + C * this.V8 + kept + scratch);
     for (const p of blocks) {
       const [q, k, v] = [0, 1, 2].map((i) => m.pack(p["qkv.weight"].subarray(i * C * C, (i + 1) * C * C), C));
       p.packed = { q, k, v, proj: m.pack(p["proj.weight"], C), up: m.pack(p["mlp.up.weight"], C),
-                   down: m.pack(p["mlp.down.weight"], d_mlp) };
+                   down: m.pack(p["mlp.down.weight"], mlp_width) };
     }
     this.head = m.pack(this.top["head.weight"] ?? this.top["embedding.weight"], C);
     this.contexts = Array.from({ length: CONTEXTS }, () => ({ tokens: [], used: 0, blocks: blocks.map(() => ({
@@ -79,7 +79,7 @@ class Model {
       q: new Float32Array(this.longest * C), keys: [] })),               // (longest, C); of each key what doors.key gives
       h: m.take((this.longest + 4) * C) }));                             // the final norm's output
     for (const name of ["x", "input", "h", "q", "k", "v", "y"]) this[name] = m.take(this.piece * C);
-    Object.assign(this, { mlp: m.take(this.piece * d_mlp), scores: m.take(this.piece * Math.max(this.longest, this.V8)) });
+    Object.assign(this, { mlp: m.take(this.piece * mlp_width), scores: m.take(this.piece * Math.max(this.longest, this.V8)) });
     this.doors = doorsOf(config, config.encoding);
     this.clock = 0;
   }
@@ -111,7 +111,7 @@ class Model {
   // Read the next tokens, at most `piece` of them, after the first `from` of a context, whose others are forgotten.
   // cut: see attend.
   async read(tokens, context, { from = context.tokens.length, cut } = {}) {
-    const { d_model: C, d_mlp, norm_eps: eps } = this.config, T = tokens.length;
+    const { width: C, mlp_width, norm_eps: eps } = this.config, T = tokens.length;
     const { x, h, input, y, mlp } = this, n = Array.from(tokens, (_, t) => context.start + from + t);
     context.tokens.length = from;
     context.tokens.push(...tokens);
@@ -127,9 +127,9 @@ class Model {
       await this.product(y, p.packed.proj, input, T, C, C);
       add(input);
       layernorm(x, h, T, C, eps, p["norm2.weight"], p["norm2.bias"]);
-      await this.product(h, p.packed.up, mlp, T, C, d_mlp);
-      gelu(mlp, T * d_mlp);
-      await this.product(mlp, p.packed.down, input, T, d_mlp, C);
+      await this.product(h, p.packed.up, mlp, T, C, mlp_width);
+      gelu(mlp, T * mlp_width);
+      await this.product(mlp, p.packed.down, input, T, mlp_width, C);
       add(input);
     }
     layernorm(x, context.h.subarray(from * C), T, C, eps, this.top["norm.weight"], this.top["norm.bias"]);
@@ -137,7 +137,7 @@ class Model {
 
   // The logits (V,) of the tokens that follow tokens from..to-1 of a context, at most `piece`; valid until the next call.
   async logits(context, from, to) {
-    const { d_model: C, vocab_size: V } = this.config, { scores, V8 } = this;
+    const { width: C, vocab: V } = this.config, { scores, V8 } = this;
     await this.product(context.h.subarray(from * C), this.head, scores, to - from, C, V8);
     return Array.from({ length: to - from }, (_, t) => row(scores, t, V8).subarray(0, V));
   }
@@ -145,7 +145,7 @@ class Model {
   // this.q, k and v (T, C) of this.h (T, C) in one block, at positions n, through the doors override and rotate. Where
   // the positions of keys add a line to the scores, it is added to these, exactly, and the keys are those of position 0.
   async project(p, n) {
-    const { d_model: C } = this.config, { doors, h, input } = this;
+    const { width: C } = this.config, { doors, h, input } = this;
     for (const part of ["q", "k", "v"]) {
       const own = doors.on?.includes(part);
       if (own) {
@@ -161,7 +161,7 @@ class Model {
   // cut {block, head, near}: that head sees only the last `near` keys; cut.far[block * H + head] grows by what each
   // query's weights come to on the keys before those.
   attend(context, p, b, n, from, cut) {
-    const { d_model: C, n_heads: H } = this.config, D = C / H, { longest, q, y, scores } = this;
+    const { width: C, heads: H } = this.config, D = C / H, { longest, q, y, scores } = this;
     const T = n.length, S = from + T, kept = context.blocks[b];
     kept.q.set(q.subarray(0, T * C), from * C);
     kept.keys.length = this.doors.key ? from : 0;
@@ -194,7 +194,7 @@ class Model {
   // (it is 0 at s = m, to keep digits): the line that ExPE's q_m . w makes of the keys' positions, or the bias of ALiBi
   // and FoX; null if it is neither. w is what one position more changes in a key.
   added(kept, p, head, m) {
-    const { d_model: C, n_heads: H } = this.config, D = C / H;
+    const { width: C, heads: H } = this.config, D = C / H;
     if (this.doors.key) {
       const last = kept.keys[m][head];
       return (s) => kept.keys[s][head] - last;
@@ -210,7 +210,7 @@ class Model {
   // What query m of a context does, in each block and head: its scores and weights on the keys 0..m, and what the
   // position adds to its scores. Keys that it does not see have the weight 0.
   inside(context, m) {
-    const { d_model: C, n_heads: H } = this.config, D = C / H, { longest } = this;
+    const { width: C, heads: H } = this.config, D = C / H, { longest } = this;
     return this.blocks.flatMap((p, b) => Array.from({ length: H }, (_, head) => {
       const kept = context.blocks[b], line = this.added(kept, p, head, m);
       const scores = Float64Array.from({ length: m + 1 }, (_, s) => {

@@ -47,7 +47,7 @@ const ANSWERS = {
   },
 
   async worth(id, { worth: window, how, targets, near }) {
-    const last = window.length - 1, first = last - targets, { n_layers: L, n_heads: H } = model.config;
+    const last = window.length - 1, first = last - targets, { layers: L, heads: H } = model.config;
     const context = await readUpTo(id, window, how, last);
     if (!context) return null;
     const again = async (cut) => {

@@ -48,7 +48,7 @@ def score_backward(dbias, cache):
 def doors(settings):
     return model_numpy.Encoding(
         score=(score_forward, score_backward),
-        shapes=lambda model: {name: (model.n_heads, model.d_model) for name in ("tokens", "query")},
+        shapes=lambda model: {name: (model.heads, model.width) for name in ("tokens", "query")},
         each_block=True,
     )
 

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 import model_numpy
-from config import NoPE, knob, whole
+from config import NoPE, knob
 from model_torch import Encoding
 
 
 @dataclass(frozen=True)
 class Settings(NoPE):
-    count_to: int = knob(64, whole(2, 2**16), "positions that CoPE tells apart, 0 .. N-1 (default: 64)")
+    count_to: int = knob(64, "positions that CoPE tells apart, 0 .. N-1", at_least=2, at_most=2**16)
     both_sides: ClassVar[bool] = False
 
 def score_forward(q, k, h, table, learned):

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 import expe
 import model_numpy
-from config import NoPE, knob, one_of
+from config import NoPE, knob
 from model_torch import ALiBi, score_divisor
 from zoo import kerple
 
@@ -26,7 +26,7 @@ SLOPE = 0.01
 
 @dataclass(frozen=True)
 class Settings(NoPE):
-    bias: str = knob("kerple", one_of("alibi", "kerple"), "the bias that DAPE reads: alibi or kerple (default: kerple)")
+    bias: str = knob("kerple", "the bias that DAPE reads", one_of=("alibi", "kerple"))
 
     def pairs(self, queries, keys, model):
         return np.abs(expe.distances(queries, keys)).astype(float)[..., None, :, :]            # (..., 1, T, S)
@@ -68,8 +68,8 @@ def start(rng, name, shape):
 
 def doors(settings):
     def shapes(model):
-        own = {"p": (model.n_heads,), "a": (model.n_heads,)} if settings.bias == "kerple" else {}
-        return own | {"w1": (HIDDEN, 2 * model.n_heads + 1), "w2": (model.n_heads, HIDDEN)}
+        own = {"p": (model.heads,), "a": (model.heads,)} if settings.bias == "kerple" else {}
+        return own | {"w1": (HIDDEN, 2 * model.heads + 1), "w2": (model.heads, HIDDEN)}
 
     return model_numpy.Encoding(score=(score_forward, score_backward), shapes=shapes, start=start, each_block=True)
 

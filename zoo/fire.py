@@ -18,7 +18,7 @@ import torch
 
 import expe
 import model_numpy
-from config import POSITIVE, SIZE, NoPE, knob
+from config import NoPE, knob
 from model_torch import Encoding
 
 PAIRS = 2**12                            # of query and key, whose hidden numbers are in memory at a time, and in cache
@@ -26,9 +26,9 @@ PAIRS = 2**12                            # of query and key, whose hidden number
 
 @dataclass(frozen=True)
 class Settings(NoPE):
-    threshold: float | None = knob(None, POSITIVE, "FIRE's first L: queries before it share one scale of distances "
-                                   "(default: the trained length)")
-    fire_width: int = knob(32, SIZE, "hidden width of FIRE's function (default: 32)")
+    threshold: float | None = knob(None, "FIRE's first L: queries before it share one scale of distances "
+                                   "(default: the trained length)", above=0)
+    fire_width: int = knob(32, "hidden width of FIRE's function", at_least=1)
     both_sides: ClassVar[bool] = False
 
     def fit(self, model):
@@ -83,7 +83,7 @@ def doors(settings):
     return model_numpy.Encoding(
         score=(score_forward, score_backward),
         shapes=lambda model: {"c": (1,), "L": (1,), "w1": (settings.fire_width,), "b1": (settings.fire_width,),
-                              "w2": (model.n_heads, settings.fire_width)},
+                              "w2": (model.heads, settings.fire_width)},
         start=start,
         each_block=True,
     )

@@ -47,7 +47,7 @@ def start(rng, name, shape):
 def doors(settings):
     return model_numpy.Encoding(
         score=(score_forward, score_backward),
-        shapes=lambda model: {"weight": (model.n_heads, model.d_model), "bias": (model.n_heads,)},
+        shapes=lambda model: {"weight": (model.heads, model.width), "bias": (model.heads,)},
         start=start,
         each_block=True,
     )

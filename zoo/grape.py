@@ -55,7 +55,7 @@ def start(rng, name, shape):
 def doors(settings):
     return model_numpy.Encoding(
         score=(score_forward, score_backward),
-        shapes=lambda model: {"v": (model.n_heads, model.d_head), "w": (model.n_heads,)},
+        shapes=lambda model: {"v": (model.heads, model.d_head), "w": (model.heads,)},
         start=start,
         each_block=True,
     )

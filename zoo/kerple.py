@@ -36,7 +36,7 @@ def score_backward(dbias, cache):
 def doors(settings):
     return model_numpy.Encoding(
         score=(score_forward, score_backward),
-        shapes=lambda model: {"p": (model.n_heads,), "a": (model.n_heads,)},
+        shapes=lambda model: {"p": (model.heads,), "a": (model.heads,)},
         start=lambda rng, name, shape: np.log(rng.uniform(0.01, {"p": 2, "a": 1}[name], shape)).astype(np.float32),
     )
 

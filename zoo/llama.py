@@ -31,8 +31,8 @@ def swiglu_backward(dout, cache):
 
 def swiglu_mlp_forward(h, p):
     """out = W_down (silu(W_gate h) W_up h), silu(x) = x sigmoid(x) (Shazeer 2020). h (..., C)."""
-    gate, cache_gate = model_numpy.linear_forward(h, p["gate.weight"])                        # (..., d_mlp)
-    up, cache_up = model_numpy.linear_forward(h, p["up.weight"])                              # (..., d_mlp)
+    gate, cache_gate = model_numpy.linear_forward(h, p["gate.weight"])                        # (..., mlp_width)
+    up, cache_up = model_numpy.linear_forward(h, p["up.weight"])                              # (..., mlp_width)
     a, cache_swiglu = swiglu_forward(gate, up)
     out, cache_down = model_numpy.linear_forward(a, p["down.weight"])
     return out, (cache_gate, cache_up, cache_swiglu, cache_down)

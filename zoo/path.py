@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 import model_numpy
-from config import SIZE, NoPE, knob
+from config import NoPE, knob
 from model_torch import Encoding
 from zoo.selective_rope import conv_backward, conv_forward, convolve, unit, unit_backward, unit_forward
 
@@ -35,7 +35,7 @@ PART = 32                                                            # keys that
 @dataclass(frozen=True)
 class Settings(NoPE):
     both_sides: ClassVar[bool] = False
-    rank: int = knob(32, SIZE, "rows of W1, by which tokens choose their reflections (default: 32)")
+    rank: int = knob(32, "rows of W1, by which tokens choose their reflections", at_least=1)
 
 def reflections_forward(h, learned, H):
     """w (B, H, T, D) of length 1 (unit_forward), and b (B, H, T, 1). h (B, T, C)."""
@@ -96,7 +96,7 @@ def start(rng, name, shape):
 
 def shapes_of(settings):
     def shapes(model):
-        C, H = model.d_model, model.n_heads
+        C, H = model.width, model.heads
         return {"w1": (settings.rank, C), "w2": (C, settings.rank), "conv": (C, TAPS), "strength": (H, C), "bias": (H,)}
     return shapes
 

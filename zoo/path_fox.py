@@ -37,7 +37,7 @@ def start(rng, name, shape):
 
 def doors(settings):
     def shapes(model):
-        own = {"forget": (model.n_heads, model.d_model), "forget_bias": (model.n_heads,)}
+        own = {"forget": (model.heads, model.width), "forget_bias": (model.heads,)}
         return path.shapes_of(settings)(model) | own
 
     return model_numpy.Encoding(score=(score_forward, score_backward), shapes=shapes, start=start, each_block=True)

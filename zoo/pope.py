@@ -49,7 +49,7 @@ def rotate_backward(dq, dk, cache):
 def doors(settings):
     return model_numpy.Encoding(
         rotate=(rotate_forward, rotate_backward),
-        shapes=lambda model: {"e": (model.n_heads, model.d_head)},
+        shapes=lambda model: {"e": (model.heads, model.d_head)},
         start=lambda rng, name, shape: np.zeros(shape, np.float32),
         each_block=True,
     )

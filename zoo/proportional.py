@@ -11,14 +11,13 @@ import numpy as np
 
 import expe
 import model_numpy
-from config import InputError, Sinusoidal, knob, number
+from config import InputError, Sinusoidal, knob
 from model_torch import RoPE
 
 
 @dataclass(frozen=True)
 class Settings(Sinusoidal):                                          # --base is there already
-    rotary_fraction: float = knob(0.25, number("above 0 and at most 1", lambda x: 0 < x <= 1),
-                                  "share of each head's pairs that turn (default: 0.25)")
+    rotary_fraction: float = knob(0.25, "share of each head's pairs that turn", above=0, at_most=1)
 
     def turning(self, model):
         return round(self.rotary_fraction * model.d_head / 2, 9)         # 0.28 of 50 is 14

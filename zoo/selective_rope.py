@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 import expe
 import model_numpy
-from config import SIZE, NoPE, RoPE, knob, number
+from config import NoPE, RoPE, knob
 from model_torch import Encoding, score_divisor, turn
 
 TAPS = 4                                                             # tokens that the convolution sees
@@ -29,8 +29,8 @@ EPS = 1e-6                                                           # as in fla
 @dataclass(frozen=True)
 class Settings(NoPE):
     both_sides: ClassVar[bool] = False
-    base: float = knob(500_000.0, number("a finite number above 1", lambda x: x > 1), "base of the frequencies")
-    rank: int = knob(16, SIZE, "rows of W1, by which tokens choose their angles (default: 16)")
+    base: float = knob(500_000.0, "base of the frequencies", above=1)
+    rank: int = knob(16, "rows of W1, by which tokens choose their angles", at_least=1)
 
     fit = RoPE.fit
 
@@ -101,8 +101,8 @@ def score_backward(dbias, cache):
 
 def doors(settings):
     def shapes(model):
-        angles = model.d_model // 2
-        return {"w1": (settings.rank, model.d_model), "w2": (angles, settings.rank), "conv": (angles, TAPS)}
+        angles = model.width // 2
+        return {"w1": (settings.rank, model.width), "w2": (angles, settings.rank), "conv": (angles, TAPS)}
 
     score = functools.partial(score_forward, base=settings.base), score_backward
     return model_numpy.Encoding(score=score, shapes=shapes, each_block=True)
@@ -110,7 +110,7 @@ def doors(settings):
 class Layer(Encoding):
     def __init__(self, settings, config):
         super().__init__(settings, config)
-        self.n_heads = config.n_heads
+        self.n_heads = config.heads
 
     def keep(self, h):
         """W2 W1 x of each head and token, (B, H, S, D/2), in fp32 at least."""

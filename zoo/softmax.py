@@ -125,7 +125,7 @@ def doors(inner, settings, config):
     own, start_own = PARAMETERS[config.softmax]
 
     def shapes(model):
-        return inner.shapes(model) | {own: (model.n_heads,)}
+        return inner.shapes(model) | {own: (model.heads,)}
 
     def start(rng, name, shape):
         return (start_own if name == own else inner.start)(rng, name, shape)

@@ -14,14 +14,14 @@ import numpy as np
 
 import expe
 import model_numpy
-from config import POSITIVE, RoPE, Sinusoidal, knob
+from config import RoPE, Sinusoidal, knob
 from model_torch import Encoding, turn
 
 
 @dataclass(frozen=True)
 class Settings(Sinusoidal):                                          # --base is there already
     both_sides: ClassVar[bool] = False                               # scores of later keys would grow with distance
-    scale_base: float = knob(512.0, POSITIVE, "positions in which xPos' factors apply once (default: 512)")
+    scale_base: float = knob(512.0, "positions in which xPos' factors apply once", above=0)
 
     fit = RoPE.fit
 
