@@ -158,30 +158,23 @@ def hash_file(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
-def output_folder(folder, flag="--out"):
-    """The path of a folder to write, from here if it lies below; links and .. are resolved once, before any use."""
-    path = Path(os.path.realpath(folder))
-    if not str(folder) or any(part.exists() and not part.is_dir() for part in (path, *path.parents)):
-        raise InputError(f"{flag} must name a folder, got {str(folder)!r}")
-    return path.relative_to(Path.cwd()) if Path.cwd() in path.parents else path
+def folder(text):
+    """A path for argparse, in which a/../b is b."""
+    return Path(os.path.normpath(text))
 
 def holds_files(folder):
     """Whether a folder holds anything besides what a killed script may have left before it wrote its first file."""
-    left = {".lock", "config.json.unfinished", "meta.json.unfinished"}
-    return folder.exists() and not left.issuperset(os.listdir(folder))
-
-def make_folder(folder, flag="--out"):
-    """Make a folder and those above it; InputError if that cannot be done."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{flag} cannot be made: {error}") from None
+    return folder.is_dir() and not {*os.listdir(folder)} <= {".lock", "config.json.unfinished", "meta.json.unfinished"}
 
 @contextlib.contextmanager
 def lock(folder, wait=False):
-    """Hold a folder for this process alone; InputError if another process holds it, unless this waits for it."""
+    """Make a folder, and hold it for this process alone; InputError if another holds it, unless this waits for it."""
     from filelock import FileLock, Timeout
 
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {folder} cannot be made: {error}") from None
     try:                                                               # a singleton: this process may take it again
         with FileLock(f"{os.path.realpath(folder)}/.lock", timeout=-1 if wait else 0, is_singleton=True):
             yield

@@ -179,7 +179,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     vocab = vocab if ranks is None else len(ranks) + 1
     if not 257 <= vocab <= 2**16:
         raise InputError(f"--vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {vocab}")
-    out = common.output_folder(folder_of(source, vocab) if out is None else out)
+    out = folder_of(source, vocab) if out is None else Path(out)
     if is_large(source):
         from engine import corpora
         return corpora.prepare(source, out, vocab, ranks, min_doc_tokens, max_tokens, max_doc_chars, **large)
@@ -202,7 +202,6 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     settings = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
              "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
              "files": hash_listing(source)}
-    common.make_folder(out)
     with common.lock(out):
         check_new(out, overwrite)                           # another process may have made it meanwhile
         write_text(out / "meta.json", json.dumps(settings))    # not whole yet, and from now on the folder is ours
@@ -251,45 +250,10 @@ def encode_texts(texts, encoding, min_doc_tokens, max_tokens, dropped):
             total += len(tokens) + 1
     return splits
 
-def hash_ngrams(tokens, every, n, base=0x9E3779B97F4A7C15):
-    """(hashes of n-grams, uint64, where they begin): those that are multiples of `every`. base: odd, and large."""
-    x = tokens.astype(np.uint64)
-    count = max(0, len(x) - n + 1)
-    hashes = np.zeros(count, np.uint64)
-    for j in range(n):                                      # the sum of x_(i+j) base^(n-1-j) modulo 2^64
-        hashes = hashes * np.uint64(base) + x[j : j + count]
-    hashes ^= hashes >> 32                                  # or else low bits would be of the tokens' low bits alone
-    hashes *= 0xBF58476D1CE4E5B9
-    hashes ^= hashes >> 32
-    kept = np.flatnonzero(hashes % every == 0)
-    return hashes[kept], kept
-
-def drop_near(tokens, n=24, limit=1 / 2, most=2**22):
-    """Leave out of val and test each document of which a share above the limit of the n-grams is in train, in place.
-
-    Returns what meta.json says of it: names and shares of the documents left out, and the largest share of those that
-    are kept. (Of stdlib's 50, 44 share 0.38 at most.) Of more than `most` n-grams in train, one in `every` is compared.
-    """
-    every = max(1, -(-sum(map(len, tokens["train"].values())) // most))
-    hashes = [hash_ngrams(document, every, n)[0] for document in tokens["train"].values()]
-    known = np.sort(np.concatenate([np.zeros(0, np.uint64), *hashes]))
-    near = {"ngram": n, "share": limit, "every": every, "kept": {}}
-    for split in ("val", "test"):
-        shares = {}
-        for name, document in tokens[split].items():
-            hashes = np.sort(hash_ngrams(document, every, n)[0])        # numbers in their order are found faster
-            shared = np.searchsorted(known, hashes, "left") < np.searchsorted(known, hashes, "right")
-            shares[name] = round(float(shared.sum() / max(1, len(hashes))), 4)
-        near[split] = {name: share for name, share in shares.items() if share > limit}
-        near["kept"][split] = max((share for share in shares.values() if share <= limit), default=0.0)
-        tokens[split] = {name: document for name, document in tokens[split].items() if name not in near[split]}
-    return near
-
 def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
     """(folder, meta.json) of a source's tokens: the source itself if it is one, found under data/, or prepared now."""
     folder = Path(source) if is_whole(Path(source)) else folder_of(source, vocab)
     if not is_whole(folder):
-        folder.parent.mkdir(exist_ok=True)
         with common.lock(folder.parent, wait=True):         # of several runs that begin at once, one prepares the data
             if not is_whole(folder):
                 print(f"preparing {folder} from {source}; for other data: --data PATH", flush=True)
@@ -381,6 +345,39 @@ def split_documents(tokens, eot):
     starts = np.flatnonzero(tokens == eot)
     return np.split(tokens, starts[1:]) if len(starts) else []
 
+# ---- near copies -----------------------------------------------------------------------------------------------------
+
+def hash_ngrams(tokens, every, n, base=0x9E3779B97F4A7C15):
+    """Sorted hashes of the n-grams of tokens, uint64: those that are multiples of `every`. base: odd, and large."""
+    x = tokens.astype(np.uint64)
+    hashes = np.zeros(max(0, len(x) - n + 1), np.uint64)
+    for j in range(n):                                      # the sum of x_(i+j) base^(n-1-j) modulo 2^64
+        hashes = hashes * np.uint64(base) + x[j : j + len(hashes)]
+    hashes ^= hashes >> 32                                  # or else low bits would be of the tokens' low bits alone
+    hashes *= 0xBF58476D1CE4E5B9
+    hashes ^= hashes >> 32
+    return np.sort(hashes[hashes % every == 0])
+
+def drop_near(tokens, n=24, limit=1 / 2, most=2**22):
+    """Leave out of val and test, in place, each document of which more than half of the n-grams are in train.
+
+    Returns what meta.json says of it: the names of those documents with their shares. Of stdlib's 50 held-out documents
+    44 stay, with shares of 0.38 at most. Of more than `most` n-grams in train, one in `every` is compared.
+    """
+    every = max(1, -(-sum(map(len, tokens["train"].values())) // most))
+    hashes = [hash_ngrams(document, every, n) for document in tokens["train"].values()]
+    known = np.sort(np.concatenate([np.zeros(0, np.uint64), *hashes]))
+    near = {"ngram": n, "share": limit, "every": every}
+    for split in ("val", "test"):
+        shares = {}
+        for name, document in tokens[split].items():
+            hashes = hash_ngrams(document, every, n)        # numbers in their order are found faster
+            shared = np.searchsorted(known, hashes, "left") < np.searchsorted(known, hashes, "right")
+            shares[name] = round(float(shared.sum() / max(1, len(hashes))), 4)
+        near[split] = {name: share for name, share in shares.items() if share > limit}
+        tokens[split] = {name: document for name, document in tokens[split].items() if name not in near[split]}
+    return near
+
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
 def show(folder):
@@ -406,7 +403,7 @@ def make_parser():
     add("--max-doc-chars", type=at_least(1), default=2**20,
         help="cut texts with more characters at a line's end (default: %(default)s)")
     add("--max-tokens", type=at_least(0), default=0, help="stop after this many tokens (default: 0, no end)")
-    add("--out", metavar="DIR", help="the folder to write (default: data/<name>-v<vocab>)")
+    add("--out", type=common.folder, metavar="DIR", help="the folder to write (default: data/<name>-v<vocab>)")
     add("--overwrite", action="store_true", help="prepare the folder again, if data.py made it")
     return parser
 

@@ -9,6 +9,7 @@ tokens before it; --cache keeps their keys and values instead (longer/), and bri
 """
 
 import codecs
+import functools
 import itertools
 import sys
 
@@ -43,15 +44,18 @@ def draw(p, rng):
         raise InputError("the model's logits are not finite numbers: its weights are too large")
     return int(np.searchsorted(below, rng.random() * below[-1], side="right"))
 
+def choose(logits, rng, **sampling):
+    """The next token of a text, drawn by the logits (1, V). sampling: distribution's temperature and top_k."""
+    return draw(distribution(logits.cpu(), **sampling), rng)
+
 @torch.no_grad()
 def generate(model, prompt, seed=0, **sampling):
-    """Yields one new token after the other, without end, after a prompt of at least one. sampling: distribution's."""
+    """Yields one new token after the other, without end, after a prompt of at least one."""
     rng = np.random.default_rng([seed, 0])
     tokens = list(prompt)
     while True:
         read = torch.tensor([tokens], device=model.embedding.weight.device)                       # (1, T)
-        logits = model(read)[:, -1].cpu()                                                         # (1, V)
-        tokens.append(draw(distribution(logits, **sampling), rng))
+        tokens.append(choose(model(read)[:, -1], rng, **sampling))
         yield tokens[-1]
 
 def main(argv=None):
@@ -75,7 +79,7 @@ def main(argv=None):
             raise InputError(f"--temperature must be at least 0, got {args.temperature}")
         sampling = {"temperature": args.temperature, "top_k": args.top_k}
         if args.cache:
-            return writing.write(args, sampling)
+            return writing.write(args, functools.partial(choose, **sampling), print_text, TOKENS)
         model, record = common.load_model(args.run)
         model.to(pick_device(args.device))
         tokenizer = data.run_tokenizer(args.run, record["data"])

@@ -45,7 +45,7 @@ def read_flags(argv):
     add = first.add_argument
     add("--preset", choices=PRESETS, metavar="NAME", help=f"{', '.join(PRESETS)}; paper-35m on a GPU, else mini")
     add("--pe", choices=ENCODINGS, metavar="NAME", help=f"{', '.join(ENCODINGS)} (default: expe), with its own flags")
-    add("--out", type=Path, metavar="DIR", help="the run (default: runs/<preset>-<pe>-<flags that differ>-s<seed>)")
+    add("--out", type=common.folder, metavar="DIR", help="default: runs/<preset>-<pe>-<flags that differ>-s<seed>")
     either = first.add_mutually_exclusive_group().add_argument
     either("--resume", action="store_true", help="go on from the last checkpoint of the run directory")
     either("--overwrite", action="store_true", help="replace the run in the run directory, once the first step is done")
@@ -93,51 +93,54 @@ def describe_origin(preset, argv, device):
 
 # ---- the two backends ------------------------------------------------------------------------------------------------
 
-def learning_rate(config, step):
+def learning_rate(train_config, step):
     """Of step 0 .. steps-1: linear warm-up to lr, then half a cosine down to end_lr."""
-    warm = round(config.warmup * config.steps)
+    warm = round(train_config.warmup * train_config.steps)
     if step < warm:
-        return config.lr * (step + 1) / warm
-    progress = (step - warm) / max(1, config.steps - 1 - warm)
-    return config.end_lr + (config.lr - config.end_lr) * (1 + math.cos(math.pi * progress)) / 2
+        return train_config.lr * (step + 1) / warm
+    progress = (step - warm) / max(1, train_config.steps - 1 - warm)
+    return train_config.end_lr + (train_config.lr - train_config.end_lr) * (1 + math.cos(math.pi * progress)) / 2
 
-def draw_positions(config, step, T):
+def draw_positions(train_config, step, T):
     """T of the positions 0 .. P-1 without repeats, in order, for the whole batch of a step."""
-    rng = np.random.default_rng([config.seed, step, 1])                 # apart from those of the data and of dropout
-    return np.sort(rng.choice(config.random_positions, T, replace=False))
+    rng = np.random.default_rng([train_config.seed, step, 1])           # apart from those of the data and of dropout
+    return np.sort(rng.choice(train_config.random_positions, T, replace=False))
 
-def micro_batches(config, vocab, batch, seeds):
+def micro_batches(train_config, vocab, batch, seeds):
     """The (tokens, targets) of a batch by the objective, as many sequences at once as may be in memory."""
-    if config.objective == "mlm":
+    if train_config.objective == "mlm":
         from engine import masking
         batch = masking.mask_tokens(batch[0], vocab, np.random.default_rng(seeds))
-    size = config.micro_batch or config.batch_size
+    size = train_config.micro_batch or train_config.batch_size
     return [[x[i : i + size] for x in batch] for i in range(0, len(batch[0]), size)]
 
 class TorchBackend:
     """GPT, or another module of which model(tokens, targets, positions) is the loss, and AdamW, on any device."""
 
-    def __init__(self, model_config, config, device, compiled=False, model=None):
-        self.config = config
+    def __init__(self, model_config, train_config, device, compiled=False, model=None):
+        self.train_config = train_config
         self.vocab = model_config.vocab
         self.device = device
         parts = {}
-        if config.fast:
+        if train_config.fast:
             from engine import fast
             parts = fast.PARTS
             fast.keep_freed_memory()
-        self.model = model or GPT(model_config, config.seed, **parts)
-        if config.fast:
-            fast.check_same_as_plain(self.model, "engine/fast.py", half=config.dtype == "bf16")
+        self.model = model or GPT(model_config, train_config.seed, **parts)
+        if train_config.fast:
+            fast.check_same_as_plain(self.model, "engine/fast.py", half=train_config.dtype == "bf16")
         self.model = self.model.to(device)
         if compiled:
             from engine import fast
             fast.compile(self.model)
-        matrices = {"params": [w for w in self.model.parameters() if w.ndim >= 2], "weight_decay": config.weight_decay}
-        vectors = {"params": [w for w in self.model.parameters() if w.ndim < 2], "weight_decay": 0.0}        # table 5
-        self.optimizer = torch.optim.AdamW([matrices, vectors], config.lr, (config.beta1, config.beta2), fused=True)
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bf16")
-        torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
+        matrices = [w for w in self.model.parameters() if w.ndim >= 2]
+        vectors = [w for w in self.model.parameters() if w.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": train_config.weight_decay},
+                  {"params": vectors, "weight_decay": 0.0}]             # table 5
+        betas = train_config.beta1, train_config.beta2
+        self.optimizer = torch.optim.AdamW(groups, train_config.lr, betas, fused=True)
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=train_config.dtype == "bf16")
+        torch.set_float32_matmul_precision("high" if train_config.dtype == "tf32" else "highest")
 
     def tensors(self):
         """Weights and moments as arrays, after a step: {"NAME", "m.NAME" of the gradient, "v.NAME" of its square}."""
@@ -158,11 +161,12 @@ class TorchBackend:
     def step(self, batch, step):
         """One optimizer step on a batch, (tokens, targets); returns the loss and the gradient's norm."""
         self.model.train()
-        torch.manual_seed(self.config.seed * 2**32 + step)              # of dropout
+        train_config = self.train_config
+        torch.manual_seed(train_config.seed * 2**32 + step)             # of dropout
         B, T = batch[0].shape
-        positions = draw_positions(self.config, step, T) if self.config.random_positions else None
+        positions = draw_positions(train_config, step, T) if train_config.random_positions else None
         loss = 0
-        for part in micro_batches(self.config, self.vocab, batch, [self.config.seed, step, 2]):
+        for part in micro_batches(train_config, self.vocab, batch, [train_config.seed, step, 2]):
             tokens, targets = (torch.from_numpy(x).to(self.device) for x in part)
             with self.autocast:
                 share = self.model(tokens, targets, positions) * (len(tokens) / B)
@@ -172,9 +176,9 @@ class TorchBackend:
 
     def update(self, step):
         """Clip the gradients, take AdamW's step, and return the gradients' norm."""
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train_config.clip, foreach=True)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, step)
+            group["lr"] = learning_rate(self.train_config, step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm.item()
@@ -183,7 +187,7 @@ class TorchBackend:
         """The mean loss of a batch, in nats."""
         self.model.eval()
         total = 0
-        for part in micro_batches(self.config, self.vocab, batch, [0]):
+        for part in micro_batches(self.train_config, self.vocab, batch, [0]):
             tokens, targets = (torch.from_numpy(x).to(self.device) for x in part)
             with torch.no_grad(), self.autocast:
                 total += self.model(tokens, targets).item() * len(tokens)   # all sequences have as many targets
@@ -192,15 +196,15 @@ class TorchBackend:
 class NumpyBackend:
     """The same in NumPy, in fp32 on the CPU. Dropout's masks are drawn by NumPy, and so are not torch's."""
 
-    def __init__(self, model_config, config, device, compiled=False):
+    def __init__(self, model_config, train_config, device, compiled=False):
         if str(device) != "cpu" or compiled:
             raise InputError("--backend numpy computes on the CPU: leave out --compile, and give --device cpu")
-        if config.fast:
+        if train_config.fast:
             from engine import fast
             fast.keep_freed_memory()
         self.model_config = model_config
-        self.config = config
-        self.params = model_numpy.init_params(model_config, config.seed)
+        self.train_config = train_config
+        self.params = model_numpy.init_params(model_config, train_config.seed)
         self.state = model_numpy.adamw_state(self.params)
 
     def tensors(self):
@@ -213,29 +217,28 @@ class NumpyBackend:
 
     def step(self, batch, step):
         """One optimizer step on a batch, (tokens, targets); returns the loss and the gradient's norm."""
-        config = self.config
-        rng = np.random.default_rng([config.seed, step])                # of dropout
+        model_config, train_config = self.model_config, self.train_config
+        rng = np.random.default_rng([train_config.seed, step])          # of dropout
         B, T = batch[0].shape
-        positions = draw_positions(config, step, T) if config.random_positions else None
+        positions = draw_positions(train_config, step, T) if train_config.random_positions else None
         loss = 0
         grads = {}
-        for tokens, targets in micro_batches(config, self.model_config.vocab, batch, [config.seed, step, 2]):
-            rate = self.model_config.dropout
-            masks = model_numpy.dropout_masks(self.model_config, *tokens.shape, rng) if rate else None
-            part, part_grads = model_numpy.loss_and_grads(self.params, tokens, targets, self.model_config, positions,
-                                                          masks)
+        for tokens, targets in micro_batches(train_config, model_config.vocab, batch, [train_config.seed, step, 2]):
+            masks = model_numpy.dropout_masks(model_config, *tokens.shape, rng) if model_config.dropout else None
+            part, part_grads = model_numpy.loss_and_grads(self.params, tokens, targets, model_config, positions, masks)
             share = len(tokens) / B
             loss += share * part
             grads = model_numpy.summed(grads, {name: share * g for name, g in part_grads.items()})
-        norm = model_numpy.clip_grads(grads, config.clip)
-        model_numpy.adamw_step(self.params, grads, self.state, learning_rate(config, step), config.beta1, config.beta2,
-                               weight_decay=config.weight_decay)
+        norm = model_numpy.clip_grads(grads, train_config.clip)
+        betas = train_config.beta1, train_config.beta2
+        model_numpy.adamw_step(self.params, grads, self.state, learning_rate(train_config, step), *betas,
+                               weight_decay=train_config.weight_decay)
         return float(loss), norm
 
     def validation_loss(self, batch):
         """The mean loss of a batch, in nats."""
         total = count = 0
-        for tokens, targets in micro_batches(self.config, self.model_config.vocab, batch, [0]):
+        for tokens, targets in micro_batches(self.train_config, self.model_config.vocab, batch, [0]):
             total += model_numpy.token_losses(self.params, tokens, targets, self.model_config).sum(dtype="float64")
             count += np.count_nonzero(targets >= 0)
         return float(total / count)
@@ -251,17 +254,17 @@ class Run:
 
     def __init__(self, argv):
         """InputError for a wrong flag, a folder that holds something else, or data that the run was not trained on."""
-        self.args, self.model, self.config = read_flags(argv)
+        self.args, self.model_config, self.train_config = read_flags(argv)
         self.folder = self.args.out
         self.check_folder()
-        on_cpu = self.config.backend == "numpy" and self.args.device == "auto"
+        on_cpu = self.train_config.backend == "numpy" and self.args.device == "auto"
         self.device = pick_device("cpu" if on_cpu else self.args.device)
-        self.source = data.source_of(self.config.data)
-        self.tokens, meta = self.source.ensure(self.config.data, self.model.vocab, self.config.min_doc_tokens,
-                                               self.config.max_tokens)
+        wanted = self.train_config.data, self.model_config.vocab, self.train_config.min_doc_tokens
+        self.source = data.source_of(self.train_config.data)
+        self.tokens, meta = self.source.ensure(*wanted, self.train_config.max_tokens)
         self.origin = describe_origin(self.args.preset, argv, self.device)
         self.record = common.read_run(self.folder)[2] if self.args.resume else {
-            "model": dataclasses.asdict(self.model), "train": dataclasses.asdict(self.config),
+            "model": dataclasses.asdict(self.model_config), "train": dataclasses.asdict(self.train_config),
             "data": {"folder": str(self.tokens), **meta}, "provenance": self.origin}
         if self.record["data"]["splits"]["train"]["sha256"] != meta["splits"]["train"]["sha256"]:
             raise InputError(f"{self.tokens} is not the data that {self.folder} was trained on: its hash differs")
@@ -280,12 +283,11 @@ class Run:
         info = common.checkpoint_info(self.folder) if self.args.resume else {"step": 0, "seconds": 0.0}
         if info["step"]:
             from engine import resume
-            resume.load_checkpoint(self.folder, backend, self.model)
+            resume.load_checkpoint(self.folder, backend, self.model_config)
             self.cut_log(info["step"])
-        elif self.config.init_from != "none":
+        elif self.train_config.init_from != "none":
             from engine import init_from
-            self.record["parent"] = init_from.load_parent(self.folder, self.config.init_from, backend, self.model,
-                                                          self.record["data"])
+            self.record["parent"] = init_from.load_parent(self, backend)
         return info["step"], info["seconds"]
 
     def cut_log(self, step):
@@ -339,8 +341,9 @@ def stopping():
 # ---- training --------------------------------------------------------------------------------------------------------
 
 def train(run, backend, first=0, seconds=0.0):
-    """Train from a step on until config.steps or a signal; returns the steps done. seconds: trained before."""
-    config, context = run.config, run.model.context
+    """Train from a step on until train_config.steps or a signal; returns the steps done. seconds: trained before."""
+    context = run.model_config.context
+    config = run.train_config
     tokens = run.source.open_split(run.tokens, "train")
     held_out = run.source.held_out(run.tokens, context, VALIDATION_WINDOWS)                      # the same for all runs
     begun = time.perf_counter()
@@ -373,15 +376,16 @@ def train(run, backend, first=0, seconds=0.0):
 def carry_out(run, make_backend):
     """Train what is left of a run, with the backend that is made of (ModelConfig, TrainConfig, device, compiled)."""
     run.check_folder()                                                  # another process may have made it meanwhile
-    config, e = run.config, run.model.encoding
-    if run.args.resume and common.checkpoint_info(run.folder)["step"] >= config.steps:
-        return print(f"{run.folder} is complete: {config.steps:,} of {config.steps:,} steps")
-    backend = make_backend(run.model, config, run.device, run.args.compile)
+    steps = run.train_config.steps
+    if run.args.resume and common.checkpoint_info(run.folder)["step"] >= steps:
+        return print(f"{run.folder} is complete: {steps:,} of {steps:,} steps")
+    backend = make_backend(run.model_config, run.train_config, run.device, run.args.compile)
     first, seconds = run.begin(backend)
-    theta = f", theta {e.theta:g}" if getattr(e, "theta", None) is not None else ""
-    print(f"{run.folder}: {model_numpy.count_parameters(run.model):,} parameters, {config.backend} on {run.device}, "
-          f"lr {config.lr:g}{theta}, steps {first:,} to {config.steps:,}")
-    if train(run, backend, first, seconds) < config.steps:
+    theta = getattr(run.model_config.encoding, "theta", None)
+    print(f"{run.folder}: {model_numpy.count_parameters(run.model_config):,} parameters, {run.train_config.backend} on "
+          f"{run.device}, lr {run.train_config.lr:g}{'' if theta is None else f', theta {theta:g}'}, steps {first:,} to "
+          f"{steps:,}")
+    if train(run, backend, first, seconds) < steps:
         print(f"stopped; go on with: python train.py --out {run.folder} --resume", file=sys.stderr)
         sys.exit(130)
     print(f"next: python eval.py {run.folder}")
@@ -393,7 +397,7 @@ def main(argv=None):
             raise InputError("several processes train with torchrun --nproc_per_node N -m -- engine.distributed FLAGS")
         run = Run(argv)
         with common.lock(run.folder):
-            carry_out(run, BACKENDS[run.config.backend])
+            carry_out(run, BACKENDS[run.train_config.backend])
 
 if __name__ == "__main__":
     main()

@@ -195,7 +195,6 @@ def prepare(source, out, vocab, ranks=None, min_doc_tokens=1, max_tokens=0, max_
     data.check_new(out, overwrite=True)
     if data.is_whole(out):
         raise InputError(f"{out} exists: use it with --data {out}, remove it, or choose another --out")
-    common.make_folder(out)
     with common.lock(out):
         if (out / "meta.json").exists():
             begun = read_json(out / "meta.json")

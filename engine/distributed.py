@@ -31,18 +31,18 @@ PREPARATION = timedelta(days=7)        # how long rank 0 may prepare data
 class DistributedBackend(train.TorchBackend):
     """TorchBackend that computes a rank's share of each step. The ranks meet by join() when it is made."""
 
-    def __init__(self, join, model_config, config, device, compiled=False):
-        if config.batch_size % WORLD:
-            raise InputError(f"--batch-size must be a multiple of the {WORLD} processes, got {config.batch_size}")
+    def __init__(self, join, model_config, train_config, device, compiled=False):
+        if train_config.batch_size % WORLD:
+            raise InputError(f"--batch-size must be a multiple of the {WORLD} processes, got {train_config.batch_size}")
         device = own_device(device)
         join()
-        super().__init__(model_config, config, device, compiled)
+        super().__init__(model_config, train_config, device, compiled)
         self.shared = None                                              # made at the first step, after load
 
     def step(self, batch, step):
         if self.shared is None:
             self.shared = torch.nn.parallel.DistributedDataParallel(self.model)
-        config = self.config
+        config = self.train_config
         self.model.train()
         torch.manual_seed(config.seed * 2**32 + step + RANK * config.steps)     # each rank draws its own dropout
         positions = train.draw_positions(config, step, batch[0].shape[1]) if config.random_positions else None
@@ -120,7 +120,7 @@ def main():
     try:
         with parser.one_line_errors():
             run = RankRun(argv)
-            if run.config.backend == "numpy":
+            if run.train_config.backend == "numpy":
                 raise InputError("--backend numpy is one process: start it with python train.py")
             with common.lock(run.folder) if RANK == 0 else contextlib.nullcontext():
                 train.carry_out(run, functools.partial(DistributedBackend, join))

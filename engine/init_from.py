@@ -9,24 +9,25 @@ from config import InputError, flag_of
 SHARED = ("layers", "width", "heads", "vocab", "norm", "mlp", "mlp_width", "tied")      # what both must have
 
 
-def load_parent(run, parent, backend, model, meta):
-    """Fill the backend of a new run from the checkpoint of another; returns what config.json holds of the parent.
+def load_parent(run, backend):
+    """Fill the backend of a new train.Run from the checkpoint of another; returns what config.json holds of the parent.
 
-    model: the new run's ModelConfig; meta: of its data. InputError unless the parent is another run, whose weights have
-    the same shapes but for those of its encoding, and whose tokenizer is the same.
+    InputError unless the parent is another run, whose weights have the same shapes but for those of its encoding, and
+    whose tokenizer is the same.
     """
-    if Path(run).resolve() == Path(parent).resolve():
-        raise InputError(f"--init-from must be another run than --out, {run}")
+    parent, model = run.train_config.init_from, run.model_config
+    if run.folder.resolve() == Path(parent).resolve():
+        raise InputError(f"--init-from must be another run than --out, {run.folder}")
     its, _, record = common.read_run(parent)
     for name in SHARED:
         if getattr(its, name) != getattr(model, name):
             raise InputError(f"{flag_of(name)} is {getattr(its, name)} in {parent}, and {getattr(model, name)} was "
                              "given")
-    if record["data"]["tokenizer"] != meta["tokenizer"]:
+    if record["data"]["tokenizer"] != run.record["data"]["tokenizer"]:
         raise InputError(f"--data has another tokenizer than {parent}: give its data, {record['data']['folder']}, or "
                          f"prepare yours with data.py --tokenizer {parent}/tokenizer.tiktoken")
     tensors, info = common.read_checkpoint(parent)
-    new = model_numpy.init_params(model, backend.config.seed)
+    new = model_numpy.init_params(model, run.train_config.seed)
     same = its.encoding.pe == model.encoding.pe
     kept = {name: w for name, w in tensors.items()
             if name in new and w.shape == new[name].shape and (same or "encoding." not in name)}

@@ -206,7 +206,7 @@ def to_transformers(run, out):
         "README.md": README.format(pe=config.encoding.pe, step=record["step"], own=not known, length=length),
         "tokenizer.json": json.dumps(to_tokenizers(encoding)), "tokenizer_config.json": json.dumps(CONFIG, indent=1),
         "config.json": json.dumps(written, indent=1)}
-    common.make_folder(folder, "OUT")
+    folder.mkdir(parents=True, exist_ok=True)
     common.write_bytes(folder / "model.safetensors", save(weights, {"format": "pt"}))
     for name, text in files.items():
         common.write_text(folder / name, text)
@@ -286,7 +286,7 @@ def from_transformers(folder, out):
     ranks = from_tokenizers(common.read_json(folder / "tokenizer.json"), folder / "tokenizer.json")
     if len(ranks) + 1 != config.vocab:
         raise InputError(f"{folder} has {len(ranks) + 1:,} tokens and a vocabulary of {config.vocab:,}")
-    common.make_folder(run, "OUT")
+    run.mkdir(parents=True, exist_ok=True)
     data.write_ranks(run / "tokenizer.tiktoken", ranks)
     record = {
         "model": dataclasses.asdict(config), "train": dataclasses.asdict(configure("mini")[1]),

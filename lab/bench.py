@@ -128,6 +128,7 @@ class Work:
 
     def generate(self, streaming, texts):
         """(Seconds to the first token, seconds a token of each text after it, bytes a token in the cache), or None."""
+        from generate import choose
         from longer.cache import Cache
         from longer.writing import generate_cached
         if streaming and not self.reader.streams():
@@ -135,7 +136,7 @@ class Work:
         context = self.model.context
         cache = Cache(SINKS, context - SINKS - 1) if streaming else Cache()
         prompt = context if streaming else context - GENERATED         # a full stream, or all within the trained length
-        writing = generate_cached(self.reader, self.tokens(texts, prompt - 1).tolist(), cache)
+        writing = generate_cached(self.reader, self.tokens(texts, prompt - 1).tolist(), cache, choose)
         first = self.seconds(next, writing)
         each = self.seconds(lambda: [next(writing) for _ in range(GENERATED)]) / GENERATED
         return first, each, cache.nbytes / len(cache) / texts

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import urllib.request
+from functools import partial
 from urllib.parse import urlsplit
 
 import torch
@@ -23,6 +24,7 @@ import data
 from common import CommandLine, at_least, listed, named_runs, new_file, pick_device, write_text
 from config import InputError
 from engine.fast import at_least_fp32
+from generate import choose
 from longer import scaling
 from longer.cache import Cache
 from longer.reading import BATCH_TOKENS, load
@@ -115,7 +117,8 @@ class Run(TemplateLM):
             stop = [data.EOT, *filter(None, kwargs["until"])]
             room = max(self.context // 2, self.context - kwargs["max_gen_toks"])
             prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]          # as loglikelihood's empty context
-            steps = generate_cached(self.model, [prompt], Cache(), temperature=kwargs.get("temperature", 0))
+            by = partial(choose, temperature=kwargs.get("temperature", 0))
+            steps = generate_cached(self.model, [prompt], Cache(), by)
             for (token,) in itertools.islice(steps, kwargs["max_gen_toks"]):
                 drawn.append(token)
                 if any(s in self.encoding.decode(drawn) for s in stop):

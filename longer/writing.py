@@ -14,7 +14,6 @@ import torch
 import data
 from common import pick_device
 from config import InputError
-from generate import TOKENS, distribution, draw, print_text
 from longer import scaling
 from longer.cache import Cache
 from longer.reading import load
@@ -29,12 +28,12 @@ def add_flags(parser):
     scaling.add_scaling_flags(parser)
 
 @torch.no_grad()
-def generate_cached(model, prompts, cache, seed=0, **sampling):
+def generate_cached(model, prompts, cache, choose, seed=0):
     """Yields, step after step and without end, the next token of each sequence, [B].
 
     prompts: B lists of tokens, each at least one. All sequences are read side by side: where the shortest prompt has
     ended, the longer ones still give their own tokens, and only then those that are drawn. A sequence draws from its
-    own generator, of the seed and its index, so that the others do not matter. sampling: generate.distribution's.
+    own generator, of the seed and its index, so that the others do not matter. choose(logits (1, V), generator) draws.
     """
     rngs = [np.random.default_rng([seed, b]) for b in range(len(prompts))]
     shared = min(map(len, prompts))
@@ -42,9 +41,9 @@ def generate_cached(model, prompts, cache, seed=0, **sampling):
     for t in itertools.count(shared):
         read = torch.tensor(tokens, device=model.embedding.weight.device)              # (B, T), then (B, 1)
         h = model.hidden(read, cache=cache)[:, -1]                                     # (B, C)
-        p = distribution((h @ model.output_weight.T).cpu(), **sampling)                # (B, V)
-        drawn = [prompt[t] if t < len(prompt) else draw(row[None], rng)
-                 for prompt, rng, row in zip(prompts, rngs, p, strict=True)]
+        logits = (h @ model.output_weight.T).cpu()                                     # (B, V)
+        drawn = [prompt[t] if t < len(prompt) else choose(row[None], rng)
+                 for prompt, rng, row in zip(prompts, rngs, logits, strict=True)]
         yield drawn
         tokens = [[token] for token in drawn]
 
@@ -60,8 +59,8 @@ def read_prompts(args):
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--prompts {args.prompts}: {error}") from None
 
-def write(args, sampling):
-    """What generate.py does with --cache."""
+def write(args, choose, print_text, most):
+    """What generate.py does with --cache, by its own choose and print_text; most: tokens of a text without --tokens."""
     positions = scaling.scaling_of(args)
     if not args.stream and (args.sinks is not None or args.window is not None):
         raise InputError("--sinks and --window say what a stream keeps: add --stream, or leave them out")
@@ -78,13 +77,13 @@ def write(args, sampling):
     else:
         cache = Cache()
         room = model.longest - max(sizes) + 1            # the last token is drawn, and not read
-        n_tokens = args.tokens or max(1, min(TOKENS, room))
+        n_tokens = args.tokens or max(1, min(most, room))
         longest = max(sizes) + n_tokens - 1
         if n_tokens > room:
             raise InputError(f"{args.run} has positions for {model.longest} tokens: <|endoftext|> and prompt are "
                              f"{max(sizes)}, so that --tokens can be at most {room}")
     model.scale_to(longest, **positions)
-    steps = generate_cached(model, prompts, cache, args.seed, **sampling)
+    steps = generate_cached(model, prompts, cache, choose, args.seed)
     if len(texts) == 1:                                  # its tokens are printed as they come
         columns = [(token for [token] in steps)]
     else:

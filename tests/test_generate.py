@@ -65,7 +65,7 @@ def test_a_seed_gives_its_text_again_and_others_give_others(workplace):
 
 def test_sequences_side_by_side_draw_from_generators_of_their_own():
     def write(prompts):
-        steps = generate_cached(tiny(make=Reader), prompts, Cache())
+        steps = generate_cached(tiny(make=Reader), prompts, Cache(), generate.choose)
         return list(zip(*itertools.islice(steps, 9), strict=True))
 
     both = write([[1, 2], [1, 2]])
@@ -84,9 +84,9 @@ def test_prompts_of_a_file_are_written_as_each_alone(workplace, tmp_path):
 def test_a_stream_goes_on_in_constant_memory(workplace):
     model, _ = load(workplace / "runs" / "rope")
     cache = Cache(2, 6)
-    list(itertools.islice(generate_cached(model, [[299]], cache, temperature=0), 40))
+    list(itertools.islice(generate_cached(model, [[299]], cache, generate.choose), 40))
     size = cache.nbytes
-    list(itertools.islice(generate_cached(model, [[299]], cache, temperature=0), 100))
+    list(itertools.islice(generate_cached(model, [[299]], cache, generate.choose), 100))
     assert cache.nbytes == size and len(cache) == 9
     for flags in ("--cache --stream --sinks 1 --window 5 --tokens 30", "--cache --tokens 30 --rope-scaling yarn"):
         assert command("generate.py", "runs/rope", *flags.split(), cwd=workplace).returncode == 0

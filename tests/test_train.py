@@ -128,7 +128,8 @@ def test_flags_reach_the_configs_and_what_depends_on_them():
 
 WRONG = {
     "--heads 3": "--heads must be a divisor of --width, 128, got 3", "--lr nan": "--lr must be",
-    "--pe rope --l 3": "unrecognized arguments: --l 3 (train.py --pe rope --help", "--l 500": "--l must be from 1 to the width",
+    "--pe rope --l 3": "unrecognized arguments: --l 3 (train.py --pe rope --help",
+    "--l 500": "--l must be from 1 to the width",
     "--steps 1.5": "--steps", "--theta 1/0": "--theta", "--preset big": "--preset", "--nonsense": "--nonsense",
     "--objective mlm --pe fox": "--objective mlm", "--objective mlm --causal": "leave out --causal",
     "--random-positions 3": "--random-positions must be from 16 (--context) on, got 3",
