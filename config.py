@@ -129,9 +129,9 @@ class Override(NoPE):
 
     l: int = knob(24, "overridden dimensions (the paper's tables 6 and 9)", at_least=1)
     start: float | None = knob(None, "value at position 0, the paper's S")
-    on: str = knob("qk", "whose input is overridden", one_of=("k", "q", "qk", "qkv"))
+    on: str = knob("qk", "k, q, qk or qkv: whose input is overridden", one_of=("k", "q", "qk", "qkv"))
     once: bool = knob(False, "ablation: override the residual stream once, before the first block")
-    learn: str = knob("none", "train start and theta, from defaults or at random", one_of=("none", "init", "random"))
+    learn: str = knob("none", "init or random: train start and theta, from there", one_of=("none", "init", "random"))
     scale: float = knob(1.0, above=0)           # after training: by which all values are multiplied (section 4.3)
 
     def check(self):
@@ -241,9 +241,6 @@ def make_encoding(pe="nope", **settings):
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 
-SOFTMAXES = ("plain", "log", "sinks", "llama4", "stick")
-RENAMED = {"n_layers": "layers", "d_model": "width", "n_heads": "heads", "vocab_size": "vocab", "d_mlp": "mlp_width"}
-
 @dataclass
 class ModelConfig(Checked):
     """The shape of the GPT. mlp_width and the encoding's defaults are filled in when it is made."""
@@ -253,8 +250,8 @@ class ModelConfig(Checked):
     heads: int = knob(help="attention heads of a block", at_least=1)
     context: int = knob(help="trained length, in tokens", at_least=1)
     vocab: int = knob(help="entries of the vocabulary", at_least=2, at_most=2**16)
-    norm: str = knob("layernorm", "layernorm has a bias", one_of=("layernorm", "rmsnorm"))
-    mlp: str = knob("gelu", "gelu is its tanh form", one_of=("gelu", "swiglu"))
+    norm: str = knob("layernorm", "layernorm (with a bias) or rmsnorm", one_of=("layernorm", "rmsnorm"))
+    mlp: str = knob("gelu", "gelu (in its tanh form) or swiglu", one_of=("gelu", "swiglu"))
     mlp_width: int | None = knob(None, "hidden width of the MLP", at_least=1)
     tied: bool = knob(False, "the output layer shares the embedding's weights")
     dropout: float = knob(0.0, "rate on the embedding and on each residual branch", at_least=0, below=1)
@@ -262,7 +259,7 @@ class ModelConfig(Checked):
     causal: bool = knob(True, "a query sees no later key; --no-causal: it sees all keys")
     nope_every: int = knob(0, "blocks N, 2N, ... have no encoding and see all keys (RNoPE); 0: none", at_least=0)
     window: int = knob(0, "every block but those of --nope-every sees the last N keys alone; 0: all", at_least=0)
-    softmax: str = knob("plain", "all but plain are in zoo/softmax.py", one_of=SOFTMAXES)
+    softmax: str = knob("plain", "plain, or one of zoo/softmax.py", one_of=("plain", "log", "sinks", "llama4", "stick"))
     encoding: NoPE = knob(NoPE("nope"))
 
     def check(self):
@@ -290,7 +287,9 @@ class ModelConfig(Checked):
     @classmethod
     def from_dict(cls, values):
         """The inverse of dataclasses.asdict; fields may have the names of older runs."""
-        values = {RENAMED.get(name, name): value for name, value in values.items()}
+        renamed = {"n_layers": "layers", "d_model": "width", "n_heads": "heads", "vocab_size": "vocab",
+                   "d_mlp": "mlp_width"}
+        values = {renamed.get(name, name): value for name, value in values.items()}
         return cls(**values | {"encoding": make_encoding(**values["encoding"])})
 
 # ---- the training run ------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ engine/corpora.py prepares such a folder from FineWeb and from .parquet and .jso
 import base64
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import json
 import os
@@ -25,7 +26,6 @@ import rustbpe
 import tiktoken
 
 import common
-import tasks
 from common import CommandLine, at_least, hash_file, read_json, whole, write_text
 from config import PRESETS, SPLITS, InputError
 
@@ -41,10 +41,11 @@ SPLIT_PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+|
 # ---- sources: a name or a path to texts ------------------------------------------------------------------------------
 
 def source_of(name):
-    """The module that makes the batches of --data: tasks.py of a small task, else this one. Both have the functions
-    fill_in, ensure, open_split, batch and held_out.
+    """The module that makes the batches of --data: tasks.py, which is imported for task:NAME alone, or this one.
+
+    Both have the functions fill_in, ensure, open_split, batch, held_out and run_tokenizer.
     """
-    return tasks if name.startswith("task:") else sys.modules[__name__]
+    return importlib.import_module("tasks" if name.startswith("task:") else "data")
 
 NAMED_SOURCES = ("stdlib", "packages", "fineweb", "fineweb-edu")
 
@@ -158,8 +159,8 @@ def make_tokenizer(ranks):
 
 def run_tokenizer(folder, meta):
     """The tokenizer in a run directory or a folder of tokens; InputError unless its hash is the one in meta."""
-    if source_of(meta["source"]) is tasks:
-        return tasks.Symbols(tasks.find(meta["source"]).symbols)
+    if meta["eot"] is None:
+        return source_of(meta["source"]).run_tokenizer(folder, meta)
     path = Path(folder) / "tokenizer.tiktoken"
     if not path.exists() or hash_file(path) != meta["tokenizer"]["sha256"]:
         raise InputError(f"{path} is missing, or is not the tokenizer that was recorded")
@@ -250,7 +251,7 @@ def encode_texts(texts, encoding, min_doc_tokens, max_tokens, dropped):
             total += len(tokens) + 1
     return splits
 
-def ensure(source, vocab, min_doc_tokens=1, max_tokens=0):
+def ensure(source, vocab, prepare=prepare, min_doc_tokens=1, max_tokens=0):
     """(folder, meta.json) of a source's tokens: the source itself if it is one, found under data/, or prepared now."""
     folder = Path(source) if is_whole(Path(source)) else folder_of(source, vocab)
     if not is_whole(folder):

@@ -16,7 +16,6 @@ import torch
 
 import common
 import data
-import tasks
 from common import CommandLine, at_least, listed, new_file, pick_device
 from config import InputError
 
@@ -28,7 +27,7 @@ def held_out(run, record, split, source):
 
     source: a prepared folder, or text; None for what the run was trained on, if that is still as it was then.
     """
-    if data.source_of(record["data"]["source"]) is tasks:
+    if record["data"]["eot"] is None:
         raise InputError(f"{run} is trained on a task: score it with python eval.py {run}")
     if source and data.full_name(source) == record["data"]["source"]:       # of which most was trained on
         source = None
@@ -59,14 +58,10 @@ def mean_loss(model, windows):
         total += model.token_losses(tokens[:, :-1], tokens[:, 1:]).double().sum().item()
     return total / sum(len(window) - 1 for window in windows)
 
-def evaluate(run, args):
+def evaluate(run, model, record, args, multiples=MULTIPLES):
     """A row for each length: what --json writes. The loss is None past the positions that an encoding has."""
-    model, record = common.load_model(run)
-    model.to(pick_device(args.device))
-    if data.source_of(record["data"]["source"]) is tasks:
-        return tasks.evaluate(run, model, record, args, MULTIPLES)
     context = model.config.context
-    lengths = sorted(args.lengths or [context * multiple for multiple in MULTIPLES])
+    lengths = sorted(args.lengths or [context * multiple for multiple in multiples])
     longest = lengths[-1]
     if any(longest % length for length in lengths):
         raise InputError(f"--lengths must divide the longest of them, {longest}, so that each scores the same tokens")
@@ -89,8 +84,6 @@ def evaluate(run, args):
 def print_rows(rows, before):
     """A run's losses and their perplexities, a column for each length; a heading, unless the one before fits."""
     row = rows[-1]
-    if row["protocol"] == "task":
-        return tasks.print_rows(rows, before)
     if [(row["data"], row["length"]) for row in rows] != [(row["data"], row["length"]) for row in before]:
         print(f"\n{row['data']}: {row['n_documents']} documents, {row['n_targets']:,} targets at every length")
         print(f"{'loss, perplexity (* trained length)':35}" + "".join(f"{row['length']:9,}" for row in rows))
@@ -120,8 +113,11 @@ def main(argv=None):
         rows = []
         by_data = lambda run: args.runs == [] and common.read_run(run)[2]["data"]["source"]  # noqa: E731
         for run in sorted(common.named_runs(args.runs), key=by_data):
-            run_rows = evaluate(run, args)
-            print_rows(run_rows, rows[-len(run_rows) :])
+            model, record = common.load_model(run)
+            source = data.source_of(record["data"]["source"])           # a task has these two functions, too
+            scoring, printing = (evaluate, print_rows) if source is data else (source.evaluate, source.print_rows)
+            run_rows = scoring(run, model.to(pick_device(args.device)), record, args, MULTIPLES)
+            printing(run_rows, rows[-len(run_rows) :])
             rows += run_rows
         if args.json:
             common.write_text(args.json, json.dumps(rows, indent=1) + "\n")

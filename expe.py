@@ -1,6 +1,7 @@
 """Positions in, numbers out: every encoding as a pure function of integer positions, in float64.
 
-The positions may have any shape and order, and hold any integers; every table has one more axis than they have.
+The positions may have any shape and order, and hold any integers; every table has one more axis than they have. What is
+no integer raises ValueError. Sizes are checked where they are given (config.py).
 NumPy alone: no torch, no model.
 
 n a position, j a dimension, l the number of overridden dimensions, start the paper's S, D the width of a head.
@@ -20,12 +21,6 @@ def integers(positions, name="positions"):
         raise ValueError(f"{name} must be integers, got an array of {positions.dtype}")
     return positions.astype(np.int64)
 
-def _width(name, value, least=1):
-    """A width as an int; ValueError unless it is a whole number of at least `least`."""
-    if not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    return int(value)
-
 def expe_table(positions, l, start=0.0, theta=1 / 2048, step=1):
     """ExPE's rows: a straight ramp in the position. Shape (..., l). Paper, equation 3.
 
@@ -33,10 +28,9 @@ def expe_table(positions, l, start=0.0, theta=1 / 2048, step=1):
 
     step=0 is the ablation "p is stable" (table 7): the same number in all l dimensions.
     All l columns carry one ramp up to a constant, so that l and theta together set one number.
-    Raises ValueError for positions that are not integers and for l below 1.
     """
     n = integers(positions)[..., None]                                           # (..., 1)
-    j = np.arange(_width("l", l))                                                 # (l,)
+    j = np.arange(l)                                                 # (l,)
     return float(start) + float(theta) * (n + step * j)                           # (..., l)
 
 def exqpe_table(positions, l, start=0.0, theta1=1 / 2048, theta2=1 / 16):
@@ -47,10 +41,9 @@ def exqpe_table(positions, l, start=0.0, theta1=1 / 2048, theta2=1 / 16):
 
     In closed form dimension j has been raised once at n = j, and once more every l positions after that:
     start + j*theta1 + theta2 * max(0, (n - j)//l + 1).
-    Raises ValueError for positions that are not integers and for l below 1.
     """
     n = integers(positions)[..., None]                                           # (..., 1)
-    j = np.arange(_width("l", l))                                                 # (l,)
+    j = np.arange(l)                                                 # (l,)
     raised = np.maximum(0, (n - j) // len(j) + 1)                                 # (..., l)
     return float(start) + j * float(theta1) + float(theta2) * raised
 
@@ -63,11 +56,9 @@ def sinusoidal_table(positions, d_model, base=10000.0):
     """Sines on even columns, cosines on odd ones. Shape (..., d_model). Vaswani et al. 2017, section 3.5.
 
         p[n, 2i] = sin(n / base^(2i/d_model)),  p[n, 2i+1] = cos(n / base^(2i/d_model))
-
-    Raises ValueError for positions that are not integers and for d_model below 1.
     """
     n = integers(positions)[..., None]                                           # (..., 1)
-    column = np.arange(_width("d_model", d_model))                                # (d_model,)
+    column = np.arange(d_model)                                # (d_model,)
     pair = column // 2
     angle = n * float(base) ** (-2 * pair / d_model)                              # (..., d_model)
     return np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
@@ -75,7 +66,7 @@ def sinusoidal_table(positions, d_model, base=10000.0):
 def learned_rows(positions, context):
     """Which rows of a learned table of `context` rows the positions look up: those of their own number. Same shape.
 
-    Raises ValueError for a position without a row, and for positions that are not integers.
+    Raises ValueError for a position without a row.
     """
     n = integers(positions)
     if outside := n[(n < 0) | (n >= context)].tolist():
@@ -88,19 +79,12 @@ def rope_inv_freq(d_head, base=10000.0):
 
         inv_freq_i = base^(-2i/D),  i = 0 .. D/2-1                                Su et al. 2021, section 3.2.2
 
-    Raises ValueError for an odd d_head and for a base of 1 or less. (longer/scaling.py scales it for long texts.)
+    d_head is even. (longer/scaling.py scales the angles for long texts.)
     """
-    if _width("d_head", d_head) % 2:
-        raise ValueError(f"d_head must be even for RoPE to pair its dimensions, got {d_head}")
-    if not 1 < base < np.inf:
-        raise ValueError(f"base must be a finite number above 1, got {base!r}")
     return float(base) ** (-np.arange(0, d_head, 2) / d_head)                     # (D/2,)
 
 def rope_table(positions, d_head, base=10000.0):
-    """Cosines, then sines, of every pair's angle n * inv_freq_i. Shape (..., d_head). Su et al. 2021, equation 34.
-
-    Raises ValueError as rope_inv_freq does, and for positions that are not integers.
-    """
+    """Cosines, then sines, of every pair's angle n * inv_freq_i. Shape (..., d_head). Su et al. 2021, equation 34."""
     angle = integers(positions)[..., None] * rope_inv_freq(d_head, base)         # (..., D/2)
     return np.concatenate((np.cos(angle), np.sin(angle)), axis=-1)
 
@@ -112,9 +96,9 @@ def alibi_slopes(n_heads):
     """ALiBi's slope of each head, (n_heads,). Press et al. 2022, section 3, and their code for other head counts.
 
     For a power of two, 2^(-8/H), 2^(-16/H), ..., 2^-8. Otherwise those of the next lower power of two, and then every
-    other slope of twice as many heads, until there are enough. Raises ValueError for n_heads below 1.
+    other slope of twice as many heads, until there are enough.
     """
-    lower = 2 ** (_width("n_heads", n_heads).bit_length() - 1)
+    lower = 2 ** (n_heads.bit_length() - 1)
     slopes = 2.0 ** (-8 * np.arange(1, lower + 1) / lower)
     between = 2.0 ** (-8 * np.arange(1, 2 * lower, 2) / (2 * lower))
     return np.concatenate((slopes, between))[:n_heads]
@@ -126,8 +110,6 @@ def t5_bucket(distance, n_buckets=32, max_distance=128, both_sides=False):
     constant factor: bucket e + k begins at the first d with (d/e)^r >= (max_distance/e)^k. From max_distance on all is
     the last bucket; below 0 the first. For both sides, half of the buckets are for |m - n|, and the other half for that
     of keys ahead.
-    Raises ValueError for distances that are not integers, n_buckets below 2, and max_distance within the first half or
-    above 2^24.
     """
     d = integers(distance, "distance")
     if both_sides:
@@ -137,10 +119,7 @@ def t5_bucket(distance, n_buckets=32, max_distance=128, both_sides=False):
 @functools.lru_cache
 def _t5_buckets(n_buckets, max_distance):
     """The buckets of the distances 0 .. max_distance, their edges found in whole numbers, so that none is rounded."""
-    e = _width("n_buckets", n_buckets) // 2
-    if e < 1 or not e < _width("max_distance", max_distance) <= 2**24:
-        raise ValueError(f"t5_bucket needs n_buckets of at least 2 and max_distance above half of them and at most "
-                         f"2^24, got {n_buckets} and {max_distance}")
+    e = n_buckets // 2
     r = n_buckets - e
     first = list(range(e))
     for k in range(r):
@@ -156,7 +135,7 @@ def shaw_index(distance, max_distance, both_sides=False):
     """Which learned vector each causal distance m - n >= 0 looks up: min(m - n, max_distance). Shaw et al. 2018, eq. 4.
 
     Integers of the same shape; what lies ahead (below 0) counts as 0, or for both sides as distances of its own, all of
-    them from 0 to 2 max_distance. Raises ValueError for max_distance below 1.
+    them from 0 to 2 max_distance.
     """
-    least = -_width("max_distance", max_distance) * both_sides
+    least = -max_distance * both_sides
     return np.clip(integers(distance, "distance"), least, max_distance) - least

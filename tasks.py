@@ -360,6 +360,9 @@ class Symbols:
     def decode_bytes(self, tokens):
         return "".join(f" {self.symbols[token]}" for token in tokens).encode()
 
+def run_tokenizer(folder, meta):
+    return Symbols(find(meta["source"]).symbols)
+
 # ---- accuracies ------------------------------------------------------------------------------------------------------
 
 def score(model, task, length, split="val", sequences=SEQUENCES, drawn=0):

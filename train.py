@@ -18,7 +18,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -30,7 +29,7 @@ import common
 import data
 import model_numpy
 from common import CommandLine, number, pick_device, whole
-from config import ENCODINGS, PRESETS, InputError, configure, describe_rule, fields_of, flag_of, kind_of
+from config import ENCODINGS, PRESETS, InputError, configure, fields_of, flag_of, kind_of
 from model_torch import GPT
 
 READERS = {int: whole, float: number, str: str}
@@ -58,12 +57,11 @@ def read_flags(argv):
     preset = args.preset or ("paper-35m" if torch.cuda.is_available() else "mini")
     pe = args.pe or "expe"
     parser = CommandLine(prog=f"train.py --pe {pe}", description=__doc__, parents=[first],
-                         usage="train.py [--preset NAME] [--pe NAME] [flags]", epilog=describe_preset(preset))
+                         usage="train.py [--preset NAME] [--pe NAME] [flags]")
     for f in fields_of(pe):
         if f.metadata["help"]:
             default = PRESETS[preset].get(f.name, f.default)
-            rule = f": {describe_rule(f)}" * bool(f.metadata["rule"])
-            help = f.metadata["help"] + rule + f" (default: {default})" * (default is not None)
+            help = f.metadata["help"] + f" ({preset}: {default})" * (default is not None)
             reading = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": READERS[kind_of(f)]}
             parser.add_argument(flag_of(f.name), default=None, help=help, **reading)
     given = vars(parser.parse_args(words))
@@ -73,10 +71,6 @@ def read_flags(argv):
     if args.resume:
         return args, *resume.check_flags(args.out, flags)
     return args, *configure(preset, pe, **data.source_of(flags.get("data", "")).fill_in(flags, preset))
-
-def describe_preset(name):
-    """What a preset sets, in words."""
-    return textwrap.fill(f"{name} sets " + ", ".join(f"{field} {value}" for field, value in PRESETS[name].items()))
 
 def run_name(flags, pe, preset):
     """The preset, --pe, each given flag with another value than the preset's, and the seed."""
@@ -247,6 +241,13 @@ BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 
 # ---- a run on disk ---------------------------------------------------------------------------------------------------
 
+def prepare(source, *sizes, **more):
+    """data.prepare; for a corpus that need not fit in memory, that of engine/corpora.py."""
+    if data.is_large(source):
+        from engine import corpora
+        return corpora.prepare(source, *sizes, **more)
+    return data.prepare(source, *sizes, **more)
+
 class Run:
     """A training run: what is asked of it, its data, where it stands in its folder, and what is written there."""
 
@@ -259,9 +260,9 @@ class Run:
         self.check_folder()
         on_cpu = self.train_config.backend == "numpy" and self.args.device == "auto"
         self.device = pick_device("cpu" if on_cpu else self.args.device)
-        wanted = self.train_config.data, self.model_config.vocab, self.train_config.min_doc_tokens
         self.source = data.source_of(self.train_config.data)
-        self.tokens, meta = self.source.ensure(*wanted, self.train_config.max_tokens)
+        self.tokens, meta = self.source.ensure(self.train_config.data, self.model_config.vocab, prepare,
+                                               self.train_config.min_doc_tokens, self.train_config.max_tokens)
         self.origin = describe_origin(self.args.preset, argv, self.device)
         self.record = common.read_run(self.folder)[2] if self.args.resume else {
             "model": dataclasses.asdict(self.model_config), "train": dataclasses.asdict(self.train_config),
@@ -300,10 +301,10 @@ class Run:
         """Write config.json, once the first step is done; --overwrite replaces these files, by name."""
         for name in (common.CHECKPOINT, "log.jsonl"):
             (self.folder / name).unlink(missing_ok=True)
-        common.write_text(self.folder / "config.json", json.dumps(self.record, indent=1) + "\n")
+        common.write_bytes(self.folder / "config.json", (json.dumps(self.record, indent=1) + "\n").encode())
         tokenizer = self.tokens / "tokenizer.tiktoken"
         if tokenizer.exists():
-            common.write_text(self.folder / "tokenizer.tiktoken", common.read_text(tokenizer))
+            common.write_bytes(self.folder / "tokenizer.tiktoken", tokenizer.read_bytes())
 
     def log(self, **line):
         with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
@@ -342,8 +343,8 @@ def stopping():
 
 def train(run, backend, first=0, seconds=0.0):
     """Train from a step on until train_config.steps or a signal; returns the steps done. seconds: trained before."""
-    context = run.model_config.context
     config = run.train_config
+    context = run.model_config.context
     tokens = run.source.open_split(run.tokens, "train")
     held_out = run.source.held_out(run.tokens, context, VALIDATION_WINDOWS)                      # the same for all runs
     begun = time.perf_counter()
@@ -359,11 +360,10 @@ def train(run, backend, first=0, seconds=0.0):
             done = step + 1
             run.log(step=done, loss=loss, grad_norm=norm, lr=learning_rate(config, step))
             stop = run.stops(signals) or done == config.steps
-            spent = time.perf_counter() - begun
             if done % config.eval_every == 0 or done == config.steps:
                 val_loss = backend.validation_loss(held_out)
                 run.log(step=done, val_loss=val_loss)
-                rate = (done - first) * config.batch_size * context / spent
+                rate = (done - first) * config.batch_size * context / (time.perf_counter() - begun)
                 with contextlib.suppress(BrokenPipeError):              # a run that nobody watches goes on
                     tqdm.write(f"{run.folder}: step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   "
                                f"{rate:,.0f} tokens/s")
@@ -382,9 +382,9 @@ def carry_out(run, make_backend):
     backend = make_backend(run.model_config, run.train_config, run.device, run.args.compile)
     first, seconds = run.begin(backend)
     theta = getattr(run.model_config.encoding, "theta", None)
+    rates = f"lr {run.train_config.lr:g}" if theta is None else f"lr {run.train_config.lr:g}, theta {theta:g}"
     print(f"{run.folder}: {model_numpy.count_parameters(run.model_config):,} parameters, {run.train_config.backend} on "
-          f"{run.device}, lr {run.train_config.lr:g}{'' if theta is None else f', theta {theta:g}'}, steps {first:,} to "
-          f"{steps:,}")
+          f"{run.device}, {rates}, steps {first:,} to {steps:,}")
     if train(run, backend, first, seconds) < steps:
         print(f"stopped; go on with: python train.py --out {run.folder} --resume", file=sys.stderr)
         sys.exit(130)

@@ -51,7 +51,7 @@ APART = 0.18                             # of two colours in Oklab: below it the
 def find_run(flags):
     """A complete run of these flags, on data as they are now, under runs/ or runs/explorer/; None if there is none."""
     _, model, config = train.read_flags(flags)
-    _, meta = data.ensure(config.data, model.vocab, config.min_doc_tokens, config.max_tokens)
+    _, meta = data.ensure(config.data, model.vocab, min_doc_tokens=config.min_doc_tokens, max_tokens=config.max_tokens)
     settings = lambda config: {key: value for key, value in dataclasses.asdict(config).items()  # noqa: E731
                                if key not in ("fast", "micro_batch", "eval_every", "checkpoint_every")}
     for path in sorted([*Path("runs").glob("*/config.json"), *FOLDER.glob("*/config.json")]):
