@@ -22,7 +22,6 @@ import numpy as np
 
 import expe
 import model_numpy
-import zoo.dape
 from common import CommandLine, write_text
 from config import ModelConfig, make_encoding, settings_class
 from longer.scaling import ScaledRoPE
@@ -223,31 +222,31 @@ def rope(case, x):
             **{f"rounded angles: they were cast to {d}": change for d, change in angles.items()}}
 
 def xpos(case, x):
-    plain = turning(expe.rope_inv_freq(8))
     swapped = np.arange(8).reshape(4, 2).T.ravel()
     return {
         "the factors of q and k are exchanged: scores grow": {"rows": lambda y, n: np.roll(y, 8, -1)},
-        "factor missing: RoPE alone": {"rows": lambda y, n: np.tile(plain(y, n), 2)},
+        "factor missing: RoPE alone": settings(scale_base=1e300),
         "factor squared: z^(m/256)": settings(scale_base=256.0),
         "halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + D/2) belongs": {"order": swapped}}
 
 def sinusoidal(case, x):
-    def waves(exponents, base=10000.0):
+    j = np.arange(8)
+
+    def waves(exponents):
         def rows(_, n):
-            angles = n[..., None] * base**-np.broadcast_to(exponents, 8)
-            return np.where(np.arange(8) % 2, np.cos(angles), np.sin(angles))
+            angles = n[..., None] * 10_000.0**-exponents
+            return np.where(j % 2, np.cos(angles), np.sin(angles))
         return {"rows": rows}
 
-    i = np.arange(4).repeat(2)
     return {
         "halves and interleaved pairs swapped: all sines first, where sines and cosines alternate": {
             "rows": lambda y, n: np.concatenate((y[..., ::2], y[..., 1::2]), -1)},
         "sines and cosines are exchanged": {"rows": lambda y, n: y[..., [1, 0, 3, 2, 5, 4, 7, 6]]},
-        "denominator: the exponent is i/C, not 2i/C": waves(i / 8),
-        "denominator: the exponent is j/C of each column j, not 2i/C of the pair (2i, 2i + 1)": waves(np.arange(8) / 8),
-        "denominator: the exponent is 2i/(C - 2), not 2i/C": waves(i / 3),
-        "off by one: the exponent's i is counted from 1, not from 0": waves((i + 1) / 4),
-        **{f"another base: {b:,.0f}, not 10,000": waves(i / 4, b) for b in (1e3, 1e5, 5e5, 1e6)}}
+        "denominator: the exponent is i/C, not 2i/C": settings(base=10_000 ** (1 / 2)),
+        "denominator: the exponent is j/C of each column j, not 2i/C of the pair (2i, 2i + 1)": waves(j / 8),
+        "denominator: the exponent is 2i/(C - 2), not 2i/C": settings(base=10_000 ** (8 / 6)),
+        "off by one: the exponent's i is counted from 1, not from 0": waves((j // 2 + 1) / 4),
+        **{f"another base: {b:,.0f}, not 10,000": settings(base=b) for b in (1e3, 1e5, 5e5, 1e6)}}
 
 def misplaced(l):
     added = {"place": lambda x, table: np.concatenate((x[..., :l] + table, x[..., l:]), -1)}
@@ -297,7 +296,10 @@ def alibi(case, x):
 def t5(case, x):
     d = expe.distances(x["positions"], x["key_positions"]).clip(0)
     far = 16 * np.log(d.clip(1) / 16)
-    buckets = lambda y: {"pairs": lambda _: np.where(d < 16, d, np.minimum(16 + y, 31)).astype(int)}  # noqa: E731
+
+    def buckets(k):
+        return {"pairs": lambda y: np.where(d < 16, d, np.minimum(16 + k, 31)).astype(int)}
+
     return {
         "buckets of both sides, half of which are for keys ahead": {"pairs": lambda y: expe.t5_bucket(d, 16)},
         "denominator: floor(16 ln(d/16)), not divided by ln(max_distance/16)": buckets(np.floor(far)),
@@ -327,43 +329,41 @@ def fire(case, x):
             "denominator: psi(max(m, L/2)), not psi(max(m, L))": parameters(L=case.p["L"] / 2),
             "denominator: psi(L) at every m, not psi(max(m, L))": at_L}
 
+def bias_with(case, x, **inputs):
+    """The bias that the reference has for other inputs."""
+    return {"bias": lambda _: forward(case, x | inputs)["bias"]}
+
 def cope(case, x):
-    e = case.p["e"]
+    own = x["q"] @ np.array(case.p["e"])[0]                             # (B, H, T): the bias of a key that counts 0
+    return {"denominator: gates are sigmoid(q.k/sqrt(D)), not sigmoid(q.k)": bias_with(case, x, k=x["k"] / 2),
+            "off by one: a key does not count itself": {
+                "bias": lambda y: np.concatenate((y[..., 1:], own[..., None]), -1)}}
 
-    def other(divide, own):
-        """The bias by gates of q.k/divide; own: what is taken from each count, of the key's own gate."""
-        g = np.tril(1 / (1 + np.exp(-x["q"] @ x["k"].swapaxes(-1, -2) / divide)))
-        p = np.minimum(g[..., ::-1].cumsum(-1)[..., ::-1] - own * g, len(e) - 1)
-        low, high = (np.take_along_axis(x["q"] @ np.transpose(e), f(p).astype(int), -1) for f in (np.floor, np.ceil))
-        return {"bias": lambda _: low + (p - np.floor(p)) * (high - low)}
-
-    return {"denominator: gates are sigmoid(q.k/sqrt(D)), not sigmoid(q.k)": other(2, 0),
-            "off by one: a key does not count itself": other(1, 1)}
+def log_gates(x, weight, bias):
+    """ln f (B, H, T), f = sigmoid(w.h + b)."""
+    return -np.log1p(np.exp(-(x["h"] @ np.transpose(weight) + bias))).swapaxes(1, 2)
 
 def sums_of(y):
-    """(B, H, T, S): y_(n+1) + .. + y_m, of y (B, S, H)."""
-    total = y.swapaxes(1, 2).cumsum(-1)
+    """(B, H, T, S): y_(n+1) + .. + y_m, of y (B, H, T)."""
+    total = y.cumsum(-1)
     return total[..., None] - total[..., None, :]
 
 def fox(case, x):
-    z = x["h"] @ np.transpose(case.p["weight"]) + case.p["gate_bias"]                          # (B, S, H)
-    logs = -np.log1p(np.exp(-z))                                                               # ln f
-    of_key, of_query = logs.swapaxes(1, 2)[..., None, :], logs.swapaxes(1, 2)[..., None]
+    w, b = np.array(case.p["weight"]), np.array(case.p["gate_bias"])
+    logs = log_gates(x, w, b)
+    of_key, of_query = logs[..., None, :], logs[..., None]
     return {
-        "ln(1 - f) is summed, not ln f": {"bias": lambda y: sums_of(-np.log1p(np.exp(z)))},
+        "ln(1 - f) is summed, not ln f": parameters(weight=-w, gate_bias=-b),
         "f is summed, not ln f": {"bias": lambda y: sums_of(np.exp(logs))},
         "off by one: ln f_n, the key's own, is added too": {"bias": lambda y: y + of_key},
         "off by one: ln f_m, the query's own, is left out, and ln f_n added": {"bias": lambda y: y + of_key - of_query},
         "factor missing: gate_bias is left out": parameters(gate_bias=[0, 0])}
 
 def grape(case, x):
-    v = np.array(case.p["gate_v"])
-    along = np.vecdot(x["q"], v[:, None])                                                      # (B, H, T)
-    size = np.linalg.norm(v, axis=-1)[:, None]                                                 # (H, 1)
-    gate = lambda below: np.logaddexp(0, along / below)[..., None]  # noqa: E731
+    size = np.linalg.norm(case.p["gate_v"], axis=-1)[:, None, None]
     return sloped(expe.alibi_slopes(2)[:, None, None], "ALiBi's ") | {
-        "denominator: v.q/|v| is not divided by sqrt(D)": {"bias": lambda y: y * gate(size) / gate(2 * size)},
-        "denominator: v.q/sqrt(D) is not divided by |v|": {"bias": lambda y: y * gate(2) / gate(2 * size)}}
+        "denominator: v.q/|v| is not divided by sqrt(D)": bias_with(case, x, q=2 * x["q"]),
+        "denominator: v.q/sqrt(D) is not divided by |v|": bias_with(case, x, q=size * x["q"])}
 
 def pope(case, x):
     return {"factor missing: e is left out": parameters(e=np.zeros((2, 4))),
@@ -373,30 +373,26 @@ def pope(case, x):
 
 def rove(case, x):
     S = x["positions"].shape[1]                                         # table: the queries' turns, then the keys'
-    stands = lambda y, sine: np.repeat([1, sine], y.shape[-1] // 2)  # noqa: E731
-    queries = {"pairs": lambda y: np.where(np.arange(y.shape[-2])[:, None] < S, stands(y, 0), y)}
-    return {"factor missing: values are not turned, as in RoPE": {"pairs": lambda y: 0 * y + stands(y, 0)},
-            "the output is not turned back: values are at absolute positions": queries,
-            "the other direction: values turn by minus the angle": {"pairs": lambda y: y * stands(y, -1)}}
+    still = np.repeat([1, 0], 2)                                        # cosines, then sines
+    return {"factor missing: values are not turned, as in RoPE": {"pairs": lambda y: 0 * y + still},
+            "the output is not turned back: values are at absolute positions": {
+                "pairs": lambda y: np.where(np.arange(2 * S)[:, None] < S, still, y)},
+            "the other direction: values turn by minus the angle": {"pairs": lambda y: y * np.repeat([1, -1], 2)}}
 
 def cable(case, x):
-    y, z = (x["h"] @ np.transpose(case.p[name]) for name in ("tokens", "query"))
-    g = np.logaddexp(0, z).swapaxes(1, 2)                                                      # (B, H, T)
-    exchanged = {"bias": lambda b: b / g[..., None] * g[..., None, :]}
-    softened = {"bias": lambda b: -sums_of(np.logaddexp(0, y))}
+    y, z = ((x["h"] @ np.transpose(case.p[name])).swapaxes(1, 2) for name in ("tokens", "query"))
+    g = np.logaddexp(0, z)                                                                     # (B, H, T)
     return {"the printed sign: the bias is g_m times the sum, which rewards distance": {"bias": lambda b: -b},
             "factor missing: g is left out": {"bias": lambda b: b / g[..., None]},
-            "as in the authors' code: softplus in the place of relu, and no g": softened,
-            "g is the key's, not the query's": exchanged}
+            "as in the authors' code: softplus in the place of relu, and no g": {
+                "bias": lambda b: -sums_of(np.logaddexp(0, y))},
+            "g is the key's, not the query's": {"bias": lambda b: b / g[..., None] * g[..., None, :]}}
 
 def dape(case, x):
-    learned = case.learned()
-    table = case.model(x["length"]).encoding.pairs(x["positions"], x["key_positions"], None)
-    p, a = (np.exp(learned[name])[:, None, None] for name in "pa")
-    undivided, _ = zoo.dape.score_forward(2 * x["q"], x["k"], None, table, learned)
+    kerple = forward(case, x, parameters={"w2": 0 * np.array(case.p["w2"])})["bias"]
     no_bias = [[*row[:-1], 0] for row in case.p["w1"]]
-    return {"f alone is added: KERPLE's bias is not": {"bias": lambda y: y + p * np.log1p(a * table)},
-            "denominator: f reads q.k, not q.k/sqrt(D)": {"bias": lambda y: undivided},
+    return {"f alone is added: KERPLE's bias is not": {"bias": lambda y: y - kerple},
+            "denominator: f reads q.k, not q.k/sqrt(D)": bias_with(case, x, q=2 * x["q"]),
             "factor missing: the bias of the hidden layer is left out": parameters(w1=no_bias)}
 
 def other_way(case):
@@ -409,61 +405,60 @@ def selective_rope(case, x):
             **other_way(case), "another base: 10,000, not 500,000": settings(base=10_000.0)}
 
 def path(case, x):
-    p = case.learned()
-
     def plain(_):
-        """The bias (B, H, T, T), key by key, without the silu of the authors' code."""
+        """The bias (B, H, T, T) without the silu of the authors' code, query by query."""
+        p = case.learned()
         u, _ = conv_forward(x["h"] @ p["w1"].T @ p["w2"].T, p["conv"])
         w, _ = unit_forward(model_numpy.split_heads(u, 2))                                     # (B, H, T, D)
-        b = 2 / (1 + np.exp(-(x["h"] @ p["strength"].T + p["bias"]).swapaxes(1, 2)))           # (B, H, T)
-        bias = np.zeros((*b.shape, b.shape[-1]))
-        for n in range(b.shape[-1]):
-            key = x["k"][:, :, n]
-            for m in range(n + 1, b.shape[-1]):
-                key = key - (b[:, :, m] * np.vecdot(w[:, :, m], key))[..., None] * w[:, :, m]
-                bias[:, :, m, n] = np.vecdot(x["q"][:, :, m], key - x["k"][:, :, n]) / 2
-        return bias
+        b = 2 * np.exp(log_gates(x, p["strength"], p["bias"]))                                 # (B, H, T)
+        keys = x["k"].copy()                                                                   # as the query sees them
+        scores = []
+        for m in range(keys.shape[2]):
+            along = np.vecdot(keys[:, :, :m], w[:, :, m, None])                                # (B, H, m)
+            keys[:, :, :m] -= (b[:, :, m, None] * along)[..., None] * w[:, :, m, None]
+            scores.append(np.vecdot(keys - x["k"], x["q"][:, :, m, None]) / 2)
+        return np.stack(scores, 2)
 
     return {"factor missing: the silu is left out, as in the paper's equations": {"bias": plain}, **other_way(case),
             "factor missing: the bias of b is left out": parameters(strength_bias=[0, 0])}
 
 def path_fox(case, x):
-    gates = -np.log1p(np.exp(-(x["h"] @ np.transpose(case.p["forget"]) + case.p["forget_bias"])))
+    gates = sums_of(log_gates(x, case.p["forget"], case.p["forget_bias"]))
     return path(case, x) | {
-        "denominator: the forget gates are divided by sqrt(D)": {"bias": lambda y: y - sums_of(gates) / 2},
-        "factor missing: the forget gates are left out": {"bias": lambda y: y - sums_of(gates)}}
+        "denominator: the forget gates are divided by sqrt(D)": {"bias": lambda y: y - gates / 2},
+        "factor missing: the forget gates are left out": {"bias": lambda y: y - gates}}
 
 def log(case, x):
     s = np.array(case.p["s"])[:, None, None]
     seen = np.arange(1.0, 7)[:, None]
-    first = np.where(seen > 1, np.log(np.maximum(seen, 2)), np.inf)                            # ln 1 = 0: any is right
+    logs = np.log(seen).clip(1e-300)                                    # of the first query any softmax is right
     return {
-        "factor missing: a plain softmax, which drops what is subtracted": {"scores": lambda y: y / (s * first)},
+        "factor missing: a plain softmax, which drops what is subtracted": {"scores": lambda y: y / (s * logs)},
         "factor missing: s is left out": parameters(s=[1, 1]),
-        "off by one: ln(n + 1), not ln n": {"scores": lambda y: y * np.log(seen + 1) / first},
-        "n is the length of the array, not the keys that are seen": {"scores": lambda y: y * math.log(6) / first}}
+        "off by one: ln(n + 1), not ln n": {"scores": lambda y: y * np.log(seen + 1) / logs},
+        "n is the length of the array, not the keys that are seen": {"scores": lambda y: y * math.log(6) / logs}}
 
 def sinks(case, x):
     return {"factor missing: a plain softmax": parameters(b=[-1e9, -1e9]),
             "b is added to the denominator, not exp(b)": parameters(b=np.log(case.p["b"]))}
 
 def stick(case, x):
-    s = 1 / (1 + np.exp(-x["q"] @ x["k"].swapaxes(-1, -2) / math.sqrt(case.D)))                # (B, H, S, S)
+    s = np.tril(1 / (1 + np.exp(-x["q"] @ x["k"].swapaxes(-1, -2) / math.sqrt(case.D))))       # (B, H, S, S)
     own = np.eye(s.shape[-1])
+    odds = s / (1 - s)                                                                         # exp of the score
 
-    def left(s):
-        """What the keys before a key of this axis leave: the products of 1 - s."""
-        return np.cumprod(1 - s, -1) / (1 - s)
+    def shares(s):
+        """What each key takes of that which the keys before it leave."""
+        return s * np.cumprod(1 - s, -1) / (1 - s)
 
-    before, too = np.tril(s, -1), np.tril(s)
-    from_first = before * left(before) + own * (1 - before).prod(-1)[..., None]
-    with_own = too * left(too[..., ::-1])[..., ::-1]
-    plain = too / (1 - too)                                                                    # exp of the score
+    from_first = shares(s * (1 - own))
     return {
-        "a plain softmax": {"weights": lambda p: plain / plain.sum(-1, keepdims=True)},
+        "a plain softmax": {"weights": lambda p: odds / odds.sum(-1, keepdims=True)},
         "a query's own key does not get what is left: weights sum to less than 1": {"weights": lambda p: p * (1 - own)},
-        "the own key takes a share by its score, as the others do": {"weights": lambda p: with_own},
-        "order: the first key takes its share first, not the nearest": {"weights": lambda p: from_first}}
+        "the own key takes a share by its score, as the others do": {
+            "weights": lambda p: shares(s[..., ::-1])[..., ::-1]},
+        "order: the first key takes its share first, not the nearest": {
+            "weights": lambda p: from_first + own * (1 - from_first.sum(-1, keepdims=True))}}
 
 MISTAKES = {"rope": rope, "partial": rope, "proportional": rope, "expe": overriding, "learned": lambda case, x: {}}
 MISTAKES |= {f.__name__: f for f in (xpos, sinusoidal, exqpe, alibi, t5, shaw, kerple, fire, cope, fox, grape, pope,
@@ -522,12 +517,11 @@ def mistaken(case, inputs):
     mistakes = []
     for mistake in case.file["mistakes"]:
         if "outputs" in mistake:
-            part = mistake["part"]
-            found = forward(case, inputs[part], **changes[part][mistake["looks like"]])
-            _, wrong = cut(part, inputs[part], found, case.returns)
-            wrong = {name: wrong[name][-1:] if wrong[name].ndim > 2 else wrong[name] for name in mistake["outputs"]}
-            mistake = mistake | {
-                "outputs": {name: plain(y, 5 if y.ndim > 2 else 15) for name, y in wrong.items()}}
+            part, words = mistake["part"], mistake["looks like"]
+            _, wrong = cut(part, inputs[part], forward(case, inputs[part], **changes[part][words]), case.returns)
+            mistake = mistake | {"outputs": {
+                name: plain(wrong[name][-1:], 5) if wrong[name].ndim > 2 else plain(wrong[name], 15)
+                for name in mistake["outputs"]}}
         mistakes.append(mistake)
     return mistakes
 
