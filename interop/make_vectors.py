@@ -1,11 +1,9 @@
 """vectors/: small JSON files to check any implementation of an encoding with: `python -m interop.make_vectors`.
 
-A file is written by hand, but for its numbers: formula, source, inputs that a function may take and outputs that it may
-return, parameters, positions of each part (near: two sequences, one with gaps; far: up to 10^6; decode: one step with a
-cache), and the names of common mistakes, with the outputs that they change or, of a rotation, its angles ("turns").
-This makes the numbers anew with the float64 NumPy reference: inputs, right outputs, the size of their terms, and the
-outputs of each mistake, so that conform.py can name it. Inputs have two digits, outputs fifteen. Biases and scores of
-keys ahead of a query are null.
+The words of a file are written by hand, with its parameters, positions, and names of common mistakes: these have the
+outputs that they change or, of a rotation, its angles ("turns"). This makes the numbers anew with the float64 NumPy
+reference: inputs (of two digits), right outputs (of fifteen), the size of their terms, and the outputs of each mistake,
+so that conform.py can name it. Biases and scores of keys ahead of a query are null.
 
 Positions: half precision merges neighbours such as 256 and 257. 1027, 2070, 65,790 and 526,334 lie so near the middle
 of two numbers of bf16 that their rounding is large, and that of n, n + 1, .., n + 4 (ExPE's row) goes both ways.
@@ -43,8 +41,8 @@ class Case:
         self.positions = {part: np.array(x["inputs"]["key_positions"]) for part, x in self.file["parts"].items()}
         q = self.file["parts"]["near"]["inputs"].get("q")
         self.H, self.D = np.shape(q)[1::2] if q else (2, 4)
-        fields = {f.name for f in dataclasses.fields(settings_class(self.pe))}
-        self.settings = {name: value for name, value in self.p.items() if name in fields}
+        self.fields = {f.name for f in dataclasses.fields(settings_class(self.pe))}
+        self.settings = {name: value for name, value in self.p.items() if name in self.fields}
         self.settings |= {"on": "k"} if name == "expe-keys" else {}
         self.rope = rope = self.p.get("rope_parameters", {})
         self.factor, self.scaling = rope.get("factor", 1.0), rope.get("rope_type")
@@ -58,9 +56,9 @@ class Case:
         for kind in ("long", "short") if self.scaling == "longrope" else ():
             self.settings[kind] = tuple(rope[f"{kind}_factor"])
 
-    def model(self, length, changes=()):
+    def model(self, length, **changes):
         """The ModelConfig for a sequence of this length, its encoding in it."""
-        settings = self.settings | dict(changes)
+        settings = self.settings | {name: y for name, y in changes.items() if name in self.fields}
         if self.scaling in ("dynamic", "longrope"):
             settings["length"] = length
         encoding = (ScaledRoPE if "rope_scaling" in settings else make_encoding)(self.pe, **settings)
@@ -73,11 +71,11 @@ class Case:
         mscale = self.rope.get("mscale_all_dim", 0)
         return table * (1 / (0.1 * mscale * math.log(self.factor) + 1)) if mscale else table
 
-    def learned(self, changes=()):
+    def learned(self, changes):
         """The reference's own parameters."""
         logs = LOGS.get(self.pe, "")
         return {OURS.get(name, name): np.log(np.atleast_1d(y)) if name in logs else np.array(y)
-                for name, y in (self.p | dict(changes)).items() if name in logs or np.ndim(y)}
+                for name, y in (self.p | changes).items() if name in logs or np.ndim(y)}
 
 
 # ---- the reference, asked --------------------------------------------------------------------------------------------
@@ -104,19 +102,19 @@ def frequencies(case, length, rows=same):
     cos, sin = np.split(rows(case.table(case.model(length), one), one)[0, 0, 0], 2)
     return np.arctan2(sin, cos), np.hypot(cos, sin)[0]
 
-def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores=same, weights=same, order=None,
-            place=None, settings=(), parameters=()):
+def forward(case, x, n=same, key_n=None, rows=same, pairs=same, bias=same, scores=same, weights=same, order=None,
+            place=None, **changes):
     """{name: array} for the inputs x, of all tokens at once. What is left out is right; what is given makes a mistake.
 
-    n, keys: of positions; rows: of the table and positions; pairs, bias, scores, weights: of these; order: the
+    n, key_n: of positions; rows: of the table and positions; pairs, bias, scores, weights: of these; order: the
     dimensions of a head in the order in which they turn; place: of x and the table, in the place of the override;
-    settings, parameters: those that come before the case's own.
+    changes: settings and parameters in the place of the case's own.
     """
-    model = case.model(x["length"], settings)
-    learned = case.learned(parameters)
+    model = case.model(x["length"], **changes)
+    learned = case.learned(changes)
     doors = model_numpy.doors_of(model.encoding, model)
     queries = n(x["positions"])
-    keys = (keys or n)(x["key_positions"])
+    keys = (key_n or n)(x["key_positions"])
     table = rows(case.table(model, queries), queries)
     apart = pairs(model.encoding.pairs(queries, keys, model))
     outputs = {}
@@ -174,19 +172,6 @@ def bf16(y, *_):
 def as_they_stand(n):
     return np.broadcast_to(np.arange(n.shape[-1]), n.shape)
 
-def turning(inv_freq, factor=1.0, angle=same):
-    """`rows` that are a table of other frequencies."""
-    def rows(_, n):
-        angles = angle(n[:, None, :, None] * inv_freq)                                         # (B, 1, T, r/2)
-        return np.concatenate((np.cos(angles), np.sin(angles)), -1) * factor
-    return rows
-
-def settings(**changes):
-    return {"settings": changes}
-
-def parameters(**changes):
-    return {"parameters": changes}
-
 def usual(case):
     """Of any encoding. Of the step with a cache alone: the new token's position, or the bias."""
     root = math.sqrt(case.D)
@@ -201,8 +186,8 @@ def usual(case):
     return {f"in decoding alone, {words}": change for words, change in decoding.items()} | {
         "off by one: positions are counted from 1, not from 0": {"n": lambda n: n + 1},
         "off by one: positions are counted from -1, not from 0": {"n": lambda n: n - 1},
-        "off by one: the distance is m - n + 1, not m - n": {"keys": lambda n: n - 1},
-        "off by one: the distance is m - n - 1, not m - n": {"keys": lambda n: n + 1},
+        "off by one: the distance is m - n + 1, not m - n": {"key_n": lambda n: n - 1},
+        "off by one: the distance is m - n - 1, not m - n": {"key_n": lambda n: n + 1},
         "positions are not read: all are taken for 0": {"n": lambda n: 0 * n},
         "positions are not read: tokens are counted as they stand": {"n": as_they_stand},
         **{f"rounded positions: they were cast to {d}": {"n": rounded(d)} for d in ("float16", "bfloat16")},
@@ -216,17 +201,24 @@ def usual(case):
 def rope(case, x):
     """What is no turn by other angles."""
     f, a = frequencies(case, x["length"])
-    angles = {d: {"rows": turning(f, a, lambda y, d=d: round_to(y, d))} for d in ("float16", "bfloat16")}
-    all_three = {"n": rounded("bfloat16"), "rows": turning(bf16(f), a, bf16)}
-    return {"rounded positions, inv_freq and angles: all were cast to bfloat16": all_three,
-            **{f"rounded angles: they were cast to {d}": change for d, change in angles.items()}}
+
+    def rounded_angles(cast, f=f):
+        def rows(_, n):
+            angles = cast(n[:, None, :, None] * f)                                             # (B, 1, T, r/2)
+            return np.concatenate((np.cos(angles), np.sin(angles)), -1) * a
+        return {"rows": rows}
+
+    return {"rounded positions, inv_freq and angles: all were cast to bfloat16": {
+                "n": rounded("bfloat16"), **rounded_angles(bf16, bf16(f))},
+            "rounded angles: they were cast to float16": rounded_angles(lambda y: round_to(y, "float16")),
+            "rounded angles: they were cast to bfloat16": rounded_angles(bf16)}
 
 def xpos(case, x):
     swapped = np.arange(8).reshape(4, 2).T.ravel()
     return {
         "the factors of q and k are exchanged: scores grow": {"rows": lambda y, n: np.roll(y, 8, -1)},
-        "factor missing: RoPE alone": settings(scale_base=1e300),
-        "factor squared: z^(m/256)": settings(scale_base=256.0),
+        "factor missing: RoPE alone": {"scale_base": 1e300},
+        "factor squared: z^(m/256)": {"scale_base": 256.0},
         "halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + D/2) belongs": {"order": swapped}}
 
 def sinusoidal(case, x):
@@ -242,56 +234,56 @@ def sinusoidal(case, x):
         "halves and interleaved pairs swapped: all sines first, where sines and cosines alternate": {
             "rows": lambda y, n: np.concatenate((y[..., ::2], y[..., 1::2]), -1)},
         "sines and cosines are exchanged": {"rows": lambda y, n: y[..., [1, 0, 3, 2, 5, 4, 7, 6]]},
-        "denominator: the exponent is i/C, not 2i/C": settings(base=10_000 ** (1 / 2)),
+        "denominator: the exponent is i/C, not 2i/C": {"base": 10_000 ** (1 / 2)},
         "denominator: the exponent is j/C of each column j, not 2i/C of the pair (2i, 2i + 1)": waves(j / 8),
-        "denominator: the exponent is 2i/(C - 2), not 2i/C": settings(base=10_000 ** (8 / 6)),
+        "denominator: the exponent is 2i/(C - 2), not 2i/C": {"base": 10_000 ** (8 / 6)},
         "off by one: the exponent's i is counted from 1, not from 0": waves((j // 2 + 1) / 4),
-        **{f"another base: {b:,.0f}, not 10,000": settings(base=b) for b in (1e3, 1e5, 5e5, 1e6)}}
+        **{f"another base: {b:,.0f}, not 10,000": {"base": b} for b in (1e3, 1e5, 5e5, 1e6)}}
 
 def misplaced(l):
     added = {"place": lambda x, table: np.concatenate((x[..., :l] + table, x[..., l:]), -1)}
     last = {"place": lambda x, table: np.concatenate((x[..., :-l], table), -1)}
     return {"the rows are added, and do not override": added,
-            "the rows are added, in the value too, and do not override": added | settings(on="qkv"),
+            "the rows are added, in the value too, and do not override": added | {"on": "qkv"},
             "the last l dimensions are overridden, not the first": last}
 
 def overriding(case, x):
     theta = case.p["theta"]
     on = case.settings.get("on", "qk")
-    return {
-        "factor: theta is 1/(2 x context), not 1/(4 x context)": settings(theta=2 * theta),
-        "factor missing: theta is left out": settings(theta=1.0),
-        "factor squared: theta is applied twice": settings(theta=theta**2),
-        "j is missing: the same number in all l dimensions": settings(constant=True),
-        **{f"the override is on {y}, not on {on}": settings(on=y) for y in ("k", "q", "qk", "qkv")}, **misplaced(5)}
+    return misplaced(5) | {
+        "factor: theta is 1/(2 x context), not 1/(4 x context)": {"theta": 2 * theta},
+        "factor missing: theta is left out": {"theta": 1.0},
+        "factor squared: theta is applied twice": {"theta": theta**2},
+        "j is missing: the same number in all l dimensions": {"constant": True},
+        **{f"the override is on {y}, not on {on}": {"on": y} for y in ("k", "q", "qk", "qkv")}}
 
 def exqpe(case, x):
     late = {"rows": lambda y, n: y - np.where(n[..., None] >= np.arange(5), 1 / 16, 0)}
     return misplaced(5) | {
-        "theta1 and theta2 are exchanged": settings(theta1=1 / 16, theta2=1 / 2048),
-        "factor missing: theta2 is left out": settings(theta2=1.0),
-        "factor squared: theta2 is applied twice": settings(theta2=1 / 256),
+        "theta1 and theta2 are exchanged": {"theta1": 1 / 16, "theta2": 1 / 2048},
+        "factor missing: theta2 is left out": {"theta2": 1.0},
+        "factor squared: theta2 is applied twice": {"theta2": 1 / 256},
         "off by one: floor((n - j)/l) raises, not floor((n - j)/l) + 1": late}
 
-def sloped(slopes, whose=""):
+def sloped(slopes, whose):
+    slopes = slopes[:, None, None]
     return {f"factor missing: {whose}slopes are left out": {"bias": lambda y: y / slopes},
             f"factor squared: {whose}slopes are applied twice": {"bias": lambda y: y * slopes}}
 
 def alibi(case, x):
-    slopes = expe.alibi_slopes(3)[:, None, None]
-    h = np.arange(1, 4)[:, None, None]
-    of_heads = lambda *powers: np.array(powers)[:, None, None]  # noqa: E731
-    powers = {"slopes of 2^(-8h/H), which are for H a power of two": -8 * h / 3,
-              "slopes of the next higher power of two": -8 * h / 4,
-              "denominator: slopes of 2^(-h H/8), not 2^(-8h/H)": -h * 3 / 8,
-              "slopes from h = 0: 2^(-8h/H), h = 0 .. H - 1": -8 * (h - 1) / 3,
-              "slopes from h = 0 in the lower power of two alone": of_heads(0, -4, -2),
-              "slopes from h = 0 in both powers of two": of_heads(0, -4, 0),
-              "slopes reversed: the steepest is the last head's": np.log2(slopes[::-1]),
-              "slopes reversed: the steepest of 2^(-8h/H) is the last head's": -8 * (4 - h) / 3,
-              "slopes reversed within the lower power of two": of_heads(-8, -4, -2)}
-    changes = {words: {"bias": lambda y, p=p: y / slopes * 2.0**p} for words, p in powers.items()}
-    return sloped(slopes, "the ") | changes
+    slopes = expe.alibi_slopes(3)                                       # 2^-4, 2^-8, 2^-2
+    h = np.arange(1, 4)
+    others = {"slopes of 2^(-8h/H), which are for H a power of two": 2.0 ** (-8 * h / 3),
+              "slopes of the next higher power of two": 2.0 ** (-8 * h / 4),
+              "denominator: slopes of 2^(-h H/8), not 2^(-8h/H)": 2.0 ** (-h * 3 / 8),
+              "slopes from h = 0: 2^(-8h/H), h = 0 .. H - 1": 2.0 ** (-8 * (h - 1) / 3),
+              "slopes from h = 0 in the lower power of two alone": 2.0 ** np.array([0, -4, -2]),
+              "slopes from h = 0 in both powers of two": 2.0 ** np.array([0, -4, 0]),
+              "slopes reversed: the steepest is the last head's": slopes[::-1],
+              "slopes reversed: the steepest of 2^(-8h/H) is the last head's": 2.0 ** (-8 * (4 - h) / 3),
+              "slopes reversed within the lower power of two": 2.0 ** np.array([-8, -4, -2])}
+    return sloped(slopes, "the ") | {words: {"bias": lambda y, times=y / slopes: y * times[:, None, None]}
+                                     for words, y in others.items()}
 
 def t5(case, x):
     d = expe.distances(x["positions"], x["key_positions"]).clip(0)
@@ -308,25 +300,25 @@ def t5(case, x):
 def shaw(case, x):
     keys, values = (case.p[name][::-1] for name in ("keys", "values"))
     return {
-        "the keys' table is reversed: [max_distance - r]": parameters(keys=keys),
-        "the table is reversed: [max_distance - r] in keys and values": parameters(keys=keys, values=values),
-        "the values' table is reversed: [max_distance - r]": parameters(values=values),
+        "the keys' table is reversed: [max_distance - r]": {"keys": keys},
+        "the table is reversed: [max_distance - r] in keys and values": {"keys": keys, "values": values},
+        "the values' table is reversed: [max_distance - r]": {"values": values},
         "denominator: q.keys[r] is not divided by sqrt(D)": {"bias": lambda y: 2 * y},
-        "factor missing: values[r] are not added to the output": parameters(values=np.zeros((4, 4))),
-        "off by one: distances end at max_distance - 1": settings(max_distance=2)}
+        "factor missing: values[r] are not added to the output": {"values": np.zeros((4, 4))},
+        "off by one: distances end at max_distance - 1": {"max_distance": 2}}
 
 def kerple(case, x):
     p, a = case.p["p"], case.p["a"]
-    return {"factor missing: p is left out": parameters(p=[1, 1]),
-            "factor missing: a is left out": parameters(a=[1, 1]),
-            "factor squared: p is applied twice": parameters(p=np.square(p)),
-            "p and a are exchanged": parameters(p=a, a=p)}
+    return {"factor missing: p is left out": {"p": [1, 1]},
+            "factor missing: a is left out": {"a": [1, 1]},
+            "factor squared: p is applied twice": {"p": np.square(p)},
+            "p and a are exchanged": {"p": a, "a": p}}
 
 def fire(case, x):
     at_L = {"pairs": lambda y: np.concatenate((0 * y[..., :1], y[..., 1:]), -1)}
-    return {"factor missing: c is left out": parameters(c=1.0),
-            "factor missing: the threshold L is left out": parameters(L=1e-9),
-            "denominator: psi(max(m, L/2)), not psi(max(m, L))": parameters(L=case.p["L"] / 2),
+    return {"factor missing: c is left out": {"c": 1.0},
+            "factor missing: the threshold L is left out": {"L": 1e-9},
+            "denominator: psi(max(m, L/2)), not psi(max(m, L))": {"L": case.p["L"] / 2},
             "denominator: psi(L) at every m, not psi(max(m, L))": at_L}
 
 def bias_with(case, x, **inputs):
@@ -353,22 +345,22 @@ def fox(case, x):
     logs = log_gates(x, w, b)
     of_key, of_query = logs[..., None, :], logs[..., None]
     return {
-        "ln(1 - f) is summed, not ln f": parameters(weight=-w, gate_bias=-b),
+        "ln(1 - f) is summed, not ln f": {"weight": -w, "gate_bias": -b},
         "f is summed, not ln f": {"bias": lambda y: sums_of(np.exp(logs))},
         "off by one: ln f_n, the key's own, is added too": {"bias": lambda y: y + of_key},
         "off by one: ln f_m, the query's own, is left out, and ln f_n added": {"bias": lambda y: y + of_key - of_query},
-        "factor missing: gate_bias is left out": parameters(gate_bias=[0, 0])}
+        "factor missing: gate_bias is left out": {"gate_bias": [0, 0]}}
 
 def grape(case, x):
     size = np.linalg.norm(case.p["gate_v"], axis=-1)[:, None, None]
-    return sloped(expe.alibi_slopes(2)[:, None, None], "ALiBi's ") | {
+    return sloped(expe.alibi_slopes(2), "ALiBi's ") | {
         "denominator: v.q/|v| is not divided by sqrt(D)": bias_with(case, x, q=2 * x["q"]),
         "denominator: v.q/sqrt(D) is not divided by |v|": bias_with(case, x, q=size * x["q"])}
 
 def pope(case, x):
-    return {"factor missing: e is left out": parameters(e=np.zeros((2, 4))),
+    return {"factor missing: e is left out": {"e": np.zeros((2, 4))},
             "denominator: scores are divided by sqrt(2D), not by sqrt(D)": {"scores": lambda y: y / math.sqrt(2)},
-            "denominator: the exponent is 2c/D, not c/D": settings(base=1e8),
+            "denominator: the exponent is 2c/D, not c/D": {"base": 1e8},
             "the other direction: turned by minus the angle": {"n": lambda n: -n}}
 
 def rove(case, x):
@@ -389,25 +381,25 @@ def cable(case, x):
             "g is the key's, not the query's": {"bias": lambda b: b / g[..., None] * g[..., None, :]}}
 
 def dape(case, x):
-    kerple = forward(case, x, parameters={"w2": 0 * np.array(case.p["w2"])})["bias"]
+    kerple = forward(case, x, w2=0 * np.array(case.p["w2"]))["bias"]
     no_bias = [[*row[:-1], 0] for row in case.p["w1"]]
     return {"f alone is added: KERPLE's bias is not": {"bias": lambda y: y - kerple},
             "denominator: f reads q.k, not q.k/sqrt(D)": bias_with(case, x, q=2 * x["q"]),
-            "factor missing: the bias of the hidden layer is left out": parameters(w1=no_bias)}
+            "factor missing: the bias of the hidden layer is left out": {"w1": no_bias}}
 
 def other_way(case):
     conv = [row[::-1] for row in case.p["conv"]]
-    return {"the convolution runs the other way: its last tap is the token's own": parameters(conv=conv)}
+    return {"the convolution runs the other way: its last tap is the token's own": {"conv": conv}}
 
 def selective_rope(case, x):
     first = [[row[0], 0, 0, 0] for row in case.p["conv"]]
-    return {"factor missing: the first tap of the convolution alone is read": parameters(conv=first),
-            **other_way(case), "another base: 10,000, not 500,000": settings(base=10_000.0)}
+    return {"factor missing: the first tap of the convolution alone is read": {"conv": first},
+            **other_way(case), "another base: 10,000, not 500,000": {"base": 10_000.0}}
 
 def path(case, x):
     def plain(_):
         """The bias (B, H, T, T) without the silu of the authors' code, query by query."""
-        p = case.learned()
+        p = case.learned({})
         u, _ = conv_forward(x["h"] @ p["w1"].T @ p["w2"].T, p["conv"])
         w, _ = unit_forward(model_numpy.split_heads(u, 2))                                     # (B, H, T, D)
         b = 2 * np.exp(log_gates(x, p["strength"], p["bias"]))                                 # (B, H, T)
@@ -420,7 +412,7 @@ def path(case, x):
         return np.stack(scores, 2)
 
     return {"factor missing: the silu is left out, as in the paper's equations": {"bias": plain}, **other_way(case),
-            "factor missing: the bias of b is left out": parameters(strength_bias=[0, 0])}
+            "factor missing: the bias of b is left out": {"strength_bias": [0, 0]}}
 
 def path_fox(case, x):
     gates = sums_of(log_gates(x, case.p["forget"], case.p["forget_bias"]))
@@ -434,13 +426,13 @@ def log(case, x):
     logs = np.log(seen).clip(1e-300)                                    # of the first query any softmax is right
     return {
         "factor missing: a plain softmax, which drops what is subtracted": {"scores": lambda y: y / (s * logs)},
-        "factor missing: s is left out": parameters(s=[1, 1]),
+        "factor missing: s is left out": {"s": [1, 1]},
         "off by one: ln(n + 1), not ln n": {"scores": lambda y: y * np.log(seen + 1) / logs},
         "n is the length of the array, not the keys that are seen": {"scores": lambda y: y * math.log(6) / logs}}
 
 def sinks(case, x):
-    return {"factor missing: a plain softmax": parameters(b=[-1e9, -1e9]),
-            "b is added to the denominator, not exp(b)": parameters(b=np.log(case.p["b"]))}
+    return {"factor missing: a plain softmax": {"b": [-1e9, -1e9]},
+            "b is added to the denominator, not exp(b)": {"b": np.log(case.p["b"])}}
 
 def stick(case, x):
     s = np.tril(1 / (1 + np.exp(-x["q"] @ x["k"].swapaxes(-1, -2) / math.sqrt(case.D))))       # (B, H, S, S)
@@ -460,10 +452,9 @@ def stick(case, x):
         "order: the first key takes its share first, not the nearest": {
             "weights": lambda p: from_first + own * (1 - from_first.sum(-1, keepdims=True))}}
 
-MISTAKES = {"rope": rope, "partial": rope, "proportional": rope, "expe": overriding, "learned": lambda case, x: {}}
-MISTAKES |= {f.__name__: f for f in (xpos, sinusoidal, exqpe, alibi, t5, shaw, kerple, fire, cope, fox, grape, pope,
-                                     rove, cable, dape, selective_rope, path, path_fox)}
-MISTAKES |= {f"nope+{f.__name__}": f for f in (log, sinks, stick)}
+OWN = (rope, xpos, sinusoidal, exqpe, alibi, t5, shaw, kerple, fire, cope, fox, grape, pope, rove, cable, dape,
+       selective_rope, path, path_fox, log, sinks, stick)
+MISTAKES = {f.__name__: f for f in OWN} | {"expe": overriding, "partial": rope, "proportional": rope}
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
@@ -513,7 +504,8 @@ def plain(y, digits):
 
 def mistaken(case, inputs):
     """The mistakes of a file, their outputs made anew for the last sequence; the angles of a rotation stay."""
-    changes = {part: MISTAKES[case.file["encoding"]](case, x) | usual(case) for part, x in inputs.items()}
+    own = MISTAKES.get(case.softmax or case.pe, lambda case, x: {})
+    changes = {part: own(case, x) | usual(case) for part, x in inputs.items()}
     mistakes = []
     for mistake in case.file["mistakes"]:
         if "outputs" in mistake:
