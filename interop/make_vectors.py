@@ -86,14 +86,12 @@ def same(x, *_):
 def draw(case, n, seed):
     """The inputs of a part: integer positions (B, S), and numbers of two digits."""
     rng = np.random.default_rng(seed)
-    shapes = dict.fromkeys("qkv", (len(n), case.H, n.shape[1], case.D))
-    shapes |= dict.fromkeys("xh", (len(n), n.shape[1], case.H * case.D))
+    B, S, C = *n.shape, case.H * case.D
+    shapes = dict.fromkeys("qkv", (B, case.H, S, case.D)) | dict.fromkeys("xh", (B, S, C))
+    shapes |= dict.fromkeys(("wq", "wk", "wv"), (C, C))
     x = {"positions": n, "key_positions": n, "length": int(n.max()) + 1}
-    for name in case.file["takes"]:
-        if name in shapes:
-            x[name] = rng.standard_normal(shapes[name]).round(2)
-        elif name in ("wq", "wk", "wv"):
-            x[name] = (0.35 * rng.standard_normal((case.H * case.D,) * 2)).round(2)
+    for name in [name for name in case.file["takes"] if name in shapes]:
+        x[name] = ((0.35 if name[0] == "w" else 1) * rng.standard_normal(shapes[name])).round(2)
     return x
 
 def frequencies(case, length, rows=same):
@@ -145,29 +143,23 @@ def forward(case, x, n=same, key_n=None, rows=same, pairs=same, bias=same, score
 def cut(part, x, outputs, returns):
     """(inputs, outputs) that a file has of a part. Of decode: the last token alone, and a cache."""
     if part == "decode":
-        last = dict.fromkeys(("positions", "x", "h", "table"), np.s_[:, -1:])
-        last |= dict.fromkeys(("q", "k", "v", "bias", "scores", "weights", "out"), np.s_[:, :, -1:])
-        cached = {"cached_k": outputs["k"][:, :, :-1], "cached_v": outputs["v"][:, :, :-1]}
-        cached |= {"cached_h": x["h"][:, :-1]} if "h" in x else {}
-        x = {name: y[last[name]] if name in last else y for name, y in x.items()} | cached
-        outputs = {name: y[last[name]] if name in last else y for name, y in outputs.items()}
+        last = lambda y: y[..., -1:, :] if np.ndim(y) > 2 else y  # noqa: E731  (B, T, C) or (B, H, T, D)
+        cached = {f"cached_{name}": y[..., :-1, :] for name, y in (x | outputs).items() if name in ("k", "v", "h")}
+        x = {name: last(y) for name, y in x.items()} | {"positions": x["positions"][:, -1:]} | cached
+        outputs = {name: last(y) for name, y in outputs.items()}
     return x, {name: outputs[name] for name in returns if part != "far" or name not in ("weights", "out")}
 
 
 # ---- common mistakes: {words: what `forward` is to change} -----------------------------------------------------------
 
-def round_to(y, dtype):
-    """Numbers rounded once to the nearest of float16 or bfloat16, ties to even."""
-    if dtype == "float16":
-        return y.astype(np.float16).astype(float)
-    digits, exponent = np.frexp(y)
-    return np.ldexp(np.rint(digits * 2**8), exponent - 8)
-
-def rounded(dtype):
-    return lambda n: round_to(n.astype(float), dtype).astype(int)
-
-def bf16(y, *_):
-    return round_to(y, "bfloat16")
+def rounding(dtype):
+    """The function that rounds numbers once to the nearest of float16 or bfloat16, ties to even."""
+    def cast(y, *_):
+        if dtype == "float16":
+            return y.astype(np.float16).astype(y.dtype)
+        digits, exponent = np.frexp(y)
+        return np.ldexp(np.rint(digits * 2**8), exponent - 8).astype(y.dtype)
+    return cast
 
 def as_they_stand(n):
     return np.broadcast_to(np.arange(n.shape[-1]), n.shape)
@@ -190,9 +182,9 @@ def usual(case):
         "off by one: the distance is m - n - 1, not m - n": {"key_n": lambda n: n + 1},
         "positions are not read: all are taken for 0": {"n": lambda n: 0 * n},
         "positions are not read: tokens are counted as they stand": {"n": as_they_stand},
-        **{f"rounded positions: they were cast to {d}": {"n": rounded(d)} for d in ("float16", "bfloat16")},
-        "rounded table: it was cast to bfloat16": {"rows": bf16},
-        "rounded bias: it was cast to bfloat16": {"bias": bf16},
+        **{f"rounded positions: they were cast to {d}": {"n": rounding(d)} for d in ("float16", "bfloat16")},
+        "rounded table: it was cast to bfloat16": {"rows": rounding("bfloat16")},
+        "rounded bias: it was cast to bfloat16": {"bias": rounding("bfloat16")},
         "denominator: scores are not divided by sqrt(D)": {"scores": lambda y: y * root},
         "denominator: scores are divided by D, not by sqrt(D)": {"scores": lambda y: y / root},
         "denominator: the bias is divided by sqrt(D)": {"bias": lambda y: y / root},
@@ -201,17 +193,18 @@ def usual(case):
 def rope(case, x):
     """What is no turn by other angles."""
     f, a = frequencies(case, x["length"])
+    bf16, fp16 = rounding("bfloat16"), rounding("float16")
 
-    def rounded_angles(cast, f=f):
+    def angles(cast, f=f):
         def rows(_, n):
             angles = cast(n[:, None, :, None] * f)                                             # (B, 1, T, r/2)
             return np.concatenate((np.cos(angles), np.sin(angles)), -1) * a
         return {"rows": rows}
 
-    return {"rounded positions, inv_freq and angles: all were cast to bfloat16": {
-                "n": rounded("bfloat16"), **rounded_angles(bf16, bf16(f))},
-            "rounded angles: they were cast to float16": rounded_angles(lambda y: round_to(y, "float16")),
-            "rounded angles: they were cast to bfloat16": rounded_angles(bf16)}
+    return {
+        "rounded positions, inv_freq and angles: all were cast to bfloat16": {"n": bf16} | angles(bf16, bf16(f)),
+        "rounded angles: they were cast to float16": angles(fp16),
+        "rounded angles: they were cast to bfloat16": angles(bf16)}
 
 def xpos(case, x):
     swapped = np.arange(8).reshape(4, 2).T.ravel()
@@ -502,20 +495,15 @@ def plain(y, digits):
     whole = isinstance(y, int | np.integer)
     return int(y) if whole else None if np.isnan(y) else float(f"{y:.{digits}g}") + 0.0
 
-def mistaken(case, inputs):
-    """The mistakes of a file, their outputs made anew for the last sequence; the angles of a rotation stay."""
+def mistaken(case, mistake, x):
+    """A mistake of a file, its outputs made anew for the last sequence; the angles of a rotation stay."""
+    if "turns" in mistake:
+        return mistake
     own = MISTAKES.get(case.softmax or case.pe, lambda case, x: {})
-    changes = {part: own(case, x) | usual(case) for part, x in inputs.items()}
-    mistakes = []
-    for mistake in case.file["mistakes"]:
-        if "outputs" in mistake:
-            part, words = mistake["part"], mistake["looks like"]
-            _, wrong = cut(part, inputs[part], forward(case, inputs[part], **changes[part][words]), case.returns)
-            mistake = mistake | {"outputs": {
-                name: plain(wrong[name][-1:], 5) if wrong[name].ndim > 2 else plain(wrong[name], 15)
-                for name in mistake["outputs"]}}
-        mistakes.append(mistake)
-    return mistakes
+    change = (own(case, x) | usual(case))[mistake["looks like"]]
+    _, wrong = cut(mistake["part"], x, forward(case, x, **change), case.returns)
+    return mistake | {"outputs": {name: plain(wrong[name][-1:], 5) if wrong[name].ndim > 2 else plain(wrong[name], 15)
+                                  for name in mistake["outputs"]}}
 
 @np.errstate(all="ignore")
 def document(name):
@@ -527,7 +515,8 @@ def document(name):
     size = {part: sizes(case, x, outputs[part], cuts[part][1]) for part, x in inputs.items()}
     parts = {part: {"size": size[part], "inputs": {name: plain(y, 15) for name, y in x.items()},
                     "outputs": {name: plain(y, 15) for name, y in found.items()}} for part, (x, found) in cuts.items()}
-    return case.file | {"parts": parts, "mistakes": mistaken(case, inputs)}
+    mistakes = [mistaken(case, mistake, inputs[mistake["part"]]) for mistake in case.file["mistakes"]]
+    return case.file | {"parts": parts, "mistakes": mistakes}
 
 def text(value, margin=""):
     """JSON with a line for each field and each row of numbers."""
