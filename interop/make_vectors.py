@@ -37,7 +37,7 @@ class Case:
         self.file = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
         self.pe, _, self.softmax = self.file["encoding"].partition("+")
         self.p = self.file["parameters"]
-        self.returns = [*self.file["returns"]]
+        self.returns = self.file["returns"]
         self.positions = {part: np.array(x["inputs"]["key_positions"]) for part, x in self.file["parts"].items()}
         q = self.file["parts"]["near"]["inputs"].get("q")
         self.H, self.D = np.shape(q)[1::2] if q else (2, 4)
@@ -462,9 +462,8 @@ def sizes(case, x, found, outputs):
     turns = x["positions"][:, None, :, None] * (case.pe in TURNS)                              # (B, 1, T, 1)
     root = lambda q, k, over=1: np.sqrt(q**2 @ k.swapaxes(-1, -2) ** 2 / over)  # noqa: E731
     if "x" in x:                                                                               # q = wq phi
-        wide = np.zeros_like(x["x"])
-        size = found["table"].shape[-1]
-        wide[..., :size] = np.abs(found["table"])
+        table = np.abs(found["table"])
+        wide = np.pad(table, ((0, 0), (0, 0), (0, x["x"].shape[-1] - table.shape[-1])))
         heads = lambda h, name: model_numpy.split_heads(root(h, x[f"w{name}"]), H)  # noqa: E731
         terms = {name: heads(np.abs(x["x"]) + wide, name) for name in "qk"}
         exact = {name: heads(wide**0, name) * turns for name in "qk"}
@@ -489,11 +488,14 @@ def sizes(case, x, found, outputs):
     return {name: [float(f"{np.max(y / over[name]):.1e}") for y in sums[name]] for name in outputs}
 
 def plain(y, digits):
-    """An array or number as lists that JSON has: so many digits, null for what is not a number."""
+    """Arrays and numbers as JSON has them: lists, numbers of so many digits, null for what is not a number."""
+    if isinstance(y, dict):
+        return {name: plain(part, digits) for name, part in y.items()}
     if np.ndim(y):
         return [plain(part, digits) for part in y]
-    whole = isinstance(y, int | np.integer)
-    return int(y) if whole else None if np.isnan(y) else float(f"{y:.{digits}g}") + 0.0
+    if isinstance(y, int | np.integer):
+        return int(y)
+    return None if np.isnan(y) else float(f"{y:.{digits}g}") + 0.0                             # + 0.0: no -0.0
 
 def mistaken(case, mistake, x):
     """A mistake of a file, its outputs made anew for the last sequence; the angles of a rotation stay."""
@@ -510,11 +512,11 @@ def document(name):
     """The whole file of a case as a dict: its words as they are, its numbers made anew."""
     case = Case(name)
     inputs = {part: draw(case, n, seed) for seed, (part, n) in enumerate(case.positions.items())}
-    outputs = {part: forward(case, x) for part, x in inputs.items()}
-    cuts = {part: cut(part, x, outputs[part], case.returns) for part, x in inputs.items()}
-    size = {part: sizes(case, x, outputs[part], cuts[part][1]) for part, x in inputs.items()}
-    parts = {part: {"size": size[part], "inputs": {name: plain(y, 15) for name, y in x.items()},
-                    "outputs": {name: plain(y, 15) for name, y in found.items()}} for part, (x, found) in cuts.items()}
+    parts = {}
+    for part, x in inputs.items():
+        found = forward(case, x)
+        shown, right = cut(part, x, found, case.returns)
+        parts[part] = {"size": sizes(case, x, found, right), "inputs": plain(shown, 15), "outputs": plain(right, 15)}
     mistakes = [mistaken(case, mistake, inputs[mistake["part"]]) for mistake in case.file["mistakes"]]
     return case.file | {"parts": parts, "mistakes": mistakes}
 
