@@ -101,13 +101,14 @@ def frequencies(case, length, rows=same):
     return np.arctan2(sin, cos), np.hypot(cos, sin)[0]
 
 def forward(case, x, n=same, key_n=None, rows=same, pairs=same, bias=same, scores=same, weights=same, order=None,
-            place=None, **changes):
+            inputs=(), **changes):
     """{name: array} for the inputs x, of all tokens at once. What is left out is right; what is given makes a mistake.
 
     n, key_n: of positions; rows: of the table and positions; pairs, bias, scores, weights: of these; order: the
-    dimensions of a head in the order in which they turn; place: of x and the table, in the place of the override;
-    changes: settings and parameters in the place of the case's own.
+    dimensions of a head in the order in which they turn; inputs, changes: inputs, and settings and parameters, in the
+    place of the case's own.
     """
+    x = x | dict(inputs)
     model = case.model(x["length"], **changes)
     learned = case.learned(changes)
     doors = model_numpy.doors_of(model.encoding, model)
@@ -120,8 +121,6 @@ def forward(case, x, n=same, key_n=None, rows=same, pairs=same, bias=same, score
     if "x" in x:
         h, _ = doors.embed[0](x["x"], table, learned)
         parts, _ = doors.override[0](h, table, learned)
-        if place:
-            parts = [place(h, table) if name in model.encoding.on else h for name in "qkv"]
         q, k, v = (model_numpy.split_heads(y @ x[f"w{name}"].T, case.H) for name, y in zip("qkv", parts, strict=True))
         outputs["table"] = table if table.dtype.kind == "f" else learned["weight"][table]
     if order is not None:
@@ -233,17 +232,17 @@ def sinusoidal(case, x):
         "off by one: the exponent's i is counted from 1, not from 0": waves((j // 2 + 1) / 4),
         **{f"another base: {b:,.0f}, not 10,000": {"base": b} for b in (1e3, 1e5, 5e5, 1e6)}}
 
-def misplaced(l):
-    added = {"place": lambda x, table: np.concatenate((x[..., :l] + table, x[..., l:]), -1)}
-    last = {"place": lambda x, table: np.concatenate((x[..., :-l], table), -1)}
+def misplaced(x, l):
+    added = {"rows": lambda y, n: x["x"][..., :l] + y}
+    turned = {name: np.roll(x[name], l, -1) for name in ("x", "wq", "wk", "wv")}              # the last l come first
     return {"the rows are added, and do not override": added,
             "the rows are added, in the value too, and do not override": added | {"on": "qkv"},
-            "the last l dimensions are overridden, not the first": last}
+            "the last l dimensions are overridden, not the first": {"inputs": turned}}
 
 def overriding(case, x):
     theta = case.p["theta"]
     on = case.settings.get("on", "qk")
-    return misplaced(5) | {
+    return misplaced(x, 5) | {
         "factor: theta is 1/(2 x context), not 1/(4 x context)": {"theta": 2 * theta},
         "factor missing: theta is left out": {"theta": 1.0},
         "factor squared: theta is applied twice": {"theta": theta**2},
@@ -252,7 +251,7 @@ def overriding(case, x):
 
 def exqpe(case, x):
     late = {"rows": lambda y, n: y - np.where(n[..., None] >= np.arange(5), 1 / 16, 0)}
-    return misplaced(5) | {
+    return misplaced(x, 5) | {
         "theta1 and theta2 are exchanged": {"theta1": 1 / 16, "theta2": 1 / 2048},
         "factor missing: theta2 is left out": {"theta2": 1.0},
         "factor squared: theta2 is applied twice": {"theta2": 1 / 256},
