@@ -58,9 +58,6 @@ def rotary(e, model):
     rope = {"rope_type": "default", "rope_theta": e.base, "partial_rotary_factor": getattr(e, "rotary_fraction", 1.0)}
     return {"rope_parameters": rope}
 
-def looked_up(e, model):
-    return {"n_positions": e.longest(model)}
-
 SHAPE = {"vocab_size": "vocab_size", "hidden_size": "d_model", "intermediate_size": "d_mlp",
          "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "max_position_embeddings": "context",
          "tie_word_embeddings": "tied"}
@@ -94,7 +91,7 @@ GPT2 = Kind(
     {"vocab_size": "vocab_size", "n_embd": "d_model", "n_inner": "d_mlp", "n_layer": "n_layers", "n_head": "n_heads",
      "layer_norm_epsilon": "norm_eps", "tie_word_embeddings": "tied", "resid_pdrop": "dropout",
      "embd_pdrop": "dropout"},
-    {"activation_function": "gelu_new", "attn_pdrop": 0.0}, looked_up,
+    {"activation_function": "gelu_new", "attn_pdrop": 0.0}, lambda e, model: {"n_positions": e.longest(model)},
     {"embedding": ["transformer.wte"], "encoding": ["transformer.wpe"], "norm": ["transformer.ln_f"],
      "head": ["lm_head"], "blocks.norm1": ["transformer.h.{}.ln_1"], "blocks.norm2": ["transformer.h.{}.ln_2"],
      "blocks.attn.qkv": ["transformer.h.{}.attn.c_attn"], "blocks.attn.proj": ["transformer.h.{}.attn.c_proj"],
