@@ -2,17 +2,13 @@
 
     python -m interop.drop_in
 
-Then it prints a table of what is lost at long positions. drop_in needs transformers and, of this repository, only
-expe_torch, which pip installs.
+It needs transformers and, of this repository, only expe_torch, which pip installs.
 """
 
-import math
-
 import torch
-import torch.nn.functional as F
 
 from common import CommandLine
-from interop.expe_torch import ExPE, from_last
+from interop.expe_torch import ExPE
 
 
 def drop_in(model, encoding):
@@ -47,28 +43,6 @@ def train(model, text, steps=10, context=64, batch_size=8):
         losses.append(loss.item())
     return losses
 
-def moved(dtype, first, origin=lambda n: n, T=512, C=64):
-    """The largest share of a query's attention that goes to other keys than in float64 from position 0.
-
-    One head on random inputs at positions first .. first + T-1, keys and queries in a dtype and their scores in fp32.
-    """
-    torch.manual_seed(0)
-    encoding = ExPE(24, theta=1 / 2048)
-    n = torch.arange(first, first + T)
-    exact = torch.float64
-    h = torch.randn(T, C, dtype=exact)
-    (w_q, w_k) = torch.randn(2, C, C, dtype=exact) / math.sqrt(C)
-
-    def weights(dtype, n):
-        _, h_k, _ = encoding(h.to(dtype), n)
-        q = h.to(dtype) @ w_q.to(dtype).T                               # (T, C) each
-        k = h_k @ w_k.to(dtype).T
-        q, k = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k))
-        values = torch.eye(T, dtype=q.dtype)                             # of which attention makes its weights
-        return F.scaled_dot_product_attention(q, k, values, is_causal=True).to(exact)
-
-    return (weights(dtype, origin(n)) - weights(exact, torch.arange(T))).abs().sum(-1).max().item() / 2
-
 def main(argv=None):
     CommandLine(prog="python -m interop.drop_in", description=__doc__.partition("\n")[0]).parse_args(argv)
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -83,11 +57,6 @@ def main(argv=None):
     print("loss of each step:", *(f"{loss:.2f}" for loss in losses))
     written = model.eval().generate(torch.tensor([list(b"def ")]), max_new_tokens=40, do_sample=False)
     print(bytes(written[0].tolist()))
-    print("\nfirst position    fp32   from last      bf16   from last")
-    for first in (0, 10**4, 10**6, 10**8):
-        shares = (moved(dtype, first, *origin) for dtype in (torch.float32, torch.bfloat16)
-                  for origin in ((), (from_last,)))
-        print(f"{first:>14,}", *(f"{share:>9.1e}" for share in shares))
 
 if __name__ == "__main__":
     main()

@@ -1,38 +1,128 @@
-"""Export a run as a model of transformers, or import one as a run.
+"""Export a run as a model of transformers.
 
     python -m interop.export runs/mini-expe-s0 --to transformers exported/        a folder for AutoModelForCausalLM
-    python -m interop.export exported/ --from transformers runs/back              a run, of a Llama or a GPT-NeoX
 
-transformers loads the folder offline, with its tokenizer, and generates with its cache. Where transformers lacks the
-encoding, the folder has its own code, modeling_gpt.py and what it imports, which you should read before you trust it.
-Its README.md has the lines of Python that load the model and generate a text.
+A run with the layers of a Llama, a GPT-NeoX or a GPT-2 (interop/over.py) becomes one. For any other the folder has its
+own code, modeling_gpt.py and what it imports, which you should read before you trust it. transformers loads the folder
+offline, with its tokenizer, and generates with its cache. Its README.md has the lines of Python for that.
 """
 
-from common import CommandLine
-from config import InputError
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
 
-# torch and what imports it are imported in main, so that --help and a wrong flag answer at once.
+from safetensors.torch import save
+
+import common
+import data
+from config import InputError
+from generate import TOKENS
+from interop.over import GPT2, LLAMA, NEOX, SHAPE
+from interop.tokens import CONFIG, to_tokenizers
+
+ROOT = Path(__file__).resolve().parent.parent
+CORE = ("expe", "config", "model_numpy", "model_torch")
+README = """# A GPT with the positional encoding {pe}, trained for {step:,} steps
+
+In this folder, this writes a text that continues "The". Every text of the training data begins with the token
+`<|endoftext|>`, and so must a prompt.
+
+```python
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".", trust_remote_code={own})
+tokenizer = AutoTokenizer.from_pretrained(".", trust_remote_code={own})
+tokens = torch.tensor([[tokenizer.bos_token_id, *tokenizer("The").input_ids]])
+written = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_length={length}, do_sample=False)
+print(tokenizer.decode(written[0], skip_special_tokens=True))
+```
+"""
+
+def to_transformers(run, out):
+    """Write the folder of a run; returns (its architecture's name, the run's step). InputError for what cannot be."""
+    folder = Path(os.path.realpath(out))
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"OUT must be a new folder, and {str(out)!r} has files in it: choose another")
+    gpt, record = common.load_model(run)
+    config = gpt.config
+    tokenizer = data.run_tokenizer(run, record["data"])
+    if not config.causal:
+        raise InputError(f"{run} sees both sides, and what generates from a cache must be causal: export a run that "
+                         "was trained with a causal mask")
+    written = {"dtype": "float32", "bos_token_id": tokenizer.eot_token, "eos_token_id": tokenizer.eot_token,
+               "use_cache": True}
+    kind = next((kind for kind in (LLAMA, NEOX, GPT2) if kind.fits(gpt)), None)
+    files = {}
+    if kind:
+        written |= {"architectures": [kind.architecture], "model_type": kind.model_type}
+        written |= {name: getattr(config, field) for name, field in kind.fields.items()}
+        written |= kind.fixed | kind.positions(config.encoding, config)
+        weights = kind.theirs(gpt.state_dict(), config.heads)
+    else:
+        classes = {"AutoConfig": "modeling_gpt.GPTConfig", "AutoModelForCausalLM": "modeling_gpt.GPTForCausalLM"}
+        written |= {name: getattr(config, field) for name, field in SHAPE.items()}
+        written |= {"architectures": ["GPTForCausalLM"], "model_type": "exact-positions", "auto_map": classes,
+                    "tie_word_embeddings": False, "model": dataclasses.asdict(config)}
+        weights = {f"gpt.{name}": w for name, w in gpt.state_dict().items()}
+        files = sources(config.encoding.pe) | {"LICENSE": common.read_text(ROOT / "LICENSE")}
+    length = min(TOKENS, config.encoding.longest(config))
+    files |= {
+        "README.md": README.format(pe=config.encoding.pe, step=record["step"], own=kind is None, length=length),
+        "tokenizer.json": json.dumps(to_tokenizers(tokenizer)), "tokenizer_config.json": json.dumps(CONFIG, indent=1),
+        "config.json": json.dumps(written, indent=1)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"OUT cannot be made: {error}") from None
+    common.write_bytes(folder / "model.safetensors", save(weights, {"format": "pt"}))
+    for name, text in files.items():
+        common.write_text(folder / name, text)
+    return written["architectures"][0], record["step"]
+
+def sources(pe):
+    """{file name: text} of interop/modeling_gpt.py and the files that it needs: those of CORE, zoo/ as they import it.
+
+    They lie side by side, since transformers copies no sub-folder, and so their imports are made relative. It copies
+    what `from .NAME import ...` names, which the last lines of modeling_gpt.py do for the files of zoo/.
+    """
+    paths = [ROOT / "interop/modeling_gpt.py", *(ROOT / f"{name}.py" for name in CORE), ROOT / f"zoo/{pe}.py"]
+    texts = {}
+    for path in paths:                                                                 # which grows meanwhile
+        if path.exists() and path.name not in texts:
+            text = common.read_text(path)
+            names = re.findall(r'(?:from zoo import |\bzoo\.|zoo_module\(")(\w+)', text)
+            paths += [ROOT / f"zoo/{name}.py" for name in names]
+            for ours, relative in RELATIVE.items():
+                text = re.sub(ours, relative, text, flags=re.MULTILINE)
+            texts[path.name] = text
+    zoo = [name.removesuffix(".py") for name in texts if (ROOT / "zoo" / name).exists()]
+    texts["modeling_gpt.py"] += "\n" + "".join(
+        f"from .{name} import __doc__ as about_{name}  # noqa: E402, F401\n" for name in zoo)
+    return texts
+
+RELATIVE = {                             # {an import of our files: the same among files that lie side by side}
+    rf"^( *)import ({'|'.join(CORE)})$": r"\1from . import \2",
+    rf"^( *)from ({'|'.join(CORE)}) import ": r"\1from .\2 import ",
+    r"^( *)from zoo import ": r"\1from . import ",
+    r"^( *)from zoo\.(\w+) import ": r"\1from .\2 import ",
+    r"^( *)import zoo\.(\w+) as ": r"\1from . import \2 as ",
+    r'import_module\(f"zoo(\.[^"]+)"\)': r'import_module(f"\1", __package__)',
+}
 
 def main(argv=None):
-    parser = CommandLine(prog="python -m interop.export", epilog=__doc__[__doc__.index("    python") :],
-                         description="Export a run to another library, or import one from it.")
-    add = parser.add_argument
-    add("source", metavar="RUN", help="run directory of train.py; with --from: a folder of that library")
-    add("--to", metavar="LIBRARY", choices=["transformers"], help="the library to write for: transformers")
-    add("--from", dest="origin", metavar="LIBRARY", choices=["transformers"], help="or the library to read from")
-    add("out", metavar="OUT", help="the folder to write, a new one")
+    parser = common.CommandLine(prog="python -m interop.export", epilog=__doc__[__doc__.index("    python") :],
+                                description=__doc__.partition("\n")[0])
+    parser.add_argument("run", metavar="RUN", help="run directory of train.py")
+    parser.add_argument("--to", metavar="LIBRARY", choices=["transformers"], required=True,
+                        help="the library to write for: transformers")
+    parser.add_argument("out", metavar="OUT", help="the folder to write, a new one")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        if (args.to is None) == (args.origin is None):
-            raise InputError("give either --to transformers or --from transformers")
-        from interop.over import from_transformers, to_transformers
-        if args.to:
-            architecture, step = to_transformers(args.source, args.out)
-            print(f"{args.out}: {architecture}, step {step:,} of {args.source}")
-        else:
-            architecture = from_transformers(args.source, args.out)
-            print(f"{args.out}: a run at step 0, of the {architecture} in {args.source}; "
-                  f"next: python eval.py {args.out} --data TEXT")
+        architecture, step = to_transformers(args.run, args.out)
+        print(f"{args.out}: {architecture}, step {step:,} of {args.run}")
 
 if __name__ == "__main__":
     main()

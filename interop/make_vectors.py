@@ -1,11 +1,9 @@
 """vectors/: small JSON files to check any implementation of an encoding with: `python -m interop.make_vectors`.
 
-A file is written by hand, but for its numbers: formula, source, inputs that a function may take and outputs that it may
-return, parameters, positions of each part (near: two sequences, one with gaps; far: up to 10^6; decode: one step with a
-cache), and the names of common mistakes, with the outputs that they change or, of a rotation, its angles ("turns").
-This makes the numbers anew with the float64 NumPy reference: inputs, right outputs, the size of their terms, and the
-outputs of each mistake, so that conform.py can name it. Inputs have two digits, outputs fifteen. Biases and scores of
-keys ahead of a query are null.
+The words of a file are written by hand, with its parameters, positions, and names of common mistakes: these have the
+outputs that they change or, of a rotation, its angles ("turns"). This makes the numbers anew with the float64 NumPy
+reference: inputs (of two digits), right outputs (of fifteen), the size of their terms, and the outputs of each mistake,
+so that conform.py can name it. Biases and scores of keys ahead of a query are null.
 
 Positions: half precision merges neighbours such as 256 and 257. 1027, 2070, 65,790 and 526,334 lie so near the middle
 of two numbers of bf16 that their rounding is large, and that of n, n + 1, .., n + 4 (ExPE's row) goes both ways.
@@ -22,7 +20,6 @@ import numpy as np
 
 import expe
 import model_numpy
-import zoo.dape
 from common import CommandLine, write_text
 from config import ModelConfig, make_encoding, settings_class
 from longer.scaling import ScaledRoPE
@@ -40,12 +37,12 @@ class Case:
         self.file = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
         self.pe, _, self.softmax = self.file["encoding"].partition("+")
         self.p = self.file["parameters"]
-        self.returns = [*self.file["returns"]]
+        self.returns = self.file["returns"]
         self.positions = {part: np.array(x["inputs"]["key_positions"]) for part, x in self.file["parts"].items()}
         q = self.file["parts"]["near"]["inputs"].get("q")
         self.H, self.D = np.shape(q)[1::2] if q else (2, 4)
-        fields = {f.name for f in dataclasses.fields(settings_class(self.pe))}
-        self.settings = {name: value for name, value in self.p.items() if name in fields}
+        self.fields = {f.name for f in dataclasses.fields(settings_class(self.pe))}
+        self.settings = {name: value for name, value in self.p.items() if name in self.fields}
         self.settings |= {"on": "k"} if name == "expe-keys" else {}
         self.rope = rope = self.p.get("rope_parameters", {})
         self.factor, self.scaling = rope.get("factor", 1.0), rope.get("rope_type")
@@ -59,9 +56,9 @@ class Case:
         for kind in ("long", "short") if self.scaling == "longrope" else ():
             self.settings[kind] = tuple(rope[f"{kind}_factor"])
 
-    def model(self, length, changes=()):
+    def model(self, length, **changes):
         """The ModelConfig for a sequence of this length, its encoding in it."""
-        settings = self.settings | dict(changes)
+        settings = self.settings | {name: y for name, y in changes.items() if name in self.fields}
         if self.scaling in ("dynamic", "longrope"):
             settings["length"] = length
         encoding = (ScaledRoPE if "rope_scaling" in settings else make_encoding)(self.pe, **settings)
@@ -74,11 +71,11 @@ class Case:
         mscale = self.rope.get("mscale_all_dim", 0)
         return table * (1 / (0.1 * mscale * math.log(self.factor) + 1)) if mscale else table
 
-    def learned(self, changes=()):
+    def learned(self, changes):
         """The reference's own parameters."""
         logs = LOGS.get(self.pe, "")
         return {OURS.get(name, name): np.log(np.atleast_1d(y)) if name in logs else np.array(y)
-                for name, y in (self.p | dict(changes)).items() if name in logs or np.ndim(y)}
+                for name, y in (self.p | changes).items() if name in logs or np.ndim(y)}
 
 
 # ---- the reference, asked --------------------------------------------------------------------------------------------
@@ -89,14 +86,12 @@ def same(x, *_):
 def draw(case, n, seed):
     """The inputs of a part: integer positions (B, S), and numbers of two digits."""
     rng = np.random.default_rng(seed)
-    shapes = dict.fromkeys("qkv", (len(n), case.H, n.shape[1], case.D))
-    shapes |= dict.fromkeys("xh", (len(n), n.shape[1], case.H * case.D))
+    B, S, C = *n.shape, case.H * case.D
+    shapes = dict.fromkeys("qkv", (B, case.H, S, case.D)) | dict.fromkeys("xh", (B, S, C))
+    shapes |= dict.fromkeys(("wq", "wk", "wv"), (C, C))
     x = {"positions": n, "key_positions": n, "length": int(n.max()) + 1}
-    for name in case.file["takes"]:
-        if name in shapes:
-            x[name] = rng.standard_normal(shapes[name]).round(2)
-        elif name in ("wq", "wk", "wv"):
-            x[name] = (0.35 * rng.standard_normal((case.H * case.D,) * 2)).round(2)
+    for name in [name for name in case.file["takes"] if name in shapes]:
+        x[name] = ((0.35 if name[0] == "w" else 1) * rng.standard_normal(shapes[name])).round(2)
     return x
 
 def frequencies(case, length, rows=same):
@@ -105,19 +100,20 @@ def frequencies(case, length, rows=same):
     cos, sin = np.split(rows(case.table(case.model(length), one), one)[0, 0, 0], 2)
     return np.arctan2(sin, cos), np.hypot(cos, sin)[0]
 
-def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores=same, weights=same, order=None,
-            place=None, settings=(), parameters=()):
+def forward(case, x, n=same, key_n=None, rows=same, pairs=same, bias=same, scores=same, weights=same, order=None,
+            inputs=(), **changes):
     """{name: array} for the inputs x, of all tokens at once. What is left out is right; what is given makes a mistake.
 
-    n, keys: of positions; rows: of the table and positions; pairs, bias, scores, weights: of these; order: the
-    dimensions of a head in the order in which they turn; place: of x and the table, in the place of the override;
-    settings, parameters: those that come before the case's own.
+    n, key_n: of positions; rows: of the table and positions; pairs, bias, scores, weights: of these; order: the
+    dimensions of a head in the order in which they turn; inputs, changes: inputs, and settings and parameters, in the
+    place of the case's own.
     """
-    model = case.model(x["length"], settings)
-    learned = case.learned(parameters)
+    x = x | dict(inputs)
+    model = case.model(x["length"], **changes)
+    learned = case.learned(changes)
     doors = model_numpy.doors_of(model.encoding, model)
     queries = n(x["positions"])
-    keys = (keys or n)(x["key_positions"])
+    keys = (key_n or n)(x["key_positions"])
     table = rows(case.table(model, queries), queries)
     apart = pairs(model.encoding.pairs(queries, keys, model))
     outputs = {}
@@ -125,8 +121,6 @@ def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores
     if "x" in x:
         h, _ = doors.embed[0](x["x"], table, learned)
         parts, _ = doors.override[0](h, table, learned)
-        if place:
-            parts = [place(h, table) if name in model.encoding.on else h for name in "qkv"]
         q, k, v = (model_numpy.split_heads(y @ x[f"w{name}"].T, case.H) for name, y in zip("qkv", parts, strict=True))
         outputs["table"] = table if table.dtype.kind == "f" else learned["weight"][table]
     if order is not None:
@@ -148,45 +142,26 @@ def forward(case, x, n=same, keys=None, rows=same, pairs=same, bias=same, scores
 def cut(part, x, outputs, returns):
     """(inputs, outputs) that a file has of a part. Of decode: the last token alone, and a cache."""
     if part == "decode":
-        last = dict.fromkeys(("positions", "x", "h", "table"), np.s_[:, -1:])
-        last |= dict.fromkeys(("q", "k", "v", "bias", "scores", "weights", "out"), np.s_[:, :, -1:])
-        cached = {"cached_k": outputs["k"][:, :, :-1], "cached_v": outputs["v"][:, :, :-1]}
-        cached |= {"cached_h": x["h"][:, :-1]} if "h" in x else {}
-        x = {name: y[last[name]] if name in last else y for name, y in x.items()} | cached
-        outputs = {name: y[last[name]] if name in last else y for name, y in outputs.items()}
+        last = lambda y: y[..., -1:, :] if np.ndim(y) > 2 else y  # noqa: E731  (B, T, C) or (B, H, T, D)
+        cached = {f"cached_{name}": y[..., :-1, :] for name, y in (x | outputs).items() if name in ("k", "v", "h")}
+        x = {name: last(y) for name, y in x.items()} | {"positions": x["positions"][:, -1:]} | cached
+        outputs = {name: last(y) for name, y in outputs.items()}
     return x, {name: outputs[name] for name in returns if part != "far" or name not in ("weights", "out")}
 
 
 # ---- common mistakes: {words: what `forward` is to change} -----------------------------------------------------------
 
-def round_to(y, dtype):
-    """Numbers rounded once to the nearest of float16 or bfloat16, ties to even."""
-    if dtype == "float16":
-        return y.astype(np.float16).astype(float)
-    digits, exponent = np.frexp(y)
-    return np.ldexp(np.rint(digits * 2**8), exponent - 8)
-
-def rounded(dtype):
-    return lambda n: round_to(n.astype(float), dtype).astype(int)
-
-def bf16(y, *_):
-    return round_to(y, "bfloat16")
+def rounding(dtype):
+    """The function that rounds numbers once to the nearest of float16 or bfloat16, ties to even."""
+    def cast(y, *_):
+        if dtype == "float16":
+            return y.astype(np.float16).astype(y.dtype)
+        digits, exponent = np.frexp(y)
+        return np.ldexp(np.rint(digits * 2**8), exponent - 8).astype(y.dtype)
+    return cast
 
 def as_they_stand(n):
     return np.broadcast_to(np.arange(n.shape[-1]), n.shape)
-
-def turning(inv_freq, factor=1.0, angle=same):
-    """`rows` that are a table of other frequencies."""
-    def rows(_, n):
-        angles = angle(n[:, None, :, None] * inv_freq)                                         # (B, 1, T, r/2)
-        return np.concatenate((np.cos(angles), np.sin(angles)), -1) * factor
-    return rows
-
-def settings(**changes):
-    return {"settings": changes}
-
-def parameters(**changes):
-    return {"parameters": changes}
 
 def usual(case):
     """Of any encoding. Of the step with a cache alone: the new token's position, or the bias."""
@@ -202,13 +177,13 @@ def usual(case):
     return {f"in decoding alone, {words}": change for words, change in decoding.items()} | {
         "off by one: positions are counted from 1, not from 0": {"n": lambda n: n + 1},
         "off by one: positions are counted from -1, not from 0": {"n": lambda n: n - 1},
-        "off by one: the distance is m - n + 1, not m - n": {"keys": lambda n: n - 1},
-        "off by one: the distance is m - n - 1, not m - n": {"keys": lambda n: n + 1},
+        "off by one: the distance is m - n + 1, not m - n": {"key_n": lambda n: n - 1},
+        "off by one: the distance is m - n - 1, not m - n": {"key_n": lambda n: n + 1},
         "positions are not read: all are taken for 0": {"n": lambda n: 0 * n},
         "positions are not read: tokens are counted as they stand": {"n": as_they_stand},
-        **{f"rounded positions: they were cast to {d}": {"n": rounded(d)} for d in ("float16", "bfloat16")},
-        "rounded table: it was cast to bfloat16": {"rows": bf16},
-        "rounded bias: it was cast to bfloat16": {"bias": bf16},
+        **{f"rounded positions: they were cast to {d}": {"n": rounding(d)} for d in ("float16", "bfloat16")},
+        "rounded table: it was cast to bfloat16": {"rows": rounding("bfloat16")},
+        "rounded bias: it was cast to bfloat16": {"bias": rounding("bfloat16")},
         "denominator: scores are not divided by sqrt(D)": {"scores": lambda y: y * root},
         "denominator: scores are divided by D, not by sqrt(D)": {"scores": lambda y: y / root},
         "denominator: the bias is divided by sqrt(D)": {"bias": lambda y: y / root},
@@ -217,87 +192,98 @@ def usual(case):
 def rope(case, x):
     """What is no turn by other angles."""
     f, a = frequencies(case, x["length"])
-    angles = {d: {"rows": turning(f, a, lambda y, d=d: round_to(y, d))} for d in ("float16", "bfloat16")}
-    all_three = {"n": rounded("bfloat16"), "rows": turning(bf16(f), a, bf16)}
-    return {"rounded positions, inv_freq and angles: all were cast to bfloat16": all_three,
-            **{f"rounded angles: they were cast to {d}": change for d, change in angles.items()}}
+    bf16, fp16 = rounding("bfloat16"), rounding("float16")
+
+    def angles(cast, f=f):
+        def rows(_, n):
+            angles = cast(n[:, None, :, None] * f)                                             # (B, 1, T, r/2)
+            return np.concatenate((np.cos(angles), np.sin(angles)), -1) * a
+        return {"rows": rows}
+
+    return {
+        "rounded positions, inv_freq and angles: all were cast to bfloat16": {"n": bf16} | angles(bf16, bf16(f)),
+        "rounded angles: they were cast to float16": angles(fp16),
+        "rounded angles: they were cast to bfloat16": angles(bf16)}
 
 def xpos(case, x):
-    plain = turning(expe.rope_inv_freq(8))
     swapped = np.arange(8).reshape(4, 2).T.ravel()
     return {
         "the factors of q and k are exchanged: scores grow": {"rows": lambda y, n: np.roll(y, 8, -1)},
-        "factor missing: RoPE alone": {"rows": lambda y, n: np.tile(plain(y, n), 2)},
-        "factor squared: z^(m/256)": settings(scale_base=256.0),
+        "factor missing: RoPE alone": {"scale_base": 1e300},
+        "factor squared: z^(m/256)": {"scale_base": 256.0},
         "halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + D/2) belongs": {"order": swapped}}
 
 def sinusoidal(case, x):
-    def waves(exponents, base=10000.0):
+    j = np.arange(8)
+
+    def waves(exponents):
         def rows(_, n):
-            angles = n[..., None] * base**-np.broadcast_to(exponents, 8)
-            return np.where(np.arange(8) % 2, np.cos(angles), np.sin(angles))
+            angles = n[..., None] * 10_000.0**-exponents
+            return np.where(j % 2, np.cos(angles), np.sin(angles))
         return {"rows": rows}
 
-    i = np.arange(4).repeat(2)
     return {
         "halves and interleaved pairs swapped: all sines first, where sines and cosines alternate": {
             "rows": lambda y, n: np.concatenate((y[..., ::2], y[..., 1::2]), -1)},
         "sines and cosines are exchanged": {"rows": lambda y, n: y[..., [1, 0, 3, 2, 5, 4, 7, 6]]},
-        "denominator: the exponent is i/C, not 2i/C": waves(i / 8),
-        "denominator: the exponent is j/C of each column j, not 2i/C of the pair (2i, 2i + 1)": waves(np.arange(8) / 8),
-        "denominator: the exponent is 2i/(C - 2), not 2i/C": waves(i / 3),
-        "off by one: the exponent's i is counted from 1, not from 0": waves((i + 1) / 4),
-        **{f"another base: {b:,.0f}, not 10,000": waves(i / 4, b) for b in (1e3, 1e5, 5e5, 1e6)}}
+        "denominator: the exponent is i/C, not 2i/C": {"base": 10_000 ** (1 / 2)},
+        "denominator: the exponent is j/C of each column j, not 2i/C of the pair (2i, 2i + 1)": waves(j / 8),
+        "denominator: the exponent is 2i/(C - 2), not 2i/C": {"base": 10_000 ** (8 / 6)},
+        "off by one: the exponent's i is counted from 1, not from 0": waves((j // 2 + 1) / 4),
+        **{f"another base: {b:,.0f}, not 10,000": {"base": b} for b in (1e3, 1e5, 5e5, 1e6)}}
 
-def misplaced(l):
-    added = {"place": lambda x, table: np.concatenate((x[..., :l] + table, x[..., l:]), -1)}
-    last = {"place": lambda x, table: np.concatenate((x[..., :-l], table), -1)}
+def misplaced(x, l):
+    added = {"rows": lambda y, n: x["x"][..., :l] + y}
+    turned = {name: np.roll(x[name], l, -1) for name in ("x", "wq", "wk", "wv")}              # the last l come first
     return {"the rows are added, and do not override": added,
-            "the rows are added, in the value too, and do not override": added | settings(on="qkv"),
-            "the last l dimensions are overridden, not the first": last}
+            "the rows are added, in the value too, and do not override": added | {"on": "qkv"},
+            "the last l dimensions are overridden, not the first": {"inputs": turned}}
 
 def overriding(case, x):
     theta = case.p["theta"]
     on = case.settings.get("on", "qk")
-    return {
-        "factor: theta is 1/(2 x context), not 1/(4 x context)": settings(theta=2 * theta),
-        "factor missing: theta is left out": settings(theta=1.0),
-        "factor squared: theta is applied twice": settings(theta=theta**2),
-        "j is missing: the same number in all l dimensions": settings(constant=True),
-        **{f"the override is on {y}, not on {on}": settings(on=y) for y in ("k", "q", "qk", "qkv")}, **misplaced(5)}
+    return misplaced(x, 5) | {
+        "factor: theta is 1/(2 x context), not 1/(4 x context)": {"theta": 2 * theta},
+        "factor missing: theta is left out": {"theta": 1.0},
+        "factor squared: theta is applied twice": {"theta": theta**2},
+        "j is missing: the same number in all l dimensions": {"constant": True},
+        **{f"the override is on {y}, not on {on}": {"on": y} for y in ("k", "q", "qk", "qkv")}}
 
 def exqpe(case, x):
     late = {"rows": lambda y, n: y - np.where(n[..., None] >= np.arange(5), 1 / 16, 0)}
-    return misplaced(5) | {
-        "theta1 and theta2 are exchanged": settings(theta1=1 / 16, theta2=1 / 2048),
-        "factor missing: theta2 is left out": settings(theta2=1.0),
-        "factor squared: theta2 is applied twice": settings(theta2=1 / 256),
+    return misplaced(x, 5) | {
+        "theta1 and theta2 are exchanged": {"theta1": 1 / 16, "theta2": 1 / 2048},
+        "factor missing: theta2 is left out": {"theta2": 1.0},
+        "factor squared: theta2 is applied twice": {"theta2": 1 / 256},
         "off by one: floor((n - j)/l) raises, not floor((n - j)/l) + 1": late}
 
-def sloped(slopes, whose=""):
+def sloped(slopes, whose):
+    slopes = slopes[:, None, None]
     return {f"factor missing: {whose}slopes are left out": {"bias": lambda y: y / slopes},
             f"factor squared: {whose}slopes are applied twice": {"bias": lambda y: y * slopes}}
 
 def alibi(case, x):
-    slopes = expe.alibi_slopes(3)[:, None, None]
-    h = np.arange(1, 4)[:, None, None]
-    of_heads = lambda *powers: np.array(powers)[:, None, None]  # noqa: E731
-    powers = {"slopes of 2^(-8h/H), which are for H a power of two": -8 * h / 3,
-              "slopes of the next higher power of two": -8 * h / 4,
-              "denominator: slopes of 2^(-h H/8), not 2^(-8h/H)": -h * 3 / 8,
-              "slopes from h = 0: 2^(-8h/H), h = 0 .. H - 1": -8 * (h - 1) / 3,
-              "slopes from h = 0 in the lower power of two alone": of_heads(0, -4, -2),
-              "slopes from h = 0 in both powers of two": of_heads(0, -4, 0),
-              "slopes reversed: the steepest is the last head's": np.log2(slopes[::-1]),
-              "slopes reversed: the steepest of 2^(-8h/H) is the last head's": -8 * (4 - h) / 3,
-              "slopes reversed within the lower power of two": of_heads(-8, -4, -2)}
-    changes = {words: {"bias": lambda y, p=p: y / slopes * 2.0**p} for words, p in powers.items()}
-    return sloped(slopes, "the ") | changes
+    slopes = expe.alibi_slopes(3)                                       # 2^-4, 2^-8, 2^-2
+    h = np.arange(1, 4)
+    others = {"slopes of 2^(-8h/H), which are for H a power of two": 2.0 ** (-8 * h / 3),
+              "slopes of the next higher power of two": 2.0 ** (-8 * h / 4),
+              "denominator: slopes of 2^(-h H/8), not 2^(-8h/H)": 2.0 ** (-h * 3 / 8),
+              "slopes from h = 0: 2^(-8h/H), h = 0 .. H - 1": 2.0 ** (-8 * (h - 1) / 3),
+              "slopes from h = 0 in the lower power of two alone": 2.0 ** np.array([0, -4, -2]),
+              "slopes from h = 0 in both powers of two": 2.0 ** np.array([0, -4, 0]),
+              "slopes reversed: the steepest is the last head's": slopes[::-1],
+              "slopes reversed: the steepest of 2^(-8h/H) is the last head's": 2.0 ** (-8 * (4 - h) / 3),
+              "slopes reversed within the lower power of two": 2.0 ** np.array([-8, -4, -2])}
+    return sloped(slopes, "the ") | {words: {"bias": lambda y, times=y / slopes: y * times[:, None, None]}
+                                     for words, y in others.items()}
 
 def t5(case, x):
     d = expe.distances(x["positions"], x["key_positions"]).clip(0)
     far = 16 * np.log(d.clip(1) / 16)
-    buckets = lambda y: {"pairs": lambda _: np.where(d < 16, d, np.minimum(16 + y, 31)).astype(int)}  # noqa: E731
+
+    def buckets(k):
+        return {"pairs": lambda y: np.where(d < 16, d, np.minimum(16 + k, 31)).astype(int)}
+
     return {
         "buckets of both sides, half of which are for keys ahead": {"pairs": lambda y: expe.t5_bucket(d, 16)},
         "denominator: floor(16 ln(d/16)), not divided by ln(max_distance/16)": buckets(np.floor(far)),
@@ -306,169 +292,161 @@ def t5(case, x):
 def shaw(case, x):
     keys, values = (case.p[name][::-1] for name in ("keys", "values"))
     return {
-        "the keys' table is reversed: [max_distance - r]": parameters(keys=keys),
-        "the table is reversed: [max_distance - r] in keys and values": parameters(keys=keys, values=values),
-        "the values' table is reversed: [max_distance - r]": parameters(values=values),
+        "the keys' table is reversed: [max_distance - r]": {"keys": keys},
+        "the table is reversed: [max_distance - r] in keys and values": {"keys": keys, "values": values},
+        "the values' table is reversed: [max_distance - r]": {"values": values},
         "denominator: q.keys[r] is not divided by sqrt(D)": {"bias": lambda y: 2 * y},
-        "factor missing: values[r] are not added to the output": parameters(values=np.zeros((4, 4))),
-        "off by one: distances end at max_distance - 1": settings(max_distance=2)}
+        "factor missing: values[r] are not added to the output": {"values": np.zeros((4, 4))},
+        "off by one: distances end at max_distance - 1": {"max_distance": 2}}
 
 def kerple(case, x):
     p, a = case.p["p"], case.p["a"]
-    return {"factor missing: p is left out": parameters(p=[1, 1]),
-            "factor missing: a is left out": parameters(a=[1, 1]),
-            "factor squared: p is applied twice": parameters(p=np.square(p)),
-            "p and a are exchanged": parameters(p=a, a=p)}
+    return {"factor missing: p is left out": {"p": [1, 1]},
+            "factor missing: a is left out": {"a": [1, 1]},
+            "factor squared: p is applied twice": {"p": np.square(p)},
+            "p and a are exchanged": {"p": a, "a": p}}
 
 def fire(case, x):
     at_L = {"pairs": lambda y: np.concatenate((0 * y[..., :1], y[..., 1:]), -1)}
-    return {"factor missing: c is left out": parameters(c=1.0),
-            "factor missing: the threshold L is left out": parameters(L=1e-9),
-            "denominator: psi(max(m, L/2)), not psi(max(m, L))": parameters(L=case.p["L"] / 2),
+    return {"factor missing: c is left out": {"c": 1.0},
+            "factor missing: the threshold L is left out": {"L": 1e-9},
+            "denominator: psi(max(m, L/2)), not psi(max(m, L))": {"L": case.p["L"] / 2},
             "denominator: psi(L) at every m, not psi(max(m, L))": at_L}
 
+def bias_with(case, x, **inputs):
+    """The bias that the reference has for other inputs."""
+    return {"bias": lambda _: forward(case, x | inputs)["bias"]}
+
 def cope(case, x):
-    e = case.p["e"]
+    own = x["q"] @ np.array(case.p["e"])[0]                             # (B, H, T): the bias of a key that counts 0
+    return {"denominator: gates are sigmoid(q.k/sqrt(D)), not sigmoid(q.k)": bias_with(case, x, k=x["k"] / 2),
+            "off by one: a key does not count itself": {
+                "bias": lambda y: np.concatenate((y[..., 1:], own[..., None]), -1)}}
 
-    def other(divide, own):
-        """The bias by gates of q.k/divide; own: what is taken from each count, of the key's own gate."""
-        g = np.tril(1 / (1 + np.exp(-x["q"] @ x["k"].swapaxes(-1, -2) / divide)))
-        p = np.minimum(g[..., ::-1].cumsum(-1)[..., ::-1] - own * g, len(e) - 1)
-        low, high = (np.take_along_axis(x["q"] @ np.transpose(e), f(p).astype(int), -1) for f in (np.floor, np.ceil))
-        return {"bias": lambda _: low + (p - np.floor(p)) * (high - low)}
-
-    return {"denominator: gates are sigmoid(q.k/sqrt(D)), not sigmoid(q.k)": other(2, 0),
-            "off by one: a key does not count itself": other(1, 1)}
+def log_gates(x, weight, bias):
+    """ln f (B, H, T), f = sigmoid(w.h + b)."""
+    return -np.log1p(np.exp(-(x["h"] @ np.transpose(weight) + bias))).swapaxes(1, 2)
 
 def sums_of(y):
-    """(B, H, T, S): y_(n+1) + .. + y_m, of y (B, S, H)."""
-    total = y.swapaxes(1, 2).cumsum(-1)
+    """(B, H, T, S): y_(n+1) + .. + y_m, of y (B, H, T)."""
+    total = y.cumsum(-1)
     return total[..., None] - total[..., None, :]
 
 def fox(case, x):
-    z = x["h"] @ np.transpose(case.p["weight"]) + case.p["gate_bias"]                          # (B, S, H)
-    logs = -np.log1p(np.exp(-z))                                                               # ln f
-    of_key, of_query = logs.swapaxes(1, 2)[..., None, :], logs.swapaxes(1, 2)[..., None]
+    w, b = np.array(case.p["weight"]), np.array(case.p["gate_bias"])
+    logs = log_gates(x, w, b)
+    of_key, of_query = logs[..., None, :], logs[..., None]
     return {
-        "ln(1 - f) is summed, not ln f": {"bias": lambda y: sums_of(-np.log1p(np.exp(z)))},
+        "ln(1 - f) is summed, not ln f": {"weight": -w, "gate_bias": -b},
         "f is summed, not ln f": {"bias": lambda y: sums_of(np.exp(logs))},
         "off by one: ln f_n, the key's own, is added too": {"bias": lambda y: y + of_key},
         "off by one: ln f_m, the query's own, is left out, and ln f_n added": {"bias": lambda y: y + of_key - of_query},
-        "factor missing: gate_bias is left out": parameters(gate_bias=[0, 0])}
+        "factor missing: gate_bias is left out": {"gate_bias": [0, 0]}}
 
 def grape(case, x):
-    v = np.array(case.p["gate_v"])
-    along = np.vecdot(x["q"], v[:, None])                                                      # (B, H, T)
-    size = np.linalg.norm(v, axis=-1)[:, None]                                                 # (H, 1)
-    gate = lambda below: np.logaddexp(0, along / below)[..., None]  # noqa: E731
-    return sloped(expe.alibi_slopes(2)[:, None, None], "ALiBi's ") | {
-        "denominator: v.q/|v| is not divided by sqrt(D)": {"bias": lambda y: y * gate(size) / gate(2 * size)},
-        "denominator: v.q/sqrt(D) is not divided by |v|": {"bias": lambda y: y * gate(2) / gate(2 * size)}}
+    size = np.linalg.norm(case.p["gate_v"], axis=-1)[:, None, None]
+    return sloped(expe.alibi_slopes(2), "ALiBi's ") | {
+        "denominator: v.q/|v| is not divided by sqrt(D)": bias_with(case, x, q=2 * x["q"]),
+        "denominator: v.q/sqrt(D) is not divided by |v|": bias_with(case, x, q=size * x["q"])}
 
 def pope(case, x):
-    return {"factor missing: e is left out": parameters(e=np.zeros((2, 4))),
+    return {"factor missing: e is left out": {"e": np.zeros((2, 4))},
             "denominator: scores are divided by sqrt(2D), not by sqrt(D)": {"scores": lambda y: y / math.sqrt(2)},
-            "denominator: the exponent is 2c/D, not c/D": settings(base=1e8),
+            "denominator: the exponent is 2c/D, not c/D": {"base": 1e8},
             "the other direction: turned by minus the angle": {"n": lambda n: -n}}
 
 def rove(case, x):
     S = x["positions"].shape[1]                                         # table: the queries' turns, then the keys'
-    stands = lambda y, sine: np.repeat([1, sine], y.shape[-1] // 2)  # noqa: E731
-    queries = {"pairs": lambda y: np.where(np.arange(y.shape[-2])[:, None] < S, stands(y, 0), y)}
-    return {"factor missing: values are not turned, as in RoPE": {"pairs": lambda y: 0 * y + stands(y, 0)},
-            "the output is not turned back: values are at absolute positions": queries,
-            "the other direction: values turn by minus the angle": {"pairs": lambda y: y * stands(y, -1)}}
+    still = np.repeat([1, 0], 2)                                        # cosines, then sines
+    return {"factor missing: values are not turned, as in RoPE": {"pairs": lambda y: 0 * y + still},
+            "the output is not turned back: values are at absolute positions": {
+                "pairs": lambda y: np.where(np.arange(2 * S)[:, None] < S, still, y)},
+            "the other direction: values turn by minus the angle": {"pairs": lambda y: y * np.repeat([1, -1], 2)}}
 
 def cable(case, x):
-    y, z = (x["h"] @ np.transpose(case.p[name]) for name in ("tokens", "query"))
-    g = np.logaddexp(0, z).swapaxes(1, 2)                                                      # (B, H, T)
-    exchanged = {"bias": lambda b: b / g[..., None] * g[..., None, :]}
-    softened = {"bias": lambda b: -sums_of(np.logaddexp(0, y))}
+    y, z = ((x["h"] @ np.transpose(case.p[name])).swapaxes(1, 2) for name in ("tokens", "query"))
+    g = np.logaddexp(0, z)                                                                     # (B, H, T)
     return {"the printed sign: the bias is g_m times the sum, which rewards distance": {"bias": lambda b: -b},
             "factor missing: g is left out": {"bias": lambda b: b / g[..., None]},
-            "as in the authors' code: softplus in the place of relu, and no g": softened,
-            "g is the key's, not the query's": exchanged}
+            "as in the authors' code: softplus in the place of relu, and no g": {
+                "bias": lambda b: -sums_of(np.logaddexp(0, y))},
+            "g is the key's, not the query's": {"bias": lambda b: b / g[..., None] * g[..., None, :]}}
 
 def dape(case, x):
-    learned = case.learned()
-    table = case.model(x["length"]).encoding.pairs(x["positions"], x["key_positions"], None)
-    p, a = (np.exp(learned[name])[:, None, None] for name in "pa")
-    undivided, _ = zoo.dape.score_forward(2 * x["q"], x["k"], None, table, learned)
+    kerple = forward(case, x, w2=0 * np.array(case.p["w2"]))["bias"]
     no_bias = [[*row[:-1], 0] for row in case.p["w1"]]
-    return {"f alone is added: KERPLE's bias is not": {"bias": lambda y: y + p * np.log1p(a * table)},
-            "denominator: f reads q.k, not q.k/sqrt(D)": {"bias": lambda y: undivided},
-            "factor missing: the bias of the hidden layer is left out": parameters(w1=no_bias)}
+    return {"f alone is added: KERPLE's bias is not": {"bias": lambda y: y - kerple},
+            "denominator: f reads q.k, not q.k/sqrt(D)": bias_with(case, x, q=2 * x["q"]),
+            "factor missing: the bias of the hidden layer is left out": {"w1": no_bias}}
 
 def other_way(case):
     conv = [row[::-1] for row in case.p["conv"]]
-    return {"the convolution runs the other way: its last tap is the token's own": parameters(conv=conv)}
+    return {"the convolution runs the other way: its last tap is the token's own": {"conv": conv}}
 
 def selective_rope(case, x):
     first = [[row[0], 0, 0, 0] for row in case.p["conv"]]
-    return {"factor missing: the first tap of the convolution alone is read": parameters(conv=first),
-            **other_way(case), "another base: 10,000, not 500,000": settings(base=10_000.0)}
+    return {"factor missing: the first tap of the convolution alone is read": {"conv": first},
+            **other_way(case), "another base: 10,000, not 500,000": {"base": 10_000.0}}
 
 def path(case, x):
-    p = case.learned()
-
     def plain(_):
-        """The bias (B, H, T, T), key by key, without the silu of the authors' code."""
+        """The bias (B, H, T, T) without the silu of the authors' code, query by query."""
+        p = case.learned({})
         u, _ = conv_forward(x["h"] @ p["w1"].T @ p["w2"].T, p["conv"])
         w, _ = unit_forward(model_numpy.split_heads(u, 2))                                     # (B, H, T, D)
-        b = 2 / (1 + np.exp(-(x["h"] @ p["strength"].T + p["bias"]).swapaxes(1, 2)))           # (B, H, T)
-        bias = np.zeros((*b.shape, b.shape[-1]))
-        for n in range(b.shape[-1]):
-            key = x["k"][:, :, n]
-            for m in range(n + 1, b.shape[-1]):
-                key = key - (b[:, :, m] * np.vecdot(w[:, :, m], key))[..., None] * w[:, :, m]
-                bias[:, :, m, n] = np.vecdot(x["q"][:, :, m], key - x["k"][:, :, n]) / 2
-        return bias
+        b = 2 * np.exp(log_gates(x, p["strength"], p["bias"]))                                 # (B, H, T)
+        keys = x["k"].copy()                                                                   # as the query sees them
+        scores = []
+        for m in range(keys.shape[2]):
+            along = np.vecdot(keys[:, :, :m], w[:, :, m, None])                                # (B, H, m)
+            keys[:, :, :m] -= (b[:, :, m, None] * along)[..., None] * w[:, :, m, None]
+            scores.append(np.vecdot(keys - x["k"], x["q"][:, :, m, None]) / 2)
+        return np.stack(scores, 2)
 
     return {"factor missing: the silu is left out, as in the paper's equations": {"bias": plain}, **other_way(case),
-            "factor missing: the bias of b is left out": parameters(strength_bias=[0, 0])}
+            "factor missing: the bias of b is left out": {"strength_bias": [0, 0]}}
 
 def path_fox(case, x):
-    gates = -np.log1p(np.exp(-(x["h"] @ np.transpose(case.p["forget"]) + case.p["forget_bias"])))
+    gates = sums_of(log_gates(x, case.p["forget"], case.p["forget_bias"]))
     return path(case, x) | {
-        "denominator: the forget gates are divided by sqrt(D)": {"bias": lambda y: y - sums_of(gates) / 2},
-        "factor missing: the forget gates are left out": {"bias": lambda y: y - sums_of(gates)}}
+        "denominator: the forget gates are divided by sqrt(D)": {"bias": lambda y: y - gates / 2},
+        "factor missing: the forget gates are left out": {"bias": lambda y: y - gates}}
 
 def log(case, x):
     s = np.array(case.p["s"])[:, None, None]
     seen = np.arange(1.0, 7)[:, None]
-    first = np.where(seen > 1, np.log(np.maximum(seen, 2)), np.inf)                            # ln 1 = 0: any is right
+    logs = np.log(seen).clip(1e-300)                                    # of the first query any softmax is right
     return {
-        "factor missing: a plain softmax, which drops what is subtracted": {"scores": lambda y: y / (s * first)},
-        "factor missing: s is left out": parameters(s=[1, 1]),
-        "off by one: ln(n + 1), not ln n": {"scores": lambda y: y * np.log(seen + 1) / first},
-        "n is the length of the array, not the keys that are seen": {"scores": lambda y: y * math.log(6) / first}}
+        "factor missing: a plain softmax, which drops what is subtracted": {"scores": lambda y: y / (s * logs)},
+        "factor missing: s is left out": {"s": [1, 1]},
+        "off by one: ln(n + 1), not ln n": {"scores": lambda y: y * np.log(seen + 1) / logs},
+        "n is the length of the array, not the keys that are seen": {"scores": lambda y: y * math.log(6) / logs}}
 
 def sinks(case, x):
-    return {"factor missing: a plain softmax": parameters(b=[-1e9, -1e9]),
-            "b is added to the denominator, not exp(b)": parameters(b=np.log(case.p["b"]))}
+    return {"factor missing: a plain softmax": {"b": [-1e9, -1e9]},
+            "b is added to the denominator, not exp(b)": {"b": np.log(case.p["b"])}}
 
 def stick(case, x):
-    s = 1 / (1 + np.exp(-x["q"] @ x["k"].swapaxes(-1, -2) / math.sqrt(case.D)))                # (B, H, S, S)
+    s = np.tril(1 / (1 + np.exp(-x["q"] @ x["k"].swapaxes(-1, -2) / math.sqrt(case.D))))       # (B, H, S, S)
     own = np.eye(s.shape[-1])
+    odds = s / (1 - s)                                                                         # exp of the score
 
-    def left(s):
-        """What the keys before a key of this axis leave: the products of 1 - s."""
-        return np.cumprod(1 - s, -1) / (1 - s)
+    def shares(s):
+        """What each key takes of that which the keys before it leave."""
+        return s * np.cumprod(1 - s, -1) / (1 - s)
 
-    before, too = np.tril(s, -1), np.tril(s)
-    from_first = before * left(before) + own * (1 - before).prod(-1)[..., None]
-    with_own = too * left(too[..., ::-1])[..., ::-1]
-    plain = too / (1 - too)                                                                    # exp of the score
+    from_first = shares(s * (1 - own))
     return {
-        "a plain softmax": {"weights": lambda p: plain / plain.sum(-1, keepdims=True)},
+        "a plain softmax": {"weights": lambda p: odds / odds.sum(-1, keepdims=True)},
         "a query's own key does not get what is left: weights sum to less than 1": {"weights": lambda p: p * (1 - own)},
-        "the own key takes a share by its score, as the others do": {"weights": lambda p: with_own},
-        "order: the first key takes its share first, not the nearest": {"weights": lambda p: from_first}}
+        "the own key takes a share by its score, as the others do": {
+            "weights": lambda p: shares(s[..., ::-1])[..., ::-1]},
+        "order: the first key takes its share first, not the nearest": {
+            "weights": lambda p: from_first + own * (1 - from_first.sum(-1, keepdims=True))}}
 
-MISTAKES = {"rope": rope, "partial": rope, "proportional": rope, "expe": overriding, "learned": lambda case, x: {}}
-MISTAKES |= {f.__name__: f for f in (xpos, sinusoidal, exqpe, alibi, t5, shaw, kerple, fire, cope, fox, grape, pope,
-                                     rove, cable, dape, selective_rope, path, path_fox)}
-MISTAKES |= {f"nope+{f.__name__}": f for f in (log, sinks, stick)}
+OWN = (rope, xpos, sinusoidal, exqpe, alibi, t5, shaw, kerple, fire, cope, fox, grape, pope, rove, cable, dape,
+       selective_rope, path, path_fox, log, sinks, stick)
+MISTAKES = {f.__name__: f for f in OWN} | {"expe": overriding, "partial": rope, "proportional": rope}
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
@@ -483,9 +461,8 @@ def sizes(case, x, found, outputs):
     turns = x["positions"][:, None, :, None] * (case.pe in TURNS)                              # (B, 1, T, 1)
     root = lambda q, k, over=1: np.sqrt(q**2 @ k.swapaxes(-1, -2) ** 2 / over)  # noqa: E731
     if "x" in x:                                                                               # q = wq phi
-        wide = np.zeros_like(x["x"])
-        size = found["table"].shape[-1]
-        wide[..., :size] = np.abs(found["table"])
+        table = np.abs(found["table"])
+        wide = np.pad(table, ((0, 0), (0, 0), (0, x["x"].shape[-1] - table.shape[-1])))
         heads = lambda h, name: model_numpy.split_heads(root(h, x[f"w{name}"]), H)  # noqa: E731
         terms = {name: heads(np.abs(x["x"]) + wide, name) for name in "qk"}
         exact = {name: heads(wide**0, name) * turns for name in "qk"}
@@ -510,38 +487,37 @@ def sizes(case, x, found, outputs):
     return {name: [float(f"{np.max(y / over[name]):.1e}") for y in sums[name]] for name in outputs}
 
 def plain(y, digits):
-    """An array or number as lists that JSON has: so many digits, null for what is not a number."""
+    """Arrays and numbers as JSON has them: lists, numbers of so many digits, null for what is not a number."""
+    if isinstance(y, dict):
+        return {name: plain(part, digits) for name, part in y.items()}
     if np.ndim(y):
         return [plain(part, digits) for part in y]
-    whole = isinstance(y, int | np.integer)
-    return int(y) if whole else None if np.isnan(y) else float(f"{y:.{digits}g}") + 0.0
+    if isinstance(y, int | np.integer):
+        return int(y)
+    return None if np.isnan(y) else float(f"{y:.{digits}g}") + 0.0                             # + 0.0: no -0.0
 
-def mistaken(case, inputs):
-    """The mistakes of a file, their outputs made anew for the last sequence; the angles of a rotation stay."""
-    changes = {part: MISTAKES[case.file["encoding"]](case, x) | usual(case) for part, x in inputs.items()}
-    mistakes = []
-    for mistake in case.file["mistakes"]:
-        if "outputs" in mistake:
-            part = mistake["part"]
-            found = forward(case, inputs[part], **changes[part][mistake["looks like"]])
-            _, wrong = cut(part, inputs[part], found, case.returns)
-            wrong = {name: wrong[name][-1:] if wrong[name].ndim > 2 else wrong[name] for name in mistake["outputs"]}
-            mistake = mistake | {
-                "outputs": {name: plain(y, 5 if y.ndim > 2 else 15) for name, y in wrong.items()}}
-        mistakes.append(mistake)
-    return mistakes
+def mistaken(case, mistake, x):
+    """A mistake of a file, its outputs made anew for the last sequence; the angles of a rotation stay."""
+    if "turns" in mistake:
+        return mistake
+    own = MISTAKES.get(case.softmax or case.pe, lambda case, x: {})
+    change = (own(case, x) | usual(case))[mistake["looks like"]]
+    _, wrong = cut(mistake["part"], x, forward(case, x, **change), case.returns)
+    return mistake | {"outputs": {name: plain(wrong[name][-1:], 5) if wrong[name].ndim > 2 else plain(wrong[name], 15)
+                                  for name in mistake["outputs"]}}
 
 @np.errstate(all="ignore")
 def document(name):
     """The whole file of a case as a dict: its words as they are, its numbers made anew."""
     case = Case(name)
     inputs = {part: draw(case, n, seed) for seed, (part, n) in enumerate(case.positions.items())}
-    outputs = {part: forward(case, x) for part, x in inputs.items()}
-    cuts = {part: cut(part, x, outputs[part], case.returns) for part, x in inputs.items()}
-    size = {part: sizes(case, x, outputs[part], cuts[part][1]) for part, x in inputs.items()}
-    parts = {part: {"size": size[part], "inputs": {name: plain(y, 15) for name, y in x.items()},
-                    "outputs": {name: plain(y, 15) for name, y in found.items()}} for part, (x, found) in cuts.items()}
-    return case.file | {"parts": parts, "mistakes": mistaken(case, inputs)}
+    parts = {}
+    for part, x in inputs.items():
+        found = forward(case, x)
+        shown, right = cut(part, x, found, case.returns)
+        parts[part] = {"size": sizes(case, x, found, right), "inputs": plain(shown, 15), "outputs": plain(right, 15)}
+    mistakes = [mistaken(case, mistake, inputs[mistake["part"]]) for mistake in case.file["mistakes"]]
+    return case.file | {"parts": parts, "mistakes": mistakes}
 
 def text(value, margin=""):
     """JSON with a line for each field and each row of numbers."""

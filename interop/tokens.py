@@ -1,4 +1,4 @@
-"""Export a tokenizer: tiktoken's ranks to the tokenizer.json of the tokenizers library, and back.
+"""Export a tokenizer: tiktoken's ranks to the tokenizer.json of the tokenizers library.
 
 Both merge the pair whose merge has the lowest rank, leftmost first. tiktoken reads the ranks of all tokens, tokenizers
 a list of pairs. The pair of a token is found by merging its bytes with the merges of lower rank.
@@ -8,7 +8,6 @@ Bytes are written as in GPT-2, each as one printable character (Radford et al. 2
 import itertools
 import math
 
-from config import InputError
 from data import EOT, SPLIT_PATTERN
 
 # The same pieces in Oniguruma's words, which tokenizers reads: there $ ends a line, and {1,3}+ is one of {1,3} or more.
@@ -53,20 +52,3 @@ def to_tokenizers(encoding):
                   "vocab": {written(token): ranks[token] for token in sorted(ranks, key=ranks.get)},
                   "merges": [[*map(written, pair)] for pair in pairs if pair]},
     }
-
-def from_tokenizers(value, path):
-    """{token bytes: rank}, the inverse; InputError for a tokenizer that is not of data.py's kind."""
-    of = {letter: b for b, letter in enumerate(characters())}
-    try:
-        vocab = value["model"]["vocab"]
-        pieces = value["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
-        [added] = value["added_tokens"]
-        ranks = {bytes(of[letter] for letter in token): rank for token, rank in vocab.items() if token != EOT}
-        ours = pieces == PATTERN and (added["content"], added["id"]) == (EOT, len(ranks))
-        ours = ours and {*ranks.values()} == {*range(len(ranks))}
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-        ours = False
-    if not ours:
-        raise InputError(f"{path} is no byte-level BPE that splits a text as data.py does and ends in {EOT}: a run is "
-                         "measured on tokens of that kind alone")
-    return ranks

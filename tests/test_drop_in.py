@@ -59,21 +59,32 @@ def test_positions_that_are_not_one_for_each_token_are_refused():
         encoding(h, torch.arange(4.0))
 
 
-def test_keys_counted_from_the_last_give_the_same_weights_and_keep_their_digits():
+def share_moved(dtype, n):
+    """The largest share of a query's attention that goes to other keys than in float64 from position 0.
+
+    One head on random inputs, keys and queries in a dtype and their scores in fp32 at least.
+    """
     torch.manual_seed(0)
-    encoding, h, w = ExPE(8, start=0.3, theta=1 / 64), torch.randn(40, 16).double(), torch.randn(2, 16, 16).double()
-    n = torch.arange(40) + 10**6
+    encoding = ExPE(24, theta=1 / 2048)
+    h = torch.randn(512, 64, dtype=torch.float64)
+    w_q, w_k = torch.randn(2, 64, 64, dtype=torch.float64) / 8
 
     def weights(dtype, n):
-        w_q, w_k = w.to(dtype)
-        scores = h.to(dtype) @ w_q.T @ (encoding(h.to(dtype), n)[1] @ w_k.T).T / 4
-        return scores.masked_fill(torch.ones(40, 40).triu(1).bool(), -torch.inf).softmax(-1).double()
+        q = h.to(dtype) @ w_q.to(dtype).T
+        k = encoding(h.to(dtype), n)[1] @ w_k.to(dtype).T
+        q, k = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k))
+        return F.scaled_dot_product_attention(q, k, torch.eye(512).to(q), is_causal=True).double()
 
-    right = weights(torch.float64, torch.arange(40))
-    torch.testing.assert_close(weights(torch.float64, n), right, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(weights(torch.float64, from_last(n)), right, rtol=1e-9, atol=1e-12)
-    assert (weights(torch.float32, from_last(n)) - right).abs().max() < 1e-5
-    assert (weights(torch.float32, n) - right).abs().max() > 1e-3
+    return (weights(dtype, n) - weights(torch.float64, torch.arange(512))).abs().sum(-1).max().item() / 2
+
+
+@pytest.mark.parametrize("dtype, counted_from_last, as_they_are", [
+    (torch.float64, 1e-12, 1e-14), (torch.float32, 1e-6, 1e-5), (torch.bfloat16, 3e-3, 0.4)])
+def test_keys_counted_from_the_last_give_the_same_weights_and_keep_their_digits(dtype, counted_from_last, as_they_are):
+    """The two last numbers: what is moved at most, and at least, at position 10^6."""
+    n = torch.arange(512) + 10**6
+    assert share_moved(dtype, from_last(n)) < counted_from_last
+    assert share_moved(dtype, n) > as_they_are
     torch.testing.assert_close(from_last(FAR)[0], torch.tensor([-257, -256, -2, -1, 0]))
 
 
