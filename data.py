@@ -159,7 +159,7 @@ def make_tokenizer(ranks):
 
 def run_tokenizer(folder, meta):
     """The tokenizer in a run directory or a folder of tokens; InputError unless its hash is the one in meta."""
-    if meta["eot"] is None:
+    if meta["source"].startswith("task:"):
         return source_of(meta["source"]).run_tokenizer(folder, meta)
     path = Path(folder) / "tokenizer.tiktoken"
     if not path.exists() or hash_file(path) != meta["tokenizer"]["sha256"]:
@@ -238,16 +238,16 @@ def check_new(out, overwrite):
     if is_whole(out) and not overwrite:
         raise InputError(f"{out} exists: use it with --data {out}, or replace it with --overwrite")
 
-def encode_texts(texts, encoding, min_doc_tokens, max_tokens, dropped):
+def encode_texts(texts, tokenizer, min_doc_tokens, max_tokens, dropped):
     """{split: {name: tokens of a document, <|endoftext|> first}} of (split, name, text), encoded on all cores."""
     splits = {split: {} for split in SPLITS}
-    encoded = encoding.encode_ordinary_batch([text for *_, text in texts], num_threads=os.cpu_count())
+    encoded = tokenizer.encode_ordinary_batch([text for *_, text in texts], num_threads=os.cpu_count())
     total = 0
     for (split, name, _), tokens in zip(texts, encoded, strict=True):
         if len(tokens) < min_doc_tokens:
             dropped["short"] += 1
         elif not 0 < max_tokens <= total:
-            splits[split][name] = np.array([encoding.eot_token, *tokens], np.uint16)
+            splits[split][name] = np.array([tokenizer.eot_token, *tokens], np.uint16)
             total += len(tokens) + 1
     return splits
 

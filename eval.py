@@ -27,7 +27,7 @@ def held_out(run, record, split, source):
 
     source: a prepared folder, or text; None for what the run was trained on, if that is still as it was then.
     """
-    if record["data"]["eot"] is None:
+    if data.source_of(record["data"]["source"]) is not data:
         raise InputError(f"{run} is trained on a task: score it with python eval.py {run}")
     if source and data.full_name(source) == record["data"]["source"]:       # of which most was trained on
         source = None

@@ -177,7 +177,7 @@ def test_a_line_that_a_kill_cut_short_is_taken_back(tmp_path):
     ('"--pe nope"', "5", "nope must be flags of train.py, got 5"),
     ('"--pe nope"', '"--pe nope --seed 3"', "nope: --seed is the grid's own"),
     ('"--pe nope"', '"--pe rope --base x"', "nope: argument --base: 'x' is not a number"),
-    ('"--pe nope"', '"--pe nope --l 9"', "nope: --l is not a flag of --pe nope"),
+    ('"--pe nope"', '"--pe nope --l 9"', "nope: unrecognized arguments: --l 9"),
     ("--scale 0.5", "--scale x", "half: argument --scale: 'x' is not"), ("flags = ", "flag = ", "flag must be one of"),
     ("seeds = [0]", "seeds = [0]\nchosen = {expe = 1}", "chosen: expe must be a run"),
     ('["expe", "k.*"]', '["rope"]', "half: runs must be names of runs"), ("--max-docs 1 --scale", "x", "leave out x"),

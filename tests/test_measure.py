@@ -255,7 +255,7 @@ def test_loss_by_position_averages_to_the_loss(workplace):
     "line, message",
     [
         ("runs/rope --scale 0.5", "--scale is for expe and exqpe, and this run has rope"),
-        ("runs/expe runs/rope --scale 0", "--scale must be a finite number above 0"),
+        ("runs/expe runs/rope --scale 0", "--scale must be a finite number, above 0"),
         ("runs/expe runs/learned --rope-scaling none,yarn", "--rope-scaling yarn is for rope, and this run has expe"),
         ("runs/rope --rope-scaling none,cubic", "--rope-scaling: 'cubic' must be of none, linear, ntk, dynamic"),
         ("runs/rope --rope-scaling dual-chunk --chunk 16", "--chunk must be from 1 to 15, got 16"),
