@@ -100,13 +100,18 @@ def draw_positions(train_config, step, T):
     rng = np.random.default_rng([train_config.seed, step, 1])           # apart from those of the data and of dropout
     return np.sort(rng.choice(train_config.random_positions, T, replace=False))
 
-def micro_batches(train_config, vocab, batch, seeds):
-    """The (tokens, targets) of a batch by the objective, as many sequences at once as may be in memory."""
+def by_objective(train_config, vocab, batch, seeds):
+    """(tokens, targets) of a batch: its own, or masked ones."""
     if train_config.objective == "mlm":
         from engine import masking
-        batch = masking.mask_tokens(batch[0], vocab, np.random.default_rng(seeds))
-    size = train_config.micro_batch or train_config.batch_size
-    return [[x[i : i + size] for x in batch] for i in range(0, len(batch[0]), size)]
+        return masking.mask_tokens(batch[0], vocab, np.random.default_rng(seeds))
+    return batch
+
+def micro_batches(tokens, targets, size):
+    """[(tokens, targets, their share of all targets)], of `size` sequences each; 0: of all."""
+    total = np.count_nonzero(targets != model_numpy.IGNORED)
+    return [(tokens[i : i + size], part, np.count_nonzero(part != model_numpy.IGNORED) / total)
+            for i in range(0, len(tokens), size or len(tokens)) for part in [targets[i : i + size]]]
 
 class TorchBackend:
     """GPT, or another module of which model(tokens, targets, positions) is the loss, and AdamW, on any device."""
@@ -157,16 +162,21 @@ class TorchBackend:
         self.model.train()
         train_config = self.train_config
         torch.manual_seed(train_config.seed * 2**32 + step)             # of dropout
-        B, T = batch[0].shape
+        T = batch[0].shape[1]
         positions = draw_positions(train_config, step, T) if train_config.random_positions else None
+        batch = by_objective(train_config, self.vocab, batch, [train_config.seed, step, 2])
         loss = 0
-        for part in micro_batches(train_config, self.vocab, batch, [train_config.seed, step, 2]):
-            tokens, targets = (torch.from_numpy(x).to(self.device) for x in part)
-            with self.autocast:
-                share = self.model(tokens, targets, positions) * (len(tokens) / B)
-            share.backward()
-            loss += share.detach()
+        for part in self.losses(batch, positions):
+            part.backward()
+            loss += part.detach()
         return loss.item(), self.update(step)
+
+    def losses(self, batch, positions=None):
+        """Yields the loss of each micro-batch, by its share of the batch's targets."""
+        for tokens, targets, share in micro_batches(*batch, self.train_config.micro_batch):
+            with self.autocast:
+                loss = self.model(*(torch.from_numpy(x).to(self.device) for x in (tokens, targets)), positions) * share
+            yield loss
 
     def update(self, step):
         """Clip the gradients, take AdamW's step, and return the gradients' norm."""
@@ -180,12 +190,8 @@ class TorchBackend:
     def validation_loss(self, batch):
         """The mean loss of a batch, in nats."""
         self.model.eval()
-        total = 0
-        for part in micro_batches(self.train_config, self.vocab, batch, [0]):
-            tokens, targets = (torch.from_numpy(x).to(self.device) for x in part)
-            with torch.no_grad(), self.autocast:
-                total += self.model(tokens, targets).item() * len(tokens)   # all sequences have as many targets
-        return total / len(batch[0])
+        with torch.no_grad():
+            return sum(loss.item() for loss in self.losses(by_objective(self.train_config, self.vocab, batch, [0])))
 
 class NumpyBackend:
     """The same in NumPy, in fp32 on the CPU. Dropout's masks are drawn by NumPy, and so are not torch's."""
@@ -213,14 +219,14 @@ class NumpyBackend:
         """One optimizer step on a batch, (tokens, targets); returns the loss and the gradient's norm."""
         model_config, train_config = self.model_config, self.train_config
         rng = np.random.default_rng([train_config.seed, step])          # of dropout
-        B, T = batch[0].shape
+        T = batch[0].shape[1]
         positions = draw_positions(train_config, step, T) if train_config.random_positions else None
+        batch = by_objective(train_config, model_config.vocab, batch, [train_config.seed, step, 2])
         loss = 0
         grads = {}
-        for tokens, targets in micro_batches(train_config, model_config.vocab, batch, [train_config.seed, step, 2]):
+        for tokens, targets, share in micro_batches(*batch, train_config.micro_batch):
             masks = model_numpy.dropout_masks(model_config, *tokens.shape, rng) if model_config.dropout else None
             part, part_grads = model_numpy.loss_and_grads(self.params, tokens, targets, model_config, positions, masks)
-            share = len(tokens) / B
             loss += share * part
             grads = model_numpy.summed(grads, {name: share * g for name, g in part_grads.items()})
         norm = model_numpy.clip_grads(grads, train_config.clip)
@@ -231,11 +237,11 @@ class NumpyBackend:
 
     def validation_loss(self, batch):
         """The mean loss of a batch, in nats."""
-        total = count = 0
-        for tokens, targets in micro_batches(self.train_config, self.model_config.vocab, batch, [0]):
-            total += model_numpy.token_losses(self.params, tokens, targets, self.model_config).sum(dtype="float64")
-            count += np.count_nonzero(targets >= 0)
-        return float(total / count)
+        tokens, targets = by_objective(self.train_config, self.model_config.vocab, batch, [0])
+        total = 0
+        for part, wanted, _ in micro_batches(tokens, targets, self.train_config.micro_batch):
+            total += model_numpy.token_losses(self.params, part, wanted, self.model_config).sum(dtype="float64")
+        return float(total / np.count_nonzero(targets != model_numpy.IGNORED))
 
 BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 

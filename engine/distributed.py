@@ -8,13 +8,11 @@ All ranks read the same folders. Each rank of a machine has a GPU of its own; ra
 """
 
 import contextlib
-import dataclasses
 import functools
 import os
 import sys
 from datetime import timedelta
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -46,17 +44,17 @@ class DistributedBackend(train.TorchBackend):
         self.model.train()
         torch.manual_seed(config.seed * 2**32 + step + RANK * config.steps)     # each rank draws its own dropout
         positions = train.draw_positions(config, step, batch[0].shape[1]) if config.random_positions else None
-        whole = dataclasses.replace(config, micro_batch=0)
-        [inputs] = train.micro_batches(whole, self.vocab, batch, [config.seed, step, 2])
-        mine = [torch.from_numpy(np.split(x, WORLD)[RANK]).to(self.device) for x in inputs]       # (B / WORLD, T) each
-        parts = list(zip(*(x.split(config.micro_batch or len(x)) for x in mine), strict=True))
+        batch = train.by_objective(config, self.vocab, batch, [config.seed, step, 2])
+        tokens, targets, share = train.micro_batches(*batch, len(batch[0]) // WORLD)[RANK]
+        parts = train.micro_batches(tokens, targets, config.micro_batch)
         loss = 0
-        for i, (tokens, targets) in enumerate(parts, 1):
+        for i, (tokens, targets, part) in enumerate(parts, 1):
             self.shared.require_backward_grad_sync = i == len(parts)    # only the last gradients are averaged
+            tokens, targets = (torch.from_numpy(x).to(self.device) for x in (tokens, targets))
             with self.autocast:
-                share = self.shared(tokens, targets, positions) * (len(tokens) * WORLD / len(batch[0]))
-            share.backward()
-            loss += share.detach()
+                part_loss = self.shared(tokens, targets, positions) * (part * share * WORLD)
+            part_loss.backward()
+            loss += part_loss.detach()
         dist.all_reduce(loss)
         return loss.item() / WORLD, self.update(step)
 
