@@ -168,22 +168,22 @@ def run_tokenizer(folder, meta):
 
 # ---- preparing: a source to a folder of tokens -----------------------------------------------------------------------
 
-def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_tokens=0, max_doc_chars=2**20,
-            overwrite=False, **large):
-    """Turn a source into a folder of tokens, `out` or data/<name>-v<vocab>; returns its path.
-
-    A tokenizer of `vocab` entries is trained on the training documents, or `tokenizer` is a .tiktoken file. Shorter
-    documents are dropped, and held-out ones that are nearly in train. Encoding ends at max_tokens (0: never).
-    large: workers and tasks, of engine/corpora.py.
-    """
+def target(source, out=None, vocab=None, tokenizer=None):
+    """(folder, size of the vocabulary, ranks of a ready tokenizer or None) of a preparation with these flags."""
     ranks = None if tokenizer is None else read_ranks(tokenizer)
     vocab = vocab if ranks is None else len(ranks) + 1
     if not 257 <= vocab <= 2**16:
         raise InputError(f"--vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {vocab}")
-    out = folder_of(source, vocab) if out is None else Path(out)
-    if is_large(source):
-        from engine import corpora
-        return corpora.prepare(source, out, vocab, ranks, min_doc_tokens, max_tokens, max_doc_chars, **large)
+    return folder_of(source, vocab) if out is None else Path(out), vocab, ranks
+
+def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_tokens=0, max_doc_chars=2**20,
+            overwrite=False):
+    """Turn a source into a folder of tokens, `out` or data/<name>-v<vocab>; returns its path.
+
+    A tokenizer of `vocab` entries is trained on the training documents, or `tokenizer` is a .tiktoken file. Shorter
+    documents are dropped, and held-out ones that are nearly in train. Encoding ends at max_tokens (0: never).
+    """
+    out, vocab, ranks = target(source, out, vocab, tokenizer)
     check_new(out, overwrite)
     dropped = {"short": 0, "duplicate": 0}
     skipped = []
@@ -415,6 +415,8 @@ def main():
         made = is_whole(Path(args.source))
         if made and len(sys.argv) > 2:
             raise InputError(f"{args.source} is a folder of tokens: leave the flags out, or give the text itself")
+        if not made and is_large(args.source):
+            raise InputError(f"{args.source} need not fit in memory: python -m engine.corpora takes the same flags")
         show(args.source if made else prepare(**vars(args)))
 
 if __name__ == "__main__":

@@ -109,9 +109,10 @@ def by_objective(train_config, vocab, batch, seeds):
 
 def micro_batches(tokens, targets, size):
     """[(tokens, targets, their share of all targets)], of `size` sequences each; 0: of all."""
-    total = np.count_nonzero(targets != model_numpy.IGNORED)
-    return [(tokens[i : i + size], part, np.count_nonzero(part != model_numpy.IGNORED) / total)
-            for i in range(0, len(tokens), size or len(tokens)) for part in [targets[i : i + size]]]
+    size = size or len(tokens)
+    parts = [(tokens[i : i + size], targets[i : i + size]) for i in range(0, len(tokens), size)]
+    counts = [np.count_nonzero(part != model_numpy.IGNORED) for _, part in parts]
+    return [(*part, count / sum(counts)) for part, count in zip(parts, counts, strict=True)]
 
 class TorchBackend:
     """GPT, or another module of which model(tokens, targets, positions) is the loss, and AdamW, on any device."""

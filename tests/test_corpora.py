@@ -90,9 +90,11 @@ def test_killed_work_continues_to_the_same_bytes_with_two_workers(source, prepar
     assert all(path.stat().st_mtime_ns == changed for path, changed in done_before.items())     # not done again
 
 
-def test_data_py_takes_a_file_of_lines(texts, tmp_path):
+def test_a_file_of_lines_is_taken_by_its_name(texts, tmp_path):
     (tmp_path / "all [1].jsonl").write_text("\n\n".join(json.dumps({"text": text}) for text in texts))
-    done = command("data.py", "all [1].jsonl", "--vocab", 300, "--max-tokens", 20_000, "--out", "few", cwd=tmp_path)
+    flags = ["all [1].jsonl", "--vocab", 300, "--max-tokens", 20_000, "--out", "few"]
+    assert "python -m engine.corpora takes the same flags" in refused(command("data.py", *flags, cwd=tmp_path))
+    done = command("engine.corpora", *flags, cwd=tmp_path)
     assert done.returncode == 0 and "not looked for" in done.stdout, done.stderr
     few = sum(split["tokens"] for split in data.read_meta(tmp_path / "few")["splits"].values())
     assert 20_000 <= few < 20_000 + 4_000
@@ -106,7 +108,7 @@ def test_long_documents_are_cut():
 
 @pytest.mark.parametrize("words, message", [
     ("books --out out", "has no .parquet or .jsonl file: python data.py books"),
-    ("rows --out whole", "out exists: use it with --data"),
+    ("rows --out whole", "whole exists: use it with --data"),
     ("rows --out begun --tasks 2", "begun was begun with another value of tasks"),
     ("damaged --out out", "the source cannot be read (Arrow"),
     ("rows --out out --workers 0", "--workers: must be at least 1")])
@@ -125,8 +127,9 @@ def test_errors_name_what_is_wrong(words, message, source, books, prepared, tmp_
 
 def test_a_missing_datatrove_is_named(source, tmp_path):
     (tmp_path / "datatrove.py").write_text("raise ModuleNotFoundError('No module named datatrove', name='datatrove')")
-    done = process("data.py", source, "--out", "out", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert "datatrove is missing: pip install datatrove pyarrow orjson" in refused(done)
+    for line in ("engine.corpora {} --out out", "train.py --preset mini --data {} --out run"):
+        done = process(*line.format(source).split(), cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+        assert "datatrove is missing: pip install datatrove pyarrow orjson" in refused(done)
 
 
 def test_another_executor_of_datatrove_can_run_the_tasks(source, prepared, tmp_path):
