@@ -77,23 +77,24 @@ def find_files(source, suffixes=(".txt", ".md", ".py", ".rst")):
         raise InputError(f"{source} holds no file that ends in {' '.join(suffixes)} .jsonl .parquet")
     return files
 
-def documents(source, max_chars=2**20, skipped=None):
-    """(name, text) of each document of a source. Longer texts are cut at a line's end, so that none is huge.
+def documents(source):
+    """(name, text) of each document of a source: a file, or what lies between the lines <|endoftext|> of one.
 
-    Files that are not UTF-8 are left out, and their paths go to the list `skipped`. A name is a path within the source,
-    and after # which piece of a text that was cut, counted from 1.
+    Files that are not UTF-8 are left out and named. A name is a path within the source.
     """
+    skipped = []
     for name, path in find_files(source):
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
-            if skipped is not None:
-                skipped.append(str(path))
+            skipped.append(name)
             continue
-        for part, piece in enumerate(cut_text(text, max_chars), 1):
-            yield name + f"#{part}" * (part > 1), piece
+        for part in re.split(r"^<\|endoftext\|>\n?", text, flags=re.MULTILINE):
+            yield name, part
+    if skipped:
+        print(f"left out, since they are not UTF-8: {len(skipped)} files, such as {', '.join(skipped[:3])}")
 
 def cut_text(text, max_chars):
     """The pieces of a text, cut at a line's end where there is one."""
@@ -102,25 +103,32 @@ def cut_text(text, max_chars):
         yield text[:end]
         text = text[end:]
 
-def split_texts(texts, min_bytes, dropped, held_out=1 / 14):        # val's and test's share: the paper's 50M of 700M
-    """(split, name, text) of each text not seen before. The split depends on the text alone, not on the order."""
+def hash_text(text):
+    """64 bits of a text's SHA-256; a lone surrogate, which has no UTF-8, counts as "?"."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", errors="replace")).digest()[:8], "big")
+
+def split_texts(texts, max_chars, min_bytes, dropped, held_out=1 / 14):     # a split's share: 50M of the paper's 700M
+    """(split, name, text) of each piece of (name, text) not seen before, of max_chars characters at most.
+
+    The split depends on the whole text alone, and so all pieces of a text fall to the same one.
+    """
     seen = set()
     for name, text in texts:
-        encoded = text.encode("utf-8", errors="replace")    # a lone surrogate has no UTF-8: it becomes "?"
-        key = int.from_bytes(hashlib.sha256(encoded).digest()[:8], "big")
-        share = key / 2**64
-        if len(encoded) < min_bytes:                        # a token is a byte at least
-            dropped["short"] += 1
-        elif key in seen:
-            dropped["duplicate"] += 1
-        else:
-            seen.add(key)
-            split = "val" if share < held_out else "test" if share < 2 * held_out else "train"
-            yield split, name, encoded.decode("utf-8")
+        share = hash_text(text) / 2**64
+        split = "val" if share < held_out else "test" if share < 2 * held_out else "train"
+        for part, piece in enumerate(cut_text(text, max_chars), 1):
+            encoded = piece.encode("utf-8", errors="replace")
+            key = hash_text(piece)
+            if len(encoded) < min_bytes:                    # a token is a byte at least
+                dropped["short"] += 1
+            elif key in seen:
+                dropped["duplicate"] += 1
+            else:
+                seen.add(key)
+                yield split, f"{name}#{part}" if part > 1 else name, encoded.decode("utf-8")
 
-def split_file(texts):
-    """(split, name, text) of one file's texts, cut at line ends: its last tenth is val, the tenth before that test."""
-    text = "".join(text for _, text in texts)
+def split_file(text):
+    """(split, name, text) of one text, cut at line ends: its last tenth is val, the tenth before that test."""
     first, second = (text.rfind("\n", 0, len(text) * tenths // 10) + 1 or len(text) * tenths // 10 for tenths in (8, 9))
     print("this is one file: its last tenth becomes val, and the tenth before that test")
     return [("train", "first", text[:first]), ("test", "middle", text[first:second]), ("val", "last", text[second:])]
@@ -186,13 +194,13 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
     out, vocab, ranks = target(source, out, vocab, tokenizer)
     check_new(out, overwrite)
     dropped = {"short": 0, "duplicate": 0}
-    skipped = []
-    texts = documents(source, max_doc_chars, skipped)
+    texts = list(documents(source))
     min_doc_tokens = 1 if Path(source).is_file() else min_doc_tokens
-    texts = split_file(texts) if Path(source).is_file() else list(split_texts(texts, min_doc_tokens, dropped))
+    whole = Path(source).is_file() and len(texts) == 1
+    texts = split_file(texts[0][1]) if whole else list(split_texts(texts, max_doc_chars, min_doc_tokens, dropped))
     if not any(text for _, _, text in texts):
         raise InputError(f"{source} has no text to train on: {dropped['short']} documents are shorter than "
-                         f"--min-doc-tokens, and {len(skipped)} files are not UTF-8")
+                         "--min-doc-tokens")
     if ranks is None:
         training = [text for split, _, text in texts if split == "train"]
         print(f"training a tokenizer of {vocab:,} entries on {sum(map(len, training)):,} characters", flush=True)
@@ -211,7 +219,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
             np.concatenate([*tokens[split].values(), np.zeros(0, np.uint16)]).tofile(out / "bin.unfinished")
             os.replace(out / "bin.unfinished", out / f"{split}.bin")
         counts = {split: len(documents) for split, documents in tokens.items()}
-        write_meta(out, settings, counts, dropped | {"not_utf8": len(skipped)}, near)
+        write_meta(out, settings, counts, dropped, near)
     return out
 
 def write_meta(out, settings, documents, dropped, near):
@@ -264,7 +272,7 @@ def ensure(source, vocab, prepare=prepare, min_doc_tokens=1, max_tokens=0):
         raise InputError(f"{folder} was made from {meta['source']}, not from {source}: prepare that with python "
                          f"data.py {source} --out DIR, and give --data DIR")
     if folder != Path(source) and source not in NAMED_SOURCES and meta.get("files") != hash_listing(source):
-        print(f"{source} has changed since {folder} was made: remove that folder, and it is made again")
+        raise InputError(f"{source} has changed since {folder} was made: remove that folder, and it is made again")
     if hash_file(folder / "tokenizer.tiktoken") != meta["tokenizer"]["sha256"]:
         raise InputError(f"{folder}/tokenizer.tiktoken is not the one that was recorded: prepare the folder again")
     if meta["vocab"] != vocab:

@@ -108,8 +108,7 @@ def by_objective(train_config, vocab, batch, seeds):
     return batch
 
 def micro_batches(tokens, targets, size):
-    """[(tokens, targets, their share of all targets)], of `size` sequences each; 0: of all."""
-    size = size or len(tokens)
+    """[(tokens, targets, their share of all targets)], of `size` sequences each."""
     parts = [(tokens[i : i + size], targets[i : i + size]) for i in range(0, len(tokens), size)]
     counts = [np.count_nonzero(part != model_numpy.IGNORED) for _, part in parts]
     return [(*part, count / sum(counts)) for part, count in zip(parts, counts, strict=True)]
@@ -167,17 +166,20 @@ class TorchBackend:
         positions = draw_positions(train_config, step, T) if train_config.random_positions else None
         batch = by_objective(train_config, self.vocab, batch, [train_config.seed, step, 2])
         loss = 0
-        for part in self.losses(batch, positions):
+        for part, share in self.losses(batch, positions):
+            part = part * share
             part.backward()
             loss += part.detach()
         return loss.item(), self.update(step)
 
     def losses(self, batch, positions=None):
-        """Yields the loss of each micro-batch, by its share of the batch's targets."""
-        for tokens, targets, share in micro_batches(*batch, self.train_config.micro_batch):
+        """Yields the loss of each micro-batch, and its share of the batch's targets."""
+        size = self.train_config.micro_batch or self.train_config.batch_size
+        for tokens, targets, share in micro_batches(*batch, size):
+            tokens, targets = (torch.from_numpy(x).to(self.device) for x in (tokens, targets))
             with self.autocast:
-                loss = self.model(*(torch.from_numpy(x).to(self.device) for x in (tokens, targets)), positions) * share
-            yield loss
+                loss = self.model(tokens, targets, positions)
+            yield loss, share
 
     def update(self, step):
         """Clip the gradients, take AdamW's step, and return the gradients' norm."""
@@ -192,7 +194,8 @@ class TorchBackend:
         """The mean loss of a batch, in nats."""
         self.model.eval()
         with torch.no_grad():
-            return sum(loss.item() for loss in self.losses(by_objective(self.train_config, self.vocab, batch, [0])))
+            batch = by_objective(self.train_config, self.vocab, batch, [0])
+            return sum(loss.item() * share for loss, share in self.losses(batch))
 
 class NumpyBackend:
     """The same in NumPy, in fp32 on the CPU. Dropout's masks are drawn by NumPy, and so are not torch's."""
@@ -225,7 +228,7 @@ class NumpyBackend:
         batch = by_objective(train_config, model_config.vocab, batch, [train_config.seed, step, 2])
         loss = 0
         grads = {}
-        for tokens, targets, share in micro_batches(*batch, train_config.micro_batch):
+        for tokens, targets, share in micro_batches(*batch, train_config.micro_batch or train_config.batch_size):
             masks = model_numpy.dropout_masks(model_config, *tokens.shape, rng) if model_config.dropout else None
             part, part_grads = model_numpy.loss_and_grads(self.params, tokens, targets, model_config, positions, masks)
             loss += share * part
@@ -240,7 +243,7 @@ class NumpyBackend:
         """The mean loss of a batch, in nats."""
         tokens, targets = by_objective(self.train_config, self.model_config.vocab, batch, [0])
         total = 0
-        for part, wanted, _ in micro_batches(tokens, targets, self.train_config.micro_batch):
+        for part, wanted, _ in micro_batches(tokens, targets, self.train_config.micro_batch or self.train_config.batch_size):
             total += model_numpy.token_losses(self.params, part, wanted, self.model_config).sum(dtype="float64")
         return float(total / np.count_nonzero(targets != model_numpy.IGNORED))
 

@@ -69,12 +69,11 @@ def list_files(reader):
     with reading():
         return reader.data_folder.list_files(glob_pattern=reader.glob_pattern)
 
-def pieces_of(documents, max_doc_chars):
-    """(None, text) of the pieces of datatrove's documents."""
+def texts_of(documents):
+    """(None, text) of datatrove's documents."""
     with reading():
         for document in documents:
-            for piece in data.cut_text(document.text, max_doc_chars):
-                yield None, piece
+            yield None, document.text
 
 def encode(documents, rank, world_size, folder, tokenizer, min_doc_tokens, max_tokens, max_doc_chars):
     """Write the tokens of documents to RANK.bin, their splits and sizes to RANK.npz, and pass the documents on."""
@@ -84,7 +83,7 @@ def encode(documents, rank, world_size, folder, tokenizer, min_doc_tokens, max_t
     sizes = []
     unfinished = folder / f"{rank:05d}.{os.getpid()}"
     with open(unfinished, "wb") as file:
-        for split, _, text in data.split_texts(pieces_of(documents, max_doc_chars), min_doc_tokens, dropped):
+        for split, _, text in data.split_texts(texts_of(documents), max_doc_chars, min_doc_tokens, dropped):
             tokens = encoding.encode_ordinary(text)
             if len(tokens) < min_doc_tokens:
                 dropped["short"] += 1
@@ -136,7 +135,7 @@ def texts_for_tokenizer(source, max_doc_chars):
     documents = itertools.chain(*(reader.run() for reader in make_readers(source)))
     size = 0
     print(f"training a tokenizer on the first {TOKENIZER_CHARS:,} characters of {source} at most", flush=True)
-    for split, _, text in data.split_texts(pieces_of(documents, max_doc_chars), 1, {"short": 0, "duplicate": 0}):
+    for split, _, text in data.split_texts(texts_of(documents), max_doc_chars, 1, {"short": 0, "duplicate": 0}):
         if split == "train":
             yield text
             size += len(text)

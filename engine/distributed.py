@@ -46,7 +46,7 @@ class DistributedBackend(train.TorchBackend):
         positions = train.draw_positions(config, step, batch[0].shape[1]) if config.random_positions else None
         batch = train.by_objective(config, self.vocab, batch, [config.seed, step, 2])
         tokens, targets, share = train.micro_batches(*batch, len(batch[0]) // WORLD)[RANK]
-        parts = train.micro_batches(tokens, targets, config.micro_batch)
+        parts = train.micro_batches(tokens, targets, config.micro_batch or len(tokens))
         loss = 0
         for i, (tokens, targets, part) in enumerate(parts, 1):
             self.shared.require_backward_grad_sync = i == len(parts)    # only the last gradients are averaged

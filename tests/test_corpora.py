@@ -17,7 +17,6 @@ import data
 need("datatrove")
 parquet = need("pyarrow.parquet")
 import pyarrow  # noqa: E402
-from datatrove.data import Document  # noqa: E402
 from datatrove.executor import LocalPipelineExecutor  # noqa: E402
 
 from engine import corpora  # noqa: E402
@@ -98,12 +97,6 @@ def test_a_file_of_lines_is_taken_by_its_name(texts, tmp_path):
     assert done.returncode == 0 and "not looked for" in done.stdout, done.stderr
     few = sum(split["tokens"] for split in data.read_meta(tmp_path / "few")["splits"].values())
     assert 20_000 <= few < 20_000 + 4_000
-
-
-def test_long_documents_are_cut():
-    text = "".join(f"line {i}\n" for i in range(3_000))
-    pieces = [piece for _, piece in corpora.pieces_of(iter([Document(text, id="0")]), 500)]
-    assert max(map(len, pieces)) <= 500 and "".join(pieces) == text
 
 
 @pytest.mark.parametrize("words, message", [

