@@ -17,6 +17,7 @@ import io
 import json
 import operator
 import os
+import secrets
 import sys
 from pathlib import Path
 
@@ -42,8 +43,10 @@ class CommandLine(argparse.ArgumentParser):
     def one_line_errors(self):
         """What the user gave wrong, and too large a model, end in error(); anything else keeps its traceback.
 
-        A character that the terminal lacks is printed as another one.
+        A character that the terminal lacks is printed as another one; a closed stream takes what is printed.
         """
+        sys.stdout = sys.stdout or open(os.devnull, "w")
+        sys.stderr = sys.stderr or open(os.devnull, "w")
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
@@ -129,15 +132,29 @@ def read_json(path, *names):
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise InputError(f"{path} was cut short or edited: {type(error).__name__}: {error}") from None
 
-def new_file(text):
-    """The path of a file in a folder that exists and can be written, for argparse; of a link, the file it names."""
-    path = Path(os.path.realpath(text) if os.path.islink(text) and not text.startswith("/dev/") else text)
-    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)) or not text or path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists and can be written")
-    known = (b"[", b"<", b"\x89PNG", b"%PDF", b"run,")                 # how what is written here begins
-    if path.is_file() and path.stat().st_size and not path.read_bytes().startswith(known):
-        raise argparse.ArgumentTypeError(f"{text!r} exists, and was not written by this: choose another name")
-    return str(path)
+PICTURES = (".png", ".svg", ".pdf")
+
+def new_file(*endings):
+    """The argparse type of a file to write, of these endings: a new or empty one, or one that was written here."""
+    def read(text):
+        path = Path(os.path.realpath(text) if os.path.islink(text) and not text.startswith("/dev/") else text)
+        if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)) or path.is_dir():
+            raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists and can be written")
+        if not text.startswith("/dev/") and path.suffix not in endings:
+            raise argparse.ArgumentTypeError(f"must end in {', '.join(endings)}, got {text!r}")
+        if path.is_file() and path.stat().st_size and not is_ours(path):
+            raise argparse.ArgumentTypeError(f"{text!r} exists, and was not written here: choose another name")
+        return str(path)
+    return read
+
+def is_ours(path):
+    """Whether a file has the content that --json, --plot or the explorer writes."""
+    content = path.read_bytes()
+    if path.suffix == ".json":
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+            return bool(json.loads(content)[0].keys() & {"run", "preset"})
+        return False
+    return {".png": b"\x89PNG", ".svg": b"<svg", ".pdf": b"%PDF", ".html": b'id="data"'}[path.suffix] in content
 
 def write_text(path, text):
     """Write a file so that no reader sees half of it; to a device or pipe, append."""
@@ -148,8 +165,8 @@ def write_text(path, text):
     write_bytes(path, text.encode())
 
 def write_bytes(path, content):
-    """Write a file beside its place and rename it."""
-    new = Path(f"{path}.unfinished")
+    """Write a new file beside its place and rename it."""
+    new = Path(path).parent / f".unfinished-{secrets.token_hex(8)}-{Path(path).name}"
     new.write_bytes(content)
     os.replace(new, path)
 
@@ -164,7 +181,7 @@ def folder(text):
 
 def holds_files(folder):
     """Whether a folder holds anything besides what a killed script may have left before it wrote its first file."""
-    return folder.is_dir() and not {*os.listdir(folder)} <= {".lock", "config.json.unfinished", "meta.json.unfinished"}
+    return folder.is_dir() and not all(name.startswith((".lock", ".unfinished-")) for name in os.listdir(folder))
 
 @contextlib.contextmanager
 def lock(folder, wait=False):
@@ -184,8 +201,9 @@ def lock(folder, wait=False):
 # ---- a run on disk ---------------------------------------------------------------------------------------------------
 
 def named_runs(names):
-    """The run directories that are named, or else every one under runs/; InputError if there is none."""
-    if runs := [Path(name) for name in names] or sorted(path.parent for path in Path("runs").glob(f"*/{CHECKPOINT}")):
+    """The run directories that are named, files among them left out, or every one under runs/; InputError for none."""
+    known = sorted(path.parent for path in Path("runs").glob(f"*/{CHECKPOINT}"))
+    if runs := [Path(name) for name in names if not os.path.isfile(name)] or known:
         return runs
     raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
 

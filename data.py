@@ -216,8 +216,8 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
         write_text(out / "meta.json", json.dumps(settings))    # not whole yet, and from now on the folder is ours
         write_ranks(out / "tokenizer.tiktoken", ranks)
         for split in SPLITS:
-            np.concatenate([*tokens[split].values(), np.zeros(0, np.uint16)]).tofile(out / "bin.unfinished")
-            os.replace(out / "bin.unfinished", out / f"{split}.bin")
+            together = np.concatenate([*tokens[split].values(), np.zeros(0, np.uint16)])
+            common.write_bytes(out / f"{split}.bin", together.tobytes())
         counts = {split: len(documents) for split, documents in tokens.items()}
         write_meta(out, settings, counts, dropped, near)
     return out

@@ -9,14 +9,18 @@ longest length.
 
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")     # before torch: its idle threads leave the cores to other work
+
 import torch
 
 import common
 import data
-from common import CommandLine, at_least, listed, new_file, pick_device
+from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device
 from config import InputError
 
 MULTIPLES = (1, 2, 4, 8, 16)    # of the trained length, when no --lengths are given
@@ -104,15 +108,13 @@ def main(argv=None):
     add("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
     add("--data", metavar="DIR|PATH", help="score other text: a prepared folder, or text as data.py reads it")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    add("--json", type=new_file, metavar="FILE", help="write the numbers as a list, an object for each run and length")
-    add("--plot", type=new_file, metavar="FILE", help="draw loss against length: .png, .svg or .pdf (needs matplotlib)")
+    add("--json", type=new_file(".json"), metavar="FILE", help="write the numbers: a list of objects")
+    add("--plot", type=new_file(*PICTURES), metavar="FILE", help="draw loss against length: .png, .svg or .pdf")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        if args.plot and Path(args.plot).suffix not in (".png", ".svg", ".pdf"):
-            raise InputError(f"--plot must end in .png, .svg or .pdf, got {args.plot}")
         rows = []
-        by_data = lambda run: args.runs == [] and common.read_run(run)[2]["data"]["source"]  # noqa: E731
-        for run in sorted(common.named_runs(args.runs), key=by_data):
+        sources = {run: common.read_run(run)[2]["data"]["source"] for run in common.named_runs(args.runs)}
+        for run in sources if args.runs else sorted(sources, key=sources.get):
             model, record = common.load_model(run)
             source = data.source_of(record["data"]["source"])           # a task has these two functions, too
             scoring, printing = (evaluate, print_rows) if source is data else (source.evaluate, source.print_rows)

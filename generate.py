@@ -11,9 +11,13 @@ tokens before it; --cache keeps their keys and values instead (longer/), and bri
 import codecs
 import functools
 import itertools
+import os
 import sys
 
 import numpy as np
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")     # before torch: its idle threads leave the cores to other work
+
 import torch
 
 import common

@@ -22,6 +22,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")     # before torch: its idle threads leave the cores to other work
+
 import torch
 from tqdm import tqdm
 
@@ -29,10 +32,22 @@ import common
 import data
 import model_numpy
 from common import CommandLine, number, pick_device, whole
-from config import ENCODINGS, PRESETS, InputError, configure, fields_of, flag_of, kind_of
+from config import (
+    ENCODINGS,
+    PRESETS,
+    InputError,
+    ModelConfig,
+    TrainConfig,
+    configure,
+    fields_of,
+    flag_of,
+    kind_of,
+    settings_class,
+)
 from model_torch import GPT
 
-READERS = {int: whole, float: number, str: str}
+READERS = {int: {"type": whole, "metavar": "N"}, float: {"type": number, "metavar": "X"}, str: {"metavar": "NAME"},
+           bool: {"action": argparse.BooleanOptionalAction}}
 UNNAMED = ("seed", "fast", "micro_batch", "eval_every", "checkpoint_every")    # in a run's name
 VALIDATION_WINDOWS = 128        # of the trained length, in a validation loss
 
@@ -58,12 +73,13 @@ def read_flags(argv):
     pe = args.pe or "expe"
     parser = CommandLine(prog=f"train.py --pe {pe}", description=__doc__, parents=[first],
                          usage="train.py [--preset NAME] [--pe NAME] [flags]")
-    for f in fields_of(pe):
-        if f.metadata["help"]:
-            default = PRESETS[preset].get(f.name, f.default)
-            help = f.metadata["help"] + f" ({preset}: {default})" * (default is not None)
-            reading = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": READERS[kind_of(f)]}
-            parser.add_argument(flag_of(f.name), default=None, help=help, **reading)
+    for title, kind in {f"encoding {pe}": settings_class(pe), "model": ModelConfig, "training": TrainConfig}.items():
+        group = parser.add_argument_group(title)
+        for f in dataclasses.fields(kind):
+            if f.metadata["help"]:
+                default = PRESETS[preset].get(f.name, f.default)
+                help = f.metadata["help"] + f" ({preset}: {default})" * (default is not None)
+                group.add_argument(flag_of(f.name), default=None, help=help, **READERS[kind_of(f)])
     given = vars(parser.parse_args(words))
     flags = {f.name: given[f.name] for f in fields_of(pe) if given.get(f.name) is not None}
     args.out = args.out or Path("runs", run_name(flags, pe, preset))
@@ -110,7 +126,7 @@ def by_objective(train_config, vocab, batch, seeds):
 def micro_batches(tokens, targets, size):
     """[(tokens, targets, their share of all targets)], of `size` sequences each."""
     parts = [(tokens[i : i + size], targets[i : i + size]) for i in range(0, len(tokens), size)]
-    counts = [np.count_nonzero(part != model_numpy.IGNORED) for _, part in parts]
+    counts = [int(np.count_nonzero(part != model_numpy.IGNORED)) for _, part in parts]
     return [(*part, count / sum(counts)) for part, count in zip(parts, counts, strict=True)]
 
 class TorchBackend:
@@ -241,9 +257,10 @@ class NumpyBackend:
 
     def validation_loss(self, batch):
         """The mean loss of a batch, in nats."""
-        tokens, targets = by_objective(self.train_config, self.model_config.vocab, batch, [0])
+        config = self.train_config
+        tokens, targets = by_objective(config, self.model_config.vocab, batch, [0])
         total = 0
-        for part, wanted, _ in micro_batches(tokens, targets, self.train_config.micro_batch or self.train_config.batch_size):
+        for part, wanted, _ in micro_batches(tokens, targets, config.micro_batch or config.batch_size):
             total += model_numpy.token_losses(self.params, part, wanted, self.model_config).sum(dtype="float64")
         return float(total / np.count_nonzero(targets != model_numpy.IGNORED))
 
@@ -359,7 +376,8 @@ def train(run, backend, first=0, seconds=0.0):
     held_out = run.source.held_out(run.tokens, context, VALIDATION_WINDOWS)                      # the same for all runs
     begun = time.perf_counter()
     with stopping() as signals:
-        for step in tqdm(range(first, config.steps), initial=first, total=config.steps, disable=run.quiet, leave=False):
+        bar = tqdm(range(first, config.steps), str(run.folder), config.steps, False, disable=run.quiet, initial=first)
+        for step in bar:
             batch = run.source.batch(tokens, context, config.batch_size, config.seed, step)
             loss, norm = backend.step(batch, step)
             if not math.isfinite(loss + norm):
@@ -369,6 +387,7 @@ def train(run, backend, first=0, seconds=0.0):
                 run.write_config()
             done = step + 1
             run.log(step=done, loss=loss, grad_norm=norm, lr=learning_rate(config, step))
+            bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
             stop = run.stops(signals) or done == config.steps
             if done % config.eval_every == 0 or done == config.steps:
                 val_loss = backend.validation_loss(held_out)

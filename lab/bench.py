@@ -276,7 +276,7 @@ def main(argv=None):
                         help="torch's, as in train.py (default: fp32)")
     parser.add_argument("--compile", action="store_true", help="torch.compile the blocks that train, as in train.py")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto, a GPU if any)")
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
+    parser.add_argument("--json", type=new_file(".json"), metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         args.device = str(pick_device(args.device))

@@ -159,7 +159,7 @@ def main(argv=None):
     parser.add_argument("--task-path", metavar="DIR", help="a folder of tasks in lm_eval's own YAML format")
     parser.add_argument("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
+    parser.add_argument("--json", type=new_file(".json"), metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         for library in ("lm_eval", "huggingface_hub", "datasets"):

@@ -219,7 +219,7 @@ def command_line():
                         help="of the weights and of what is computed: fp32, bf16, fp16, or int8 (weights alone); each "
                              "a row")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    parser.add_argument("--json", type=new_file, metavar="FILE",
+    parser.add_argument("--json", type=new_file(".json"), metavar="FILE",
                         help="write the numbers as a list of objects, one a run and length")
     parser.add_argument("--plot", type=table.picture, metavar="FILE",
                         help="draw loss against length: .png, .svg or .pdf")

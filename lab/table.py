@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common import CommandLine, listed, new_file, number, read_text
+from common import PICTURES, CommandLine, listed, new_file, number, read_text
 from config import InputError
 from lab.results import LEARNED, Row, is_gain, read_results
 
@@ -399,9 +399,7 @@ def print_parts(rows):
 
 def picture(text):
     """The path of a picture that can be written, for argparse."""
-    if Path(text).suffix not in (".png", ".svg", ".pdf"):
-        raise ArgumentTypeError(f"{text!r} must end in .png, .svg or .pdf")
-    return new_file(text)
+    return new_file(*PICTURES)(text)
 
 def multiple(text):
     """16 from "16x", a multiple of the trained length, for argparse."""

@@ -113,7 +113,7 @@ def test_what_cannot_be_scored_is_named_in_one_line(workplace, tokens, tmp_path)
         f"runs/expe --lengths {longest + 1}": f"tokens, the longest of --lengths: the longest one has {longest:,}",
         "runs/expe --lengths 16,24": "--lengths must divide the longest of them, 24",
         "runs/none": "runs/none is no run directory",
-        "runs/expe --plot a.txt": "--plot must end in .png, .svg or .pdf",
+        "runs/expe --plot a.txt": "--plot: must end in .png, .svg, .pdf",
     }.items():
         assert message in refused(command("eval.py", *line.split(), cwd=workplace)), line
 

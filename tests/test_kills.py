@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(finished, tokens, tmp_path, monk
     done = [0]
 
     def full(path, content):
-        if path.name.startswith(common.CHECKPOINT):
+        if path.name.endswith(common.CHECKPOINT):
             done[0] += 1
             if done[0] == 2:
                 raise OSError(28, "No space left on device", str(path))

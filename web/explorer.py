@@ -247,7 +247,7 @@ def main(argv=None):
                          "browser: read a text past their trained length, look inside, turn the knobs.")
     parser.add_argument("runs", nargs="*", metavar="RUN",
                         help=f"run directories of train.py (default: {', '.join(RUNS)} of mini, trained if missing)")
-    parser.add_argument("--out", type=new_file, default=OUT, metavar="FILE", help=f"the page (default: {OUT})")
+    parser.add_argument("--out", type=new_file(".html"), default=OUT, metavar="FILE", help=f"the page (default: {OUT})")
     parser.add_argument("--steps", type=at_least(1), metavar="N",
                         help="of each run that is trained (default: mini's)")
     with parser.one_line_errors():
