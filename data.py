@@ -322,7 +322,9 @@ def count_windows(tokens, context):
     return (len(tokens) - 1) // context
 
 def fill_in(flags, preset):
-    """The flags of a run: text adds none."""
+    """The flags of a run, to which text adds none; InputError if queries would see their targets, the next tokens."""
+    if flags.get("causal") is False and flags.get("objective") != "mlm":
+        raise InputError("--no-causal shows a query its target, the next token: leave it out, or add --objective mlm")
     return flags
 
 def batch(tokens, context, batch_size, seed, step):

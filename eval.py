@@ -77,8 +77,7 @@ def evaluate(run, model, record, args, multiples=MULTIPLES):
     rows = []
     for length in lengths:
         windows = cut_windows(usable, length, longest)
-        scored = record["train"]["objective"] == "lm" and length <= model.config.encoding.longest(model.config)
-        loss = mean_loss(model, windows) if scored else None
+        loss = mean_loss(model, windows) if length <= model.config.encoding.longest(model.config) else None
         rows.append({"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "nonoverlap", "how": "",
                      "length": length, "loss": loss, "perplexity": None if loss is None else math.exp(min(loss, 700)),
                      "n_targets": length * len(windows), "n_documents": len(usable), "data": name,
@@ -113,8 +112,12 @@ def main(argv=None):
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         rows = []
-        sources = {run: common.read_run(run)[2]["data"]["source"] for run in common.named_runs(args.runs)}
-        for run in sources if args.runs else sorted(sources, key=sources.get):
+        records = {run: common.read_run(run)[2] for run in common.named_runs(args.runs)}
+        for run, record in records.items():
+            if not record["model"]["causal"] and data.source_of(record["data"]["source"]) is data:
+                raise InputError(f"{run} sees later tokens, so that the next one is no test of it: name other runs, or "
+                                 "draw its losses with python -m lab.curves")
+        for run in records if args.runs else sorted(records, key=lambda run: records[run]["data"]["source"]):
             model, record = common.load_model(run)
             source = data.source_of(record["data"]["source"])           # a task has these two functions, too
             scoring, printing = (evaluate, print_rows) if source is data else (source.evaluate, source.print_rows)

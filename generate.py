@@ -86,6 +86,8 @@ def main(argv=None):
             return writing.write(args, functools.partial(choose, **sampling), print_text, TOKENS)
         model, record = common.load_model(args.run)
         model.to(pick_device(args.device))
+        if not model.config.causal:
+            raise InputError(f"{args.run} sees later tokens, and a text has none yet: name a run with a causal mask")
         tokenizer = data.run_tokenizer(args.run, record["data"])
         prompt = [x for x in (tokenizer.eot_token, *tokenizer.encode_ordinary(args.prompt)) if x is not None]
         room = model.config.encoding.longest(model.config) - len(prompt) + 1     # the last token is drawn, and not read

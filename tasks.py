@@ -316,7 +316,12 @@ def fill_in(flags, preset):
         raise InputError(f"--vocab is {size} for --data {flags['data']}: leave it out")
     if flags.get("objective") == "mlm":
         raise InputError("--objective mlm is for text: leave it out, or leave out --data task:NAME")
-    check_lengths("--context", flags["data"], [flags.get("context", PRESETS[preset]["context"])])
+    context = flags.get("context", PRESETS[preset]["context"])
+    check_lengths("--context", flags["data"], [context])
+    if flags.get("causal") is False:
+        tokens, targets = batch(open_split(flags["data"], "val"), context, 8, 0, 0)
+        if (tokens[:, 1:] == targets[:, :-1])[targets[:, :-1] != IGNORED].mean() > 0.5:
+            raise InputError(f"--no-causal shows a query of {flags['data']} its target, the next symbol: leave it out")
     return flags | {"vocab": size}
 
 def ensure(source, *sizes):

@@ -107,15 +107,19 @@ def test_what_cannot_be_scored_is_named_in_one_line(workplace, tokens, tmp_path)
     assert rows_of(workplace, "runs/expe", "--lengths", longest)[0][0]["n_documents"] == 1
     flags = ["--pe", "expe", "--objective", "mlm", *TINY, "--steps", "1", "--data", tokens, "--out", "masked"]
     assert command("train.py", *flags, cwd=tmp_path).returncode == 0
-    rows, _ = rows_of(workplace, tmp_path / "masked", "--lengths", "16")
-    assert rows[0]["loss"] is None                                      # it predicts masked tokens, not the next one
+    (tmp_path / "setup.json").write_text('["precious"]')
+    (tmp_path / "setup.cfg").write_text("[precious]")
     for line, message in {
         f"runs/expe --lengths {longest + 1}": f"tokens, the longest of --lengths: the longest one has {longest:,}",
         "runs/expe --lengths 16,24": "--lengths must divide the longest of them, 24",
         "runs/none": "runs/none is no run directory",
+        f"runs/expe {tmp_path}/masked": "masked sees later tokens",
+        f"runs/expe --json {tmp_path}/setup.json": "setup.json' exists, and was not written here",
+        f"runs/expe --json {tmp_path}/setup.cfg": "--json: must end in .json",
         "runs/expe --plot a.txt": "--plot: must end in .png, .svg, .pdf",
     }.items():
         assert message in refused(command("eval.py", *line.split(), cwd=workplace)), line
+    assert (tmp_path / "setup.json").read_text() == '["precious"]'
 
 
 def test_data_that_has_changed_since_training_is_named(workplace, tokens, tmp_path):

@@ -91,4 +91,6 @@ def test_both_backends_train_alike_and_with_micro_batches_too(tokens, tmp_path):
     assert losses["torch"][-1] < losses["torch"][0] and len(losses["torch"]) == 8
     config = json.loads((tmp_path / "torch/config.json").read_text())
     assert config["train"]["objective"] == "mlm" and config["model"]["causal"] is False
+    for line in ("generate.py torch", "eval.py torch"):
+        assert "sees later tokens" in refused(command(*line.split(), cwd=tmp_path))
     assert "a cache needs causal attention" in refused(command("generate.py", "torch", "--cache", cwd=tmp_path))

@@ -15,6 +15,7 @@ from conftest import ROOT, TINY, command, read_log, refused, wait_for
 import common
 import data
 import model_numpy
+import tasks
 import train
 
 SMALL = [*TINY, "--steps", "12", "--eval-every", "5", "--checkpoint-every", "4", "--dropout", "0.1"]
@@ -75,7 +76,7 @@ def test_ctrl_c_keeps_the_last_step_and_resumes(name, finished, tokens, tmp_path
     assert done.returncode == 0 and "complete" in done.stdout
 
 
-VARIANTS = ["--pe expe --once --learn random", "--pe exqpe --theta2 1/8 --softmax sinks", "--pe t5 --no-causal",
+VARIANTS = ["--pe expe --once --learn random", "--pe exqpe --theta2 1/8 --softmax sinks", "--pe t5 --window 9",
             "--pe fox --window 4 --nope-every 2", "--pe expe --objective mlm", "--pe rope --dtype bf16 --fast",
             "--pe learned --n-positions 40 --random-positions 40", "--pe shaw --tied --norm rmsnorm --mlp swiglu"]
 
@@ -92,13 +93,20 @@ def test_variants_train_stop_and_resume_bit_for_bit(line, tokens, tmp_path, stop
     assert same_run(tmp_path / "run", tmp_path / "whole")
 
 
-def test_gradient_accumulation_is_the_whole_batch(tokens):
-    _, model, config = train.read_flags([*TINY, "--batch-size", "6"])
-    split = dataclasses.replace(config, micro_batch=4)                  # 4 sequences, and then 2
-    batch = data.batch(data.open_split(tokens, "train"), model.context, 6, 0, 0)
+@pytest.mark.parametrize("line", ["", "--objective mlm", *(f"--data task:{name} --context 40" for name in tasks.TASKS)])
+def test_gradient_accumulation_is_the_whole_batch(line, tokens):
+    """Also where sequences have different numbers of targets, as those of many tasks have."""
+    flags = [*TINY[:2], "--layers", "1", "--width", "32", "--heads", "2", "--batch-size", "6", *line.split()]
+    _, model, config = train.read_flags(flags if "task:" in line else [*flags, "--vocab", "300", "--context", "16"])
+    source, folder = (tasks, config.data) if "task:" in line else (data, tokens)
+    batch = source.batch(source.open_split(folder, "train"), model.context, 6, 0, 0)
     for kind in (train.TorchBackend, train.NumpyBackend):
-        whole, parts = (kind(model, c, torch.device("cpu")).step(batch, 0) for c in (config, split))
-        np.testing.assert_allclose(whole, parts, rtol=1e-5)
+        found = []
+        for size in (0, 1, 4):
+            backend = kind(model, dataclasses.replace(config, micro_batch=size), torch.device("cpu"))
+            found.append([backend.validation_loss(batch), *backend.step(batch, 0)])
+        np.testing.assert_allclose(found, [found[0]] * 3, rtol=1e-5)
+        assert config.objective == "mlm" or found[0][0] == pytest.approx(found[0][1], rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", [train.TorchBackend, train.NumpyBackend])
@@ -111,7 +119,7 @@ def test_dropout_is_a_function_of_seed_and_step(kind, tokens):
 
 @pytest.mark.parametrize("line, name", [
     ("--preset mini --pe expe --l 24 --fast", "mini-expe-s0"),
-    ("--preset mini --pe expe --l 8 --lr 2e-3 --no-causal", "mini-expe-l-8-causal-False-lr-0.002-s0"),
+    ("--preset mini --pe expe --l 8 --lr 2e-3 --tied", "mini-expe-l-8-tied-True-lr-0.002-s0"),
     ("--preset paper-35m --pe exqpe --data a/b", "paper-35m-exqpe-data-b-s0")])
 def test_default_names_are_preset_encoding_and_the_flags_that_differ(line, name):
     args, _, _ = train.read_flags(line.split())
@@ -131,7 +139,8 @@ WRONG = {
     "--pe rope --l 3": "unrecognized arguments: --l 3 (train.py --pe rope --help",
     "--l 500": "--l must be from 1 to the width",
     "--steps 1.5": "--steps", "--theta 1/0": "--theta", "--preset big": "--preset", "--nonsense": "--nonsense",
-    "--objective mlm --pe fox": "--objective mlm", "--objective mlm --causal": "leave out --causal",
+    "--no-causal": "--no-causal shows a query its target", "--objective mlm --pe fox": "--objective mlm",
+    "--objective mlm --causal": "leave out --causal",
     "--random-positions 3": "--random-positions must be from 16 (--context) on, got 3",
     "--pe fox --random-positions 64": "--random-positions is for encodings that read positions",
     "--device cuda:99": "--device must be", "--backend numpy --compile": "--backend numpy",
