@@ -25,6 +25,7 @@ help:
 
 .venv/installed: .venv/bin/python requirements.txt requirements-dev.txt
 	$(PIP) -r requirements-dev.txt
+	@! command -v nvidia-smi >/dev/null || $(PIP) $$(grep -E '^(datatrove|pyarrow|orjson)' requirements-optional.txt)  # FineWeb
 	@touch $@
 
 .venv/installed-all: .venv/installed requirements-optional.txt

@@ -24,6 +24,7 @@ from pathlib import Path
 from config import InputError, ModelConfig, TrainConfig
 
 CHECKPOINT = "checkpoint.safetensors"
+MEANT = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context"}
 
 # ---- the command line ------------------------------------------------------------------------------------------------
 
@@ -35,7 +36,9 @@ class CommandLine(argparse.ArgumentParser):
 
     def error(self, message):
         if str(message).startswith("unrecognized arguments"):
-            message = f"{message} ({self.prog} --help lists the flags)"
+            word = message.split()[2].partition("=")[0]
+            near = MEANT.get(word) or next(iter(difflib.get_close_matches(word, self._option_string_actions)), None)
+            message = f"{message} ({f'did you mean {near}? ' if near else ''}{self.prog} --help lists the flags)"
         printable = "".join(c if c.isprintable() else " " for c in str(message))
         self.exit(2, f"{self.prog}: error: {' '.join(printable.split())}\n")
 

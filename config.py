@@ -298,7 +298,7 @@ class ModelConfig(Checked):
 class TrainConfig(Checked):
     """One training run: its data, its steps and its optimizer. A batch is counted in sequences of `context` tokens."""
 
-    steps: int = knob(help="optimizer steps", at_least=1)
+    steps: int = knob(help="optimizer steps; with --resume, more than before go on with the run", at_least=1)
     batch_size: int = knob(help="sequences that one optimizer step sees", at_least=1, at_most=2**20)
     lr: float = knob(help="peak learning rate; --end-lr follows in proportion", above=0)
     end_lr: float = knob(help="learning rate of the last step", at_least=0)

@@ -30,6 +30,7 @@ from common import CommandLine, at_least, hash_file, read_json, whole, write_tex
 from config import PRESETS, SPLITS, InputError
 
 EOT = "<|endoftext|>"
+STDLIB = "50ac334affdbb2cd2ad6de6fa1ee9ca7711d72d70a6163343cca69e7b28af2dc"          # of train.bin, of Python 3.11.7
 META = ("source", "vocab", "eot", "splits.train.sha256", "splits.val.sha256", "splits.test.sha256", "tokenizer.sha256",
         "near.val", "near.test")
 
@@ -91,8 +92,8 @@ def documents(source):
         except UnicodeDecodeError:
             skipped.append(name)
             continue
-        for part in re.split(r"^<\|endoftext\|>\n?", text, flags=re.MULTILINE):
-            yield name, part
+        for part, piece in enumerate(re.split(r"^<\|endoftext\|>\n?", text, flags=re.MULTILINE), 1):
+            yield f"{name}:{part}" if part > 1 else name, piece
     if skipped:
         print(f"left out, since they are not UTF-8: {len(skipped)} files, such as {', '.join(skipped[:3])}")
 
@@ -130,7 +131,7 @@ def split_texts(texts, max_chars, min_bytes, dropped, held_out=1 / 14):     # a 
 def split_file(text):
     """(split, name, text) of one text, cut at line ends: its last tenth is val, the tenth before that test."""
     first, second = (text.rfind("\n", 0, len(text) * tenths // 10) + 1 or len(text) * tenths // 10 for tenths in (8, 9))
-    print("this is one file: its last tenth becomes val, and the tenth before that test")
+    print("documents are too few to be divided: the last tenth of the text becomes val, the tenth before that test")
     return [("train", "first", text[:first]), ("test", "middle", text[first:second]), ("val", "last", text[second:])]
 
 # ---- the tokenizer ---------------------------------------------------------------------------------------------------
@@ -178,38 +179,48 @@ def run_tokenizer(folder, meta):
 
 def target(source, out=None, vocab=None, tokenizer=None):
     """(folder, size of the vocabulary, ranks of a ready tokenizer or None) of a preparation with these flags."""
+    if vocab is not None and tokenizer is not None:
+        raise InputError("--vocab is the size of the tokenizer: leave out --vocab, or --tokenizer")
     ranks = None if tokenizer is None else read_ranks(tokenizer)
-    vocab = vocab if ranks is None else len(ranks) + 1
+    vocab = len(ranks) + 1 if ranks else vocab or PRESETS["mini"]["vocab"]
     if not 257 <= vocab <= 2**16:
         raise InputError(f"--vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {vocab}")
     return folder_of(source, vocab) if out is None else Path(out), vocab, ranks
 
-def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_tokens=0, max_doc_chars=2**20,
-            overwrite=False):
+def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=None, max_tokens=0, max_doc_chars=2**20,
+            overwrite=False, usual=1):
     """Turn a source into a folder of tokens, `out` or data/<name>-v<vocab>; returns its path.
 
-    A tokenizer of `vocab` entries is trained on the training documents, or `tokenizer` is a .tiktoken file. Shorter
-    documents are dropped, and held-out ones that are nearly in train. Encoding ends at max_tokens (0: never).
+    A tokenizer of `vocab` entries is trained on the training documents, or `tokenizer` is a .tiktoken file. Documents
+    with fewer than min_doc_tokens are dropped (None: fewer than the usual number, if enough are left), and held-out
+    ones that are nearly in train. Encoding ends at max_tokens (0: never).
     """
     out, vocab, ranks = target(source, out, vocab, tokenizer)
     check_new(out, overwrite)
-    dropped = {"short": 0, "duplicate": 0}
-    texts = list(documents(source))
-    min_doc_tokens = 1 if Path(source).is_file() else min_doc_tokens
-    whole = Path(source).is_file() and len(texts) == 1
-    texts = split_file(texts[0][1]) if whole else list(split_texts(texts, max_doc_chars, min_doc_tokens, dropped))
+    found = list(documents(source))
+    for least in [min_doc_tokens] if min_doc_tokens else [usual, 1]:
+        dropped = {"short": 0, "duplicate": 0}
+        texts = list(split_texts(found, max_doc_chars, least, dropped))
+        if {"train", "val"} <= {split for split, _, _ in texts}:
+            break
+    else:
+        if len(found) > 1 and min_doc_tokens and dropped["short"]:
+            raise InputError(f"{source}: {dropped['short']} documents are shorter than --min-doc-tokens, "
+                             f"{min_doc_tokens}, and those that are left are too few: give a smaller one, or more text")
+        least = 1
+        texts = split_file("".join(text for _, text in found))
     if not any(text for _, _, text in texts):
-        raise InputError(f"{source} has no text to train on: {dropped['short']} documents are shorter than "
-                         "--min-doc-tokens")
+        raise InputError(f"{source} has no text to train on")
+    print(f"preparing {out} from {source}", flush=True)
     if ranks is None:
         training = [text for split, _, text in texts if split == "train"]
         print(f"training a tokenizer of {vocab:,} entries on {sum(map(len, training)):,} characters", flush=True)
         ranks = train_tokenizer(training, vocab)
-    tokens = encode_texts(texts, make_tokenizer(ranks), min_doc_tokens, max_tokens, dropped)
+    tokens = encode_texts(texts, make_tokenizer(ranks), least, max_tokens, dropped)
     near = drop_near(tokens)
     check_counts(source, tokens, dropped)
     settings = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
-             "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
+             "min_doc_tokens": least, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
              "files": hash_listing(source)}
     with common.lock(out):
         check_new(out, overwrite)                           # another process may have made it meanwhile
@@ -220,6 +231,8 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_
             common.write_bytes(out / f"{split}.bin", together.tobytes())
         counts = {split: len(documents) for split, documents in tokens.items()}
         write_meta(out, settings, counts, dropped, near)
+    if (source, vocab, least) == ("stdlib", 1024, 2048) and hash_file(out / "train.bin") != STDLIB:
+        print(f"Python {settings['python']}'s library is another text than that of README's numbers, Python 3.11.7's")
     return out
 
 def write_meta(out, settings, documents, dropped, near):
@@ -265,8 +278,7 @@ def ensure(source, vocab, prepare=prepare, min_doc_tokens=1, max_tokens=0):
     if not is_whole(folder):
         with common.lock(folder.parent, wait=True):         # of several runs that begin at once, one prepares the data
             if not is_whole(folder):
-                print(f"preparing {folder} from {source}; for other data: --data PATH", flush=True)
-                prepare(source, folder, vocab, min_doc_tokens=min_doc_tokens, max_tokens=max_tokens)
+                prepare(source, folder, vocab, usual=min_doc_tokens, max_tokens=max_tokens)
     meta = read_meta(folder)
     if folder != Path(source) and meta["source"] != full_name(source):
         raise InputError(f"{folder} was made from {meta['source']}, not from {source}: prepare that with python "
@@ -318,7 +330,8 @@ def open_split(folder, split):
 def count_windows(tokens, context):
     """How many windows of `context` inputs, each with its next token as target, fit the tokens. InputError if none."""
     if len(tokens) <= context:
-        raise InputError(f"the data has {len(tokens):,} tokens, and one window needs {context + 1:,}: give more text")
+        raise InputError(f"{getattr(tokens, 'filename', 'the data')} has {len(tokens):,} tokens, and one window needs "
+                         f"{context + 1:,}: give more text")
     return (len(tokens) - 1) // context
 
 def fill_in(flags, preset):
@@ -407,10 +420,11 @@ def make_parser():
     mini = PRESETS["mini"]                                  # whose settings are the defaults
     add = parser.add_argument
     add("source", help=f"{', '.join(NAMED_SOURCES)}, a file or folder of text, or a folder that data.py has made")
-    add("--vocab", type=whole, default=mini["vocab"], help="entries of the tokenizer (default: %(default)s)")
+    add("--vocab", type=whole, help=f"entries of the tokenizer (default: {mini['vocab']})")
     add("--tokenizer", metavar="FILE", help="use a ready tokenizer, a .tiktoken file")
-    add("--min-doc-tokens", type=at_least(1), default=mini["min_doc_tokens"],
-        help="drop texts with fewer tokens (default: %(default)s)")
+    add("--min-doc-tokens", type=at_least(1), metavar="N",
+        help=f"drop texts with fewer tokens (default: {mini['min_doc_tokens']}, if enough are left)")
+    parser.set_defaults(usual=mini["min_doc_tokens"])
     add("--max-doc-chars", type=at_least(1), default=2**20,
         help="cut texts with more characters at a line's end (default: %(default)s)")
     add("--max-tokens", type=at_least(0), default=0, help="stop after this many tokens (default: 0, no end)")

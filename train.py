@@ -285,6 +285,8 @@ class Run:
         self.args, self.model_config, self.train_config = read_flags(argv)
         self.folder = self.args.out
         self.check_folder()
+        if self.train_config.init_from != "none":
+            common.read_run(self.train_config.init_from)
         on_cpu = self.train_config.backend == "numpy" and self.args.device == "auto"
         self.device = pick_device("cpu" if on_cpu else self.args.device)
         self.source = data.source_of(self.train_config.data)
@@ -319,9 +321,11 @@ class Run:
         return info["step"], info["seconds"]
 
     def cut_log(self, step):
-        """Take out of the log what is trained again, and say where the run goes on."""
+        """Take out of the log what is trained again, and say where the run goes on, and up to which step."""
         from engine import resume
         resume.cut_log(self.folder, step)
+        self.record["train"]["steps"] = self.train_config.steps
+        common.write_bytes(self.folder / "config.json", (json.dumps(self.record, indent=1) + "\n").encode())
         self.log(step=step, resumed=self.origin)
 
     def write_config(self):

@@ -35,7 +35,7 @@ try:
     from loguru import logger
 except ModuleNotFoundError as error:
     missing = (f"this source is read with datatrove, and {error.name} is missing: pip install datatrove pyarrow "
-               "orjson, or choose a file or folder of text with --data PATH")
+               "orjson, or choose a file or folder of text with --data PATH, or --preset mini")
     if __name__ == "__main__":
         common.CommandLine(prog="python -m engine.corpora").error(missing)
     raise InputError(missing) from None
@@ -164,13 +164,14 @@ def join(out, tasks):
         os.replace(out / f"{split}.bin.unfinished", out / f"{split}.bin")
     return documents, dropped
 
-def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=1, max_tokens=0, max_doc_chars=2**20,
-            overwrite=False, workers=None, tasks=TASKS):
+def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=None, max_tokens=0, max_doc_chars=2**20,
+            overwrite=False, usual=1, workers=None, tasks=TASKS):
     """Make a folder of tokens as data.prepare does, with little of the source in memory at once; returns its path.
 
     InputError if the folder exists, or was begun with other settings.
     """
     out, vocab, ranks = data.target(source, out, vocab, tokenizer)
+    min_doc_tokens = min_doc_tokens or usual
     settings = {"source": data.full_name(source), "vocab": vocab, "pattern": data.SPLIT_PATTERN, "tasks": tasks,
                 "max_tokens": max_tokens, "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars,
                 "files": data.hash_listing(source)}

@@ -1,6 +1,7 @@
 """train.py --resume: the flags of the run that goes on, its checkpoint, and what stays of its log."""
 
 import contextlib
+import dataclasses
 import json
 
 import numpy as np
@@ -21,6 +22,8 @@ def fill_in(args):
 def check_flags(run, flags):
     """(ModelConfig, TrainConfig) of the run to resume; InputError for a flag that contradicts it."""
     model, config, _ = common.read_run(run)
+    if flags.get("steps", 0) > config.steps:                            # a longer run, by the schedule of so many steps
+        config = dataclasses.replace(config, steps=flags["steps"])
     check(run, vars(model.encoding) | vars(model) | vars(config), flags)
     return model, config
 

@@ -114,7 +114,7 @@ def test_errors_name_what_is_wrong(words, message, source, books, prepared, tmp_
     settings = json.loads((prepared / "meta.json").read_text())
     del settings["splits"]
     (tmp_path / "begun" / "meta.json").write_text(json.dumps(settings | {"source": str(source)}))
-    words = [*words.split(), "--tokenizer", prepared / "tokenizer.tiktoken", "--vocab", "300"]
+    words = [*words.split(), "--tokenizer", prepared / "tokenizer.tiktoken"]
     assert message in refused(command("engine.corpora", *words, cwd=tmp_path))
 
 

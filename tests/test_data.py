@@ -58,6 +58,10 @@ def test_marked_ends_divide_a_file_and_a_byte_order_mark_is_no_text(tmp_path):
     stories = [f"Once upon a time {i}.\n" for i in range(60)]
     (tmp_path / "stories.txt").write_text("<|endoftext|>\n".join(stories), encoding="utf-8-sig")
     assert [text for _, text in data.documents(tmp_path / "stories.txt")] == stories
+    folder = data.prepare(str(tmp_path / "stories.txt"), tmp_path / "out", 300)
+    texts = {split: read(folder, split) for split in data.SPLITS}
+    assert sorted(sum(texts.values(), [])) == sorted(stories)
+    assert all(split_of(text) == split for split, found in texts.items() for text in found)
     (tmp_path / "code.py").write_text('END = "<|endoftext|>"\n')                # no line of its own
     assert len([*data.documents(tmp_path / "code.py")]) == 1
 
@@ -68,7 +72,7 @@ def test_one_file_is_cut_into_the_three_splits(name, books, tmp_path):
     text = text.replace("\n", " ") if name == "long_line.txt" else text
     (tmp_path / name).write_text(text, encoding="utf-8")
     done = command("train.py", *TINY, "--steps", "1", "--data", name, cwd=tmp_path)
-    assert done.returncode == 0 and "last tenth becomes val" in done.stdout, done.stderr
+    assert done.returncode == 0 and "last tenth of the text becomes val" in done.stdout, done.stderr
     train, test, val = (read(tmp_path / "data" / f"{name[:-4]}-v300", split) for split in ("train", "test", "val"))
     assert [len(documents) for documents in (train, test, val)] == [1, 1, 1] and train[0] + test[0] + val[0] == text
     assert all(abs(len(part) / len(text) - 0.1) < 0.01 for part in (*test, *val))

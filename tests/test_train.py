@@ -76,6 +76,19 @@ def test_ctrl_c_keeps_the_last_step_and_resumes(name, finished, tokens, tmp_path
     assert done.returncode == 0 and "complete" in done.stdout
 
 
+def test_a_finished_run_goes_on_to_more_steps(tokens, tmp_path):
+    flags = [*TINY, "--steps", "4", "--data", tokens, "--out", "run"]
+    assert command("train.py", *flags, cwd=tmp_path).returncode == 0
+    before = read_log(tmp_path / "run")
+    for more in ("9", "7"):                                             # not fewer than there are
+        done = command("train.py", "--out", "run", "--resume", "--steps", more, cwd=tmp_path)
+        assert (done.returncode == 0) == (more == "9"), done.stderr
+    assert read_log(tmp_path / "run")[: len(before)] == before
+    assert common.checkpoint_info(tmp_path / "run")["step"] == common.read_run(tmp_path / "run")[1].steps == 9
+    rates = [line["lr"] for line in map(json.loads, read_log(tmp_path / "run")) if "lr" in line]
+    assert rates[4:] == [train.learning_rate(common.read_run(tmp_path / "run")[1], step) for step in range(4, 9)]
+
+
 VARIANTS = ["--pe expe --once --learn random", "--pe exqpe --theta2 1/8 --softmax sinks", "--pe t5 --window 9",
             "--pe fox --window 4 --nope-every 2", "--pe expe --objective mlm", "--pe rope --dtype bf16 --fast",
             "--pe learned --n-positions 40 --random-positions 40", "--pe shaw --tied --norm rmsnorm --mlp swiglu"]
@@ -136,7 +149,8 @@ def test_flags_reach_the_configs_and_what_depends_on_them():
 
 WRONG = {
     "--heads 3": "--heads must be a divisor of --width, 128, got 3", "--lr nan": "--lr must be",
-    "--pe rope --l 3": "unrecognized arguments: --l 3 (train.py --pe rope --help",
+    "--pe rope --l 3":
+        "unrecognized arguments: --l 3 (did you mean --lr? train.py --pe rope --help",
     "--l 500": "--l must be from 1 to the width",
     "--steps 1.5": "--steps", "--theta 1/0": "--theta", "--preset big": "--preset", "--nonsense": "--nonsense",
     "--no-causal": "--no-causal shows a query its target", "--objective mlm --pe fox": "--objective mlm",
