@@ -134,7 +134,6 @@ class TorchBackend:
 
     def __init__(self, model_config, train_config, device, compiled=False, model=None):
         self.train_config = train_config
-        self.vocab = model_config.vocab
         self.device = device
         parts = {}
         if train_config.fast:
@@ -173,14 +172,10 @@ class TorchBackend:
             self.optimizer.state[w] = {"step": torch.tensor(float(step), device=w.device),
                                        "exp_avg": tensors[f"m.{name}"], "exp_avg_sq": tensors[f"v.{name}"]}
 
-    def step(self, batch, step):
+    def step(self, batch, step, positions=None):
         """One optimizer step on a batch, (tokens, targets); returns the loss and the gradient's norm."""
         self.model.train()
-        train_config = self.train_config
-        torch.manual_seed(train_config.seed * 2**32 + step)             # of dropout
-        T = batch[0].shape[1]
-        positions = draw_positions(train_config, step, T) if train_config.random_positions else None
-        batch = by_objective(train_config, self.vocab, batch, [train_config.seed, step, 2])
+        torch.manual_seed(self.train_config.seed * 2**32 + step)        # of dropout
         loss = 0
         for part, share in self.losses(batch, positions):
             part = part * share
@@ -210,7 +205,6 @@ class TorchBackend:
         """The mean loss of a batch, in nats."""
         self.model.eval()
         with torch.no_grad():
-            batch = by_objective(self.train_config, self.vocab, batch, [0])
             return sum(loss.item() * share for loss, share in self.losses(batch))
 
 class NumpyBackend:
@@ -235,13 +229,10 @@ class NumpyBackend:
         if step:
             self.state = {"step": step, "m": model_numpy.under("m.", tensors), "v": model_numpy.under("v.", tensors)}
 
-    def step(self, batch, step):
+    def step(self, batch, step, positions=None):
         """One optimizer step on a batch, (tokens, targets); returns the loss and the gradient's norm."""
         model_config, train_config = self.model_config, self.train_config
         rng = np.random.default_rng([train_config.seed, step])          # of dropout
-        T = batch[0].shape[1]
-        positions = draw_positions(train_config, step, T) if train_config.random_positions else None
-        batch = by_objective(train_config, model_config.vocab, batch, [train_config.seed, step, 2])
         loss = 0
         grads = {}
         for tokens, targets, share in micro_batches(*batch, train_config.micro_batch or train_config.batch_size):
@@ -257,12 +248,11 @@ class NumpyBackend:
 
     def validation_loss(self, batch):
         """The mean loss of a batch, in nats."""
-        config = self.train_config
-        tokens, targets = by_objective(config, self.model_config.vocab, batch, [0])
+        size = self.train_config.micro_batch or self.train_config.batch_size
         total = 0
-        for part, wanted, _ in micro_batches(tokens, targets, config.micro_batch or config.batch_size):
-            total += model_numpy.token_losses(self.params, part, wanted, self.model_config).sum(dtype="float64")
-        return float(total / np.count_nonzero(targets != model_numpy.IGNORED))
+        for tokens, targets, _ in micro_batches(*batch, size):
+            total += model_numpy.token_losses(self.params, tokens, targets, self.model_config).sum(dtype="float64")
+        return float(total / np.count_nonzero(batch[1] != model_numpy.IGNORED))
 
 BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 
@@ -375,15 +365,17 @@ def stopping():
 def train(run, backend, first=0, seconds=0.0):
     """Train from a step on until train_config.steps or a signal; returns the steps done. seconds: trained before."""
     config = run.train_config
-    context = run.model_config.context
+    context, vocab = run.model_config.context, run.model_config.vocab
     tokens = run.source.open_split(run.tokens, "train")
-    held_out = run.source.held_out(run.tokens, context, VALIDATION_WINDOWS)                      # the same for all runs
+    held_out = by_objective(config, vocab, run.source.held_out(run.tokens, context, VALIDATION_WINDOWS), [0])
     begun = time.perf_counter()
     with stopping() as signals:
         bar = tqdm(range(first, config.steps), str(run.folder), config.steps, False, disable=run.quiet, initial=first)
         for step in bar:
             batch = run.source.batch(tokens, context, config.batch_size, config.seed, step)
-            loss, norm = backend.step(batch, step)
+            batch = by_objective(config, vocab, batch, [config.seed, step, 2])
+            positions = draw_positions(config, step, context) if config.random_positions else None
+            loss, norm = backend.step(batch, step, positions)
             if not math.isfinite(loss + norm):
                 raise InputError(f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}: the last "
                                  f"checkpoint stays; try a lower --lr than {config.lr:g}")

@@ -37,14 +37,12 @@ class DistributedBackend(train.TorchBackend):
         super().__init__(model_config, train_config, device, compiled)
         self.shared = None                                              # made at the first step, after load
 
-    def step(self, batch, step):
+    def step(self, batch, step, positions=None):
         if self.shared is None:
             self.shared = torch.nn.parallel.DistributedDataParallel(self.model)
         config = self.train_config
         self.model.train()
         torch.manual_seed(config.seed * 2**32 + step + RANK * config.steps)     # each rank draws its own dropout
-        positions = train.draw_positions(config, step, batch[0].shape[1]) if config.random_positions else None
-        batch = train.by_objective(config, self.vocab, batch, [config.seed, step, 2])
         tokens, targets, share = train.micro_batches(*batch, len(batch[0]) // WORLD)[RANK]
         parts = train.micro_batches(tokens, targets, config.micro_batch or len(tokens))
         loss = 0
