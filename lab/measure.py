@@ -121,9 +121,6 @@ def evaluate(run, work, scalings, args, bar):
                 row["targets_sha256"] = measures.fingerprint(conditions[0])
                 if job == "far-repeats":
                     row["by_distance"] = measures.by_distance(conditions[0], losses[0], context)
-                if args.per_position and row["loss"] is not None:
-                    block = max(1, context // 8)
-                    row |= {"block": block, "by_position": measures.by_position(losses[0], block)}
             rows.append(row)
     return rows
 
@@ -174,7 +171,7 @@ def stored(row):
         return None, line
     key = row["targets_sha256"][:16]
     line |= {"targets": key, "losses": row["unit_losses"]}
-    line |= {name: row[name] for name in ("block", "by_position", "by_distance") if name in row}
+    line |= {"by_distance": row["by_distance"]} if "by_distance" in row else {}
     line |= {"without": row["unit_losses_without"]} if "unit_losses_without" in row else {}
     return {"targets": key, "text": row["data"], "counts": row["unit_targets"]}, line
 
@@ -205,9 +202,6 @@ def command_line():
     what.add_argument("--probe", dest="measure", choices=tuple(measures.PROBES),
                       help="whether and how the far context is used")
     how = parser.add_argument_group("of some protocols and probes")
-    how.add_argument("--per-position", action="store_true", default=None,
-                     help="the loss by position in the window too, smoothed over eighths of the trained length: where "
-                          "does an encoding break? (nonoverlap and streaming; --plot draws it)")
     how.add_argument("--targets", type=at_least(1), metavar="N",
                      help="same-targets, sliding and swap: targets at the end of each document (default: half the "
                           "trained length); spread: at each place (default: an eighth of it)")
@@ -230,10 +224,9 @@ def read_flags(argv):
     args = command_line().parse_args(argv)
     measure = measures.MEASURES[args.measure]
     kind = "probe" if args.measure in measures.PROBES else "protocol"
-    for name in ("targets", "stride", "sinks", "window", "per_position"):
+    for name in ("targets", "stride", "sinks", "window"):
         if name not in measure.flags and getattr(args, name) is not None:
-            flag = name.replace("_", "-")
-            raise InputError(f"--{flag} has no use with --{kind} {args.measure}: leave it out")
+            raise InputError(f"--{name} has no use with --{kind} {args.measure}: leave it out")
     return args
 
 def main(argv=None):

@@ -193,7 +193,7 @@ PROTOCOLS = {
         "the summed negative log-likelihoods are divided by the counted targets. It shows what a window of that length "
         "costs a token on average; since a longer window also starves fewer tokens of context, it cannot tell that "
         "gain from a loss further on.",
-        flags=("per_position",), whole=True),
+        whole=True),
     "same-targets": Measure(
         same_targets,
         "the last --targets tokens of each document, with 1x, 2x, ... the trained length of context ending at the same "
@@ -224,7 +224,7 @@ PROTOCOLS = {
         "nonoverlap's windows, read token by token with a cache that keeps the first tokens and the last (--sinks, "
         "--window) and puts them at positions 0, 1, 2, ... anew for each. It shows what reading on in constant memory "
         "costs; nothing further back than the window can be used, whatever the length.",
-        flags=("sinks", "window", "per_position"), stream=True, whole=True),
+        flags=("sinks", "window"), stream=True, whole=True),
 }
 PROBES = {
     "swap": Measure(
@@ -253,11 +253,6 @@ def by_unit(windows, losses):
         total = np.bincount(units, [values.sum(dtype=np.float64) for values in losses])
     count = np.bincount(np.repeat(units, [window.scored for window in windows]))
     return total / count, count
-
-def by_position(losses, block):
-    """The mean loss at each position of equally long windows that are scored whole, averaged over `block` positions."""
-    mean = np.mean(losses, axis=0, dtype=np.float64)                   # (length,)
-    return [round(float(part.mean()), 5) for part in np.split(mean, range(block, len(mean), block))]
 
 def by_distance(windows, losses, context):
     """{"1x to 2x": [mean loss, number of targets], ...} of far-repeats: by the distance in trained lengths."""

@@ -32,8 +32,6 @@ import itertools
 import json
 import math
 import re
-import shutil
-import sys
 from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import NamedTuple
@@ -333,22 +331,10 @@ def accuracies(cell, places, each):
     return text + f" ({learned}/{len(values[0])})" * (learned < len(values[0]))
 
 def print_table(heads, body):
-    """A table in Markdown; in a terminal that is narrower, several that have the first column in common."""
-    columns = [[head, "", *cells] for head, *cells in zip(heads, *body, strict=True)]
-    texts = []
-    for column in columns:
-        width = max(map(len, column))
-        texts.append([f"{cell:{width}}" for cell in (column[0], "-" * width, *column[2:])])
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
-    while len(texts) > 1:
-        shown = texts[:2]
-        while len(shown) < len(texts) and sum(len(text[0]) + 3 for text in texts[: len(shown) + 1]) < room:
-            shown = texts[: len(shown) + 1]
-        for cells in zip(*shown, strict=True):
-            print(f"| {' | '.join(cells)} |")
-        texts = [texts[0], *texts[len(shown) :]]
-        if len(texts) > 1:
-            print()
+    """A table in Markdown."""
+    widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
+    for cells in (heads, ["-" * width for width in widths], *body):
+        print(f"| {' | '.join(f'{cell:{width}}' for cell, width in zip(cells, widths, strict=True))} |")
 
 def print_tables(rows, args=None):
     """Print a table for each measure of some Rows; args: those of this script (default: its defaults)."""
@@ -359,7 +345,7 @@ def print_tables(rows, args=None):
         print(f"\n{measure}: {what_of(some)}\n")
         heads, body = (tasks_table if task else table_of)(some, args)
         print_table(heads, body)
-        print_parts(some)
+        print_distances(some)
         if any("±" in cell for line in body for cell in line):
             alone = len({row.seed for row in some}) == 1
             print("\n" + (ALONE if alone else LEGEND).format(args.margin))
@@ -373,16 +359,8 @@ def what_of(rows):
     return "; ".join(filter(None, [unit, " or ".join(texts) * (len(texts) < 3),
                                    " or ".join(sorted(words)) * (len(words) < 3)]))
 
-def print_parts(rows):
-    """The loss by position in the longest window, and by the distance of the copy, where rows have them."""
-    for name, row in {row.line: row for row in rows if "by_position" in row.more}.items():         # the longest one
-        losses, block = row.more["by_position"], row.more["block"]
-        ends = [1]
-        while ends[-1] < len(losses):
-            ends.append(min(2 * ends[-1], len(losses)))
-        parts = [np.mean(losses[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
-        print(f"\n{name}: loss by position, up to\n")
-        print_table([str(block * end) for end in ends], [[f"{part:.3f}" for part in parts]])
+def print_distances(rows):
+    """The loss by the distance of the copy, where rows have it."""
     by_distance = {}                                                   # {line: {(bin, multiple): losses of seeds}}
     for row in rows:
         for name, (loss, _) in row.more.get("by_distance", {}).items():
