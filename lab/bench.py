@@ -52,14 +52,10 @@ TOGETHER = 8                                                           # texts t
 GEMM = {"cpu": 2048, "mps": 4096, "cuda": 8192}  # rows and columns of the product that measures the machine
 REST = 0.1                               # seconds for the threads of the process before to fall asleep
 
-
 # ---- what is timed ---------------------------------------------------------------------------------------------------
 
 def peak_bytes():
-    """The most memory that this process has had.
-
-    Linux hands ru_maxrss down to a child, which would start at its parent's peak; VmHWM is the process's own.
-    """
+    """The most memory that this process has had: on Linux VmHWM, as ru_maxrss begins with the parent's."""
     with contextlib.suppress(FileNotFoundError):
         return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -108,13 +104,10 @@ class Work:
         return time.perf_counter() - begin
 
     def step(self):
-        """Seconds of a training step."""
-        batch = self.tokens(self.config.batch_size, self.model.context)
-        return self.seconds(self.backend.step, batch, next(self.steps))
-
-    def step_and_product(self):
         """(Seconds of a training step, operations a second of one large product after it)"""
-        return self.step(), 2 * len(self.square) ** 3 / self.seconds(lambda: self.square @ self.square)
+        batch = self.tokens(self.config.batch_size, self.model.context)
+        seconds = self.seconds(self.backend.step, batch, next(self.steps))
+        return seconds, 2 * len(self.square) ** 3 / self.seconds(lambda: self.square @ self.square)
 
     def evaluate(self, length):
         """Seconds a token; None where there are no positions."""
@@ -140,8 +133,6 @@ class Work:
         each = self.seconds(lambda: [next(writing) for _ in range(GENERATED)]) / GENERATED
         return first, each, cache.nbytes / len(cache) / texts
 
-
-
 def flops_a_token(model):
     """Of a training step: 6 N + 12 L C T (Chowdhery et al. 2022, appendix B), N counting the weights that multiply.
 
@@ -152,7 +143,6 @@ def flops_a_token(model):
                   if len(shape) == 2 and (model.tied or name != "embedding.weight"))
     keys = model.context / (2 if model.causal else 1)
     return 6 * weights + 12 * model.n_layers * model.d_model * keys
-
 
 # ---- rows, in turn ---------------------------------------------------------------------------------------------------
 
@@ -165,10 +155,7 @@ def answer(arguments, method, *asked):
     return getattr(Work(*arguments), method)(*asked)
 
 class Row:
-    """One encoding by one backend, whose Work is done in a process of its own.
-
-    floor: the row that it is measured beside; NoPE's own has none: it is its own floor.
-    """
+    """One encoding by one backend, whose Work is done in a process of its own; floor: NoPE's Row (of its own: None)."""
 
     def __init__(self, pe, backend, args, floor=None):
         self.floor = floor or self
@@ -184,16 +171,12 @@ class Row:
         try:
             return self.pool.submit(answer, self.work, method, *arguments).result()
         except (InputError, MemoryError, RuntimeError) as error:   # torch out of memory
-            preset, pe, backend, batch, *_ = self.work
+            row = "{preset}, {pe} by {backend}, {batch} sequences".format(**self.names)
             reason = str(error).partition("\n")[0] or "out of memory"
-            raise InputError(f"{preset}, {pe} by {backend}, {batch} sequences: {reason}; use a smaller --batch-size"
-                             ) from None
+            raise InputError(f"{row}: {reason}; use a smaller --batch-size") from None
 
     def in_turn(self, *request):
-        """(medians of the answers, medians of their ratios to NoPE's); None if it cannot answer.
-
-        Both are asked by turns, and their first answers are thrown away.
-        """
+        """(medians of the answers, medians of their ratios to NoPE's) but for the first; None without answers."""
         answers = {self.floor: [], self: []}                           # one list, if the row is NoPE's own
         for _ in range(self.repeats + 1):
             for each, values in answers.items():
@@ -206,7 +189,7 @@ class Row:
 
     def train(self):
         self.ask("step")                 # besides the one that in_turn throws away: compilation may take two
-        (seconds, rate), (over_nope, _) = self.in_turn("step_and_product")
+        (seconds, rate), (over_nope, _) = self.in_turn("step")
         tokens = self.names["batch"] * self.model.context / seconds
         return {"step, ms": 1e3 * seconds, "tokens/s": tokens, "GFLOP/s": flops_a_token(self.model) * tokens / 1e9,
                 "product's": rate / 1e9, "x NoPE": over_nope, "peak, MB": self.ask("memory") / 1e6}
@@ -220,8 +203,8 @@ class Row:
 
     def generate(self):
         numbers = {}
-        for name, streaming, texts in (("cached", False, 1), (f"of {TOGETHER} texts", False, TOGETHER),
-                                       ("streaming", True, 1)):
+        kinds = ("cached", False, 1), (f"of {TOGETHER} texts", False, TOGETHER), ("streaming", True, 1)
+        for name, streaming, texts in kinds:
             if timing := self.in_turn("generate", streaming, texts):
                 first, each, size = timing[0]
                 numbers |= {f"tokens/s, {name}": texts / each}
@@ -252,7 +235,6 @@ def print_part(part, rows):
                                           if key in row else "-" for key in numbers)] for row in rows]
     print(f"\n{part}: {rows[0]['preset']}, {rows[0]['batch']} sequences, {rows[0]['dtype']} on {rows[0]['device']}\n")
     print_table(["encoding", "backend", *numbers], body)
-
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
 

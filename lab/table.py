@@ -215,22 +215,17 @@ def pairs_of(a, b):
     alike = all(None not in (x.loss, y.loss) and x.targets == y.targets for x, y in pairs)
     return pairs if alike else []
 
-def seeds_of(cells, at):
-    """{line: losses of the seeds that did not choose} at one place of all lines: what pool takes."""
-    found = {name: [row.loss for row in cell.get(at, {}).values() if row.loss is not None and not row.chosen]
-             for name, cell in cells.items()}
-    return {name: losses for name, losses in found.items() if losses}
-
 def changes(cells, first, last):
     """{line: Difference of its losses at two places}."""
     pairs = {name: pairs_of(cell.get(last, {}), cell.get(first, {})) for name, cell in cells.items()}
-    pairs = {name: some for name, some in pairs.items() if some}
     shared = pool({name: [a.loss - b.loss for a, b in some if not a.chosen] for name, some in pairs.items()})
-    return {name: difference(some, shared if name in shared.methods else None, False) for name, some in pairs.items()}
+    return {name: difference(some, shared if name in shared.methods else None, False)
+            for name, some in pairs.items() if some}
 
 def differences(cells, at, than):
     """{line: Difference of its loss from another line's} at one place."""
-    shared = pool(seeds_of(cells, at))
+    shared = pool({name: [row.loss for row in cell.get(at, {}).values() if row.loss is not None and not row.chosen]
+                   for name, cell in cells.items()})
     pairs = {name: pairs_of(cell.get(at, {}), cells[than].get(at, {})) for name, cell in cells.items() if name != than}
     return {name: difference(some, shared if {name, than} <= {*shared.methods} else None, True)
             for name, some in pairs.items() if some}
@@ -272,22 +267,22 @@ def table_of(rows, args):
         raise InputError(f"--at has no place of {rows[0].measure}")
     beside = sorted({at for found in cells.values() for at in found if at[0] != protocol} if args.at is None else [])
     heads = ["run", *(times(at) for _, at in places), *(f"{name} {times(at)}" for name, at in beside)]
+    texts = {}                                                         # {(line, head): text} of the differences
+    if len(places) > 1 and not is_gain(rows):
+        heads.append(head := f"{times(places[-1][1])} - {times(places[0][1])}")
+        change = changes(cells, places[0], places[-1])
+        passed = holm({name: value.p_value() for name, value in change.items()})
+        texts |= {(name, head): describe(value, name in passed, args.margin) for name, value in change.items()}
+    if args.than in cells:
+        names = {at: f"{times(at[1])} - {args.than}'s" for at in places}
+        heads += names.values()
+        texts |= {(name, names[at]): text
+                  for (name, at), text in compare(cells, places, args.than, args.margin).items()}
     body = []
     for name, found in cells.items():
         mark = " +" if any(row.chosen for cell in found.values() for row in cell.values()) else ""
-        body.append([name + mark, *(mean_of(found.get(at, {}), args.seeds) for at in (*places, *beside))])
-    if len(places) > 1 and not is_gain(rows):
-        column = changes(cells, places[0], places[-1])
-        passed = holm({name: value.p_value() for name, value in column.items()})
-        heads.append(f"{times(places[-1][1])} - {times(places[0][1])}")
-        for name, line in zip(cells, body, strict=True):
-            line.append(describe(column[name], name in passed, args.margin) if name in column else "")
-    if args.than in cells:
-        texts = compare(cells, places, args.than, args.margin)
-        for at in places:
-            heads.append(f"{times(at[1])} - {args.than}'s")
-            for name, line in zip(cells, body, strict=True):
-                line.append(texts.get((name, at), ""))
+        means = [mean_of(found.get(at, {}), args.seeds) for at in (*places, *beside)]
+        body.append([name + mark, *means, *(texts.get((name, head), "") for head in heads[1 + len(means) :])])
     return heads, body
 
 def mean_of(cell, each):
