@@ -10,9 +10,6 @@ import itertools
 import json
 import logging
 import os
-import socket
-import urllib.request
-from urllib.parse import urlsplit
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +26,6 @@ from longer.reading import BATCH_TOKENS, load
 from longer.writing import generate_cached
 
 PROG, VERSION = "python -m lab.harness", "0.4.13"
-if not urllib.request.getproxies():
-    try:                                               # without it the libraries would try for half a minute
-        socket.create_connection((urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname, 443), 3)
-    except OSError:
-        os.environ["HF_HUB_OFFLINE"] = "1"
 try:
     from datasets.exceptions import DatasetsError
     from lm_eval import simple_evaluate
