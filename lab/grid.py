@@ -33,6 +33,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import NamedTuple
@@ -83,6 +84,8 @@ def read_study(path):
         check(values, STUDY)
         if missing := [key for key in ("title", "preset", "seeds", "runs") if not values.get(key)]:
             raise InputError(f"this lacks {missing[0]}: python -m lab.grid --help shows a study")
+        if not all(isinstance(seed, int) for seed in values["seeds"]):
+            raise InputError(f"seeds must be whole numbers, got {values['seeds']}")
         seeds = list(dict.fromkeys(values["seeds"]))
         flags = (f"--data {values['data']} " if "data" in values else "") + values.get("flags", "")
         study = Study(Path(path).stem, values["title"], values["preset"], seeds,
@@ -94,7 +97,7 @@ def read_study(path):
                 for seed in seeds:
                     train.read_flags(command_of(study, run, seed)[2:])
         for run, chose in study.chosen.items():
-            if run not in study.runs or not isinstance(chose, list) or not set(chose) <= set(seeds):
+            if run not in study.runs or not isinstance(chose, list) or not all(seed in seeds for seed in chose):
                 raise InputError(f"chosen: {run} must be a run, and have a list of its seeds, got {chose}")
         for name, value in values.get("measures", {}).items():
             with named(name):
@@ -109,9 +112,9 @@ def read_measure(value, held_out, study):
     patterns, seeds = value.get("runs", ["*"]), value.get("seeds", study.seeds)
     if runs := measure.read_flags(split(flags)).runs:
         raise InputError(f"the run is the grid's own: leave out {' '.join(runs)}")
-    if not all(fnmatch.filter(study.runs, pattern) for pattern in patterns):
+    if not all(isinstance(pattern, str) and fnmatch.filter(study.runs, pattern) for pattern in patterns):
         raise InputError(f"runs must be names of runs, or patterns of some, got {patterns}")
-    if not set(seeds) <= set(study.seeds):
+    if not all(seed in study.seeds for seed in seeds):
         raise InputError(f"seeds must be of {study.seeds}, got {seeds}")
     return flags.strip(), patterns, seeds
 
@@ -243,20 +246,23 @@ def run_workers(path, jobs):
     """Work on a study in several processes of one thread each; returns their largest exit status."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    workers = [subprocess.Popen([sys.executable, "-m", "lab.grid", path], env=os.environ | threads,
-                                stderr=subprocess.PIPE, text=True) for _ in range(jobs)]
+    logs = [tempfile.TemporaryFile("w+") for _ in range(jobs)]         # a pipe that nobody reads would fill up
+    workers = [subprocess.Popen([sys.executable, "-m", "lab.grid", path], env=os.environ | threads, stderr=log)
+               for log in logs]
     try:
         for worker in workers:
-            _, errors = worker.communicate()
-            if worker.returncode:
-                _, bug, trace = errors.partition("Traceback")          # of a wrong input, the last line
-                error = bug + trace or errors.strip().rpartition("\n")[2]
-                print(error or f"signal {-worker.returncode} ended a worker: start the study again", file=sys.stderr)
+            worker.wait()
     finally:
         for worker in workers:
             worker.terminate()                                         # a training keeps its last step
         for worker in workers:
             worker.wait()
+    for worker, log in zip(workers, logs, strict=True):
+        if worker.returncode:
+            log.seek(0)
+            words, bug, trace = log.read().strip().partition("Traceback")
+            print(bug + trace or words.rpartition("\n")[2] or f"signal {-worker.returncode} ended a worker",
+                  file=sys.stderr)                                     # of a wrong input, the last line
     return max(abs(worker.returncode) for worker in workers)
 
 def main(argv=None):
