@@ -11,18 +11,13 @@ A number after ± makes a 95% interval for other seeds and other documents, sqrt
                                   summed degrees of freedom, n: seeds; for the change of one method, s/sqrt(n)
     h2 = t(m - 1) d / sqrt(m)     d: the standard deviation of the difference over m documents, weighted by targets
 
-h1 assumes that all methods vary alike with the seed. Where a variance exceeds the mean of all smaller ones by more than
-chance does in one table of 100, or with up to four methods is 100 times it, that method and those that vary more are
-left out of s, and their seeds are printed in the place of an interval; so are those of methods with two seeds. With one
-seed there is h2 alone. A seed that chose a value (+ behind the name) counts in a mean, and in no interval or test.
+docs/evidence.md explains which methods vary more and have no interval, and what one, two or choosing (+) seeds give.
 
     *   differs from 0 at 5%, after Holm's correction over all differences from --than, once a method: two lengths of a
         method that is flat are one test; the changes of all methods are corrected apart. It may be within the margin
-    =   equal within the margin: the interval lies inside of it
-        neither: not separated here
+    =   equal within the margin: the interval lies inside of it; neither: not separated here
 
-Of tasks the table has accuracies in %, means over all seeds, and how many seeds have learned the task, with 95% or more
-at the trained length.
+Of tasks there are accuracies in %, means over all seeds, and how many seeds learned: 95% or more at the trained length.
 """
 
 import contextlib
@@ -297,28 +292,26 @@ def mean_of(cell, each):
 def tasks_table(rows, args):
     """(heads, lines of cells) of accuracies in %, of runs that are called TASK.METHOD: a line a task."""
     places = sorted({row.at for row in rows if args.at is None or row.at in args.at})
-    cells = {}
+    cells, trained, guesses = {}, {}, {}
     for row in rows:
         task, _, method = row.run.rpartition(".")
-        cells.setdefault(task or row.measure, {}).setdefault(method, {}).setdefault(row.at, {})[row.seed] = row
+        task = task or row.measure
+        cells.setdefault(task, {}).setdefault(method, {}).setdefault(row.at, {})[row.seed] = row
+        trained[task] = row.context
+        guesses.setdefault(task, {})[row.at] = row.more["guess"]
     methods = list(dict.fromkeys(method for found in cells.values() for method in found))
     body = []
     for task, found in cells.items():
-        any_row = next(iter(next(iter(found.values())).values()))
-        longest = max(found.values(), key=len)
-        guess = [next(iter(longest[at].values())).more["guess"] for at in places if at in longest]
-        line = [task, str(next(iter(any_row.values())).context)]
-        for method in methods:
-            cell = found.get(method, {})
-            line.append(accuracies(cell, [at for at in places if at in cell], args.seeds))
-        body.append([*line, ", ".join(f"{100 * value:.0f}" for value in guess)])
+        guess = ", ".join(f"{100 * guesses[task][at]:.0f}" for at in places if at in guesses[task])
+        values = [accuracies(found.get(method, {}), places, args.seeds) for method in methods]
+        body.append([task, str(trained[task]), *values, guess])
     return ["task", "trained", *methods, "best guess"], body
 
 def accuracies(cell, places, each):
     """"100, 66 (2/3)": means over seeds in % at some lengths, and how many have learned the task, unless all have."""
-    if not places:
+    values = [[row.loss for _, row in sorted(cell[at].items())] for at in places if at in cell]
+    if not values:
         return ""
-    values = [[row.loss for _, row in sorted(cell[at].items())] for at in places]
     if each:
         return "; ".join(" ".join(f"{100 * value:.1f}" for value in some) for some in values)
     learned = sum(row.loss >= LEARNED for row in cell[min(cell)].values())
