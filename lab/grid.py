@@ -223,12 +223,12 @@ def train_run(study, run, seed):
     origin = record["provenance"]
     data = {name: record["data"][name] for name in ("source", "vocab", "splits")}
     key = data["splits"]["train"]["sha256"][:16]
-    machine = f"{platform.platform()}, {origin['device']}, {origin['threads']} threads"
-    versions = f"Python {origin['python']}, torch {origin['torch']}"
+    machine = (f"{platform.platform()}, {origin['device']}, {origin['threads']} threads, Python {origin['python']}, "
+               f"torch {origin['torch']}")
     line = {"run": run, "seed": seed, "command": shlex.join(command), "data": key, "context": model.context,
             "parameters": count_parameters(model), "tokens": config.steps * config.batch_size * model.context,
             "seconds": round(checkpoint_info(folder)["seconds"], 1), "sha256": checkpoint_of(folder),
-            "commit": origin["git"], "machine": f"{machine}, {versions}"}
+            "commit": origin["git"], "machine": machine}
     return {"data": key, **data}, line
 
 def measure_run(study, run, seed, name):

@@ -59,7 +59,7 @@ def windows_of(run, record, args):
     """(source, documents, jobs) of a run: each job is (protocol or probe, length, lists of windows)."""
     measure = measures.MEASURES[args.measure]
     context = record["model"]["context"]
-    lengths = lengths_of(args, context)
+    lengths = sorted(args.lengths or {max(1, round(multiple * context)) for multiple in args.at or MULTIPLES})
     longest = max(lengths)
     if measure.whole and (odd := [str(length) for length in lengths if longest % length]):
         raise InputError(f"--lengths must divide the longest, {longest}, so that each scores the same tokens: not "
@@ -80,9 +80,6 @@ def windows_of(run, record, args):
         raise InputError(f"{args.measure} has nothing to ask at {longest} tokens, of which the trained length is "
                          f"{context}")
     return source, documents, jobs
-
-def lengths_of(args, context):
-    return sorted(args.lengths or {max(1, round(multiple * context)) for multiple in args.at or MULTIPLES})
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
 

@@ -109,7 +109,8 @@ def draw(path, rows, args):
             lines.setdefault(row.line, {}).setdefault(row.length, []).append(row.loss)
     gain = is_gain(rows)
     seeds = {len(losses) for line in lines.values() for losses in line.values()}
-    label = f"{PROTOCOLS[protocol]}; {' or '.join(map(str, sorted(seeds)))} seeds" + "; bars: ±1 sd" * (max(seeds) > 1)
+    number = " or ".join(map(str, sorted(seeds)))
+    label = f"{PROTOCOLS[protocol]}; {number} seeds" + "; bars: ±1 sd" * any(n > 1 for n in seeds)
     curves(path, {name(line): (colour(line), values) for line, values in lines.items()},
            args.title or "Loss past the trained length", label, {row.context for row in rows}, gain)
 

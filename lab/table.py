@@ -28,6 +28,7 @@ import json
 import math
 import re
 from argparse import ArgumentTypeError
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,9 +59,8 @@ def read_files(paths):
             raise
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(f"{path} is no file of results or of --json: {type(error).__name__}: {error}") from None
-    names = [{row.run for row in rows} for rows in parts.values()]
-    double = {name for one, other in itertools.combinations(names, 2) for name in one & other}
-    return [row._replace(run=f"{stem}/{row.run}") if row.run in double else row
+    often = Counter(run for rows in parts.values() for run in {row.run for row in rows})
+    return [row._replace(run=f"{stem}/{row.run}") if often[row.run] > 1 else row
             for stem, rows in parts.items() for row in rows]
 
 def from_results(path):
