@@ -240,24 +240,22 @@ def print_part(part, rows):
 
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.bench", description=__doc__)
-    parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model's shape (default: mini)")
-    parser.add_argument("--parts", type=listed(str, *PARTS), default=list(PARTS), metavar="NAME,...",
-                        help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--pe", type=listed(str, *METHODS), default=list(ENCODINGS), metavar="NAME,...",
-                        help=f"of {', '.join(METHODS)}; {FLOOR} by torch, with which all are compared, is "
-                             "always there (default: all)")
-    parser.add_argument("--backends", type=listed(str, *BACKENDS), metavar="NAME,...",
-                        help=f"of {', '.join(BACKENDS)}: torch and numpy are train.py --fast, plain is torch without "
-                             "it (default: torch, and numpy where it can)")
+    add = parser.add_argument
+    add("--preset", choices=tuple(PRESETS), default="mini", help="the model's shape (default: mini)")
+    add("--parts", type=listed(str, *PARTS), default=list(PARTS), metavar="NAME,...",
+        help=f"of {', '.join(PARTS)} (default: all)")
+    add("--pe", type=listed(str, *METHODS), default=list(ENCODINGS), metavar="NAME,...",
+        help=f"of {', '.join(METHODS)}; {FLOOR} by torch, with which all are compared, is always there (default: all)")
+    add("--backends", type=listed(str, *BACKENDS), metavar="NAME,...",
+        help=f"of {', '.join(BACKENDS)}: torch and numpy are train.py --fast, plain is torch without it (default: "
+             "torch, and numpy where it can)")
     batches = ", ".join(f"{n} for {preset}" for preset, n in BATCH.items())
-    parser.add_argument("--batch-size", type=at_least(1), metavar="N",
-                        help=f"sequences in a training step (default: {batches})")
-    parser.add_argument("--repeats", type=at_least(1), default=7, metavar="N", help="timed rounds of each (default: 7)")
-    parser.add_argument("--dtype", choices=("fp32", "tf32", "bf16"), default="fp32",
-                        help="torch's, as in train.py (default: fp32)")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the blocks that train, as in train.py")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto, a GPU if any)")
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
+    add("--batch-size", type=at_least(1), metavar="N", help=f"sequences in a training step (default: {batches})")
+    add("--repeats", type=at_least(1), default=7, metavar="N", help="timed rounds of each (default: 7)")
+    add("--dtype", choices=("fp32", "tf32", "bf16"), default="fp32", help="torch's, as in train.py (default: fp32)")
+    add("--compile", action="store_true", help="torch.compile the blocks that train, as in train.py")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto, a GPU if any)")
+    add("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         args.device = str(pick_device(args.device))

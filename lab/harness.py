@@ -140,15 +140,15 @@ def score(run, args, manager):
 
 def main(argv=None):
     parser = CommandLine(prog=PROG, description=__doc__)
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
-    parser.add_argument("--tasks", type=listed(str), required=True, metavar="NAME,...",
-                        help="such as hellaswag,arc_easy,arc_challenge,mmlu")
-    parser.add_argument("--limit", type=at_least(1), metavar="N", help="the first N examples of each task only")
-    parser.add_argument("--shots", type=at_least(0), metavar="N", help="examples in the prompt (default: the task's)")
-    parser.add_argument("--task-path", metavar="DIR", help="a folder of tasks in lm_eval's own YAML format")
-    parser.add_argument("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
+    add("--tasks", type=listed(str), required=True, metavar="NAME,...", help="such as hellaswag,arc_easy,mmlu")
+    add("--limit", type=at_least(1), metavar="N", help="the first N examples of each task only")
+    add("--shots", type=at_least(0), metavar="N", help="examples in the prompt (default: the task's)")
+    add("--task-path", metavar="DIR", help="a folder of tasks in lm_eval's own YAML format")
+    add("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
+    add("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         for library in ("lm_eval", "huggingface_hub", "datasets"):

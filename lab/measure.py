@@ -184,20 +184,18 @@ def command_line():
         prog="python -m lab.measure",
         description="Score runs at lengths past the trained one, on the same held-out tokens at each.",
         epilog=explained("protocols", measures.PROTOCOLS) + "\n\n" + explained("probes", measures.PROBES))
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
-    lengths = parser.add_mutually_exclusive_group()
-    lengths.add_argument("--lengths", type=listed(at_least(1)), metavar="N,N,...",
-                         help="default: 1, 2, 4, 8 and 16 times the trained length")
-    lengths.add_argument("--at", type=listed(table.multiple), metavar="1x,16x", help="multiples of the trained length")
-    parser.add_argument("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
-    parser.add_argument("--data", metavar="DIR|PATH",
-                        help="score other text: a prepared folder, or text as data.py reads it")
-    parser.add_argument("--max-docs", type=at_least(1), metavar="N", help="score N usable documents, evenly spaced")
-    what = parser.add_argument_group("what is measured").add_mutually_exclusive_group()
-    what.add_argument("--protocol", dest="measure", choices=tuple(measures.PROTOCOLS), default="nonoverlap",
-                      help="how tokens are scored (default: nonoverlap)")
-    what.add_argument("--probe", dest="measure", choices=tuple(measures.PROBES),
-                      help="whether and how the far context is used")
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
+    which = parser.add_mutually_exclusive_group().add_argument
+    which("--lengths", type=listed(at_least(1)), metavar="N,N,...", help="default: 1, 2, 4, 8, 16 x the trained length")
+    which("--at", type=listed(table.multiple), metavar="1x,16x", help="multiples of the trained length")
+    add("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
+    add("--data", metavar="DIR|PATH", help="score other text: a prepared folder, or text as data.py reads it")
+    add("--max-docs", type=at_least(1), metavar="N", help="score N usable documents, evenly spaced")
+    what = parser.add_argument_group("what is measured").add_mutually_exclusive_group().add_argument
+    what("--protocol", dest="measure", choices=tuple(measures.PROTOCOLS), default="nonoverlap",
+         help="how tokens are scored (default: nonoverlap)")
+    what("--probe", dest="measure", choices=tuple(measures.PROBES), help="whether and how the far context is used")
     how = parser.add_argument_group("of some protocols and probes")
     how.add_argument("--targets", type=at_least(1), metavar="N",
                      help="same-targets, sliding and swap: targets at the end of each document (default: half the "
@@ -206,14 +204,11 @@ def command_line():
                      help="sliding: targets that one window scores (default: a quarter of the trained length)")
     scaling.add_stream_flags(how)
     scaling.add_scaling_flags(parser, several=True)
-    parser.add_argument("--dtype", type=listed(str, *scaling.PRECISIONS), default=["fp32"], metavar="NAME,...",
-                        help="of the weights and of what is computed: fp32, bf16, fp16, or int8 (weights alone); each "
-                             "a row")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    parser.add_argument("--json", type=new_file, metavar="FILE",
-                        help="write the numbers as a list of objects, one a run and length")
-    parser.add_argument("--plot", type=table.picture, metavar="FILE",
-                        help="draw loss against length: .png, .svg or .pdf")
+    add("--dtype", type=listed(str, *scaling.PRECISIONS), default=["fp32"], metavar="NAME,...",
+        help="of the weights and of what is computed: fp32, bf16, fp16, or int8 (weights alone); each a row")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
+    add("--json", type=new_file, metavar="FILE", help="write the numbers as a list of objects, one a run and length")
+    add("--plot", type=table.picture, metavar="FILE", help="draw loss against length: .png, .svg or .pdf")
     return parser
 
 def read_flags(argv):
