@@ -8,12 +8,11 @@ import functools
 
 import torch
 
-from common import CommandLine, at_least, listed, pick_device
+from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device
 from config import InputError
 from eval import held_out
 from lab import pictures
 from lab.measures import usable
-from lab.table import picture
 from longer import scaling
 from longer.reading import Reader, ReadingAttention, load
 
@@ -41,17 +40,15 @@ def weights_of(model, tokens):
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.attention",
                          description="Draw the attention of each head of a run, inside and past the trained length.")
-    parser.add_argument("run", metavar="RUN", help="run directory of train.py")
-    parser.add_argument("--out", type=picture, required=True, metavar="FILE",
-                        help="the picture: .png (with an .svg beside it), .svg or .pdf")
-    parser.add_argument("--title", metavar="TEXT", help="what the picture shows (default: the run's encoding)")
-    parser.add_argument("--lengths", type=listed(at_least(1)), metavar="N,N,...",
-                        help="default: the trained length and 4 times it")
-    parser.add_argument("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
-    parser.add_argument("--data", metavar="DIR|PATH",
-                        help="read other text: a prepared folder, or text as data.py reads it")
-    parser.add_argument("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="run directory of train.py")
+    add("--out", type=new_file(*PICTURES), required=True, metavar="FILE", help="the picture: .png, .svg or .pdf")
+    add("--title", metavar="TEXT", help="what the picture shows (default: the run's encoding)")
+    add("--lengths", type=listed(at_least(1)), metavar="N,N,...", help="default: the trained length and 4 times it")
+    add("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
+    add("--data", metavar="DIR|PATH", help="read other text: a prepared folder, or text as data.py reads it")
+    add("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     scaling.add_scaling_flags(parser)
     with parser.one_line_errors():
         args = parser.parse_args(argv)

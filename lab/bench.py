@@ -52,14 +52,10 @@ TOGETHER = 8                                                           # texts t
 GEMM = {"cpu": 2048, "mps": 4096, "cuda": 8192}  # rows and columns of the product that measures the machine
 REST = 0.1                               # seconds for the threads of the process before to fall asleep
 
-
 # ---- what is timed ---------------------------------------------------------------------------------------------------
 
 def peak_bytes():
-    """The most memory that this process has had.
-
-    Linux hands ru_maxrss down to a child, which would start at its parent's peak; VmHWM is the process's own.
-    """
+    """The most memory that this process has had: on Linux VmHWM, as ru_maxrss begins with the parent's."""
     with contextlib.suppress(FileNotFoundError):
         return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -108,13 +104,10 @@ class Work:
         return time.perf_counter() - begin
 
     def step(self):
-        """Seconds of a training step."""
-        batch = self.tokens(self.config.batch_size, self.model.context)
-        return self.seconds(self.backend.step, (batch[:, :-1], batch[:, 1:]), next(self.steps))
-
-    def step_and_product(self):
         """(Seconds of a training step, operations a second of one large product after it)"""
-        return self.step(), 2 * len(self.square) ** 3 / self.seconds(lambda: self.square @ self.square)
+        batch = self.tokens(self.config.batch_size, self.model.context)
+        seconds = self.seconds(self.backend.step, (batch[:, :-1], batch[:, 1:]), next(self.steps))
+        return seconds, 2 * len(self.square) ** 3 / self.seconds(lambda: self.square @ self.square)
 
     def evaluate(self, length):
         """Seconds a token; None where there are no positions."""
@@ -141,8 +134,6 @@ class Work:
         each = self.seconds(lambda: [next(writing) for _ in range(GENERATED)]) / GENERATED
         return first, each, cache.nbytes / len(cache) / texts
 
-
-
 def flops_a_token(model):
     """Of a training step: 6 N + 12 L C T (Chowdhery et al. 2022, appendix B), N counting the weights that multiply.
 
@@ -153,7 +144,6 @@ def flops_a_token(model):
                   if len(shape) == 2 and (model.tied or name != "embedding.weight"))
     keys = model.context / (2 if model.causal else 1)
     return 6 * weights + 12 * model.layers * model.width * keys
-
 
 # ---- rows, in turn ---------------------------------------------------------------------------------------------------
 
@@ -166,10 +156,7 @@ def answer(arguments, method, *asked):
     return getattr(Work(*arguments), method)(*asked)
 
 class Row:
-    """One encoding by one backend, whose Work is done in a process of its own.
-
-    floor: the row that it is measured beside; NoPE's own has none: it is its own floor.
-    """
+    """One encoding by one backend, whose Work is done in a process of its own; floor: NoPE's Row (of its own: None)."""
 
     def __init__(self, pe, backend, args, floor=None):
         self.floor = floor or self
@@ -185,16 +172,12 @@ class Row:
         try:
             return self.pool.submit(answer, self.work, method, *arguments).result()
         except (InputError, MemoryError, RuntimeError) as error:   # torch out of memory
-            preset, pe, backend, batch, *_ = self.work
+            row = "{preset}, {pe} by {backend}, {batch} sequences".format(**self.names)
             reason = str(error).partition("\n")[0] or "out of memory"
-            raise InputError(f"{preset}, {pe} by {backend}, {batch} sequences: {reason}; use a smaller --batch-size"
-                             ) from None
+            raise InputError(f"{row}: {reason}; use a smaller --batch-size") from None
 
     def in_turn(self, *request):
-        """(medians of the answers, medians of their ratios to NoPE's); None if it cannot answer.
-
-        Both are asked by turns, and their first answers are thrown away.
-        """
+        """(medians of the answers, medians of their ratios to NoPE's) but for the first; None without answers."""
         answers = {self.floor: [], self: []}                           # one list, if the row is NoPE's own
         for _ in range(self.repeats + 1):
             for each, values in answers.items():
@@ -207,7 +190,7 @@ class Row:
 
     def train(self):
         self.ask("step")                 # besides the one that in_turn throws away: compilation may take two
-        (seconds, rate), (over_nope, _) = self.in_turn("step_and_product")
+        (seconds, rate), (over_nope, _) = self.in_turn("step")
         tokens = self.names["batch"] * self.model.context / seconds
         return {"step, ms": 1e3 * seconds, "tokens/s": tokens, "GFLOP/s": flops_a_token(self.model) * tokens / 1e9,
                 "product's": rate / 1e9, "x NoPE": over_nope, "peak, MB": self.ask("memory") / 1e6}
@@ -221,8 +204,8 @@ class Row:
 
     def generate(self):
         numbers = {}
-        for name, streaming, texts in (("cached", False, 1), (f"of {TOGETHER} texts", False, TOGETHER),
-                                       ("streaming", True, 1)):
+        kinds = ("cached", False, 1), (f"of {TOGETHER} texts", False, TOGETHER), ("streaming", True, 1)
+        for name, streaming, texts in kinds:
             if timing := self.in_turn("generate", streaming, texts):
                 first, each, size = timing[0]
                 numbers |= {f"tokens/s, {name}": texts / each}
@@ -254,29 +237,26 @@ def print_part(part, rows):
     print(f"\n{part}: {rows[0]['preset']}, {rows[0]['batch']} sequences, {rows[0]['dtype']} on {rows[0]['device']}\n")
     print_table(["encoding", "backend", *numbers], body)
 
-
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.bench", description=__doc__)
-    parser.add_argument("--preset", choices=tuple(PRESETS), default="mini", help="the model's shape (default: mini)")
-    parser.add_argument("--parts", type=listed(str, *PARTS), default=list(PARTS), metavar="NAME,...",
-                        help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--pe", type=listed(str, *METHODS), default=list(ENCODINGS), metavar="NAME,...",
-                        help=f"of {', '.join(METHODS)}; {FLOOR} by torch, with which all are compared, is "
-                             "always there (default: all)")
-    parser.add_argument("--backends", type=listed(str, *BACKENDS), metavar="NAME,...",
-                        help=f"of {', '.join(BACKENDS)}: torch and numpy are train.py --fast, plain is torch without "
-                             "it (default: torch, and numpy where it can)")
+    add = parser.add_argument
+    add("--preset", choices=tuple(PRESETS), default="mini", help="the model's shape (default: mini)")
+    add("--parts", type=listed(str, *PARTS), default=list(PARTS), metavar="NAME,...",
+        help=f"of {', '.join(PARTS)} (default: all)")
+    add("--pe", type=listed(str, *METHODS), default=list(ENCODINGS), metavar="NAME,...",
+        help=f"of {', '.join(METHODS)}; {FLOOR} by torch, with which all are compared, is always there (default: all)")
+    add("--backends", type=listed(str, *BACKENDS), metavar="NAME,...",
+        help=f"of {', '.join(BACKENDS)}: torch and numpy are train.py --fast, plain is torch without it (default: "
+             "torch, and numpy where it can)")
     batches = ", ".join(f"{n} for {preset}" for preset, n in BATCH.items())
-    parser.add_argument("--batch-size", type=at_least(1), metavar="N",
-                        help=f"sequences in a training step (default: {batches})")
-    parser.add_argument("--repeats", type=at_least(1), default=7, metavar="N", help="timed rounds of each (default: 7)")
-    parser.add_argument("--dtype", choices=("fp32", "tf32", "bf16"), default="fp32",
-                        help="torch's, as in train.py (default: fp32)")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the blocks that train, as in train.py")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto, a GPU if any)")
-    parser.add_argument("--json", type=new_file(".json"), metavar="FILE", help="write the numbers as a list of objects")
+    add("--batch-size", type=at_least(1), metavar="N", help=f"sequences in a training step (default: {batches})")
+    add("--repeats", type=at_least(1), default=7, metavar="N", help="timed rounds of each (default: 7)")
+    add("--dtype", choices=("fp32", "tf32", "bf16"), default="fp32", help="torch's, as in train.py (default: fp32)")
+    add("--compile", action="store_true", help="torch.compile the blocks that train, as in train.py")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto, a GPU if any)")
+    add("--json", type=new_file(".json"), metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         args.device = str(pick_device(args.device))

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from common import CommandLine, named_runs, read_run, read_text
+from common import PICTURES, CommandLine, named_runs, new_file, read_run, read_text
 from config import InputError
 from lab import pictures
-from lab.table import picture
 
 POINTS = 100                             # of the longest run's curve, about: a mean over as many steps of each run
 
@@ -47,7 +46,7 @@ def curve(lines, key, size):
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.curves", description=__doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
-    parser.add_argument("--out", type=picture, required=True, metavar="FILE", help="the picture: .png, .svg or .pdf")
+    parser.add_argument("--out", type=new_file(*PICTURES), required=True, metavar="FILE", help="the picture: .png, .svg or .pdf")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         runs = {str(run): read_log(run) for run in named_runs(args.runs)}

@@ -33,20 +33,22 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
 import train
 from common import CHECKPOINT, CommandLine, at_least, checkpoint_info, hash_file, lock, read_run, read_text
-from config import PRESETS, InputError
+from config import InputError
 from lab import measure
 from lab.results import append, read_results
 from model_numpy import count_parameters
 
-OWN = {"--preset", "--seed", "--out", "--resume", "--overwrite", "--device", "--help", "-h"}     # flags of the grid's
-KEYS = {"title": str, "preset": str, "seeds": list, "runs": dict, "measures": dict, "data": str, "held_out": str,
-        "flags": str, "chosen": dict}
+OWN = {"--preset", "--seed", "--out", "--resume", "--overwrite", "--device", "--json", "--plot", "--help", "-h"}
+STUDY = {"title": str, "preset": str, "seeds": list, "runs": dict, "measures": dict, "data": str, "held_out": str,
+         "flags": str, "chosen": dict}
+MEASURE = {"flags": str, "runs": list, "seeds": list}
 
 class Study(NamedTuple):
     name: str
@@ -73,56 +75,55 @@ class Study(NamedTuple):
 
 def read_study(path):
     """The Study of a TOML file; InputError that says what is wrong with it."""
-    try:
-        values = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not TOML: {error}") from None
-    for key, value in values.items():
-        if not isinstance(value, KEYS.get(key, ())):
-            raise InputError(f"{path}: {key} must be of type {KEYS[key].__name__}" if key in KEYS else
-                             f"{path}: {key} must be one of {', '.join(KEYS)}")
-    if missing := [key for key in ("title", "preset", "seeds", "runs") if not values.get(key)]:
-        raise InputError(f"{path} lacks {missing[0]}: python -m lab.grid --help shows a study")
-    if not all(isinstance(seed, int) and seed >= 0 for seed in values["seeds"]):
-        raise InputError(f"{path}: seeds must be whole numbers of at least 0, got {values['seeds']}")
-    if values["preset"] not in PRESETS:
-        raise InputError(f"{path}: preset must be one of {', '.join(PRESETS)}, got {values['preset']}")
-    flags = (f"--data {values['data']} " if "data" in values else "") + values.get("flags", "")
-    measures = {name: read_measure(path, name, value, values) for name, value in values.get("measures", {}).items()}
-    study = Study(Path(path).stem, values["title"], values["preset"], list(dict.fromkeys(values["seeds"])),
-                  dict(flatten(path, values["runs"], flags.strip())), measures, values.get("chosen", {}))
-    for name, (_, patterns, seeds) in study.measures.items():
-        if not all(isinstance(pattern, str) and fnmatch.filter(study.runs, pattern) for pattern in patterns):
-            raise InputError(f"{path}: {name}: runs must be names of runs, or patterns of some, got {patterns}")
-        if not set(seeds) <= set(study.seeds):
-            raise InputError(f"{path}: {name}: seeds must be of {study.seeds}, got {seeds}")
-    for name, seeds in study.chosen.items():
-        if name not in study.runs or not isinstance(seeds, list) or not set(seeds) <= set(study.seeds):
-            raise InputError(f"{path}: chosen: {name} must be a run, and have a list of its seeds, got {seeds}")
-    for name, flags in study.runs.items():
-        with named(f"{path}: {name}"):
-            if own := OWN & {word.partition("=")[0] for word in split(flags)}:
-                raise InputError(f"{min(own)} is the grid's own: leave it out")
-            if "/" in name:
-                raise InputError("a run's name is that of a folder: leave out the /")
-            train.read_flags(command_of(study, name, study.seeds[0])[2:])
-    return study
+    text = read_text(path)
+    with named(path):
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"this is not TOML: {error}") from None
+        check(values, STUDY)
+        if missing := [key for key in ("title", "preset", "seeds", "runs") if not values.get(key)]:
+            raise InputError(f"this lacks {missing[0]}: python -m lab.grid --help shows a study")
+        if not all(isinstance(seed, int) for seed in values["seeds"]):
+            raise InputError(f"seeds must be whole numbers, got {values['seeds']}")
+        seeds = list(dict.fromkeys(values["seeds"]))
+        flags = (f"--data {values['data']} " if "data" in values else "") + values.get("flags", "")
+        study = Study(Path(path).stem, values["title"], values["preset"], seeds,
+                      dict(flatten(values["runs"], flags.strip())), {}, values.get("chosen", {}))
+        for run in study.runs:
+            with named(run):
+                if "/" in run:
+                    raise InputError("a run's name is that of a folder: leave out the /")
+                for seed in seeds:
+                    train.read_flags(command_of(study, run, seed)[2:])
+        for run, chose in study.chosen.items():
+            if run not in study.runs or not isinstance(chose, list) or not all(seed in seeds for seed in chose):
+                raise InputError(f"chosen: {run} must be a run, and have a list of its seeds, got {chose}")
+        for name, value in values.get("measures", {}).items():
+            with named(name):
+                study.measures[name] = read_measure(value, values.get("held_out"), study)
+        return study
 
-def read_measure(path, name, value, values):
+def read_measure(value, held_out, study):
     """(flags of lab.measure, patterns of runs, seeds) of a measure in a study's file."""
-    value = {"flags": value} if isinstance(value, str) else value
-    kinds = {"flags": str, "runs": list, "seeds": list}
-    if not isinstance(value, dict) or "flags" not in value or not all(
-            isinstance(part, kinds.get(key, ())) for key, part in value.items()):
-        raise InputError(f'{path}: {name} must be flags of lab.measure, or {{flags = "..", runs = [..], seeds = [..]}}')
-    flags = value["flags"] + (f" --data {values['held_out']}" if "held_out" in values else "")
-    with named(f"{path}: {name}"):
-        words = split(flags)
-        if own := {"--json", "--plot", "--help", "-h"} & {word.partition("=")[0] for word in words}:
-            raise InputError(f"{min(own)} is the grid's own: leave it out")
-        if runs := measure.read_flags(words).runs:
-            raise InputError(f"the run is the grid's own: leave out {' '.join(runs)}")
-    return flags.strip(), value.get("runs", ["*"]), value.get("seeds", values["seeds"])
+    value = value if isinstance(value, dict) else {"flags": value}
+    check(value, MEASURE)
+    flags = value.get("flags", "") + (f" --data {held_out}" if held_out else "")
+    patterns, seeds = value.get("runs", ["*"]), value.get("seeds", study.seeds)
+    if runs := measure.read_flags(split(flags)).runs:
+        raise InputError(f"the run is the grid's own: leave out {' '.join(runs)}")
+    if not all(isinstance(pattern, str) and fnmatch.filter(study.runs, pattern) for pattern in patterns):
+        raise InputError(f"runs must be names of runs, or patterns of some, got {patterns}")
+    if not all(seed in study.seeds for seed in seeds):
+        raise InputError(f"seeds must be of {study.seeds}, got {seeds}")
+    return flags.strip(), patterns, seeds
+
+def check(values, kinds):
+    """InputError for a key that is unknown, or has a value of another type."""
+    for key, value in values.items():
+        if not isinstance(value, kinds.get(key, ())):
+            raise InputError(f"{key} must be of type {kinds[key].__name__}" if key in kinds else
+                             f"{key} must be one of {', '.join(kinds)}")
 
 @contextlib.contextmanager
 def named(name):
@@ -136,37 +137,37 @@ def named(name):
             raise InputError(f"{name}: {words.getvalue().partition('error: ')[2].strip()}") from None
 
 def split(flags):
-    """The words of flags, as a shell reads them."""
+    """The words of flags, as a shell reads them; InputError for a flag that the grid sets."""
     try:
-        return shlex.split(flags)
+        words = shlex.split(flags)
     except ValueError as error:
         raise InputError(f"{error} in {flags}") from None
+    if own := OWN & {word.partition("=")[0] for word in words}:
+        raise InputError(f"{min(own)} is the grid's own: leave it out")
+    return words
 
-def flatten(path, runs, flags, group=""):
+def flatten(runs, flags, group=""):
     """(name, flags) of each run, those of a group as GROUP.RUN with the group's flags."""
     if group:
         flags = f"{flags} {runs.get('flags', '')}".strip()
     for name, value in runs.items():
         if isinstance(value, dict):
-            yield from flatten(path, value, flags, f"{group}{name}.")
+            yield from flatten(value, flags, f"{group}{name}.")
         elif not isinstance(value, str):
-            raise InputError(f"{path}: {group}{name} must be flags of train.py, got {value!r}")
+            raise InputError(f"{group}{name} must be flags of train.py, got {value!r}")
         elif name != "flags" or not group:
             yield group + name, f"{flags} {value}".strip()
 
 def command_of(study, run, seed):
     """The words of the command that trains a run."""
-    flags = shlex.split(study.runs[run].replace("{seed}", str(seed)))
+    flags = split(study.runs[run].replace("{seed}", str(seed)))
     return ["python", "train.py", "--preset", study.preset, *flags, "--seed", str(seed), "--out",
             str(study.folder(run, seed))]
 
 # ---- what is left ----------------------------------------------------------------------------------------------------
 
-def left_of(study, results, run, seed, retrain):
-    """(whether the run is to be trained, [names of its measures that are to be made]), by the results so far.
-
-    retrain: whether a run is trained again that lacks a measure, and whose weights are not here.
-    """
+def left_of(study, results, run, seed):
+    """(whether the run is to be trained, [names of its measures that are to be made]), by the results so far."""
     line = results.runs.get((run, seed))
     measures = study.measures_of(run, seed)
     if line is None:
@@ -177,26 +178,23 @@ def left_of(study, results, run, seed, retrain):
     left = [name for name, flags in measures.items()
             if (made[name].get("sha256"), made[name].get("flags")) != (line["sha256"][:16], flags)]
     if left and checkpoint_of(study.folder(run, seed)) != line["sha256"]:
-        if not retrain:
-            print(f"{study.folder(run, seed)}: its weights are not here, so {', '.join(left)} cannot be measured; "
-                  "--retrain trains it again, and replaces its numbers", file=sys.stderr)
-            return False, []
-        return True, list(measures)
+        print(f"{study.folder(run, seed)}: its weights are not here, so {', '.join(left)} cannot be measured: to train "
+              f"it again, remove its training from {study.results}", file=sys.stderr)
+        left = []
     return False, left
 
 def checkpoint_of(run):
     """The SHA-256 of a run's checkpoint, or None."""
     return hash_file(run / CHECKPOINT) if (run / CHECKPOINT).exists() else None
 
-def unfinished(study, retrain):
+def unfinished(study):
     """[(run, seed)] of which something is left, seed by seed."""
     results = read_results(study.results)
-    return [(run, seed) for seed in study.seeds for run in study.runs
-            if any(left_of(study, results, run, seed, retrain))]
+    return [(run, seed) for seed in study.seeds for run in study.runs if any(left_of(study, results, run, seed))]
 
 # ---- doing it --------------------------------------------------------------------------------------------------------
 
-def work(study, wanted, retrain):
+def work(study, wanted):
     """Do what is left of each wanted (run, seed) that no other process works on."""
     for run, seed in wanted:
         folder = study.folder(run, seed)
@@ -207,7 +205,7 @@ def work(study, wanted, retrain):
             except InputError:                                         # another process works on it
                 continue
             results = read_results(study.results)                      # another may have done it meanwhile
-            to_train, measures = left_of(study, results, run, seed, retrain)
+            to_train, measures = left_of(study, results, run, seed)
             if to_train:
                 print(f"{folder}: training", flush=True)
                 append(study.results, *train_run(study, run, seed))
@@ -225,12 +223,12 @@ def train_run(study, run, seed):
     origin = record["provenance"]
     data = {name: record["data"][name] for name in ("source", "vocab", "splits")}
     key = data["splits"]["train"]["sha256"][:16]
-    machine = f"{platform.platform()}, {origin['device']}, {origin['threads']} threads"
-    versions = f"Python {origin['python']}, torch {origin['torch']}"
+    machine = (f"{platform.platform()}, {origin['device']}, {origin['threads']} threads, Python {origin['python']}, "
+               f"torch {origin['torch']}")
     line = {"run": run, "seed": seed, "command": shlex.join(command), "data": key, "context": model.context,
             "parameters": count_parameters(model), "tokens": config.steps * config.batch_size * model.context,
             "seconds": round(checkpoint_info(folder)["seconds"], 1), "sha256": checkpoint_of(folder),
-            "commit": origin["git"], "machine": f"{machine}, {versions}"}
+            "commit": origin["git"], "machine": machine}
     return {"data": key, **data}, line
 
 def measure_run(study, run, seed, name):
@@ -244,29 +242,28 @@ def measure_run(study, run, seed, name):
             "rows": rows}
     return *{fact["targets"]: fact for fact in facts if fact}.values(), line
 
-def run_workers(path, jobs, retrain):
+def run_workers(path, jobs):
     """Work on a study in several processes of one thread each; returns their largest exit status."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    words = [sys.executable, "-m", "lab.grid", path, *["--retrain"] * retrain]
-    workers = [subprocess.Popen(words, env=os.environ | threads, stderr=subprocess.PIPE, text=True)
-               for _ in range(jobs)]
-    status = 0
+    logs = [tempfile.TemporaryFile("w+") for _ in range(jobs)]         # a pipe that nobody reads would fill up
+    workers = [subprocess.Popen([sys.executable, "-m", "lab.grid", path], env=os.environ | threads, stderr=log)
+               for log in logs]
     try:
         for worker in workers:
-            _, errors = worker.communicate()
-            if worker.returncode:
-                _, bug, trace = errors.partition("Traceback")          # of a wrong input, the last line
-                print(bug + trace if bug else errors.strip().rpartition("\n")[2], file=sys.stderr)
-                if worker.returncode < 0:
-                    print(f"a worker was ended by signal {-worker.returncode}: start the study again", file=sys.stderr)
-                status = max(status, worker.returncode if worker.returncode > 0 else 128 - worker.returncode)
+            worker.wait()
     finally:
         for worker in workers:
             worker.terminate()                                         # a training keeps its last step
         for worker in workers:
             worker.wait()
-    return status
+    for worker, log in zip(workers, logs, strict=True):
+        if worker.returncode:
+            log.seek(0)
+            words, bug, trace = log.read().strip().partition("Traceback")
+            print(bug + trace or words.rpartition("\n")[2] or f"signal {-worker.returncode} ended a worker",
+                  file=sys.stderr)                                     # of a wrong input, the last line
+    return max(abs(worker.returncode) for worker in workers)
 
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.grid", description=__doc__)
@@ -275,32 +272,25 @@ def main(argv=None):
     how("--jobs", type=at_least(1), metavar="N", help="work on N runs at once, a thread each")
     how("--run", metavar="NAME-sSEED", help="work on this run alone")
     how("--commands", action="store_true", help="print what is left, one command a line, and stop")
-    parser.add_argument("--retrain", action="store_true",
-                        help="train a run again that lacks a measure, and whose weights are not here")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         study = read_study(args.study)
-        known = read_results(study.results).study
-        asked = {"study": study.name, "title": study.title, "preset": study.preset, "seeds": study.seeds,
-                 "runs": list(study.runs), "chosen": study.chosen}
-        if known and (known["preset"], known["title"]) != (study.preset, study.title):
-            raise InputError(f"{study.results} is of another study, {known['title']!r}: give {args.study} "
-                             "another name, or that title and its preset if it is the same study")
         names = {f"{run}-s{seed}": (run, seed) for seed in study.seeds for run in study.runs}
         if args.run and args.run not in names:
             raise InputError(f"--run must be one of the study's runs, such as {next(iter(names))}, got {args.run}")
-        wanted = [names[args.run]] if args.run else unfinished(study, args.retrain)
+        wanted = [names[args.run]] if args.run else unfinished(study)
         if args.commands:
-            again = ["--retrain"] * args.retrain
             for run, seed in wanted:
-                print(shlex.join(["python", "-m", "lab.grid", args.study, *again, "--run", f"{run}-s{seed}"]))
+                print(shlex.join(["python", "-m", "lab.grid", args.study, "--run", f"{run}-s{seed}"]))
             return
-        if known != asked:
+        asked = {"study": study.name, "title": study.title, "preset": study.preset, "seeds": study.seeds,
+                 "runs": list(study.runs), "chosen": study.chosen}
+        if read_results(study.results).study != asked:
             append(study.results, asked)
         if args.jobs:
-            sys.exit(run_workers(args.study, args.jobs, args.retrain))
-        work(study, wanted, args.retrain)
-        left = unfinished(study, args.retrain)
+            sys.exit(run_workers(args.study, args.jobs))
+        work(study, wanted)
+        left = unfinished(study)
         print(f"{study.results}: {len(names) - len(left)} of {len(names)} runs are complete")
 
 if __name__ == "__main__":

@@ -10,10 +10,7 @@ import itertools
 import json
 import logging
 import os
-import socket
-import urllib.request
 from functools import partial
-from urllib.parse import urlsplit
 
 import torch
 import torch.nn.functional as F
@@ -31,11 +28,6 @@ from longer.reading import BATCH_TOKENS, load
 from longer.writing import generate_cached
 
 PROG, VERSION = "python -m lab.harness", "0.4.13"
-if not urllib.request.getproxies():
-    try:                                               # without it the libraries would try for half a minute
-        socket.create_connection((urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname, 443), 3)
-    except OSError:
-        os.environ["HF_HUB_OFFLINE"] = "1"
 try:
     from datasets.exceptions import DatasetsError
     from lm_eval import simple_evaluate
@@ -151,15 +143,15 @@ def score(run, args, manager):
 
 def main(argv=None):
     parser = CommandLine(prog=PROG, description=__doc__)
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
-    parser.add_argument("--tasks", type=listed(str), required=True, metavar="NAME,...",
-                        help="such as hellaswag,arc_easy,arc_challenge,mmlu")
-    parser.add_argument("--limit", type=at_least(1), metavar="N", help="the first N examples of each task only")
-    parser.add_argument("--shots", type=at_least(0), metavar="N", help="examples in the prompt (default: the task's)")
-    parser.add_argument("--task-path", metavar="DIR", help="a folder of tasks in lm_eval's own YAML format")
-    parser.add_argument("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    parser.add_argument("--json", type=new_file(".json"), metavar="FILE", help="write the numbers as a list of objects")
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
+    add("--tasks", type=listed(str), required=True, metavar="NAME,...", help="such as hellaswag,arc_easy,mmlu")
+    add("--limit", type=at_least(1), metavar="N", help="the first N examples of each task only")
+    add("--shots", type=at_least(0), metavar="N", help="examples in the prompt (default: the task's)")
+    add("--task-path", metavar="DIR", help="a folder of tasks in lm_eval's own YAML format")
+    add("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
+    add("--json", type=new_file(".json"), metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         for library in ("lm_eval", "huggingface_hub", "datasets"):

@@ -20,7 +20,18 @@ from tqdm import tqdm
 
 import data
 import tasks
-from common import CommandLine, at_least, listed, load_model, named_runs, new_file, pick_device, read_run, write_text
+from common import (
+    PICTURES,
+    CommandLine,
+    at_least,
+    listed,
+    load_model,
+    named_runs,
+    new_file,
+    pick_device,
+    read_run,
+    write_text,
+)
 from config import InputError
 from eval import MULTIPLES, held_out
 from lab import measures, table
@@ -59,7 +70,7 @@ def windows_of(run, record, args):
     """(source, documents, jobs) of a run: each job is (protocol or probe, length, lists of windows)."""
     measure = measures.MEASURES[args.measure]
     context = record["model"]["context"]
-    lengths = lengths_of(args, context)
+    lengths = sorted(args.lengths or {max(1, round(multiple * context)) for multiple in args.at or MULTIPLES})
     longest = max(lengths)
     if measure.whole and (odd := [str(length) for length in lengths if longest % length]):
         raise InputError(f"--lengths must divide the longest, {longest}, so that each scores the same tokens: not "
@@ -80,9 +91,6 @@ def windows_of(run, record, args):
         raise InputError(f"{args.measure} has nothing to ask at {longest} tokens, of which the trained length is "
                          f"{context}")
     return source, documents, jobs
-
-def lengths_of(args, context):
-    return sorted(args.lengths or {max(1, round(multiple * context)) for multiple in args.at or MULTIPLES})
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
@@ -121,9 +129,6 @@ def evaluate(run, work, scalings, args, bar):
                 row["targets_sha256"] = measures.fingerprint(conditions[0])
                 if job == "far-repeats":
                     row["by_distance"] = measures.by_distance(conditions[0], losses[0], context)
-                if args.per_position and row["loss"] is not None:
-                    block = max(1, context // 8)
-                    row |= {"block": block, "by_position": measures.by_position(losses[0], block)}
             rows.append(row)
     return rows
 
@@ -174,7 +179,7 @@ def stored(row):
         return None, line
     key = row["targets_sha256"][:16]
     line |= {"targets": key, "losses": row["unit_losses"]}
-    line |= {name: row[name] for name in ("block", "by_position", "by_distance") if name in row}
+    line |= {"by_distance": row["by_distance"]} if "by_distance" in row else {}
     line |= {"without": row["unit_losses_without"]} if "unit_losses_without" in row else {}
     return {"targets": key, "text": row["data"], "counts": row["unit_targets"]}, line
 
@@ -190,24 +195,19 @@ def command_line():
         prog="python -m lab.measure",
         description="Score runs at lengths past the trained one, on the same held-out tokens at each.",
         epilog=explained("protocols", measures.PROTOCOLS) + "\n\n" + explained("probes", measures.PROBES))
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
-    lengths = parser.add_mutually_exclusive_group()
-    lengths.add_argument("--lengths", type=listed(at_least(1)), metavar="N,N,...",
-                         help="default: 1, 2, 4, 8 and 16 times the trained length")
-    lengths.add_argument("--at", type=listed(table.multiple), metavar="1x,16x", help="multiples of the trained length")
-    parser.add_argument("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
-    parser.add_argument("--data", metavar="DIR|PATH",
-                        help="score other text: a prepared folder, or text as data.py reads it")
-    parser.add_argument("--max-docs", type=at_least(1), metavar="N", help="score N usable documents, evenly spaced")
-    what = parser.add_argument_group("what is measured").add_mutually_exclusive_group()
-    what.add_argument("--protocol", dest="measure", choices=tuple(measures.PROTOCOLS), default="nonoverlap",
-                      help="how tokens are scored (default: nonoverlap)")
-    what.add_argument("--probe", dest="measure", choices=tuple(measures.PROBES),
-                      help="whether and how the far context is used")
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
+    which = parser.add_mutually_exclusive_group().add_argument
+    which("--lengths", type=listed(at_least(1)), metavar="N,N,...", help="default: 1, 2, 4, 8, 16 x the trained length")
+    which("--at", type=listed(table.multiple), metavar="1x,16x", help="multiples of the trained length")
+    add("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
+    add("--data", metavar="DIR|PATH", help="score other text: a prepared folder, or text as data.py reads it")
+    add("--max-docs", type=at_least(1), metavar="N", help="score N usable documents, evenly spaced")
+    what = parser.add_argument_group("what is measured").add_mutually_exclusive_group().add_argument
+    what("--protocol", dest="measure", choices=tuple(measures.PROTOCOLS), default="nonoverlap",
+         help="how tokens are scored (default: nonoverlap)")
+    what("--probe", dest="measure", choices=tuple(measures.PROBES), help="whether and how the far context is used")
     how = parser.add_argument_group("of some protocols and probes")
-    how.add_argument("--per-position", action="store_true", default=None,
-                     help="the loss by position in the window too, smoothed over eighths of the trained length: where "
-                          "does an encoding break? (nonoverlap and streaming; --plot draws it)")
     how.add_argument("--targets", type=at_least(1), metavar="N",
                      help="same-targets, sliding and swap: targets at the end of each document (default: half the "
                           "trained length); spread: at each place (default: an eighth of it)")
@@ -215,14 +215,11 @@ def command_line():
                      help="sliding: targets that one window scores (default: a quarter of the trained length)")
     scaling.add_stream_flags(how)
     scaling.add_scaling_flags(parser, several=True)
-    parser.add_argument("--dtype", type=listed(str, *scaling.PRECISIONS), default=["fp32"], metavar="NAME,...",
-                        help="of the weights and of what is computed: fp32, bf16, fp16, or int8 (weights alone); each "
-                             "a row")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    parser.add_argument("--json", type=new_file(".json"), metavar="FILE",
-                        help="write the numbers as a list of objects, one a run and length")
-    parser.add_argument("--plot", type=table.picture, metavar="FILE",
-                        help="draw loss against length: .png, .svg or .pdf")
+    add("--dtype", type=listed(str, *scaling.PRECISIONS), default=["fp32"], metavar="NAME,...",
+        help="of the weights and of what is computed: fp32, bf16, fp16, or int8 (weights alone); each a row")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
+    add("--json", type=new_file(".json"), metavar="FILE", help="write the numbers: a list of objects")
+    add("--plot", type=new_file(*PICTURES), metavar="FILE", help="draw loss against length: .png, .svg or .pdf")
     return parser
 
 def read_flags(argv):
@@ -230,10 +227,9 @@ def read_flags(argv):
     args = command_line().parse_args(argv)
     measure = measures.MEASURES[args.measure]
     kind = "probe" if args.measure in measures.PROBES else "protocol"
-    for name in ("targets", "stride", "sinks", "window", "per_position"):
+    for name in ("targets", "stride", "sinks", "window"):
         if name not in measure.flags and getattr(args, name) is not None:
-            flag = name.replace("_", "-")
-            raise InputError(f"--{flag} has no use with --{kind} {args.measure}: leave it out")
+            raise InputError(f"--{name} has no use with --{kind} {args.measure}: leave it out")
     return args
 
 def main(argv=None):

@@ -3,9 +3,7 @@
 A measure turns held-out documents into windows: one list of them, or two. A protocol has one: the loss of its targets.
 A probe has two with the same targets, one of which lacks what a model would have to fetch from far back: `gain` is by
 how much the loss rises without it, and is 0 for a model that does not use its far context. A document is an array of
-<|endoftext|> and its own tokens. All losses are in nats a token. All intervals are paired: what two losses of one
-document share drops out. Those of one run come from the bootstrap over documents (Efron and Tibshirani 1993, chapter
-13), and say nothing of another seed; those of several seeds are of seeds and documents both.
+<|endoftext|> and its own tokens. All losses are in nats a token.
 """
 
 import hashlib
@@ -39,19 +37,17 @@ class Settings(NamedTuple):
     stride: int                          # of sliding
     encode: Callable                     # str to a list of tokens
 
-
 # ---- the held-out text -----------------------------------------------------------------------------------------------
 
 def usable(documents, longest, limit):
     """Those of at least `longest` targets, or `limit` of them, evenly spaced; InputError if there is none."""
     documents = list(documents)
-    usable_documents = [document for document in documents if len(document) > longest]
-    if not usable_documents:
+    long_enough = [document for document in documents if len(document) > longest]
+    if not long_enough:
         raise InputError(f"no held-out document has {longest:,} tokens, the longest length: the longest usable one is "
                          f"{max(map(len, documents), default=1) - 1:,}")
-    number = min(limit or len(usable_documents), len(usable_documents))
-    return [usable_documents[i * len(usable_documents) // number] for i in range(number)]
-
+    number = min(limit or len(long_enough), len(long_enough))
+    return [long_enough[i * len(long_enough) // number] for i in range(number)]
 
 # ---- protocols: (documents, length, settings) to one list of windows, in a list --------------------------------------
 
@@ -69,13 +65,15 @@ def same_targets(documents, length, settings):
 
 def sliding(documents, length, settings):
     """The same targets, `stride` at a time, each such group seen from the last `length` tokens before its end."""
-    windows = []
-    for d, document in enumerate(documents):
-        for left in range(settings.targets, 0, -settings.stride):
-            scored = min(left, settings.stride)
-            end = len(document) - left + scored
-            windows.append(Window(document[max(0, end - length - 1) : end], scored, d))
-    return [windows]
+    return [[window for d, document in enumerate(documents)
+             for window in in_groups(document, len(document) - 1, settings.targets, settings.stride, length, d)]]
+
+def in_groups(document, end, targets, group, length, d):
+    """Windows of the last targets of a document up to the index `end`, `group` at a time."""
+    for left in range(targets, 0, -group):
+        scored = min(left, group)
+        last = end - left + scored
+        yield Window(document[max(0, last - length) : last + 1], scored, d)
 
 def spread(documents, length, settings):
     """Targets at 16 ends spread over each document, in groups of which each is seen from a window ending with it.
@@ -88,10 +86,8 @@ def spread(documents, length, settings):
     for d, document in enumerate(documents):
         room = len(document) - 1 - settings.longest
         ends = np.linspace(settings.longest, len(document) - 1, min(ENDS, room // settings.targets + 1), dtype=int)
-        for end, left in itertools.product(ends, range(settings.targets, 0, -group)):
-            scored = min(left, group)
-            last = end - left + scored
-            windows.append(Window(document[max(0, last - length) : last + 1], scored, d))
+        for end in ends:
+            windows += in_groups(document, end, settings.targets, group, length, d)
     return [windows]
 
 def far_repeats(documents, length, settings):
@@ -117,7 +113,6 @@ def far_repeats(documents, length, settings):
         raise InputError(f"no {GRAM} tokens of these documents stood in one before, more than {settings.context} and "
                          f"at most {settings.longest - GRAM + 1} tokens back")
     return [windows]
-
 
 # ---- probes: (documents, length, settings) to two lists, with and without; [] where nothing can be asked -------------
 
@@ -189,42 +184,35 @@ class Measure(NamedTuple):
 PROTOCOLS = {
     "nonoverlap": Measure(
         nonoverlap,
-        "the paper's. The same tokens are scored at every length, each document cut into windows that do not overlap; "
-        "the summed negative log-likelihoods are divided by the counted targets. It shows what a window of that length "
-        "costs a token on average; since a longer window also starves fewer tokens of context, it cannot tell that "
-        "gain from a loss further on.",
-        flags=("per_position",), whole=True),
+        "the paper's. The same tokens are scored at every length, in windows that do not overlap. A longer window also "
+        "leaves fewer tokens without context, and the loss cannot tell this gain from a loss further on.",
+        whole=True),
     "same-targets": Measure(
         same_targets,
-        "the last --targets tokens of each document, with 1x, 2x, ... the trained length of context ending at the same "
-        "token, and with a sliding window beside it. It shows what more context is worth for the very same targets, "
-        "paired by document; it is silent on all other tokens and seeds.",
+        "the last --targets tokens of each document, with 1x, 2x, ... the trained length of context before their end, "
+        "and with a sliding window beside it: what more context is worth for the very same targets.",
         flags=("targets", "stride"), beside="sliding"),
     "sliding": Measure(
         sliding,
         "the same targets, --stride at a time, each group from a window of that length ending with it. At the trained "
-        "length it is the baseline 'keep the last tokens and forget the rest': an encoding uses a longer context only "
-        "if it beats this; it costs a pass every stride, and says nothing of the far context.",
+        "length it keeps the last tokens and forgets the rest: a model uses a longer context only if it beats this.",
         flags=("targets", "stride")),
     "spread": Measure(
         spread,
-        "--targets tokens at each of 16 places spread over each document, each seen from as many tokens before it as "
-        "the length says. The loss at the trained length is that of a sliding window, so that a lower one further out "
-        "means that far context is used. It costs a hundred times as many tokens as same-targets at the trained "
-        "length, and sixteen times at the longest.",
+        "--targets tokens at each of 16 places of each document, each seen from as many tokens before it as the length "
+        "says. A lower loss past the trained length means that far context is used. It costs a hundred times as many "
+        "tokens as same-targets at the trained length, and sixteen times at the longest.",
         flags=("targets",), share=8),
     "far-repeats": Measure(
         far_repeats,
         "the last token of each run of 8 tokens that stood in the same document before, further back than the trained "
-        "length and nowhere nearer (LongPPL's idea, arXiv 2410.23771, without a second model). Far context pays for "
-        "these targets, so that a model which can use it has a lower loss once the window reaches the copy; the "
-        "table by distance shows where. It says nothing of other targets."),
+        "length and nowhere nearer (LongPPL's idea, arXiv 2410.23771, without a second model). A model that can use "
+        "far context has a lower loss once the window reaches the copy."),
     "streaming": Measure(
         nonoverlap,
         "nonoverlap's windows, read token by token with a cache that keeps the first tokens and the last (--sinks, "
-        "--window) and puts them at positions 0, 1, 2, ... anew for each. It shows what reading on in constant memory "
-        "costs; nothing further back than the window can be used, whatever the length.",
-        flags=("sinks", "window", "per_position"), stream=True, whole=True),
+        "--window) at positions 0, 1, 2, ... at every step: what reading on in constant memory costs.",
+        flags=("sinks", "window"), stream=True, whole=True),
 }
 PROBES = {
     "swap": Measure(
@@ -234,15 +222,14 @@ PROBES = {
         flags=("targets",)),
     "repeat": Measure(
         repeat,
-        "random tokens at the beginning of a window and again at its end, and the same end after another beginning. "
-        "It shows from how far away a model copies; natural text seldom needs that."),
+        "random tokens at the beginning of a window and again at its end, and the same end after another beginning: "
+        "from how far away a model copies."),
     "passkey": Measure(
         passkey,
-        "a number in the first sentence of a window that the last one asks for, and the same after another number. "
-        "It shows retrieval by models that can read the question; small ones cannot at any length."),
+        "a number in the first sentence of a window that the last one asks for, and the same after another number: "
+        "retrieval by models that can read the question, which small ones cannot at any length."),
 }
 MEASURES = PROTOCOLS | PROBES
-
 
 # ---- what is made of the losses --------------------------------------------------------------------------------------
 
@@ -253,11 +240,6 @@ def by_unit(windows, losses):
         total = np.bincount(units, [values.sum(dtype=np.float64) for values in losses])
     count = np.bincount(np.repeat(units, [window.scored for window in windows]))
     return total / count, count
-
-def by_position(losses, block):
-    """The mean loss at each position of equally long windows that are scored whole, averaged over `block` positions."""
-    mean = np.mean(losses, axis=0, dtype=np.float64)                   # (length,)
-    return [round(float(part.mean()), 5) for part in np.split(mean, range(block, len(mean), block))]
 
 def by_distance(windows, losses, context):
     """{"1x to 2x": [mean loss, number of targets], ...} of far-repeats: by the distance in trained lengths."""

@@ -109,7 +109,8 @@ def draw(path, rows, args):
             lines.setdefault(row.line, {}).setdefault(row.length, []).append(row.loss)
     gain = is_gain(rows)
     seeds = {len(losses) for line in lines.values() for losses in line.values()}
-    label = f"{PROTOCOLS[protocol]}; {' or '.join(map(str, sorted(seeds)))} seeds" + "; bars: ±1 sd" * (max(seeds) > 1)
+    number = " or ".join(map(str, sorted(seeds)))
+    label = f"{PROTOCOLS[protocol]}; {number} seeds" + "; bars: ±1 sd" * any(n > 1 for n in seeds)
     curves(path, {name(line): (colour(line), values) for line, values in lines.items()},
            args.title or "Loss past the trained length", label, {row.context for row in rows}, gain)
 
@@ -121,18 +122,13 @@ def losses(rows, path):
     for row in rows:
         value = row.get("gain", row["loss"])
         if row["protocol"] == protocol and value is not None:
-            line = lines.setdefault((row["run"], row["how"]), {})
-            line[row["length"]] = [value]
-            if "by_position" in row:
-                line.clear()
-                line.update((row["block"] * (i + 0.5), [loss]) for i, loss in enumerate(row["by_position"]))
+            lines.setdefault((row["run"], row["how"]), {})[row["length"]] = [value]
     drawn = {", ".join(filter(None, (called[run], how))): (colour(variant_of(run)), line)
              for (run, how), line in lines.items()}
-    positions = any("by_position" in row for row in rows)
-    curves(path, drawn, "Loss by position" if positions else "Past the trained length", PROTOCOLS[protocol],
-           {row["trained_length"] for row in rows}, any("gain" in row for row in rows), positions)
+    curves(path, drawn, "Past the trained length", PROTOCOLS[protocol], {row["trained_length"] for row in rows},
+           any("gain" in row for row in rows))
 
-def curves(path, lines, title, label, trained, gain=False, positions=False):
+def curves(path, lines, title, label, trained, gain=False):
     """Curves of {name: (colour, {length: values of seeds})}; x on a log axis, dotted lines at the trained lengths.
 
     Each is named with its value at its end, or in a legend where the ends lie less than half as far apart as the
@@ -148,14 +144,13 @@ def curves(path, lines, title, label, trained, gain=False, positions=False):
     lengths = sorted({length for some in means.values() for length in some})
     apart_at = {length: np.ptp([some[length] for some in means.values() if length in some]) for length in lengths}
     widest = max(reversed(lengths), key=apart_at.get)
-    at = lengths[-1] if positions or apart_at[lengths[-1]] > apart_at[widest] / 2 else widest
+    at = lengths[-1] if apart_at[lengths[-1]] > apart_at[widest] / 2 else widest
     for i, (called, (shade, values)) in enumerate(lines.items()):
         x = sorted(values)
         errors = [np.std(values[length], ddof=1) if len(values[length]) > 1 else 0 for length in x]
-        marker = "" if positions else MARKERS[i % len(MARKERS)]
         axis.errorbar(x, [means[called][length] for length in x], errors, color=shade, capsize=2, markersize=5,
-                      linestyle=DASHES[alike[shade] % len(DASHES)], marker=marker, linewidth=1.5, elinewidth=1,
-                      label=f"{called}: {means[called].get(at, math.nan):.2f} at {at:,g}")
+                      linestyle=DASHES[alike[shade] % len(DASHES)], marker=MARKERS[i % len(MARKERS)], linewidth=1.5,
+                      elinewidth=1, label=f"{called}: {means[called].get(at, math.nan):.2f} at {at:,}")
         alike[shade] += 1
     if at == lengths[-1]:
         ends = [(some[max(some)], max(some), f"{called}: {some[max(some)]:.2f}", lines[called][0])
@@ -167,13 +162,13 @@ def curves(path, lines, title, label, trained, gain=False, positions=False):
         axis.legend([handles[i] for i in order], [words[i] for i in order], loc="upper right")
     if gain:
         axis.axhline(0, color=GREY, linewidth=1)
-    ticks = [2**i for i in range(3, 1 + math.ceil(math.log2(lengths[-1])))] if positions else {*lengths} | trained
+    ticks = sorted({*lengths} | trained)
     axis.set_xscale("log", base=2)
-    axis.set_xticks(sorted(ticks), [f"{tick:,g}" + "\n(trained)" * (tick in trained) for tick in sorted(ticks)])
+    axis.set_xticks(ticks, [f"{tick:,}" + "\n(trained)" * (tick in trained) for tick in ticks])
     axis.minorticks_off()
     for length in trained:
         axis.axvline(length, color=GREY, linestyle=":", linewidth=1)
-    axis.set(xlabel="position" if positions else "tokens in the window", title=f"{title}\n({label})",
+    axis.set(xlabel="tokens in the window", title=f"{title}\n({label})",
              ylabel=f"{'gain' if gain else 'loss'}, nats a token")
     save(figure, path)
 

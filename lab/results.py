@@ -70,12 +70,11 @@ def read_results(path):
             break
         try:
             line = json.loads(line)
-            if "run" in line and "measure" not in line:
-                line["command"], line["sha256"], line["context"]       # or it is no line of a run
             if "measure" in line:
-                line["flags"], line["sha256"], line["rows"]
+                line["flags"], line["sha256"], line["rows"]            # without one of them it is no measurement
                 results.measured[line["run"], line["seed"], line["measure"]] = line
             elif "run" in line:
+                line["command"], line["sha256"], line["context"]
                 results.runs[line["run"], line["seed"]] = line
             elif "study" in line:
                 results.study.update(line)

@@ -11,18 +11,13 @@ A number after ± makes a 95% interval for other seeds and other documents, sqrt
                                   summed degrees of freedom, n: seeds; for the change of one method, s/sqrt(n)
     h2 = t(m - 1) d / sqrt(m)     d: the standard deviation of the difference over m documents, weighted by targets
 
-h1 assumes that all methods vary alike with the seed. Where a variance exceeds the mean of all smaller ones by more than
-chance does in one table of 100, or with up to four methods is 100 times it, that method and those that vary more are
-left out of s, and their seeds are printed in the place of an interval; so are those of methods with two seeds. With one
-seed there is h2 alone. A seed that chose a value (+ behind the name) counts in a mean, and in no interval or test.
+docs/evidence.md explains which methods vary more and have no interval, and what one, two or choosing (+) seeds give.
 
     *   differs from 0 at 5%, after Holm's correction over all differences from --than, once a method: two lengths of a
         method that is flat are one test; the changes of all methods are corrected apart. It may be within the margin
-    =   equal within the margin: the interval lies inside of it
-        neither: not separated here
+    =   equal within the margin: the interval lies inside of it; neither: not separated here
 
-Of tasks the table has accuracies in %, means over all seeds, and how many seeds have learned the task, with 95% or more
-at the trained length.
+Of tasks there are accuracies in %, means over all seeds, and how many seeds learned: 95% or more at the trained length.
 """
 
 import contextlib
@@ -32,9 +27,8 @@ import itertools
 import json
 import math
 import re
-import shutil
-import sys
 from argparse import ArgumentTypeError
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,9 +59,8 @@ def read_files(paths):
             raise
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(f"{path} is no file of results or of --json: {type(error).__name__}: {error}") from None
-    names = [{row.run for row in rows} for rows in parts.values()]
-    double = {name for one, other in itertools.combinations(names, 2) for name in one & other}
-    return [row._replace(run=f"{stem}/{row.run}") if row.run in double else row
+    often = Counter(run for rows in parts.values() for run in {row.run for row in rows})
+    return [row._replace(run=f"{stem}/{row.run}") if often[row.run] > 1 else row
             for stem, rows in parts.items() for row in rows]
 
 def from_results(path):
@@ -217,22 +210,17 @@ def pairs_of(a, b):
     alike = all(None not in (x.loss, y.loss) and x.targets == y.targets for x, y in pairs)
     return pairs if alike else []
 
-def seeds_of(cells, at):
-    """{line: losses of the seeds that did not choose} at one place of all lines: what pool takes."""
-    found = {name: [row.loss for row in cell.get(at, {}).values() if row.loss is not None and not row.chosen]
-             for name, cell in cells.items()}
-    return {name: losses for name, losses in found.items() if losses}
-
 def changes(cells, first, last):
     """{line: Difference of its losses at two places}."""
     pairs = {name: pairs_of(cell.get(last, {}), cell.get(first, {})) for name, cell in cells.items()}
-    pairs = {name: some for name, some in pairs.items() if some}
     shared = pool({name: [a.loss - b.loss for a, b in some if not a.chosen] for name, some in pairs.items()})
-    return {name: difference(some, shared if name in shared.methods else None, False) for name, some in pairs.items()}
+    return {name: difference(some, shared if name in shared.methods else None, False)
+            for name, some in pairs.items() if some}
 
 def differences(cells, at, than):
     """{line: Difference of its loss from another line's} at one place."""
-    shared = pool(seeds_of(cells, at))
+    shared = pool({name: [row.loss for row in cell.get(at, {}).values() if row.loss is not None and not row.chosen]
+                   for name, cell in cells.items()})
     pairs = {name: pairs_of(cell.get(at, {}), cells[than].get(at, {})) for name, cell in cells.items() if name != than}
     return {name: difference(some, shared if {name, than} <= {*shared.methods} else None, True)
             for name, some in pairs.items() if some}
@@ -274,22 +262,22 @@ def table_of(rows, args):
         raise InputError(f"--at has no place of {rows[0].measure}")
     beside = sorted({at for found in cells.values() for at in found if at[0] != protocol} if args.at is None else [])
     heads = ["run", *(times(at) for _, at in places), *(f"{name} {times(at)}" for name, at in beside)]
+    texts = {}                                                         # {(line, head): text} of the differences
+    if len(places) > 1 and not is_gain(rows):
+        heads.append(head := f"{times(places[-1][1])} - {times(places[0][1])}")
+        change = changes(cells, places[0], places[-1])
+        passed = holm({name: value.p_value() for name, value in change.items()})
+        texts |= {(name, head): describe(value, name in passed, args.margin) for name, value in change.items()}
+    if args.than in cells:
+        names = {at: f"{times(at[1])} - {args.than}'s" for at in places}
+        heads += names.values()
+        texts |= {(name, names[at]): text
+                  for (name, at), text in compare(cells, places, args.than, args.margin).items()}
     body = []
     for name, found in cells.items():
         mark = " +" if any(row.chosen for cell in found.values() for row in cell.values()) else ""
-        body.append([name + mark, *(mean_of(found.get(at, {}), args.seeds) for at in (*places, *beside))])
-    if len(places) > 1 and not is_gain(rows):
-        column = changes(cells, places[0], places[-1])
-        passed = holm({name: value.p_value() for name, value in column.items()})
-        heads.append(f"{times(places[-1][1])} - {times(places[0][1])}")
-        for name, line in zip(cells, body, strict=True):
-            line.append(describe(column[name], name in passed, args.margin) if name in column else "")
-    if args.than in cells:
-        texts = compare(cells, places, args.than, args.margin)
-        for at in places:
-            heads.append(f"{times(at[1])} - {args.than}'s")
-            for name, line in zip(cells, body, strict=True):
-                line.append(texts.get((name, at), ""))
+        means = [mean_of(found.get(at, {}), args.seeds) for at in (*places, *beside)]
+        body.append([name + mark, *means, *(texts.get((name, head), "") for head in heads[1 + len(means) :])])
     return heads, body
 
 def mean_of(cell, each):
@@ -304,28 +292,26 @@ def mean_of(cell, each):
 def tasks_table(rows, args):
     """(heads, lines of cells) of accuracies in %, of runs that are called TASK.METHOD: a line a task."""
     places = sorted({row.at for row in rows if args.at is None or row.at in args.at})
-    cells = {}
+    cells, trained, guesses = {}, {}, {}
     for row in rows:
         task, _, method = row.run.rpartition(".")
-        cells.setdefault(task or row.measure, {}).setdefault(method, {}).setdefault(row.at, {})[row.seed] = row
+        task = task or row.measure
+        cells.setdefault(task, {}).setdefault(method, {}).setdefault(row.at, {})[row.seed] = row
+        trained[task] = row.context
+        guesses.setdefault(task, {})[row.at] = row.more["guess"]
     methods = list(dict.fromkeys(method for found in cells.values() for method in found))
     body = []
     for task, found in cells.items():
-        any_row = next(iter(next(iter(found.values())).values()))
-        longest = max(found.values(), key=len)
-        guess = [next(iter(longest[at].values())).more["guess"] for at in places if at in longest]
-        line = [task, str(next(iter(any_row.values())).context)]
-        for method in methods:
-            cell = found.get(method, {})
-            line.append(accuracies(cell, [at for at in places if at in cell], args.seeds))
-        body.append([*line, ", ".join(f"{100 * value:.0f}" for value in guess)])
+        guess = ", ".join(f"{100 * guesses[task][at]:.0f}" for at in places if at in guesses[task])
+        values = [accuracies(found.get(method, {}), places, args.seeds) for method in methods]
+        body.append([task, str(trained[task]), *values, guess])
     return ["task", "trained", *methods, "best guess"], body
 
 def accuracies(cell, places, each):
     """"100, 66 (2/3)": means over seeds in % at some lengths, and how many have learned the task, unless all have."""
-    if not places:
+    values = [[row.loss for _, row in sorted(cell[at].items())] for at in places if at in cell]
+    if not values:
         return ""
-    values = [[row.loss for _, row in sorted(cell[at].items())] for at in places]
     if each:
         return "; ".join(" ".join(f"{100 * value:.1f}" for value in some) for some in values)
     learned = sum(row.loss >= LEARNED for row in cell[min(cell)].values())
@@ -333,22 +319,10 @@ def accuracies(cell, places, each):
     return text + f" ({learned}/{len(values[0])})" * (learned < len(values[0]))
 
 def print_table(heads, body):
-    """A table in Markdown; in a terminal that is narrower, several that have the first column in common."""
-    columns = [[head, "", *cells] for head, *cells in zip(heads, *body, strict=True)]
-    texts = []
-    for column in columns:
-        width = max(map(len, column))
-        texts.append([f"{cell:{width}}" for cell in (column[0], "-" * width, *column[2:])])
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
-    while len(texts) > 1:
-        shown = texts[:2]
-        while len(shown) < len(texts) and sum(len(text[0]) + 3 for text in texts[: len(shown) + 1]) < room:
-            shown = texts[: len(shown) + 1]
-        for cells in zip(*shown, strict=True):
-            print(f"| {' | '.join(cells)} |")
-        texts = [texts[0], *texts[len(shown) :]]
-        if len(texts) > 1:
-            print()
+    """A table in Markdown."""
+    widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
+    for cells in (heads, ["-" * width for width in widths], *body):
+        print(f"| {' | '.join(f'{cell:{width}}' for cell, width in zip(cells, widths, strict=True))} |")
 
 def print_tables(rows, args=None):
     """Print a table for each measure of some Rows; args: those of this script (default: its defaults)."""
@@ -359,7 +333,7 @@ def print_tables(rows, args=None):
         print(f"\n{measure}: {what_of(some)}\n")
         heads, body = (tasks_table if task else table_of)(some, args)
         print_table(heads, body)
-        print_parts(some)
+        print_distances(some)
         if any("±" in cell for line in body for cell in line):
             alone = len({row.seed for row in some}) == 1
             print("\n" + (ALONE if alone else LEGEND).format(args.margin))
@@ -373,16 +347,8 @@ def what_of(rows):
     return "; ".join(filter(None, [unit, " or ".join(texts) * (len(texts) < 3),
                                    " or ".join(sorted(words)) * (len(words) < 3)]))
 
-def print_parts(rows):
-    """The loss by position in the longest window, and by the distance of the copy, where rows have them."""
-    for name, row in {row.line: row for row in rows if "by_position" in row.more}.items():         # the longest one
-        losses, block = row.more["by_position"], row.more["block"]
-        ends = [1]
-        while ends[-1] < len(losses):
-            ends.append(min(2 * ends[-1], len(losses)))
-        parts = [np.mean(losses[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
-        print(f"\n{name}: loss by position, up to\n")
-        print_table([str(block * end) for end in ends], [[f"{part:.3f}" for part in parts]])
+def print_distances(rows):
+    """The loss by the distance of the copy, where rows have it."""
     by_distance = {}                                                   # {line: {(bin, multiple): losses of seeds}}
     for row in rows:
         for name, (loss, _) in row.more.get("by_distance", {}).items():
@@ -396,10 +362,6 @@ def print_parts(rows):
             for name, found in by_distance.items()])
 
 # ---- as a script -----------------------------------------------------------------------------------------------------
-
-def picture(text):
-    """The path of a picture that can be written, for argparse."""
-    return new_file(*PICTURES)(text)
 
 def multiple(text):
     """16 from "16x", a multiple of the trained length, for argparse."""
@@ -418,7 +380,7 @@ def command_line():
     add("--than", metavar="NAME", help="differences from this run, too")
     add("--seeds", action="store_true", help="each seed in the place of the mean")
     add("--margin", type=number, default=MARGIN, metavar="X", help="nats, of equivalence (default: %(default)s)")
-    add("--plot", type=picture, metavar="FILE", help="draw the one measure too: .png, .svg or .pdf")
+    add("--plot", type=new_file(*PICTURES), metavar="FILE", help="draw the one measure too: .png, .svg or .pdf")
     add("--title", default="", metavar="TEXT", help="with --plot: what the picture shows")
     return parser
 

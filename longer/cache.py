@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from config import InputError
-
 
 class Cache:
     """The keys and values of the tokens that a model has read: model(tokens, cache=cache) continues after them.
@@ -11,13 +9,10 @@ class Cache:
     Without a window every key is kept, with its position. With one it streams (Xiao et al. 2024): each new token sees
     itself, the first `sinks` tokens and the last `window` tokens before it, and what no later token will see is
     dropped. A stream keeps its keys without a position, and at every step gives them 0 .. S-1 anew, the new token last.
-    No gradient goes back through a cache. Raises InputError for a window below 1 and for sinks below 0.
+    No gradient goes back through a cache.
     """
 
     def __init__(self, sinks=0, window=None):
-        streams = isinstance(window, int) and window >= 1
-        if not isinstance(sinks, int) or sinks < 0 or not (streams or (window is None and sinks == 0)):
-            raise InputError(f"a stream needs sinks of at least 0 and a window of at least 1, got {sinks} and {window}")
         self.sinks, self.window = sinks, window
         self.positions = np.zeros(0, np.uint8)   # of the keys, (S,) or (B, S); any integer type fits
         self.blocks = {}                 # by a block's W_qkv: (arrays (B, H, capacity, width) of k, v, ..; begin, end)

@@ -116,20 +116,16 @@ class Reader(GPT):
         self.chunk = 0
         self.hold = False
 
-    def encodings(self):
-        return {block.attn.encoding for block in self.blocks}
-
     def scale_to(self, length, **how):
         """Use the positions that longer.scaling.scaled makes of the trained ones from now on. Returns self."""
         self.config, self.chunk = scaled(self.trained, length, **how)
         method, factor = how.get("rope_scaling"), how.get("factor", "auto")
         self.hold = method == HOLD
-        for block in self.blocks:
-            least = (STEEP if factor == "auto" else factor) / self.trained.context if method == LEAST else -math.inf
-            block.attn.least = least
+        least = (STEEP if factor == "auto" else factor) / self.trained.context if method == LEAST else -math.inf
         e = self.config.encoding
-        for encoding in self.encodings():
-            encoding.settings = e if encoding.settings.pe == e.pe else encoding.settings
+        for attn in (block.attn for block in self.blocks):
+            attn.least = least
+            attn.encoding.settings = e if attn.encoding.settings.pe == e.pe else attn.encoding.settings
         return self
 
     @property
@@ -144,7 +140,7 @@ class Reader(GPT):
             return False
         x = self.embedding.weight[None, :1]                             # far enough to differ from 0 in any format
         far = np.array([2**20])
-        for encoding in self.encodings():
+        for encoding in {block.attn.encoding for block in self.blocks}:
             rows = as_tensor(encoding.settings.rows(far, self.config), x)
             zeros = None if rows is None else torch.zeros_like(rows)
             whole, content = encoding.override(x, rows), encoding.override(x, zeros)

@@ -59,7 +59,7 @@ def test_a_picture(workplace, flags):
     ("runs/rope", "the following arguments are required: --out"),
     ("--out a.png", "the following arguments are required: RUN"),
     ("runs/rope runs/expe --out a.png", "unrecognized arguments: runs/expe"),
-    ("runs/rope --out a.bmp", "'a.bmp' must end in .png, .svg or .pdf"),
+    ("runs/rope --out a.bmp", "must end in .png, .svg, .pdf, got 'a.bmp'"),
     ("runs/rope --out a.png --factor 2", "--factor is for --rope-scaling linear, ntk, dynamic, yarn"),
     ("runs/none --out a.png", "runs/none is no run directory"),
 ])

@@ -158,7 +158,7 @@ def test_precisions_round_what_they_say(workplace):
 
 def test_a_loss_that_is_not_finite_is_called_so(workplace):
     """The largest number of fp16 is 65,504, and these rows are larger."""
-    rows, printed = rows_of(workplace, *"runs/expe --dtype fp16 --scale 1e6 --lengths 16,64 --per-position "
+    rows, printed = rows_of(workplace, *"runs/expe --dtype fp16 --scale 1e6 --lengths 16,64 "
                             "--max-docs 1".split())
     assert printed.count("not finite") == 2 and [row["loss"] for row in rows] == [None, None]
     assert "NaN" not in (workplace / "rows.json").read_text()  # which is no JSON
@@ -238,16 +238,6 @@ def test_probes_have_a_table_and_a_picture(workplace, probe):
     assert "| rope" in printed and "<svg" in (workplace / "p.svg").read_text()
 
 
-def test_loss_by_position_averages_to_the_loss(workplace):
-    flags = ["runs/expe", "--lengths", "16,64", "--max-docs", "1", "--per-position", "--plot", "position.png"]
-    rows, printed = rows_of(workplace, *flags)
-    for row in rows:
-        assert len(row["by_position"]) == row["length"] // 2 and row["block"] == 2
-        assert np.mean(row["by_position"]) == pytest.approx(row["loss"], abs=1e-5)
-    half = sum(rows[1]["by_position"][16:]) / 16  # positions 32 .. 63
-    assert f"{half:.3f}" in printed.split("loss by position, up to")[1]
-
-
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -273,7 +263,7 @@ def test_loss_by_position_averages_to_the_loss(workplace):
         ("runs/rope --protocol same-targets --targets 17", "--targets must be from 1 to 16, the shortest length, got"),
         ("runs/rope --at 0.0x", "--at: '0.0x' is not a multiple of the trained length, such as 16x"),
         ("runs/rope --protocol sliding --stride 0", "--stride: must be at least 1, got 0"),
-        ("runs/rope --probe swap --per-position", "--per-position has no use with --probe swap"),
+        ("runs/rope --probe swap --stride 2", "--stride has no use with --probe swap"),
         ("runs/rope --probe swap", "swap has nothing to ask at 16 tokens, of which the trained length is 16"),
         ("runs/rope --dtype fp8", "'fp8' must be of fp32, bf16, fp16, int8"),
         ("runs/rope --lengths 16,24", "lengths must divide the longest, 24"),

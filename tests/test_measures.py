@@ -165,12 +165,6 @@ def test_losses_are_summed_by_document_and_weighted_by_targets():
     assert broken["loss"] is None and broken["perplexity"] is None
 
 
-def test_loss_by_position_is_a_mean_over_windows_and_stretches():
-    losses = np.random.default_rng(0).random((7, 20))
-    right = [losses[:, begin : begin + 6].mean() for begin in (0, 6, 12, 18)]
-    np.testing.assert_allclose(measures.by_position(list(losses), 6), right, atol=1e-5)
-
-
 def test_a_limit_takes_usable_documents_from_all_over_the_text():
     documents = [np.full(20 if d % 3 else 10, d) for d in range(200)]                    # 133 are long enough
     assert [x[0] for x in measures.usable(documents, 15, None)] == [d for d in range(200) if d % 3]
