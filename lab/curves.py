@@ -46,7 +46,7 @@ def curve(lines, key, size):
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.curves", description=__doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
-    parser.add_argument("--out", type=new_file(*PICTURES), required=True, metavar="FILE", help="the picture: .png, .svg or .pdf")
+    parser.add_argument("--out", type=new_file(*PICTURES), required=True, metavar="FILE", help="the picture")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         runs = {str(run): read_log(run) for run in named_runs(args.runs)}

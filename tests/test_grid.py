@@ -175,7 +175,8 @@ def test_a_line_that_a_kill_cut_short_is_taken_back(tmp_path):
 @pytest.mark.parametrize("old, new, message", [
     ('"mini"', '"huge"', "expe: argument --preset: invalid choice: 'huge'"),
     ("seeds = [0]", "", "three.toml: this lacks seeds"),
-    ("seeds = [0]", "seeds = [-1]", "expe: --seed must be a whole number, at least 0"), ("[runs]", "runs]", "is not TOML"),
+    ("seeds = [0]", "seeds = [-1]", "expe: --seed must be a whole number, at least 0"),
+    ("[runs]", "runs]", "is not TOML"),
     ('"--pe nope"', "5", "nope must be flags of train.py, got 5"),
     ('"--pe nope"', '"--pe nope --seed 3"', "nope: --seed is the grid's own"),
     ('"--pe nope"', '"--pe rope --base x"', "nope: argument --base: 'x' is not a number"),
