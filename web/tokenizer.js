@@ -8,7 +8,7 @@ const SPLIT = new RegExp(
   "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s+$|\\s*[\\r\\n]|\\s+(?!\\S)|\\s"
     .replaceAll("\\s", "\\p{White_Space}").replaceAll("\\S", "\\P{White_Space}"), "gu");
 
-const lettersOf = (bytes) => String.fromCharCode(...bytes);              // a byte a letter
+const lettersOf = (bytes) => Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");        // a byte a letter
 
 class Tokenizer {
   constructor(file) {
