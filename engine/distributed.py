@@ -73,26 +73,14 @@ class RankRun(train.Run):
 
     quiet = True if RANK else None
 
-    def write_config(self):
-        if RANK == 0:
-            super().write_config()
-
-    def cut_log(self, step):
-        if RANK == 0:
-            super().cut_log(step)
-
-    def log(self, **line):
-        if RANK == 0:
-            super().log(**line)
-
-    def save(self, backend, step, seconds):
-        if RANK == 0:
-            super().save(backend, step, seconds)
-
     def stops(self, signals):
         stop = torch.tensor(float(bool(signals)))
         dist.all_reduce(stop, dist.ReduceOp.MAX)
         return bool(stop)
+
+if RANK:
+    for name in ("write_config", "cut_log", "log", "save"):
+        setattr(RankRun, name, lambda self, *what, **line: None)
 
 def main():
     """What each process does that torchrun has started; it ends the process."""
