@@ -1,17 +1,18 @@
 """The GPT of model_torch.py in plain NumPy: forward, and backward by hand.
 
-Every layer is a pair that stands side by side: x_forward(...) returns its output and a cache, x_backward(dout, cache)
-the gradients of what went in. `dx` is the gradient of the loss by x, and has x's shape. The model's backward is its
-forward's list of calls, read upwards. Functions keep no state, and change no array that came in unless they say so.
+Every layer is one function, which returns its output and its pullback. The pullback takes the gradient of the loss by
+the output and returns those of what went in; it stands under the lines that it undoes, and reads their names. `dx` is
+the gradient by x, and has x's shape. The model's backward is the list of its pullbacks, from the end. Functions keep no
+state, and change no array that came in unless they say so.
 
 Where the paper's equations are (preprint's numbers; tables are in expe.py):
 
-    1, 6, 8, 11    attention, softmax(q k^T / sqrt(D)) v      attend_forward
-    2, 4, 7, 9     q = W_q phi(h), k = W_k phi(h), v = W_v h  project_forward, override_on
-    3, 5           phi, by ExPE's and by ExQPE's rows         phi_forward, expe_table, exqpe_table
-    12             learned positions                          add_learned_forward
-    13, 14         sinusoidal positions                       add_forward, sinusoidal_table
-    15, 16         RoPE                                       rotate_forward, rope_table
+    1, 6, 8, 11    attention, softmax(q k^T / sqrt(D)) v      attend
+    2, 4, 7, 9     q = W_q phi(h), k = W_k phi(h), v = W_v h  project, override
+    3, 5           phi, by ExPE's and by ExQPE's rows         phi, expe_table, exqpe_table
+    12             learned positions                          add_learned
+    13, 14         sinusoidal positions                       add, sinusoidal_table
+    15, 16         RoPE                                       rotate, rope_table
 
 B batch, T query length, S key length (here S = T), H heads, D width of a head, C = H*D model width, V vocabulary,
 l overridden dimensions, n a position; a linear layer has I inputs and O outputs. Weights lie as in torch, (O, I), and
@@ -21,7 +22,6 @@ params is a flat dict of them by the names of torch's state_dict. All is compute
 import itertools
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -31,65 +31,60 @@ from config import CORE, zoo_module
 
 # ---- linear, embedding, dropout --------------------------------------------------------------------------------------
 
-def linear_forward(x, w):
-    """out = x W^T. x (..., I), w (O, I), out (..., O)."""
+def linear(x, w):
+    """x W^T. x (..., I), w (O, I)."""
+    def pullback(dout):
+        """out_o = sum_i x_i w_oi: so dx_i = sum_o dout_o w_oi, and dw_oi = dout_o x_i, summed over the rows."""
+        rows = dout.reshape(-1, len(w))                                           # (rows, O)
+        return (rows @ w).reshape(x.shape), rows.T @ x.reshape(-1, w.shape[1])
+
     out = x.reshape(-1, w.shape[1]) @ w.T                                         # (rows, O), one product for BLAS
-    return out.reshape(*x.shape[:-1], len(w)), (x, w)
+    return out.reshape(*x.shape[:-1], len(w)), pullback
 
-def linear_backward(dout, cache):
-    """out_o = sum_i x_i w_oi: so dx_i = sum_o dout_o w_oi, and dw_oi = dout_o x_i, summed over the rows."""
-    x, w = cache
-    dout = dout.reshape(-1, len(w))                                               # (rows, O)
-    dx = dout @ w                                                                 # (rows, I)
-    dw = dout.T @ x.reshape(-1, w.shape[1])                                       # (O, I)
-    return dx.reshape(x.shape), dw
+def embedding(tokens, w):
+    """w[tokens]. tokens (B, T) or (T,), w (V, C), out (..., C)."""
+    def pullback(dout):
+        """A row of w gets the sum of the gradients of all places that looked it up."""
+        order = np.argsort(tokens, axis=None, kind="stable")                      # (B*T,), equal tokens side by side
+        used, first = np.unique(tokens.ravel()[order], return_index=True)
+        dw = np.zeros(w.shape, dout.dtype)                                        # np.add.at takes ten times as long
+        dw[used] = np.add.reduceat(dout.reshape(-1, w.shape[1])[order], first, axis=0)
+        return dw
 
-def embedding_forward(tokens, w):
-    """out = w[tokens]. tokens (B, T) or (T,), w (V, C), out (..., C)."""
-    return w[tokens], (tokens, w.shape)
+    return w[tokens], pullback
 
-def embedding_backward(dout, cache):
-    """out = w[tokens]: a row of w gets the sum of the gradients of all places that looked it up. Returns dw."""
-    tokens, shape = cache
-    order = np.argsort(tokens, axis=None, kind="stable")                          # (B*T,), equal tokens side by side
-    used, first = np.unique(tokens.ravel()[order], return_index=True)
-    dw = np.zeros(shape, dout.dtype)
-    dw[used] = np.add.reduceat(dout.reshape(-1, shape[1])[order], first, axis=0)
-    return dw
+def dropout(x, mask):
+    """x * mask, the mask being 0 for what is dropped and 1/(1 - rate) elsewhere; None drops nothing."""
+    def pullback(dout):
+        return dout if mask is None else dout * mask
 
-def dropout_forward(x, mask):
-    """out = x * mask, the mask being 0 for what is dropped and 1/(1 - rate) elsewhere; None drops nothing."""
-    return (x if mask is None else x * mask), mask
-
-def dropout_backward(dout, mask):
-    """out = x * mask."""
-    return dout if mask is None else dout * mask
+    return (x if mask is None else x * mask), pullback
 
 # ---- norms -----------------------------------------------------------------------------------------------------------
 
-def layernorm_forward(x, eps, weight, bias):
-    """out = z weight + bias, z = (x - mean(x)) / sqrt(var(x) + eps), by rows. x (..., C); weight, bias (C,)."""
+def layernorm(x, eps, weight, bias):
+    """z weight + bias, z = (x - mean(x)) / sqrt(var(x) + eps), by rows. x (..., C); weight, bias (C,)."""
     z = x - x.mean(-1, keepdims=True)
     rstd = 1 / np.sqrt(np.vecdot(z, z)[..., None] / x.shape[-1] + eps)            # (..., 1)
     z *= rstd
-    return z * weight + bias, (z, rstd, weight)
 
-def layernorm_backward(dout, cache):
-    """out = z weight + bias, z = (x - mean) rstd, rstd = (mean((x - mean)^2) + eps)^(-1/2).
+    def pullback(dout):
+        """z = (x - mean) rstd, rstd = (mean((x - mean)^2) + eps)^(-1/2).
 
-    A change of x_i moves z_i by rstd; every z_j by -rstd/C, through the mean; and every z_j by -z_j rstd z_i/C, through
-    rstd, whose derivative by x_i is -rstd^3 (x_i - mean)/C. Summed: dx = rstd (dz - mean(dz) - z mean(dz z)).
-    """
-    z, rstd, weight = cache
-    rows = tuple(range(dout.ndim - 1))
-    dweight, dbias = (dout * z).sum(rows), dout.sum(rows)
-    dz = dout * weight
-    along_z = np.vecdot(dz, z)[..., None] / z.shape[-1]                           # (..., 1)
-    dx = rstd * (dz - dz.mean(-1, keepdims=True) - z * along_z)
-    return dx, {"weight": dweight, "bias": dbias}
+        A change of x_i moves z_i by rstd; every z_j by -rstd/C, through the mean; and every z_j by -z_j rstd z_i/C,
+        through rstd, whose derivative by x_i is -rstd^3 (x_i - mean)/C. Summed:
+        dx = rstd (dz - mean(dz) - z mean(dz z)).
+        """
+        rows = tuple(range(dout.ndim - 1))
+        dweight, dbias = (dout * z).sum(rows), dout.sum(rows)
+        dz = dout * weight
+        along_z = np.vecdot(dz, z)[..., None] / z.shape[-1]                       # (..., 1)
+        dx = rstd * (dz - dz.mean(-1, keepdims=True) - z * along_z)
+        return dx, {"weight": dweight, "bias": dbias}
 
+    return z * weight + bias, pullback
 
-# ---- the MLPs --------------------------------------------------------------------------------------------------------
+# ---- the MLP ---------------------------------------------------------------------------------------------------------
 
 ROOT = math.sqrt(2 / math.pi)                                                     # of the tanh form (Hendrycks 2016)
 CUBIC = 0.044715
@@ -98,101 +93,87 @@ def sigmoid(x):
     """1 / (1 + e^-x), which cannot overflow. Any shape."""
     return 0.5 * (1 + np.tanh(0.5 * x))
 
-def gelu_forward(x):
-    """out = x s, s = (1 + tanh(u))/2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). Any shape."""
-    s = x * x                                                                     # x**3 would take ten times as long
-    s *= ROOT * CUBIC
-    s += ROOT
-    s *= x                                                                        # u
-    np.tanh(s, out=s)
-    s += 1
-    s *= 0.5
-    return x * s, (x, s)
+def gelu(x):
+    """x s, s = (1 + tanh(u))/2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). Any shape."""
+    s = 0.5 * (1 + np.tanh(x * (ROOT + ROOT * CUBIC * (x * x))))                  # x**3 would take ten times as long
 
-def gelu_backward(dout, cache):
-    """out = x s and ds/dx = 2 s (1 - s) du/dx, so dx = dout s (1 + x (1 - s) 2 du/dx)."""
-    x, s = cache
-    dx = x * x
-    dx *= 6 * ROOT * CUBIC
-    dx += 2 * ROOT                                                                # 2 du/dx
-    dx *= x
-    dx *= 1 - s
-    dx += 1
-    dx *= s
-    dx *= dout
-    return dx
+    def pullback(dout):
+        """ds/dx = 2 s (1 - s) du/dx, so dx = dout s (1 + x (1 - s) 2 du/dx)."""
+        return dout * (s * (1 + (1 - s) * (x * (2 * ROOT + 6 * ROOT * CUBIC * (x * x)))))
 
-def gelu_mlp_forward(h, p):
-    """out = W_down gelu(W_up h). h (..., C)."""
-    up, cache_up = linear_forward(h, p["up.weight"])                              # (..., mlp_width)
-    a, cache_gelu = gelu_forward(up)
-    out, cache_down = linear_forward(a, p["down.weight"])
-    return out, (cache_up, cache_gelu, cache_down)
+    return x * s, pullback
 
-def gelu_mlp_backward(dout, cache):
-    """out = W_down gelu(W_up h)."""
-    cache_up, cache_gelu, cache_down = cache
-    da, dw_down = linear_backward(dout, cache_down)
-    dup = gelu_backward(da, cache_gelu)
-    dh, dw_up = linear_backward(dup, cache_up)
-    return dh, {"up.weight": dw_up, "down.weight": dw_down}
+def gelu_mlp(h, p):
+    """W_down gelu(W_up h). h (..., C)."""
+    up, pull_up = linear(h, p["up.weight"])                                       # (..., mlp_width)
+    a, pull_gelu = gelu(up)
+    out, pull_down = linear(a, p["down.weight"])
 
-LAYERS = {"layernorm": (layernorm_forward, layernorm_backward), "gelu": (gelu_mlp_forward, gelu_mlp_backward)}
+    def pullback(dout):
+        da, dw_down = pull_down(dout)
+        dh, dw_up = pull_up(pull_gelu(da))
+        return dh, {"up.weight": dw_up, "down.weight": dw_down}
+
+    return out, pullback
+
+LAYERS = {"layernorm": layernorm, "gelu": gelu_mlp}
 
 def layer(name):
-    """The pair (forward, backward) of a norm or an MLP; rmsnorm and swiglu are in zoo/llama.py."""
+    """A norm or an MLP; rmsnorm and swiglu are in zoo/llama.py."""
     return LAYERS[name] if name in LAYERS else zoo_module("llama").LAYERS[name]
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
-def small_numbers(rng, name, shape):
-    return 0.02 * rng.standard_normal(shape, dtype=np.float32)
+def embed_nothing(x, table, learned):
+    """The residual stream as it is. x (B, T, C)."""
+    return x, lambda dx: (dx, {})
 
-def override_shut_forward(h, table, learned):
+def override_nothing(h, table, learned):
     """What enters W_q, W_k and W_v is h, h and h. h (B, T, C)."""
-    return (h, h, h), None
+    return (h, h, h), lambda dparts: (dparts[0] + dparts[1] + dparts[2], {})
 
-def override_shut_backward(dparts, cache):
-    """parts = (h, h, h)."""
-    dq, dk, dv = dparts
-    return dq + dk + dv, {}
+def rotate_nothing(q, k, table, learned):
+    return q, k, lambda dq, dk: (dq, dk, {})
 
-def softmax_forward(scores, learned):
-    """p = exp(scores) / sum of exp(scores). In place. scores (..., T, S), -inf for keys that are not seen."""
-    scores -= scores.max(-1, keepdims=True)                                       # exp cannot overflow then
-    np.exp(scores, out=scores)
-    scores /= scores.sum(-1, keepdims=True)
-    return scores, scores
-
-def softmax_backward(dp, p):
-    """p_i = exp(s_i) / sum_j exp(s_j), so dp_j/ds_i = p_j ([i = j] - p_i), and ds_i = p_i (dp_i - sum_j dp_j p_j).
-
-    In place. Keys that are not seen have p = 0, and so no gradient.
-    """
-    dp -= np.vecdot(dp, p)[..., None]
-    dp *= p
-    return dp, {}
-
-def value_forward(p, v, table, learned):
-    """y = p v. p (B, H, T, S), v and y (B, H, T, D)."""
-    y = np.empty_like(v)                                                          # as v lies in memory
-    np.matmul(p, v, out=y)
-    return y, (p, v)
-
-def value_backward(dy, cache):
-    """y = p v: dp = dy v^T, dv = p^T dy."""
-    p, v = cache
-    dv = np.empty_like(v)
-    np.matmul(p.swapaxes(-1, -2), dy, out=dv)
-    return dy @ v.swapaxes(-1, -2), dv, {}
-
-def no_score_backward(dbias, cache):
-    """Of a door score that adds nothing, or fixed numbers: the gradients of q, k and h. dbias (B, H, T, S)."""
+def fixed(dbias):
+    """The pullback of a score that is fixed, or that there is none of: the gradients of q, k and h."""
     return 0, 0, 0, {}
 
+def score_nothing(q, k, h, table, learned):
+    return None, fixed
+
+def softmax(scores, learned):
+    """p = exp(scores) / sum of exp(scores). In place. scores (..., T, S), -inf for keys that are not seen."""
+    scores -= scores.max(-1, keepdims=True)                                       # exp cannot overflow then
+    p = np.exp(scores, out=scores)
+    p /= p.sum(-1, keepdims=True)
+
+    def pullback(dp):
+        """p_i = exp(s_i) / sum_j exp(s_j), so dp_j/ds_i = p_j ([i = j] - p_i), and ds_i = p_i (dp_i - sum_j dp_j p_j).
+
+        In place. Keys that are not seen have p = 0, and so no gradient.
+        """
+        dp -= np.vecdot(dp, p)[..., None]
+        dp *= p
+        return dp, {}
+
+    return p, pullback
+
+def weighted_sum(p, v, table, learned):
+    """y = p v. p (B, H, T, S), v and y (B, H, T, D)."""
+    def pullback(dy):
+        """dp = dy v^T, dv = p^T dy."""
+        dv = np.empty_like(v)
+        np.matmul(p.swapaxes(-1, -2), dy, out=dv)
+        return dy @ v.swapaxes(-1, -2), dv, {}
+
+    y = np.empty_like(v)                                                          # as v lies in memory
+    np.matmul(p, v, out=y)
+    return y, pullback
+
 class Encoding(NamedTuple):
-    """The doors of an encoding, (forward, backward) each; left out, a door is shut, as here. `table` is what config.py
-    makes of the positions, `learned` the encoding's own parameters; a backward ends with their gradients.
+    """The doors of an encoding; left out, a door is shut, as here. `table` is what config.py makes of the positions,
+    `learned` the encoding's own parameters, and every pullback ends with their gradients.
 
     embed takes the residual stream x (B, T, C), once; override h (B, T, C), in each block; rotate queries and keys
     (B, H, T, D); score returns what is added to the scores, (..., T, S) or None; softmax makes weights of masked
@@ -200,67 +181,63 @@ class Encoding(NamedTuple):
     shapes(model) names their shapes, start(rng, name, shape) their first values.
     """
 
-    embed: tuple = (lambda x, table, learned: (x, None), lambda dx, cache: (dx, {}))
-    override: tuple = (override_shut_forward, override_shut_backward)
-    rotate: tuple = (lambda q, k, table, learned: (q, k, None), lambda dq, dk, cache: (dq, dk, {}))
-    score: tuple = (lambda q, k, h, table, learned: (None, None), no_score_backward)
-    softmax: tuple = (softmax_forward, softmax_backward)
-    value: tuple = (value_forward, value_backward)
+    embed: Callable = embed_nothing
+    override: Callable = override_nothing
+    rotate: Callable = rotate_nothing
+    score: Callable = score_nothing
+    softmax: Callable = softmax
+    value: Callable = weighted_sum
     shapes: Callable = lambda model: {}
-    start: Callable = small_numbers
+    start: Callable = lambda rng, name, shape: 0.02 * rng.standard_normal(shape, dtype=np.float32)
     each_block: bool = False                                            # whether each block has parameters of its own
 
-def add_forward(x, table, learned):
-    """out = x + table. x (B, T, C); table (..., T, C)."""
-    return x + table, None
+def add(x, table, learned):
+    """x + table, which is fixed. x (B, T, C); table (..., T, C)."""
+    return x + table, lambda dout: (dout, {})
 
-def add_backward(dout, cache):
-    """out = x + table, and the table is fixed."""
-    return dout, {}
+def add_learned(x, table, learned):
+    """x + w[table]. x (B, T, C); table the positions, (T,) or (B, T); w (rows, C)."""
+    rows, pull_rows = embedding(table, learned["weight"])                         # (..., T, C)
 
-def add_learned_forward(x, table, learned):
-    """out = x + w[table]. x (B, T, C); table the positions, (T,) or (B, T); w (rows, C)."""
-    rows, cache = embedding_forward(table, learned["weight"])                         # (..., T, C)
-    return x + rows, cache
+    def pullback(dout):
+        """With positions (T,) the sequences share their rows, so that their gradients add up."""
+        return dout, {"weight": pull_rows(dout.sum(0) if table.ndim == 1 else dout)}
 
-def add_learned_backward(dout, cache):
-    """out = x + w[table]: with positions (T,) the sequences share their rows, so that their gradients add up."""
-    table, _ = cache
-    drows = dout.sum(0) if table.ndim == 1 else dout
-    return dout, {"weight": embedding_backward(drows, cache)}
+    return x + rows, pullback
 
-def phi_forward(h, table, learned):
+def phi(h, table, learned):
     """phi(h, n): the first l of the C numbers are the table's, the others h's. The paper's equation 3."""
-    phi = h.copy()                                                                # (B, T, C)
-    phi[..., : table.shape[-1]] = table                                           # equation 3
-    return phi, table.shape[-1]
+    l = table.shape[-1]
+    out = h.copy()                                                                # (B, T, C)
+    out[..., :l] = table                                                          # equation 3
 
-def phi_backward(dphi, l):
-    """phi = (table, h beyond l): what was overridden gets no gradient from here."""
-    dh = dphi.copy()
-    dh[..., :l] = 0
-    return dh, {}
+    def pullback(dphi):
+        """What was overridden gets no gradient from here."""
+        dh = dphi.copy()
+        dh[..., :l] = 0
+        return dh, {}
 
-def override_forward(parts, phi, h, table, learned):
-    """What enters W_q, W_k, W_v: phi(h) for those in `parts`, "k", "q", "qk" or "qkv", h for others. Equation 2."""
-    phi_h, cache = phi[0](h, table, learned)
-    return tuple(phi_h if part in parts else h for part in "qkv"), cache
+    return out, pullback
 
-def override_backward(parts, phi, dparts, cache):
-    """parts = phi(h) where overridden, h elsewhere."""
-    dphi = sum(d for part, d in zip("qkv", dparts, strict=True) if part in parts)
-    dh, down = phi[1](dphi, cache)
-    return sum((d for part, d in zip("qkv", dparts, strict=True) if part not in parts), dh), down
+def override_on(on, phi=phi):
+    """The override door of ExPE or ExQPE: phi(h) enters those of W_q, W_k and W_v in `on`, h the others. Equation 2."""
+    def override(h, table, learned):
+        phi_h, pull_phi = phi(h, table, learned)
 
-def override_on(parts, phi):
-    """The override door of ExPE or ExQPE, on what --on says."""
-    return partial(override_forward, parts, phi), partial(override_backward, parts, phi)
+        def pullback(dparts):
+            dphi = sum(d for part, d in zip("qkv", dparts, strict=True) if part in on)
+            dh, down = pull_phi(dphi)
+            return sum((d for part, d in zip("qkv", dparts, strict=True) if part not in on), dh), down
+
+        return tuple(phi_h if part in on else h for part in "qkv"), pullback
+
+    return override
 
 def overriding(settings):
     """The doors of ExPE or ExQPE; the ablations --once and --learn are in zoo/ablations.py."""
     if settings.once or settings.learn != "none":
         return zoo_module("ablations").doors(settings)
-    return Encoding(override=override_on(settings.on, (phi_forward, phi_backward)))
+    return Encoding(override=override_on(settings.on))
 
 def turn(x, cos, sin):
     """Each pair (a, b) = (x_i, x_(i + D/2)) turned by its angle: (a cos - b sin, b cos + a sin). x (B, H, T, D)."""
@@ -271,82 +248,72 @@ def turn(x, cos, sin):
     np.add(b * cos, a * sin, out=out_b)
     return out
 
-def rotate_forward(q, k, table, learned):
-    """out = R_n q, R_n k (Su et al. 2021, equation 34). table (..., 1, T, D): cosines, then sines."""
+def rotate(q, k, table, learned):
+    """R_n q, R_n k (Su et al. 2021, equation 34). table (..., 1, T, D): cosines, then sines."""
     cos, sin = np.split(table, 2, axis=-1)                                        # (..., 1, T, D/2) each
-    return turn(q, cos, sin), turn(k, cos, sin), (cos, sin)
 
-def rotate_backward(dq, dk, cache):
-    """out = R q with R orthogonal, so dq = R^T dout, and R^T turns by minus the angle."""
-    cos, sin = cache
-    return turn(dq, cos, -sin), turn(dk, cos, -sin), {}
+    def pullback(dq, dk):
+        """out = R q with R orthogonal, so dq = R^T dout, and R^T turns by minus the angle."""
+        return turn(dq, cos, -sin), turn(dk, cos, -sin), {}
+
+    return turn(q, cos, sin), turn(k, cos, sin), pullback
 
 def score_divisor(q):
     """What q k^T is divided by: sqrt(D). q (..., D)."""
     return math.sqrt(q.shape[-1])
 
-def alibi_forward(q, k, h, table, learned):
-    """bias = -slope (m - n), by a fixed slope for each head. table m - n (..., 1, T, S)."""
+def alibi(q, k, h, table, learned):
+    """-slope (m - n), by a fixed slope for each head. table m - n (..., 1, T, S)."""
     slopes = expe.alibi_slopes(q.shape[1]).astype(table.dtype)                    # (H,)
-    return -slopes[:, None, None] * table, None                                   # (..., H, T, S)
+    return -slopes[:, None, None] * table, fixed                                  # (..., H, T, S)
 
-def t5_score_forward(q, k, h, table, learned):
+def t5_score(q, k, h, table, learned):
     """bias = w[table], a number for each head and bucket. table (..., T, S), w (buckets, H)."""
-    bias, cache = embedding_forward(table, learned["weight"])                         # (..., T, S, H)
-    return np.moveaxis(bias, -1, -3), cache                                       # (..., H, T, S)
+    bias, pull_bias = embedding(table, learned["weight"])                         # (..., T, S, H)
 
-def t5_score_backward(dbias, cache):
-    """bias = w[table]: a bucket's number gets the gradients of all pairs in it, summed."""
-    table, _ = cache
-    dbias = dbias.sum(0) if table.ndim == 2 else dbias                            # (..., H, T, S)
-    return 0, 0, 0, {"weight": embedding_backward(np.moveaxis(dbias, -3, -1), cache)}
+    def pullback(dbias):
+        """A bucket's number gets the gradients of all pairs in it, summed."""
+        dbias = dbias.sum(0) if table.ndim == 2 else dbias                        # (..., H, T, S)
+        return 0, 0, 0, {"weight": pull_bias(np.moveaxis(dbias, -3, -1))}
 
-def spread_forward(x, index, S):
+    return np.moveaxis(bias, -1, -3), pullback                                    # (..., H, T, S)
+
+def to_keys(x, index, S):
     """out_ms = x_m,index(ms): to each key what belongs to its distance. x (B, H, T, r), out (B, H, T, S)."""
-    return np.take_along_axis(x, np.broadcast_to(index, (*x.shape[:3], S)), axis=-1), (index, x.shape[-1])
+    return np.take_along_axis(x, np.broadcast_to(index, (*x.shape[:3], S)), axis=-1)
 
-def spread_backward(dout, cache):
-    """out_ms = x_m,index(ms): a distance gets the sum over its keys, here as a product with [index = r] (T, S, r)."""
-    index, r = cache
-    chosen = (index[..., None] == np.arange(r)).astype(dout.dtype)                # (..., 1, T, S, r)
-    return (dout[..., None, :] @ chosen)[..., 0, :]                               # (B, H, T, r)
+def to_distances(y, index, r):
+    """The pullback of to_keys: a distance gets the sum over its keys, here as a product with [index = r] (T, S, r)."""
+    chosen = (index[..., None] == np.arange(r)).astype(y.dtype)                   # (..., 1, T, S, r)
+    return (y[..., None, :] @ chosen)[..., 0, :]                                  # (B, H, T, r)
 
-def shaw_score_forward(q, k, h, table, learned):
+def shaw_score(q, k, h, table, learned):
     """bias_mn = q_m . a_r / sqrt(D), r = table_mn. table (..., 1, T, S), a (r, D)."""
     a = learned["keys"] * (1 / score_divisor(q))
-    bias, cache = spread_forward(q @ a.T, table, k.shape[2])                      # (B, H, T, r) to (B, H, T, S)
-    return bias, (q, a, cache)
 
-def shaw_score_backward(dbias, cache):
-    """bias_mn = q_m . a_r / sqrt(D): q gets sum_n dbias_mn a_r, a_r the sum of dbias_mn q_m."""
-    q, a, cache = cache
-    dby_distance = spread_backward(dbias, cache)                                  # (B, H, T, r)
-    dq = dby_distance @ a
-    rows = dby_distance.reshape(-1, len(a))                                       # (B*H*T, r)
-    dkeys = rows.T @ q.reshape(len(rows), -1) * (1 / score_divisor(q))
-    return dq, 0, 0, {"keys": dkeys}
+    def pullback(dbias):
+        """q gets sum_n dbias_mn a_r, a_r the sum of dbias_mn q_m."""
+        dby_distance = to_distances(dbias, table, len(a))                         # (B, H, T, r)
+        rows = dby_distance.reshape(-1, len(a))                                   # (B*H*T, r)
+        dkeys = rows.T @ q.reshape(len(rows), -1) * (1 / score_divisor(q))
+        return dby_distance @ a, 0, 0, {"keys": dkeys}
 
-def shaw_value_forward(p, v, table, learned):
+    return to_keys(q @ a.T, table, k.shape[2]), pullback                          # (B, H, T, r) to (B, H, T, S)
+
+def shaw_value(p, v, table, learned):
     """y_m = sum_n p_mn (v_n + a_r), r = table_mn: the weights summed by distance, times a vector for each."""
     a = learned["values"]
-    by_distance = spread_backward(p, (table, len(a)))                             # (B, H, T, r)
-    y, cache = value_forward(p, v, table, learned)
+    by_distance = to_distances(p, table, len(a))                                  # (B, H, T, r)
+    y, pull_y = weighted_sum(p, v, table, learned)
     y += by_distance @ a
-    return y, (by_distance, a, table, cache)
 
-def shaw_value_backward(dy, cache):
-    """y_m = sum_n p_mn (v_n + a_r): dp_mn = dy_m . (v_n + a_r), and a_r gets its share of the weights times dy_m."""
-    by_distance, a, table, cache = cache
-    dp, dv, _ = value_backward(dy, cache)
-    dp += spread_forward(dy @ a.T, table, dp.shape[-1])[0]                        # (B, H, T, S)
-    dvalues = by_distance.reshape(-1, len(a)).T @ dy.reshape(-1, a.shape[1])
-    return dp, dv, {"values": dvalues}
+    def pullback(dy):
+        """dp_mn = dy_m . (v_n + a_r), and a_r gets its share of the weights times dy_m."""
+        dp, dv, _ = pull_y(dy)
+        dp += to_keys(dy @ a.T, table, dp.shape[-1])                              # (B, H, T, S)
+        return dp, dv, {"values": by_distance.reshape(-1, len(a)).T @ dy.reshape(-1, a.shape[1])}
 
-def learned_shapes(model):
-    return {"weight": (model.encoding.longest(model), model.width)}
-
-def t5_shapes(model):
-    return {"weight": (model.encoding.buckets, model.heads)}
+    return y, pullback
 
 def shaw_shapes(model):
     size = (model.encoding.max_distance * (1 if model.causal else 2) + 1, model.d_head)
@@ -354,14 +321,15 @@ def shaw_shapes(model):
 
 ENCODINGS = {                                                                     # settings to doors
     "nope": lambda settings: Encoding(),
-    "sinusoidal": lambda settings: Encoding(embed=(add_forward, add_backward)),
-    "learned": lambda settings: Encoding(embed=(add_learned_forward, add_learned_backward), shapes=learned_shapes),
+    "sinusoidal": lambda settings: Encoding(embed=add),
+    "learned": lambda settings: Encoding(embed=add_learned, shapes=lambda model: {
+        "weight": (model.encoding.longest(model), model.width)}),
     "expe": overriding, "exqpe": overriding,
-    "rope": lambda settings: Encoding(rotate=(rotate_forward, rotate_backward)),
-    "alibi": lambda settings: Encoding(score=(alibi_forward, no_score_backward)),
-    "t5": lambda settings: Encoding(score=(t5_score_forward, t5_score_backward), shapes=t5_shapes),
-    "shaw": lambda settings: Encoding(score=(shaw_score_forward, shaw_score_backward),
-                                      value=(shaw_value_forward, shaw_value_backward), shapes=shaw_shapes),
+    "rope": lambda settings: Encoding(rotate=rotate),
+    "alibi": lambda settings: Encoding(score=alibi),
+    "t5": lambda settings: Encoding(score=t5_score, shapes=lambda model: {
+        "weight": (model.encoding.buckets, model.heads)}),
+    "shaw": lambda settings: Encoding(score=shaw_score, value=shaw_value, shapes=shaw_shapes),
 }
 
 def doors_of(settings, config):
@@ -385,33 +353,33 @@ def mask(scores, causal=True, window=0):
         scores += np.tril(never, -window)                                         # further back than the window
     return scores
 
-def attend_forward(q, k, v, h, encoding, table, learned, causal=True, window=0):
+def attend(q, k, v, h, encoding, table, learned, causal=True, window=0):
     """y_m = sum_n p_mn v_n, p_m the softmax over n <= m of q_m . k_n / sqrt(D) + bias_mn. The paper's equation 1.
 
     q, k, v and y (B, H, T, D); the doors score, softmax and value of the encoding are here.
     """
     scores = (q * (1 / score_divisor(q))) @ k.swapaxes(-1, -2)                    # (B, H, T, S)
-    bias, cache_score = encoding.score[0](q, k, h, table, learned)
+    bias, pull_score = encoding.score(q, k, h, table, learned)
     if bias is not None:
         scores += bias
-    p, cache_softmax = encoding.softmax[0](mask(scores, causal, window), learned)
-    y, cache_value = encoding.value[0](p, v, table, learned)                      # (B, H, T, D)
-    return y, (q, k, encoding, cache_score, cache_softmax, cache_value)
+    p, pull_softmax = encoding.softmax(mask(scores, causal, window), learned)
+    y, pull_value = encoding.value(p, v, table, learned)                          # (B, H, T, D)
 
-def attend_backward(dy, cache):
-    """y by the door value, p = softmax(scores), scores = q k^T / sqrt(D): dq = ds k, dk = ds^T q."""
-    q, k, encoding, cache_score, cache_softmax, cache_value = cache
-    dp, dv, down_value = encoding.value[1](dy, cache_value)                       # (B, H, T, S), (B, H, S, D)
-    dq, dk = np.empty_like(q), np.empty_like(k)
-    dscores, down_softmax = encoding.softmax[1](dp, cache_softmax)
-    dq_score, dk_score, dh, down_score = encoding.score[1](dscores, cache_score)
-    np.matmul(dscores, k, out=dq)
-    np.matmul(dscores.swapaxes(-1, -2), q, out=dk)
-    dq *= 1 / score_divisor(q)
-    dk *= 1 / score_divisor(q)
-    dq += dq_score
-    dk += dk_score
-    return dq, dk, dv, dh, down_value | down_softmax | down_score
+    def pullback(dy):
+        """scores = q k^T / sqrt(D): dq = ds k, dk = ds^T q, both over sqrt(D)."""
+        dp, dv, down_value = pull_value(dy)                                       # (B, H, T, S), (B, H, S, D)
+        dscores, down_softmax = pull_softmax(dp)
+        dq_score, dk_score, dh, down_score = pull_score(dscores)
+        dq, dk = np.empty_like(q), np.empty_like(k)
+        np.matmul(dscores, k, out=dq)
+        np.matmul(dscores.swapaxes(-1, -2), q, out=dk)
+        dq *= 1 / score_divisor(q)
+        dk *= 1 / score_divisor(q)
+        dq += dq_score
+        dk += dk_score
+        return dq, dk, dv, dh, down_value | down_softmax | down_score
+
+    return y, pullback
 
 def split_heads(x, n_heads):
     """(B, T, C) to (B, H, T, D), a view."""
@@ -423,77 +391,74 @@ def merge_heads(x):
     B, H, T, D = x.shape
     return x.swapaxes(1, 2).reshape(B, T, H * D)                                  # (B, T, C)
 
-def project_forward(h, p, n_heads, encoding, at, learned):
+def project(h, p, n_heads, encoding, at, learned):
     """q, k, v = W_q h_q, W_k h_k, W_v h_v, the h's by the override door, q and k rotated. The paper's equation 2."""
-    parts, cache_override = encoding.override[0](h, at.rows, learned)             # (B, T, C) each, for W_q, W_k, W_v
-    (q, cache_q), (k, cache_k), (v, cache_v) = map(linear_forward, parts, np.split(p["qkv.weight"], 3))
+    parts, pull_override = encoding.override(h, at.rows, learned)                 # (B, T, C) each, for W_q, W_k, W_v
+    (q, pull_q), (k, pull_k), (v, pull_v) = map(linear, parts, np.split(p["qkv.weight"], 3))
     q, k, v = (split_heads(x, n_heads) for x in (q, k, v))                        # (B, H, T, D) each
-    q, k, cache_rotate = encoding.rotate[0](q, k, at.rows, learned)
-    return q, k, v, (encoding, cache_override, (cache_q, cache_k, cache_v), cache_rotate)
+    q, k, pull_rotate = encoding.rotate(q, k, at.rows, learned)
 
-def project_backward(dq, dk, dv, cache):
-    """q, k, v = W_q h_q, W_k h_k, W_v h_v: h gets gradients through each of the three."""
-    encoding, cache_override, cache_qkv, cache_rotate = cache
-    dq, dk, down_rotate = encoding.rotate[1](dq, dk, cache_rotate)                # (B, H, T, D) each
-    merged = map(merge_heads, (dq, dk, dv))                                       # (B, T, C) each
-    (dq, dw_q), (dk, dw_k), (dv, dw_v) = map(linear_backward, merged, cache_qkv)
-    dh, down_override = encoding.override[1]((dq, dk, dv), cache_override)        # (B, T, C)
-    return dh, {"qkv.weight": np.concatenate((dw_q, dw_k, dw_v))}, down_rotate | down_override
+    def pullback(dq, dk, dv):
+        """h gets gradients through each of the three."""
+        dq, dk, down_rotate = pull_rotate(dq, dk)                                 # (B, H, T, D) each
+        (dq, dw_q), (dk, dw_k), (dv, dw_v) = (
+            pull(merge_heads(d)) for pull, d in ((pull_q, dq), (pull_k, dk), (pull_v, dv)))            # (B, T, C) each
+        dh, down_override = pull_override((dq, dk, dv))                           # (B, T, C)
+        return dh, {"qkv.weight": np.concatenate((dw_q, dw_k, dw_v))}, down_rotate | down_override
 
-def output_forward(y, h, p):
-    """out = W_proj y, the heads side by side. y (B, H, T, D); h (B, T, C), the block's input, is not used here."""
-    out, cache = linear_forward(merge_heads(y), p["proj.weight"])                 # (B, T, C)
-    return out, (cache, y.shape[1])
+    return q, k, v, pullback
 
-def output_backward(dout, cache):
-    """out = W_proj y: the gradients of y and of h, which is not used, and of the parameters."""
-    cache_proj, n_heads = cache
-    dy, dw_proj = linear_backward(dout, cache_proj)                               # (B, T, C)
-    return split_heads(dy, n_heads), 0, {"proj.weight": dw_proj}
+def output(y, h, p):
+    """W_proj y, the heads side by side. y (B, H, T, D); h (B, T, C), the block's input, is not used here."""
+    out, pull_out = linear(merge_heads(y), p["proj.weight"])                      # (B, T, C)
 
-def attention_forward(h, p, config, encoding, at, learned, window=0):
-    """out = output(attend(project(h))). h and out (B, T, C)."""
-    q, k, v, cache_project = project_forward(h, p, config.heads, encoding, at, learned)
-    y, cache_attend = attend_forward(q, k, v, h, encoding, at.pairs, learned, config.causal, window)
-    out, cache_output = output_forward(y, h, p)                                   # (B, T, C)
-    return out, (cache_project, cache_attend, cache_output)
+    def pullback(dout):
+        """The gradients of y and of h, which is not used, and of the parameters."""
+        dy, dw_proj = pull_out(dout)                                              # (B, T, C)
+        return split_heads(dy, y.shape[1]), 0, {"proj.weight": dw_proj}
 
-def attention_backward(dout, cache):
-    """out = output(attend(project(h))): h gets gradients from all three."""
-    cache_project, cache_attend, cache_output = cache
-    dy, dh_output, grads_output = output_backward(dout, cache_output)             # (B, H, T, D)
-    dq, dk, dv, dh_score, down_attend = attend_backward(dy, cache_attend)
-    dh, grads_project, down_project = project_backward(dq, dk, dv, cache_project)
-    return dh + dh_score + dh_output, grads_project | grads_output, summed(down_attend, down_project)
+    return out, pullback
+
+def attention(h, p, config, encoding, at, learned, window=0):
+    """output(attend(project(h))). h and out (B, T, C)."""
+    q, k, v, pull_project = project(h, p, config.heads, encoding, at, learned)
+    y, pull_attend = attend(q, k, v, h, encoding, at.pairs, learned, config.causal, window)
+    out, pull_output = output(y, h, p)                                            # (B, T, C)
+
+    def pullback(dout):
+        """h gets gradients from all three."""
+        dy, dh_output, grads_output = pull_output(dout)                           # (B, H, T, D)
+        dq, dk, dv, dh_score, down_attend = pull_attend(dy)
+        dh, grads_project, down_project = pull_project(dq, dk, dv)
+        return dh + dh_score + dh_output, grads_project | grads_output, summed(down_attend, down_project)
+
+    return out, pullback
 
 # ---- the block -------------------------------------------------------------------------------------------------------
 
-def block_forward(x, p, config, encoding, at, learned, window, masks):
+def block(x, p, config, encoding, at, learned, window, masks):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x))). x (B, T, C)."""
-    norm_forward, _ = layer(config.norm)
-    mlp_forward, _ = layer(config.mlp)
-    h, cache_norm1 = norm_forward(x, config.norm_eps, **under("norm1.", p))
-    a, cache_attn = attention_forward(h, under("attn.", p), config, encoding, at, learned, window)
-    a, mask1 = dropout_forward(a, next(masks))
+    norm, mlp = layer(config.norm), layer(config.mlp)
+    h, pull_norm1 = norm(x, config.norm_eps, **under("norm1.", p))
+    a, pull_attention = attention(h, under("attn.", p), config, encoding, at, learned, window)
+    a, pull_dropout1 = dropout(a, next(masks))
     x = x + a
-    h, cache_norm2 = norm_forward(x, config.norm_eps, **under("norm2.", p))
-    m, cache_mlp = mlp_forward(h, under("mlp.", p))
-    m, mask2 = dropout_forward(m, next(masks))
-    return x + m, (config, cache_norm1, cache_attn, mask1, cache_norm2, cache_mlp, mask2)
+    h, pull_norm2 = norm(x, config.norm_eps, **under("norm2.", p))
+    m, pull_mlp = mlp(h, under("mlp.", p))
+    m, pull_dropout2 = dropout(m, next(masks))
 
-def block_backward(dout, cache):
-    """out = x + branch(x): the gradient goes past the branch as it is, and through it besides."""
-    config, cache_norm1, cache_attn, mask1, cache_norm2, cache_mlp, mask2 = cache
-    _, norm_backward = layer(config.norm)
-    _, mlp_backward = layer(config.mlp)
-    dh, dmlp = mlp_backward(dropout_backward(dout, mask2), cache_mlp)
-    dx, dnorm2 = norm_backward(dh, cache_norm2)
-    dx += dout
-    dh, dattn, down = attention_backward(dropout_backward(dx, mask1), cache_attn)
-    dbranch, dnorm1 = norm_backward(dh, cache_norm1)
-    dx += dbranch
-    grads = over("norm1.", dnorm1) | over("attn.", dattn) | over("norm2.", dnorm2) | over("mlp.", dmlp)
-    return dx, grads, down
+    def pullback(dout):
+        """out = x + branch(x): the gradient goes past the branch as it is, and through it besides."""
+        dh, dmlp = pull_mlp(pull_dropout2(dout))
+        dx, dnorm2 = pull_norm2(dh)
+        dx += dout
+        dh, dattn, down = pull_attention(pull_dropout1(dx))
+        dbranch, dnorm1 = pull_norm1(dh)
+        dx += dbranch
+        grads = over("norm1.", dnorm1) | over("attn.", dattn) | over("norm2.", dnorm2) | over("mlp.", dmlp)
+        return dx, grads, down
+
+    return x + m, pullback
 
 def under(prefix, p):
     """The entries whose names start with the prefix, by the rest of their names."""
@@ -514,7 +479,7 @@ def summed(*dicts):
 
 IGNORED = -100                                                                    # a target that the loss leaves out
 
-def cross_entropy_forward(logits, targets):
+def cross_entropy(logits, targets):
     """loss_i = -log softmax(logits_i)[target_i] in nats, 0 where the target is IGNORED. logits (N, V), targets (N,).
 
     Returns all losses (N,). Nothing overflows: with the row's largest logit subtracted, loss = log(sum exp(logits)) -
@@ -528,14 +493,13 @@ def cross_entropy_forward(logits, targets):
     total = p.sum(-1, keepdims=True)
     losses += np.log(total[:, 0])
     p /= total
-    return np.where(counted, losses, 0), (p, at_target, counted)
 
-def cross_entropy_backward(dlosses, cache):
-    """loss = log(sum_j exp(z_j)) - z_target, so dz_i = dloss (p_i - [i = target]). Uses up its cache. dlosses (N,)."""
-    p, at_target, counted = cache
-    p[at_target] -= 1
-    p *= (dlosses * counted)[:, None]
-    return p
+    def pullback(dlosses):
+        """loss = log(sum_j exp(z_j)) - z_target, so dz_i = dloss (p_i - [i = target]). Can be called once."""
+        p[at_target] -= 1
+        return np.multiply(p, (dlosses * counted)[:, None], out=p)
+
+    return np.where(counted, losses, 0), pullback
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 
@@ -593,66 +557,68 @@ def init_params(config, seed=0):
     return params
 
 def forward(params, tokens, config, positions=None, masks=None):
-    """The logits (B, T, V) of integer tokens (B, T), and the cache of backward.
+    """The logits (B, T, V) of integer tokens (B, T), and the list of pullbacks that backward takes.
 
     positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. masks: from dropout_masks; None for no dropout.
     Raises ValueError for positions that are not integers, and for one without a row.
     """
     n = np.arange(tokens.shape[1]) if positions is None else expe.integers(positions)
-    dtype = params["embedding.weight"].dtype
     blocks = [config.block(i) for i in range(config.layers)]
-    at = {}
-    for settings in {config.encoding, *(settings for settings, _ in blocks)}:
-        at[settings] = tables(settings, n, config, dtype)
-    encoding = doors_of(config.encoding, config)
+    at = {settings: tables(settings, n, config, params["embedding.weight"].dtype)
+          for settings in {config.encoding, *(settings for settings, _ in blocks)}}
     shared = under("encoding.", params)
     masks = itertools.repeat(None) if masks is None else iter(masks)
+    pullbacks = []                                                                # each: dout to (dx, {name: gradient})
 
-    x, cache_embedding = embedding_forward(tokens, params["embedding.weight"])    # (B, T, C)
-    x, cache_embed = encoding.embed[0](x, at[config.encoding].rows, shared)
-    x, mask = dropout_forward(x, next(masks))
-    cache_blocks = []
+    x, pull_embedding = embedding(tokens, params["embedding.weight"])             # (B, T, C)
+    pullbacks.append(lambda dx: (None, {"embedding.weight": pull_embedding(dx)}))
+    x, pull_embed = doors_of(config.encoding, config).embed(x, at[config.encoding].rows, shared)
+    pullbacks.append(lambda dout: named(pull_embed(dout), "encoding."))
+    x, pull_dropout = dropout(x, next(masks))
+    pullbacks.append(lambda dout: (pull_dropout(dout), {}))
     for i, (settings, window) in enumerate(blocks):
         p = under(f"blocks.{i}.", params)
         doors = doors_of(settings, config)
+        own = f"blocks.{i}.attn.encoding." if doors.each_block else "encoding."
         learned = under("attn.encoding.", p) if doors.each_block else shared
-        x, cache = block_forward(x, p, config, doors, at[settings], learned, window, masks)
-        cache_blocks.append(cache)
-    h, cache_norm = layer(config.norm)[0](x, config.norm_eps, **under("norm.", params))
-    logits, cache_head = linear_forward(h, params[output_name(config)])           # (B, T, V)
-    return logits, (config, encoding, cache_embedding, cache_embed, mask, cache_blocks, cache_norm, cache_head)
+        x, pull = block(x, p, config, doors, at[settings], learned, window, masks)
+        pullbacks.append(lambda dout, pull=pull, i=i, own=own: named(pull(dout), f"blocks.{i}.", own))
+    h, pull_norm = layer(config.norm)(x, config.norm_eps, **under("norm.", params))
+    pullbacks.append(lambda dout: named(pull_norm(dout), "norm."))
+    logits, pull_head = linear(h, params[output_name(config)])                    # (B, T, V)
+    pullbacks.append(lambda dout: named(pull_head(dout), output_name(config)))
+    return logits, pullbacks
 
-def backward(dlogits, cache):
-    """The gradient of every parameter, by name, from that of the logits (B, T, V): forward, read upwards."""
-    config, encoding, cache_embedding, cache_embed, mask, cache_blocks, cache_norm, cache_head = cache
-    dh, dw_output = linear_backward(dlogits, cache_head)
-    dx, dnorm = layer(config.norm)[1](dh, cache_norm)                             # (B, T, C)
-    grads, downs = over("norm.", dnorm), []
-    for i in reversed(range(config.layers)):
-        dx, dblock, down = block_backward(dx, cache_blocks[i])
-        grads |= over(f"blocks.{i}.", dblock)
-        each = doors_of(config.block(i)[0], config).each_block
-        downs.append(over(f"blocks.{i}.attn.encoding." if each else "encoding.", down))
-    dx = dropout_backward(dx, mask)
-    dx, down = encoding.embed[1](dx, cache_embed)
-    dw_embedding = embedding_backward(dx, cache_embedding)
-    ends = {output_name(config): dw_output}, {"embedding.weight": dw_embedding}   # one matrix if tied
-    grads = summed(grads, *downs, over("encoding.", down), *ends)                 # blocks may share parameters
+def named(pulled, *prefixes):
+    """(dx, gradients by their full names) of what a pullback returns: dx, and an array or a dict for each prefix."""
+    dx, *parts = pulled
+    return dx, {name: g for prefix, part in zip(prefixes, parts, strict=True)
+                for name, g in (over(prefix, part) if isinstance(part, dict) else {prefix: part}).items()}
+
+def backward(dlogits, pullbacks, config):
+    """The gradient of every parameter, by name, from that of the logits (B, T, V): the pullbacks from the end.
+
+    It empties their list, so that the arrays of each are freed once it was called. Blocks may share parameters.
+    """
+    d, grads = dlogits, {}
+    while pullbacks:
+        d, found = pullbacks.pop()(d)
+        grads = summed(grads, found)
     return {name: grads[name] for name in parameter_shapes(config)}
 
 def loss_and_grads(params, tokens, targets, config, positions=None, masks=None):
     """(mean cross-entropy in nats, {name: gradient}). targets (B, T) may be IGNORED. The rest is as in forward."""
-    logits, cache = forward(params, tokens, config, positions, masks)
-    losses, cache_loss = cross_entropy_forward(logits.reshape(-1, config.vocab), targets.ravel())
+    logits, pullbacks = forward(params, tokens, config, positions, masks)
+    losses, pull_loss = cross_entropy(logits.reshape(-1, config.vocab), targets.ravel())
     n_targets = np.count_nonzero(targets != IGNORED)
     dlosses = np.full_like(losses, 1 / n_targets)                                 # loss = sum(losses) / n_targets
-    dlogits = cross_entropy_backward(dlosses, cache_loss).reshape(logits.shape)
-    return losses.sum() / losses.dtype.type(n_targets), backward(dlogits, cache)
+    dlogits = pull_loss(dlosses).reshape(logits.shape)
+    return losses.sum() / losses.dtype.type(n_targets), backward(dlogits, pullbacks, config)
 
 def token_losses(params, tokens, targets, config, positions=None):
     """The cross-entropy of each target in nats, (B, T), 0 where it is IGNORED; arguments as loss_and_grads has them."""
     logits, _ = forward(params, tokens, config, positions)
-    losses, _ = cross_entropy_forward(logits.reshape(-1, config.vocab), targets.ravel())
+    losses, _ = cross_entropy(logits.reshape(-1, config.vocab), targets.ravel())
     return losses.reshape(targets.shape)
 
 def tables(settings, positions, config, dtype):
