@@ -124,6 +124,9 @@ def layer(name):
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
+def small_numbers(rng, name, shape):
+    return 0.02 * rng.standard_normal(shape, dtype=np.float32)
+
 def embed_nothing(x, table, learned):
     """The residual stream as it is. x (B, T, C)."""
     return x, lambda dx: (dx, {})
@@ -188,7 +191,7 @@ class Encoding(NamedTuple):
     softmax: Callable = softmax
     value: Callable = weighted_sum
     shapes: Callable = lambda model: {}
-    start: Callable = lambda rng, name, shape: 0.02 * rng.standard_normal(shape, dtype=np.float32)
+    start: Callable = small_numbers
     each_block: bool = False                                            # whether each block has parameters of its own
 
 def add(x, table, learned):

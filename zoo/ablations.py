@@ -6,26 +6,27 @@ ramp, ExPE's start and theta, ExQPE's theta1 and theta2: the table is affine in 
 
 import numpy as np
 
-from model_numpy import Encoding, override_on, phi_backward, phi_forward
+import model_numpy
+from model_numpy import Encoding, override_on
 from model_torch import ExPE
 
 
-def learned_phi_forward(h, table, learned):
+def learned_phi(h, table, learned):
     """phi(h, n) by a table that two trained numbers w make: table0 + w_0 table1 + w_1 table2. table (..., T, l, 3)."""
-    phi, l = phi_forward(h, table[..., 0] + table[..., 1:] @ learned["weight"], learned)
-    return phi, (l, table)
+    phi, pull_phi = model_numpy.phi(h, table[..., 0] + table[..., 1:] @ learned["weight"], learned)
 
-def learned_phi_backward(dphi, cache):
-    """table = table0 + w_0 table1 + w_1 table2: dw_i is the gradient of what was overridden times table_i, summed."""
-    l, table = cache
-    dtable = dphi[..., :l] if table.ndim == 4 else dphi[..., :l].sum(0)           # as the table is, (..., T, l)
-    dw = np.array([np.vdot(dtable, table[..., i]) for i in (1, 2)])
-    dh, _ = phi_backward(dphi, l)
-    return dh, {"weight": dw}
+    def pullback(dphi):
+        """dw_i is the gradient of what was overridden times table_i, summed."""
+        l = table.shape[-2]
+        dtable = dphi[..., :l] if table.ndim == 4 else dphi[..., :l].sum(0)       # as the table is, (..., T, l)
+        dw = np.array([np.vdot(dtable, table[..., i]) for i in (1, 2)])
+        return pull_phi(dphi)[0], {"weight": dw}
+
+    return phi, pullback
 
 def doors(settings):
     """ExPE or ExQPE: --learn, --once and --on choose how."""
-    phi = (phi_forward, phi_backward) if settings.learn == "none" else (learned_phi_forward, learned_phi_backward)
+    phi = model_numpy.phi if settings.learn == "none" else learned_phi
     door = {"embed": phi} if settings.once else {"override": override_on(settings.on, phi)}
     if settings.learn == "none":
         return Encoding(**door)

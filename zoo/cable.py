@@ -24,30 +24,30 @@ from model_torch import Encoding
 class Settings(NoPE):
     both_sides: ClassVar[bool] = False
 
-def score_forward(q, k, h, table, learned):
+def score(q, k, h, table, learned):
     """bias_mn = -g_m (c_m - c_n), c the running sum of relu(y), g = softplus(z). h (B, T, C); both weights (H, C)."""
-    y, cache_y = model_numpy.linear_forward(h, learned["tokens"])                              # (B, T, H)
-    z, cache_z = model_numpy.linear_forward(h, learned["query"])
+    y, pull_y = model_numpy.linear(h, learned["tokens"])                                       # (B, T, H)
+    z, pull_z = model_numpy.linear(h, learned["query"])
     y, z = y.swapaxes(1, 2), z.swapaxes(1, 2)                                                  # (B, H, T)
     c = np.maximum(y, 0).cumsum(-1)
     apart = c[..., :, None] - c[..., None, :]                                                  # (B, H, T, S)
     g = np.logaddexp(0, z)
-    return -g[..., None] * apart, (cache_y, cache_z, y, z, g, apart)
 
-def score_backward(dbias, cache):
-    """bias_mn = -g_m (c_m - c_n): dg_m = -sum_n dbias (c_m - c_n), and r_j is in every c from j on."""
-    cache_y, cache_z, y, z, g, apart = cache
-    dapart = -g[..., None] * dbias
-    dz = -(dbias * apart).sum(-1) * model_numpy.sigmoid(z)                                     # (B, H, T)
-    dc = dapart.sum(-1) - dapart.sum(-2)
-    dy = dc[..., ::-1].cumsum(-1)[..., ::-1] * (y > 0)
-    dh_y, dw_y = model_numpy.linear_backward(dy.swapaxes(1, 2), cache_y)
-    dh_z, dw_z = model_numpy.linear_backward(dz.swapaxes(1, 2), cache_z)
-    return 0, 0, dh_y + dh_z, {"tokens": dw_y, "query": dw_z}
+    def pullback(dbias):
+        """dg_m = -sum_n dbias (c_m - c_n), and r_j is in every c from j on."""
+        dapart = -g[..., None] * dbias
+        dz = -(dbias * apart).sum(-1) * model_numpy.sigmoid(z)                                 # (B, H, T)
+        dc = dapart.sum(-1) - dapart.sum(-2)
+        dy = dc[..., ::-1].cumsum(-1)[..., ::-1] * (y > 0)
+        dh_y, dw_y = pull_y(dy.swapaxes(1, 2))
+        dh_z, dw_z = pull_z(dz.swapaxes(1, 2))
+        return 0, 0, dh_y + dh_z, {"tokens": dw_y, "query": dw_z}
+
+    return -g[..., None] * apart, pullback
 
 def doors(settings):
     return model_numpy.Encoding(
-        score=(score_forward, score_backward),
+        score=score,
         shapes=lambda model: {name: (model.heads, model.width) for name in ("tokens", "query")},
         each_block=True,
     )

@@ -25,7 +25,7 @@ class Settings(NoPE):
     count_to: int = knob(64, "positions that CoPE tells apart, 0 .. N-1", at_least=2, at_most=2**16)
     both_sides: ClassVar[bool] = False
 
-def score_forward(q, k, h, table, learned):
+def score(q, k, h, table, learned):
     """bias = (1 - w) z[floor p] + w z[ceil p], z = q e^T, w = p - floor p, p = min(sum of g from n on, P - 1)."""
     e = learned["e"]
     gates = np.tril(model_numpy.sigmoid(q @ k.swapaxes(-1, -2)))                               # (B, H, T, S)
@@ -33,24 +33,25 @@ def score_forward(q, k, h, table, learned):
     ends = np.floor(p).astype(int), np.ceil(p).astype(int)
     low, high = (np.take_along_axis(q @ e.T, end, -1) for end in ends)                         # (B, H, T, S) each
     w = p - ends[0]
-    return low + w * (high - low), (q, k, e, gates, ends, w, high - low)
+    rise = high - low
 
-def score_backward(dbias, cache):
-    """bias = low + w (high - low): dp = dbias (high - low), 0 at P - 1, where both are one. A gate is in all p_mn from
-    its key back, so dg_mj = dp_m0 + .. + dp_mj, and g' = g (1 - g); z[floor p] gets (1 - w) dbias, z[ceil p] w dbias.
-    """
-    q, k, e, gates, ends, w, rise = cache
-    dscore = (dbias * rise).cumsum(-1) * gates * (1 - gates)                                   # (B, H, T, S)
-    row = np.arange(q[..., 0].size).reshape(*q.shape[:3], 1) * len(e)
-    dz = sum(np.bincount((row + end).ravel(), (dbias * part).ravel(), q[..., 0].size * len(e))
-             for end, part in zip(ends, (1 - w, w), strict=True)).astype(q.dtype)
-    de = dz.reshape(-1, len(e)).T @ q.reshape(-1, q.shape[-1])                                 # (P, D)
-    dq = dscore @ k + dz.reshape(*q.shape[:3], -1) @ e
-    return dq, dscore.swapaxes(-1, -2) @ q, 0, {"e": de}
+    def pullback(dbias):
+        """dp = dbias (high - low), 0 at P - 1, where both are one. A gate is in all p_mn from its key back, so
+        dg_mj = dp_m0 + .. + dp_mj, and g' = g (1 - g); z[floor p] gets (1 - w) dbias, z[ceil p] w dbias.
+        """
+        dscore = (dbias * rise).cumsum(-1) * gates * (1 - gates)                               # (B, H, T, S)
+        row = np.arange(q[..., 0].size).reshape(*q.shape[:3], 1) * len(e)
+        dz = sum(np.bincount((row + end).ravel(), (dbias * part).ravel(), q[..., 0].size * len(e))
+                 for end, part in zip(ends, (1 - w, w), strict=True)).astype(q.dtype)
+        de = dz.reshape(-1, len(e)).T @ q.reshape(-1, q.shape[-1])                             # (P, D)
+        dq = dscore @ k + dz.reshape(*q.shape[:3], -1) @ e
+        return dq, dscore.swapaxes(-1, -2) @ q, 0, {"e": de}
+
+    return low + w * rise, pullback
 
 def doors(settings):
     return model_numpy.Encoding(
-        score=(score_forward, score_backward),
+        score=score,
         shapes=lambda model: {"e": (settings.count_to, model.d_head)},
         start=lambda rng, name, shape: np.zeros(shape, np.float32),
         each_block=True,

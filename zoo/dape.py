@@ -31,15 +31,25 @@ class Settings(NoPE):
     def pairs(self, queries, keys, model):
         return np.abs(expe.distances(queries, keys)).astype(float)[..., None, :, :]            # (..., 1, T, S)
 
-def score_forward(q, k, h, table, learned):
+def score(q, k, h, table, learned):
     """b + w2 leaky(w1 [s; b; 1]). q, k (B, H, T, D); table (..., 1, T, S); w1 (32, 2H + 1), w2 (H, 32)."""
     s = (q * (1 / model_numpy.score_divisor(q))) @ k.swapaxes(-1, -2)                          # (B, H, T, S)
-    bias_forward = kerple.score_forward if "p" in learned else model_numpy.alibi_forward
-    b, cache_b = bias_forward(q, k, h, table, learned)
+    b, pull_b = (kerple.score if "p" in learned else model_numpy.alibi)(q, k, h, table, learned)
     x = np.concatenate((s, np.broadcast_to(b, s.shape), np.ones_like(s[:, :1])), 1)            # (B, 2H + 1, T, S)
     z = mix(learned["w1"], x)                                                                  # (B, 32, T, S)
     y = np.where(z > 0, z, SLOPE * z)
-    return b + mix(learned["w2"], y), (q, k, x, z, y, cache_b, learned)
+
+    def pullback(dbias):
+        """Through f to s and b. s = q k^T / sqrt(D) is read here a second time, so q and k get a second gradient."""
+        H = q.shape[1]
+        dy = mix(learned["w2"].T, dbias)
+        dz = np.where(z > 0, dy, SLOPE * dy)                                                   # (B, 32, T, S)
+        ds, db, _ = np.split(mix(learned["w1"].T, dz), (H, 2 * H), axis=1)                     # (B, H, T, S) each
+        ds = ds * (1 / model_numpy.score_divisor(q))
+        down = pull_b(dbias + db)[-1]
+        return ds @ k, ds.swapaxes(-1, -2) @ q, 0, down | {"w1": outer(dz, x), "w2": outer(dbias, y)}
+
+    return b + mix(learned["w2"], y), pullback
 
 def mix(w, x):
     """w x at each pair of a query and a key: w (m, n), x (B, n, T, S)."""
@@ -48,17 +58,6 @@ def mix(w, x):
 def outer(dout, x):
     """The gradient of w in mix(w, x): dout (B, m, T, S), x (B, n, T, S)."""
     return np.einsum("bmts,bnts->mn", dout, x)
-
-def score_backward(dbias, cache):
-    """Through f to s and b. s = q k^T / sqrt(D) is read here a second time, so that q and k get a second gradient."""
-    q, k, x, z, y, cache_b, learned = cache
-    H = q.shape[1]
-    dy = mix(learned["w2"].T, dbias)
-    dz = np.where(z > 0, dy, SLOPE * dy)                                                       # (B, 32, T, S)
-    ds, db, _ = np.split(mix(learned["w1"].T, dz), (H, 2 * H), axis=1)                         # (B, H, T, S) each
-    ds = ds * (1 / model_numpy.score_divisor(q))
-    down = kerple.score_backward(dbias + db, cache_b)[-1] if "p" in learned else {}
-    return ds @ k, ds.swapaxes(-1, -2) @ q, 0, down | {"w1": outer(dz, x), "w2": outer(dbias, y)}
 
 def start(rng, name, shape):
     if name in ("p", "a"):
@@ -71,7 +70,7 @@ def doors(settings):
         own = {"p": (model.heads,), "a": (model.heads,)} if settings.bias == "kerple" else {}
         return own | {"w1": (HIDDEN, 2 * model.heads + 1), "w2": (model.heads, HIDDEN)}
 
-    return model_numpy.Encoding(score=(score_forward, score_backward), shapes=shapes, start=start, each_block=True)
+    return model_numpy.Encoding(score=score, shapes=shapes, start=start, each_block=True)
 
 class Layer(ALiBi):
     def score(self, q, k, h, table):

@@ -39,7 +39,7 @@ class Settings(NoPE):
         keys = np.insert(keys, 0, 0, axis=-1)
         return np.abs(expe.distances(queries, keys)).astype(float)
 
-def score_forward(q, k, h, table, learned):
+def score(q, k, h, table, learned):
     """bias = W_2 hidden, hidden = max(w_1 x + min(b_1, 0), min(-b_1, 0)), x = ln(1 + c d) / ln(1 + c r), r = max(m, L).
 
     table (..., T, 1 + S): m, then d.
@@ -49,29 +49,28 @@ def score_forward(q, k, h, table, learned):
     r = np.maximum(m, L)                                                                       # (..., T, 1)
     x = np.log1p(c * d) / np.log1p(c * r)                                                      # (..., T, S)
     line, floor = x[..., None] * w1 + np.minimum(b1, 0), np.minimum(-b1, 0)                    # (..., T, S, 32), (32,)
-    hidden = np.maximum(line, floor)
-    bias = np.moveaxis(hidden @ w2.T, -1, -3)                                                  # (..., H, T, S)
-    return bias, (d, c, L, r, r > m, x, line > floor, hidden, w1, b1, w2)
+    hidden, on = np.maximum(line, floor), line > floor
 
-def score_backward(dbias, cache):
-    """x = a/b with a = ln(1 + c d), b = ln(1 + c r): da = dx/b, db = -dx x/b; d ln(1 + c y) = (c dy + y dc)/(1 + c y).
+    def pullback(dbias):
+        """x = a/b with a = ln(1 + c d), b = ln(1 + c r): da = dx/b, db = -dx x/b.
 
-    r = L where L > m, and is fixed elsewhere; c = e^C, L = e^Lambda, so dC = c dc, dLambda = L dL. A b_1 below 0 is in
-    the line, one above 0 is in the floor.
-    """
-    d, c, L, r, early, x, on, hidden, w1, b1, w2 = cache
-    dbias = dbias.sum(0) if d.ndim == 2 else dbias                                             # (..., H, T, S)
-    dout = np.moveaxis(dbias, -3, -1)                                                          # (..., T, S, H)
-    dhidden = dout @ w2                                                                        # (..., T, S, 32)
-    dline, dfloor = ((dhidden * part).reshape(-1, len(w1)) for part in (on, ~on))              # (pairs, 32) each
-    dx = (dline @ w1).reshape(x.shape)                                                         # (..., T, S)
-    da = dx / np.log1p(c * r)
-    db = -(da * x).sum(-1, keepdims=True)                                                      # (..., T, 1)
-    dc = (da * d / (1 + c * d)).sum() + (db * r / (1 + c * r)).sum()
-    dL = (db * c / (1 + c * r) * early).sum()
-    return 0, 0, 0, {"c": c * dc, "L": L * dL, "w1": x.ravel() @ dline,
-                     "b1": np.where(b1 < 0, dline.sum(0), -dfloor.sum(0)),
-                     "w2": dout.reshape(-1, len(w2)).T @ hidden.reshape(-1, len(w1))}
+        d ln(1 + c y) = (c dy + y dc) / (1 + c y). r = L where r > m, and is fixed elsewhere; c = e^C, L = e^Lambda, so dC = c dc, dLambda = L dL. A b_1 below 0 is
+        in the line, one above 0 is in the floor.
+        """
+        dbias = dbias.sum(0) if d.ndim == 2 else dbias                                         # (..., H, T, S)
+        dout = np.moveaxis(dbias, -3, -1)                                                      # (..., T, S, H)
+        dhidden = dout @ w2                                                                    # (..., T, S, 32)
+        dline, dfloor = ((dhidden * part).reshape(-1, len(w1)) for part in (on, ~on))          # (pairs, 32) each
+        dx = (dline @ w1).reshape(x.shape)                                                     # (..., T, S)
+        da = dx / np.log1p(c * r)
+        db = -(da * x).sum(-1, keepdims=True)                                                  # (..., T, 1)
+        dc = (da * d / (1 + c * d)).sum() + (db * r / (1 + c * r)).sum()
+        dL = (db * c / (1 + c * r) * (r > m)).sum()
+        return 0, 0, 0, {"c": c * dc, "L": L * dL, "w1": x.ravel() @ dline,
+                         "b1": np.where(b1 < 0, dline.sum(0), -dfloor.sum(0)),
+                         "w2": dout.reshape(-1, len(w2)).T @ hidden.reshape(-1, len(w1))}
+
+    return np.moveaxis(hidden @ w2.T, -1, -3), pullback                                        # (..., H, T, S)
 
 def doors(settings):
     def start(rng, name, shape):
@@ -81,7 +80,7 @@ def doors(settings):
         return rng.uniform(-reach, reach, shape).astype(np.float32)
 
     return model_numpy.Encoding(
-        score=(score_forward, score_backward),
+        score=score,
         shapes=lambda model: {"c": (1,), "L": (1,), "w1": (settings.fire_width,), "b1": (settings.fire_width,),
                               "w2": (model.heads, settings.fire_width)},
         start=start,

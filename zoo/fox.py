@@ -25,28 +25,28 @@ from model_torch import Encoding
 class Settings(NoPE):
     both_sides: ClassVar[bool] = False
 
-def score_forward(q, k, h, table, learned):
+def score(q, k, h, table, learned):
     """bias_mn = c_m - c_n, c the running sum of ln f, f = sigmoid(z), z = h W^T + b. h (B, T, C); W (H, C), b (H,)."""
-    z, cache = model_numpy.linear_forward(h, learned["weight"])                                # (B, T, H)
+    z, pull_z = model_numpy.linear(h, learned["weight"])                                       # (B, T, H)
     z = (z + learned["bias"]).swapaxes(1, 2)                                                   # (B, H, T)
     c = -np.logaddexp(0, -z).cumsum(-1)
-    return c[..., :, None] - c[..., None, :], (cache, z)                                       # (B, H, T, S)
 
-def score_backward(dbias, cache):
-    """bias_mn = c_m - c_n, and ln f_j is in every c from j on: dln f_j = dc_j + dc_(j+1) + ..; dln f/dz = 1 - f."""
-    cache, z = cache
-    dc = dbias.sum(-1) - dbias.sum(-2)                                                         # (B, H, T)
-    dz = dc[..., ::-1].cumsum(-1)[..., ::-1] * model_numpy.sigmoid(-z)
-    dz = dz.swapaxes(1, 2)                                                                     # (B, T, H)
-    dh, dw = model_numpy.linear_backward(dz, cache)
-    return 0, 0, dh, {"weight": dw, "bias": dz.sum((0, 1))}
+    def pullback(dbias):
+        """ln f_j is in every c from j on: dln f_j = dc_j + dc_(j+1) + ..; dln f/dz = 1 - f."""
+        dc = dbias.sum(-1) - dbias.sum(-2)                                                     # (B, H, T)
+        dz = dc[..., ::-1].cumsum(-1)[..., ::-1] * model_numpy.sigmoid(-z)
+        dz = dz.swapaxes(1, 2)                                                                 # (B, T, H)
+        dh, dw = pull_z(dz)
+        return 0, 0, dh, {"weight": dw, "bias": dz.sum((0, 1))}
+
+    return c[..., :, None] - c[..., None, :], pullback                                         # (B, H, T, S)
 
 def start(rng, name, shape):
     return np.zeros(shape, np.float32) if name == "bias" else model_numpy.small_numbers(rng, name, shape)
 
 def doors(settings):
     return model_numpy.Encoding(
-        score=(score_forward, score_backward),
+        score=score,
         shapes=lambda model: {"weight": (model.heads, model.width), "bias": (model.heads,)},
         start=start,
         each_block=True,

@@ -28,24 +28,24 @@ class Settings(NoPE):
     def pairs(self, queries, keys, model):
         return expe.distances(queries, keys).astype(float)[..., None, :, :]                    # (..., 1, T, S)
 
-def score_forward(q, k, h, table, learned):
+def score(q, k, h, table, learned):
     """bias = -omega gate d: gate = softplus(z), z = u . q / sqrt(D), u = v/|v|. d (..., 1, T, S); v (H, D), w (H,)."""
     v, w, slopes = learned["v"], learned["w"], expe.alibi_slopes(len(learned["w"])).astype(q.dtype)
     size = np.sqrt(np.vecdot(v, v))[:, None]                                                   # (H, 1)
     u, omega = v / size, slopes * np.logaddexp(0, w)                                           # (H, D), (H,)
     z = np.vecdot(q, u[:, None]) * (1 / model_numpy.score_divisor(q))                          # (B, H, T)
     gate = np.logaddexp(0, z)
-    return -(omega[:, None] * gate)[..., None] * table, (q, table, w, slopes, size, u, omega, z, gate)
 
-def score_backward(dbias, cache):
-    """bias = -omega gate d, and softplus' = sigmoid; u = v/|v| cannot grow: dv = (du - u (u . du)) / |v|."""
-    q, table, w, slopes, size, u, omega, z, gate = cache
-    dslope = -(dbias * table).sum(-1)                                                          # (B, H, T)
-    dw = (dslope * gate).sum((0, 2)) * slopes * model_numpy.sigmoid(w)
-    dz = dslope * omega[:, None] * model_numpy.sigmoid(z) * (1 / model_numpy.score_divisor(q))
-    du = (dz[..., None] * q).sum((0, 2))                                                       # (H, D)
-    dv = (du - u * np.vecdot(u, du)[:, None]) / size
-    return dz[..., None] * u[:, None], 0, 0, {"v": dv, "w": dw}
+    def pullback(dbias):
+        """softplus' = sigmoid; u = v/|v| cannot grow: dv = (du - u (u . du)) / |v|."""
+        dslope = -(dbias * table).sum(-1)                                                      # (B, H, T)
+        dw = (dslope * gate).sum((0, 2)) * slopes * model_numpy.sigmoid(w)
+        dz = dslope * omega[:, None] * model_numpy.sigmoid(z) * (1 / model_numpy.score_divisor(q))
+        du = (dz[..., None] * q).sum((0, 2))                                                   # (H, D)
+        dv = (du - u * np.vecdot(u, du)[:, None]) / size
+        return dz[..., None] * u[:, None], 0, 0, {"v": dv, "w": dw}
+
+    return -(omega[:, None] * gate)[..., None] * table, pullback
 
 def start(rng, name, shape):
     if name == "w":
@@ -54,7 +54,7 @@ def start(rng, name, shape):
 
 def doors(settings):
     return model_numpy.Encoding(
-        score=(score_forward, score_backward),
+        score=score,
         shapes=lambda model: {"v": (model.heads, model.d_head), "w": (model.heads,)},
         start=start,
         each_block=True,

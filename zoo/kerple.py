@@ -21,21 +21,21 @@ class Settings(NoPE):
     def pairs(self, queries, keys, model):
         return np.abs(expe.distances(queries, keys)).astype(float)[..., None, :, :]            # (..., 1, T, S)
 
-def score_forward(q, k, h, table, learned):
+def score(q, k, h, table, learned):
     """bias = -p ln(1 + a d), p = e^P and a = e^A. table d (..., 1, T, S); P and A (H,)."""
     p, a = np.exp(learned["p"])[:, None, None], np.exp(learned["a"])[:, None, None]            # (H, 1, 1) each
     bias = -p * np.log1p(a * table)                                                            # (..., H, T, S)
-    return bias, (bias, p, a * table)
 
-def score_backward(dbias, cache):
-    """bias = -p ln(1 + a d): dbias/dP = bias, since dp/dP = p; dbias/dA = -p a d / (1 + a d). Summed over all pairs."""
-    bias, p, ad = cache
-    dp, da = dbias * bias, dbias * (-p * ad / (1 + ad))                                        # (B, H, T, S) each
-    return 0, 0, 0, {"p": dp.sum((0, 2, 3)), "a": da.sum((0, 2, 3))}
+    def pullback(dbias):
+        """dbias/dP = bias, since dp/dP = p; dbias/dA = -p a d / (1 + a d). Summed over all pairs."""
+        dp, da = dbias * bias, dbias * (-p * (a * table) / (1 + a * table))                    # (B, H, T, S) each
+        return 0, 0, 0, {"p": dp.sum((0, 2, 3)), "a": da.sum((0, 2, 3))}
+
+    return bias, pullback
 
 def doors(settings):
     return model_numpy.Encoding(
-        score=(score_forward, score_backward),
+        score=score,
         shapes=lambda model: {"p": (model.heads,), "a": (model.heads,)},
         start=lambda rng, name, shape: np.log(rng.uniform(0.01, {"p": 2, "a": 1}[name], shape)).astype(np.float32),
     )

@@ -31,20 +31,20 @@ class Settings(Sinusoidal):                                          # --base is
     def rows(self, positions, model):
         return expe.rope_table(positions, int(self.width(model)), self.base)[..., None, :, :]       # (..., 1, T, r)
 
-def rotate_forward(q, k, table, learned):
+def rotate(q, k, table, learned):
     """The first r of D dimensions turn. q and k (B, H, T, D); table (..., 1, T, r): cosines, then sines."""
     r = table.shape[-1]
-    turned_q, turned_k, cache = model_numpy.rotate_forward(q[..., :r], k[..., :r], table, learned)
-    return np.concatenate((turned_q, q[..., r:]), -1), np.concatenate((turned_k, k[..., r:]), -1), (r, cache)
+    turned_q, turned_k, pull = model_numpy.rotate(q[..., :r], k[..., :r], table, learned)
 
-def rotate_backward(dq, dk, cache):
-    """The rest passes through."""
-    r, cache = cache
-    back_q, back_k, down = model_numpy.rotate_backward(dq[..., :r], dk[..., :r], cache)
-    return np.concatenate((back_q, dq[..., r:]), -1), np.concatenate((back_k, dk[..., r:]), -1), down
+    def pullback(dq, dk):
+        """The rest passes through."""
+        back_q, back_k, down = pull(dq[..., :r], dk[..., :r])
+        return np.concatenate((back_q, dq[..., r:]), -1), np.concatenate((back_k, dk[..., r:]), -1), down
+
+    return np.concatenate((turned_q, q[..., r:]), -1), np.concatenate((turned_k, k[..., r:]), -1), pullback
 
 def doors(settings):
-    return model_numpy.Encoding(rotate=(rotate_forward, rotate_backward))
+    return model_numpy.Encoding(rotate=rotate)
 
 class Layer(RoPE):
     def rotate(self, q, k, table):

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 import model_numpy
 from config import NoPE, knob
 from model_torch import Encoding
-from zoo.selective_rope import conv_backward, conv_forward, convolve, unit, unit_backward, unit_forward
+from zoo.selective_rope import conv, convolve, scale_to_unit, unit
 
 TAPS = 3                                                             # tokens that the convolution sees
 PART = 32                                                            # keys that are reflected at once
@@ -37,27 +37,27 @@ class Settings(NoPE):
     both_sides: ClassVar[bool] = False
     rank: int = knob(32, "rows of W1, by which tokens choose their reflections", at_least=1)
 
-def reflections_forward(h, learned, H):
-    """w (B, H, T, D) of length 1 (unit_forward), and b (B, H, T, 1). h (B, T, C)."""
-    y, cache_1 = model_numpy.linear_forward(h, learned["w1"])                                  # (B, T, rank)
-    u, cache_2 = model_numpy.linear_forward(y, learned["w2"])                                  # (B, T, C)
-    x, cache_conv = conv_forward(u, learned["conv"])
-    w, cache_unit = unit_forward(model_numpy.split_heads(x * model_numpy.sigmoid(x), H))
-    z, cache_b = model_numpy.linear_forward(h, learned["strength"])                            # (B, T, H)
-    s = model_numpy.sigmoid(z + learned["bias"])
-    return w, 2 * s.swapaxes(1, 2)[..., None], (x, s, cache_1, cache_2, cache_conv, cache_unit, cache_b)
-
-def reflections_backward(dw, db, cache):
-    """b = 2 s, s' = s (1 - s); silu' = s (1 + x (1 - s)), s = sigmoid(x)."""
-    x, s, cache_1, cache_2, cache_conv, cache_unit, cache_b = cache
-    dz = 2 * db[..., 0].swapaxes(1, 2) * s * (1 - s)                                           # (B, T, H)
-    dh, dstrength = model_numpy.linear_backward(dz, cache_b)
+def reflections(h, learned, H):
+    """w (B, H, T, D) of length 1 (scale_to_unit), and b (B, H, T, 1). h (B, T, C)."""
+    y, pull_1 = model_numpy.linear(h, learned["w1"])                                           # (B, T, rank)
+    u, pull_2 = model_numpy.linear(y, learned["w2"])                                           # (B, T, C)
+    x, pull_conv = conv(u, learned["conv"])
     gate = model_numpy.sigmoid(x)
-    dx = model_numpy.merge_heads(unit_backward(dw, cache_unit)) * gate * (1 + x * (1 - gate))
-    du, dconv = conv_backward(dx, cache_conv)
-    dy, dw2 = model_numpy.linear_backward(du, cache_2)
-    dh_1, dw1 = model_numpy.linear_backward(dy, cache_1)
-    return dh + dh_1, {"w1": dw1, "w2": dw2, "conv": dconv, "strength": dstrength, "bias": dz.sum((0, 1))}
+    w, pull_w = scale_to_unit(model_numpy.split_heads(x * gate, H))
+    z, pull_z = model_numpy.linear(h, learned["strength"])                                     # (B, T, H)
+    s = model_numpy.sigmoid(z + learned["bias"])
+
+    def pullback(dw, db):
+        """b = 2 s, s' = s (1 - s); silu' = gate (1 + x (1 - gate))."""
+        dz = 2 * db[..., 0].swapaxes(1, 2) * s * (1 - s)                                       # (B, T, H)
+        dh, dstrength = pull_z(dz)
+        dx = model_numpy.merge_heads(pull_w(dw)) * gate * (1 + x * (1 - gate))
+        du, dconv = pull_conv(dx)
+        dy, dw2 = pull_2(du)
+        dh_1, dw1 = pull_1(dy)
+        return dh + dh_1, {"w1": dw1, "w2": dw2, "conv": dconv, "strength": dstrength, "bias": dz.sum((0, 1))}
+
+    return w, 2 * s.swapaxes(1, 2)[..., None], pullback
 
 def solve(lower, right):
     """X of lower X = right (..., T, n), row by row: none reads a later one. lower (..., T, T), with a diagonal of 1."""
@@ -66,30 +66,30 @@ def solve(lower, right):
         x[..., i : i + 1, :] -= lower[..., i : i + 1, :i] @ x[..., :i, :]
     return x
 
-def score_forward(q, k, h, table, learned):
+def score(q, k, h, table, learned):
     """-lower(Q W^T) Z / sqrt(D), L Z = diag(b) strict(W K^T), L = I + strict(diag(b) W W^T)."""
-    w, b, cache = reflections_forward(h, learned, q.shape[1])
+    w, b, pull_reflections = reflections(h, learned, q.shape[1])
     gram, wk = w @ w.swapaxes(-1, -2), w @ k.swapaxes(-1, -2)                                  # (B, H, T, T) each
     lower = np.eye(q.shape[2], dtype=q.dtype) + np.tril(b * gram, -1)
     z = solve(lower, np.tril(b * wk, -1))
     p = np.tril(q @ w.swapaxes(-1, -2))
     scale = 1 / model_numpy.score_divisor(q)
-    return -scale * (p @ z), (q, k, w, b, gram, wk, lower, z, p, scale, cache)
 
-def score_backward(dbias, cache):
-    """Of L Z = R: dR = L^-T dZ, dL = -dR Z^T. b scales rows of both W W^T and W K^T; W stands twice in W W^T."""
-    q, k, w, b, gram, wk, lower, z, p, scale, cache = cache
-    dproduct = -scale * dbias
-    dp = np.tril(dproduct @ z.swapaxes(-1, -2))                                                # of P, through Q and W
-    turned = lower.swapaxes(-1, -2)[..., ::-1, ::-1]                                           # L^T, from the last row
-    dright = solve(turned, (p.swapaxes(-1, -2) @ dproduct)[..., ::-1, :])[..., ::-1, :]
-    dlower = -np.tril(dright @ z.swapaxes(-1, -2), -1)
-    dright = np.tril(dright, -1)
-    db = (dlower * gram + dright * wk).sum(-1, keepdims=True)                                  # (B, H, T, 1)
-    dgram, dwk = b * dlower, b * dright
-    dw = dp.swapaxes(-1, -2) @ q + (dgram + dgram.swapaxes(-1, -2)) @ w + dwk @ k
-    dh, down = reflections_backward(dw, db, cache)
-    return dp @ w, dwk.swapaxes(-1, -2) @ w, dh, down
+    def pullback(dbias):
+        """Of L Z = R: dR = L^-T dZ, dL = -dR Z^T. b scales rows of both W W^T and W K^T; W stands twice in W W^T."""
+        dproduct = -scale * dbias
+        dp = np.tril(dproduct @ z.swapaxes(-1, -2))                                            # of P, through Q and W
+        turned = lower.swapaxes(-1, -2)[..., ::-1, ::-1]                                       # L^T, from the last row
+        dright = solve(turned, (p.swapaxes(-1, -2) @ dproduct)[..., ::-1, :])[..., ::-1, :]
+        dlower = -np.tril(dright @ z.swapaxes(-1, -2), -1)
+        dright = np.tril(dright, -1)
+        db = (dlower * gram + dright * wk).sum(-1, keepdims=True)                              # (B, H, T, 1)
+        dgram, dwk = b * dlower, b * dright
+        dw = dp.swapaxes(-1, -2) @ q + (dgram + dgram.swapaxes(-1, -2)) @ w + dwk @ k
+        dh, down = pull_reflections(dw, db)
+        return dp @ w, dwk.swapaxes(-1, -2) @ w, dh, down
+
+    return -scale * (p @ z), pullback
 
 def start(rng, name, shape):
     return np.zeros(shape, np.float32) if name == "bias" else model_numpy.small_numbers(rng, name, shape)
@@ -101,8 +101,7 @@ def shapes_of(settings):
     return shapes
 
 def doors(settings):
-    return model_numpy.Encoding(score=(score_forward, score_backward), shapes=shapes_of(settings), start=start,
-                                each_block=True)
+    return model_numpy.Encoding(score=score, shapes=shapes_of(settings), start=start, each_block=True)
 
 def keep_reflections(encoding, h):
     """Of tensors: W2 W1 x and b of each head and token, (B, H, S, D + 1), in fp32 at least. h (B, S, C)."""

@@ -17,20 +17,17 @@ from zoo import fox
 Settings = path.Settings
 OWN = {"forget": "weight", "forget_bias": "bias"}                    # of FoX, by its names there
 
-def gates(learned):
-    return {theirs: learned[ours] for ours, theirs in OWN.items()}
-
-def score_forward(q, k, h, table, learned):
+def score(q, k, h, table, learned):
     """The sum of both biases, (B, H, T, S)."""
-    turned, cache_path = path.score_forward(q, k, h, table, learned)
-    forgotten, cache_fox = fox.score_forward(q, k, h, table, gates(learned))
-    return turned + forgotten, (cache_path, cache_fox)
+    turned, pull_path = path.score(q, k, h, table, learned)
+    forgotten, pull_fox = fox.score(q, k, h, table, {theirs: learned[ours] for ours, theirs in OWN.items()})
 
-def score_backward(dbias, caches):
-    """Each part's own backward."""
-    dq, dk, dh, down = path.score_backward(dbias, caches[0])
-    _, _, dh_fox, down_fox = fox.score_backward(dbias, caches[1])
-    return dq, dk, dh + dh_fox, down | {ours: down_fox[theirs] for ours, theirs in OWN.items()}
+    def pullback(dbias):
+        dq, dk, dh, down = pull_path(dbias)
+        _, _, dh_fox, down_fox = pull_fox(dbias)
+        return dq, dk, dh + dh_fox, down | {ours: down_fox[theirs] for ours, theirs in OWN.items()}
+
+    return turned + forgotten, pullback
 
 def start(rng, name, shape):
     return path.start(rng, OWN.get(name, name), shape)
@@ -40,7 +37,7 @@ def doors(settings):
         own = {"forget": (model.heads, model.width), "forget_bias": (model.heads,)}
         return path.shapes_of(settings)(model) | own
 
-    return model_numpy.Encoding(score=(score_forward, score_backward), shapes=shapes, start=start, each_block=True)
+    return model_numpy.Encoding(score=score, shapes=shapes, start=start, each_block=True)
 
 class Layer(Encoding):
     def keep(self, h):

@@ -30,25 +30,29 @@ def point(x, cos, sin):
     """Arrows of these lengths, by the cosines and sines of their angles: (B, H, T, D) each to (B, H, T, 2D)."""
     return np.concatenate((x * cos, x * sin), -1)
 
-def rotate_forward(q, k, table, learned):
-    """out = sqrt(2) softplus(q) (cos, sin)(m t), softplus(k) (cos, sin)(n t + e): sqrt(2) for a divisor of sqrt(2D)."""
-    e = np.clip(learned["e"], -2 * np.pi, 0)[:, None]                                              # (H, 1, D)
+def rotate(q, k, table, learned):
+    """sqrt(2) softplus(q) (cos, sin)(m t), softplus(k) (cos, sin)(n t + e): sqrt(2) for a divisor of sqrt(2D)."""
+    clamped = np.clip(learned["e"], -2 * np.pi, 0)[:, None]                                        # (H, 1, D)
     cos, sin = np.split(table, 2, axis=-1)                                                         # (..., 1, T, D) each
-    turned = cos * np.cos(e) - sin * np.sin(e), sin * np.cos(e) + cos * np.sin(e)                  # (..., H, T, D) each
+    cos_k = cos * np.cos(clamped) - sin * np.sin(clamped)                                          # (..., H, T, D)
+    sin_k = sin * np.cos(clamped) + cos * np.sin(clamped)
     length_q, length_k = math.sqrt(2) * np.logaddexp(0, q), np.logaddexp(0, k)
-    return point(length_q, cos, sin), point(length_k, *turned), (q, k, cos, sin, turned, length_k, learned["e"])
 
-def rotate_backward(dq, dk, cache):
-    """(x, y) = r (cos, sin): dr = dx cos + dy sin, dangle = r (dy cos - dx sin); softplus' = sigmoid; clamped e: 0."""
-    q, k, cos, sin, (cos_k, sin_k), length_k, e = cache
-    (dx_q, dy_q), (dx_k, dy_k) = (np.split(x, 2, axis=-1) for x in (dq, dk))                       # (B, H, T, D) each
-    de = (length_k * (dy_k * cos_k - dx_k * sin_k)).sum((0, 2)) * ((-2 * np.pi <= e) & (e <= 0))   # (H, D)
-    dq = math.sqrt(2) * (dx_q * cos + dy_q * sin) * model_numpy.sigmoid(q)
-    return dq, (dx_k * cos_k + dy_k * sin_k) * model_numpy.sigmoid(k), {"e": de}
+    def pullback(dq, dk):
+        """(x, y) = r (cos, sin): dr = dx cos + dy sin, dangle = r (dy cos - dx sin); softplus' = sigmoid. What was
+        clamped gets nothing; 0, where e starts, was not.
+        """
+        (dx_q, dy_q), (dx_k, dy_k) = (np.split(x, 2, axis=-1) for x in (dq, dk))                   # (B, H, T, D) each
+        free = (-2 * np.pi <= learned["e"]) & (learned["e"] <= 0)                                  # (H, D)
+        de = (length_k * (dy_k * cos_k - dx_k * sin_k)).sum((0, 2)) * free
+        dq = math.sqrt(2) * (dx_q * cos + dy_q * sin) * model_numpy.sigmoid(q)
+        return dq, (dx_k * cos_k + dy_k * sin_k) * model_numpy.sigmoid(k), {"e": de}
+
+    return point(length_q, cos, sin), point(length_k, cos_k, sin_k), pullback
 
 def doors(settings):
     return model_numpy.Encoding(
-        rotate=(rotate_forward, rotate_backward),
+        rotate=rotate,
         shapes=lambda model: {"e": (model.heads, model.d_head)},
         start=lambda rng, name, shape: np.zeros(shape, np.float32),
         each_block=True,

@@ -37,6 +37,6 @@ class Settings(Sinusoidal):                                          # --base is
         return table[..., None, :, :]                                                               # (..., 1, T, D)
 
 def doors(settings):
-    return model_numpy.Encoding(rotate=(model_numpy.rotate_forward, model_numpy.rotate_backward))
+    return model_numpy.Encoding(rotate=model_numpy.rotate)
 
 Layer = RoPE

@@ -31,22 +31,20 @@ class Settings(Sinusoidal):                                          # --base is
         both = [np.broadcast_to(n, (*batch, n.shape[-1])) for n in (queries, keys)]
         return self.rows(np.concatenate(both, axis=-1), model)
 
-def value_forward(p, v, table, learned):
+def value(p, v, table, learned):
     """y_m = R_m^T sum_n p_mn R_n v_n. p (B, H, T, S), v (B, H, S, D)."""
-    of_queries, of_keys = (np.split(x, 2, axis=-1) for x in np.split(table, [p.shape[-2]], axis=-2))
-    y, cache = model_numpy.value_forward(p, model_numpy.turn(v, *of_keys), None, learned)
-    cos, sin = of_queries
-    return model_numpy.turn(y, cos, -sin), (cos, sin, of_keys, cache)
+    (cos, sin), (cos_k, sin_k) = (np.split(x, 2, axis=-1) for x in np.split(table, [p.shape[-2]], axis=-2))
+    y, pull = model_numpy.weighted_sum(p, model_numpy.turn(v, cos_k, sin_k), None, learned)
 
-def value_backward(dy, cache):
-    """A turn's transpose is the turn back: the same steps, from the last to the first."""
-    cos, sin, (cos_k, sin_k), cache = cache
-    dp, dv, _ = model_numpy.value_backward(model_numpy.turn(dy, cos, sin), cache)
-    return dp, model_numpy.turn(dv, cos_k, -sin_k), {}
+    def pullback(dy):
+        """A turn's transpose is the turn back: the same steps, from the last to the first."""
+        dp, dv, _ = pull(model_numpy.turn(dy, cos, sin))
+        return dp, model_numpy.turn(dv, cos_k, -sin_k), {}
+
+    return model_numpy.turn(y, cos, -sin), pullback
 
 def doors(settings):
-    return model_numpy.Encoding(rotate=(model_numpy.rotate_forward, model_numpy.rotate_backward),
-                                value=(value_forward, value_backward))
+    return model_numpy.Encoding(rotate=model_numpy.rotate, value=value)
 
 class Layer(model_torch.RoPE):
     def value(self, weights, v, table):

@@ -34,78 +34,75 @@ class Settings(NoPE):
 
     fit = RoPE.fit
 
-def unit_forward(x):
+def scale_to_unit(x):
     """x / sqrt(|x|^2 + eps) of (..., D): of length 1, or less where x is small."""
     size = np.sqrt(np.vecdot(x, x) + EPS)[..., None]
-    return x / size, (x / size, size)
+    out = x / size
 
-def unit_backward(dout, cache):
-    """out = x/size, and dsize = out . dx: dx = (dout - out (out . dout)) / size."""
-    out, size = cache
-    return (dout - out * np.vecdot(out, dout)[..., None]) / size
+    def pullback(dout):
+        """dsize = out . dx: dx = (dout - out (out . dout)) / size."""
+        return (dout - out * np.vecdot(out, dout)[..., None]) / size
+
+    return out, pullback
 
 def unit(x):
-    """unit_forward, of tensors."""
+    """scale_to_unit, of tensors."""
     return x * (x.square().sum(-1, keepdim=True) + EPS).rsqrt()
 
-def conv_forward(x, w):
+def conv(x, w):
     """out_t = sum over i of w_i x_(t-i), 0 before the first token. x (B, T, n), w (n, taps)."""
     before = np.pad(x, ((0, 0), (w.shape[1] - 1, 0), (0, 0)))
     seen = sliding_window_view(before, w.shape[1], 1)[..., ::-1]                        # (B, T, n, taps), x_(t-i)
-    return (seen * w).sum(-1), (seen, w)
+
+    def pullback(dout):
+        """x_t is in out_(t+i) with w_i: dx_t = sum over i of w_i dout_(t+i), dw_i = sum over t of dout_t x_(t-i)."""
+        after = np.pad(dout, ((0, 0), (0, w.shape[1] - 1), (0, 0)))
+        return (sliding_window_view(after, w.shape[1], 1) * w).sum(-1), np.einsum("btn,btni->ni", dout, seen)
+
+    return (seen * w).sum(-1), pullback
 
 def convolve(x, w):
-    """conv_forward, of tensors by heads: x (B, H, S, n), w (H n, taps)."""
+    """conv, of tensors by heads: x (B, H, S, n), w (H n, taps)."""
     w = w.type_as(x).unflatten(0, (x.shape[1], -1))                                                # (H, n, taps)
     return sum(F.pad(x, (0, 0, i, 0))[:, :, : x.shape[2]] * w[:, None, :, i] for i in range(w.shape[-1]))
 
-def conv_backward(dout, cache):
-    """x_t is in out_(t+i) with w_i: dx_t = sum over i of w_i dout_(t+i), dw_i = sum over t of dout_t x_(t-i)."""
-    seen, w = cache
-    after = np.pad(dout, ((0, 0), (0, w.shape[1] - 1), (0, 0)))
-    return (sliding_window_view(after, w.shape[1], 1) * w).sum(-1), np.einsum("btn,btni->ni", dout, seen)
-
-def score_forward(q, k, h, table, learned, base):
+def score(base, q, k, h, table, learned):
     """(R q . R k - q . k) / sqrt(D), R by each token's angles. h (B, T, C); W1 (rank, C), W2 (H D/2, rank)."""
     B, H, T, D = q.shape
-    x, cache_x = unit_forward(h.reshape(B, T, H, D))
-    y, cache_1 = model_numpy.linear_forward(x.reshape(h.shape), learned["w1"])                     # (B, T, rank)
-    u, cache_2 = model_numpy.linear_forward(y, learned["w2"])                                      # (B, T, H D/2)
-    z, cache_conv = conv_forward(u, learned["conv"])
+    x, pull_x = scale_to_unit(h.reshape(B, T, H, D))
+    y, pull_1 = model_numpy.linear(x.reshape(h.shape), learned["w1"])                              # (B, T, rank)
+    u, pull_2 = model_numpy.linear(y, learned["w2"])                                               # (B, T, H D/2)
+    z, pull_conv = conv(u, learned["conv"])
     c = expe.rope_inv_freq(D, base).astype(q.dtype)                                                # (D/2,)
-    angle = c * model_numpy.split_heads(z, H).cumsum(-2)                                       # (B, H, T, D/2)
+    angle = c * model_numpy.split_heads(z, H).cumsum(-2)                                           # (B, H, T, D/2)
     cos, sin = np.cos(angle), np.sin(angle)
     turned = model_numpy.turn(q, cos, sin), model_numpy.turn(k, cos, sin)
     scale = 1 / model_numpy.score_divisor(q)
-    bias = (turned[0] @ turned[1].swapaxes(-1, -2) - q @ k.swapaxes(-1, -2)) * scale
-    return bias, (q, k, turned, cos, sin, c, scale, cache_x, cache_1, cache_2, cache_conv)
 
-def score_backward(dbias, cache):
-    """With (a, b) a turned pair: dangle = a db - b da, of the query and of the key; z_t is in every angle from t on."""
-    q, k, turned, cos, sin, c, scale, cache_x, cache_1, cache_2, cache_conv = cache
-    dscore = dbias * scale
-    dturned = dscore @ turned[1], dscore.swapaxes(-1, -2) @ turned[0]
-    dq = model_numpy.turn(dturned[0], cos, -sin) - dscore @ k
-    dk = model_numpy.turn(dturned[1], cos, -sin) - dscore.swapaxes(-1, -2) @ q
-    dangle = 0
-    for out, dout in zip(turned, dturned, strict=True):
-        (a, b), (da, db) = np.split(out, 2, axis=-1), np.split(dout, 2, axis=-1)                   # (B, H, T, D/2) each
-        dangle = dangle + a * db - b * da
-    dz = (c * dangle)[..., ::-1, :].cumsum(-2)[..., ::-1, :]
-    du, dconv = conv_backward(model_numpy.merge_heads(dz), cache_conv)
-    dy, dw2 = model_numpy.linear_backward(du, cache_2)
-    dx, dw1 = model_numpy.linear_backward(dy, cache_1)
-    out, _ = cache_x
-    dh = unit_backward(dx.reshape(out.shape), cache_x).reshape(dx.shape)
-    return dq, dk, dh, {"w1": dw1, "w2": dw2, "conv": dconv}
+    def pullback(dbias):
+        """Of a turned pair (a, b), of q and of k: dangle = a db - b da; z_t is in every angle from t on."""
+        dscore = dbias * scale
+        dturned = dscore @ turned[1], dscore.swapaxes(-1, -2) @ turned[0]
+        dq = model_numpy.turn(dturned[0], cos, -sin) - dscore @ k
+        dk = model_numpy.turn(dturned[1], cos, -sin) - dscore.swapaxes(-1, -2) @ q
+        dangle = 0
+        for out, dout in zip(turned, dturned, strict=True):
+            (a, b), (da, db) = np.split(out, 2, axis=-1), np.split(dout, 2, axis=-1)               # (B, H, T, D/2) each
+            dangle = dangle + a * db - b * da
+        dz = (c * dangle)[..., ::-1, :].cumsum(-2)[..., ::-1, :]
+        du, dconv = pull_conv(model_numpy.merge_heads(dz))
+        dy, dw2 = pull_2(du)
+        dx, dw1 = pull_1(dy)
+        return dq, dk, pull_x(dx.reshape(x.shape)).reshape(h.shape), {"w1": dw1, "w2": dw2, "conv": dconv}
+
+    return (turned[0] @ turned[1].swapaxes(-1, -2) - q @ k.swapaxes(-1, -2)) * scale, pullback
 
 def doors(settings):
     def shapes(model):
         angles = model.width // 2
         return {"w1": (settings.rank, model.width), "w2": (angles, settings.rank), "conv": (angles, TAPS)}
 
-    score = functools.partial(score_forward, base=settings.base), score_backward
-    return model_numpy.Encoding(score=score, shapes=shapes, each_block=True)
+    return model_numpy.Encoding(score=functools.partial(score, settings.base), shapes=shapes, each_block=True)
 
 class Layer(Encoding):
     def __init__(self, settings, config):

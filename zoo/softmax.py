@@ -48,48 +48,43 @@ ATTN_SCALE = 0.1
 
 # ---- NumPy -----------------------------------------------------------------------------------------------------------
 
-def log_forward(scores, learned):
+def log(scores, learned):
     """p = softmax(s c scores), c = ln n. scores (B, H, T, S), -inf for keys that are not seen; s (H,)."""
     seen = scores > -np.inf
     c = np.log(seen.sum(-1, keepdims=True)).astype(scores.dtype)                               # (B, H, T, 1)
     s = learned["temperature"][:, None, None]                                                  # (H, 1, 1)
     x = np.where(seen, scores, 0)
-    p, cache = model_numpy.softmax_forward(np.where(seen, s * c * x, -np.inf), learned)
-    return p, (s, c, x, cache)
+    p, pull = model_numpy.softmax(np.where(seen, s * c * x, -np.inf), learned)
 
-def log_backward(dp, cache):
-    """z = s c x: dx = s c dz, and s_h gets the sum of c x dz over all pairs."""
-    s, c, x, cache = cache
-    dz, _ = model_numpy.softmax_backward(dp, cache)                                            # 0 where none is seen
-    return s * c * dz, {"temperature": (c * x * dz).sum((0, 2, 3))}
+    def pullback(dp):
+        """z = s c x: dx = s c dz, and s_h gets the sum of c x dz over all pairs."""
+        dz, _ = pull(dp)                                                                       # 0 where none is seen
+        return s * c * dz, {"temperature": (c * x * dz).sum((0, 2, 3))}
 
-def sinks_forward(scores, learned):
+    return p, pullback
+
+def sinks(scores, learned):
     """p = exp(scores) / (exp(b) + sum of exp(scores)). scores (B, H, T, S), b (H,)."""
     b = learned["sinks"][:, None, None]                                                        # (H, 1, 1)
     top = np.maximum(scores.max(-1, keepdims=True), b)                                         # exp cannot overflow
     p = np.exp(scores - top)
     p /= np.exp(b - top) + p.sum(-1, keepdims=True)
-    return p, p
 
-def sinks_backward(dp, p):
-    """As the plain one; b is a score whose weight is 1 - sum p and whose dp is 0: db = -(1 - sum p) sum_j dp_j p_j."""
-    along = np.vecdot(dp, p)[..., None]                                                        # (B, H, T, 1)
-    return p * (dp - along), {"sinks": -((1 - p.sum(-1, keepdims=True)) * along).sum((0, 2, 3))}
+    def pullback(dp):
+        """As the plain one; b is a score with weight 1 - sum p and dp 0: db = -(1 - sum p) sum_j dp_j p_j."""
+        along = np.vecdot(dp, p)[..., None]                                                    # (B, H, T, 1)
+        return p * (dp - along), {"sinks": -((1 - p.sum(-1, keepdims=True)) * along).sum((0, 2, 3))}
 
-def llama4_forward(scores, learned):
-    """p = softmax(c scores), c = 1 + 0.1 ln(1 + floor(n / 8192)). scores (B, H, T, S)."""
+    return p, pullback
+
+def llama4(scores, learned):
+    """p = softmax(c scores), c = 1 + 0.1 ln(1 + floor(n / 8192)), which is fixed. scores (B, H, T, S)."""
     n = (scores > -np.inf).sum(-1, keepdims=True)                                              # (B, H, T, 1)
     c = (1 + ATTN_SCALE * np.log1p(n // FLOOR_SCALE)).astype(scores.dtype)
-    p, cache = model_numpy.softmax_forward(c * scores, learned)
-    return p, (c, cache)
+    p, pull = model_numpy.softmax(c * scores, learned)
+    return p, lambda dp: (c * pull(dp)[0], {})
 
-def llama4_backward(dp, cache):
-    """z = c scores, and c is fixed."""
-    c, cache = cache
-    dz, down = model_numpy.softmax_backward(dp, cache)
-    return c * dz, down
-
-def stick_forward(scores, learned):
+def stick(scores, learned):
     """ln p_mn = scores_mn + sum over n <= j < m of ln(1 - b_mj). scores (B, H, T, S), -inf for keys not seen."""
     T, S = scores.shape[-2:]
     own = np.eye(T, S, S - T, dtype=bool)                                                      # a query's own key
@@ -97,31 +92,31 @@ def stick_forward(scores, learned):
     after = -np.logaddexp(0, x)[..., ::-1].cumsum(-1)[..., ::-1]                               # ln(1 - b) from n on
     p = np.exp(x + after)                                                                      # x = ln b - ln(1 - b)
     p[..., own] = np.exp(after[..., 0])
-    return p, (p, np.exp(-np.logaddexp(0, -x)), own)
+    b = np.exp(-np.logaddexp(0, -x))
 
-def stick_backward(dp, cache):
-    """With a = p dp, a_r of the own key: ln b_n has the derivative 1 - b_n, and ln(1 - b_n) has -b_n, which is in all
-    p_mj from j < n and in what is left: ds_n = a_n - b_n (a_r + the sum over j <= n of a_j).
-    """
-    p, b, own = cache
-    a = p * dp
-    rest = a[..., own][..., None]                                                              # (B, H, T, 1)
-    a[..., own] = 0
-    return a - b * (rest + a.cumsum(-1)), {}
+    def pullback(dp):
+        """With a = p dp, a_r of the own key: ln b_n has the derivative 1 - b_n, and ln(1 - b_n) has -b_n, which is in
+        all p_mj from j < n and in what is left: ds_n = a_n - b_n (a_r + the sum over j <= n of a_j).
+        """
+        a = p * dp
+        rest = a[..., own][..., None]                                                          # (B, H, T, 1)
+        a[..., own] = 0
+        return a - b * (rest + a.cumsum(-1)), {}
+
+    return p, pullback
 
 def start_temperature(rng, name, shape):
     return np.full(shape, 1 / (np.log(1024) - 1), np.float32)
 
-PAIRS = {"log": (log_forward, log_backward), "sinks": (sinks_forward, sinks_backward),
-         "llama4": (llama4_forward, llama4_backward), "stick": (stick_forward, stick_backward)}
+KINDS = {"log": log, "sinks": sinks, "llama4": llama4, "stick": stick}
 PARAMETERS = {"log": ("temperature", start_temperature), "sinks": ("sinks", model_numpy.small_numbers)}
 
 def doors(inner, settings, config):
     """The doors `inner` of an encoding with the softmax of the model's config."""
     if config.softmax == "llama4":
-        return inner._replace(softmax=PAIRS["llama4"]) if settings.pe == "nope" else inner
+        return inner._replace(softmax=llama4) if settings.pe == "nope" else inner
     if config.softmax == "stick":
-        return inner._replace(softmax=PAIRS["stick"])
+        return inner._replace(softmax=stick)
     own, start_own = PARAMETERS[config.softmax]
 
     def shapes(model):
@@ -131,7 +126,7 @@ def doors(inner, settings, config):
         return (start_own if name == own else inner.start)(rng, name, shape)
 
     in_blocks = inner.embed is model_numpy.Encoding().embed
-    return inner._replace(softmax=PAIRS[config.softmax], shapes=shapes, start=start, each_block=in_blocks)
+    return inner._replace(softmax=KINDS[config.softmax], shapes=shapes, start=start, each_block=in_blocks)
 
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------

@@ -33,19 +33,18 @@ class Settings(Sinusoidal):                                          # --base is
         factor = z ** np.clip(apart, 80 / np.log(z[0]), -80 / np.log(z[0]))
         return np.concatenate((cos * factor, sin * factor, cos / factor, sin / factor), -1)[..., None, :, :]
 
-def rotate_forward(q, k, table, learned):
-    """out = s_m R_m q, R_n k / s_n. q and k (B, H, T, D); table (..., 1, T, 2D): s cos, s sin, cos / s, sin / s."""
+def rotate(q, k, table, learned):
+    """s_m R_m q, R_n k / s_n. q and k (B, H, T, D); table (..., 1, T, 2D): s cos, s sin, cos / s, sin / s."""
     cos_q, sin_q, cos_k, sin_k = np.split(table, 4, axis=-1)                                        # (..., 1, T, D/2)
-    turned = model_numpy.turn(q, cos_q, sin_q), model_numpy.turn(k, cos_k, sin_k)
-    return *turned, (cos_q, sin_q, cos_k, sin_k)
 
-def rotate_backward(dq, dk, cache):
-    """out = s R q: dq = s R^T dout, and s R^T turns by minus the angle."""
-    cos_q, sin_q, cos_k, sin_k = cache
-    return model_numpy.turn(dq, cos_q, -sin_q), model_numpy.turn(dk, cos_k, -sin_k), {}
+    def pullback(dq, dk):
+        """out = s R q: dq = s R^T dout, and s R^T turns by minus the angle."""
+        return model_numpy.turn(dq, cos_q, -sin_q), model_numpy.turn(dk, cos_k, -sin_k), {}
+
+    return model_numpy.turn(q, cos_q, sin_q), model_numpy.turn(k, cos_k, sin_k), pullback
 
 def doors(settings):
-    return model_numpy.Encoding(rotate=(rotate_forward, rotate_backward))
+    return model_numpy.Encoding(rotate=rotate)
 
 class Layer(Encoding):
     def rotate(self, q, k, table):
