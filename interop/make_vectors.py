@@ -23,7 +23,7 @@ import model_numpy
 from common import CommandLine, write_text
 from config import ModelConfig, make_encoding, settings_class
 from longer.scaling import ScaledRoPE
-from zoo.selective_rope import conv_forward, unit_forward
+from zoo.selective_rope import conv, scale_to_unit
 
 FOLDER = Path(__file__).resolve().parent / "vectors"
 TURNS = {"rope", "partial", "proportional", "xpos", "sinusoidal", "pope", "rove"}
@@ -119,22 +119,22 @@ def forward(case, x, n=same, key_n=None, rows=same, pairs=same, bias=same, score
     outputs = {}
     q, k, v, h = (x.get(name) for name in "qkvh")
     if "x" in x:
-        h, _ = doors.embed[0](x["x"], table, learned)
-        parts, _ = doors.override[0](h, table, learned)
+        h, _ = doors.embed(x["x"], table, learned)
+        parts, _ = doors.override(h, table, learned)
         q, k, v = (model_numpy.split_heads(y @ x[f"w{name}"].T, case.H) for name, y in zip("qkv", parts, strict=True))
         outputs["table"] = table if table.dtype.kind == "f" else learned["weight"][table]
     if order is not None:
         q, k = q[..., order], k[..., order]
-    q, k, _ = doors.rotate[0](q, k, table, learned)
+    q, k, _ = doors.rotate(q, k, table, learned)
     if order is not None:
         q, k = (y[..., np.argsort(order)] for y in (q, k))
-    added, _ = doors.score[0](q, k, h, apart, learned)
+    added, _ = doors.score(q, k, h, apart, learned)
     products = scores(q @ k.swapaxes(-1, -2) / model_numpy.score_divisor(q))                   # (B, H, S, S)
     ahead = np.triu(np.ones(products.shape[-2:], bool), 1)
     added = np.where(ahead, np.nan, 0 * products if added is None else bias(added))
-    p = weights(doors.softmax[0](np.where(ahead, -np.inf, products + added), learned)[0])
+    p = weights(doors.softmax(np.where(ahead, -np.inf, products + added), learned)[0])
     outputs |= {"q": q, "k": k, "v": v, "bias": added, "scores": products + added, "weights": p,
-                "out": doors.value[0](p, v, apart, learned)[0]}
+                "out": doors.value(p, v, apart, learned)[0]}
     if "inv_freq" in case.returns:
         outputs["inv_freq"], outputs["attention_factor"] = frequencies(case, x["length"], rows)
     return outputs
@@ -392,8 +392,8 @@ def path(case, x):
     def plain(_):
         """The bias (B, H, T, T) without the silu of the authors' code, query by query."""
         p = case.learned({})
-        u, _ = conv_forward(x["h"] @ p["w1"].T @ p["w2"].T, p["conv"])
-        w, _ = unit_forward(model_numpy.split_heads(u, 2))                                     # (B, H, T, D)
+        u, _ = conv(x["h"] @ p["w1"].T @ p["w2"].T, p["conv"])
+        w, _ = scale_to_unit(model_numpy.split_heads(u, 2))                                     # (B, H, T, D)
         b = 2 * np.exp(log_gates(x, p["strength"], p["bias"]))                                 # (B, H, T)
         keys = x["k"].copy()                                                                   # as the query sees them
         scores = []

@@ -329,7 +329,7 @@ def test_attention_of_each_block_equals_loops(case):
         right = attend_in_loops(model, i, h[0], n, variant)
         close(f"attention of block {i}", by_torch, right, EXACT, ("PyTorch", "loops"))
         encoding, window = model.config.block(i)
-        by_numpy, _ = model_numpy.attention_forward(
+        by_numpy, _ = model_numpy.attention(
             h, model_numpy.under(f"blocks.{i}.attn.", params), model.config,
             model_numpy.doors_of(encoding, model.config), model_numpy.tables(encoding, n, model.config, h.dtype),
             model_numpy.under("encoding.", params), window)

@@ -417,7 +417,7 @@ def stream_by_doors(model, tokens, sinks, window):
     under, inputs, logits = model_numpy.under, [[] for _ in model.blocks], []
 
     def norm(x, p):
-        return model_numpy.layer(c.norm)[0](x, c.norm_eps, **p)[0]
+        return model_numpy.layer(c.norm)(x, c.norm_eps, **p)[0]
 
     for t, token in enumerate(tokens.T.tolist()):
         x = p["embedding.weight"][token][:, None]  # (B, 1, C)
@@ -429,8 +429,8 @@ def stream_by_doors(model, tokens, sinks, window):
             kept.append(norm(x, under("norm1.", block)))
             h = np.concatenate([kept[s] for s in seen], axis=1)
             at = model_numpy.tables(settings, np.arange(len(seen)), c, float)
-            x = x + model_numpy.attention_forward(h, attn, c, doors, at, own, block_window)[0][:, -1:]
-            x = x + model_numpy.layer(c.mlp)[0](norm(x, under("norm2.", block)), under("mlp.", block))[0]
+            x = x + model_numpy.attention(h, attn, c, doors, at, own, block_window)[0][:, -1:]
+            x = x + model_numpy.layer(c.mlp)(norm(x, under("norm2.", block)), under("mlp.", block))[0]
         logits.append(norm(x, under("norm.", p)) @ p["head.weight"].T)
     return np.concatenate(logits, axis=1)
 

@@ -29,13 +29,18 @@ def small_steps(monkeypatch):
 
 @pytest.mark.parametrize("softmax, name", [("log", "temperature"), ("sinks", "sinks")])
 def test_ladder_catches_a_flipped_sign(softmax, name, monkeypatch):
-    forward, backward = zoo.softmax.PAIRS[softmax]
+    right = zoo.softmax.KINDS[softmax]
 
-    def wrong(dp, cache):
-        dscores, down = backward(dp, cache)
-        return dscores, {name: -down[name]}
+    def wrong(scores, learned):
+        p, pullback = right(scores, learned)
 
-    monkeypatch.setitem(zoo.softmax.PAIRS, softmax, (forward, wrong))
+        def negated(dp):
+            dscores, down = pullback(dp)
+            return dscores, {name: -down[name]}
+
+        return p, negated
+
+    monkeypatch.setitem(zoo.softmax.KINDS, softmax, wrong)
     with pytest.raises(AssertionError, match=f"gradient of blocks.1.*{name}"):
         climb(tiny(f"rope+{softmax}"), EXACT)
 
@@ -88,8 +93,8 @@ def test_a_stick_of_equal_scores_halves_and_stays_finite_at_any_score():
     p = zoo.softmax.stick_softmax(far)
     p.square().sum().backward()
     assert p.tolist() == [[[[0, 1, 0, 0]]]] and torch.isfinite(far.grad).all()
-    numbers, cache = zoo.softmax.stick_forward(far.detach().numpy(), {})
-    assert numbers.tolist() == p.tolist() and np.isfinite(zoo.softmax.stick_backward(numbers, cache)[0]).all()
+    numbers, pullback = zoo.softmax.stick(far.detach().numpy(), {})
+    assert numbers.tolist() == p.tolist() and np.isfinite(pullback(numbers)[0]).all()
 
 
 def test_n_counts_the_keys_of_a_window_and_not_the_array():
@@ -188,7 +193,7 @@ def test_log_keeps_its_digits_in_bf16():
 
 def test_a_large_sink_takes_all_weight_and_overflows_nothing():
     with np.errstate(over="raise"):
-        p, _ = zoo.softmax.sinks_forward(np.zeros((1, 1, 1, 3)), {"sinks": np.array([1e4])})
+        p, _ = zoo.softmax.sinks(np.zeros((1, 1, 1, 3)), {"sinks": np.array([1e4])})
     assert np.array_equal(p, np.zeros((1, 1, 1, 3)))
 
 

@@ -17,7 +17,7 @@ from test_model import attend, doors_of, some_input, some_tokens
 
 import model_numpy
 from config import InputError, ModelConfig, make_encoding
-from zoo.path import reflections_forward
+from zoo.path import reflections
 
 ODD = np.array([9, 0, 3, 3, 40, 7, 1, 2, 100, 5, 6, 8])  # positions: gaps, a repeat, no order
 
@@ -236,13 +236,13 @@ def test_path_equals_flash_linear_attention(pe, seed):
     encoding = doors_of(config.encoding)
     q, k, v, h = *random(3, 2, H, T, D), random(2, T, H * D)
     learned = {name: 0.5 * random(*shape) for name, shape in encoding.shapes(config).items()}
-    bias, _ = encoding.score[0](q, k, h, None, learned)
+    bias, _ = encoding.score(q, k, h, None, learned)
     scores = np.where(np.tri(T, dtype=bool), q @ k.swapaxes(-1, -2) / math.sqrt(D) + bias, -np.inf)
-    ours = model_numpy.softmax_forward(scores, {})[0] @ v
+    ours = model_numpy.softmax(scores, {})[0] @ v
     gates = np.zeros((2, T, H))
     if pe == "path_fox":
         gates = -np.logaddexp(0, -(h @ learned["forget"].T + learned["forget_bias"]))               # ln f
-    w, b, _ = reflections_forward(h, learned, H)
+    w, b, _ = reflections(h, learned, H)
     q, k, v, w, b = (torch.from_numpy(x).transpose(1, 2) for x in (q, k, v, w, b[..., 0]))        # (B, T, H, D)
     theirs = of_fla("ops/path_attn/naive.py").naive_path_attn(
         q, k, v, w, b, torch.from_numpy(gates * math.sqrt(D)), 1 / math.sqrt(D))
@@ -257,8 +257,8 @@ def test_small_inputs_have_finite_gradients(pe):
     learned = {name: w.astype(float) for name, w in model_numpy.under(
         "blocks.0.attn.encoding.", model_numpy.init_params(config, 0)).items()}
     for h in (np.zeros((1, T, 16)), some_input().numpy()):
-        bias, cache = score[0](random(1, 2, T, 8), random(1, 2, T, 8, seed=1), h, None, learned)
-        *grads, down = score[1](np.ones_like(bias), cache)
+        bias, pullback = score(random(1, 2, T, 8), random(1, 2, T, 8, seed=1), h, None, learned)
+        *grads, down = pullback(np.ones_like(bias))
         assert all(np.isfinite(x).all() for x in (bias, *grads, *down.values()))
 
 

@@ -54,8 +54,8 @@ def score(q, k, h, table, learned):
     def pullback(dbias):
         """x = a/b with a = ln(1 + c d), b = ln(1 + c r): da = dx/b, db = -dx x/b.
 
-        d ln(1 + c y) = (c dy + y dc) / (1 + c y). r = L where r > m, and is fixed elsewhere; c = e^C, L = e^Lambda, so dC = c dc, dLambda = L dL. A b_1 below 0 is
-        in the line, one above 0 is in the floor.
+        d ln(1 + c y) = (c dy + y dc) / (1 + c y). r = L where r > m, and is fixed elsewhere; c = e^C and L = e^Lambda,
+        so dC = c dc, dLambda = L dL. A b_1 below 0 is in the line, one above 0 is in the floor.
         """
         dbias = dbias.sum(0) if d.ndim == 2 else dbias                                         # (..., H, T, S)
         dout = np.moveaxis(dbias, -3, -1)                                                      # (..., T, S, H)
