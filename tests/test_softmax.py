@@ -159,6 +159,7 @@ def test_llama4_leaves_blocks_with_an_encoding_alone_and_needs_one_without():
 @pytest.mark.parametrize("pe, changes", [
     ("rope+log", {}), ("nope+sinks", {}), ("nope+stick", {}), ("fox+sinks", {}), ("t5+sinks", {"nope_every": 2}),
     ("rope+llama4", {"nope_every": 2}), ("expe+sinks", {"variant": {"on": "k"}}),
+    ("expe+stick", {"variant": {"on": "k"}}),
     ("alibi+sinks", {"window": 5})], ids=str)
 def test_read_in_pieces_and_in_blocks_of_queries_it_is_the_plain_model(pe, changes, monkeypatch):
     model, tokens = tiny(pe, make=Reader, **changes), some_tokens(2, 40)

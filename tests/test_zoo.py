@@ -17,6 +17,7 @@ from test_model import attend, doors_of, some_input, some_tokens
 
 import model_numpy
 from config import InputError, ModelConfig, make_encoding
+from model_torch import GPT
 from zoo.path import reflections
 
 ODD = np.array([9, 0, 3, 3, 40, 7, 1, 2, 100, 5, 6, 8])  # positions: gaps, a repeat, no order
@@ -260,6 +261,26 @@ def test_small_inputs_have_finite_gradients(pe):
         bias, pullback = score(random(1, 2, T, 8), random(1, 2, T, 8, seed=1), h, None, learned)
         *grads, down = pullback(np.ones_like(bias))
         assert all(np.isfinite(x).all() for x in (bias, *grads, *down.values()))
+
+
+def test_popes_first_angles_are_at_the_clamps_edge_and_train():
+    config = ModelConfig(1, 16, 2, T, 40, encoding=make_encoding("pope"))
+    model, params, name = GPT(config), model_numpy.init_params(config), "blocks.0.attn.encoding.e"
+    tokens = some_tokens(2, T + 1) % 40
+    model(tokens[:, :-1], tokens[:, 1:]).backward()
+    _, grads = model_numpy.loss_and_grads(params, tokens[:, :-1].numpy(), tokens[:, 1:].numpy(), config)
+    assert (params[name] == 0).all() and np.abs(grads[name]).min() > 0
+    np.testing.assert_allclose(grads[name], model.get_parameter(name).grad.numpy(), rtol=1e-3, atol=1e-9)
+
+
+def test_dapes_first_values_are_those_of_its_authors_layers():
+    """p uniform in (0, 2), a in (0, 1); a linear layer of n inputs within 1/sqrt(n), of 2H without its bias."""
+    config = ModelConfig(1, 128, 64, T, 40, encoding=make_encoding("dape"))
+    first = {name: w.astype(float) for name, w in model_numpy.under(
+        "blocks.0.attn.encoding.", model_numpy.init_params(config)).items()}
+    for x, low, high in ((np.exp(first["p"]), 0.01, 2), (np.exp(first["a"]), 0.01, 1),
+                         (first["w1"], -(128**-0.5), 128**-0.5), (first["w2"], -(32**-0.5), 32**-0.5)):
+        assert low <= x.min() and x.max() <= high and x.std() == pytest.approx((high - low) / 12**0.5, rel=0.2)
 
 
 @pytest.mark.parametrize("fraction", [0.25, 1.0])
