@@ -42,14 +42,14 @@ const STEPS = [
     text: "Attention compares a query with keys, and a sum over keys has no order. Choose no encoding, and look at the score against the distance.",
     do: () => turn("nope"),
     seen: () => "The score is flat: without an encoding, a key has no place. (A causal mask alone still lets a model count.)",
-    links: [["attention", "{{model_numpy.py: def attend_forward}}"], ["docs", "docs/doors.md"]],
+    links: [["attention", "{{model_numpy.py: def attend(}}"], ["docs", "docs/change.md"]],
   },
   {
     title: "Rotate by an angle", where: "by-distance",
     text: "RoPE rotates queries and keys by angles, so that a score depends on the distance alone. Choose RoPE and a larger base.",
     do: () => { turn("rope"); move("base", 17); },
     seen: () => "There is one curve for every query: the score knows the distance, and oscillates with it. The distances past the dotted line were never seen in training.",
-    links: [["rope_inv_freq", "{{expe.py: def rope_inv_freq}}"], ["docs", "docs/doors.md"]],
+    links: [["rope_inv_freq", "{{expe.py: def rope_inv_freq}}"], ["docs", "docs/change.md"]],
   },
   {
     title: "Past the trained length", where: "by-length", needs: [ROPE],
