@@ -8,13 +8,15 @@ import inspect
 import json
 import math
 import re
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, command
 
 from config import CORE
+from interop import make_vectors
 from interop.make_vectors import Case, document, frequencies, text
 from model_torch import as_tensor, make_encoding_module, score_divisor
 
@@ -198,6 +200,15 @@ def test_made_again_they_are_the_same(name):
     for (a, b), tolerance in (((new[:begin], old[:begin]), 1e-12), ((new[begin:], old[begin:]), 2e-4)):
         a, b = (np.array(re.findall(number, x), float) for x in (a, b))
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def test_the_command_writes_exactly_these_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(make_vectors, "FOLDER", shutil.copytree(VECTORS, tmp_path / "vectors"))
+    done = command("interop.make_vectors", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    for path in VECTORS.glob("*.json"):
+        assert (tmp_path / "vectors" / path.name).read_bytes() == path.read_bytes(), path.name
+        assert path.stat().st_size < 300_000, path.name
 
 
 def given(name, inputs, function):
