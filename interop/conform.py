@@ -89,20 +89,23 @@ def errors(name, got, right, length):
 
     if name not in ("bias", "scores"):
         return off(got - right)
-    last = (~np.isnan(right)).sum(-1, keepdims=True) - 1
-    return min(off(got - right), off(got - right - np.take_along_axis(got - right, last, -1)), key=np.max)
+    return min(off(got - right), off(got - right - at_last_key(got - right, right)), key=np.max)
+
+def at_last_key(x, right):
+    """x (..., T, S) at the last key that each query sees, (..., T, 1)."""
+    return np.take_along_axis(x, (~np.isnan(right)).sum(-1, keepdims=True) - 1, -1)
 
 def turn(x, inv_freq, attention_factor, pairs, positions, of="qk"):
     """What RoPE gives for the last sequence of the inputs x if these pairs of a head turn by these angles.
 
-    inv_freq (r/2,), or (2, r/2): those of the first of each pair, then those of the second.
+    inv_freq (r/2,), or (2, r/2): those of the first of each pair, then those of the second. attention_factor: a number,
+    or two, of q and of k.
     """
     angle = np.multiply.outer(np.broadcast_to(inv_freq, (2, len(pairs))), positions).swapaxes(1, 2)  # (2, T, r/2)
-    cos = np.cos(angle) * attention_factor
-    sin = np.sin(angle) * attention_factor
     (i, j) = np.transpose(pairs)
     last = {name: np.array(x[name][-1:], float) for name in "qkv"}               # (1, H, T, D)
-    for y in map(last.get, of):
+    for y, a in zip(map(last.get, of), np.resize(attention_factor, len(of)), strict=True):
+        cos, sin = a * np.cos(angle), a * np.sin(angle)
         y[..., i], y[..., j] = y[..., i] * cos[0] - y[..., j] * sin[0], y[..., j] * cos[1] + y[..., i] * sin[1]
     k, v = (np.concatenate((x[f"cached_{name}"], last[name]), 2) if f"cached_{name}" in x else last[name]
             for name in "kv")
@@ -111,8 +114,9 @@ def turn(x, inv_freq, attention_factor, pairs, positions, of="qk"):
     scores[..., np.triu(np.ones((T, S), bool), S - T + 1)] = np.nan
     p = np.nan_to_num(np.exp(scores - np.nanmax(scores, -1, keepdims=True)))
     out = p @ v / p.sum(-1, keepdims=True)
-    return last | {"scores": scores, "out": out, "attention_factor": attention_factor} | (
-        {"inv_freq": np.array(inv_freq)} if np.ndim(inv_freq) == 1 else {})
+    return last | {"scores": scores, "out": out} | (
+        {"inv_freq": np.array(inv_freq)} if np.ndim(inv_freq) == 1 else {}) | (
+        {} if np.ndim(attention_factor) else {"attention_factor": attention_factor})
 
 def outputs_of(mistake, x):
     """{output: array} of the last sequence that a mistake of a file gives for the inputs x."""
@@ -146,22 +150,41 @@ def looks_like(wrong, got, right, length, allowed, known):
             return f"{words}, times {times:.6g}"
     return "no mistake that is known here"
 
-def project(got, right, made):
-    """(e . d, d . d) over tables, q and k, e the error and d the mistake's: e . d / d . d is its share in the error.
-
-    Rounded positions hide in bfloat16's tolerance, but they move all numbers of a row together.
+def project(got, right, made, allowed):
+    """[e . d, d . d] over all tables, q, k, biases, scores and weights, in units of what is allowed: e is the error, d
+    the mistake's, and e . d / d . d its share in the error. What all keys of a query share is left out.
     """
-    names = got.keys() & made.keys() & {"table", "q", "k"}
-    weights = {name: 1 / np.maximum(1, np.abs(last(right[name]))) for name in names}
-    d = {name: (made[name] - last(right[name])) * weights[name] for name in names}
-    e = {name: (last(got[name]) - last(right[name])) * weights[name] for name in names}
-    return np.array([sum((e[name] * d[name]).sum() for name in names), sum((d[name] ** 2).sum() for name in names)])
+    products = np.zeros(2)
+    for name in got.keys() & made.keys() & {"table", "q", "k", "bias", "scores", "weights"}:
+        y = last(right[name])
+        e, d = last(got[name]) - y, made[name] - y
+        if name in ("bias", "scores"):
+            e, d = e - at_last_key(e, y), d - at_last_key(d, y)
+        e, d = (x / (allowed[name] * np.maximum(1, np.abs(y))) for x in (e, d))
+        products += np.nansum(e * d), np.nansum(d * d)
+    return products
+
+def hidden(leans, factors, unit, least):
+    """The words for a mistake within the tolerance, or None. Roundings are independent, and a mistake is not.
+
+    Each error of a right function is about 1/16 of the tolerance or less, so its share in a mistake d is 1/16/|d|.
+    """
+    far = {words: 2 * along - whole for words, (along, whole) in leans.items() if along > 0.5 * whole
+           and (whole > 0.5 or words == f"rounded positions: they were cast to {least}")}
+    if far:                                                             # whose removal leaves the least error
+        words = max(far, key=far.get)
+        share = leans[words][0] / leans[words][1]
+        return f"together they are {share:.0%} of a known mistake's; it looks like {words}"
+    for name, (along, whole) in factors.items():
+        if abs(along) > 2 * unit * whole + 0.4 * np.sqrt(whole):
+            return f"{name} has a common factor; it looks like the right numbers, times {1 + along / whole:.4g}"
 
 @np.errstate(all="ignore")
 def check(function, case, dtype=None):
     """(whether all is right, a line that says so or what is not)."""
     left = []
     leans = {}
+    factors = {}
     for part, data in case["parts"].items():
         inputs = {name: np.array(x) if isinstance(x, list) else x
                   for name, x in (data["inputs"] | case["parameters"]).items()}
@@ -183,7 +206,7 @@ def check(function, case, dtype=None):
             y = right[name]
             bad = off[name] > allowed[name]
             first = tuple(map(int, np.argwhere(bad)[0]))
-            at = f" at position {inputs['positions'][first[0], first[-2]]}" if bad.ndim > 2 else ""
+            at = f" at position {inputs['positions'][..., first[0], first[-2]]}" if bad.ndim > 2 else ""
             says = f"{name} has the shape {x.shape}, not {y.shape}" if x.shape != y.shape else (
                 f"{name}{[*first] or ''}{at} is {x[first]:.6g}, not {y[first]:.6g} "
                 f"({bad.sum()} of {bad.size} are wrong)")
@@ -192,13 +215,13 @@ def check(function, case, dtype=None):
                 words = "rounded numbers: they are right to float32, whose tolerance is --dtype float32"
             return False, f"{part}: {says}; it looks like {words}"
         for words, made in known.items():
-            if words == f"rounded positions: they were cast to {least}":
-                leans[words] = leans.get(words, 0) + project(got, right, made)
+            if not words.startswith(("rounded table", "rounded bias")):         # as the finished ones may be
+                leans[words] = leans.get(words, 0) + project(got, right, made, allowed)
+        for name, y in right.items():
+            factors[name] = factors.get(name, 0) + project(got, right, {name: 2 * last(y)}, allowed)
         left += [f"{part} {name} {off[name].max():.0e} of {allowed[name]:.0e}" for name in got]
-    for words, (along, whole) in leans.items():
-        if along > 0.5 * whole:                     # the share is about 0 if only tables and outputs are rounded
-            return False, (f"each error is within the tolerance, but together they are {along / whole:.0%} of a known "
-                           f"mistake's; it looks like {words}")
+    if words := hidden(leans, factors, UNIT.get(least, 0), least):
+        return False, f"each error is within the tolerance, but {words}"
     return True, f"right; largest errors, of those allowed: {', '.join(left)}"
 
 def main(argv=None):

@@ -13,6 +13,7 @@ import os
 import re
 from pathlib import Path
 
+import torch
 from safetensors.torch import save
 
 import common
@@ -24,6 +25,7 @@ from interop.tokens import CONFIG, to_tokenizers
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ("expe", "config", "model_numpy", "model_torch")
+UNFINISHED = "export.unfinished"         # lists the files of an export until its folder is complete
 README = """# A GPT with the positional encoding {pe}, trained for {step:,} steps
 
 In this folder, this writes a text that continues "The". Every text of the training data begins with the token
@@ -44,14 +46,20 @@ print(tokenizer.decode(written[0], skip_special_tokens=True))
 def to_transformers(run, out):
     """Write the folder of a run; returns (its architecture's name, the run's step). InputError for what cannot be."""
     folder = Path(os.path.realpath(out))
-    if folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"OUT must be a new folder, and {str(out)!r} has files in it: choose another")
+    leftovers = unfinished(folder, out)
+    source = common.read_run(run)[2]["data"]["source"]
+    if source.startswith("task:"):
+        raise InputError(f"{run} is trained on {source}, whose symbols need no tokenizer, and transformers needs one: "
+                         "export a run that is trained on text")
     gpt, record = common.load_model(run)
     config = gpt.config
     tokenizer = data.run_tokenizer(run, record["data"])
     if not config.causal:
         raise InputError(f"{run} sees both sides, and what generates from a cache must be causal: export a run that "
                          "was trained with a causal mask")
+    if wrong := [name for name, w in gpt.state_dict().items() if not torch.isfinite(w).all()]:
+        raise InputError(f"{run} has weights that are NaN or infinite, first {wrong[0]}: its training diverged, so "
+                         "train it again with a lower --lr")
     written = {"dtype": "float32", "bos_token_id": tokenizer.eot_token, "eos_token_id": tokenizer.eot_token,
                "use_cache": True}
     kind = next((kind for kind in (LLAMA, NEOX, GPT2) if kind.fits(gpt)), None)
@@ -71,16 +79,29 @@ def to_transformers(run, out):
     length = min(TOKENS, config.encoding.longest(config))
     files |= {
         "README.md": README.format(pe=config.encoding.pe, step=record["step"], own=kind is None, length=length),
-        "tokenizer.json": json.dumps(to_tokenizers(tokenizer)), "tokenizer_config.json": json.dumps(CONFIG, indent=1),
-        "config.json": json.dumps(written, indent=1)}
+        "tokenizer.json": json.dumps(to_tokenizers(tokenizer)), "tokenizer_config.json": json.dumps(CONFIG, indent=1)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"OUT cannot be made: {error}") from None
+    common.write_text(folder / UNFINISHED, "\n".join([*leftovers, *files, "model.safetensors", "config.json"]))
+    for name in leftovers:
+        (folder / name).unlink()
     common.write_bytes(folder / "model.safetensors", save(weights, {"format": "pt"}))
     for name, text in files.items():
         common.write_text(folder / name, text)
+    common.write_text(folder / "config.json", json.dumps(written, indent=1))           # last: no part of a model loads
+    (folder / UNFINISHED).unlink()
     return written["architectures"][0], record["step"]
+
+def unfinished(folder, out):
+    """What an export that was killed left in the folder, config.json first; InputError if it has any other file."""
+    names = {*os.listdir(folder)} - {UNFINISHED, f"{UNFINISHED}.unfinished"} if folder.is_dir() else set()
+    list_of_files = folder / UNFINISHED
+    known = common.read_text(list_of_files).split("\n") if list_of_files.exists() else []
+    if not {name.removesuffix(".unfinished") for name in names} <= {*known}:
+        raise InputError(f"OUT must be a new folder, and {str(out)!r} has files in it: choose another")
+    return sorted(names, key=lambda name: name != "config.json")
 
 def sources(pe):
     """{file name: text} of interop/modeling_gpt.py and the files that it needs: those of CORE, zoo/ as they import it.

@@ -31,7 +31,8 @@ class GPTConfig(PretrainedConfig):
     def model_config(self):
         encoding = self.model["encoding"]
         kind = CORE.get(encoding["pe"]) or zoo_module(encoding["pe"]).Settings
-        return ModelConfig(**self.model | {"encoding": kind(**encoding)})
+        vocab = getattr(self, "vocab_size", self.model["vocab"])         # which resize_token_embeddings changes
+        return ModelConfig(**self.model | {"encoding": kind(**encoding), "vocab": vocab})
 
 class At(NamedTuple):
     """Where the tokens of one pass are, as an encoding sees it."""
@@ -76,12 +77,21 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self):
         return self.gpt.embedding
 
+    def set_input_embeddings(self, embedding):
+        self.gpt.embedding = embedding
+
     def get_output_embeddings(self):
-        return getattr(self.gpt, "head", None)
+        return getattr(self.gpt, "head", None)                           # None: the embedding is the output layer, too
+
+    def set_output_embeddings(self, head):
+        self.gpt.head = head
 
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None,
-                labels=None, logits_to_keep=0, **ignored):
+                labels=None, logits_to_keep=0, output_hidden_states=None, output_attentions=None, **options):
         """Logits (B, T, V), and with labels the mean loss in nats of each next token.
+
+        Trainer gives the number of all targets of its accumulated batches, num_items_in_batch, for that mean.
+        output_hidden_states: (B, T, C) before each block, and after the last norm.
 
         attention_mask (B, S): 0 for what only pads a text, on either side. Positions count what is left, from 0, unless
         position_ids (B, T) give them. NumPy makes exact tables of integers on the CPU, so that a GPU waits for the mask
@@ -89,6 +99,8 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
         """
         if attention_mask is not None and attention_mask.ndim != 2:
             raise ValueError("attention_mask must be (B, S): a cache that is not a DynamicCache asks for another")
+        if self.config.output_attentions if output_attentions is None else output_attentions:
+            raise ValueError("output_attentions is not possible here: leave it out")
         T = input_ids.shape[1]
         cache = past_key_values
         if cache is None and (self.config.use_cache if use_cache is None else use_cache):
@@ -113,11 +125,13 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
             at[s] = At(*(as_tensor(table, x) for table in tables), padding, new, cache)
         first = gpt.blocks[0].attn.encoding
         x = gpt.dropout(first.embed(x, at[first.settings].rows))
+        keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        states = []
         for block in gpt.blocks:
+            states += [x] * keep
             x = block(x, at[block.attn.encoding.settings])
-        x = gpt.norm(x)[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
+        normed = gpt.norm(x)
+        x = normed[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
         logits = F.linear(x, gpt.output_weight)                                        # (B, T, V)
-        loss = None
-        if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-        return CausalLMOutputWithPast(loss, logits, cache)
+        loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **options)
+        return CausalLMOutputWithPast(loss, logits, cache, (*states, normed) if keep else None)

@@ -1,5 +1,6 @@
 """The architectures of transformers that a run of ours can become, with the names and layouts of their weights."""
 
+import math
 import re
 from typing import Any, NamedTuple
 
@@ -55,8 +56,11 @@ def transposed(name, w, n_heads):
     return w.T if re.search("attn|mlp", name) else w
 
 def rotary(e, model):
-    rope = {"rope_type": "default", "rope_theta": e.base, "partial_rotary_factor": getattr(e, "rotary_fraction", 1.0)}
-    return {"rope_parameters": rope}
+    """RoPE as transformers has it, of the first int(D * partial_rotary_factor) dimensions: 0.58 of 100 would be 57."""
+    fraction = getattr(e, "rotary_fraction", 1.0)
+    while int(model.d_head * fraction) < round(model.d_head * fraction):
+        fraction = math.nextafter(fraction, 1)
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": e.base, "partial_rotary_factor": fraction}}
 
 SHAPE = {"vocab_size": "vocab", "hidden_size": "width", "intermediate_size": "mlp_width",
          "num_hidden_layers": "layers", "num_attention_heads": "heads", "max_position_embeddings": "context",

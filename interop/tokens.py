@@ -12,7 +12,8 @@ from data import EOT, SPLIT_PATTERN
 
 # The same pieces in Oniguruma's words, which tokenizers reads: there $ ends a line, and {1,3}+ is one of {1,3} or more.
 PATTERN = SPLIT_PATTERN.replace("{1,3}+", "{1,3}").replace("$", r"\z")
-CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT, "pad_token": EOT,
+PAD = "ÿ"                                # the byte 255, which no text has in UTF-8: a pad that is not the end of a text
+CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT, "pad_token": PAD,
           "unk_token": None, "clean_up_tokenization_spaces": False,
           "split_special_tokens": True}                                # a text's own <|endoftext|> is text
 
@@ -39,11 +40,11 @@ def to_tokenizers(encoding):
     letters = characters()
     written = lambda token: "".join(letters[b] for b in token)  # noqa: E731
     pairs = (halves(token, ranks) for token in sorted(ranks, key=ranks.get) if len(token) > 1)
-    added = {"id": encoding.eot_token, "content": EOT, "single_word": False, "lstrip": False, "rstrip": False,
-             "normalized": False, "special": True}
+    kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = [{"id": ranks[b"\xff"], "content": PAD} | kind, {"id": encoding.eot_token, "content": EOT} | kind]
     bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [added], "normalizer": None,
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
             {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}, bytes_]},
         "post_processor": None, "decoder": bytes_,

@@ -4,6 +4,8 @@ The functions that are broken are the loops of tests/test_vectors.py; the mistak
 """
 
 import ast
+import functools
+import inspect
 import math
 import shutil
 import subprocess
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, command, need, refused
-from test_vectors import FILES, OURS, given
+from test_vectors import FILES, OURS, given, turned
 
 from expe import alibi_slopes
 from interop import conform
@@ -104,6 +106,7 @@ def instead(*f):
 
 
 G = [10.0**-i for i in range(4)]
+DYNAMIC = parameter("rope-dynamic", "max_position_embeddings")
 MISSING, DENOMINATOR = "factor missing", "denominator"
 DECODING = "in decoding alone, "
 BREAKS = {  # case: [(how ours is broken, what must be said)]
@@ -122,9 +125,18 @@ BREAKS = {  # case: [(how ours is broken, what must be said)]
         ({"first": 4}, "the last r dimensions of a head turn"),
         ({"decoding": {"n": lambda n: n + 1}}, DECODING + "off by one: the new token's position is one more")],
     "rope-proportional": [(instead(1, 0.01), "as partial RoPE has it")],
-    "rope-linear": [({"f": lambda f: f / 4}, "factor squared: the frequencies are scaled twice")],
-    "rope-ntk": [(instead(*(4e4 ** (-i / 4) for i in range(4))), "the exponent D/(D-2) is missing")],
-    "rope-dynamic": [(instead(*((10000 * 4 ** (8 / 6)) ** (-i / 4) for i in range(4))), "the static rule")],
+    "rope-linear": [
+        ({"f": lambda f: f / 4}, "factor squared: the frequencies are scaled twice"),
+        (instead(*((1e4 * 4 ** (8 / 6)) ** (-i / 4) / 4 for i in range(4))), "NTK and linear scaling are both")],
+    "rope-ntk": [
+        ({"f": lambda f: f / 4}, "NTK and linear scaling are both applied"),
+        (instead(*(4e4 ** (-i / 4) for i in range(4))), "the exponent D/(D-2) is missing")],
+    "rope-dynamic": [
+        (instead(*((10000 * 4 ** (8 / 6)) ** (-i / 4) for i in range(4))), "the static rule"),
+        (instead(*((1e4 * (4 * 2072 / DYNAMIC) ** (8 / 6)) ** (-i / 4) for i in range(4))), "the base grows by fa")],
+    "mrope-sections": [({"n": lambda n: n[[0, 0, 5, 5, 5, 2, 2, 2]]}, "height and width are exchanged"),
+                       ({"n": lambda n: n[[0] * 8]}, "all pairs turn by the position in time")],
+    "mrope-interleaved": [({"n": lambda n: n[[0, 0, 0, 0, 1, 1, 2, 2]]}, "the axes are in sections")],
     "rope-yarn": [
         ({"a": lambda a: 1.0}, "attention factor missing"),
         ({"f": lambda f: [1.25 * x - y for x, y in zip(G, f, strict=True)]}, "YaRN's ramp is inverted"),
@@ -170,6 +182,138 @@ def test_each_mistake_is_named_by_breaking_ours(name, broken, words):
     assert line.partition("it looks like ")[2].startswith(words), line
     if name[:5] == "rope-" and "known" not in words and "root" not in broken:  # as most users will give it
         assert words in says(name, lambda **x: tuple(function(**x)[part].astype(np.float32) for part in "qk"))
+
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+def with_cache(new, cached, axis):
+    return new if cached is None else np.concatenate((cached, new), axis)
+
+
+def cope_from_the_left(q, k, e, cached_k=None):
+    gates = sigmoid(q @ with_cache(k, cached_k, 2).swapaxes(-1, -2))
+    p = np.minimum(np.cumsum(gates, -1), len(e) - 1)
+    z, low = q @ e.T, np.floor(p).astype(int)
+    ends = [np.take_along_axis(z, end, -1) for end in (low, np.minimum(low + 1, len(e) - 1))]
+    return ends[0] + (p - low) * (ends[1] - ends[0])
+
+
+def fire_from_1(positions, key_positions, c, L, w1, b1, w2, first=1):
+    m = positions[:, :, None] + first
+    d = np.maximum(positions[:, :, None] - key_positions[:, None], 0)
+    y = np.log1p(c * (d + first)) / np.log1p(c * np.maximum(m, L))
+    return np.moveaxis(np.maximum(y[..., None] * w1 + b1, 0) @ w2.T, -1, 1)
+
+
+def pope(q, k, positions, key_positions, e, cached_k=None, sign=-1, f=lambda x: np.log1p(np.exp(x))):
+    frequencies = 10_000.0 ** (sign * np.arange(4) / 4)
+    q, k = f(q), f(k)
+    angles = positions[:, None, :, None] * frequencies
+    turned = np.concatenate((k * np.cos(angles + e[:, None]), k * np.sin(angles + e[:, None])), -1)
+    keys = with_cache(turned, cached_k, 2)
+    return {"scores": np.concatenate((q * np.cos(angles), q * np.sin(angles)), -1) @ keys.swapaxes(-1, -2) / 2}
+
+
+def fox_gates_as_factors(q, k, v, h, weight, gate_bias, cached_k=None, cached_v=None, cached_h=None):
+    h, k, v = with_cache(h, cached_h, 1), with_cache(k, cached_k, 2), with_cache(v, cached_v, 2)
+    kept = np.cumprod(sigmoid(h @ weight.T + gate_bias), 1).swapaxes(1, 2)                     # (B, H, S)
+    T, S = q.shape[2], k.shape[2]
+    p = np.exp(q @ k.swapaxes(-1, -2) / 2) * np.tril(np.ones((T, S)), S - T)
+    p = p / p.sum(-1, keepdims=True) * kept[..., -T:, None] / kept[..., None, :]
+    return {"out": p @ v}
+
+
+def selective_rope_without_its_sum(q, k, h, w1, w2, conv, base, cached_k=None, cached_h=None):
+    h, k = with_cache(h, cached_h, 1), with_cache(k, cached_k, 2)
+    (B, S, _), T = h.shape, q.shape[2]
+    x = h.reshape(B, S, 2, 4)
+    u = (x / np.sqrt((x**2).sum(-1, keepdims=True) + 1e-6)).reshape(B, S, 8) @ w1.T @ w2.T
+    z = sum(conv[:, j] * np.pad(u, ((0, 0), (j, 0), (0, 0)))[:, :S] for j in range(4))
+    turn = np.exp(1j * z.reshape(B, S, 2, 2).swapaxes(1, 2) * base ** (-np.arange(2) / 2))
+    q, k = (q[..., :2] + 1j * q[..., 2:]) * turn[:, :, -T:], (k[..., :2] + 1j * k[..., 2:]) * turn
+    return {"scores": (q @ k.conj().swapaxes(-1, -2)).real / 2}
+
+
+def yarn(betas=(32, 1), latest=63, attention=None):
+    """Angles of YaRN by the betas, in a head whose ramp ends at the latest at this pair."""
+    def function(q, k, positions, rope_parameters, head_dim):
+        L, s = rope_parameters["original_max_position_embeddings"], rope_parameters["factor"]
+        i = np.arange(head_dim // 2)
+        low, high = (head_dim * math.log(L / (2 * math.pi * beta)) / (2 * math.log(10_000)) for beta in betas)
+        low, high = max(math.floor(low), 0), min(math.ceil(high), latest)
+        f = 10_000.0 ** (-2 * i / head_dim)
+        ramp = np.clip((i - low) / ((high - low) or 0.001), 0, 1)
+        f = f * (1 - ramp + ramp / s)
+        pairs = [*zip(i, i + head_dim // 2, strict=True)]
+        a = 0.1 * math.log(s) + 1
+        return tuple(turned(x, positions, f, factor, pairs, lambda angle: angle)
+                     for x, factor in zip((q, k), attention or (a, a), strict=True))
+    return function
+
+
+WHOLE = [  # implementations that are wrong in one thing: (case, function, what must be said)
+    ("rope-yarn", yarn((1, 32)), "YaRN's betas are exchanged"),
+    ("rope-yarn", yarn(attention=(1 + 0.1 * math.log(4), 1)), "attention factor on q alone"),
+    ("rope-yarn-64", yarn(latest=31), "YaRN's ramp ends at D/2 - 1 at the latest"),
+    ("cope", cope_from_the_left, "keys are counted from the left"),
+    ("fire", fire_from_1, "off by one: m and m - n are counted from 1"),
+    ("pope", functools.partial(pope, f=lambda y: np.maximum(y, 0)), "relu in the place of softplus"),
+    ("pope", functools.partial(pope, sign=1), "the printed sign: t_c = base^(+c/D)"),
+    ("fox", fox_gates_as_factors, "weights are multiplied by the gates, after the softmax"),
+    ("selective-rope", selective_rope_without_its_sum, "the sum is missing: each token turns by its own z"),
+]
+
+
+@pytest.mark.parametrize("name, function, words", WHOLE, ids=[words for _, _, words in WHOLE])
+def test_wrong_implementations_are_named(name, function, words):
+    assert says(name, function).partition("it looks like ")[2].startswith(words), says(name, function)
+
+
+@pytest.mark.parametrize("name, function", [
+    ("rope-yarn", yarn()), ("rope-yarn-64", yarn()), ("pope", pope), ("fire", functools.partial(fire_from_1, first=0))])
+def test_the_functions_that_are_broken_here_are_right_otherwise(name, function):
+    fine, line = conform.check(function, FILES[name])
+    assert fine, line
+
+
+FACTOR = 1 + 0.1 * math.log(4)  # of rope-yarn
+COMMON = [  # within bf16's tolerance: (case, how ours is broken, what must be said)
+    ("rope-yarn", {"a": lambda a: 1 + 0.1 * math.log2(4)}, "attention factor of the base-2 logarithm"),
+    ("rope-yarn", {"a": lambda a: a * 0.975}, "the right numbers, times 0.97"),
+    ("rope-yarn-mscale", {"a": lambda a: FACTOR}, "mscale is not read"),
+    ("rope-longrope", {"a": lambda a: math.sqrt(1 + math.log(4) / math.log(16384))}, "attention factor of ln(max_pos"),
+    ("rope-longrope", {"a": lambda a: 1.0}, "attention factor missing"),
+    ("alibi", {"times": 0.97}, "the right numbers, times 0.9"),
+]
+
+
+@pytest.mark.parametrize("name, broken, words", COMMON, ids=[f"{c[0]}-{c[2]}" for c in COMMON])
+def test_a_common_factor_does_not_hide_in_half_precision(name, broken, words):
+    def function(**x):  # q and k, or the bias, as most users will give them
+        found = of(name, cast_to("bfloat16"), **broken)(**x)
+        return {key: y for key, y in found.items() if key in ("q", "k", "bias")[: 2 if "q" in found else 3]}
+
+    assert says(name, function, "bfloat16").partition("it looks like ")[2].startswith(words)
+
+
+def test_q_alone_and_fire_from_1_do_not_hide_in_half_precision():
+    for name, function, words in (WHOLE[1], WHOLE[4]):
+        def half(function=function, **x):
+            found = function(**{key: x[key] for key in inspect.signature(function).parameters if key in x})
+            return tuple(map(cast_to("bfloat16"), found)) if isinstance(found, tuple) else cast_to("bfloat16")(found)
+        words = words if name != "fire" else "off by one"
+        assert says(name, half, "bfloat16").partition("it looks like ")[2].startswith(words)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_independent_roundings_of_bf16_are_right(name):
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        noisy = lambda y: np.asarray(y) * (1 + 1.5 * 2**-8 * rng.uniform(-1, 1, np.shape(y)))  # noqa: E731
+        fine, line = conform.check(of(name, noisy), FILES[name], "bfloat16")
+        assert fine, line
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -256,8 +400,8 @@ def test_the_command_needs_numpy_alone_and_answers_in_one_line(tmp_path, monkeyp
         assert words in refused(run(*arguments)), arguments
 
 
-def of_transformers(q, k, positions, rope_parameters, max_position_embeddings, head_dim):
-    """GPT-NeoX's rotation in float32, which knows every rope_type and turns a part of a head. (ntk is another base.)"""
+def of_transformers(q, k, positions, rope_parameters, max_position_embeddings, head_dim, dtype=torch.float32):
+    """GPT-NeoX's rotation, which knows every rope_type and turns a part of a head. (ntk is another base.)"""
     from transformers import GPTNeoXConfig
     from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding, apply_rotary_pos_emb
 
@@ -267,14 +411,32 @@ def of_transformers(q, k, positions, rope_parameters, max_position_embeddings, h
         parameters = parameters | {"rope_type": "default", "rope_theta": theta}
     config = GPTNeoXConfig(hidden_size=2 * head_dim, num_attention_heads=2, rope_parameters=parameters,
                            max_position_embeddings=max_position_embeddings)
-    rotary, q, k = GPTNeoXRotaryEmbedding(config), torch.tensor(q).float(), torch.tensor(k).float()
+    rotary, q, k = GPTNeoXRotaryEmbedding(config), torch.tensor(q).to(dtype), torch.tensor(k).to(dtype)
     q, k = apply_rotary_pos_emb(q, k, *rotary(q, torch.tensor(positions)))
-    return {"q": q, "k": k, "inv_freq": rotary.inv_freq, "attention_factor": rotary.attention_scaling}
+    return {"q": q.float(), "k": k.float(), "inv_freq": rotary.inv_freq, "attention_factor": rotary.attention_scaling}
+
+
+def mrope_of_transformers(q, k, positions, rope_parameters, head_dim, dtype=torch.float32):
+    """Qwen2-VL's rotation by sections, Qwen3-VL's where the axes are interleaved."""
+    from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+    from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
+
+    config, rotary = ((qwen3.Qwen3VLTextConfig, qwen3.Qwen3VLTextRotaryEmbedding)
+                      if rope_parameters["mrope_interleaved"] else
+                      (qwen2.Qwen2VLTextConfig, qwen2.Qwen2VLRotaryEmbedding))
+    rotary = rotary(config(hidden_size=2 * head_dim, num_attention_heads=2, num_key_value_heads=2, head_dim=head_dim,
+                           rope_parameters=rope_parameters))
+    q, k = torch.tensor(q).to(dtype), torch.tensor(k).to(dtype)
+    q, k = qwen3.apply_rotary_pos_emb(q, k, *rotary(q, torch.tensor(positions)))
+    return {"q": q.float(), "k": k.float(), "inv_freq": rotary.inv_freq}
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_rope_of_transformers_is_right():
     need("transformers")
-    for name in (name for name in FILES if name.startswith("rope-")):
-        fine, line = conform.check(of_transformers, FILES[name])
-        assert fine and "inv_freq" in line, f"{name}: {line}"
+    for name in (name for name in FILES if "rope-" in name and name != "selective-rope"):
+        theirs = mrope_of_transformers if name[0] == "m" else of_transformers
+        half = functools.partial(theirs, dtype=torch.bfloat16)
+        for function, dtype in ((theirs, "float32"), (half, "bfloat16")):
+            fine, line = conform.check(function, FILES[name], dtype)
+            assert fine and "inv_freq" in line, f"{name}: {line}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ from test_ladder import tiny
 from test_paths import snapshot
 
 import data
-from common import load_model, read_run, save_checkpoint
+from common import load_model, read_checkpoint, read_run, save_checkpoint
 from config import ENCODINGS
 from generate import generate
 
@@ -155,6 +156,72 @@ def check_bf16(theirs, ours):
     assert error < 1.5 * relative_error(nope(tokens), nope.double()(tokens))
 
 
+# ---- training on -----------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_of_accumulated_batches_is_that_of_one_large_batch(library, export, tmp_path):
+    need("accelerate")
+    folder, _ = export("expe")
+    texts = [{"input_ids": text, "labels": text} for text in some(8, 10).tolist()]
+    for text, targets in zip(texts, range(2, 10), strict=True):  # batches with unequally many targets
+        text["labels"] = [-100] * (10 - targets) + text["labels"][10 - targets :]
+    losses = []
+    for size, steps in ((8, 1), (2, 4)):
+        options = library.TrainingArguments(str(tmp_path / "trainer"), per_device_train_batch_size=size, max_steps=1,
+                                            gradient_accumulation_steps=steps, report_to=[], save_strategy="no",
+                                            use_cpu=True, logging_steps=1, disable_tqdm=True)
+        trainer = library.Trainer(load(library, folder), options, train_dataset=texts)
+        with contextlib.redirect_stdout(io.StringIO()):
+            losses.append(trainer.train().training_loss)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_collator_masks_padding_and_keeps_the_end_of_text(library, export):
+    folder, _ = export("rope")
+    tokenizer = library.AutoTokenizer.from_pretrained(folder)
+    end = tokenizer.eos_token_id
+    rows = [{"input_ids": [end, *tokenizer("def").input_ids, end]}, {"input_ids": [end, *tokenizer("ÿ = 1").input_ids]}]
+    batch = library.DataCollatorForLanguageModeling(tokenizer, mlm=False)(rows)
+    assert tokenizer.pad_token_id != end and tokenizer.pad_token_id < 300
+    for row, tokens, labels, seen in zip(rows, batch["input_ids"], batch["labels"], batch["attention_mask"],
+                                         strict=True):
+        n = len(row["input_ids"])
+        first = len(tokens) - n if tokenizer.padding_side == "left" else 0
+        assert labels[first : first + n].tolist() == tokens[first : first + n].tolist() == row["input_ids"]
+        assert seen.sum() == n and (labels == -100).sum() == len(tokens) - n
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@torch.no_grad()
+def test_the_vocabulary_grows_and_hidden_states_are_those_between_the_blocks(library, export, tmp_path, tied):
+    folder, ours = export("expe", tied=tied)
+    model = load(library, folder)
+    found = model(some(2, 9), output_hidden_states=True)
+    assert len(found.hidden_states) == 3 and model(some(2, 9)).hidden_states is None
+    torch.testing.assert_close(found.hidden_states[0], ours.embedding(some(2, 9)))
+    torch.testing.assert_close(found.hidden_states[-1], ours.hidden(some(2, 9)), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="output_attentions is not possible here: leave it out"):
+        model(some(2, 9), output_attentions=True)
+    model.resize_token_embeddings(310, mean_resizing=False)
+    grown = model(some(2, 9)).logits
+    assert grown.shape == (2, 9, 310)
+    torch.testing.assert_close(grown[..., :300], found.logits, rtol=1e-5, atol=1e-5)
+    assert model(torch.tensor([[309, 1]]), labels=torch.tensor([[309, 305]])).loss > 0
+    model.save_pretrained(tmp_path / "grown")
+    for path in folder.glob("*.py"):
+        shutil.copy(path, tmp_path / "grown")
+    torch.testing.assert_close(load(library, tmp_path / "grown")(some(2, 9)).logits, grown)
+
+
+@torch.no_grad()
+def test_the_dimensions_that_turn_are_ours_where_the_product_is_inexact(library, export):
+    folder, ours = export("partial", width=200, heads=2, variant={"rotary_fraction": 0.58})  # 57.99999999999999 of 100
+    theirs = load(library, folder)
+    assert type(theirs).__name__ == "GPTNeoXForCausalLM"
+    torch.testing.assert_close(theirs.gpt_neox.rotary_emb.inv_freq, 10_000.0 ** (-torch.arange(0, 58, 2) / 58))
+    torch.testing.assert_close(theirs(some(2, 48)).logits, ours(some(2, 48)), rtol=1e-3, atol=1e-3)  # a wide model's
+
+
 # ---- the tokenizer ---------------------------------------------------------------------------------------------------
 
 NASTY = [" ", "  ", "\n", "\r\n", "\r", "\t", "\v", "\x00", "\x1c", "\x85", "\xa0", "\u2003", "\u2028", "\ufeff", "'s",
@@ -207,7 +274,19 @@ WRONG = [
     ("run --to transformers exported", "OUT must be a new folder, and 'exported' has files in it", None),
     ("run --to transformers x", "run sees both sides, and what generates from a cache must be causal",
      lambda at: change(at / "run", "config.json", model=read_run(at / "run")[2]["model"] | {"causal": False})),
+    ("run --to transformers x", "run has weights that are NaN or infinite, first embedding.weight: its training div",
+     lambda at: break_weights(at / "run")),
+    ("run --to transformers x", "run is trained on task:flip-flop, whose symbols need no tokenizer",
+     lambda at: change(at / "run", "config.json", data=read_run(at / "run")[2]["data"] | {"source": "task:flip-flop"})),
+    ("run --to transformers text", "OUT must be a new folder, and 'text' has files in it",
+     lambda at: [shutil.copytree(at / "exported", at / "text"), (at / "text/config.json").unlink()]),
 ]
+
+
+def break_weights(run):
+    tensors, info = read_checkpoint(run)
+    tensors["embedding.weight"][3, 3] = float("nan")
+    save_checkpoint(run, tensors, info["step"])
 
 
 def test_wrong_input_is_named_in_one_line_and_leaves_nothing(export, tmp_path):
@@ -220,3 +299,43 @@ def test_wrong_input_is_named_in_one_line_and_leaves_nothing(export, tmp_path):
         assert message in refused(command("interop.export", *line.split(), cwd=place)), line
         assert snapshot(place) == before
         shutil.rmtree(place)
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_killed_export_loads_as_nothing_and_the_same_command_completes_it(export, tmp_path, monkeypatch):
+    whole, _ = export("fox")
+    right, config = snapshot(whole), "config.json"
+    files = len(right) + 1  # and the list of them, first
+    rename, remove = os.replace, Path.unlink
+
+    def killed_at(step):
+        left = iter([False] * step + [True])
+
+        def last_act(act):
+            def either(*arguments, **options):
+                if next(left):
+                    raise Killed
+                return act(*arguments, **options)
+            return either
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(os, "replace", last_act(rename))
+            patch.setattr(Path, "unlink", last_act(remove))
+            command("interop.export", "run", "--to", "transformers", "again", cwd=tmp_path)
+
+    for step in range(files + 1):
+        killed_at(step)
+        assert (tmp_path / "again" / config).exists() == (step == files), step  # then only the list is to be removed
+        if step == files:
+            killed_at(2)  # config.json is what goes first
+            assert not (tmp_path / "again" / config).exists() and (tmp_path / "again/model.safetensors").exists()
+        done = command("interop.export", "run", "--to", "transformers", "again", cwd=tmp_path)
+        assert done.returncode == 0 and snapshot(tmp_path / "again") == right, (step, done.stderr)
+        shutil.rmtree(tmp_path / "again")
+    killed_at(files)
+    (tmp_path / "again/notes.txt").write_text("mine")
+    done = command("interop.export", "run", "--to", "transformers", "again", cwd=tmp_path)
+    assert "OUT must be a new folder" in refused(done)
