@@ -137,7 +137,7 @@ def climb(model, tolerance, positions=None, steps=STEPS):
     """Compare both backends: the logits, the loss, every gradient, and some steps of AdamW with clipping."""
     config = model.config
     dtype = model.embedding.weight.detach().numpy().dtype
-    rates = TrainConfig(steps=steps, batch_size=B, lr=1e-2, end_lr=1e-3, weight_decay=0.3, clip=0.5)
+    rates = TrainConfig(steps=steps, batch_size=B, lr=3e-3, end_lr=3e-4, weight_decay=0.3, clip=0.5)
     backend = train.TorchBackend(config, rates, torch.device("cpu"), model=model)
     params = numpy_params(model)
     state = model_numpy.adamw_state(params)

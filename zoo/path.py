@@ -16,7 +16,6 @@ has an array of T x T x D numbers.
 Tokens are counted in the order in which they stand: other positions do not exist here.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,7 +25,7 @@ import torch.nn.functional as F
 
 import model_numpy
 from config import NoPE, knob
-from model_torch import Encoding
+from model_torch import Encoding, score_divisor
 from zoo.selective_rope import conv, convolve, scale_to_unit, unit
 
 TAPS = 3                                                             # tokens that the convolution sees
@@ -144,7 +143,7 @@ def reflect(encoding, q, k, kept):
             rows = torch.cat((q_start[:, :, j - first], rows), 2)
         columns.append(F.pad(column, (0, 0, q.shape[2] * C - column.shape[2], 0)))
     added = torch.cat(columns[::-1], -1) - q.flatten(2, 3) @ k.flatten(2, 3).mT
-    return added[..., -T:, -S:].tril(S - T) / math.sqrt(q.shape[-1])
+    return added[..., -T:, -S:].tril(S - T) / score_divisor(q)
 
 class Layer(Encoding):
     def keep(self, h):
