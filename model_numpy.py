@@ -37,7 +37,6 @@ def linear(x, w):
         """out_o = sum_i x_i w_oi: so dx_i = sum_o dout_o w_oi, and dw_oi = dout_o x_i, summed over the rows."""
         rows = dout.reshape(-1, len(w))                                           # (rows, O)
         return (rows @ w).reshape(x.shape), rows.T @ x.reshape(-1, w.shape[1])
-
     out = x.reshape(-1, w.shape[1]) @ w.T                                         # (rows, O), one product for BLAS
     return out.reshape(*x.shape[:-1], len(w)), pullback
 
@@ -50,14 +49,12 @@ def embedding(tokens, w):
         dw = np.zeros(w.shape, dout.dtype)                                        # np.add.at takes ten times as long
         dw[used] = np.add.reduceat(dout.reshape(-1, w.shape[1])[order], first, axis=0)
         return dw
-
     return w[tokens], pullback
 
 def dropout(x, mask):
     """x * mask, the mask being 0 for what is dropped and 1/(1 - rate) elsewhere; None drops nothing."""
     def pullback(dout):
         return dout if mask is None else dout * mask
-
     return (x if mask is None else x * mask), pullback
 
 # ---- norms -----------------------------------------------------------------------------------------------------------
@@ -67,7 +64,6 @@ def layernorm(x, eps, weight, bias):
     z = x - x.mean(-1, keepdims=True)
     rstd = 1 / np.sqrt(np.vecdot(z, z)[..., None] / x.shape[-1] + eps)            # (..., 1)
     z *= rstd
-
     def pullback(dout):
         """z = (x - mean) rstd, rstd = (mean((x - mean)^2) + eps)^(-1/2).
 
@@ -81,7 +77,6 @@ def layernorm(x, eps, weight, bias):
         along_z = np.vecdot(dz, z)[..., None] / z.shape[-1]                       # (..., 1)
         dx = rstd * (dz - dz.mean(-1, keepdims=True) - z * along_z)
         return dx, {"weight": dweight, "bias": dbias}
-
     return z * weight + bias, pullback
 
 # ---- the MLP ---------------------------------------------------------------------------------------------------------
@@ -96,11 +91,9 @@ def sigmoid(x):
 def gelu(x):
     """x s, s = (1 + tanh(u))/2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). Any shape."""
     s = 0.5 * (1 + np.tanh(x * (ROOT + ROOT * CUBIC * (x * x))))                  # x**3 would take ten times as long
-
     def pullback(dout):
         """ds/dx = 2 s (1 - s) du/dx, so dx = dout s (1 + x (1 - s) 2 du/dx)."""
         return dout * (s * (1 + (1 - s) * (x * (2 * ROOT + 6 * ROOT * CUBIC * (x * x)))))
-
     return x * s, pullback
 
 def gelu_mlp(h, p):
@@ -108,12 +101,10 @@ def gelu_mlp(h, p):
     up, pull_up = linear(h, p["up.weight"])                                       # (..., mlp_width)
     a, pull_gelu = gelu(up)
     out, pull_down = linear(a, p["down.weight"])
-
     def pullback(dout):
         da, dw_down = pull_down(dout)
         dh, dw_up = pull_up(pull_gelu(da))
         return dh, {"up.weight": dw_up, "down.weight": dw_down}
-
     return out, pullback
 
 LAYERS = {"layernorm": layernorm, "gelu": gelu_mlp}
@@ -150,7 +141,6 @@ def softmax(scores, learned):
     scores -= scores.max(-1, keepdims=True)                                       # exp cannot overflow then
     p = np.exp(scores, out=scores)
     p /= p.sum(-1, keepdims=True)
-
     def pullback(dp):
         """p_i = exp(s_i) / sum_j exp(s_j), so dp_j/ds_i = p_j ([i = j] - p_i), and ds_i = p_i (dp_i - sum_j dp_j p_j).
 
@@ -159,7 +149,6 @@ def softmax(scores, learned):
         dp -= np.vecdot(dp, p)[..., None]
         dp *= p
         return dp, {}
-
     return p, pullback
 
 def weighted_sum(p, v, table, learned):
@@ -169,7 +158,6 @@ def weighted_sum(p, v, table, learned):
         dv = np.empty_like(v)
         np.matmul(p.swapaxes(-1, -2), dy, out=dv)
         return dy @ v.swapaxes(-1, -2), dv, {}
-
     y = np.empty_like(v)                                                          # as v lies in memory
     np.matmul(p, v, out=y)
     return y, pullback
@@ -201,11 +189,9 @@ def add(x, table, learned):
 def add_learned(x, table, learned):
     """x + w[table]. x (B, T, C); table the positions, (T,) or (B, T); w (rows, C)."""
     rows, pull_rows = embedding(table, learned["weight"])                         # (..., T, C)
-
     def pullback(dout):
         """With positions (T,) the sequences share their rows, so that their gradients add up."""
         return dout, {"weight": pull_rows(dout.sum(0) if table.ndim == 1 else dout)}
-
     return x + rows, pullback
 
 def phi(h, table, learned):
@@ -213,25 +199,21 @@ def phi(h, table, learned):
     l = table.shape[-1]
     out = h.copy()                                                                # (B, T, C)
     out[..., :l] = table                                                          # equation 3
-
     def pullback(dphi):
         """What was overridden gets no gradient from here."""
         dh = dphi.copy()
         dh[..., :l] = 0
         return dh, {}
-
     return out, pullback
 
 def override_on(on, phi=phi):
     """The override door of ExPE or ExQPE: phi(h) enters those of W_q, W_k and W_v in `on`, h the others. Equation 2."""
     def override(h, table, learned):
         phi_h, pull_phi = phi(h, table, learned)
-
         def pullback(dparts):
             dphi = sum(d for part, d in zip("qkv", dparts, strict=True) if part in on)
             dh, down = pull_phi(dphi)
             return sum((d for part, d in zip("qkv", dparts, strict=True) if part not in on), dh), down
-
         return tuple(phi_h if part in on else h for part in "qkv"), pullback
 
     return override
@@ -254,11 +236,9 @@ def turn(x, cos, sin):
 def rotate(q, k, table, learned):
     """R_n q, R_n k (Su et al. 2021, equation 34). table (..., 1, T, D): cosines, then sines."""
     cos, sin = np.split(table, 2, axis=-1)                                        # (..., 1, T, D/2) each
-
     def pullback(dq, dk):
         """out = R q with R orthogonal, so dq = R^T dout, and R^T turns by minus the angle."""
         return turn(dq, cos, -sin), turn(dk, cos, -sin), {}
-
     return turn(q, cos, sin), turn(k, cos, sin), pullback
 
 def score_divisor(q):
@@ -273,12 +253,10 @@ def alibi(q, k, h, table, learned):
 def t5_score(q, k, h, table, learned):
     """bias = w[table], a number for each head and bucket. table (..., T, S), w (buckets, H)."""
     bias, pull_bias = embedding(table, learned["weight"])                         # (..., T, S, H)
-
     def pullback(dbias):
         """A bucket's number gets the gradients of all pairs in it, summed."""
         dbias = dbias.sum(0) if table.ndim == 2 else dbias                        # (..., H, T, S)
         return 0, 0, 0, {"weight": pull_bias(np.moveaxis(dbias, -3, -1))}
-
     return np.moveaxis(bias, -1, -3), pullback                                    # (..., H, T, S)
 
 def to_keys(x, index, S):
@@ -293,14 +271,12 @@ def to_distances(y, index, r):
 def shaw_score(q, k, h, table, learned):
     """bias_mn = q_m . a_r / sqrt(D), r = table_mn. table (..., 1, T, S), a (r, D)."""
     a = learned["keys"] * (1 / score_divisor(q))
-
     def pullback(dbias):
         """q gets sum_n dbias_mn a_r, a_r the sum of dbias_mn q_m."""
         dby_distance = to_distances(dbias, table, len(a))                         # (B, H, T, r)
         rows = dby_distance.reshape(-1, len(a))                                   # (B*H*T, r)
         dkeys = rows.T @ q.reshape(len(rows), -1) * (1 / score_divisor(q))
         return dby_distance @ a, 0, 0, {"keys": dkeys}
-
     return to_keys(q @ a.T, table, k.shape[2]), pullback                          # (B, H, T, r) to (B, H, T, S)
 
 def shaw_value(p, v, table, learned):
@@ -309,13 +285,11 @@ def shaw_value(p, v, table, learned):
     by_distance = to_distances(p, table, len(a))                                  # (B, H, T, r)
     y, pull_y = weighted_sum(p, v, table, learned)
     y += by_distance @ a
-
     def pullback(dy):
         """dp_mn = dy_m . (v_n + a_r), and a_r gets its share of the weights times dy_m."""
         dp, dv, _ = pull_y(dy)
         dp += to_keys(dy @ a.T, table, dp.shape[-1])                              # (B, H, T, S)
         return dp, dv, {"values": by_distance.reshape(-1, len(a)).T @ dy.reshape(-1, a.shape[1])}
-
     return y, pullback
 
 def shaw_shapes(model):
@@ -367,7 +341,6 @@ def attend(q, k, v, h, encoding, table, learned, causal=True, window=0):
         scores += bias
     p, pull_softmax = encoding.softmax(mask(scores, causal, window), learned)
     y, pull_value = encoding.value(p, v, table, learned)                          # (B, H, T, D)
-
     def pullback(dy):
         """scores = q k^T / sqrt(D): dq = ds k, dk = ds^T q, both over sqrt(D)."""
         dp, dv, down_value = pull_value(dy)                                       # (B, H, T, S), (B, H, S, D)
@@ -381,7 +354,6 @@ def attend(q, k, v, h, encoding, table, learned, causal=True, window=0):
         dq += dq_score
         dk += dk_score
         return dq, dk, dv, dh, down_value | down_softmax | down_score
-
     return y, pullback
 
 def split_heads(x, n_heads):
@@ -400,7 +372,6 @@ def project(h, p, n_heads, encoding, at, learned):
     (q, pull_q), (k, pull_k), (v, pull_v) = map(linear, parts, np.split(p["qkv.weight"], 3))
     q, k, v = (split_heads(x, n_heads) for x in (q, k, v))                        # (B, H, T, D) each
     q, k, pull_rotate = encoding.rotate(q, k, at.rows, learned)
-
     def pullback(dq, dk, dv):
         """h gets gradients through each of the three."""
         dq, dk, down_rotate = pull_rotate(dq, dk)                                 # (B, H, T, D) each
@@ -408,18 +379,15 @@ def project(h, p, n_heads, encoding, at, learned):
             pull(merge_heads(d)) for pull, d in ((pull_q, dq), (pull_k, dk), (pull_v, dv)))            # (B, T, C) each
         dh, down_override = pull_override((dq, dk, dv))                           # (B, T, C)
         return dh, {"qkv.weight": np.concatenate((dw_q, dw_k, dw_v))}, down_rotate | down_override
-
     return q, k, v, pullback
 
 def output(y, h, p):
     """W_proj y, the heads side by side. y (B, H, T, D); h (B, T, C), the block's input, is not used here."""
     out, pull_out = linear(merge_heads(y), p["proj.weight"])                      # (B, T, C)
-
     def pullback(dout):
         """The gradients of y and of h, which is not used, and of the parameters."""
         dy, dw_proj = pull_out(dout)                                              # (B, T, C)
         return split_heads(dy, y.shape[1]), 0, {"proj.weight": dw_proj}
-
     return out, pullback
 
 def attention(h, p, config, encoding, at, learned, window=0):
@@ -427,14 +395,12 @@ def attention(h, p, config, encoding, at, learned, window=0):
     q, k, v, pull_project = project(h, p, config.heads, encoding, at, learned)
     y, pull_attend = attend(q, k, v, h, encoding, at.pairs, learned, config.causal, window)
     out, pull_output = output(y, h, p)                                            # (B, T, C)
-
     def pullback(dout):
         """h gets gradients from all three."""
         dy, dh_output, grads_output = pull_output(dout)                           # (B, H, T, D)
         dq, dk, dv, dh_score, down_attend = pull_attend(dy)
         dh, grads_project, down_project = pull_project(dq, dk, dv)
         return dh + dh_score + dh_output, grads_project | grads_output, summed(down_attend, down_project)
-
     return out, pullback
 
 # ---- the block -------------------------------------------------------------------------------------------------------
@@ -449,7 +415,6 @@ def block(x, p, config, encoding, at, learned, window, masks):
     h, pull_norm2 = norm(x, config.norm_eps, **under("norm2.", p))
     m, pull_mlp = mlp(h, under("mlp.", p))
     m, pull_dropout2 = dropout(m, next(masks))
-
     def pullback(dout):
         """out = x + branch(x): the gradient goes past the branch as it is, and through it besides."""
         dh, dmlp = pull_mlp(pull_dropout2(dout))
@@ -460,7 +425,6 @@ def block(x, p, config, encoding, at, learned, window, masks):
         dx += dbranch
         grads = over("norm1.", dnorm1) | over("attn.", dattn) | over("norm2.", dnorm2) | over("mlp.", dmlp)
         return dx, grads, down
-
     return x + m, pullback
 
 def under(prefix, p):
@@ -496,12 +460,10 @@ def cross_entropy(logits, targets):
     total = p.sum(-1, keepdims=True)
     losses += np.log(total[:, 0])
     p /= total
-
     def pullback(dlosses):
         """loss = log(sum_j exp(z_j)) - z_target, so dz_i = dloss (p_i - [i = target]). Can be called once."""
         p[at_target] -= 1
         return np.multiply(p, (dlosses * counted)[:, None], out=p)
-
     return np.where(counted, losses, 0), pullback
 
 # ---- the model -------------------------------------------------------------------------------------------------------

@@ -14,14 +14,12 @@ from model_torch import ExPE
 def learned_phi(h, table, learned):
     """phi(h, n) by a table that two trained numbers w make: table0 + w_0 table1 + w_1 table2. table (..., T, l, 3)."""
     phi, pull_phi = model_numpy.phi(h, table[..., 0] + table[..., 1:] @ learned["weight"], learned)
-
     def pullback(dphi):
         """dw_i is the gradient of what was overridden times table_i, summed."""
         l = table.shape[-2]
         dtable = dphi[..., :l] if table.ndim == 4 else dphi[..., :l].sum(0)       # as the table is, (..., T, l)
         dw = np.array([np.vdot(dtable, table[..., i]) for i in (1, 2)])
         return pull_phi(dphi)[0], {"weight": dw}
-
     return phi, pullback
 
 def doors(settings):

@@ -32,7 +32,6 @@ def score(q, k, h, table, learned):
     c = np.maximum(y, 0).cumsum(-1)
     apart = c[..., :, None] - c[..., None, :]                                                  # (B, H, T, S)
     g = np.logaddexp(0, z)
-
     def pullback(dbias):
         """dg_m = -sum_n dbias (c_m - c_n), and r_j is in every c from j on."""
         dapart = -g[..., None] * dbias
@@ -42,7 +41,6 @@ def score(q, k, h, table, learned):
         dh_y, dw_y = pull_y(dy.swapaxes(1, 2))
         dh_z, dw_z = pull_z(dz.swapaxes(1, 2))
         return 0, 0, dh_y + dh_z, {"tokens": dw_y, "query": dw_z}
-
     return -g[..., None] * apart, pullback
 
 def doors(settings):

@@ -34,7 +34,6 @@ def score(q, k, h, table, learned):
     low, high = (np.take_along_axis(q @ e.T, end, -1) for end in ends)                         # (B, H, T, S) each
     w = p - ends[0]
     rise = high - low
-
     def pullback(dbias):
         """dp = dbias (high - low), 0 at P - 1, where both are one. A gate is in all p_mn from its key back, so
         dg_mj = dp_m0 + .. + dp_mj, and g' = g (1 - g); z[floor p] gets (1 - w) dbias, z[ceil p] w dbias.
@@ -46,7 +45,6 @@ def score(q, k, h, table, learned):
         de = dz.reshape(-1, len(e)).T @ q.reshape(-1, q.shape[-1])                             # (P, D)
         dq = dscore @ k + dz.reshape(*q.shape[:3], -1) @ e
         return dq, dscore.swapaxes(-1, -2) @ q, 0, {"e": de}
-
     return low + w * rise, pullback
 
 def doors(settings):

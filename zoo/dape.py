@@ -38,7 +38,6 @@ def score(q, k, h, table, learned):
     x = np.concatenate((s, np.broadcast_to(b, s.shape), np.ones_like(s[:, :1])), 1)            # (B, 2H + 1, T, S)
     z = mix(learned["w1"], x)                                                                  # (B, 32, T, S)
     y = np.where(z > 0, z, SLOPE * z)
-
     def pullback(dbias):
         """Through f to s and b. s = q k^T / sqrt(D) is read here a second time, so q and k get a second gradient."""
         H = q.shape[1]
@@ -48,7 +47,6 @@ def score(q, k, h, table, learned):
         ds = ds * (1 / model_numpy.score_divisor(q))
         down = pull_b(dbias + db)[-1]
         return ds @ k, ds.swapaxes(-1, -2) @ q, 0, down | {"w1": outer(dz, x), "w2": outer(dbias, y)}
-
     return b + mix(learned["w2"], y), pullback
 
 def mix(w, x):

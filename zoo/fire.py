@@ -50,7 +50,6 @@ def score(q, k, h, table, learned):
     x = np.log1p(c * d) / np.log1p(c * r)                                                      # (..., T, S)
     line, floor = x[..., None] * w1 + np.minimum(b1, 0), np.minimum(-b1, 0)                    # (..., T, S, 32), (32,)
     hidden, on = np.maximum(line, floor), line > floor
-
     def pullback(dbias):
         """x = a/b with a = ln(1 + c d), b = ln(1 + c r): da = dx/b, db = -dx x/b.
 
@@ -69,7 +68,6 @@ def score(q, k, h, table, learned):
         return 0, 0, 0, {"c": c * dc, "L": L * dL, "w1": x.ravel() @ dline,
                          "b1": np.where(b1 < 0, dline.sum(0), -dfloor.sum(0)),
                          "w2": dout.reshape(-1, len(w2)).T @ hidden.reshape(-1, len(w1))}
-
     return np.moveaxis(hidden @ w2.T, -1, -3), pullback                                        # (..., H, T, S)
 
 def doors(settings):

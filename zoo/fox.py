@@ -30,7 +30,6 @@ def score(q, k, h, table, learned):
     z, pull_z = model_numpy.linear(h, learned["weight"])                                       # (B, T, H)
     z = (z + learned["bias"]).swapaxes(1, 2)                                                   # (B, H, T)
     c = -np.logaddexp(0, -z).cumsum(-1)
-
     def pullback(dbias):
         """ln f_j is in every c from j on: dln f_j = dc_j + dc_(j+1) + ..; dln f/dz = 1 - f."""
         dc = dbias.sum(-1) - dbias.sum(-2)                                                     # (B, H, T)
@@ -38,7 +37,6 @@ def score(q, k, h, table, learned):
         dz = dz.swapaxes(1, 2)                                                                 # (B, T, H)
         dh, dw = pull_z(dz)
         return 0, 0, dh, {"weight": dw, "bias": dz.sum((0, 1))}
-
     return c[..., :, None] - c[..., None, :], pullback                                         # (B, H, T, S)
 
 def start(rng, name, shape):

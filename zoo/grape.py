@@ -35,7 +35,6 @@ def score(q, k, h, table, learned):
     u, omega = v / size, slopes * np.logaddexp(0, w)                                           # (H, D), (H,)
     z = np.vecdot(q, u[:, None]) * (1 / model_numpy.score_divisor(q))                          # (B, H, T)
     gate = np.logaddexp(0, z)
-
     def pullback(dbias):
         """softplus' = sigmoid; u = v/|v| cannot grow: dv = (du - u (u . du)) / |v|."""
         dslope = -(dbias * table).sum(-1)                                                      # (B, H, T)
@@ -44,7 +43,6 @@ def score(q, k, h, table, learned):
         du = (dz[..., None] * q).sum((0, 2))                                                   # (H, D)
         dv = (du - u * np.vecdot(u, du)[:, None]) / size
         return dz[..., None] * u[:, None], 0, 0, {"v": dv, "w": dw}
-
     return -(omega[:, None] * gate)[..., None] * table, pullback
 
 def start(rng, name, shape):

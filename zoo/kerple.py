@@ -25,12 +25,10 @@ def score(q, k, h, table, learned):
     """bias = -p ln(1 + a d), p = e^P and a = e^A. table d (..., 1, T, S); P and A (H,)."""
     p, a = np.exp(learned["p"])[:, None, None], np.exp(learned["a"])[:, None, None]            # (H, 1, 1) each
     bias = -p * np.log1p(a * table)                                                            # (..., H, T, S)
-
     def pullback(dbias):
         """dbias/dP = bias, since dp/dP = p; dbias/dA = -p a d / (1 + a d). Summed over all pairs."""
         dp, da = dbias * bias, dbias * (-p * (a * table) / (1 + a * table))                    # (B, H, T, S) each
         return 0, 0, 0, {"p": dp.sum((0, 2, 3)), "a": da.sum((0, 2, 3))}
-
     return bias, pullback
 
 def doors(settings):

@@ -35,12 +35,10 @@ def rotate(q, k, table, learned):
     """The first r of D dimensions turn. q and k (B, H, T, D); table (..., 1, T, r): cosines, then sines."""
     r = table.shape[-1]
     turned_q, turned_k, pull = model_numpy.rotate(q[..., :r], k[..., :r], table, learned)
-
     def pullback(dq, dk):
         """The rest passes through."""
         back_q, back_k, down = pull(dq[..., :r], dk[..., :r])
         return np.concatenate((back_q, dq[..., r:]), -1), np.concatenate((back_k, dk[..., r:]), -1), down
-
     return np.concatenate((turned_q, q[..., r:]), -1), np.concatenate((turned_k, k[..., r:]), -1), pullback
 
 def doors(settings):

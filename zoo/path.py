@@ -45,7 +45,6 @@ def reflections(h, learned, H):
     w, pull_w = scale_to_unit(model_numpy.split_heads(x * gate, H))
     z, pull_z = model_numpy.linear(h, learned["strength"])                                     # (B, T, H)
     s = model_numpy.sigmoid(z + learned["bias"])
-
     def pullback(dw, db):
         """b = 2 s, s' = s (1 - s); silu' = gate (1 + x (1 - gate))."""
         dz = 2 * db[..., 0].swapaxes(1, 2) * s * (1 - s)                                       # (B, T, H)
@@ -55,7 +54,6 @@ def reflections(h, learned, H):
         dy, dw2 = pull_2(du)
         dh_1, dw1 = pull_1(dy)
         return dh + dh_1, {"w1": dw1, "w2": dw2, "conv": dconv, "strength": dstrength, "bias": dz.sum((0, 1))}
-
     return w, 2 * s.swapaxes(1, 2)[..., None], pullback
 
 def solve(lower, right):
@@ -73,7 +71,6 @@ def score(q, k, h, table, learned):
     z = solve(lower, np.tril(b * wk, -1))
     p = np.tril(q @ w.swapaxes(-1, -2))
     scale = 1 / model_numpy.score_divisor(q)
-
     def pullback(dbias):
         """Of L Z = R: dR = L^-T dZ, dL = -dR Z^T. b scales rows of both W W^T and W K^T; W stands twice in W W^T."""
         dproduct = -scale * dbias
@@ -87,7 +84,6 @@ def score(q, k, h, table, learned):
         dw = dp.swapaxes(-1, -2) @ q + (dgram + dgram.swapaxes(-1, -2)) @ w + dwk @ k
         dh, down = pull_reflections(dw, db)
         return dp @ w, dwk.swapaxes(-1, -2) @ w, dh, down
-
     return -scale * (p @ z), pullback
 
 def start(rng, name, shape):

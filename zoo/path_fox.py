@@ -21,12 +21,10 @@ def score(q, k, h, table, learned):
     """The sum of both biases, (B, H, T, S)."""
     turned, pull_path = path.score(q, k, h, table, learned)
     forgotten, pull_fox = fox.score(q, k, h, table, {theirs: learned[ours] for ours, theirs in OWN.items()})
-
     def pullback(dbias):
         dq, dk, dh, down = pull_path(dbias)
         _, _, dh_fox, down_fox = pull_fox(dbias)
         return dq, dk, dh + dh_fox, down | {ours: down_fox[theirs] for ours, theirs in OWN.items()}
-
     return turned + forgotten, pullback
 
 def start(rng, name, shape):

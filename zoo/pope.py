@@ -37,7 +37,6 @@ def rotate(q, k, table, learned):
     cos_k = cos * np.cos(clamped) - sin * np.sin(clamped)                                          # (..., H, T, D)
     sin_k = sin * np.cos(clamped) + cos * np.sin(clamped)
     length_q, length_k = math.sqrt(2) * np.logaddexp(0, q), np.logaddexp(0, k)
-
     def pullback(dq, dk):
         """(x, y) = r (cos, sin): dr = dx cos + dy sin, dangle = r (dy cos - dx sin); softplus' = sigmoid. What was
         clamped gets nothing; 0, where e starts, was not.
@@ -47,7 +46,6 @@ def rotate(q, k, table, learned):
         de = (length_k * (dy_k * cos_k - dx_k * sin_k)).sum((0, 2)) * free
         dq = math.sqrt(2) * (dx_q * cos + dy_q * sin) * model_numpy.sigmoid(q)
         return dq, (dx_k * cos_k + dy_k * sin_k) * model_numpy.sigmoid(k), {"e": de}
-
     return point(length_q, cos, sin), point(length_k, cos_k, sin_k), pullback
 
 def doors(settings):

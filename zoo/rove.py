@@ -35,12 +35,10 @@ def value(p, v, table, learned):
     """y_m = R_m^T sum_n p_mn R_n v_n. p (B, H, T, S), v (B, H, S, D)."""
     (cos, sin), (cos_k, sin_k) = (np.split(x, 2, axis=-1) for x in np.split(table, [p.shape[-2]], axis=-2))
     y, pull = model_numpy.weighted_sum(p, model_numpy.turn(v, cos_k, sin_k), None, learned)
-
     def pullback(dy):
         """A turn's transpose is the turn back: the same steps, from the last to the first."""
         dp, dv, _ = pull(model_numpy.turn(dy, cos, sin))
         return dp, model_numpy.turn(dv, cos_k, -sin_k), {}
-
     return model_numpy.turn(y, cos, -sin), pullback
 
 def doors(settings):

@@ -38,11 +38,9 @@ def scale_to_unit(x):
     """x / sqrt(|x|^2 + eps) of (..., D): of length 1, or less where x is small."""
     size = np.sqrt(np.vecdot(x, x) + EPS)[..., None]
     out = x / size
-
     def pullback(dout):
         """dsize = out . dx: dx = (dout - out (out . dout)) / size."""
         return (dout - out * np.vecdot(out, dout)[..., None]) / size
-
     return out, pullback
 
 def unit(x):
@@ -53,12 +51,10 @@ def conv(x, w):
     """out_t = sum over i of w_i x_(t-i), 0 before the first token. x (B, T, n), w (n, taps)."""
     before = np.pad(x, ((0, 0), (w.shape[1] - 1, 0), (0, 0)))
     seen = sliding_window_view(before, w.shape[1], 1)[..., ::-1]                        # (B, T, n, taps), x_(t-i)
-
     def pullback(dout):
         """x_t is in out_(t+i) with w_i: dx_t = sum over i of w_i dout_(t+i), dw_i = sum over t of dout_t x_(t-i)."""
         after = np.pad(dout, ((0, 0), (0, w.shape[1] - 1), (0, 0)))
         return (sliding_window_view(after, w.shape[1], 1) * w).sum(-1), np.einsum("btn,btni->ni", dout, seen)
-
     return (seen * w).sum(-1), pullback
 
 def convolve(x, w):
@@ -78,7 +74,6 @@ def score(base, q, k, h, table, learned):
     cos, sin = np.cos(angle), np.sin(angle)
     turned = model_numpy.turn(q, cos, sin), model_numpy.turn(k, cos, sin)
     scale = 1 / model_numpy.score_divisor(q)
-
     def pullback(dbias):
         """Of a turned pair (a, b), of q and of k: dangle = a db - b da; z_t is in every angle from t on."""
         dscore = dbias * scale
@@ -94,7 +89,6 @@ def score(base, q, k, h, table, learned):
         dy, dw2 = pull_2(du)
         dx, dw1 = pull_1(dy)
         return dq, dk, pull_x(dx.reshape(x.shape)).reshape(h.shape), {"w1": dw1, "w2": dw2, "conv": dconv}
-
     return (turned[0] @ turned[1].swapaxes(-1, -2) - q @ k.swapaxes(-1, -2)) * scale, pullback
 
 def doors(settings):

@@ -55,12 +55,10 @@ def log(scores, learned):
     s = learned["temperature"][:, None, None]                                                  # (H, 1, 1)
     x = np.where(seen, scores, 0)
     p, pull = model_numpy.softmax(np.where(seen, s * c * x, -np.inf), learned)
-
     def pullback(dp):
         """z = s c x: dx = s c dz, and s_h gets the sum of c x dz over all pairs."""
         dz, _ = pull(dp)                                                                       # 0 where none is seen
         return s * c * dz, {"temperature": (c * x * dz).sum((0, 2, 3))}
-
     return p, pullback
 
 def sinks(scores, learned):
@@ -69,12 +67,10 @@ def sinks(scores, learned):
     top = np.maximum(scores.max(-1, keepdims=True), b)                                         # exp cannot overflow
     p = np.exp(scores - top)
     p /= np.exp(b - top) + p.sum(-1, keepdims=True)
-
     def pullback(dp):
         """As the plain one; b is a score with weight 1 - sum p and dp 0: db = -(1 - sum p) sum_j dp_j p_j."""
         along = np.vecdot(dp, p)[..., None]                                                    # (B, H, T, 1)
         return p * (dp - along), {"sinks": -((1 - p.sum(-1, keepdims=True)) * along).sum((0, 2, 3))}
-
     return p, pullback
 
 def llama4(scores, learned):
@@ -93,7 +89,6 @@ def stick(scores, learned):
     p = np.exp(x + after)                                                                      # x = ln b - ln(1 - b)
     p[..., own] = np.exp(after[..., 0])
     b = np.exp(-np.logaddexp(0, -x))
-
     def pullback(dp):
         """With a = p dp, a_r of the own key: ln b_n has the derivative 1 - b_n, and ln(1 - b_n) has -b_n, which is in
         all p_mj from j < n and in what is left: ds_n = a_n - b_n (a_r + the sum over j <= n of a_j).
@@ -102,7 +97,6 @@ def stick(scores, learned):
         rest = a[..., own][..., None]                                                          # (B, H, T, 1)
         a[..., own] = 0
         return a - b * (rest + a.cumsum(-1)), {}
-
     return p, pullback
 
 def start_temperature(rng, name, shape):

@@ -36,11 +36,9 @@ class Settings(Sinusoidal):                                          # --base is
 def rotate(q, k, table, learned):
     """s_m R_m q, R_n k / s_n. q and k (B, H, T, D); table (..., 1, T, 2D): s cos, s sin, cos / s, sin / s."""
     cos_q, sin_q, cos_k, sin_k = np.split(table, 4, axis=-1)                                        # (..., 1, T, D/2)
-
     def pullback(dq, dk):
         """out = s R q: dq = s R^T dout, and s R^T turns by minus the angle."""
         return model_numpy.turn(dq, cos_q, -sin_q), model_numpy.turn(dk, cos_k, -sin_k), {}
-
     return model_numpy.turn(q, cos_q, sin_q), model_numpy.turn(k, cos_k, sin_k), pullback
 
 def doors(settings):
