@@ -15,6 +15,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -191,8 +192,19 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=None, m
         documents, dropped = join(out, tasks)
         data.check_counts(source, documents, dropped)
         data.write_meta(out, settings, documents, dropped, {"val": {}, "test": {}})
+    say_what_is_left_out(source, out / "tasks/encode/logs")
     print(f"{out}/tasks holds the work of the tasks, and may be deleted")
     return out
+
+def say_what_is_left_out(source, logs):
+    """Print which rows datatrove could not read, and which files beside those of rows were not."""
+    said = "".join(path.read_text(encoding="utf-8") for path in sorted(logs.glob("*")))
+    if unread := re.findall(r"Error when reading `(.*?)`: (?!.*zero-length)", said):
+        print(f"left out: {len(unread)} lines that are no JSON, of {', '.join(dict.fromkeys(unread))}")
+    if "Found document without text" in said:
+        print("left out: rows without a text in the field `text`")
+    if others := [path.name for path in Path(source).rglob("*") if path.suffix in (".txt", ".md", ".py", ".rst")]:
+        print(f"left out, beside .jsonl and .parquet: {len(others)} files, such as {', '.join(others[:3])}")
 
 def main():
     parser = data.make_parser()

@@ -93,7 +93,10 @@ def test_a_file_of_lines_is_taken_by_its_name(texts, tmp_path):
     (tmp_path / "all [1].jsonl").write_text("\n\n".join(json.dumps({"text": text}) for text in texts))
     flags = ["all [1].jsonl", "--vocab", 300, "--max-tokens", 20_000, "--out", "few"]
     assert "python -m engine.corpora takes the same flags" in refused(command("data.py", *flags, cwd=tmp_path))
+    path = tmp_path / "all [1].jsonl"
+    path.write_text('{"text": "cut\n{"text": null}\n' + path.read_text())
     done = command("engine.corpora", *flags, cwd=tmp_path)
+    assert "1 lines that are no JSON, of all [1].jsonl" in done.stdout and "rows without a text" in done.stdout
     assert done.returncode == 0 and "not looked for" in done.stdout, done.stderr
     few = sum(split["tokens"] for split in data.read_meta(tmp_path / "few")["splits"].values())
     assert 20_000 <= few < 20_000 + 4_000
