@@ -199,7 +199,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=None, m
 def say_what_is_left_out(source, logs):
     """Print which rows datatrove could not read, and which files beside those of rows were not."""
     said = "".join(path.read_text(encoding="utf-8") for path in sorted(logs.glob("*")))
-    if unread := re.findall(r"Error when reading `(.*?)`: (?!.*zero-length)", said):
+    if unread := re.findall(r"Error when reading `(.*?)`: (?!input data is empty)", said):
         print(f"left out: {len(unread)} lines that are no JSON, of {', '.join(dict.fromkeys(unread))}")
     if "Found document without text" in said:
         print("left out: rows without a text in the field `text`")
