@@ -37,8 +37,9 @@ class CommandLine(argparse.ArgumentParser):
     def error(self, message):
         if str(message).startswith("unrecognized arguments"):
             word = message.split()[2].partition("=")[0]
-            near = MEANT.get(word) or next(iter(difflib.get_close_matches(word, self._option_string_actions)), None)
-            message = f"{message} ({f'did you mean {near}? ' if near else ''}{self.prog} --help lists the flags)"
+            flags = [MEANT.get(word), *difflib.get_close_matches(word, self._option_string_actions, 1, 0.75)]
+            meant = next((f"did you mean {flag}? " for flag in flags if flag), "")
+            message = f"{message} ({meant}{self.prog} --help lists the flags)"
         printable = "".join(c if c.isprintable() else " " for c in str(message))
         self.exit(2, f"{self.prog}: error: {' '.join(printable.split())}\n")
 
@@ -58,6 +59,11 @@ class CommandLine(argparse.ArgumentParser):
             sys.stdout.flush()
         except InputError as error:
             self.error(error)
+        except ModuleNotFoundError as error:
+            folder = str(error.name).partition(".")[0]
+            if folder not in ("zoo", "longer", "engine", "lab"):
+                raise
+            self.error(f"this needs the folder {folder}/, which is not here: take it from the repository")
         except KeyboardInterrupt:
             self.exit(130, f"{self.prog}: stopped\n")
         except BrokenPipeError:                                        # what reads the output, such as head, has ended
@@ -155,7 +161,8 @@ def is_ours(path):
     content = path.read_bytes()
     if path.suffix == ".json":
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-            return bool(json.loads(content)[0].keys() & {"run", "preset"})
+            fields = json.loads(content)[0].keys()
+            return fields >= {"run", "protocol"} or fields >= {"preset", "backend"} or fields >= {"run", "task"}
         return False
     return {".png": b"\x89PNG", ".svg": b"<svg", ".pdf": b"%PDF", ".html": b'id="data"'}[path.suffix] in content
 
@@ -194,7 +201,7 @@ def lock(folder, wait=False):
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {folder} cannot be made: {error}") from None
+        raise InputError(f"--out {folder} cannot be made: {error.strerror}") from None
     try:                                                               # a singleton: this process may take it again
         with FileLock(f"{os.path.realpath(folder)}/.lock", timeout=-1 if wait else 0, is_singleton=True):
             yield
@@ -215,8 +222,10 @@ def read_run(run):
     path = Path(run) / "config.json"
     if not path.exists():
         raise InputError(f"{run} is no run directory (no config.json): python train.py writes one")
-    record = read_json(path, "model", "train", "data.splits", "data.tokenizer.sha256", "provenance")
+    record = read_json(path, "model", "train", "data.splits", "data.tokenizer.sha256", "provenance", "data.source",
+                       "data.folder")
     try:
+        Path(record["data"]["folder"] + record["data"]["source"])       # a TypeError if one is no text
         return ModelConfig.from_dict(record["model"]), TrainConfig(**record["train"]), record
     except (InputError, LookupError, TypeError) as error:              # of a field that is missing, or unknown
         raise InputError(f"{path}: {error}") from None

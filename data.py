@@ -50,13 +50,22 @@ def source_of(name):
 
 NAMED_SOURCES = ("stdlib", "packages", "fineweb", "fineweb-edu")
 
+TEXT = (".txt", ".md", ".py", ".rst")
+ROWS = (".jsonl", ".parquet")
+
+def visible_files(source, suffixes):
+    """The files of a path with these endings, in sorted order, without hidden ones and the log of a run."""
+    path = Path(source)
+    root = path if path.is_dir() else path.parent
+    paths = sorted(path.rglob("*")) if path.is_dir() and source else [path]
+    return [p for p in paths if p.suffix.lower() in suffixes and p.is_file() and p.name != "log.jsonl"
+            and "/." not in f"/{p.relative_to(root)}"]
+
 def is_large(source):
     """Whether engine/corpora.py reads a source."""
-    paths = [Path(source), *Path(source).glob("**/*")]
-    return source in NAMED_SOURCES[2:] or any(path.suffix in (".parquet", ".jsonl") and path.name != "log.jsonl"
-                                              for path in paths)
+    return source in NAMED_SOURCES[2:] or bool(visible_files(source, ROWS))
 
-def find_files(source, suffixes=(".txt", ".md", ".py", ".rst")):
+def find_files(source):
     """(name, path) of the readable files of a source, in sorted order."""
     if source == "stdlib":
         root = Path(os.__file__).parent
@@ -71,12 +80,11 @@ def find_files(source, suffixes=(".txt", ".md", ".py", ".rst")):
     if source == "" or not path.is_file() and not path.is_dir():
         raise InputError(f"{source}: no such file or folder; a source is {', '.join(NAMED_SOURCES)} or a path")
     root = path if path.is_dir() else path.parent
-    files = [(str(p.relative_to(root)), p) for p in (sorted(path.rglob("*")) if path.is_dir() else [path])
-             if p.suffix.lower() in suffixes and p.is_file() and "/." not in f"/{p.relative_to(root)}"
-             and p.name != "log.jsonl"]                                 # of a run
-    if not files:
-        raise InputError(f"{source} holds no file that ends in {' '.join(suffixes)} .jsonl .parquet")
-    return files
+    if files := [(str(p.relative_to(root)), p) for p in visible_files(source, TEXT)]:
+        return files
+    if is_large(source):
+        raise InputError(f"{source} has rows, not texts: python -m engine.corpora {source} prepares them")
+    raise InputError(f"{source} holds no file that ends in {' '.join(TEXT + ROWS)}")
 
 def documents(source):
     """(name, text) of each document of a source: a file, or what lies between the lines <|endoftext|> of one.
@@ -148,8 +156,9 @@ def train_tokenizer(texts, vocab):
 def read_ranks(path):
     """{token bytes: rank} of a .tiktoken file; InputError for another format."""
     ranks = {}          # not by tiktoken's own loader: it caches by path, and would return what a file held before
+    text = common.read_text(path)
     try:
-        for token, rank in map(str.split, common.read_text(path).splitlines()):
+        for token, rank in map(str.split, text.splitlines()):
             ranks[base64.b64decode(token, validate=True)] = int(rank)
     except ValueError as error:
         raise InputError(f'{path} is not a file of "base64 rank" lines, tiktoken\'s text format: {error}') from None
@@ -185,7 +194,10 @@ def target(source, out=None, vocab=None, tokenizer=None):
     vocab = len(ranks) + 1 if ranks else vocab or PRESETS["mini"]["vocab"]
     if not 257 <= vocab <= 2**16:
         raise InputError(f"--vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {vocab}")
-    return folder_of(source, vocab) if out is None else Path(out), vocab, ranks
+    out = folder_of(source, vocab) if out is None else Path(out)
+    if file := next((path for path in (out, *out.parents) if path.is_file()), None):
+        raise InputError(f"--out must be a folder, and {file} is a file")
+    return out, vocab, ranks
 
 def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=None, max_tokens=0, max_doc_chars=2**20,
             overwrite=False, usual=1):
@@ -218,10 +230,10 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=None, m
         ranks = train_tokenizer(training, vocab)
     tokens = encode_texts(texts, make_tokenizer(ranks), least, max_tokens, dropped)
     near = drop_near(tokens)
-    check_counts(source, tokens, dropped)
+    check_counts(source, tokens, dropped, [*near["val"]], max_tokens)
     settings = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
              "min_doc_tokens": least, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
-             "files": hash_listing(source)}
+             "content": hash_source(source)}
     with common.lock(out):
         check_new(out, overwrite)                           # another process may have made it meanwhile
         write_text(out / "meta.json", json.dumps(settings))    # not whole yet, and from now on the folder is ours
@@ -243,12 +255,14 @@ def write_meta(out, settings, documents, dropped, near):
                        "tokenizer": {"sha256": hash_file(out / "tokenizer.tiktoken")}}
     write_text(out / "meta.json", json.dumps(meta, indent=1) + "\n")
 
-def check_counts(source, documents, dropped):
+def check_counts(source, documents, dropped, near=(), max_tokens=0):
     """InputError if a split that training needs has no documents."""
     for split in ("train", "val"):
         if not documents[split]:
-            raise InputError(f"{source}: no document fell to {split}, and {dropped['short']} were too short: give more "
-                             "text, or smaller --min-doc-tokens and --max-doc-chars")
+            reason = ("--max-tokens ended the encoding before" if max_tokens else
+                      f"all of it, {len(near)} documents, is nearly in train" if near else
+                      f"{dropped['short']} documents were too short")
+            raise InputError(f"{source}: no document is left for {split}, since {reason}: give more text")
 
 def check_new(out, overwrite):
     """InputError unless a folder may be written: an empty one, an unfinished one or, by --overwrite, one of ours."""
@@ -283,7 +297,7 @@ def ensure(source, vocab, prepare=prepare, min_doc_tokens=1, max_tokens=0):
     if folder != Path(source) and meta["source"] != full_name(source):
         raise InputError(f"{folder} was made from {meta['source']}, not from {source}: prepare that with python "
                          f"data.py {source} --out DIR, and give --data DIR")
-    if folder != Path(source) and source not in NAMED_SOURCES and meta.get("files") != hash_listing(source):
+    if folder != Path(source) and "content" in meta and meta["content"] != hash_source(source):
         raise InputError(f"{source} has changed since {folder} was made: remove that folder, and it is made again")
     if hash_file(folder / "tokenizer.tiktoken") != meta["tokenizer"]["sha256"]:
         raise InputError(f"{folder}/tokenizer.tiktoken is not the one that was recorded: prepare the folder again")
@@ -292,10 +306,12 @@ def ensure(source, vocab, prepare=prepare, min_doc_tokens=1, max_tokens=0):
                          f"{meta['vocab']}, or prepare the text again")
     return folder, meta
 
-def hash_listing(source):
-    """A hash of the names, sizes and times of a path's files."""
-    paths = [path for path in sorted(Path(source).rglob("*")) or [Path(source)] if path.is_file()]
-    listing = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+def hash_source(source):
+    """A hash of what a path holds: of its texts, or of the names and sizes of its files of rows; of a name, None."""
+    if source in NAMED_SOURCES:
+        return None
+    rows = [(path.name, path.stat().st_size) for path in visible_files(source, ROWS)]
+    listing = rows or [(name, hash_file(path)) for name, path in find_files(source)]
     return hashlib.sha256(repr(listing).encode()).hexdigest()
 
 def is_whole(folder):

@@ -1,7 +1,7 @@
 """One training run, from flags to checkpoint.
 
-    python train.py --pe expe --l 24            trains and writes runs/mini-expe-s0
-    python train.py --pe expe --l 24 --resume   goes on, bit for bit on a CPU
+    python train.py --pe expe --l 24           writes runs/mini-expe-s0
+    python train.py --pe expe --l 24 --resume  goes on, bit for bit on a CPU
 
 A run is a pure function of its configs: the batch of a step, and dropout's
 mask, depend on (seed, step) alone. Two backends compute it from the same first
@@ -280,10 +280,12 @@ class Run:
         on_cpu = self.train_config.backend == "numpy" and self.args.device == "auto"
         self.device = pick_device("cpu" if on_cpu else self.args.device)
         self.source = data.source_of(self.train_config.data)
-        self.tokens, meta = self.source.ensure(self.train_config.data, self.model_config.vocab, prepare,
+        record = common.read_run(self.folder)[2] if self.args.resume else None
+        wanted = record["data"]["folder"] if record else self.train_config.data         # its text may have changed
+        self.tokens, meta = self.source.ensure(wanted, self.model_config.vocab, prepare,
                                                self.train_config.min_doc_tokens, self.train_config.max_tokens)
         self.origin = describe_origin(self.args.preset, argv, self.device)
-        self.record = common.read_run(self.folder)[2] if self.args.resume else {
+        self.record = record or {
             "model": dataclasses.asdict(self.model_config), "train": dataclasses.asdict(self.train_config),
             "data": {"folder": str(self.tokens), **meta}, "provenance": self.origin}
         if self.record["data"]["splits"]["train"]["sha256"] != meta["splits"]["train"]["sha256"]:

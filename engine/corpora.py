@@ -175,7 +175,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=None, m
     min_doc_tokens = min_doc_tokens or usual
     settings = {"source": data.full_name(source), "vocab": vocab, "pattern": data.SPLIT_PATTERN, "tasks": tasks,
                 "max_tokens": max_tokens, "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars,
-                "files": data.hash_listing(source)}
+                "content": data.hash_source(source)}
     data.check_new(out, overwrite=True)
     if data.is_whole(out):
         raise InputError(f"{out} exists: use it with --data {out}, remove it, or choose another --out")
@@ -203,8 +203,8 @@ def say_what_is_left_out(source, logs):
         print(f"left out: {len(unread)} lines that are no JSON, of {', '.join(dict.fromkeys(unread))}")
     if "Found document without text" in said:
         print("left out: rows without a text in the field `text`")
-    if others := [path.name for path in Path(source).rglob("*") if path.suffix in (".txt", ".md", ".py", ".rst")]:
-        print(f"left out, beside .jsonl and .parquet: {len(others)} files, such as {', '.join(others[:3])}")
+    if others := data.visible_files(source, data.TEXT):
+        print(f"left out, beside .jsonl and .parquet: {len(others)} files, such as {others[0].name}")
 
 def main():
     parser = data.make_parser()

@@ -87,6 +87,9 @@ def main():
     parser = CommandLine(prog="engine.distributed", add_help=False)
     parser.add_argument("--timeout", type=number, default=600)          # seconds that ranks wait for one that hangs
     args, argv = parser.parse_known_args()
+    if "RANK" not in os.environ:
+        parser.error("start the processes with torchrun --nproc_per_node N -m -- engine.distributed FLAGS: train.py's, "
+                     "and --timeout SECONDS, for which a rank waits for one that hangs")
     if not args.timeout >= 1:
         parser.error(f"--timeout must be at least 1 second, got {args.timeout}")
     store, _, _ = next(dist.rendezvous("env://"))

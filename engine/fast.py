@@ -13,6 +13,7 @@
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import shutil
 import sys
@@ -379,19 +380,20 @@ PARTS = {"attention": Attention, "dropout": Dropout, "cross_entropy": cross_entr
 def check_same_as_plain(model, where, half=False):
     """InputError unless attention in a GPT with other parts gives what model_torch.py's gives, as that stands now.
 
-    Otherwise an edit of a step that the parts replace would have no effect. Both read a few tokens on the CPU, in fp32
-    or by autocast in bf16. where: the file of the parts.
+    Otherwise an edit of a step that the parts replace would have no effect. Both read the same numbers on the CPU, with
+    scores of about 3, in fp32 or by autocast in bf16. where: the file of the parts.
     """
     with torch.device("meta"):                                                             # takes no memory
         plain = model_torch.GPT(model.config, seed=None)
     plain.load_state_dict(model.state_dict(), assign=True)                                 # the same tensors
-    n = np.arange(min(model.config.context, 16))
+    n = np.arange(min(model.config.context, 64))
     h = model.blocks[0].norm1(model.embedding(torch.from_numpy(n) * 7 % model.config.vocab))[None]    # (1, T, C)
+    h = h * (90 / math.sqrt(model.config.width))
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         ours, right = (torch.stack([block.attn(h, gpt.tables(n)[block.attn.encoding.settings]).float()
                                     for block in gpt.blocks]) for gpt in (model, plain))
     error = ((ours - right).abs().max() / right.abs().max()).item()
-    if error > (0.05 if half else 1e-3):
+    if error > (0.03 if half else 1e-3):
         raise InputError(f"{where} has another attention than model_torch.py, by {error:.1%}: make an edit of a step "
                          f"that {where} replaces there too")
 

@@ -47,7 +47,8 @@ def load_checkpoint(run, backend, model_config):
 def cut_log(run, step):
     """Take out of log.jsonl what was trained after the checkpoint of this step, and is trained again."""
     kept = []
-    for line in (run / "log.jsonl").read_bytes().splitlines():
+    log = run / "log.jsonl"
+    for line in log.read_bytes().splitlines() if log.exists() else ():
         with contextlib.suppress(ValueError, LookupError, TypeError):   # of a line that was cut short or damaged
             if json.loads(line)["step"] <= step:
                 kept.append(line.decode() + "\n")

@@ -385,3 +385,18 @@ def test_an_edit_that_a_path_does_not_share_is_refused(monkeypatch):
     for model, where, half in ((reader, "longer/reading.py", False), (quick, "engine/fast.py", True)):
         with pytest.raises(configs.InputError, match=f"^{where} has another attention than model_torch.py"):
             fast.check_same_as_plain(model, where, half)
+
+
+@pytest.mark.parametrize("pe, variant", [("alibi", {}), ("fox", {}), ("expe", {"on": "k"})], ids=str)
+def test_a_cap_on_scores_is_refused_where_bf16_takes_them_apart(pe, variant, monkeypatch):
+    """It changes large scores alone, of which the first weights make none."""
+    quick = tiny(pe, variant=variant, parts=fast.PARTS).float()
+
+    def capped(self, q, k, v, bias, table):
+        scores = self.scores(q, k) if bias is None else self.scores(q, k) + bias
+        return self.mask(q, k, 2 * torch.tanh(scores / 2)).softmax(-1) @ v
+
+    fast.check_same_as_plain(quick, "engine/fast.py", half=True)
+    monkeypatch.setattr(Attention, "attend", capped)
+    with pytest.raises(configs.InputError, match="^engine/fast.py has another attention"):
+        fast.check_same_as_plain(quick, "engine/fast.py", half=True)

@@ -76,6 +76,17 @@ def test_ctrl_c_keeps_the_last_step_and_resumes(name, finished, tokens, tmp_path
     assert done.returncode == 0 and "complete" in done.stdout
 
 
+def test_a_run_goes_on_with_its_tokens_where_the_text_has_changed(books, tmp_path):
+    shutil.copytree(books, tmp_path / "books")
+    flags = [*TINY, "--steps", "4", "--data", "books", "--out", "run"]
+    assert command("train.py", *flags, cwd=tmp_path).returncode == 0
+    (tmp_path / "books" / "more.txt").write_text("more")
+    assert "has changed since" in refused(command("train.py", *flags, "--overwrite", cwd=tmp_path))
+    (tmp_path / "run/log.jsonl").unlink()
+    done = command("train.py", "--out", "run", "--resume", "--steps", "6", cwd=tmp_path)
+    assert done.returncode == 0 and common.checkpoint_info(tmp_path / "run")["step"] == 6, done.stderr
+
+
 def test_a_finished_run_goes_on_to_more_steps(tokens, tmp_path):
     flags = [*TINY, "--steps", "4", "--data", tokens, "--out", "run"]
     assert command("train.py", *flags, cwd=tmp_path).returncode == 0
