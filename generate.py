@@ -16,7 +16,7 @@ import sys
 
 import numpy as np
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")     # before torch: its idle threads leave the cores to other work
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")         # before torch: its idle threads soon leave the cores to others
 
 import torch
 
