@@ -165,6 +165,7 @@ class Row:
         self.names = {"preset": args.preset, "pe": pe, "backend": backend, "batch": args.batch_size,
                       "dtype": args.dtype, "device": args.device}
         self.work = *self.names.values(), args.compile
+        os.environ["GOMP_SPINCOUNT"] = "300000"             # of workers in turns, whose threads would wake up late
         self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), begin)
 
     def ask(self, method, *arguments):
