@@ -89,11 +89,28 @@ def sigmoid(x):
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 def gelu(x):
-    """x s, s = (1 + tanh(u))/2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). Any shape."""
-    s = 0.5 * (1 + np.tanh(x * (ROOT + ROOT * CUBIC * (x * x))))                  # x**3 would take ten times as long
+    """x s, s = (1 + tanh(u))/2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). Any shape.
+
+    In place, since plain expressions would add 6% to a training step of `mini`.
+    """
+    s = x * x                                                                     # x**3 would take ten times as long
+    s *= ROOT * CUBIC
+    s += ROOT
+    s *= x                                                                        # u
+    np.tanh(s, out=s)
+    s += 1
+    s *= 0.5
     def pullback(dout):
         """ds/dx = 2 s (1 - s) du/dx, so dx = dout s (1 + x (1 - s) 2 du/dx)."""
-        return dout * (s * (1 + (1 - s) * (x * (2 * ROOT + 6 * ROOT * CUBIC * (x * x)))))
+        dx = x * x
+        dx *= 6 * ROOT * CUBIC
+        dx += 2 * ROOT                                                            # 2 du/dx
+        dx *= x
+        dx *= 1 - s
+        dx += 1
+        dx *= s
+        dx *= dout
+        return dx
     return x * s, pullback
 
 def gelu_mlp(h, p):

@@ -46,7 +46,7 @@ BROKEN = [
     (model_numpy, "- z * along_z", "+ z * along_z", "nope", "gpt", "gradient of blocks.1.mlp.down"),
     (model_numpy, "dz - dz.mean", "dz + dz.mean", "nope", "gpt", "gradient of blocks.1.mlp.down"),
     (llama, "- z * along_z", "+ z * along_z", "nope", "llama", "gradient of blocks.1.mlp.down"),
-    (model_numpy, "(1 + (1 - s)", "(1 + (1 + s)", "nope", "gpt", "gradient of blocks.1.mlp.up"),
+    (model_numpy, "dx *= 1 - s", "dx *= 1 + s", "nope", "gpt", "gradient of blocks.1.mlp.up"),
     (llama, "gate * (1 - s))", "gate * (1 + s))", "nope", "llama", "gradient of blocks.1.mlp.gate"),
     (model_numpy, "pull_up(pull_gelu", "pull_up(-pull_gelu", "nope", "gpt", "gradient of blocks.1.mlp.up"),
     (llama, "dh_up + dh_gate", "dh_up - dh_gate", "nope", "llama", "gradient of blocks.1.norm2"),
