@@ -34,14 +34,14 @@ LOGITS = {"cpu": 10 * 2**20, "mps": 2**26, "cuda": 2**28, "meta": 2**28}
 
 COMPILER = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")     # as torch chooses it on a CPU
 BAND = 64                                # queries at a time in attend_banded
-PAIRS = 2**24                            # scores that a backward pass keeps at once: 64 MB in fp32
+PAIRS = {"cpu": 2**24, "mps": 2**26, "cuda": 2**26, "meta": 2**26}      # scores that a backward pass keeps at once
 
 def at_least_fp32(x):
     """A half-precision tensor in fp32, any other as it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 def autocasts(x):
-    return torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 def full_precision(x):
     """A context in which nothing is autocast."""
@@ -216,7 +216,7 @@ class LinearBias(torch.autograd.Function):
             dy, q, k, v, a, b = map(at_least_fp32, (dy, *inputs))
             a, b = a.expand(q.shape[:3]), b.expand(q.shape[:3])                        # (B, H, T)
             dq, dk, dv, da, db = map(torch.zeros_like, (q, k, v, a, b))
-            rows = max(1, PAIRS // (q.shape[0] * q.shape[1] * T))
+            rows = max(1, PAIRS[q.device.type] // (q.shape[0] * q.shape[1] * T))
             for i in range(0, T, rows):
                 j = min(T, i + rows)
                 S = j if causal else T                                                 # keys that any of them sees
@@ -308,7 +308,7 @@ class Attention(model_torch.Attention):
     def forward(self, h, at):
         if has_band(self) and in_a_row(at.n):
             return self.output(self.attend_banded(*self.project(h, at)), h)
-        if not in_half_precision(h) or linear_of(self.encoding, self.causal) is None:
+        if not in_half_precision(h) or self.linear is None:
             return super().forward(h, at)
         nowhere = None if at.rows is None else torch.zeros_like(at.rows)
         q, k, v = self.project(h, at._replace(rows=nowhere))
@@ -321,9 +321,14 @@ class Attention(model_torch.Attention):
         with full_precision(h):
             return self.encoding.keep(at_least_fp32(h))
 
-    def linear(self, *content):
+    @functools.cached_property
+    def linear(self):
+        """linear_of the encoding, or None."""
+        return linear_of(self.encoding, self.causal)
+
+    def factors(self, *content):
         """a and b of linear_of."""
-        return linear_of(self.encoding, self.causal)(*content)
+        return self.linear(*content)
 
     def attend_linear(self, q, k, v, kept, n):
         """As attend; kept is of all S keys, and their places n (..., 1, S) are counted from the last."""
@@ -331,7 +336,7 @@ class Attention(model_torch.Attention):
         w = self.qkv.weight.chunk(3)[1].unflatten(0, (self.n_heads, -1))               # (H, D, C)
         with full_precision(q):
             x, w = at_least_fp32(q), at_least_fp32(w)
-            a, b = self.linear(x, kept, w, n.type_as(x))
+            a, b = self.factors(x, kept, w, n.type_as(x))
             if T != S or self.encoding.softmax or not self.fused:                      # in fp32, for the bias' digits
                 bias = a[..., None] * (b[..., None, :] - b[..., -T:, None])
                 return self.attend(x, k.type_as(x), v.type_as(x), bias, None).type_as(q)
@@ -405,6 +410,7 @@ def compile(model, **how):
         if torch.backends.cpu.get_cpu_capability() == "AVX512":
             how = {"options": {"cpp.simdlen": 256}} | how    # g++ 12 errs in kernels that transpose bf16 with AVX-512
     for block in model.blocks:
+        getattr(block.attn, "linear", None)                  # is found by looking at values
         block.compile(**how)
     model.cross_entropy = functools.partial(cross_entropy, parts=torch.compile(softmax_parts, **how))
 

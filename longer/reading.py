@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from common import load_model
 from config import InputError
 from engine import fast
-from engine.fast import from_the_last, has_band, in_a_row, linear_of
+from engine.fast import from_the_last, has_band, in_a_row
 from expe import distances, integers
 from longer.cache import Cache
 from longer.scaling import HOLD, LEAST, STEEP, Groups, dual_chunk_positions, scaled, self_extend_queries
@@ -54,8 +54,8 @@ class ReadingAttention(fast.Attention):
 
     least = -math.inf                    # of least-slope: by how much a score falls a token at least
 
-    def linear(self, *content):
-        a, b = super().linear(*content)
+    def factors(self, *content):
+        a, b = super().factors(*content)
         return a.clamp(min=self.least) if self.least > -math.inf else a, b
 
     def forward(self, h, at):
@@ -216,7 +216,7 @@ class Reader(GPT):
         """Whether any block needs a bias or a mask besides the causal one."""
         return bool(self.chunk) or any(
             attn.window or attn.encoding.value or attn.encoding.softmax
-            or (type(attn.encoding).score is not Encoding.score and linear_of(attn.encoding, attn.causal) is None)
+            or (type(attn.encoding).score is not Encoding.score and attn.linear is None)
             for attn in (block.attn for block in self.blocks))
 
     def tables(self, n, cache=None):
@@ -245,14 +245,14 @@ class Reader(GPT):
         A linear bias is used where a pass reads all keys at once, and in every pass if the encoding has no table of
         pairs, whose distances are exact. Rows of zeros then keep all keys without a position.
         """
-        encoding, settings = attention.encoding, attention.encoding.settings
+        settings = attention.encoding.settings
         w = self.embedding.weight
         queries = keys[..., -n.shape[-1] :]
 
         def rows(n):
             return as_tensor(settings.rows(n, self.config), w)
 
-        if linear_of(encoding, self.config.causal) is not None:
+        if attention.linear is not None:
             one = np.arange(1)
             if queries.shape == keys.shape or settings.pairs(one, one, self.config) is None:
                 zeros = rows(queries)

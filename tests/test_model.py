@@ -227,7 +227,7 @@ def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
     with torch.no_grad():
         assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T)))  # the plain form, in fp32 and above
     monkeypatch.setattr(fast, "in_half_precision", lambda x: True)
-    monkeypatch.setattr(fast, "PAIRS", 100)                             # the backward takes few queries at a time
+    monkeypatch.setitem(fast.PAIRS, "cpu", 100)                           # the backward takes few queries at a time
     shut = fast.linear_of(quick.blocks[0].attn.encoding, quick.config.causal) is None  # no product of two numbers
     assert shut == (changes == {"causal": False} and pe in ("alibi", "grape"))
     assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T))) == shut
