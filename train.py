@@ -153,6 +153,7 @@ class TorchBackend:
                   {"params": vectors, "weight_decay": 0.0}]             # table 5
         betas = train_config.beta1, train_config.beta2
         self.optimizer = torch.optim.AdamW(groups, train_config.lr, betas, fused=True)
+        self.size = train_config.micro_batch or train_config.batch_size
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=train_config.dtype == "bf16")
         torch.set_float32_matmul_precision("high" if train_config.dtype == "tf32" else "highest")
 
@@ -175,22 +176,38 @@ class TorchBackend:
     def step(self, batch, step, positions=None):
         """One optimizer step on a batch, (tokens, targets); returns the loss and the gradient's norm."""
         self.model.train()
-        torch.manual_seed(self.train_config.seed * 2**32 + step)        # of dropout
+        while True:
+            try:
+                torch.manual_seed(self.train_config.seed * 2**32 + step)        # of dropout
+                return self.add_gradients(batch, positions), self.update(step)
+            except torch.OutOfMemoryError:                              # of a GPU
+                self.size //= 2
+                if not self.size:
+                    raise
+            self.optimizer.zero_grad(set_to_none=True)
+            tqdm.write(f"the GPU's memory is full: going on with --micro-batch {self.size}")
+
+    def add_gradients(self, batch, positions):
+        """The loss of a batch; its gradients are added up."""
         loss = 0
         for part, share in self.losses(batch, positions):
             part = part * share
             part.backward()
             loss += part.detach()
-        return loss.item(), self.update(step)
+        return loss
 
     def losses(self, batch, positions=None):
         """Yields the loss of each micro-batch, and its share of the batch's targets."""
-        size = self.train_config.micro_batch or self.train_config.batch_size
-        for tokens, targets, share in micro_batches(*batch, size):
-            tokens, targets = (torch.from_numpy(x).to(self.device) for x in (tokens, targets))
+        for tokens, targets, share in micro_batches(*batch, self.size):
+            tokens, targets = self.on_device(tokens), self.on_device(targets)
             with self.autocast:
                 loss = self.model(tokens, targets, positions)
             yield loss, share
+
+    def on_device(self, x):
+        """An array as a tensor; a GPU copies it when it gets there, and nothing waits for that."""
+        x = torch.from_numpy(x)
+        return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x.to(self.device)
 
     def update(self, step):
         """Clip the gradients, take AdamW's step, and return the gradients' norm."""
@@ -199,7 +216,7 @@ class TorchBackend:
             group["lr"] = learning_rate(self.train_config, step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return norm.item()
+        return norm
 
     def validation_loss(self, batch):
         """The mean loss of a batch, in nats."""
@@ -329,12 +346,31 @@ class Run:
         if tokenizer.exists():
             common.write_bytes(self.folder / "tokenizer.tiktoken", tokenizer.read_bytes())
 
+    def note(self, step, loss, norm):
+        """Log a step and return its loss; InputError if it or the gradient's norm is not finite."""
+        loss, norm = float(loss), float(norm)
+        if not math.isfinite(loss + norm):
+            raise InputError(f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}: the last "
+                             f"checkpoint stays; try a lower --lr than {self.train_config.lr:g}")
+        if step == 0:
+            self.write_config()
+        self.log(step=step + 1, loss=loss, grad_norm=norm, lr=learning_rate(self.train_config, step))
+        return loss
+
     def log(self, **line):
         with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def save(self, backend, step, seconds):
         common.save_checkpoint(self.folder, backend.tensors(), step, seconds)
+
+    def share_of_gpu(self, rate):
+        """In words, how much of the GPU's bf16 rate so many tokens a second take."""
+        if self.device.type != "cuda":
+            return ""
+        from engine import fast
+        share = rate * fast.flops_a_token(self.model_config) / fast.bf16_rate(self.device)
+        return f", {share:.0%} of the GPU's bf16 rate"
 
     def stops(self, signals):
         """Whether a signal asks to stop."""
@@ -371,30 +407,31 @@ def train(run, backend, first=0, seconds=0.0):
     tokens = run.source.open_split(run.tokens, "train")
     held_out = by_objective(config, vocab, run.source.held_out(run.tokens, context, VALIDATION_WINDOWS), [0])
     begun = time.perf_counter()
+    counted = first, begun                                              # from which step and when the rate counts
+    waiting = []                                                        # losses that a GPU may still compute
     with stopping() as signals:
         bar = tqdm(range(first, config.steps), str(run.folder), config.steps, False, disable=run.quiet, initial=first)
         for step in bar:
             batch = run.source.batch(tokens, context, config.batch_size, config.seed, step)
             batch = by_objective(config, vocab, batch, [config.seed, step, 2])
             positions = draw_positions(config, step, context) if config.random_positions else None
-            loss, norm = backend.step(batch, step, positions)
-            if not math.isfinite(loss + norm):
-                raise InputError(f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}: the last "
-                                 f"checkpoint stays; try a lower --lr than {config.lr:g}")
-            if step == 0:
-                run.write_config()
+            waiting.append((step, *backend.step(batch, step, positions)))
             done = step + 1
-            run.log(step=done, loss=loss, grad_norm=norm, lr=learning_rate(config, step))
-            bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
             stop = run.stops(signals) or done == config.steps
-            if done % config.eval_every == 0 or done == config.steps:
+            scored = done % config.eval_every == 0 or done == config.steps
+            saved = done % config.checkpoint_every == 0 or stop
+            while waiting[not (scored or saved or step == first):]:     # the last loss is read a step late
+                loss = run.note(*waiting.pop(0))
+                bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+            if scored:
+                rate = (done - counted[0]) * config.batch_size * context / (time.perf_counter() - counted[1])
                 val_loss = backend.validation_loss(held_out)
                 run.log(step=done, val_loss=val_loss)
-                rate = (done - first) * config.batch_size * context / (time.perf_counter() - begun)
                 with contextlib.suppress(BrokenPipeError):              # a run that nobody watches goes on
                     tqdm.write(f"{run.folder}: step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   "
-                               f"{rate:,.0f} tokens/s")
-            if done % config.checkpoint_every == 0 or stop:
+                               f"{rate:,.0f} tokens/s{run.share_of_gpu(rate)}")
+                counted = done, time.perf_counter()
+            if saved:
                 run.save(backend, done, seconds + time.perf_counter() - begun)
             if stop:
                 break

@@ -48,13 +48,13 @@ class DistributedBackend(train.TorchBackend):
         loss = 0
         for i, (tokens, targets, part) in enumerate(parts, 1):
             self.shared.require_backward_grad_sync = i == len(parts)    # only the last gradients are averaged
-            tokens, targets = (torch.from_numpy(x).to(self.device) for x in (tokens, targets))
+            tokens, targets = self.on_device(tokens), self.on_device(targets)
             with self.autocast:
                 part_loss = self.shared(tokens, targets, positions) * (part * share * WORLD)
             part_loss.backward()
             loss += part_loss.detach()
         dist.all_reduce(loss)
-        return loss.item() / WORLD, self.update(step)
+        return loss / WORLD, self.update(step)
 
 def own_device(device):
     """The device of this rank; InputError unless each rank of a machine has a GPU of its own."""

@@ -7,6 +7,7 @@
     Banded             Shaw's vectors on a band of the scores, on a CPU            Shaw.score and Shaw.value
     Attention          uses these two; adds a trained bias in the scores' product  model_torch.Attention
     compile            torch.compile of the blocks and of the loss                 the model as it is
+    bf16_rate          what a step's operations a second are compared with on a GPU
     keep_freed_memory  a process keeps the memory of freed arrays                  the C library's own settings
 """
 
@@ -17,6 +18,7 @@ import math
 import os
 import shutil
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,17 +26,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import model_numpy
 import model_torch
 from config import ExPE, InputError, Shaw
 from model_torch import score_divisor, unseen
 
 # Numbers in the largest array of logits that a loss keeps. On a CPU 42 MB: up to 32 MB the C library may leave what was
 # freed in a heap that is full of holes, and a process that only reads grew by a gigabyte.
-LOGITS = {"cpu": 10 * 2**20, "mps": 2**26, "cuda": 2**28, "meta": 2**28}
+LOGITS = {"cpu": 10 * 2**20, "mps": 2**26, "cuda": 2**26, "meta": 2**26}
 
 COMPILER = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")     # as torch chooses it on a CPU
 BAND = 64                                # queries at a time in attend_banded
-PAIRS = {"cpu": 2**24, "mps": 2**26, "cuda": 2**26, "meta": 2**26}      # scores that a backward pass keeps at once
+PAIRS = {"cpu": 2**24, "mps": 2**25, "cuda": 2**25, "meta": 2**25}      # scores that a backward pass keeps at once
 
 def at_least_fp32(x):
     """A half-precision tensor in fp32, any other as it is."""
@@ -413,6 +416,29 @@ def compile(model, **how):
         getattr(block.attn, "linear", None)                  # is found by looking at values
         block.compile(**how)
     model.cross_entropy = functools.partial(cross_entropy, parts=torch.compile(softmax_parts, **how))
+
+def flops_a_token(model):
+    """Of a training step: 6 N + 12 L C T (Chowdhery et al. 2022, appendix B), N counting the weights that multiply.
+
+    A weight costs two operations forward and four backward, and so does each of the T keys in attention's two products;
+    under a causal mask they are T/2 on average.
+    """
+    weights = sum(math.prod(shape) for name, shape in model_numpy.parameter_shapes(model).items()
+                  if len(shape) == 2 and (model.tied or name != "embedding.weight"))
+    keys = model.context / (2 if model.causal else 1)
+    return 6 * weights + 12 * model.layers * model.width * keys
+
+@functools.cache
+def bf16_rate(device):
+    """Operations a second of one large bf16 product on a GPU."""
+    x = torch.randn(8192, 8192, dtype=torch.bfloat16, device=device)
+    for i in range(12):
+        if i == 2:                                                                     # the first ones are slower
+            torch.cuda.synchronize(device)
+            begun = time.perf_counter()
+        x @ x
+    torch.cuda.synchronize(device)
+    return 10 * 2 * len(x) ** 3 / (time.perf_counter() - begun)
 
 def keep_freed_memory():
     """Let this process keep the memory of arrays that it has freed, for the next step; for long runs, on Linux.

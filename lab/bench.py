@@ -16,7 +16,6 @@ import functools
 import importlib.metadata
 import itertools
 import json
-import math
 import multiprocessing
 import os
 import platform
@@ -33,10 +32,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-import model_numpy
 import train
 from common import CommandLine, at_least, listed, new_file, pick_device, write_text
 from config import ENCODINGS, PRESETS, InputError, configure
+from engine import fast
 from eval import MULTIPLES
 from lab.table import print_table
 from longer.scaling import SINKS
@@ -134,17 +133,6 @@ class Work:
         each = self.seconds(lambda: [next(writing) for _ in range(GENERATED)]) / GENERATED
         return first, each, cache.nbytes / len(cache) / texts
 
-def flops_a_token(model):
-    """Of a training step: 6 N + 12 L C T (Chowdhery et al. 2022, appendix B), N counting the weights that multiply.
-
-    A weight costs two operations forward and four backward, and so does each of the T keys in attention's two products;
-    under a causal mask they are T/2 on average.
-    """
-    weights = sum(math.prod(shape) for name, shape in model_numpy.parameter_shapes(model).items()
-                  if len(shape) == 2 and (model.tied or name != "embedding.weight"))
-    keys = model.context / (2 if model.causal else 1)
-    return 6 * weights + 12 * model.layers * model.width * keys
-
 # ---- rows, in turn ---------------------------------------------------------------------------------------------------
 
 def begin():
@@ -193,7 +181,7 @@ class Row:
         self.ask("step")                 # besides the one that in_turn throws away: compilation may take two
         (seconds, rate), (over_nope, _) = self.in_turn("step")
         tokens = self.names["batch"] * self.model.context / seconds
-        return {"step, ms": 1e3 * seconds, "tokens/s": tokens, "GFLOP/s": flops_a_token(self.model) * tokens / 1e9,
+        return {"step, ms": 1e3 * seconds, "tokens/s": tokens, "GFLOP/s": fast.flops_a_token(self.model) * tokens / 1e9,
                 "product's": rate / 1e9, "x NoPE": over_nope, "peak, MB": self.ask("memory") / 1e6}
 
     def evaluate(self):

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import model_torch
 from config import InputError, configure, make_encoding
+from engine import fast
 from lab import bench
 from model_torch import GPT
 
@@ -31,7 +32,7 @@ def test_the_operations_of_a_step_are_those_that_torch_counts(config):
     products = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
     # of attention's, which torch counts by another rule: q k^T and p v, of T/2 keys on average, thrice
     attention = 2 * 128 * 4 * (2 * 128 * 64 * 2) * 3
-    assert bench.flops_a_token(config) * 2 * 128 == products + attention
+    assert fast.flops_a_token(config) * 2 * 128 == products + attention
 
 
 class Now:
@@ -59,7 +60,7 @@ def test_rows_stand_beside_nope(tmp_path, monkeypatch):
         ("nope", "torch"), ("learned", "torch"), ("learned", "plain"), ("expe", "torch"), ("expe", "plain")]
     for row in parts["train"]:
         assert row["tokens/s"] == pytest.approx(2 * 128 / row["step, ms"] * 1e3)
-        assert row["GFLOP/s"] == pytest.approx(bench.flops_a_token(MINI) * row["tokens/s"] / 1e9)
+        assert row["GFLOP/s"] == pytest.approx(fast.flops_a_token(MINI) * row["tokens/s"] / 1e9)
         assert 100 < row["peak, MB"] < 4000 and f"| {row['step, ms']:,.1f}" in done.stdout
     assert parts["train"][0]["x NoPE"] == 1
     nope, learned, expe = parts["evaluate"]                             # of --fast alone

@@ -68,11 +68,13 @@ def test_compile_without_a_compiler_is_refused(tokens, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which(fast.COMPILER), reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_training_step_compiles_without_a_graph_break(name):
+def test_a_training_step_compiles_without_a_graph_break(name, dtype):
     """Blocks and loss, each one graph, to the same losses."""
     config = dataclasses.replace(CONFIGS[name], dropout=0.0)
-    changes = {"batch_size": 4, "micro_batch": 2, "lr": 0.01, "end_lr": 0.01, "warmup": 0.0, "fast": True}
+    changes = {"batch_size": 4, "micro_batch": 2, "lr": 0.01, "end_lr": 0.01, "warmup": 0.0, "fast": True,
+               "dtype": dtype}
     setting = dataclasses.replace(configure("mini")[1], **changes)
     found = []
     for compiled in (False, True):
@@ -82,7 +84,7 @@ def test_a_training_step_compiles_without_a_graph_break(name):
             fast.compile(backend.model, fullgraph=True)
         batches = [np.random.default_rng(i).integers(0, 50, (4, 33)) for i in range(2)]
         found.append([backend.step((batch[:, :-1], batch[:, 1:]), i)[0] for i, batch in enumerate(batches)])
-    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert found[0] == pytest.approx(found[1], rel=1e-4 if dtype == "fp32" else 2e-3)
 
 
 @pytest.mark.slow

@@ -129,9 +129,59 @@ def test_gradient_accumulation_is_the_whole_batch(line, tokens):
         found = []
         for size in (0, 1, 4):
             backend = kind(model, dataclasses.replace(config, micro_batch=size), torch.device("cpu"))
-            found.append([backend.validation_loss(batch), *backend.step(batch, 0)])
+            found.append([backend.validation_loss(batch), *map(float, backend.step(batch, 0))])
         np.testing.assert_allclose(found, [found[0]] * 3, rtol=1e-5)
         assert found[0][0] == pytest.approx(found[0][1], rel=1e-6)
+
+
+def test_a_step_waits_for_no_number_of_the_device(tokens, monkeypatch):
+    """.item(), float() and .cpu() would; the loop reads a loss when the next step is on its way."""
+    _, model, config = train.read_flags([*TINY, "--micro-batch", "2"])
+    backend = train.TorchBackend(model, config, torch.device("cpu"))
+    batch = data.batch(data.open_split(tokens, "train"), model.context, 4, 0, 0)
+    backend.step(batch, 0)
+    with monkeypatch.context() as patched:
+        for name in ("item", "__float__", "__bool__", "__int__", "__index__", "cpu", "tolist", "numpy", "nonzero"):
+            patched.setattr(torch.Tensor, name, lambda self, *more: pytest.fail("a step waits"))
+        loss, norm = backend.step(batch, 1)
+    assert torch.is_tensor(loss) and torch.is_tensor(norm)
+
+
+@pytest.mark.parametrize("pause", ["--checkpoint-every", "--eval-every"])
+def test_a_nan_one_step_before_a_pause_ends_the_run_there(tokens, tmp_path, monkeypatch, pause):
+    """Losses are read a step late, but no checkpoint and no validation loss is of what came after it."""
+    step = train.TorchBackend.step
+
+    def broken(self, batch, number, positions=None):
+        loss, norm = step(self, batch, number, positions)
+        return loss if number != 6 else loss * np.nan, norm
+
+    monkeypatch.setattr(train.TorchBackend, "step", broken)
+    with pytest.raises(SystemExit) as stop:
+        train.main([*TINY, "--data", str(tokens), "--out", str(tmp_path / "run"), "--steps", "12", pause, "8"])
+    assert stop.value.code == 2 and not (tmp_path / "run" / common.CHECKPOINT).exists()
+    lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
+    assert [(line["step"], "loss" in line) for line in map(json.loads, lines)] == [(i, True) for i in range(1, 7)]
+
+
+def test_a_full_gpu_memory_halves_the_micro_batch(tokens, monkeypatch, capsys):
+    """The step is repeated whole: its loss and weights are those of a run that began so."""
+    _, model, config = train.read_flags([*TINY, "--dropout", "0.1", "--batch-size", "4"])
+    batch = data.batch(data.open_split(tokens, "train"), model.context, 4, 0, 0)
+    right = train.TorchBackend(model, dataclasses.replace(config, micro_batch=1), torch.device("cpu"))
+    backend = train.TorchBackend(model, config, torch.device("cpu"))
+    forward, calls = backend.model.forward, []
+
+    def short(tokens, *more):
+        calls.append(len(tokens))
+        if len(tokens) == 4 or len(calls) == 3:                         # the second time with gradients of a part
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(tokens, *more)
+
+    backend.model.forward = short
+    assert backend.step(batch, 0)[0] == right.step(batch, 0)[0]
+    assert calls == [4, 2, 2, 1, 1, 1, 1] and "--micro-batch 1" in capsys.readouterr().out
+    assert all(torch.equal(x, y) for x, y in zip(backend.model.parameters(), right.model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("kind", [train.TorchBackend, train.NumpyBackend])
