@@ -3,6 +3,7 @@
     python -m lab.bench                                      mini: training, evaluation, generation
     python -m lab.bench --preset paper-35m --parts train --pe expe,exqpe,rope
     python -m lab.bench --preset paper-35m --dtype bf16 --compile --batch-size 64        on a GPU
+    python -m lab.bench --parts train --pe rope --nanogpt nanoGPT/model.py               beside a clone of nanoGPT
 
 Every row is measured in a process of its own, which keeps its memory apart, beside one that does the same with NoPE,
 the floor: A B A B, so that a machine that is slow for a minute is slow for both, and their ratio is the median of those
@@ -21,6 +22,7 @@ import os
 import platform
 import re
 import resource
+import runpy
 import signal
 import sys
 import threading
@@ -59,6 +61,24 @@ def peak_bytes():
         return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
+def make_nanogpt(path, config, compiled):
+    """nanoGPT's model in the same shape, with its own layers and learned positions, as TorchBackend takes one."""
+    import torch
+    module = runpy.run_path(path)
+    shape = {"block_size": config.context, "vocab_size": config.vocab, "n_layer": config.layers, "n_head": config.heads,
+             "n_embd": config.width, "dropout": config.dropout, "bias": False}
+
+    class Loss(torch.nn.Module):
+        def forward(self, tokens, targets, positions=None):
+            return self.model(tokens, targets.contiguous())[1]
+
+    loss = Loss()
+    with contextlib.redirect_stdout(sys.stderr):
+        loss.model = module["GPT"](module["GPTConfig"](**shape))
+    if compiled:
+        loss.model.compile()
+    return loss
+
 @functools.cache                         # one a process, made by its first question
 class Work:
     """What is measured of one encoding by one backend, in that process."""
@@ -81,6 +101,11 @@ class Work:
                 self.wait = torch.accelerator.synchronize
             if device.type == "cuda":
                 self.memory = torch.cuda.max_memory_allocated
+        if backend not in BACKENDS:
+            plain = replace(self.config, fast=False)
+            model = make_nanogpt(backend, self.model, compiled)
+            self.backend = train.TorchBackend(self.model, plain, device, model=model)
+            return
         kind = train.NumpyBackend if backend == "numpy" else train.TorchBackend
         self.backend = kind(self.model, self.config, device, compiled)
         if backend == "plain":
@@ -205,7 +230,8 @@ def measure(args):
     """{part: rows}: NoPE by torch, then each of the others beside it. Only torch evaluates and generates."""
     floor = None
     parts = {part: [] for part in args.parts}
-    jobs = dict.fromkeys([(FLOOR, "torch"), *itertools.product(args.pe, args.backends)])               # each once
+    others = [("learned", args.nanogpt)] * bool(args.nanogpt)
+    jobs = dict.fromkeys([(FLOOR, "torch"), *itertools.product(args.pe, args.backends), *others])      # each once
     for pe, backend in tqdm(jobs, desc=args.preset, leave=False, disable=None):
         row = Row(pe, backend, args, floor)
         floor = floor or row
@@ -244,6 +270,7 @@ def main(argv=None):
     add("--repeats", type=at_least(1), default=7, metavar="N", help="timed rounds of each (default: 7)")
     add("--dtype", choices=("fp32", "tf32", "bf16"), default="fp32", help="torch's, as in train.py (default: fp32)")
     add("--compile", action="store_true", help="torch.compile the blocks that train, as in train.py")
+    add("--nanogpt", metavar="FILE", help="train this model too: model.py of a clone of github.com/karpathy/nanoGPT")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto, a GPU if any)")
     add("--json", type=new_file(".json"), metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():
@@ -253,6 +280,8 @@ def main(argv=None):
         by_numpy = args.device == "cpu" and args.dtype == "fp32" and not args.compile
         if "numpy" in (args.backends or ()) and not by_numpy:
             raise InputError("numpy computes in fp32 on the CPU, uncompiled: leave it out of --backends")
+        if args.nanogpt and not Path(args.nanogpt).is_file():
+            raise InputError(f"--nanogpt must be model.py of a clone of nanoGPT, and {args.nanogpt} is no file")
         args.backends = args.backends or [name for name in train.BACKENDS if name != "numpy" or by_numpy]
         print(f"{platform.machine()}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}", flush=True)
         parts = measure(args)
