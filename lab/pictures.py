@@ -114,6 +114,41 @@ def draw(path, rows, args):
     curves(path, {name(line): (colour(line), values) for line, values in lines.items()},
            args.title or "Loss past the trained length", label, {row.context for row in rows}, gain)
 
+def rises(path, rows, title):
+    """Each run's loss at its last length minus that at the trained one, against its training tokens a parameter.
+
+    A dot is one seed; it is hollow if the text is a path, as books are, and none of the named sources.
+    """
+    ends = {}
+    for row in rows:
+        if row.loss is not None and not row.how and "budget" in row.more:
+            ends.setdefault((row.run, row.seed, row.measure), {})[row.length] = row
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axis = figure.subplots()
+    methods = list(dict.fromkeys(family(run.rpartition("/")[2]) for run, *_ in ends))
+    for (run, _, _), lengths in ends.items():
+        first, last = lengths.get(min(lengths)), lengths[max(lengths)]
+        if first.length == first.context < last.length:
+            i = methods.index(family(run.rpartition("/")[2]))
+            shade = colour(methods[i])
+            axis.plot(first.more["budget"] * 1.04 ** (i - len(methods) / 2), last.loss - first.loss, color=shade,
+                      marker=MARKERS[i % len(MARKERS)], linestyle="", alpha=0.9,
+                      markerfacecolor="none" if "/" in first.more["source"] else shade)
+    for i, method in enumerate(methods):
+        called, shade = METHODS.get(method, (method, colour(method)))
+        axis.plot([], [], color=shade, marker=MARKERS[i % len(MARKERS)], linestyle="", label=called)
+    axis.axhline(0, color=GREY, linewidth=1)
+    axis.set_xscale("log")
+    axis.set_yscale("symlog", linthresh=0.1)
+    axis.set_xticks([1.5, 3, 6, 12], ["1.5", "3", "6", "12"])
+    axis.set_ylim(top=4)
+    axis.set_yticks([-0.1, -0.05, 0, 0.05, 0.1, 0.3, 1, 3], ["-0.1", "-0.05", "0", "0.05", "0.1", "0.3", "1", "3"])
+    axis.minorticks_off()
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    axis.set(xlabel="training tokens a parameter", ylabel="rise of the loss past L, nats a token",
+             title=f"{title}\n(the longest length minus L; a dot a seed, hollow: trained on books)")
+    save(figure, path)
+
 def losses(rows, path):
     """What the rows of eval.py or lab.measure say, a curve a run and its positions."""
     protocol = rows[0]["protocol"]

@@ -73,6 +73,8 @@ def from_results(path):
         if trained is None or trained["sha256"][:16] != line["sha256"]:     # of weights that were trained again since
             continue
         context = trained["context"]
+        of = {} if "parameters" not in trained else {                   # old lines of tasks have none
+            "budget": trained["tokens"] / trained["parameters"], "source": results.facts[trained["data"]]["source"]}
         for row in line["rows"]:
             fact = results.facts.get(row.get("targets"), {})
             value, losses, counts = None, None, np.array(fact.get("counts", []))
@@ -83,7 +85,7 @@ def from_results(path):
                 losses = np.array(row["without"]) - losses if "without" in row else losses
                 value = float(losses @ counts / counts.sum())
             rows.append(Row(run, row.get("how", ""), seed, measure, row["protocol"], row["length"], context, value,
-                            losses, counts, row.get("targets", ""), row | fact, seed in chosen.get(run, ())))
+                            losses, counts, row.get("targets", ""), row | fact | of, seed in chosen.get(run, ())))
     order = results.study.get("runs", [])
     return sorted(rows, key=lambda row: order.index(row.run) if row.run in order else len(order))
 
@@ -381,7 +383,9 @@ def command_line():
     add("--seeds", action="store_true", help="each seed in the place of the mean")
     add("--margin", type=number, default=MARGIN, metavar="X", help="nats, of equivalence (default: %(default)s)")
     add("--plot", type=new_file(*PICTURES), metavar="FILE", help="draw the one measure too: .png, .svg or .pdf")
-    add("--title", default="", metavar="TEXT", help="with --plot: what the picture shows")
+    add("--rises", type=new_file(*PICTURES), metavar="FILE",
+        help="draw the last length minus 1x against training tokens a parameter, a dot a seed")
+    add("--title", default="", metavar="TEXT", help="what the picture shows")
     return parser
 
 def main(argv=None):
@@ -410,6 +414,10 @@ def main(argv=None):
             from lab import pictures
             pictures.draw(args.plot, rows, args)
             print(f"\npicture: {args.plot}")
+        if args.rises:
+            from lab import pictures
+            pictures.rises(args.rises, rows, args.title)
+            print(f"\npicture: {args.rises}")
 
 if __name__ == "__main__":
     main()

@@ -89,8 +89,10 @@ def test_a_table_is_drawn_with_its_seeds(drawn):
 
 
 @pytest.mark.parametrize("flags", ["best.jsonl --measures test-spread --runs fox*,rope*",
-                                   "tokens.jsonl --measures copies", "tasks.jsonl --measures accuracy"])
+                                   "tokens.jsonl --measures copies", "tasks.jsonl --measures accuracy",
+                                   "best.jsonl --measures test-spread --rises"])
 def test_studies_are_drawn_from_their_results(flags, tmp_path):
     file, *more = flags.split()
-    done = command("lab.table", ROOT / "results" / file, *more, "--plot", "a.png", cwd=tmp_path)
+    flag = [] if "--rises" in more else ["--plot"]
+    done = command("lab.table", ROOT / "results" / file, *more, *flag, "a.png", cwd=tmp_path)
     assert done.returncode == 0 and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG"), done.stderr
