@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TINY, need
-from test_ladder import T, attention_in_loops, tiny
+from test_ladder import T, V, attention_in_loops, tiny
 from test_model import attend, doors_of, some_input, some_tokens
 
 import model_numpy
@@ -284,13 +284,13 @@ def test_lerope_turns_as_transformers_mistral_large_4_does(seed):
         qk_rope_head_dim=D, head_dim=D, rope_parameters=rope))
     encoding = make_encoding("lerope", base=float(base))
     config = ModelConfig(1, 2 * D, 2, T, 40, encoding=encoding)
-    ours, alpha = make_encoding_module(encoding, config).double(), torch.from_numpy(0.5 * random(pairs))
+    ours = make_encoding_module(encoding, config).double()
     q, k = torch.from_numpy(random(2, 1, 2, T, D))
     table = torch.from_numpy(encoding.rows(n, config))
-    for alpha in (torch.zeros(pairs).double(), alpha):
+    for alpha in (torch.zeros(pairs).double(), torch.from_numpy(0.5 * random(pairs))):
         ours.load_state_dict({"alpha": alpha})
         rotary.alpha.copy_(alpha)
-        side_by_side = [x.unflatten(-1, (2, pairs)).mT.flatten(-2) for x in (q, k)]  # pairs (2i, 2i + 1), as they lie there
+        side_by_side = [x.unflatten(-1, (2, pairs)).mT.flatten(-2) for x in (q, k)]  # their pairs: (2i, 2i + 1)
         right = theirs.apply_rotary_pos_emb_interleave(*side_by_side, *rotary(q, torch.from_numpy(n)[None]))
         for found, expected in zip(ours.rotate(q, k, table), right, strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * (first + T) * math.e)  # angles in fp32
@@ -475,6 +475,86 @@ def test_xpos_stays_within_fp32_and_the_distance_alone_enters_for_32695_position
         torch.testing.assert_close(model(tokens, positions=n), model(tokens), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(model.float()(tokens, positions=n), model(tokens), rtol=1e-3, atol=1e-3)
     assert not torch.allclose(model(tokens, positions=n + 2 * T), model(tokens), rtol=1e-3, atol=1e-3)
+
+
+# ---- blocks in turn --------------------------------------------------------------------------------------------------
+
+
+def bases(local, whole, **more):
+    """The rope_parameters of Gemma's two kinds of layers."""
+    return {"sliding_attention": {"rope_type": "default", "rope_theta": local},
+            "full_attention": {"rope_type": "default", "rope_theta": whole} | more}
+
+
+LAYERS = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+PROPORTIONAL = bases(50.0, 900.0, rope_type="proportional", partial_rotary_factor=0.5)
+MODELS = {                               # {a model of transformers: (its configuration, base of ours, ours)}
+    "Gemma3Text": (dict(sliding_window=4, layer_types=LAYERS, rope_parameters=bases(50.0, 900.0)), 50.0,
+                   dict(cycle="rope:window=4,rope:window=4,rope:base=900")),
+    "Gemma4Text": (dict(sliding_window=5, layer_types=LAYERS, rope_parameters=PROPORTIONAL, global_head_dim=8), 50.0,
+                   dict(cycle="rope:window=5,rope:window=5,proportional:base=900:rotary_fraction=0.5")),
+    "Cohere2": (dict(sliding_window=3, layer_types=LAYERS), 10000.0, dict(cycle="rope:window=3,rope:window=3,nope")),
+    "Exaone4": (dict(sliding_window=3, layer_types=LAYERS), 10000.0, dict(nope_every=3, window=3)),
+    "SmolLM3": (dict(no_rope_layer_interval=3), 2e6, dict(cycle="rope,rope,nope")),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_the_attention_of_blocks_in_turn_is_that_of_transformers(name):
+    """Each layer of a whole random model of theirs gives its attention an input, and so its output, without norms of
+    queries and keys, which ours has not."""
+    need("transformers")
+    import transformers
+
+    theirs, base, ours = MODELS[name]
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=6, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, **theirs)
+    torch.manual_seed(0)
+    model = getattr(transformers, name.removesuffix("Text") + ("TextModel" if "Text" in name else "Model"))(config)
+    seen = []
+    for layer in model.double().eval().layers:
+        attention = layer.self_attn
+        for norm in ("q_norm", "k_norm", "v_norm"):
+            if hasattr(attention, norm):
+                setattr(attention, norm, torch.nn.Identity())
+        attention.scaling = 8**-0.5
+        for parameter in attention.parameters():
+            parameter.normal_(std=0.5)
+        attention.register_forward_hook(
+            lambda module, given, kept, out: seen.append((module, kept["hidden_states"], out[0])), with_kwargs=True)
+    n = np.arange(70, 70 + T)
+    model(input_ids=some_tokens(2, T), position_ids=torch.from_numpy(n)[None].expand(2, -1))
+    assert len(seen) == 6
+    gpt = tiny("rope", layers=6, variant={"base": base}, **ours)
+    for i, (module, h, right) in enumerate(seen):
+        parts = [module.q_proj.weight, module.k_proj.weight, module.v_proj.weight]
+        if name == "Cohere2":                                        # its pairs lie side by side
+            parts[:2] = [w.view(2, 4, 2, 16).transpose(1, 2).reshape(16, 16) for w in parts[:2]]
+        attention = gpt.blocks[i].attn
+        attention.load_state_dict({"qkv.weight": torch.cat(parts), "proj.weight": module.o_proj.weight})
+        found = attention(h, gpt.tables(n)[attention.encoding.settings])
+        torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5 * right.abs().max().item())
+
+
+@torch.no_grad()
+def test_the_logits_of_blocks_in_turn_are_those_of_smollm3():
+    need("transformers")
+    import transformers
+
+    from interop.over import LLAMA
+
+    gpt = tiny("rope", "llama", layers=4, cycle="rope,nope:window=3", tied=False)  # where there is no RoPE, as there
+    config = transformers.SmolLM3Config(
+        vocab_size=V, hidden_size=16, intermediate_size=40, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=2, rms_norm_eps=1e-5, no_rope_layers=[1, 0, 1, 0], use_sliding_window=True,
+        sliding_window=3, tie_word_embeddings=False, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    theirs = transformers.SmolLM3ForCausalLM(config).double().eval()
+    theirs.load_state_dict(LLAMA.theirs(gpt.state_dict(), 2))
+    tokens = some_tokens(2, T)
+    torch.testing.assert_close(gpt(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
 
 
 # ---- one file more ---------------------------------------------------------------------------------------------------
