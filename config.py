@@ -378,8 +378,8 @@ def configure(preset, pe="expe", **flags):
         raise InputError("--objective mlm sees both sides: leave out --causal")
     if not (model.causal or encoding.both_sides):
         raise InputError(f"--pe {pe} looks back: give no --no-causal, and no --objective mlm")
-    theta = getattr(model.encoding, "theta", None) or 0
-    if train.dtype == "tf32" and theta * model.context > 64 and model.encoding.on == "k":
+    steep = [e for e, _ in model.turns() if (getattr(e, "theta", None) or 0) * model.context > 64 and e.on == "k"]
+    if train.dtype == "tf32" and steep:
         raise InputError("--dtype tf32 rounds --on k's positions at this --theta: give fp32, bf16 or a smaller --theta")
     if train.random_positions:
         check_random_positions(train.random_positions, model)

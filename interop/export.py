@@ -78,7 +78,8 @@ def to_transformers(run, out):
         weights = {f"gpt.{name}": w for name, w in gpt.state_dict().items()}
         others = {config.block(i)[0].pe for i in range(config.layers)} - {config.encoding.pe, *ENCODINGS}
         if others:
-            raise InputError(f"--cycle has {', '.join(sorted(others))}: an export has --pe and those of model_torch.py")
+            raise InputError(f"{run} has {', '.join(sorted(others))} in its --cycle, which an export can have as --pe "
+                             "alone: export another run")
         files = sources(config.encoding.pe) | {"LICENSE": common.read_text(ROOT / "LICENSE")}
     length = min(TOKENS, config.encoding.longest(config))
     files |= {

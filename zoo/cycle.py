@@ -35,11 +35,14 @@ def read(part, model):
     try:
         e = model.encoding if pe == model.encoding.pe else make_encoding(pe)
         kinds = {f.name: kind_of(f) for f in fields(e) if f.name != "pe"} | {"window": int}
-        values = {name: WORDS[text] if kinds[name] is bool else kinds[name](text)
-                  for name, text in (pair.split("=") for pair in pairs)}
+        values = {}
+        for name, _, text in (pair.partition("=") for pair in pairs):
+            if name not in kinds:
+                raise InputError(f"{pe} has the settings {', '.join(kinds)}, got {name!r}")
+            values[name] = WORDS.get(text) if kinds[name] is bool else kinds[name](text)
         window = values.pop("window", 0)
         if window < 0:
             raise InputError(f"window must be at least 0, got {window}")
         return replace(e, **values).fit(model), window
-    except (KeyError, ValueError) as error:
+    except ValueError as error:                                      # of InputError, int and float
         raise InputError(f"--cycle has parts such as rope:base=1e6:window=512, got {part!r}: {error}") from None
