@@ -259,6 +259,7 @@ class ModelConfig(Checked):
     causal: bool = knob(True, "a query sees no later key; --no-causal: it sees all keys")
     nope_every: int = knob(0, "blocks N, 2N, ... have no encoding and see all keys (RNoPE); 0: none", at_least=0)
     window: int = knob(0, "every block but those of --nope-every sees the last N keys alone; 0: all", at_least=0)
+    cycle: str | None = knob(None, "encodings and windows of blocks in turn: rope:window=512,nope (zoo/cycle.py)")
     softmax: str = knob("plain", "plain, or one of zoo/softmax.py", one_of=("plain", "log", "sinks", "llama4", "stick"))
     encoding: NoPE = knob(NoPE("nope"))
 
@@ -269,10 +270,10 @@ class ModelConfig(Checked):
             raise InputError(f"--nope-every must be 0, or from 2 to --layers, {self.layers}, got {self.nope_every}")
         if not self.causal and (self.window or self.softmax == "stick"):
             raise InputError("--window and --softmax stick look back: give no --no-causal, and no --objective mlm")
-        if self.softmax == "llama4" and self.encoding.pe != "nope" and not self.nope_every:
-            raise InputError("--softmax llama4 is for blocks without an encoding: give --nope-every too, or --pe nope")
         self.mlp_width = self.mlp_width or 4 * self.width
         self.encoding = self.encoding.fit(self)
+        if "nope" not in [encoding.pe for encoding, _ in self.turns()] and self.softmax == "llama4":
+            raise InputError("--softmax llama4 is for blocks without an encoding: give --nope-every too, or --pe nope")
 
     @property
     def d_head(self):
@@ -280,9 +281,15 @@ class ModelConfig(Checked):
 
     def block(self, i):
         """(encoding, window) of block i, counted from 0: which encoding it has, and how many keys it sees (0: all)."""
-        if self.nope_every and (i + 1) % self.nope_every == 0:
-            return make_encoding("nope"), 0
-        return self.encoding, self.window
+        turns = self.turns()
+        return turns[i % len(turns)]
+
+    def turns(self):
+        """The (encoding, window) that blocks have in turn."""
+        if self.cycle:
+            return zoo_module("cycle").turns(self)
+        no_encoding = [(make_encoding("nope"), 0)] if self.nope_every else []
+        return [(self.encoding, self.window)] * max(1, self.nope_every - 1) + no_encoding
 
     @classmethod
     def from_dict(cls, values):
@@ -371,8 +378,8 @@ def configure(preset, pe="expe", **flags):
         raise InputError("--objective mlm sees both sides: leave out --causal")
     if not (model.causal or encoding.both_sides):
         raise InputError(f"--pe {pe} looks back: give no --no-causal, and no --objective mlm")
-    theta = getattr(model.encoding, "theta", None) or 0
-    if train.dtype == "tf32" and theta * model.context > 64 and model.encoding.on == "k":
+    steep = [e for e, _ in model.turns() if (getattr(e, "theta", None) or 0) * model.context > 64 and e.on == "k"]
+    if train.dtype == "tf32" and steep:
         raise InputError("--dtype tf32 rounds --on k's positions at this --theta: give fp32, bf16 or a smaller --theta")
     if train.random_positions:
         check_random_positions(train.random_positions, model)

@@ -309,10 +309,6 @@ def shaw_value(p, v, table, learned):
         return dp, dv, {"values": by_distance.reshape(-1, len(a)).T @ dy.reshape(-1, a.shape[1])}
     return y, pullback
 
-def shaw_shapes(model):
-    size = (model.encoding.max_distance * (1 if model.causal else 2) + 1, model.d_head)
-    return {"keys": size, "values": size}
-
 ENCODINGS = {                                                                     # settings to doors
     "nope": lambda settings: Encoding(),
     "sinusoidal": lambda settings: Encoding(embed=add),
@@ -322,16 +318,19 @@ ENCODINGS = {                                                                   
     "rope": lambda settings: Encoding(rotate=rotate),
     "alibi": lambda settings: Encoding(score=alibi),
     "t5": lambda settings: Encoding(score=t5_score, shapes=lambda model: {
-        "weight": (model.encoding.buckets, model.heads)}),
-    "shaw": lambda settings: Encoding(score=shaw_score, value=shaw_value, shapes=shaw_shapes),
+        "weight": (settings.buckets, model.heads)}),
+    "shaw": lambda settings: Encoding(score=shaw_score, value=shaw_value, shapes=lambda model: {
+        name: (settings.max_distance * (1 if model.causal else 2) + 1, model.d_head) for name in ("keys", "values")}),
 }
 
 def doors_of(settings, config):
     """The Encoding that these settings open, with the softmax of the model's config."""
-    make_doors = ENCODINGS[settings.pe] if settings.pe in CORE else zoo_module(settings.pe).doors
+    doors = (ENCODINGS[settings.pe] if settings.pe in CORE else zoo_module(settings.pe).doors)(settings)
+    if settings != config.encoding:
+        doors = doors._replace(each_block=True)
     if config.softmax == "plain":
-        return make_doors(settings)
-    return zoo_module("softmax").doors(make_doors(settings), settings, config)
+        return doors
+    return zoo_module("softmax").doors(doors, settings, config)
 
 # ---- attention -------------------------------------------------------------------------------------------------------
 
@@ -525,11 +524,12 @@ def init_params(config, seed=0):
     """
     rng = np.random.default_rng(seed)
     shapes = parameter_shapes(config)
-    start = doors_of(config.encoding, config).start
     params = dict.fromkeys(shapes)
     for name in sorted(shapes, key=lambda name: "encoding." in name):
         if "encoding." in name:
-            params[name] = start(rng, name.rpartition(".")[2], shapes[name])
+            number = name.split(".")[1]                                           # of the block, where each has some
+            encoding = config.block(int(number))[0] if number.isdigit() else config.encoding
+            params[name] = doors_of(encoding, config).start(rng, name.rpartition(".")[2], shapes[name])
         elif "norm" in name.split(".")[-2]:                                       # norm, blocks.0.norm1, ...
             params[name] = np.full(shapes[name], name.endswith("weight"), np.float32)
         else:

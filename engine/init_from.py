@@ -28,7 +28,7 @@ def load_parent(run, backend):
                          f"prepare yours with data.py --tokenizer {parent}/tokenizer.tiktoken")
     tensors, info = common.read_checkpoint(parent)
     new = model_numpy.init_params(model, run.train_config.seed)
-    same = its.encoding.pe == model.encoding.pe
+    same = (its.encoding.pe, its.cycle) == (model.encoding.pe, model.cycle)
     kept = {name: w for name, w in tensors.items()
             if name in new and w.shape == new[name].shape and (same or "encoding." not in name)}
     fresh = [name for name in new if name not in kept]

@@ -22,6 +22,7 @@ from config import InputError
 from generate import TOKENS
 from interop.over import GPT2, LLAMA, NEOX, SHAPE
 from interop.tokens import CONFIG, to_tokenizers
+from model_torch import ENCODINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ("expe", "config", "model_numpy", "model_torch")
@@ -75,6 +76,10 @@ def to_transformers(run, out):
         written |= {"architectures": ["GPTForCausalLM"], "model_type": "exact-positions", "auto_map": classes,
                     "tie_word_embeddings": False, "model": dataclasses.asdict(config)}
         weights = {f"gpt.{name}": w for name, w in gpt.state_dict().items()}
+        others = {config.block(i)[0].pe for i in range(config.layers)} - {config.encoding.pe, *ENCODINGS}
+        if others:
+            raise InputError(f"{run} has {', '.join(sorted(others))} in its --cycle, which an export can have as --pe "
+                             "alone: export another run")
         files = sources(config.encoding.pe) | {"LICENSE": common.read_text(ROOT / "LICENSE")}
     length = min(TOKENS, config.encoding.longest(config))
     files |= {

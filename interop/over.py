@@ -26,7 +26,8 @@ class Kind(NamedTuple):
     def fits(self, model):
         """Whether a GPT of model_torch.py is a model of this architecture."""
         c = model.config
-        plain = not (c.nope_every or c.window) and c.softmax == "plain" and self.ours.items() <= vars(c).items()
+        alike = not (c.nope_every or c.window or c.cycle)
+        plain = alike and c.softmax == "plain" and self.ours.items() <= vars(c).items()
         root = score_divisor(torch.empty(c.d_head)) == c.d_head**0.5                   # theirs divide scores by sqrt(D)
         named = all(module_of(name) in self.modules for name in model.state_dict())
         return c.encoding.pe in self.encodings and plain and root and named

@@ -122,10 +122,9 @@ class Reader(GPT):
         method, factor = how.get("rope_scaling"), how.get("factor", "auto")
         self.hold = method == HOLD
         least = (STEEP if factor == "auto" else factor) / self.trained.context if method == LEAST else -math.inf
-        e = self.config.encoding
-        for attn in (block.attn for block in self.blocks):
-            attn.least = least
-            attn.encoding.settings = e if attn.encoding.settings.pe == e.pe else attn.encoding.settings
+        for i, block in enumerate(self.blocks):
+            block.attn.least = least
+            block.attn.encoding.settings, _ = self.config.block(i)
         return self
 
     @property

@@ -158,6 +158,9 @@ def scaled(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk
     own = f"{e.pe} --on {e.on}" + " --once" * e.once if isinstance(e, Override) else e.pe
     if not fits:
         raise NotForThisEncoding(f"--rope-scaling {rope_scaling} is for {whose}, and this run has {own}: leave it out")
+    if trained.cycle and (rope_scaling != "none" or scale != 1):
+        raise NotForThisEncoding("--rope-scaling and --scale are for one encoding, and this run has a --cycle: leave "
+                                 "them out")
     if scale != 1 and not isinstance(e, Override):
         raise NotForThisEncoding(f"--scale is for expe and exqpe, and this run has {own}: leave it out")
 

@@ -67,8 +67,35 @@ def test_the_encoding_and_the_window_of_each_block():
     assert blocks() == [("alibi", 0)] * 6 and blocks(window=3) == [("alibi", 3)] * 6
     assert blocks(nope_every=3) == [("alibi", 0), ("alibi", 0), ("nope", 0)] * 2
     assert blocks(nope_every=4, window=3) == [*[("alibi", 3)] * 3, ("nope", 0), *[("alibi", 3)] * 2]
+    assert blocks(cycle="alibi:window=3,alibi,nope") == [("alibi", 3), ("alibi", 0), ("nope", 0)] * 2
     with pytest.raises(InputError, match="--nope-every must be 0, or from 2 to --layers, 6, got 7"):
         blocks(nope_every=7)
+
+
+def test_a_part_of_a_cycle_has_the_settings_of_pe_but_for_those_that_it_changes():
+    rope = make_encoding("rope", base=50.0)
+    config = dataclasses.replace(SMALL, layers=3, encoding=rope, cycle="rope:window=3,rope:base=1e6,expe:l=3:on=k")
+    other, _ = config.block(1)
+    assert config.block(0) == (rope, 3) and other == dataclasses.replace(rope, base=1e6)
+    assert config.block(2)[0] == make_encoding("expe", l=3, on="k").fit(config)  # theta 64/16
+    stored = dataclasses.asdict(config)
+    assert ModelConfig.from_dict(stored) == config and stored.pop("cycle")
+    assert ModelConfig.from_dict(stored).block(1) == (rope, 0)  # of a run before there were cycles
+
+
+@pytest.mark.parametrize("cycle, changes, message", [
+    ("nope,rope", {}, "--cycle must begin with the encoding of --pe, rope"), ("rope:base=9", {}, "must begin with"),
+    ("rope,rotary", {}, "got 'rotary': --pe must be one of nope, "), ("rope,", {}, "got '': --pe must be"),
+    ("rope,rope:bass=9", {}, "'rope:bass=9': rope has the settings base, window, got 'bass'"),
+    ("rope,rope:base=x", {}, "'rope:base=x': could not convert"), ("rope,rope:base=1", {}, "--base must be .*above 1"),
+    ("rope,rope:window=-2", {}, "window must be at least 0, got -2"), ("rope,rope:window", {}, "': invalid"),
+    ("rope,expe", {}, "--l must be from 1 to the width, 8, got 24"), ("rope,expe:constant=1", {}, "--constant must be"),
+    ("rope,rope,nope", {}, "at most as many parts as --layers, 2, got 3"), ("rope,learned", {}, "cannot have learned"),
+    ("rope,expe:l=3:once=true", {}, "--cycle cannot have expe in some blocks: it enters before the first one"),
+    ("rope,nope", {"window": 3}, "leave out --window"), ("rope,nope", {"causal": False}, "leave out .*--no-causal")])
+def test_a_cycle_that_cannot_be_is_refused(cycle, changes, message):
+    with pytest.raises(InputError, match=f"--cycle.*{message.removeprefix('--cycle')}"):
+        dataclasses.replace(SMALL, layers=2, encoding=make_encoding("rope"), cycle=cycle, **changes)
 
 
 def test_unset_fields_take_their_defaults_where_the_context_is_known():

@@ -29,6 +29,8 @@ CASES = [
     *((pe, "gpt", {}) for pe in ENCODINGS), ("rope", "llama", {}), ("rope", "llama", {"tied": False}),
     ("partial", "llama", {}), ("learned", "gpt", {"tied": True}), ("rope", "gpt", {"nope_every": 2}),
     ("rope", "gpt", {"window": 4}), ("rope+sinks", "llama", {"nope_every": 2, "window": 5}), ("expe+sinks", "gpt", {}),
+    ("rope", "gpt", {"layers": 4, "cycle": "rope:window=4,t5,rope:base=50,nope"}),
+    ("fox", "llama", {"cycle": "fox,rope"}),
     ("nope+llama4", "gpt", {}), ("fox+log", "gpt", {"window": 5}), ("sinusoidal+sinks", "gpt", {}),
     *(("expe", "gpt", {"variant": variant}) for variant in ({"on": "k"}, {"once": True}, {"learn": "random"})),
 ]  # fmt: skip
@@ -111,8 +113,8 @@ def greedy(model, tokens, steps):
 @torch.no_grad()
 def test_logits_loss_and_greedy_tokens_are_our_models_and_padding_changes_nothing(library, export, pe, style, changes):
     folder, ours = export(pe, style, **changes)
-    theirs, own = load(library, folder), pe in OWN and not changes.keys() & {"nope_every", "window"}
-    llama = pe == "rope" and style == "llama" and not changes.keys() & {"nope_every", "window"}
+    theirs, own = load(library, folder), pe in OWN and not changes.keys() & {"nope_every", "window", "cycle"}
+    llama = pe == "rope" and style == "llama" and not changes.keys() & {"nope_every", "window", "cycle"}
     kind = "LlamaForCausalLM" if llama else OWN[pe] if own and style == "gpt" else "GPTForCausalLM"
     assert type(theirs).__name__ == kind and (folder / "modeling_gpt.py").exists() == (kind == "GPTForCausalLM")
     for T in (12, 48):  # the trained length and four times that

@@ -31,6 +31,12 @@ from zoo import softmax
 B, T, V = 3, 12, 40
 EXACT = 1e-9  # float64 has 16 digits; a deep sum loses a few of them, never seven
 STEPS = 10
+CYCLES = {
+    "rope": "rope:window=4,rope:base=50:window=3,proportional,rope", "expe": "expe,t5:buckets=6:max_distance=5,nope",
+    "t5": "t5:window=4,shaw:max_distance=5,t5:buckets=4:max_distance=3", "nope": "nope,lerope:window=5,lerope",
+    "sinusoidal": "sinusoidal,rope,alibi:window=2", "shaw": "shaw,fox,expe:l=5:on=k:learn=init",
+    "lerope": "lerope,kerple,lerope", "fox": "fox:window=6,expe:constant=true:l=3", "t5+log": "t5,rope:window=3",
+    "rope+llama4": "rope:window=4,nope"}
 STYLES = {"gpt": dict(norm="layernorm", mlp="gelu", tied=False), "llama": dict(norm="rmsnorm", mlp="swiglu", tied=True)}
 SOFTMAXES = ("log", "sinks", "stick")                                 # and llama4, for blocks without an encoding
 BLOCKS = {"every": dict(layers=4, nope_every=2), "window": dict(window=4),
@@ -200,6 +206,7 @@ CASES = {name_case(**case): case for case in [
     *(dict(pe=f"expe+{kind}", variant={"on": "k"}) for kind in SOFTMAXES),
     dict(pe="expe+sinks", variant={"once": True, "learn": "init"}),
     *(dict(pe=pe, style="llama", **BLOCKS["both"]) for pe in ("t5+log", "shaw+sinks", "rope+llama4")),
+    *(dict(pe=pe, cycle=cycle, layers=4, positions="odd") for pe, cycle in CYCLES.items()),
     *(dict(pe=pe, causal=False) for pe in ("rope+log", "rope+sinks", "nope+llama4"))]}
 
 

@@ -39,9 +39,9 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def reading(pe="nope", style="gpt", variant=(), **changes):
-    """A Reader with the weights of tiny; a variant may have a model's window and nope_every, and a chunk, too."""
+    """A Reader with the weights of tiny; a variant may have a model's settings of blocks, and a chunk, too."""
     variant = dict(variant)
-    changes |= {name: variant.pop(name) for name in ("window", "nope_every") if name in variant}
+    changes |= {name: variant.pop(name) for name in ("window", "nope_every", "cycle") if name in variant}
     chunk, (window, size) = variant.pop("chunk", 0), variant.pop("groups", (0, 0))
     model = tiny(pe, style, variant=variant, make=Reader, **changes)
     if window:
@@ -95,6 +95,9 @@ KINDS = [
     ("expe", {"nope_every": 2, "window": 5}),
     ("alibi", {"nope_every": 2}),
     ("shaw", {"window": 3}),
+    ("rope", {"cycle": "rope:window=4,t5:buckets=6:max_distance=5"}),
+    ("rope", {"cycle": "rope,rope:base=50:window=7"}),
+    ("expe", {"cycle": "expe:window=5,expe:on=k:l=3"}),
 ]
 STUCK = [("sinusoidal", {}), ("learned", {}), ("expe", {"on": "qkv"}), ("expe", {"once": True})]  # these cannot stream
 STUCK += [(pe, {}) for pe in ENCODINGS if pe not in CORE and not reading(pe).streams()]  # of zoo/
@@ -193,6 +196,15 @@ def test_positions_scaled_anew():
 def test_a_wrong_value_and_a_scaling_for_other_encodings_are_refused(pe, variant, method, how, message):
     with pytest.raises(InputError, match=message):
         scaled(tiny(pe, variant=variant).config, 48, rope_scaling=method, **how)
+
+
+def test_scalings_of_blocks_in_turn_are_refused_and_without_one_each_keeps_its_base():
+    model, tokens = reading("rope", cycle="rope:window=4,rope:base=50"), some_tokens(1, 3 * T)
+    before = model(tokens)
+    torch.testing.assert_close(model.scale_to(3 * T)(tokens), before, **EXACT)
+    for how in ({"rope_scaling": "yarn"}, {"rope_scaling": "dual-chunk"}, {"scale": 0.5}):
+        with pytest.raises(InputError, match="--rope-scaling and --scale .* this run has a --cycle: leave them out"):
+            model.scale_to(3 * T, **how)
 
 
 def test_scale_multiplies_the_papers_values():

@@ -7,17 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TINY, need
-from test_ladder import T, attention_in_loops, tiny
+from test_ladder import T, V, attention_in_loops, tiny
 from test_model import attend, doors_of, some_input, some_tokens
 
 import model_numpy
 from config import InputError, ModelConfig, make_encoding
-from model_torch import GPT
+from model_torch import GPT, make_encoding_module
 from zoo.path import reflections
 
 ODD = np.array([9, 0, 3, 3, 40, 7, 1, 2, 100, 5, 6, 8])  # positions: gaps, a repeat, no order
@@ -250,6 +251,117 @@ def test_path_equals_flash_linear_attention(pe, seed):
     np.testing.assert_allclose(ours, theirs.transpose(1, 2), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_relative_bank_is_the_bias_of_inkling(seed):
+    """Of the last T of S tokens, in a row from anywhere or in any order, with an extent of fewer tokens or of more."""
+    need("transformers")
+    from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
+
+    H, T, more, R, extent, first = drawn(seed, (1, 5), (1, 9), (0, 30), (1, 7), (1, 40), (-100, 10**6))
+    n = first + np.arange(T + more) if seed % 2 else random(T + more).argsort()
+    settings = make_encoding("relative_bank", d_rel=R, rel_extent=extent)
+    config = ModelConfig(1, 4 * H, H, 64, 8, encoding=settings)
+    ours, theirs = make_encoding_module(settings, config).double(), InklingRelativeLogits(R, extent).double()
+    h, q, w, bank = map(torch.from_numpy, (random(2, T + more, 4 * H), random(2, H, T, 4), random(H * R, 4 * H),
+                                           random(R, extent)))
+    ours.load_state_dict({"weight": w, "bank": bank})
+    theirs.load_state_dict({"proj": bank})
+    mixed = (h[:, more:] @ w.T).unflatten(-1, (H, R))                                              # (B, T, H, R)
+    pairs = torch.from_numpy(settings.pairs(n[more:], n, config))
+    torch.testing.assert_close(ours.score(q, None, ours.keep(h), pairs),
+                               theirs(mixed, *map(torch.from_numpy, (n[more:], n))), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lerope_turns_as_transformers_mistral_large_4_does(seed):
+    need("transformers")
+    from transformers.models.mistral_large4 import modeling_mistral_large4 as theirs
+
+    pairs, base, first = drawn(seed, (1, 20), (2, 10**6), (0, 5000))
+    n, D = first + np.arange(T), 2 * pairs
+    rope = {"rope_type": "default", "rope_theta": float(base)}
+    rotary = theirs.MistralLarge4TextRotaryEmbedding(theirs.MistralLarge4TextConfig(
+        qk_rope_head_dim=D, head_dim=D, rope_parameters=rope))
+    encoding = make_encoding("lerope", base=float(base))
+    config = ModelConfig(1, 2 * D, 2, T, 40, encoding=encoding)
+    ours = make_encoding_module(encoding, config).double()
+    q, k = torch.from_numpy(random(2, 1, 2, T, D))
+    table = torch.from_numpy(encoding.rows(n, config))
+    for alpha in (torch.zeros(pairs).double(), torch.from_numpy(0.5 * random(pairs))):
+        ours.load_state_dict({"alpha": alpha})
+        rotary.alpha.copy_(alpha)
+        side_by_side = [x.unflatten(-1, (2, pairs)).mT.flatten(-2) for x in (q, k)]  # their pairs: (2i, 2i + 1)
+        right = theirs.apply_rotary_pos_emb_interleave(*side_by_side, *rotary(q, torch.from_numpy(n)[None]))
+        for found, expected in zip(ours.rotate(q, k, table), right, strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * (first + T) * math.e)  # angles in fp32
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.5])
+def test_partial_key_offset_is_its_formula(fraction):
+    """With the keys shifted before any product, as its authors do it; the first token keeps its own."""
+    model, r = tiny("partial_key_offset", variant={"rotary_fraction": fraction, "base": 9.0}), int(8 * fraction)
+    q, k = queries_and_keys(model)
+    angle = ODD[:, None] * 9.0 ** (-2 * np.arange(r // 2) / r)
+
+    def turned(x):
+        y = (x[..., : r // 2] + 1j * x[..., r // 2 : r]) * np.exp(1j * angle)
+        return np.concatenate((y.real, y.imag, x[..., r:]), -1)
+
+    right_q, right_k = turned(q), turned(k)
+    right_k[:, 1:, r:] = right_k[:, :-1, r:].copy()
+    right = right_q @ right_k.mT - q @ k.mT
+    follows(model, ODD, lambda head, m, s: right[head, m, s] / math.sqrt(8))
+
+
+def test_wall_is_its_formula():
+    model, x = tiny("wall"), some_input()[0].numpy()
+    with torch.no_grad():
+        model.blocks[0].attn.encoding.bias -= 8
+    p, (q, k) = own(model), queries_and_keys(model)
+    f = 1 / (1 + np.exp(-p["bias"] - x @ p["weight"].T)).reshape(T, 2, 8)
+    assert f.min() < 0.3 and f.max() > 0.7
+
+    def bias(head, m, s):
+        left = np.prod(f[s + 1 : m + 1, head], 0)
+        return (q[head, m] * k[head, s]) @ (left - 1) / math.sqrt(8)
+
+    follows(model, ODD, bias)
+
+
+@pytest.mark.parametrize("seed, part", [(0, 16), (1, 16), (2, 16), (3, 5), (4, 1)])
+def test_wall_equals_flash_linear_attention(seed, part, monkeypatch):
+    """Its plain form computes in fp32. Ours are NumPy's, and torch's of all queries and of the last few."""
+    monkeypatch.setattr("zoo.wall.PART", part)
+    H, T, D = drawn(seed, (1, 5), (1, 80), (1, 20))
+    encoding = make_encoding("wall")
+    config = ModelConfig(1, H * D, H, T, 8, encoding=encoding)
+    ours = make_encoding_module(encoding, config).double()
+    q, k, v, h = *map(torch.from_numpy, random(3, 2, H, T, D)), torch.from_numpy(random(2, T, H * D))
+    learned = {name: 0.5 * random(*shape) for name, shape in doors_of(encoding).shapes(config).items()}
+    ours.load_state_dict({name: torch.from_numpy(w) for name, w in learned.items()})
+    kept = ours.keep(h)
+
+    def attend(bias, q):
+        unseen = torch.ones(q.shape[2], T, dtype=torch.bool).triu(T - q.shape[2] + 1)
+        return (q @ k.mT / math.sqrt(D) + bias).masked_fill(unseen, -math.inf).softmax(-1) @ v
+
+    plain = types.ModuleType("fla.ops.utils.cumsum")  # stands in for kernels that need a GPU
+    plain.chunk_global_cumsum = lambda g, scale, cu_seqlens: g.cumsum(1) * scale
+    constant = types.ModuleType("fla.ops.utils.constant")
+    constant.RCP_LN2 = 1 / math.log(2)
+    for module in (plain, constant):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    theirs = of_fla("ops/wall_attn/naive.py").naive_wall_attn
+    right = theirs(*(x.transpose(1, 2) for x in (q, k, v, kept)), scale=D**-0.5).transpose(1, 2).double()
+    bias, _ = doors_of(encoding).score(q.numpy(), k.numpy(), h.numpy(), None, learned)
+    last = max(1, T // 3)
+    for found, expected in ((attend(torch.from_numpy(bias), q), right),
+                            (attend(ours.score(q, k, kept, None).detach(), q), right),
+                            (attend(ours.score(q[:, :, -last:], k, kept, None).detach(), q[:, :, -last:]),
+                             right[:, :, -last:])):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("pe", ["path", "path_fox", "selective_rope"])
 def test_small_inputs_have_finite_gradients(pe):
     """At the first weights, and where the block's input is 0."""
@@ -365,6 +477,86 @@ def test_xpos_stays_within_fp32_and_the_distance_alone_enters_for_32695_position
     assert not torch.allclose(model(tokens, positions=n + 2 * T), model(tokens), rtol=1e-3, atol=1e-3)
 
 
+# ---- blocks in turn --------------------------------------------------------------------------------------------------
+
+
+def bases(local, whole, **more):
+    """The rope_parameters of Gemma's two kinds of layers."""
+    return {"sliding_attention": {"rope_type": "default", "rope_theta": local},
+            "full_attention": {"rope_type": "default", "rope_theta": whole} | more}
+
+
+LAYERS = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+PROPORTIONAL = bases(50.0, 900.0, rope_type="proportional", partial_rotary_factor=0.5)
+MODELS = {                               # {a model of transformers: (its configuration, base of ours, ours)}
+    "Gemma3Text": (dict(sliding_window=4, layer_types=LAYERS, rope_parameters=bases(50.0, 900.0)), 50.0,
+                   dict(cycle="rope:window=4,rope:window=4,rope:base=900")),
+    "Gemma4Text": (dict(sliding_window=5, layer_types=LAYERS, rope_parameters=PROPORTIONAL, global_head_dim=8), 50.0,
+                   dict(cycle="rope:window=5,rope:window=5,proportional:base=900:rotary_fraction=0.5")),
+    "Cohere2": (dict(sliding_window=3, layer_types=LAYERS), 10000.0, dict(cycle="rope:window=3,rope:window=3,nope")),
+    "Exaone4": (dict(sliding_window=3, layer_types=LAYERS), 10000.0, dict(nope_every=3, window=3)),
+    "SmolLM3": (dict(no_rope_layer_interval=3), 2e6, dict(cycle="rope,rope,nope")),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_the_attention_of_blocks_in_turn_is_that_of_transformers(name):
+    """Each layer of a whole random model of theirs gives its attention an input, and so its output, without norms of
+    queries and keys, which ours has not."""
+    need("transformers")
+    import transformers
+
+    theirs, base, ours = MODELS[name]
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=6, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, **theirs)
+    torch.manual_seed(0)
+    model = getattr(transformers, name.removesuffix("Text") + ("TextModel" if "Text" in name else "Model"))(config)
+    seen = []
+    for layer in model.double().eval().layers:
+        attention = layer.self_attn
+        for norm in ("q_norm", "k_norm", "v_norm"):
+            if hasattr(attention, norm):
+                setattr(attention, norm, torch.nn.Identity())
+        attention.scaling = 8**-0.5
+        for parameter in attention.parameters():
+            parameter.normal_(std=0.5)
+        attention.register_forward_hook(
+            lambda module, given, kept, out: seen.append((module, kept["hidden_states"], out[0])), with_kwargs=True)
+    n = np.arange(70, 70 + T)
+    model(input_ids=some_tokens(2, T), position_ids=torch.from_numpy(n)[None].expand(2, -1))
+    assert len(seen) == 6
+    gpt = tiny("rope", layers=6, variant={"base": base}, **ours)
+    for i, (module, h, right) in enumerate(seen):
+        parts = [module.q_proj.weight, module.k_proj.weight, module.v_proj.weight]
+        if name == "Cohere2":                                        # its pairs lie side by side
+            parts[:2] = [w.view(2, 4, 2, 16).transpose(1, 2).reshape(16, 16) for w in parts[:2]]
+        attention = gpt.blocks[i].attn
+        attention.load_state_dict({"qkv.weight": torch.cat(parts), "proj.weight": module.o_proj.weight})
+        found = attention(h, gpt.tables(n)[attention.encoding.settings])
+        torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5 * right.abs().max().item())
+
+
+@torch.no_grad()
+def test_the_logits_of_blocks_in_turn_are_those_of_smollm3():
+    need("transformers")
+    import transformers
+
+    from interop.over import LLAMA
+
+    gpt = tiny("rope", "llama", layers=4, cycle="rope,nope:window=3", tied=False)  # where there is no RoPE, as there
+    config = transformers.SmolLM3Config(
+        vocab_size=V, hidden_size=16, intermediate_size=40, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=2, rms_norm_eps=1e-5, no_rope_layers=[1, 0, 1, 0], use_sliding_window=True,
+        sliding_window=3, tie_word_embeddings=False, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    theirs = transformers.SmolLM3ForCausalLM(config).double().eval()
+    theirs.load_state_dict(LLAMA.theirs(gpt.state_dict(), 2))
+    tokens = some_tokens(2, T)
+    torch.testing.assert_close(gpt(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
 # ---- one file more ---------------------------------------------------------------------------------------------------
 
 
@@ -399,7 +591,7 @@ def test_a_file_in_the_zoo_is_all_that_an_encoding_needs(tokens, tmp_path):
                           env=environment)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
     help = " ".join(done.stdout.split())
-    assert "kerple, mine, partial" in help and "--rotary-fraction" in help
+    assert ", mine, partial" in help and "--rotary-fraction" in help
     rows = json.loads((run / "rows.json").read_text())
     assert [(row["pe"], row["length"]) for row in rows] == [("mine", 16), ("mine", 32)] and rows[1]["loss"] > 0
     assert '"rotary_fraction": 0.5' in (run / "config.json").read_text()

@@ -80,8 +80,8 @@ def check(run, gpt):
     """InputError unless model.js can read a run's GPT."""
     model = gpt.config
     e = gpt.config.encoding
-    plain = {"norm": "layernorm", "mlp": "gelu", "nope_every": 0, "window": 0, "softmax": "plain",
-             "causal": True}
+    plain = {"norm": "layernorm", "mlp": "gelu", "nope_every": 0, "window": 0, "cycle": None,
+             "softmax": "plain", "causal": True}
     alone = {"learn": "none", "once": False, "scale": 1.0}
     wrong = [f"{key} {getattr(model, key)}" for key, value in plain.items() if getattr(model, key) != value]
     wrong += [f"pe {e.pe}"] * (e.pe not in ENCODINGS)

@@ -1,0 +1,48 @@
+"""--cycle: blocks in turn have their own encoding and window, as in Gemma 3 and 4, Cohere 2, EXAONE 4 and SmolLM3.
+
+    --pe rope --cycle rope:window=512,rope:window=512,rope:base=1e6        Gemma 3: local blocks, then a global one
+    --pe rope --cycle rope:window=512,rope:window=512,proportional         Gemma 4
+    --pe rope --cycle rope:window=512,rope:window=512,nope                 Cohere 2, as --nope-every 3 --window 512
+
+A part is a name that --pe takes, its settings, and the number of keys that its blocks see, which are all if it is left
+out. Parts with the name of --pe have the settings of its flags, but for those that they change; the first changes none.
+The parameters of --pe are shared as ever; those of another encoding belong to each block.
+"""
+
+from dataclasses import fields, replace
+
+from config import InputError, Learned, Sinusoidal, kind_of, make_encoding
+
+WORDS = {"true": True, "false": False}
+
+def turns(model):
+    """[(encoding, window)] of the parts of a ModelConfig's cycle. InputError that names --cycle for what is wrong."""
+    found = [read(part, model) for part in model.cycle.split(",")]
+    if model.window or model.nope_every or not model.causal:
+        raise InputError("--cycle has its own windows and looks back: leave out --window, --nope-every and --no-causal")
+    if len(found) > model.layers:
+        raise InputError(f"--cycle must have at most as many parts as --layers, {model.layers}, got {len(found)}")
+    if found[0][0] != model.encoding:
+        raise InputError(f"--cycle must begin with the encoding of --pe, {model.encoding.pe}, whose settings are flags")
+    for e in (e for e, _ in found if e != model.encoding):
+        if type(e) in (Sinusoidal, Learned) or getattr(e, "once", False):
+            raise InputError(f"--cycle cannot have {e.pe} in some blocks: it enters before the first one")
+    return found
+
+def read(part, model):
+    """(encoding, window) of NAME:SETTING=VALUE:window=N, of which NAME alone is needed."""
+    pe, *pairs = part.strip().split(":")
+    try:
+        e = model.encoding if pe == model.encoding.pe else make_encoding(pe)
+        kinds = {f.name: kind_of(f) for f in fields(e) if f.name != "pe"} | {"window": int}
+        values = {}
+        for name, _, text in (pair.partition("=") for pair in pairs):
+            if name not in kinds:
+                raise InputError(f"{pe} has the settings {', '.join(kinds)}, got {name!r}")
+            values[name] = WORDS.get(text) if kinds[name] is bool else kinds[name](text)
+        window = values.pop("window", 0)
+        if window < 0:
+            raise InputError(f"window must be at least 0, got {window}")
+        return replace(e, **values).fit(model), window
+    except ValueError as error:                                      # of InputError, int and float
+        raise InputError(f"--cycle has parts such as rope:base=1e6:window=512, got {part!r}: {error}") from None

@@ -1,0 +1,56 @@
+"""LeRoPE (Karypis et al. 2026, arXiv 2607.10134, section 3.1): RoPE with trained frequencies, as in Mistral Large 4.
+
+    inv_freq_i = base^(-2i/D) e^(alpha_i),  i = 0 .. D/2-1;  pairs (i, i + D/2) turn by n inv_freq_i, as RoPE's do
+
+alpha (D/2,) starts at 0, where this is RoPE, and all heads and blocks share it. A vector has no weight decay here, and
+none in the paper. Its table holds the integer positions, so that angles are computed in fp32 at least from exact ones.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import expe
+import model_numpy
+from config import RoPE, Sinusoidal
+from model_torch import Encoding, turn
+
+
+@dataclass(frozen=True)
+class Settings(Sinusoidal):                                          # --base is there already
+    fit = RoPE.fit
+
+    def rows(self, positions, model):
+        return expe.integers(positions)[..., None, :, None]                                        # (..., 1, T, 1)
+
+def rotate(base, q, k, table, learned):
+    """R q, R k, each pair by angle = n base^(-2i/D) e^alpha. q and k (B, H, T, D), table n (..., 1, T, 1)."""
+    freq = expe.rope_inv_freq(q.shape[-1], base).astype(q.dtype) * np.exp(learned["alpha"])        # (D/2,)
+    angle = table.astype(q.dtype) * freq                                                           # (..., 1, T, D/2)
+    cos, sin = np.cos(angle), np.sin(angle)
+    turned = model_numpy.turn(q, cos, sin), model_numpy.turn(k, cos, sin)
+    def pullback(dq, dk):
+        """Of a turned pair (a, b), of q and of k: dangle = a db - b da; dangle/dalpha is the angle itself."""
+        dalpha = 0
+        for out, dout in zip(turned, (dq, dk), strict=True):
+            (a, b), (da, db) = np.split(out, 2, axis=-1), np.split(dout, 2, axis=-1)               # (B, H, T, D/2) each
+            dalpha = dalpha + ((a * db - b * da) * angle).sum((0, 1, 2))
+        return model_numpy.turn(dq, cos, -sin), model_numpy.turn(dk, cos, -sin), {"alpha": dalpha}
+    return *turned, pullback
+
+def doors(settings):
+    return model_numpy.Encoding(
+        rotate=functools.partial(rotate, settings.base),
+        shapes=lambda model: {"alpha": (model.d_head // 2,)},
+        start=lambda rng, name, shape: np.zeros(shape, np.float32),
+    )
+
+class Layer(Encoding):
+    def rotate(self, q, k, table):
+        alpha = self.alpha.to(torch.promote_types(self.alpha.dtype, torch.float32))
+        i = torch.arange(len(alpha), dtype=alpha.dtype, device=alpha.device)
+        angle = table * (self.settings.base ** (-i / len(alpha)) * alpha.exp())                # (..., 1, T, D/2)
+        angles = torch.cat((angle.cos(), angle.sin()), -1)
+        return turn(q, angles), turn(k, angles)

@@ -1,0 +1,57 @@
+"""Partial key offset (ClassicLarry 2025): a part of each head turns as RoPE does, the rest reads the key before.
+
+    score_mn = (R q_m . R k_n over the first r dimensions + q_m . k_(n-1) over the rest) / sqrt(D),  r = fraction * D
+
+One block can so find what came after an earlier token, which otherwise takes two. The first token reads its own key.
+Sources: pull request 169 of KellerJordan/modded-nanogpt, where blocks with long windows have this; issue 4802 of
+marin-community/marin, whose halves are these. Both normalize queries and keys, which is not done here. The door rotate
+does not see the keys of a cache, so q_m . (k_(n-1) - k_n) is added to the score. Order decides which key is before.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch.nn.functional as F
+
+import model_numpy
+from config import knob
+from model_torch import score_divisor
+from zoo import partial
+
+
+@dataclass(frozen=True)
+class Settings(partial.Settings):                                    # --base is there already
+    rotary_fraction: float = knob(0.5, "share of each head's dimensions that turn", above=0, below=1)
+
+def score(fraction, q, k, h, table, learned):
+    """bias_mn = q_m . (k_(n-1) - k_n) / sqrt(D), 0 for n = 0, over the dimensions that do not turn."""
+    r = round(fraction * q.shape[-1])
+    scale = 1 / model_numpy.score_divisor(q)
+    change = -np.diff(k[..., r:], axis=-2, prepend=k[..., :1, r:])                         # (B, H, S, D-r)
+    def pullback(dbias):
+        """k_n is in change_n with -1, and in change_(n+1) with 1; change_0 is fixed."""
+        dq, dk = np.zeros_like(q), np.zeros_like(k)
+        dq[..., r:] = scale * (dbias @ change)
+        dchange = scale * (dbias.swapaxes(-1, -2) @ q[..., r:])[..., 1:, :]                # (B, H, S-1, D-r)
+        dk[..., 1:, r:] -= dchange
+        dk[..., :-1, r:] += dchange
+        return dq, dk, 0, {}
+    return scale * (q[..., r:] @ change.swapaxes(-1, -2)), pullback                        # (B, H, T, S)
+
+def doors(settings):
+    return model_numpy.Encoding(rotate=partial.rotate, score=functools.partial(score, settings.rotary_fraction))
+
+class Layer(partial.Layer):
+    def __init__(self, settings, config):
+        super().__init__(settings, config)
+        self.n_heads = config.heads
+
+    def keep(self, h):
+        """1 of each head and token, (B, H, S, 1): an exported model makes it 0 where a key only pads a text."""
+        return h.new_ones(len(h), self.n_heads, h.shape[1], 1)
+
+    def score(self, q, k, kept, table):
+        r = round(self.settings.rotary_fraction * q.shape[-1])
+        change = (k[:, :, :-1, r:] - k[:, :, 1:, r:]) * kept[:, :, :-1].type_as(k)             # (B, H, S-1, D-r)
+        return q[..., r:] @ F.pad(change, (0, 0, 1, 0)).mT / score_divisor(q)                  # (B, H, T, S)

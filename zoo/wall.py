@@ -1,0 +1,71 @@
+"""Wall attention (Averbuch and Pai, Tilde Research, 2026): FoX's forgetting, for each dimension of a key by itself.
+
+    score_mn = sum over c of q_mc k_nc exp(P_mc - P_nc) / sqrt(D),  P_n = ln f_0 + .. + ln f_n
+
+f_j = sigmoid(W x_j + b), x the block's input. W (C, C) makes D gates for each head, in every block anew, and starts
+from N(0, 0.02^2), b at 8: training begins close to NoPE. A forgotten score goes to 0, not to minus infinity as in FoX.
+Source: fla/ops/wall_attn/naive.py and fla/layers/wall_attn.py in flash-linear-attention 0.6.0, without their options.
+NumPy computes the formula as it stands, with (B, H, T, S, D) numbers; torch does so for keys near a query, and for a
+part of the keys before it uses exp(P_m - P_e) exp(P_e - P_n), e the part's last token: neither factor can overflow.
+"""
+
+import itertools
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import model_numpy
+from model_torch import Encoding, score_divisor
+from zoo import fox
+
+PART = 16                                                            # keys that share a factor in torch
+Settings = fox.Settings                                              # none, and no later keys
+
+def score(q, k, h, table, learned):
+    """bias_mn = sum_c q_mc k_nc (E_mnc - 1) / sqrt(D), E_mnc = exp(P_mc - P_nc), 0 for later keys. h (B, T, C)."""
+    z, pull_z = model_numpy.linear(h, learned["weight"])                                           # (B, T, C)
+    z = model_numpy.split_heads(z + learned["bias"], q.shape[1])                                   # (B, H, T, D)
+    P = -np.logaddexp(0, -z).cumsum(2)
+    E = np.exp(np.minimum(P[:, :, :, None] - P[:, :, None], 0))                                    # (B, H, T, S, D)
+    E *= np.tri(q.shape[2], dtype=q.dtype)[..., None]
+    scale = 1 / model_numpy.score_divisor(q)
+    def pullback(dbias):
+        """P_m scales q_m and -P_n scales k_n: dP = q dq - k dk of E's part. ln f_j is in every P from j on."""
+        dscore = dbias * scale
+        dq = (dscore[..., None] * k[:, :, None] * E).sum(3)
+        dk = (dscore[..., None] * q[:, :, :, None] * E).sum(2)
+        dz = (q * dq - k * dk)[:, :, ::-1].cumsum(2)[:, :, ::-1] * model_numpy.sigmoid(-z)         # dln f/dz = 1 - f
+        dz = model_numpy.merge_heads(dz)                                                           # (B, T, C)
+        dh, dw = pull_z(dz)
+        return dq - dscore @ k, dk - dscore.swapaxes(-1, -2) @ q, dh, {"weight": dw, "bias": dz.sum((0, 1))}
+    return scale * ((q[:, :, :, None] * k[:, :, None] * E).sum(-1) - q @ k.swapaxes(-1, -2)), pullback
+
+def doors(settings):
+    return model_numpy.Encoding(
+        score=score,
+        shapes=lambda model: {"weight": (model.width, model.width), "bias": (model.width,)},
+        start=lambda rng, name, shape: fox.start(rng, name, shape) + np.float32(8 * (name == "bias")),
+        each_block=True,
+    )
+
+class Layer(Encoding):
+    def __init__(self, settings, config):
+        super().__init__(settings, config)
+        self.n_heads = config.heads
+
+    def keep(self, h):
+        """ln f of each head, token and dimension, (B, H, S, D), in fp32 at least."""
+        return fox.Layer.keep(self, h)[..., 0].unflatten(1, (self.n_heads, -1)).mT
+
+    def score(self, q, k, kept, table):
+        P, before = kept.cumsum(2), k.shape[2] - q.shape[2]                                    # the last T are queries
+        columns = []
+        for i, j in itertools.pairwise([*range(0, k.shape[2], PART), k.shape[2]]):
+            a, b = max(i - before, 0), max(j - before, 0)                                      # those among these keys
+            key, P_key, P_query, end = k[:, :, i:j], P[:, :, i:j], P[:, :, before:], P[:, :, j - 1 : j]
+            E = (P_query[:, :, a:b, None] - P_key[:, :, None]).clamp(max=0).exp()              # (B, H, b-a, PART, D)
+            near = (q[:, :, a:b, None] * key[:, :, None] * E).sum(-1).tril(before + a - i)
+            far = q[:, :, b:] * (P_query[:, :, b:] - end).exp() @ (key * (end - P_key).exp()).mT
+            columns.append(F.pad(torch.cat((near, far), 2), (0, 0, a, 0)))                     # (B, H, T, PART)
+        return (torch.cat(columns, -1) - q @ k.mT) / score_divisor(q)                          # (B, H, T, S)
