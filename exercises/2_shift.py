@@ -8,7 +8,7 @@ import numpy as np
 
 
 def scores(x, wq, wk, rows, on):
-    """q k^T / sqrt(D), (T, T). x (T, C); wq and wk (D, C); rows (T, l), ExPE's; on: "k" or "qk", whose input has them."""
+    """q k^T / sqrt(D), (T, T). x (T, C); wq and wk (D, C). rows (T, l) override x for "k" or "qk", as on says."""
     raise NotImplementedError("override x by the rows, for q only if on says so, and return the scores")
 
 def largest_change(before, after):

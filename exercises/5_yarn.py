@@ -10,8 +10,8 @@ import numpy as np
 
 
 def frequencies(rope_parameters, head_dim):
-    """{"inv_freq": (D/2,), "attention_factor": a number}. rope_parameters has rope_theta, factor and L, which is
+    """{"inv_freq": (D/2,), "attention_factor": a number}; D is head_dim, and rope_parameters has rope_theta (the base),
 
-    original_max_position_embeddings.
+    factor and original_max_position_embeddings (L).
     """
     raise NotImplementedError("return both")

@@ -1,4 +1,4 @@
-"""The outputs of a softmax have the sum 1, so with a dout of ones every gradient is 0, and a wrong sign stays unseen."""
+"""The outputs of a softmax have the sum 1, so a dout of ones gives a gradient of 0, whose sign nobody sees."""
 
 import numpy as np
 
