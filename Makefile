@@ -3,7 +3,6 @@
 #   make setup-all  and what some instruments need besides (transformers, lm_eval)
 #   make train      prepare data, train, evaluate; PE="expe expe-on-k rope": three, JOBS=2 of them at a time
 #   make task       train ExPE-K and RoPE on a small task; PE="fox alibi": others
-#   make demo       train three shortly, score them, draw runs/demo.png and generate
 #   make explorer   train five encodings, two of them on a task; explorer.html runs them
 #   make test       ruff, the check ladder, and the other tests
 # A Python 3.11 or newer other than python3: make setup PYTHON=python3.12
@@ -14,7 +13,7 @@ JOBS   ?= 2
 trainings = $(addprefix train-,$(PE))
 PIP     = .venv/bin/pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all train $(trainings) task demo explorer test
+.PHONY: help setup setup-all train $(trainings) task explorer test
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -55,15 +54,6 @@ task: .venv/installed
 	@set -e; $(foreach pe,$(PE),\
 	    .venv/bin/python train.py $(task_flags) $(or $($(pe)_flags),--pe $(pe)) --out runs/task-$(pe) $(if $(wildcard runs/task-$(pe)/config.json),--resume);) \
 	.venv/bin/python eval.py $(addprefix runs/task-,$(PE))
-
-# Three minutes or so: short runs of three encodings, their losses past the trained length, and what they write.
-demo: PE = rope expe expe-on-k
-prompt = def main(
-demo: .venv/installed
-	@set -e; $(foreach pe,$(PE),\
-	    .venv/bin/python train.py --preset mini --steps 600 $(or $($(pe)_flags),--pe $(pe)) --out runs/demo-$(pe) $(if $(wildcard runs/demo-$(pe)/config.json),--resume);) \
-	.venv/bin/python eval.py $(addprefix runs/demo-,$(PE)) --plot runs/demo.png; \
-	$(foreach pe,$(PE),.venv/bin/python generate.py runs/demo-$(pe) --prompt "$(prompt)" --tokens 80;)
 
 # The ladder first: after a wrong edit it speaks alone.
 test: .venv/installed

@@ -1,0 +1,32 @@
+"""Exercise 8. KERPLE (Chi et al. 2022): bias_mn = -p_h ln(1 + a_h |m - n|), as a file of zoo/, in both halves.
+
+p = e^P and a = e^A stay positive; "p" and "a" are the names of P and A, (H,) each. docs/change.md says what the
+parts do. Question: what is the gradient of P in terms of the bias?
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import expe
+import model_numpy
+from config import NoPE
+from model_torch import Encoding
+
+
+@dataclass(frozen=True)
+class Settings(NoPE):
+    def pairs(self, queries, keys, model):
+        """The distances |m - n| as floats, (..., 1, T, S); expe.distances helps."""
+        raise NotImplementedError("return the table")
+
+def score(q, k, h, table, learned):
+    """The bias (..., H, T, S), and its pullback: dbias (B, H, T, S) -> 0, 0, 0, {"p": dP, "a": dA}."""
+    raise NotImplementedError("return bias, pullback")
+
+def doors(settings):
+    return model_numpy.Encoding(score=score, shapes=lambda model: {"p": (model.heads,), "a": (model.heads,)})
+
+class Layer(Encoding):
+    def score(self, q, k, h, table):
+        raise NotImplementedError("return the bias in torch; self.p and self.a are P and A")
