@@ -15,13 +15,15 @@ import functools
 import hashlib
 import io
 import json
-import operator
 import os
 import secrets
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
-from config import InputError, ModelConfig, TrainConfig
+sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)  # while imports run
+
+from config import SPLITS, InputError, ModelConfig, TrainConfig
 
 CHECKPOINT = "checkpoint.safetensors"
 MEANT = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context"}
@@ -49,8 +51,7 @@ class CommandLine(argparse.ArgumentParser):
 
         A character that the terminal lacks is printed as another one; a closed stream takes what is printed.
         """
-        sys.stdout = sys.stdout or open(os.devnull, "w")
-        sys.stderr = sys.stderr or open(os.devnull, "w")
+        sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
@@ -130,16 +131,17 @@ def read_text(path):
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is missing, or is not UTF-8 text: {error}") from None
 
-def read_json(path, *names):
-    """The object in a JSON file; InputError unless it has fields of these names, those of objects in it after a dot."""
+def read_json(path, **fields):
+    """The object in a JSON file; InputError unless it has these fields, {NAME: type}; A.B is of an object in it."""
     text = read_text(path)
     try:
         value = dict(json.loads(text))
-        if None in [functools.reduce(operator.getitem, name.split("."), value) for name in names]:
-            raise ValueError("a field is null")
-        return value
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise InputError(f"{path} was cut short or edited: {type(error).__name__}: {error}") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{path} was cut short or edited: {error}") from None
+    for name, kind in fields.items():
+        if type(functools.reduce(lambda x, key: type(x) is dict and x.get(key), name.split("."), value)) is not kind:
+            raise InputError(f"{path} was edited: {name} is missing, or is not of type {kind.__name__}")
+    return value
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -222,13 +224,15 @@ def read_run(run):
     path = Path(run) / "config.json"
     if not path.exists():
         raise InputError(f"{run} is no run directory (no config.json): python train.py writes one")
-    record = read_json(path, "model", "train", "data.splits", "data.tokenizer.sha256", "provenance", "data.source",
-                       "data.folder")
+    texts = ["model.encoding.pe", "data.folder", "data.source", "data.tokenizer.sha256"]
+    texts += [f"data.splits.{split}.sha256" for split in SPLITS]
+    others = {"train": dict, "provenance": dict, "data.splits.train.tokens": int}
+    record = read_json(path, **others, **dict.fromkeys(texts, str))
     try:
-        Path(record["data"]["folder"] + record["data"]["source"])       # a TypeError if one is no text
-        return ModelConfig.from_dict(record["model"]), TrainConfig(**record["train"]), record
-    except (InputError, LookupError, TypeError) as error:              # of a field that is missing, or unknown
+        model, train = ModelConfig.from_dict(record["model"]), TrainConfig(**record["train"])
+    except (InputError, TypeError) as error:                           # of a field that is missing, or unknown
         raise InputError(f"{path}: {error}") from None
+    return model, train, record | {"model": asdict(model), "train": asdict(train)}      # with what older runs lack
 
 def save_checkpoint(run, tensors, step, seconds=0.0):
     """Replace the run's checkpoint with one rename; seconds: trained so far."""
@@ -251,6 +255,8 @@ def read_checkpoint(run, names=None):
         with safetensors.safe_open(path, "np") as file:
             tensors = {name: file.get_tensor(name) for name in (file.keys() if names is None else names)}
             metadata = file.metadata()
+        if int(metadata["step"]) < 0:
+            raise ValueError(f"its step is {metadata['step']}")
         return tensors, {"step": int(metadata["step"]), "seconds": float(metadata["seconds"])}
     except (safetensors.SafetensorError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not a checkpoint of train.py ({error}): it was cut short or replaced") from None

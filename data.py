@@ -31,8 +31,9 @@ from config import PRESETS, SPLITS, InputError
 
 EOT = "<|endoftext|>"
 STDLIB = "50ac334affdbb2cd2ad6de6fa1ee9ca7711d72d70a6163343cca69e7b28af2dc"          # of train.bin, of Python 3.11.7
-META = ("source", "vocab", "eot", "splits.train.sha256", "splits.val.sha256", "splits.test.sha256", "tokenizer.sha256",
-        "near.val", "near.test")
+META = {"source": str, "vocab": int, "eot": int, "tokenizer.sha256": str, "dropped": dict, "near.val": dict,
+        "near.test": dict, **{f"splits.{split}.{name}": kind for split in SPLITS
+                              for name, kind in (("documents", int), ("tokens", int), ("sha256", str))}}
 
 # How text falls into pieces before BPE, after cl100k_base (tiktoken): words with the blank before them, up to three
 # digits, runs of signs, line ends, blanks. Possessive quantifiers keep it linear on long runs.
@@ -333,7 +334,7 @@ def folder_of(source, vocab):
 
 def read_meta(folder):
     """meta.json of a folder that data.py has prepared; InputError if there is none, or if it is not whole."""
-    return read_json(Path(folder) / "meta.json", *META)
+    return read_json(Path(folder) / "meta.json", **META)
 
 def open_split(folder, split):
     """The tokens of one split, uint16 (n,), mapped from disk. InputError if the file is not what meta.json says."""
@@ -341,6 +342,9 @@ def open_split(folder, split):
     meta = read_meta(folder)
     if not path.exists() or path.stat().st_size % 2 or hash_file(path) != meta["splits"][split]["sha256"]:
         raise InputError(f"{path} is missing or has not the hash that meta.json says: prepare the folder again")
+    if path.stat().st_size and (largest := np.memmap(path, np.uint16, "r").max()) >= meta["vocab"]:
+        raise InputError(f"{path} has a token {largest}, beyond the vocabulary of {meta['vocab']:,} in meta.json: "
+                         "prepare the folder again")
     return np.memmap(path, np.uint16, "r") if path.stat().st_size else np.zeros(0, np.uint16)
 
 def count_windows(tokens, context):

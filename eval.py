@@ -12,13 +12,13 @@ import math
 import os
 from pathlib import Path
 
-import numpy as np
+import common
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")         # before torch: its idle threads soon leave the cores to others
 
+import numpy as np
 import torch
 
-import common
 import data
 from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device
 from config import InputError

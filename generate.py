@@ -14,13 +14,13 @@ import itertools
 import os
 import sys
 
-import numpy as np
+import common
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")         # before torch: its idle threads soon leave the cores to others
 
+import numpy as np
 import torch
 
-import common
 import data
 from common import CommandLine, at_least, number, pick_device
 from config import InputError

@@ -21,14 +21,14 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
+import common
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")         # before torch: its idle threads soon leave the cores to others
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
-import common
 import data
 import model_numpy
 from common import CommandLine, number, pick_device, whole
@@ -447,8 +447,10 @@ def carry_out(run, make_backend):
     first, seconds = run.begin(backend)
     theta = getattr(run.model_config.encoding, "theta", None)
     rates = f"lr {run.train_config.lr:g}" if theta is None else f"lr {run.train_config.lr:g}, theta {theta:g}"
+    tokens = run.record["data"]["splits"]["train"]["tokens"]            # a task has none
+    epochs = steps * run.train_config.batch_size * run.model_config.context / (tokens or math.inf)
     print(f"{run.folder}: {model_numpy.count_parameters(run.model_config):,} parameters, {run.train_config.backend} on "
-          f"{run.device}, {rates}, steps {first:,} to {steps:,}")
+          f"{run.device}, {rates}, steps {first:,} to {steps:,}" + f" ({epochs:,.2f} epochs of text)" * bool(tokens))
     if train(run, backend, first, seconds) < steps:
         print(f"stopped; go on with: python train.py --out {run.folder} --resume", file=sys.stderr)
         sys.exit(130)

@@ -16,7 +16,10 @@ import json
 import multiprocessing
 import os
 import re
-from concurrent.futures import ProcessPoolExecutor
+import secrets
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -76,14 +79,21 @@ def texts_of(documents):
         for document in documents:
             yield None, document.text
 
+@contextlib.contextmanager
+def replacing(path):
+    """A new file to write, which takes the place of `path` once it is whole."""
+    new = path.parent / f".unfinished-{secrets.token_hex(8)}-{path.name}"
+    with open(new, "xb") as file:
+        yield file
+    os.replace(new, path)
+
 def encode(documents, rank, world_size, folder, tokenizer, min_doc_tokens, max_tokens, max_doc_chars):
     """Write the tokens of documents to RANK.bin, their splits and sizes to RANK.npz, and pass the documents on."""
     encoding = data.make_tokenizer(data.read_ranks(tokenizer))
     dropped = {"short": 0, "duplicate": 0}
     splits = []
     sizes = []
-    unfinished = folder / f"{rank:05d}.{os.getpid()}"
-    with open(unfinished, "wb") as file:
+    with replacing(folder / f"{rank:05d}.bin") as file:
         for split, _, text in data.split_texts(texts_of(documents), max_doc_chars, min_doc_tokens, dropped):
             tokens = encoding.encode_ordinary(text)
             if len(tokens) < min_doc_tokens:
@@ -95,8 +105,8 @@ def encode(documents, rank, world_size, folder, tokenizer, min_doc_tokens, max_t
             yield Document(text=text, id=str(len(sizes)))
             if 0 < max_tokens <= file.tell() // 2:
                 break
-    os.replace(unfinished, folder / f"{rank:05d}.bin")
-    np.savez(folder / f"{rank:05d}.npz", splits=splits, sizes=sizes, **dropped)
+    with replacing(folder / f"{rank:05d}.npz") as file:
+        np.savez(file, splits=splits, sizes=sizes, **dropped)
 
 def text_of(document):
     return document.text
@@ -117,16 +127,30 @@ def make_pipelines(source, out, tasks=TASKS, min_doc_tokens=1, max_tokens=0, max
     return {"encode": [*readers, step, ExactDedupSignature(str(folder / "hashes"), config, finder_workers=tasks)],
             "copies": [ExactFindDedups(str(folder / "hashes"), str(folder / "copies"), config)]}
 
+def end_with_parent():
+    """End a worker as soon as its parent has ended, whatever ended it; a Ctrl-C is the parent's to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
 def run_tasks(pipelines, folder, tasks, workers):
     """Run what is left of the tasks. Python's own pool, unlike datatrove's, notices a worker that is killed."""
     os.environ.setdefault("TQDM_DISABLE", "1")                          # datatrove's own bars, in the workers
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # it warns of what it frees after a kill
     try:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            for name, steps in pipelines.items():
-                executor = LocalPipelineExecutor(steps, tasks, logging_dir=str(folder / name))
-                left = executor.get_incomplete_ranks()
-                done = pool.map(executor._run_for_rank, left, itertools.repeat(1))      # 1: it logs to its file alone
-                list(tqdm(done, "tasks", tasks, initial=tasks - len(left), disable=None, leave=False))
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent) as pool:
+            try:
+                for name, steps in pipelines.items():
+                    executor = LocalPipelineExecutor(steps, tasks, logging_dir=str(folder / name))
+                    left = executor.get_incomplete_ranks()
+                    running = [pool.submit(executor._run_for_rank, rank, 1) for rank in left]   # 1: logs to files alone
+                    done = as_completed(running)
+                    for task in tqdm(done, "tasks", tasks, initial=tasks - len(left), disable=None, leave=False):
+                        task.result()
+            except BaseException:                                       # the pool would wait for tasks that run
+                for worker in multiprocessing.active_children():
+                    worker.kill()
+                raise
     except BrokenProcessPool:
         raise InputError("a worker was killed: start the same command again, which continues (with fewer --workers, "
                          "if memory was short)") from None
@@ -149,7 +173,7 @@ def join(out, tasks):
     documents = dict.fromkeys(data.SPLITS, 0)
     dropped = {"short": 0, "duplicate": 0}
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(open(out / f"{split}.bin.unfinished", "wb")) for split in data.SPLITS]
+        files = [stack.enter_context(replacing(out / f"{split}.bin")) for split in data.SPLITS]
         for task in range(tasks):
             index = np.load(folder / "tokens" / f"{task:05d}.npz")
             copies = {i for path in folder.glob(f"copies/*/{task:05d}.c4_dup") for i in np.fromfile(path, np.uint32)}
@@ -161,8 +185,6 @@ def join(out, tasks):
                     if i not in copies:
                         files[split].write(document)
                         documents[data.SPLITS[split]] += 1
-    for split in data.SPLITS:
-        os.replace(out / f"{split}.bin.unfinished", out / f"{split}.bin")
     return documents, dropped
 
 def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=None, max_tokens=0, max_doc_chars=2**20,
@@ -184,6 +206,8 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=None, m
         if changed := [name for name, value in settings.items() if begun.get(name) != value]:
             raise InputError(f"{out} was begun with another value of {changed[0]}: choose another --out")
         common.write_text(out / "meta.json", json.dumps(settings))      # not whole yet, and from now on ours
+        for path in [*out.glob(".unfinished-*"), *out.glob("tasks/tokens/.unfinished-*")]:
+            path.unlink()                                               # a kill has left it
         if not (out / "tokenizer.tiktoken").exists():
             ranks = ranks or data.train_tokenizer(texts_for_tokenizer(source, max_doc_chars), vocab)
             data.write_ranks(out / "tokenizer.tiktoken", ranks)

@@ -70,23 +70,28 @@ def test_tokens_are_those_of_a_loop_over_the_documents(texts, prepared):
     assert meta["dropped"] == {"short": 7, "duplicate": 20}
 
 
-def test_killed_work_continues_to_the_same_bytes_with_two_workers(source, prepared, tmp_path):
-    """One worker is killed once the first task has begun; its end stops the other."""
+@pytest.mark.parametrize("victim, sent", [("worker", "SIGKILL"), ("parent", "SIGKILL"), ("parent", "SIGTERM"),
+                                          ("all", "SIGINT")])
+def test_killed_work_continues_to_the_same_bytes_with_two_workers(victim, sent, source, prepared, tmp_path):
+    """The kill comes once the first task has begun. It ends all processes: while one lives, stderr stays open."""
     words = [sys.executable, "-m", "engine.corpora", str(source), "--out", "out", "--workers", "2", *TASKS]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     started = subprocess.Popen(words, cwd=tmp_path, env=environment, text=True, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE)
+                               stderr=subprocess.PIPE, start_new_session=True)
     tokens = tmp_path / "out" / "tasks" / "tokens"
     wait_for(lambda: list(tokens.glob("*")), started)
     ids = subprocess.run(["pgrep", "-f", "-P", str(started.pid), "spawn_main"], capture_output=True, text=True)
-    os.kill(int(ids.stdout.split()[0]), signal.SIGKILL)
-    _, said = started.communicate(timeout=120)
-    assert started.returncode and "a worker was killed: start the same command again" in said
+    pid = {"worker": int(ids.stdout.split()[0]), "parent": started.pid, "all": -started.pid}[victim]
+    os.kill(pid, getattr(signal, sent))
+    _, said = started.communicate(timeout=60)
+    assert started.returncode and said.splitlines()[1:] == []
+    assert (victim == "worker") == ("a worker was killed: start the same command again" in said)
     assert not data.is_whole(tmp_path / "out")
     done_before = {path: path.stat().st_mtime_ns for path in tokens.parent.glob("*/completions/*")}
     done = process("engine.corpora", source, "--out", "out", "--workers", 2, *TASKS, cwd=tmp_path)
     assert done.returncode == 0 and contents(tmp_path / "out") == contents(prepared), done.stderr
     assert all(path.stat().st_mtime_ns == changed for path, changed in done_before.items())     # not done again
+    assert not list((tmp_path / "out").rglob(".unfinished-*"))
 
 
 def test_a_file_of_lines_is_taken_by_its_name(texts, tmp_path):
