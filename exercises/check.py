@@ -37,7 +37,8 @@ P, A = np.log([[0.7, 1.6], [0.3, 0.9]])
 
 def read(path, edit=("", "")):
     """The module of a file, with one piece of its text changed."""
-    module = sys.modules[Path(path).stem] = types.ModuleType(Path(path).stem)    # known there, as dataclasses need it
+    name = f"exercise {Path(path).stem}"
+    module = sys.modules[name] = types.ModuleType(name)                 # known there, as dataclasses need it
     module.__file__ = str(path)
     text = Path(path).read_text(encoding="utf-8")
     assert not edit[0] or text.count(edit[0]) == 1, edit
@@ -178,8 +179,8 @@ def check(number, path):
     except AssertionError as error:                                     # a rung of the ladder
         return False, str(error)
     except Exception as error:
-        at = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)][-1:]
-        return False, f"{Path(path).name}:{at[0].lineno if at else '?'}: {type(error).__name__}: {error}"
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        return False, ":".join([Path(path).name, *map(str, lines[-1:])]) + f": {type(error).__name__}: {error}"
 
 def main(argv=None):
     parser = argparse.ArgumentParser("python -m exercises.check", description=__doc__)

@@ -9,7 +9,7 @@ from conftest import ROOT, command
 import train
 from config import ENCODINGS, InputError, settings_class
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "exercises" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = sorted((ROOT / "results").glob("**/*.md"))
 
 
