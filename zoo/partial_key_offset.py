@@ -3,9 +3,9 @@
     score_mn = (R q_m . R k_n over the first r dimensions + q_m . k_(n-1) over the rest) / sqrt(D),  r = fraction * D
 
 One block can so find what came after an earlier token, which otherwise takes two. The first token reads its own key.
-Sources: pull request 169 of KellerJordan/modded-nanogpt, where blocks with long windows have this; issue 4802 of
-marin-community/marin, whose halves are these. Both normalize queries and keys, which is not done here. The door rotate
-does not see the keys of a cache, so q_m . (k_(n-1) - k_n) is added to the score. Order decides which key is before.
+Sources: KellerJordan/modded-nanogpt#169, where blocks with long windows have it, and marin-community/marin#4802, whose
+halves are these. Both normalize queries and keys, which is not done here. The door rotate does not see the keys of a
+cache, so q_m . (k_(n-1) - k_n) is added to the score. Order decides which key is before, not the positions.
 """
 
 import functools

@@ -2,11 +2,10 @@
 
     score_mn = sum over c of q_mc k_nc exp(P_mc - P_nc) / sqrt(D),  P_n = ln f_0 + .. + ln f_n
 
-f_j = sigmoid(W x_j + b), x the block's input. W (C, C) makes D gates for each head, in every block anew, and starts
-from N(0, 0.02^2), b at 8: training begins close to NoPE. A forgotten score goes to 0, not to minus infinity as in FoX.
-Source: fla/ops/wall_attn/naive.py and fla/layers/wall_attn.py in flash-linear-attention 0.6.0, without their options.
-NumPy computes the formula as it stands, with (B, H, T, S, D) numbers; torch does so for keys near a query, and for a
-part of the keys before it uses exp(P_m - P_e) exp(P_e - P_n), e the part's last token: neither factor can overflow.
+f_j = sigmoid(W x_j + b), x the block's input. W (C, C), in every block anew, starts from N(0, 0.02^2) and b at 8, near
+NoPE. A forgotten score goes to 0, not to minus infinity as in FoX. Source: fla/ops/wall_attn/naive.py and
+fla/layers/wall_attn.py in flash-linear-attention 0.6.0. NumPy computes the formula as it stands; torch does so for keys
+near a query, and before it has exp(P_m - P_e) exp(P_e - P_n), e the last of some keys: neither factor can overflow.
 """
 
 import itertools
