@@ -57,7 +57,7 @@ task: .venv/installed
 
 # The ladder first: after a wrong edit it speaks alone.
 test: .venv/installed
-	@files=$$(git ls-files '*.py' 2>/dev/null); .venv/bin/ruff check $${files:-.}           # not what lies beside them
+	@files=$$(git ls-files '*.py' '*.ipynb' 2>/dev/null); .venv/bin/ruff check $${files:-.}           # not what lies beside them
 	.venv/bin/python -m pytest -q -x -n auto --tb=line tests/test_ladder.py
 	.venv/bin/python -m pytest -q -n auto --dist worksteal --ignore tests/test_ladder.py
 	@folder=$$(mktemp -d); flags="--preset mini --context 16 --vocab 300 --steps 3 --data $$folder/data --out $$folder/run"; \

@@ -75,7 +75,7 @@ def ladder(**model):
 # ---- the exercises: each yields answers, (whether all is right, a line), until one is not right ----------------------
 
 def check_1(mine):
-    yield conforms(lambda positions, l, start, theta: mine.row(positions, l, start, theta), "expe")
+    yield conforms(mine.row, "expe")
     yield judge(1, lambda module: {"table": module.row(np.arange(9), 3, 0.5, 1 / 8)}, mine)
 
 def check_2(mine):
@@ -128,10 +128,14 @@ def check_6(mine):
 def check_7(mine):
     for broken, (*_, words) in LAYERS.items():
         found = mine.find([layer(name, broken) for name in LAYERS])
-        if found in LAYERS and found != broken:
-            yield False, (f"{broken} is broken, and you named {found}, whose pullback is right: do you divide by twice "
-                          "the step, is the step about 1e-5, and is the error that you allow about 1e-6?")
-        yield found == broken, f"{broken} is broken, and you named {found}. {words}."
+        if found is not None and found not in LAYERS:
+            yield False, f"find must return a name, such as {broken!r}, and returned {found!r}"
+        elif found not in (None, broken):
+            step = mine.find([layer("linear", None)]) is None           # whose differences are exact for any large step
+            yield False, f"{broken} is broken, and you named {found}, whose pullback is right: " + (
+                "is your step larger than 1e-5?" if step else
+                "do you divide by twice the step, is the step 1e-7 or more, and do you allow errors of 1e-6?")
+        yield found == broken, f"{broken} is broken, and you named no layer. {words}"
     yield True, "right: you find each of the ten"
 
 def check_8(mine):

@@ -17,8 +17,7 @@ CODE = [source for kind, source, _ in CELLS if kind == "code"]
 def test_every_cell_is_announced_and_has_no_output():
     kinds = [kind for kind, *_ in CELLS]
     assert kinds.count("code") == 15 and not any(outputs for *_, outputs in CELLS)
-    announced = [kinds[i - 1] == "markdown" for i, kind in enumerate(kinds) if kind == "code"]
-    assert announced.count(False) == 1                                  # the model takes two cells
+    assert all(kinds[i - 1] == "markdown" for i, kind in enumerate(kinds) if kind == "code")
     assert sum("**Predict.**" in source for _, source, _ in CELLS) == 3
 
 
