@@ -18,30 +18,49 @@ import json
 import os
 import secrets
 import sys
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
 sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)  # while imports run
 
-from config import SPLITS, InputError, ModelConfig, TrainConfig
+from config import ENCODINGS, SPLITS, InputError, ModelConfig, TrainConfig
 
 CHECKPOINT = "checkpoint.safetensors"
-MEANT = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context"}
+MEANT = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context",
+         "expe-on-k": "--pe expe --on k", **{name: f"--pe {name}" for name in ENCODINGS}}
 
 # ---- the command line ------------------------------------------------------------------------------------------------
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Paragraphs are filled to the terminal's width; indented lines, such as examples, stay lines."""
+
+    def _fill_text(self, text, width, indent):
+        paragraphs = []
+        for block in text.strip().split("\n\n"):
+            lines = block.splitlines() if "\n " in f"\n{block}" else [" ".join(block.split())]
+            blanks = [" " * (len(line) - len(line.lstrip()) + 4 * (len(lines) > 1)) for line in lines]
+            paragraphs.append("\n".join(textwrap.fill(line, width, subsequent_indent=more, break_on_hyphens=False)
+                                        for line, more in zip(lines, blanks, strict=True)))
+        return "\n\n".join(paragraphs)
 
 class CommandLine(argparse.ArgumentParser):
     """An ArgumentParser that reports every wrong input as one line on stderr, with exit status 2."""
 
+    meant = MEANT                        # {a wrong word: what to write instead}
+
     def __init__(self, **options):
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+        super().__init__(formatter_class=Help, allow_abbrev=False, **options)
 
     def error(self, message):
         if str(message).startswith("unrecognized arguments"):
             word = message.split()[2].partition("=")[0]
-            flags = [MEANT.get(word), *difflib.get_close_matches(word, self._option_string_actions, 1, 0.75)]
+            flags = [self.meant.get(word), "numbers with commas, as in 512,1024" * word.isdigit(),
+                     *difflib.get_close_matches(word, self._option_string_actions, 1, 0.75)]
             meant = next((f"did you mean {flag}? " for flag in flags if flag), "")
             message = f"{message} ({meant}{self.prog} --help lists the flags)"
+        elif "invalid choice: 'expe-on-k'" in str(message):
+            message = f"{message}: ExPE-K is {MEANT['expe-on-k']}"
         printable = "".join(c if c.isprintable() else " " for c in str(message))
         self.exit(2, f"{self.prog}: error: {' '.join(printable.split())}\n")
 
@@ -75,6 +94,14 @@ class CommandLine(argparse.ArgumentParser):
             if isinstance(error, RuntimeError) and not of_torch:
                 raise
             self.error(f"not enough memory: use smaller sizes ({str(error).partition(chr(10))[0]})")
+
+@contextlib.contextmanager
+def naming(flag):
+    """Put a flag before the message of an InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{flag}: {error}") from None
 
 def number(text):
     """A float from "0.5", "1e-3" or "1/2048", for argparse."""

@@ -18,6 +18,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")         # before torch: its idle
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 import data
 from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device
@@ -52,11 +53,11 @@ def cut_windows(documents, length, longest):
     return [document[i : i + length + 1] for document in documents
             for i in range(0, (len(document) - 1) // longest * longest, length)]
 
-def mean_loss(model, windows):
-    """The mean loss of all targets of windows of one length, in nats."""
+def mean_loss(model, windows, name):
+    """The mean loss of all targets of windows of one length, in nats; name: of the bar in a terminal."""
     total = 0.0
     at_once = max(1, BATCH_TOKENS // len(windows[0]))
-    for i in range(0, len(windows), at_once):
+    for i in tqdm(range(0, len(windows), at_once), name, leave=False, disable=None):
         tokens = torch.from_numpy(np.stack(windows[i : i + at_once]).astype(np.int64))           # (B, T+1)
         tokens = tokens.to(model.embedding.weight.device)
         total += model.token_losses(tokens[:, :-1], tokens[:, 1:]).double().sum().item()
@@ -74,12 +75,19 @@ def evaluate(run, model, record, args, multiples=MULTIPLES):
     if not usable:
         raise InputError(f"no document of {name} has {longest:,} tokens, the longest of --lengths: the longest one has "
                          f"{max(map(len, documents), default=1) - 1:,}")
+    tokenizer = data.run_tokenizer(run, record["data"])
+    sizes = np.array([len(tokenizer.decode_single_token_bytes(i)) for i in range(tokenizer.eot_token)] + [0])
+    n_bytes = sum(int(sizes[window[1:]].sum()) for window in cut_windows(usable, longest, longest))
     rows = []
     for length in lengths:
         windows = cut_windows(usable, length, longest)
-        loss = mean_loss(model, windows) if length <= model.config.encoding.longest(model.config) else None
+        loss, perplexity, bits = None, None, None
+        if length <= model.config.encoding.longest(model.config):
+            loss = mean_loss(model, windows, f"{run}, {length:,} tokens")
+            perplexity = math.exp(min(loss, 700))
+            bits = loss * length * len(windows) / n_bytes / math.log(2)
         rows.append({"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "nonoverlap", "how": "",
-                     "length": length, "loss": loss, "perplexity": None if loss is None else math.exp(min(loss, 700)),
+                     "length": length, "loss": loss, "perplexity": perplexity, "bits_per_byte": bits,
                      "n_targets": length * len(windows), "n_documents": len(usable), "data": name,
                      "trained_length": context, "step": record["step"]})
     return rows
@@ -88,12 +96,13 @@ def print_rows(rows, before):
     """A run's losses and their perplexities, a column for each length; a heading, unless the one before fits."""
     row = rows[-1]
     if [(row["data"], row["length"]) for row in rows] != [(row["data"], row["length"]) for row in before]:
-        print(f"\n{row['data']}: {row['n_documents']} documents, {row['n_targets']:,} targets at every length")
-        print(f"{'loss, perplexity (* trained length)':35}" + "".join(f"{row['length']:9,}" for row in rows))
+        print(f"\n{row['data']}: {row['n_documents']} documents, {row['n_targets']:,} targets at every length; "
+              "* trained length")
+        print(f"{'loss, perplexity, bits per byte':35}" + "".join(f"{row['length']:9,}" for row in rows))
     name = row["run"].removeprefix("runs/")
     if len(name) > 34:                                                  # a line of its own
         print(name)
-    for what, form in (("loss", ".3f"), ("perplexity", ".1f")):
+    for what, form in (("loss", ".3f"), ("perplexity", ".1f"), ("bits_per_byte", ".3f")):
         cells = [f"{row[what]:8{form if row[what] < 1e6 else '.2g'}}" + " *"[row["length"] == row["trained_length"]]
                  if row[what] is not None else f"{'-':>9}" for row in rows]
         print(f"{name * (what == 'loss' and len(name) <= 34):35}{''.join(cells)}", flush=True)
@@ -101,6 +110,8 @@ def print_rows(rows, before):
 def main(argv=None):
     parser = CommandLine(prog="eval.py", description="Score runs past their trained length.",
                          epilog="python -m lab.measure has other protocols, probes, scaled positions and streams")
+    others = ("--rope-scaling", "--protocol", "--probe")
+    parser.meant = parser.meant | {flag: f"python -m lab.measure, which has {flag}" for flag in others}
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
     add("--lengths", type=listed(at_least(1)), metavar="N,N,...", help="default: 1, 2, 4, 8, 16 x the trained length")

@@ -177,15 +177,17 @@ class TorchBackend:
         """One optimizer step on a batch, (tokens, targets); returns the loss and the gradient's norm."""
         self.model.train()
         while True:
+            torch.manual_seed(self.train_config.seed * 2**32 + step)    # of dropout
             try:
-                torch.manual_seed(self.train_config.seed * 2**32 + step)        # of dropout
-                return self.add_gradients(batch, positions), self.update(step)
+                loss = self.add_gradients(batch, positions)
+                break
             except torch.OutOfMemoryError:                              # of a GPU
                 self.size //= 2
                 if not self.size:
                     raise
             self.optimizer.zero_grad(set_to_none=True)
-            tqdm.write(f"the GPU's memory is full: going on with --micro-batch {self.size}")
+            print(f"the GPU's memory is full: going on with --micro-batch {self.size}", file=sys.stderr)
+        return loss, self.update(step)
 
     def add_gradients(self, batch, positions):
         """The loss of a batch; its gradients are added up."""
@@ -277,10 +279,11 @@ BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 
 def prepare(source, *sizes, **more):
     """data.prepare; for a corpus that need not fit in memory, that of engine/corpora.py."""
-    if data.is_large(source):
-        from engine import corpora
-        return corpora.prepare(source, *sizes, **more)
-    return data.prepare(source, *sizes, **more)
+    with common.naming("--data"):
+        if data.is_large(source):
+            from engine import corpora
+            return corpora.prepare(source, *sizes, **more)
+        return data.prepare(source, *sizes, **more)
 
 class Run:
     """A training run: what is asked of it, its data, where it stands in its folder, and what is written there."""
@@ -293,7 +296,8 @@ class Run:
         self.folder = self.args.out
         self.check_folder()
         if self.train_config.init_from != "none":
-            common.read_run(self.train_config.init_from)
+            with common.naming("--init-from"):
+                common.read_run(self.train_config.init_from)
         on_cpu = self.train_config.backend == "numpy" and self.args.device == "auto"
         self.device = pick_device("cpu" if on_cpu else self.args.device)
         self.source = data.source_of(self.train_config.data)
@@ -339,7 +343,7 @@ class Run:
 
     def write_config(self):
         """Write config.json, once the first step is done; --overwrite replaces these files, by name."""
-        for name in (common.CHECKPOINT, "log.jsonl"):
+        for name in ("config.json", common.CHECKPOINT, "log.jsonl"):
             (self.folder / name).unlink(missing_ok=True)
         common.write_bytes(self.folder / "config.json", (json.dumps(self.record, indent=1) + "\n").encode())
         tokenizer = self.tokens / "tokenizer.tiktoken"
@@ -350,8 +354,8 @@ class Run:
         """Log a step and return its loss; InputError if it or the gradient's norm is not finite."""
         loss, norm = float(loss), float(norm)
         if not math.isfinite(loss + norm):
-            raise InputError(f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}: the last "
-                             f"checkpoint stays; try a lower --lr than {self.train_config.lr:g}")
+            raise InputError(f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}: try a lower --lr "
+                             f"than {self.train_config.lr:g}; the last checkpoint, if there is one, stays")
         if step == 0:
             self.write_config()
         self.log(step=step + 1, loss=loss, grad_norm=norm, lr=learning_rate(self.train_config, step))
@@ -369,8 +373,10 @@ class Run:
         if self.device.type != "cuda":
             return ""
         from engine import fast
-        share = rate * fast.flops_a_token(self.model_config) / fast.bf16_rate(self.device)
-        return f", {share:.0%} of the GPU's bf16 rate"
+        with contextlib.suppress(torch.OutOfMemoryError):
+            share = rate * fast.flops_a_token(self.model_config) / fast.bf16_rate(self.device)
+            return f", {share:.0%} of the GPU's bf16 rate"
+        return ""
 
     def stops(self, signals):
         """Whether a signal asks to stop."""

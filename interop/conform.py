@@ -1,12 +1,19 @@
-"""Check anybody's positional encoding against vectors/: python -m interop.conform MODULE:FUNCTION --case rope-yarn
+"""Check anybody's positional encoding against vectors/.
 
-FUNCTION takes, by name, any of the case's inputs and parameters, as NumPy arrays: vectors/NAME.json lists them, with
-shapes. It returns the case's first output or a tuple of the first ones, or a dict of any of them by name, as anything
-that numpy.asarray takes. For RoPE: def mine(q, k, positions, rope_parameters): ...; return q, k
+    python -m interop.conform MODULE:FUNCTION --case rope-yarn
 
-It is called for two sequences, one with gaps (near), for positions up to 10^6 (far) and for one step with a cache
-(decode: cached_k and cached_v are there alone, give them a default). Exit status: 0 if all is right; 1 if not, with one
-line that says where and what kind of error it looks like; 2 if it could not be checked.
+FUNCTION takes, by name, any of the case's inputs and parameters, as NumPy
+arrays: vectors/NAME.json lists them, with shapes. It returns the case's first
+output or a tuple of the first ones, or a dict of any of them by name, as
+anything that numpy.asarray takes. For RoPE:
+
+    def mine(q, k, positions, rope_parameters): ...; return q, k
+
+It is called for two sequences, one with gaps (near), for positions up to 10^6
+(far) and for one step with a cache (decode: cached_k and cached_v are there
+alone, give them a default). Exit status: 0 if all is right; 1 if not, with one
+line that says where and what kind of error it looks like; 2 if it could not be
+checked.
 """
 
 import argparse
@@ -231,7 +238,7 @@ def main(argv=None):
     parser.add_argument("function", nargs="?", metavar="MODULE:FUNCTION")
     parser.add_argument("--case", metavar="NAME", help="a file of vectors/, such as rope-yarn")
     parser.add_argument("--dtype", choices=("float64", "float32", "float16", "bfloat16"),
-                        help="whose tolerance holds (default: that of the arrays which are returned)")
+                        help="whose tolerance holds (default: that of the arrays)")
     parser.add_argument("--list", action="store_true", help="the cases, with their formulas")
     args = parser.parse_args(argv)
     cases = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(VECTORS.glob("*.json"))}

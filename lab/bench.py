@@ -65,6 +65,8 @@ def make_nanogpt(path, config, compiled):
     """nanoGPT's model in the same shape, with its own layers and learned positions, as TorchBackend takes one."""
     import torch
     module = runpy.run_path(path)
+    if not {"GPT", "GPTConfig"} <= module.keys():
+        raise InputError(f"--nanogpt must be model.py of a clone of nanoGPT, and {path} has no GPT and GPTConfig")
     shape = {"block_size": config.context, "vocab_size": config.vocab, "n_layer": config.layers, "n_head": config.heads,
              "n_embd": config.width, "dropout": config.dropout, "bias": False}
 
@@ -257,7 +259,8 @@ def print_part(part, rows):
 def main(argv=None):
     parser = CommandLine(prog="python -m lab.bench", description=__doc__)
     add = parser.add_argument
-    add("--preset", choices=tuple(PRESETS), default="mini", help="the model's shape (default: mini)")
+    add("--preset", choices=tuple(PRESETS), default="mini", metavar="NAME",
+        help=f"the shape: {', '.join(PRESETS)} (default: mini)")
     add("--parts", type=listed(str, *PARTS), default=list(PARTS), metavar="NAME,...",
         help=f"of {', '.join(PARTS)} (default: all)")
     add("--pe", type=listed(str, *METHODS), default=list(ENCODINGS), metavar="NAME,...",

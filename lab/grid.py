@@ -285,8 +285,7 @@ def main(argv=None):
             return
         asked = {"study": study.name, "title": study.title, "preset": study.preset, "seeds": study.seeds,
                  "runs": list(study.runs), "chosen": study.chosen}
-        if read_results(study.results).study != asked:
-            append(study.results, asked)
+        append(study.results, asked)
         if args.jobs:
             sys.exit(run_workers(args.study, args.jobs))
         work(study, wanted)

@@ -204,9 +204,10 @@ def command_line():
     add("--data", metavar="DIR|PATH", help="score other text: a prepared folder, or text as data.py reads it")
     add("--max-docs", type=at_least(1), metavar="N", help="score N usable documents, evenly spaced")
     what = parser.add_argument_group("what is measured").add_mutually_exclusive_group().add_argument
-    what("--protocol", dest="measure", choices=tuple(measures.PROTOCOLS), default="nonoverlap",
+    what("--protocol", dest="measure", choices=tuple(measures.PROTOCOLS), default="nonoverlap", metavar="NAME",
          help="how tokens are scored (default: nonoverlap)")
-    what("--probe", dest="measure", choices=tuple(measures.PROBES), help="whether and how the far context is used")
+    what("--probe", dest="measure", choices=tuple(measures.PROBES), metavar="NAME",
+         help="whether and how the far context is used")
     how = parser.add_argument_group("of some protocols and probes")
     how.add_argument("--targets", type=at_least(1), metavar="N",
                      help="same-targets, sliding and swap: targets at the end of each document (default: half the "

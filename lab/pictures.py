@@ -134,6 +134,8 @@ def rises(path, rows, title):
             axis.plot(first.more["budget"] * 1.04 ** (i - len(methods) / 2), last.loss - first.loss, color=shade,
                       marker=MARKERS[i % len(MARKERS)], linestyle="", alpha=0.9,
                       markerfacecolor="none" if "/" in first.more["source"] else shade)
+    if not axis.lines:
+        raise InputError("there is nothing to draw: no run has losses at its trained length and at a longer one")
     for i, method in enumerate(methods):
         called, shade = METHODS.get(method, (method, colour(method)))
         axis.plot([], [], color=shade, marker=MARKERS[i % len(MARKERS)], linestyle="", label=called)

@@ -90,7 +90,8 @@ def append(path, *lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     with lock(path.parent, wait=True):
         known = read_results(path)
-        lines = [line for line in lines if "run" in line or line.get("data", line.get("targets")) not in known.facts]
+        lines = [line for line in lines if line != known.study
+                 and ("run" in line or line.get("data", line.get("targets")) not in known.facts)]
         with open(path, "ab+") as file:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)

@@ -125,6 +125,7 @@ class Reader(GPT):
         for i, block in enumerate(self.blocks):
             block.attn.least = least
             block.attn.encoding.settings, _ = self.config.block(i)
+            block.attn.__dict__.pop("linear", None)                     # was of the settings before
         return self
 
     @property

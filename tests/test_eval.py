@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import TINY, command, refused
 
+import common
 import data
 from common import load_model
 
@@ -60,7 +61,11 @@ def test_losses_equal_an_independent_loop_and_targets_are_the_same_at_every_leng
         assert row["loss"] == pytest.approx(loss, rel=1e-6)
         assert row["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
         assert (row["run"], row["pe"], row["protocol"], row["trained_length"]) == (f"runs/{pe}", pe, "nonoverlap", 16)
-        assert f"{loss:.3f}" in printed
+        assert f"{loss:.3f}" in printed and f"{row['bits_per_byte']:.3f}" in printed
+        record = common.read_run(workplace / "runs" / pe)[2]
+        tokenizer = data.run_tokenizer(workplace / "runs" / pe, record["data"])
+        text = [token for document in few[1] for token in document[1 : (len(document) - 1) // 128 * 128 + 1]]
+        assert row["bits_per_byte"] == pytest.approx(loss / math.log(2) * count / len(tokenizer.decode_bytes(text)))
     assert f"{rows[0]['n_documents']} documents, {rows[0]['n_targets']:,} targets at every length" in printed
 
 

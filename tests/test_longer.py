@@ -66,6 +66,17 @@ def width_kept(model):
     return 2 * (k.shape[-1] + 8 + (0 if kept is h else kept.shape[-1]))
 
 
+@pytest.mark.parametrize("variant", [{"on": "k"}, {}])
+def test_a_reader_that_has_read_forgets_what_it_found_in_the_settings_before(variant):
+    """A linear bias is found in the settings, of which --scale changes the step."""
+    used, fresh = reading("expe", variant=variant), reading("expe", variant=variant)
+    tokens = torch.arange(2 * T).view(1, -1) % 10
+    with torch.no_grad():
+        before = used(tokens)
+        after, right = (reader.scale_to(2 * T, scale=3.0)(tokens) for reader in (used, fresh))
+    assert torch.equal(after, right) and not torch.equal(after, before)
+
+
 @pytest.mark.parametrize("pe, stream", [("rove", None), ("fox", None), ("rope", (2, 5))])
 def test_windows_of_any_lengths_and_targets_have_the_losses_of_all_their_tokens(pe, stream):
     model, read = tiny(pe, make=Reader).float(), []

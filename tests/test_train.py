@@ -181,7 +181,7 @@ def test_a_full_gpu_memory_halves_the_micro_batch(tokens, monkeypatch, capsys):
 
     backend.model.forward = short
     assert backend.step(batch, 0)[0] == right.step(batch, 0)[0]
-    assert calls == [4, 2, 2, 1, 1, 1, 1] and "--micro-batch 1" in capsys.readouterr().out
+    assert calls == [4, 2, 2, 1, 1, 1, 1] and "--micro-batch 1" in capsys.readouterr().err
     assert all(torch.equal(x, y) for x, y in zip(backend.model.parameters(), right.model.parameters(), strict=True))
 
 
@@ -221,7 +221,9 @@ WRONG = {
     "--random-positions 3": "--random-positions must be from 16 (--context) on, got 3",
     "--pe fox --random-positions 64": "--random-positions is for encodings that read positions",
     "--device cuda:99": "--device must be", "--backend numpy --compile": "--backend numpy",
-    "--data missing": "missing: no such file", "--vocab 400": "add --vocab 300", "--init-from missing": "missing",
+    "--data missing": "--data: missing: no such file", "--vocab 400": "add --vocab 300",
+    "--init-from missing": "--init-from: missing", "rope": "did you mean --pe rope?",
+    "--pe expe-on-k": "ExPE-K is --pe expe --on k", "--batch 3": "did you mean --batch-size?",
 }
 
 
