@@ -343,7 +343,7 @@ class Run:
 
     def write_config(self):
         """Write config.json, once the first step is done; --overwrite replaces these files, by name."""
-        for name in ("config.json", common.CHECKPOINT, "log.jsonl"):
+        for name in (common.CHECKPOINT, "log.jsonl"):
             (self.folder / name).unlink(missing_ok=True)
         common.write_bytes(self.folder / "config.json", (json.dumps(self.record, indent=1) + "\n").encode())
         tokenizer = self.tokens / "tokenizer.tiktoken"
