@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 import sys
 import textwrap
@@ -53,14 +54,12 @@ class CommandLine(argparse.ArgumentParser):
         super().__init__(formatter_class=Help, allow_abbrev=False, **options)
 
     def error(self, message):
-        if str(message).startswith("unrecognized arguments"):
-            word = message.split()[2].partition("=")[0]
+        if found := re.search(r"(unrecognized arguments|invalid choice): '?([^\s=']+)", str(message)):
+            word = found[2]
             flags = [self.meant.get(word), "numbers with commas, as in 512,1024" * word.isdigit(),
                      *difflib.get_close_matches(word, self._option_string_actions, 1, 0.75)]
             meant = next((f"did you mean {flag}? " for flag in flags if flag), "")
             message = f"{message} ({meant}{self.prog} --help lists the flags)"
-        elif "invalid choice: 'expe-on-k'" in str(message):
-            message = f"{message}: ExPE-K is {MEANT['expe-on-k']}"
         printable = "".join(c if c.isprintable() else " " for c in str(message))
         self.exit(2, f"{self.prog}: error: {' '.join(printable.split())}\n")
 

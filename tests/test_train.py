@@ -223,7 +223,7 @@ WRONG = {
     "--device cuda:99": "--device must be", "--backend numpy --compile": "--backend numpy",
     "--data missing": "--data: missing: no such file", "--vocab 400": "add --vocab 300",
     "--init-from missing": "--init-from: missing", "rope": "did you mean --pe rope?",
-    "--pe expe-on-k": "ExPE-K is --pe expe --on k", "--batch 3": "did you mean --batch-size?",
+    "--pe expe-on-k": "did you mean --pe expe --on k?", "--batch 3": "did you mean --batch-size?",
 }
 
 
