@@ -69,7 +69,7 @@ class CommandLine(argparse.ArgumentParser):
             of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
             if isinstance(error, RuntimeError) and not of_torch:
                 raise
-            self.error(f"not enough memory: use smaller sizes ({str(error).partition(chr(10))[0]})")
+            self.error(f"not enough memory: use smaller sizes, or --micro-batch ({str(error).partition(chr(10))[0]})")
 
 @contextlib.contextmanager
 def naming(flag):
