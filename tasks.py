@@ -417,19 +417,3 @@ def evaluate(run, model, record, args, multiples):
              "data": f"{args.split} of {source}", "trained_length": context, "step": record["step"],
              "loss": None} | score(model, source, length, args.split, drawn=drawn)
             for length in sorted(lengths)]
-
-def print_rows(rows, before):
-    """A run's accuracies, a column for each length; a heading with chance and guess, unless the one before fits."""
-    if [(row["data"], row["length"]) for row in rows] != [(row["data"], row["length"]) for row in before]:
-        print(f"\n{rows[0]['data']}: {rows[0]['n_sequences']} sequences at every length, accuracy in %")
-        print(f"{'(* trained length)':35}" + "".join(f"{row['length']:9,}" for row in rows))
-        for name, words in (("chance", "chance"), ("guess", "best guess without positions")):
-            print(f"{words:35}" + "".join(f"{100 * row[name]:8.1f} " for row in rows))
-    name = rows[0]["run"].removeprefix("runs/")
-    if len(name) > 34:
-        print(name)
-    for key, words in (("accuracy", name if len(name) <= 34 else "  by token"), ("whole", "  whole sequences"),
-                       ("end", "  end tokens")):
-        if rows[0][key] is not None:
-            print(f"{words:35}" + "".join(f"{100 * row[key]:8.1f}" + " *"[row["length"] == row["trained_length"]]
-                                          for row in rows), flush=True)
