@@ -111,13 +111,6 @@ def draw_positions(train_config, step, T):
     rng = np.random.default_rng([train_config.seed, step, 1])           # apart from those of the data and of dropout
     return np.sort(rng.choice(train_config.random_positions, T, replace=False))
 
-def by_objective(train_config, vocab, batch, seeds):
-    """(tokens, targets) of a batch: its own, or masked ones."""
-    if train_config.objective == "mlm":
-        from engine import masking
-        return masking.mask_tokens(batch[0], vocab, np.random.default_rng(seeds))
-    return batch
-
 def micro_batches(tokens, targets, size):
     """[(tokens, targets, their share of all targets)], of `size` sequences each."""
     parts = [(tokens[i : i + size], targets[i : i + size]) for i in range(0, len(tokens), size)]
@@ -130,22 +123,16 @@ class TorchBackend:
     def __init__(self, model_config, train_config, device, compiled=False, model=None):
         self.train_config = train_config
         self.device = device
-        parts = {}
-        if train_config.fast:
+        if train_config.fast and model is None:
             from engine import fast
-            parts = fast.PARTS
-            fast.keep_freed_memory()
-        self.model = model or GPT(model_config, train_config.seed, **parts)
-        if train_config.fast:
-            fast.check_same_as_plain(self.model, "engine/fast.py", half=train_config.dtype == "bf16")
-        self.model = self.model.to(device)
+            model = fast.make_model(model_config, train_config.seed, half=train_config.dtype == "bf16")
+        self.model = (model or GPT(model_config, train_config.seed)).to(device)
         if compiled:
             from engine import fast
             fast.compile(self.model)
-        matrices = [w for w in self.model.parameters() if w.ndim >= 2]
-        vectors = [w for w in self.model.parameters() if w.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": train_config.weight_decay},
-                  {"params": vectors, "weight_decay": 0.0}]             # table 5
+        weights = [*self.model.parameters()]
+        groups = [{"params": [w for w in weights if w.ndim >= 2], "weight_decay": train_config.weight_decay},
+                  {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0}]              # table 5
         betas = train_config.beta1, train_config.beta2
         self.optimizer = torch.optim.AdamW(groups, train_config.lr, betas, fused=True)
         self.size = train_config.micro_batch or train_config.batch_size
@@ -281,6 +268,9 @@ class Run:
         self.source = data.source_of(self.train_config.data)
         self.tokens, meta = self.source.ensure(self.train_config.data, self.model_config.vocab, prepare,
                                                self.train_config.min_doc_tokens, self.train_config.max_tokens)
+        if self.train_config.objective == "mlm":
+            from engine import masking
+            self.source = masking.Masked(self.source, self.model_config.vocab)
         commit = subprocess.getoutput(f"git -C '{Path(__file__).parent}' describe --always --dirty --abbrev=40")
         self.record = {
             "model": dataclasses.asdict(self.model_config), "train": dataclasses.asdict(self.train_config),
@@ -368,17 +358,15 @@ def stopping():
 def train(run, backend, first=0, seconds=0.0):
     """Train from a step on until train_config.steps or a signal; returns the steps done. seconds: trained before."""
     config = run.train_config
-    context, vocab = run.model_config.context, run.model_config.vocab
+    context = run.model_config.context
     tokens = run.source.open_split(run.tokens, "train")
-    held_out = by_objective(config, vocab, run.source.held_out(run.tokens, context, VALIDATION_WINDOWS), [0])
+    held_out = run.source.held_out(run.tokens, context, VALIDATION_WINDOWS)
     begun = time.perf_counter()
-    counted = first, begun                                              # from which step and when the rate counts
     waiting = []                                                        # losses that a GPU may still compute
     with stopping() as signals:
         bar = tqdm(range(first, config.steps), str(run.folder), config.steps, False, disable=run.quiet, initial=first)
         for step in bar:
             batch = run.source.batch(tokens, context, config.batch_size, config.seed, step)
-            batch = by_objective(config, vocab, batch, [config.seed, step, 2])
             positions = draw_positions(config, step, context) if config.random_positions else None
             waiting.append((step, *backend.step(batch, step, positions)))
             done = step + 1
@@ -390,13 +378,12 @@ def train(run, backend, first=0, seconds=0.0):
                 loss = run.note(*waiting.pop(0))
                 bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
             if scored:
-                rate = (done - counted[0]) * config.batch_size * context / (time.perf_counter() - counted[1])
+                rate = (done - first) * config.batch_size * context / (time.perf_counter() - begun)
                 val_loss = backend.validation_loss(held_out)
                 run.log(step=done, val_loss=val_loss)
                 with contextlib.suppress(BrokenPipeError):              # a run that nobody watches goes on
                     tqdm.write(f"{run.folder}: step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   "
                                f"{rate:,.0f} tokens/s")
-                counted = done, time.perf_counter()
             if saved:
                 run.save(backend, done, seconds + time.perf_counter() - begun)
             if stop:
