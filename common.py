@@ -110,8 +110,7 @@ def listed(kind, *known):
         values = list(dict.fromkeys(kind(part) for part in text.split(",")))
         if known and not set(values) <= set(known):
             wrong = next(value for value in values if value not in known)
-            near = known if len(known) <= 30 else [*(difflib.get_close_matches(wrong, known, 5) or known[:5]), "..."]
-            raise argparse.ArgumentTypeError(f"{wrong!r} must be of {', '.join(near)}")
+            raise argparse.ArgumentTypeError(f"{wrong!r} must be of {', '.join(known)}")
         return values
     return read
 

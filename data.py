@@ -228,7 +228,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=None, m
         ranks = train_tokenizer(training, vocab)
     tokens = encode_texts(texts, make_tokenizer(ranks), least, max_tokens, dropped)
     near = drop_near(tokens)
-    check_counts(source, tokens, dropped, [*near["val"]], max_tokens)
+    check_counts(source, tokens, f"{dropped}, {len(near['val'])} nearly in train and --max-tokens {max_tokens}")
     settings = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
              "min_doc_tokens": least, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
              "content": hash_source(source)}
@@ -253,14 +253,11 @@ def write_meta(out, settings, documents, dropped, near):
                        "tokenizer": {"sha256": hash_file(out / "tokenizer.tiktoken")}}
     write_text(out / "meta.json", json.dumps(meta, indent=1) + "\n")
 
-def check_counts(source, documents, dropped, near=(), max_tokens=0):
-    """InputError if a split that training needs has no documents."""
+def check_counts(source, documents, left_out):
+    """InputError if a split that training needs has no documents; left_out says why in words."""
     for split in ("train", "val"):
         if not documents[split]:
-            reason = ("--max-tokens ended the encoding before" if max_tokens else
-                      f"all of it, {len(near)} documents, is nearly in train" if near else
-                      f"{dropped['short']} documents were too short")
-            raise InputError(f"{source}: no document is left for {split}, since {reason}: give more text")
+            raise InputError(f"{source}: no document is left for {split}, after {left_out}: give more text")
 
 def check_new(out, overwrite):
     """InputError unless a folder may be written: an empty one, an unfinished one or, by --overwrite, one of ours."""

@@ -231,13 +231,8 @@ def guess_sort(tokens, targets):
 
 def guess_twice(tokens, targets):
     """As guess_remaining, in each half of the answer."""
-    halves = []
-    for wanted in targets:
-        answer = wanted[wanted != IGNORED]
-        halves += [answer[: len(answer) // 2]]
-    longest = max(map(len, halves))
-    return guess_remaining(None, np.array([np.pad(half, (0, longest - len(half)), constant_values=IGNORED)
-                                           for half in halves]))
+    answers = [wanted[wanted != IGNORED] for wanted in targets]
+    return guess_remaining(tokens, [answer[: len(answer) // 2] for answer in answers])
 
 def guess_mqar(tokens, targets):
     """Any of the values."""
@@ -329,8 +324,7 @@ def ensure(source, *sizes):
     symbols = find(source).symbols
     splits = {split: {"documents": 0, "tokens": 0, "sha256": hash_batch(source, split)} for split in SPLITS}
     return Path(source), {"source": source, "vocab": len(symbols), "eot": None, "splits": splits,
-                    "near": {"val": {}, "test": {}},
-                    "tokenizer": {"sha256": hashlib.sha256(json.dumps(symbols).encode()).hexdigest()}}
+                          "tokenizer": {"sha256": hashlib.sha256(json.dumps(symbols).encode()).hexdigest()}}
 
 def hash_batch(source, split):
     pairs = np.stack(batch(open_split(source, split), 46, 8, 0, 0), -1)                        # (8, 46, 2)

@@ -398,10 +398,11 @@ def carry_out(run, make_backend):
         return print(f"{run.folder} is complete: {steps:,} of {steps:,} steps")
     backend = make_backend(run.model_config, run.train_config, run.device, run.args.compile)
     first, seconds = run.begin(backend)
-    tokens = run.record["data"]["splits"]["train"]["tokens"]            # a task has none
-    epochs = steps * run.train_config.batch_size * run.model_config.context / (tokens or math.inf)
+    tokens = run.record["data"]["splits"]["train"]["tokens"]
+    seen = steps * run.train_config.batch_size * run.model_config.context
+    epochs = f", {seen / tokens:,.2f} epochs of text" if tokens else ""         # a task has no text
     print(f"{run.folder}: {model_numpy.count_parameters(run.model_config):,} parameters, {run.train_config.backend} on "
-          f"{run.device}, steps {first:,} to {steps:,}, {epochs:,.2f} epochs of text")
+          f"{run.device}, steps {first:,} to {steps:,}{epochs}")
     if train(run, backend, first, seconds) < steps:
         print(f"stopped; go on with: python train.py --out {run.folder} --resume", file=sys.stderr)
         sys.exit(130)
