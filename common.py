@@ -14,7 +14,6 @@ import difflib
 import hashlib
 import io
 import json
-import math
 import os
 import re
 import secrets
@@ -83,11 +82,10 @@ def naming(flag):
 def number(text):
     """A float from "0.5", "1e-3" or "1/2048", for argparse."""
     above, _, below = text.partition("/")
-    with contextlib.suppress(ValueError, ZeroDivisionError):
-        value = float(above) / float(below or 1)
-        if math.isfinite(value):
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 24, 1e-3 or 1/2048")
+    try:
+        return float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 24, 1e-3 or 1/2048") from None
 
 def whole(text):
     """An int from "600000000", "600_000_000" or "6e8", for argparse."""
@@ -239,6 +237,8 @@ def read_checkpoint(run, names=None):
         with safetensors.safe_open(path, "np") as file:
             tensors = {name: file.get_tensor(name) for name in (file.keys() if names is None else names)}
             metadata = file.metadata()
+        if int(metadata["step"]) < 0:
+            raise ValueError(f"its step is {metadata['step']}")
         return tensors, {"step": int(metadata["step"]), "seconds": float(metadata["seconds"])}
     except (safetensors.SafetensorError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not a checkpoint of train.py ({error}): it was cut short or replaced") from None
@@ -258,5 +258,8 @@ def load_model(run, make=None):
     config, _, record = read_run(run)
     tensors, info = read_checkpoint(run)
     model = (make or GPT)(config, seed=None)
-    model.load_state_dict({name: torch.from_numpy(tensors[name]) for name in model.state_dict()})
+    try:
+        model.load_state_dict({name: torch.from_numpy(tensors[name]) for name in model.state_dict()})
+    except (RuntimeError, KeyError) as error:
+        raise InputError(f"{run}: {CHECKPOINT} is of another model than config.json ({error}): it was edited") from None
     return model.eval(), record | info

@@ -10,6 +10,7 @@ import importlib
 import math
 import operator
 import re
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -30,6 +31,7 @@ def knob(default=dataclasses.MISSING, help=None, **rule):
 def flag_of(name):
     return "--" + name.replace("_", "-")
 
+KINDS = {int: "a whole number", float: "a finite number", str: "a name or a path", bool: "true or false"}
 RULES = {"at_least": operator.ge, "at_most": operator.le, "above": operator.gt, "below": operator.lt,
          "one_of": lambda value, names: value in names}
 
@@ -42,12 +44,18 @@ def describe_rule(f):
     rule = f.metadata["rule"]
     if "one_of" in rule:
         return f"{', '.join(rule['one_of'][:-1])} or {rule['one_of'][-1]}"
-    return " and ".join(f"{word.replace('_', ' ')} {bound:,}" for word, bound in rule.items()) or "given"
+    bounds = " and ".join(f"{word.replace('_', ' ')} {bound:,}" for word, bound in rule.items())
+    return ", ".join([KINDS.get(kind_of(f), "made by make_encoding"), *filter(None, [bounds])])
 
 def keeps_rule(value, f):
-    """Whether a field's value keeps its rule; None is the value of a field that has none yet."""
+    """Whether a field's value is of its kind, and keeps its rule."""
+    kind = kind_of(f)
     if value is None:
         return f.default is None
+    if not isinstance(value, int | float if kind is float else kind) or isinstance(value, bool) != (kind is bool):
+        return False
+    if kind is float and not abs(value) <= sys.float_info.max or value == "":          # neither NaN nor infinite
+        return False
     return all(RULES[word](value, bound) for word, bound in f.metadata["rule"].items())
 
 class Checked:

@@ -108,11 +108,11 @@ def test_unset_fields_take_their_defaults_where_the_context_is_known():
 
 
 WRONG_MODELS = [
-    (dict(layers=0), "--layers must be at least 1 and at most 10,000, got 0"),
+    (dict(layers=0), "--layers must be a whole number, at least 1 and at most 10,000, got 0"),
     (dict(heads=3), "--heads must be a divisor of --width, 8, got 3"),
     (dict(norm="batchnorm"), "--norm must be layernorm or rmsnorm, got 'batchnorm'"),
-    (dict(tied=None), "--tied must be given, got None"),
-    (dict(dropout=math.nan), "--dropout must be at least 0 and below 1, got nan"),
+    (dict(tied="yes"), "--tied must be true or false, got 'yes'"),
+    (dict(dropout=math.nan), "--dropout must be a finite number, at least 0 and below 1, got nan"),
     (dict(heads=8, encoding=make_encoding("rope")), "--pe rope needs an even --width / --heads, got 1"),
     (dict(encoding=make_encoding("learned", n_positions=15)), "--n-positions must be 0 or at least --context, 16, got"),
     (dict(window=4, causal=False), "--window and --softmax stick look back: give no --no-causal"),
@@ -120,8 +120,9 @@ WRONG_MODELS = [
 ]
 WRONG_ENCODINGS = [
     (dict(pe="rotary"), "--pe must be one of nope, sinusoidal, .*, got 'rotary'"),
-    (dict(pe="expe", l=0), "--l must be at least 1, got 0"),
-    (dict(pe="rope", base=1), "--base must be above 1, got 1"),
+    (dict(pe="expe", l=True), "--l must be a whole number, at least 1, got True"),
+    (dict(pe="expe", theta=math.inf), "--theta must be a finite number, got inf"),
+    (dict(pe="rope", base=1), "--base must be a finite number, above 1, got 1"),
     (dict(pe="expe", once=True, on="k"), "--once overrides the residual stream, --on the input of attention"),
     (dict(pe="expe", learn="random", theta=0.1), "--learn random draws .* leave out --start and --theta"),
     (dict(pe="t5", buckets=32, max_distance=16), "--max-distance must be above half of --buckets, 32, got 16"),
@@ -147,7 +148,7 @@ def test_a_wrong_setting_is_refused_with_flag_value_and_rule(make, changes, mess
 def test_numbers_on_the_command_line():
     assert number("1/2048") == 1 / 2048 and number("3e-3") == 0.003
     assert whole("6e8") == whole("600_000_000") == 600_000_000
-    for read, text in [(number, "x"), (number, ""), (number, "1/0"), (number, "inf"), (whole, "1.5"), (whole, "nan")]:
+    for read, text in [(number, "x"), (number, ""), (number, "1/0"), (whole, "1.5"), (whole, "nan"), (whole, "inf")]:
         with pytest.raises(argparse.ArgumentTypeError, match=f"{text!r} is not a"):
             read(text)
 
