@@ -21,22 +21,30 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from config import InputError, ModelConfig, TrainConfig
+sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)  # while imports run
+
+from config import ENCODINGS, InputError, ModelConfig, TrainConfig
 
 CHECKPOINT = "checkpoint.safetensors"
+MEANT = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context",
+         "expe-on-k": "--pe expe --on k", **{name: f"--pe {name}" for name in ENCODINGS}}
 
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 class CommandLine(argparse.ArgumentParser):
     """An ArgumentParser that reports every wrong input as one line on stderr, with exit status 2."""
 
+    meant = MEANT                        # {a wrong word: what to write instead}
+
     def __init__(self, **options):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
     def error(self, message):
-        if unknown := re.search(r"unrecognized arguments: ([^\s=]+)", str(message)):
-            near = difflib.get_close_matches(unknown[1], self._option_string_actions, 1, 0.7)
-            meant = f"did you mean {near[0]}? " if near else ""
+        if found := re.search(r"(unrecognized arguments|invalid choice): '?([^\s=']+)", str(message)):
+            word = found[2]
+            flags = [self.meant.get(word), "numbers with commas, as in 512,1024" * word.isdigit(),
+                     *difflib.get_close_matches(word, self._option_string_actions, 1, 0.75)]
+            meant = next((f"did you mean {flag}? " for flag in flags if flag), "")
             message = f"{message} ({meant}{self.prog} --help lists the flags)"
         printable = "".join(c if c.isprintable() else " " for c in str(message))
         self.exit(2, f"{self.prog}: error: {' '.join(printable.split())}\n")
@@ -45,8 +53,9 @@ class CommandLine(argparse.ArgumentParser):
     def one_line_errors(self):
         """What the user gave wrong, and too large a model, end in error(); anything else keeps its traceback.
 
-        A character that the terminal lacks is printed as another one.
+        A character that the terminal lacks is printed as another one; a closed stream takes what is printed.
         """
+        sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")

@@ -117,6 +117,8 @@ def print_rows(rows, before):
 def main(argv=None):
     parser = CommandLine(prog="eval.py", description="Score runs past their trained length.",
                          epilog="python -m lab.measure has other protocols, probes, scaled positions and streams")
+    others = ("--rope-scaling", "--protocol", "--probe")
+    parser.meant = parser.meant | {flag: f"python -m lab.measure, which has {flag}" for flag in others}
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
     add("--lengths", type=listed(at_least(1)), metavar="N,N,...", help="default: 1, 2, 4, 8, 16 x the trained length")

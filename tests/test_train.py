@@ -205,8 +205,8 @@ WRONG = {
     "--pe fox --random-positions 64": "--random-positions is for encodings that read positions",
     "--device cuda:99": "--device must be", "--backend numpy --compile": "--backend numpy",
     "--data missing": "--data: missing: no such file", "--vocab 400": "add --vocab 300",
-    "--init-from missing": "--init-from: missing", "rope": "unrecognized arguments: rope",
-    "--pe expe-on-k": "--pe: invalid choice", "--batch 3": "did you mean --batch-size?",
+    "--init-from missing": "--init-from: missing", "rope": "did you mean --pe rope?",
+    "--pe expe-on-k": "did you mean --pe expe --on k?", "--batch 3": "did you mean --batch-size?",
 }
 
 
