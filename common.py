@@ -11,6 +11,7 @@ A checkpoint takes the place of the last one with one rename; a run that was kil
 import argparse
 import contextlib
 import difflib
+import functools
 import hashlib
 import io
 import json
@@ -23,7 +24,7 @@ from pathlib import Path
 
 sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)  # while imports run
 
-from config import ENCODINGS, InputError, ModelConfig, TrainConfig
+from config import ENCODINGS, SPLITS, InputError, ModelConfig, TrainConfig
 
 CHECKPOINT = "checkpoint.safetensors"
 MEANT = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context",
@@ -142,32 +143,49 @@ def read_text(path):
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is missing, or is not UTF-8 text: {error}") from None
 
-def read_json(path):
-    """The object in a JSON file; InputError if there is none, or if it was cut short."""
+def read_json(path, **fields):
+    """The object in a JSON file; InputError unless it has these fields, {NAME: type}; A.B is of an object in it."""
+    text = read_text(path)
     try:
-        return dict(json.loads(read_text(path)))
+        value = dict(json.loads(text))
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{path} was cut short or edited: {error}") from None
+    for name, kind in fields.items():
+        if type(functools.reduce(lambda x, key: type(x) is dict and x.get(key), name.split("."), value)) is not kind:
+            raise InputError(f"{path} was edited: {name} is missing, or is not of type {kind.__name__}")
+    return value
 
 PICTURES = (".png", ".svg", ".pdf")
-OURS = {".json": rb'^\[\s*\{\s*"(run|preset)":', ".png": rb"^\x89PNG", ".svg": rb"<svg", ".pdf": rb"^%PDF",
-        ".html": rb'id="data"'}          # what a file has that --json, --plot or the explorer wrote
 
 def new_file(*endings):
-    """The argparse type of a file to write, of these endings: a new or empty one, or one of the kind written here."""
+    """The argparse type of a file to write, of these endings: a new or empty one, or one that was written here."""
     def read(text):
-        path = Path(text)
+        path = Path(os.path.realpath(text) if os.path.islink(text) and not text.startswith("/dev/") else text)
         if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)) or path.is_dir():
             raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists and can be written")
-        if path.suffix not in endings:
+        if not text.startswith("/dev/") and path.suffix not in endings:
             raise argparse.ArgumentTypeError(f"must end in {', '.join(endings)}, got {text!r}")
-        if path.is_file() and path.stat().st_size and not re.search(OURS[path.suffix], path.read_bytes()):
+        if path.is_file() and path.stat().st_size and not is_ours(path):
             raise argparse.ArgumentTypeError(f"{text!r} exists, and was not written here: choose another name")
-        return text
+        return str(path)
     return read
 
+def is_ours(path):
+    """Whether a file has the content that --json, --plot or the explorer writes."""
+    content = path.read_bytes()
+    if path.suffix == ".json":
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+            fields = json.loads(content)[0].keys()
+            return fields >= {"run", "protocol"} or fields >= {"preset", "backend"} or fields >= {"run", "task"}
+        return False
+    return {".png": b"\x89PNG", ".svg": b"<svg", ".pdf": b"%PDF", ".html": b'id="data"'}[path.suffix] in content
+
 def write_text(path, text):
-    """Write a file so that no reader sees half of it."""
+    """Write a file so that no reader sees half of it; to a device or pipe, append."""
+    if os.path.exists(path) and (str(path).startswith("/dev/") or not os.path.isfile(path)):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text)
+        return
     write_bytes(path, text.encode())
 
 def write_bytes(path, content):
@@ -218,11 +236,14 @@ def read_run(run):
     path = Path(run) / "config.json"
     if not path.exists():
         raise InputError(f"{run} is no run directory (no config.json): python train.py writes one")
-    record = read_json(path)
+    texts = ["model.encoding.pe", "data.folder", "data.source", "data.tokenizer.sha256"]
+    texts += [f"data.splits.{split}.sha256" for split in SPLITS]
+    others = {"train": dict, "provenance": dict, "data.splits.train.tokens": int}
+    record = read_json(path, **others, **dict.fromkeys(texts, str))
     try:
         model, train = ModelConfig.from_dict(record["model"]), TrainConfig(**record["train"])
-    except (InputError, LookupError, TypeError, AttributeError) as error:        # of a field that is missing or unknown
-        raise InputError(f"{path} was edited: {error}") from None
+    except (InputError, TypeError) as error:                           # of a field that is missing, or unknown
+        raise InputError(f"{path}: {error}") from None
     return model, train, record | {"model": asdict(model), "train": asdict(train)}      # with what older runs lack
 
 def save_checkpoint(run, tensors, step, seconds=0.0):

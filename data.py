@@ -31,6 +31,9 @@ from config import PRESETS, SPLITS, InputError
 
 EOT = "<|endoftext|>"
 STDLIB = "50ac334affdbb2cd2ad6de6fa1ee9ca7711d72d70a6163343cca69e7b28af2dc"          # of train.bin, of Python 3.11.7
+META = {"source": str, "vocab": int, "eot": int, "tokenizer.sha256": str, "dropped": dict, "near.val": dict,
+        "near.test": dict, **{f"splits.{split}.{name}": kind for split in SPLITS
+                              for name, kind in (("documents", int), ("tokens", int), ("sha256", str))}}
 
 # How text falls into pieces before BPE, after cl100k_base (tiktoken): words with the blank before them, up to three
 # digits, runs of signs, line ends, blanks. Possessive quantifiers keep it linear on long runs.
@@ -326,10 +329,7 @@ def folder_of(source, vocab):
 
 def read_meta(folder):
     """meta.json of a folder that data.py has prepared; InputError if there is none, or if it is not whole."""
-    meta = read_json(Path(folder) / "meta.json")
-    if "splits" not in meta:
-        raise InputError(f"{folder} was not prepared to its end: prepare it again")
-    return meta
+    return read_json(Path(folder) / "meta.json", **META)
 
 def open_split(folder, split):
     """The tokens of one split, uint16 (n,), mapped from disk. InputError if the file is not what meta.json says."""

@@ -1,6 +1,8 @@
 """Text to tokens and batches: what goes where, what is left out, and that batches are a function of seed and step."""
 
+import functools
 import hashlib
+import json
 import shutil
 
 import numpy as np
@@ -168,6 +170,25 @@ def test_damaged_tokens_are_named(name, tokens, tmp_path):
     shutil.copytree(tokens, tmp_path / "tokens")
     (tmp_path / "tokens" / name).write_bytes((tokens / name).read_bytes()[:-7])
     assert name in refused(command("train.py", *TINY, "--data", "tokens", "--steps", "1", cwd=tmp_path))
+
+
+@pytest.mark.parametrize("field, value", [("vocab", None), ("splits", {}), ("splits.val.documents", "x"),
+                                          ("near.val", 1), ("dropped", []), ("tokenizer.sha256", 5)])
+def test_a_field_that_was_edited_is_named(field, value, tokens, tmp_path):
+    shutil.copytree(tokens, tmp_path / "tokens")
+    meta = json.loads((tokens / "meta.json").read_text())
+    *outer, name = field.split(".")
+    functools.reduce(dict.get, outer, meta)[name] = value
+    (tmp_path / "tokens/meta.json").write_text(json.dumps(meta))
+    assert f"meta.json was edited: {field}" in refused(command("data.py", "tokens", cwd=tmp_path))
+
+
+def test_tokens_beyond_the_vocabulary_are_named(tokens, tmp_path):
+    shutil.copytree(tokens, tmp_path / "tokens")
+    meta = json.loads((tokens / "meta.json").read_text())
+    (tmp_path / "tokens/meta.json").write_text(json.dumps(meta | {"vocab": 280}))
+    flags = [*TINY, "--vocab", "280", "--data", "tokens", "--steps", "1"]
+    assert "has a token 299, beyond the vocabulary of 280" in refused(command("train.py", *flags, cwd=tmp_path))
 
 
 @pytest.mark.parametrize("size, context, batch_size", [(100, 7, 4), (64, 8, 9)])

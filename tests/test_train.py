@@ -242,9 +242,11 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tokens, tmp_path):
 @pytest.mark.parametrize("name, change", [
     ("config.json", lambda text: text[:-40]), ("config.json", lambda text: b"[1]"),
     ("config.json", lambda text: text.replace(b'"heads": 4', b'"heads": 0')),
-    ("config.json was edited: ", lambda text: text.replace(b'"layers": 4', b'"tied": true')),
-    ("config.json was edited: ", lambda text: text.replace(b'"model": {', b'"other": {')),
-    ("config.json was edited: --pe must", lambda text: text.replace(b'"pe": "', b'"pe": 5, "of": "')),
+    ("config.json", lambda text: text.replace(b'"width": 128', b'"width": 64')),
+    ("config.json: ", lambda text: text.replace(b'"layers": 4', b'"tied": true')),
+    ("config.json was edited: model.encoding.pe", lambda text: text.replace(b'"pe": "', b'"pe": 5, "of": "')),
+    ("config.json was edited: data.splits.val.sha256", lambda text: text.replace(b'"val": {\n', b'"other": {\n')),
+    ("config.json was edited: provenance", lambda text: text.replace(b'"provenance": {', b'"provenance": 1, "x": {')),
     (common.CHECKPOINT, lambda text: text[:-40]),
     ("tokenizer.tiktoken", lambda text: text[:-40])])
 def test_a_damaged_run_is_named_in_one_line(name, change, finished, tmp_path):
