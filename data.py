@@ -334,9 +334,14 @@ def read_meta(folder):
 def open_split(folder, split):
     """The tokens of one split, uint16 (n,), mapped from disk. InputError if the file is not what meta.json says."""
     path = Path(folder) / f"{split}.bin"
-    if not path.exists() or hash_file(path) != read_meta(folder)["splits"][split]["sha256"]:
+    meta = read_meta(folder)
+    if not path.exists() or hash_file(path) != meta["splits"][split]["sha256"]:
         raise InputError(f"{path} is missing or has not the hash that meta.json says: prepare the folder again")
-    return np.memmap(path, np.uint16, "r") if path.stat().st_size else np.zeros(0, np.uint16)
+    tokens = np.memmap(path, np.uint16, "r") if path.stat().st_size else np.zeros(0, np.uint16)
+    if tokens.max(initial=0) >= meta["vocab"]:
+        raise InputError(f"{path} has a token {tokens.max()}, beyond the vocabulary of {meta['vocab']:,} in meta.json: "
+                         "prepare the folder again")
+    return tokens
 
 def count_windows(tokens, context):
     """How many windows of `context` inputs, each with its next token as target, fit the tokens. InputError if none."""
