@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import sys
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,13 +33,25 @@ MEANT = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "-
 
 # ---- the command line ------------------------------------------------------------------------------------------------
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Paragraphs are filled to the terminal's width; indented lines, such as examples, stay lines."""
+
+    def _fill_text(self, text, width, indent):
+        paragraphs = []
+        for block in text.strip().split("\n\n"):
+            lines = block.splitlines() if "\n " in f"\n{block}" else [" ".join(block.split())]
+            blanks = [" " * (len(line) - len(line.lstrip()) + 4 * (len(lines) > 1)) for line in lines]
+            paragraphs.append("\n".join(textwrap.fill(line, width, subsequent_indent=more, break_on_hyphens=False)
+                                        for line, more in zip(lines, blanks, strict=True)))
+        return "\n\n".join(paragraphs)
+
 class CommandLine(argparse.ArgumentParser):
     """An ArgumentParser that reports every wrong input as one line on stderr, with exit status 2."""
 
     meant = MEANT                        # {a wrong word: what to write instead}
 
     def __init__(self, **options):
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+        super().__init__(formatter_class=Help, allow_abbrev=False, **options)
 
     def error(self, message):
         if found := re.search(r"(unrecognized arguments|invalid choice): '?([^\s=']+)", str(message)):
