@@ -158,13 +158,27 @@ class TorchBackend:
     def step(self, batch, step, positions=None):
         """One optimizer step on a batch, (tokens, targets); returns the loss and the gradient's norm."""
         self.model.train()
-        torch.manual_seed(self.train_config.seed * 2**32 + step)        # of dropout
+        while True:
+            torch.manual_seed(self.train_config.seed * 2**32 + step)    # of dropout
+            try:
+                loss = self.add_gradients(batch, positions)
+                break
+            except torch.OutOfMemoryError:                              # of a GPU
+                self.size //= 2
+                if not self.size:
+                    raise
+            self.optimizer.zero_grad(set_to_none=True)
+            print(f"the GPU's memory is full: going on with --micro-batch {self.size}", file=sys.stderr)
+        return loss, self.update(step)
+
+    def add_gradients(self, batch, positions):
+        """The loss of a batch; its gradients are added up."""
         loss = 0
         for part, share in self.losses(batch, positions):
             part = part * share
             part.backward()
             loss += part.detach()
-        return loss, self.update(step)
+        return loss
 
     def losses(self, batch, positions=None):
         """Yields the loss of each micro-batch, and its share of the batch's targets."""
@@ -263,6 +277,9 @@ class Run:
         self.args, self.model_config, self.train_config = read_flags(argv)
         self.folder = self.args.out
         self.check_folder()
+        if self.train_config.init_from != "none":
+            with common.naming("--init-from"):
+                common.read_run(self.train_config.init_from)
         on_cpu = self.train_config.backend == "numpy" and self.args.device == "auto"
         self.device = pick_device("cpu" if on_cpu else self.args.device)
         self.source = data.source_of(self.train_config.data)
@@ -327,6 +344,16 @@ class Run:
     def save(self, backend, step, seconds):
         common.save_checkpoint(self.folder, backend.tensors(), step, seconds)
 
+    def share_of_gpu(self, rate):
+        """In words, how much of the GPU's bf16 rate so many tokens a second take."""
+        if self.device.type != "cuda":
+            return ""
+        from engine import fast
+        with contextlib.suppress(torch.OutOfMemoryError):
+            share = rate * fast.flops_a_token(self.model_config) / fast.bf16_rate(self.device)
+            return f", {share:.0%} of the GPU's bf16 rate"
+        return ""
+
     def stops(self, signals):
         """Whether a signal asks to stop."""
         return bool(signals)
@@ -362,6 +389,7 @@ def train(run, backend, first=0, seconds=0.0):
     tokens = run.source.open_split(run.tokens, "train")
     held_out = run.source.held_out(run.tokens, context, VALIDATION_WINDOWS)
     begun = time.perf_counter()
+    counted = first, begun                                              # from which step and when the rate counts
     waiting = []                                                        # losses that a GPU may still compute
     with stopping() as signals:
         bar = tqdm(range(first, config.steps), str(run.folder), config.steps, False, disable=run.quiet, initial=first)
@@ -378,12 +406,13 @@ def train(run, backend, first=0, seconds=0.0):
                 loss = run.note(*waiting.pop(0))
                 bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
             if scored:
-                rate = (done - first) * config.batch_size * context / (time.perf_counter() - begun)
+                rate = (done - counted[0]) * config.batch_size * context / (time.perf_counter() - counted[1])
                 val_loss = backend.validation_loss(held_out)
                 run.log(step=done, val_loss=val_loss)
                 with contextlib.suppress(BrokenPipeError):              # a run that nobody watches goes on
                     tqdm.write(f"{run.folder}: step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   "
-                               f"{rate:,.0f} tokens/s")
+                               f"{rate:,.0f} tokens/s{run.share_of_gpu(rate)}")
+                counted = done, time.perf_counter()
             if saved:
                 run.save(backend, done, seconds + time.perf_counter() - begun)
             if stop:
@@ -398,11 +427,13 @@ def carry_out(run, make_backend):
         return print(f"{run.folder} is complete: {steps:,} of {steps:,} steps")
     backend = make_backend(run.model_config, run.train_config, run.device, run.args.compile)
     first, seconds = run.begin(backend)
+    theta = getattr(run.model_config.encoding, "theta", None)
+    rates = f"lr {run.train_config.lr:g}" if theta is None else f"lr {run.train_config.lr:g}, theta {theta:g}"
     tokens = run.record["data"]["splits"]["train"]["tokens"]
     seen = steps * run.train_config.batch_size * run.model_config.context
     epochs = f", {seen / tokens:,.2f} epochs of text" if tokens else ""         # a task has no text
     print(f"{run.folder}: {model_numpy.count_parameters(run.model_config):,} parameters, {run.train_config.backend} on "
-          f"{run.device}, steps {first:,} to {steps:,}{epochs}")
+          f"{run.device}, {rates}, steps {first:,} to {steps:,}{epochs}")
     if train(run, backend, first, seconds) < steps:
         print(f"stopped; go on with: python train.py --out {run.folder} --resume", file=sys.stderr)
         sys.exit(130)
@@ -411,6 +442,8 @@ def carry_out(run, make_backend):
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     with CommandLine(prog="train.py").one_line_errors():
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise InputError("several processes train with torchrun --nproc_per_node N -m -- engine.distributed FLAGS")
         run = Run(argv)
         with common.lock(run.folder):
             carry_out(run, BACKENDS[run.train_config.backend])

@@ -7,6 +7,7 @@
     Banded             Shaw's vectors on a band of the scores, on a CPU            Shaw.score and Shaw.value
     Attention          uses these two; adds a trained bias in the scores' product  model_torch.Attention
     compile            torch.compile of the blocks and of the loss                 the model as it is
+    bf16_rate          what a step's operations a second are compared with on a GPU
     keep_freed_memory  a process keeps the memory of freed arrays                  the C library's own settings
 """
 
@@ -17,6 +18,7 @@ import math
 import os
 import shutil
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -432,6 +434,18 @@ def flops_a_token(model):
                   if len(shape) == 2 and (model.tied or name != "embedding.weight"))
     keys = model.context / (2 if model.causal else 1)
     return 6 * weights + 12 * model.layers * model.width * keys
+
+@functools.cache
+def bf16_rate(device):
+    """Operations a second of one large bf16 product on a GPU."""
+    x = torch.randn(8192, 8192, dtype=torch.bfloat16, device=device)
+    for i in range(12):
+        if i == 2:                                                                     # the first ones are slower
+            torch.cuda.synchronize(device)
+            begun = time.perf_counter()
+        x @ x
+    torch.cuda.synchronize(device)
+    return 10 * 2 * len(x) ** 3 / (time.perf_counter() - begun)
 
 def keep_freed_memory():
     """Let this process keep the memory of arrays that it has freed, for the next step; for long runs, on Linux.

@@ -8,14 +8,18 @@ import numpy as np
 
 import common
 import model_numpy
-from config import InputError, flag_of
+from config import PRESETS, InputError, flag_of
 
 
 def fill_in(args):
     """Set --preset and --pe, by which other flags are read, to those of the run in args.out."""
     if args.out is not None:
         record = common.read_run(args.out)[2]
-        stored = {"preset": record["provenance"].get("preset"), "pe": record["model"]["encoding"]["pe"]}
+        preset = record["provenance"].get("preset")
+        if preset not in [None, *PRESETS]:
+            raise InputError(f"{args.out}/config.json was edited: provenance.preset must be one of "
+                             f"{', '.join(PRESETS)}, got {preset!r}")
+        stored = {"preset": preset, "pe": record["model"]["encoding"]["pe"]}
         check(args.out, stored, vars(args))
         vars(args).update(stored)
 

@@ -90,8 +90,11 @@ def test_ctrl_c_ends_all_processes_at_one_step_and_the_run_goes_on(tokens, tmp_p
     assert [line[0] for line in losses(run) if line[1]] == list(range(1, step + 5))
 
 
-def test_errors_of_several_processes_name_the_flag(monkeypatch):
+def test_errors_of_several_processes_name_the_flag(monkeypatch, tmp_path):
     monkeypatch.setattr(distributed, "WORLD", 2)
     config = dataclasses.replace(configure("mini")[1], batch_size=3)
     with pytest.raises(InputError, match="--batch-size must be a multiple of the 2 processes, got 3"):
         distributed.DistributedBackend(None, configure("mini")[0], config, torch.device("cpu"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    line = refused(command("train.py", *TINY, cwd=tmp_path))
+    assert "torchrun --nproc_per_node N -m -- engine.distributed FLAGS" in line

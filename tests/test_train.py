@@ -167,6 +167,26 @@ def test_a_nan_one_step_before_a_pause_ends_the_run_there(tokens, tmp_path, monk
     assert [(line["step"], "loss" in line) for line in map(json.loads, lines)] == [(i, True) for i in range(1, 7)]
 
 
+def test_a_full_gpu_memory_halves_the_micro_batch(tokens, monkeypatch, capsys):
+    """The step is repeated whole: its loss and weights are those of a run that began so."""
+    _, model, config = train.read_flags([*TINY, "--dropout", "0.1", "--batch-size", "4"])
+    batch = data.batch(data.open_split(tokens, "train"), model.context, 4, 0, 0)
+    right = train.TorchBackend(model, dataclasses.replace(config, micro_batch=1), torch.device("cpu"))
+    backend = train.TorchBackend(model, config, torch.device("cpu"))
+    forward, calls = backend.model.forward, []
+
+    def short(tokens, *more):
+        calls.append(len(tokens))
+        if len(tokens) == 4 or len(calls) == 3:                         # the second time with gradients of a part
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(tokens, *more)
+
+    backend.model.forward = short
+    assert backend.step(batch, 0)[0] == right.step(batch, 0)[0]
+    assert calls == [4, 2, 2, 1, 1, 1, 1] and "--micro-batch 1" in capsys.readouterr().err
+    assert all(torch.equal(x, y) for x, y in zip(backend.model.parameters(), right.model.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("kind", [train.TorchBackend, train.NumpyBackend])
 def test_dropout_is_a_function_of_seed_and_step(kind, tokens):
     _, model, config = train.read_flags([*TINY, "--dropout", "0.3", "--lr", "1e-30", "--layers", "1"])
