@@ -27,7 +27,7 @@ from longer.scaling import ScaledRoPE
 from zoo.selective_rope import conv, scale_to_unit
 
 FOLDER = Path(__file__).resolve().parent / "vectors"
-TURNS = {"rope", "partial", "proportional", "xpos", "sinusoidal", "pope", "rove"}
+TURNS = {"rope", "partial", "proportional", "lerope", "xpos", "sinusoidal", "pope", "rove"}
 LOGS = {"kerple": "pa", "dape": "pa", "fire": "cL"}                   # parameters whose logarithm the reference learns
 OURS = {"gate_bias": "bias", "strength_bias": "bias", "gate_v": "v", "s": "temperature", "b": "sinks"}
 
@@ -246,6 +246,11 @@ def mrope(case, f):
         "halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + D/2) belongs": {
             "order": np.arange(case.D).reshape(-1, 2).T.ravel()}}
 
+def lerope(case, x):
+    f = expe.rope_inv_freq(case.D, case.p["base"]) * np.exp(case.p["alpha"])
+    angles = lambda cast: {"rows": lambda n, _: cast(n * f) / f}  # noqa: E731  (its table is the positions)
+    return {f"rounded angles: they were cast to {d}": angles(rounding(d)) for d in ("float16", "bfloat16")}
+
 def xpos(case, x):
     swapped = np.arange(8).reshape(4, 2).T.ravel()
     root = np.tile(np.sqrt((np.arange(4) / 4 + 0.4) / 1.4), 2)                                 # z^(center/512)
@@ -415,6 +420,16 @@ def fox(case, x):
         "off by one: ln f_n, the key's own, is added too": {"bias": lambda y: y + of_key},
         "off by one: ln f_m, the query's own, is left out, and ln f_n added": {"bias": lambda y: y + of_key - of_query}}
 
+def relative_bank(case, x):
+    d = expe.distances(x["positions"], x["key_positions"])
+    r = model_numpy.split_heads(x["h"] @ np.transpose(case.p["weight"]), 2)                    # (B, H, S, R)
+    bank, extent = np.array(case.p["bank"]), case.p["rel_extent"]
+    profiles = np.where((0 <= d) & (d < extent), bank[:, d.clip(0, extent - 1)], 0)            # (R, B, T, S)
+    return {
+        "keys beyond the extent have the bias of its last distance": {"pairs": lambda y: y.clip(max=extent - 1)},
+        "the distance is n - m, not m - n: only a query's own key has a bias": {"pairs": lambda y: extent * (y > 0)},
+        "r is the key's, not the query's": {"bias": lambda _: np.einsum("bhnr,rbmn->bhmn", r, profiles)}}
+
 def grape(case, x):
     size = np.linalg.norm(case.p["gate_v"], axis=-1)[:, None, None]
     softplus = lambda y: np.logaddexp(0, y)  # noqa: E731
@@ -540,8 +555,8 @@ def stick(case, x):
         "order: the first key takes its share first, not the nearest": {
             "weights": lambda p: from_first + own * (1 - from_first.sum(-1, keepdims=True))}}
 
-OWN = (rope, xpos, sinusoidal, learned, exqpe, alibi, t5, shaw, kerple, fire, cope, fox, grape, pope, rove, cable, dape,
-       path, path_fox, log, sinks, stick)
+OWN = (rope, lerope, xpos, sinusoidal, learned, exqpe, alibi, t5, shaw, kerple, fire, cope, fox, relative_bank, grape,
+       pope, rove, cable, dape, path, path_fox, log, sinks, stick)
 MISTAKES = {f.__name__: f for f in OWN} | {"expe": overriding, "partial": rope, "proportional": rope}
 
 

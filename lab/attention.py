@@ -15,6 +15,7 @@ from lab import pictures
 from lab.measures import usable
 from longer import scaling
 from longer.reading import Reader, ReadingAttention, load
+from zoo.names import name, variant_of
 
 
 class WatchedAttention(ReadingAttention):
@@ -65,7 +66,7 @@ def main(argv=None):
         for length in lengths:
             model.scale_to(length, **options)
             weights[length] = weights_of(model, tokens[None, :length])[:, 0].float().cpu().numpy()     # (n, H, T, T)
-        title = args.title or f"Attention with {pictures.name(pictures.variant_of(args.run))}"
+        title = args.title or f"Attention with {name(variant_of(args.run))}"
         pictures.attention(args.out, weights, f"{title} ({args.run}, {source})")
         print(f"picture: {args.out}")
 

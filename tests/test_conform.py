@@ -253,6 +253,21 @@ def yarn(betas=(32, 1), latest=63, attention=None):
     return function
 
 
+def lerope(q, k, positions, base, alpha, f=lambda g, alpha: g * np.exp(alpha), order=(0, 1, 2, 3, 4, 5, 6, 7)):
+    g = base ** (-np.arange(4) / 4)
+    turn = np.exp(1j * positions[:, None, :, None] * f(g, alpha))                              # (B, 1 or H, T, D/2)
+    z = [(x[..., order[:4]] + 1j * x[..., order[4:]]) * turn for x in (q, k)]
+    return tuple(np.concatenate((y.real, y.imag), -1)[..., np.argsort(order)] for y in z)
+
+
+def relative_bank(positions, key_positions, h, weight, bank, rel_extent, apart=lambda d: d, mine=lambda r: r, root=1):
+    r = mine((h @ weight.T).reshape(*h.shape[:2], -1, len(bank)))                              # (B, T, H, R)
+    d = apart(positions[:, :, None] - key_positions[:, None])                                  # (B, T, S)
+    mixed = np.concatenate((r @ bank, np.zeros((*r.shape[:-1], 1))), -1).swapaxes(1, 2)        # (B, H, T, extent + 1)
+    at = np.where((d >= 0) & (d < rel_extent), d, rel_extent)[:, None]
+    return np.take_along_axis(mixed, np.broadcast_to(at, (*mixed.shape[:3], at.shape[-1])), -1) / root
+
+
 WHOLE = [  # implementations that are wrong in one thing: (case, function, what must be said)
     ("rope-yarn", yarn((1, 32)), "YaRN's betas are exchanged"),
     ("rope-yarn", yarn(attention=(1 + 0.1 * math.log(4), 1)), "attention factor on q alone"),
@@ -263,6 +278,15 @@ WHOLE = [  # implementations that are wrong in one thing: (case, function, what 
     ("pope", functools.partial(pope, sign=1), "the printed sign: t_c = base^(+c/D)"),
     ("fox", fox_gates_as_factors, "weights are multiplied by the gates, after the softmax"),
     ("selective-rope", selective_rope_without_its_sum, "the sum is missing: each token turns by its own z"),
+    ("lerope", functools.partial(lerope, f=lambda g, a: g * np.exp(-a)), "alpha has the other sign"),
+    ("lerope", functools.partial(lerope, f=lambda g, a: g + a), "alpha is added to the frequency"),
+    ("lerope", functools.partial(lerope, f=lambda g, a: g * np.exp(a[:2, None, None])), "alpha is read by heads"),
+    ("lerope", functools.partial(lerope, order=(0, 2, 4, 6, 1, 3, 5, 7)), "halves and interleaved pairs swapped"),
+    ("relative-bank", functools.partial(relative_bank, root=2), f"{DENOMINATOR}: the bias is divided by sqrt(D)"),
+    ("relative-bank", functools.partial(relative_bank, apart=np.negative), "the distance is n - m, not m - n"),
+    ("relative-bank", functools.partial(relative_bank, apart=lambda d: d.clip(max=3)), "keys beyond the extent have"),
+    ("relative-bank", functools.partial(relative_bank, apart=lambda d: d + 1), "off by one: the distance is m - n + 1"),
+    ("relative-bank", functools.partial(relative_bank, mine=lambda r: r[:, :, [0, 0]]), "all heads have the first"),
 ]
 
 
@@ -272,7 +296,8 @@ def test_wrong_implementations_are_named(name, function, words):
 
 
 @pytest.mark.parametrize("name, function", [
-    ("rope-yarn", yarn()), ("rope-yarn-64", yarn()), ("pope", pope), ("fire", functools.partial(fire_from_1, first=0))])
+    ("rope-yarn", yarn()), ("rope-yarn-64", yarn()), ("pope", pope), ("fire", functools.partial(fire_from_1, first=0)),
+    ("lerope", lerope), ("relative-bank", relative_bank)])
 def test_the_functions_that_are_broken_here_are_right_otherwise(name, function):
     fine, line = conform.check(function, FILES[name])
     assert fine, line
@@ -429,6 +454,39 @@ def mrope_of_transformers(q, k, positions, rope_parameters, head_dim, dtype=torc
     q, k = torch.tensor(q).to(dtype), torch.tensor(k).to(dtype)
     q, k = qwen3.apply_rotary_pos_emb(q, k, *rotary(q, torch.tensor(positions)))
     return {"q": q.float(), "k": k.float(), "inv_freq": rotary.inv_freq}
+
+
+def lerope_of_transformers(q, k, positions, base, alpha, dtype=torch.float32):
+    """Mistral Large 4's rotation: pairs (2i, 2i + 1) of what goes in, and (i, i + D/2) of what comes out."""
+    from transformers.models.mistral_large4 import modeling_mistral_large4 as theirs
+
+    rope = {"rope_type": "default", "rope_theta": base}
+    rotary = theirs.MistralLarge4TextRotaryEmbedding(theirs.MistralLarge4TextConfig(
+        qk_rope_head_dim=q.shape[-1], head_dim=q.shape[-1], rope_parameters=rope))
+    rotary.alpha.copy_(torch.tensor(alpha))
+    q, k = (torch.tensor(x).to(dtype).unflatten(-1, (2, -1)).mT.flatten(-2) for x in (q, k))
+    q, k = theirs.apply_rotary_pos_emb_interleave(q, k, *rotary(q, torch.tensor(positions)))
+    return q.float(), k.float()
+
+
+@torch.no_grad()
+def relative_bank_of_transformers(positions, key_positions, h, weight, bank):
+    """Inkling's bias in float32, sequence by sequence."""
+    from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
+
+    theirs = InklingRelativeLogits(*bank.shape)
+    theirs.load_state_dict({"proj": torch.tensor(bank)})
+    r = torch.tensor(h @ weight.T).float().unflatten(-1, (-1, len(bank)))                     # (B, T, H, R)
+    return [theirs(x[None], *map(torch.tensor, n))[0] for x, *n in zip(r, positions, key_positions, strict=True)]
+
+
+@pytest.mark.parametrize("name, theirs, dtype", [
+    ("lerope", lerope_of_transformers, "float32"), ("relative-bank", relative_bank_of_transformers, "float32"),
+    ("lerope", functools.partial(lerope_of_transformers, dtype=torch.bfloat16), "bfloat16")])
+def test_lerope_and_relative_bank_of_transformers_are_right(name, theirs, dtype):
+    need("transformers")
+    fine, line = conform.check(theirs, FILES[name], dtype)
+    assert fine, line
 
 
 @pytest.mark.filterwarnings("ignore")

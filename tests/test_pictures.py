@@ -10,6 +10,7 @@ from conftest import ROOT, command
 from config import InputError
 from lab import pictures
 from train import read_flags
+from zoo import names
 
 
 @pytest.fixture
@@ -48,11 +49,11 @@ def test_cielab_is_that_of_the_tables():
 
 @pytest.mark.parametrize("seen", [np.eye(3), PROTANOPIA, DEUTERANOPIA], ids=["all", "protanopes", "deuteranopes"])
 def test_methods_that_are_drawn_together_are_told_apart_by_everybody(seen):
-    colours = {name: pictures.colour(name) for name in ("fox", "alibi", "grape", "kerple", "expe-on-k", "expe", "rope",
+    colours = {name: names.colour(name) for name in ("fox", "alibi", "grape", "kerple", "expe-on-k", "expe", "rope",
                                                              "dape", "path_fox", "nope", "path", "cable")}
     for (one, a), (other, b) in itertools.combinations(colours.items(), 2):
         assert np.linalg.norm(lab(a, np.array(seen)) - lab(b, np.array(seen))) >= 10, (one, other)
-    assert len(set(pictures.COLOURS)) == len(pictures.METHODS)
+    assert len(set(names.COLOURS)) == len(names.METHODS)
 
 
 def test_an_encoding_has_its_colour_and_name_whatever_is_drawn_beside_it(workplace, tmp_path, drawn):
@@ -61,7 +62,7 @@ def test_an_encoding_has_its_colour_and_name_whatever_is_drawn_beside_it(workpla
     pictures.losses(rows(workplace / "runs/expe", [3, 4]) + rows(run, [3, 5]) + rows(tmp_path / "other", [2, None]), "")
     axis = drawn[0].axes[0]
     found = [container.lines[0] for container in axis.containers]
-    assert [line.get_color() for line in found] == [pictures.colour(name) for name in ("expe", "rope", "rope")]
+    assert [line.get_color() for line in found] == [names.colour(name) for name in ("expe", "rope", "rope")]
     assert [list(line.get_ydata()) for line in found] == [[3, 4], [3, 5], [2]]
     assert found[1].get_linestyle() != found[2].get_linestyle()         # of one encoding
     assert {text.get_text() for text in axis.texts} == {"ExPE: 4.00", "RoPE (rope): 5.00", "RoPE (other): 2.00"}
@@ -72,8 +73,8 @@ def test_an_encoding_has_its_colour_and_name_whatever_is_drawn_beside_it(workpla
     ("--pe expe --on k --theta 1/2048 --start 0.1", "ExPE-K, start 0.1 theta 1/2048"), ("--pe fox", "FoX")])
 def test_a_run_is_named_by_its_settings_as_shortly_as_they_can_be_said(flags, name, monkeypatch):
     made = (*read_flags(["--preset", "mini", *flags.split()])[1:], {})
-    monkeypatch.setattr(pictures, "read_run", lambda run: made)
-    assert pictures.names_of(["run"]) == {"run": name}
+    monkeypatch.setattr(names, "read_run", lambda run: made)
+    assert names.names_of(["run"]) == {"run": name}
 
 
 def test_a_table_is_drawn_with_its_seeds(drawn):

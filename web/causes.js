@@ -9,24 +9,40 @@ const SETTINGS = () => [
   [`${timesTrained(count())}, last ${NEAR} keys`, { ...plain(count()), see: NEAR }],
 ];
 const timesTrained = (length) => `${Number((length / TRAINED).toFixed(1))}x`;
-const FLAT = 0.1, SLIGHT = 0.05;         // nats: below it a loss does not change with length, or by less keys
+const FLAT = 0.1;                        // nats: a smaller change does not count
 
-// What the switches say of a model: {flat, cause, words}; null before all that it takes is read.
-function verdict(thread) {
-  const [one, moved, far, window, near] = SETTINGS().map(([, setting]) => targetsMean(thread, setting));
-  if (![one, moved, far, window, near].every(Number.isFinite)) return null;
-  const rise = far - one, percent = (x) => `${Math.round(100 * Math.min(Math.max(x, 0), 1))}%`;
-  if (rise < FLAT) {
-    return { flat: true, near: near - far, words: `its loss does not rise with length (${signed(rise)} nats). ` +
-      (near - far < SLIGHT ? `It does not use the far context either: with the last ${NEAR} keys alone, its loss changes by ${signed(near - far)}.`
-                           : `It uses keys more than ${NEAR} back: without them, its loss changes by ${signed(near - far)}.`) };
-  }
-  const distance = (far - window) / rise, position = (moved - one) / rise;
-  const cause = position >= 0.5 ? "positions" : distance >= 0.5 ? "distances" : "neither alone";
-  return { flat: false, cause, words: `its loss rises by ${number(rise, 2)}. Large positions without any added text make ` +
-    `${percent(position)} of that rise; hiding keys more than ${TRAINED} back takes ${percent(distance)} of it away. ` +
-    { positions: "The cause is the size of the positions.", distances: "The cause is the distances that it never saw in training.",
-      "neither alone": "Neither switch alone explains it." }[cause] };
+// What the losses say of a model: at 1x, moved to a large position, at 16x, and there with far keys hidden.
+function verdict({ one, moved, far, hidden }) {
+  const rise = far - one, shift = moved - one;
+  if (rise < FLAT && Math.abs(shift) >= FLAT) return `does not rise with length, but ${shift > 0 ? "rises" : "falls"} if the text is moved`;
+  if (rise < FLAT) return rise > -FLAT ? "stays flat" : "falls with length";
+  if (shift >= rise / 2) return "fails on positions";
+  return far - hidden >= rise / 2 ? "fails on distances" : "fails, and neither switch alone explains it";
+}
+
+const nats = (x) => number(x, 2);
+// The numbers that say so, as docs/why-length-breaks.md has them.
+const brief = ({ one, moved, far, hidden }) => `${far - one < FLAT ? "moves" : "rises"} from ${nats(one)} to ${nats(far)}` +
+  (far - one < FLAT ? "" : moved - one >= (far - one) / 2 ? `, and the move alone gives ${nats(moved)}` : `, and with far keys hidden it has ${nats(hidden)}`);
+const explain = ({ one, moved, far, hidden }, most) => `${nats(one)} at ${TRAINED} tokens, ${nats(far)} at ${most}; with far keys ` +
+  `hidden ${nats(hidden)}, and if the ${TRAINED} tokens begin at position ${START.toLocaleString("en")}, ${nats(moved)}`;
+
+// {one, moved, far, hidden, near} of a model on this text; null before all of it is read.
+function measured(thread) {
+  const [one, moved, far, hidden, near] = SETTINGS().map(([, setting]) => targetsMean(thread, setting));
+  return [one, moved, far, hidden, near].every(Number.isFinite) ? { one, moved, far, hidden, near } : null;
+}
+
+// {one, moved, far, hidden} of a model on all held-out texts.
+function heldOut({ id }) {
+  const { losses, moved, hidden } = DATA.results[id];
+  return { one: losses[0], moved, far: losses.at(-1), hidden };
+}
+
+// The share of a head's weight on far keys: of all heads, and of those with the least and the most.
+function farWords(thread) {
+  const far = farAt(thread, plain(count())), percent = (x) => `${(100 * x).toFixed(x < 0.1 ? 1 : 0)}%`;
+  return far ? `${percent(mean(far))} (${percent(Math.min(...far))} to ${percent(Math.max(...far))})` : "-";
 }
 
 function causes() {
@@ -34,13 +50,16 @@ function causes() {
   at("causes-do").disabled = !enough;
   at("causes").replaceChildren(
     element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "Loss of the targets, nats a token"),
-      ...columns.map(([words]) => element("th", { scope: "col" }, words)))),
+      ...columns.map(([words]) => element("th", { scope: "col" }, words)),
+      ...(enough ? [element("th", { scope: "col" }, `${timesTrained(count())}: weight beyond the last ${TRAINED} keys`)] : []))),
     element("tbody", {}, ...threads.map((thread) => element("tr", {},
       element("th", { scope: "row", class: "name", style: `--colour: ${thread.colour}` }, thread.name),
-      ...columns.map(([, setting]) => element("td", {}, number(targetsMean(thread, setting))))))));
+      ...columns.map(([, setting]) => element("td", {}, number(targetsMean(thread, setting)))),
+      ...(enough ? [element("td", {}, farWords(thread))] : [])))));
   at("verdicts").replaceChildren(...threads.flatMap((thread) => {
-    const found = enough && verdict(thread);
-    return found ? [element("li", {}, `${thread.name}: ${found.words}`)] : [];
+    const found = enough && measured(thread);
+    return found ? [element("li", {}, `${thread.name} ${verdict(found)}: ${explain(found, count().toLocaleString("en"))}. ` +
+      `With the last ${NEAR} keys alone it has ${nats(found.near)}.`)] : [];
   }));
 }
 

@@ -76,11 +76,13 @@ class Model {
     this.contexts = Array.from({ length: CONTEXTS }, () => ({ tokens: [], used: 0, blocks: blocks.map(() => ({
       k: m.take(H * this.longest * D),                                   // (H, longest/8, D, 8)
       v: m.take(H * this.longest * D),                                   // (H, D/8, longest, 8)
-      q: new Float32Array(this.longest * C), keys: [] })),               // (longest, C); of each key what doors.key gives
+      q: new Float32Array(this.longest * C), keys: [],                   // (longest, C); of each key what doors.key gives
+      far: new Float32Array(H * this.longest) })),                       // (H, longest): each query's weight on far keys
       h: m.take((this.longest + 4) * C) }));                             // the final norm's output
     for (const name of ["x", "input", "h", "q", "k", "v", "y"]) this[name] = m.take(this.piece * C);
     Object.assign(this, { mlp: m.take(this.piece * mlp_width), scores: m.take(this.piece * Math.max(this.longest, this.V8)) });
     this.doors = doorsOf(config, config.encoding);
+    this.far = config.context;                                           // a key that is so far back, or more, is far
     this.clock = 0;
   }
 
@@ -183,7 +185,9 @@ class Model {
         const added = this.added(kept, p, head, m);
         if (added) for (let s = low; s <= m; s++) z[s - first] += added(s);
         softmax(z, Math.max(0, m - see + 1) - first, m + 1 - first, keys);
-        if (cut?.far) for (let s = first; s <= m - cut.near; s++) cut.far[b * H + head] += z[s - first];
+        const beyond = (back) => { let sum = 0; for (let s = first; s <= m - back; s++) sum += z[s - first]; return sum; };
+        kept.far[head * longest + m] = beyond(this.far);
+        if (cut?.far) cut.far[b * H + head] += beyond(cut.near);
       }
       this.memory.product(scores, kept.v.subarray(head * longest * D + first * 8), y.subarray(head * D),
                           T, S - first, D, { xRow: keys, outRow: C, wEight: 8 * longest });
@@ -205,6 +209,14 @@ class Model {
     for (let i = head * D; i < (head + 1) * D; i++) slope += kept.q[m * C + i] * p.w[i];
     slope /= Math.sqrt(D);
     return (s) => slope * (s - m);
+  }
+
+  // The weight on far keys in each block and head, the mean of the queries from..to-1 of a context.
+  farWeights(context, from, to) {
+    return context.blocks.flatMap(({ far }) => Array.from({ length: this.config.heads }, (_, head) => {
+      const some = far.subarray(head * this.longest + from, head * this.longest + to);
+      return some.reduce((a, b) => a + b, 0) / some.length;
+    }));
   }
 
   // What query m of a context does, in each block and head: its scores and weights on the keys 0..m, and what the

@@ -14,18 +14,24 @@ function base85(text) {
   return bytes.buffer;
 }
 
-// Deflated halves, all high bytes before all low ones (which shrinks them by a sixth), to float32.
-async function weightsOf(text, size) {
+// The weights of all tensors, float32, from what explorer.py packed: the 8-bit codes of the matrices, then a scale for each
+// of their rows, and all other numbers, in the order of the tensors.
+async function weightsOf(text, size, tensors) {
   const stream = new Blob([base85(text.trim()).slice(0, size)]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const bytes = new Uint8Array(await new Response(stream).arrayBuffer()), count = bytes.length / 2;
-  return Float32Array.from({ length: count }, (_, i) => half((bytes[i] << 8) | bytes[count + i]));
-}
-
-// The number that 16 bits are in IEEE 754's half precision: 1 of sign, 5 of exponent, 10 of fraction.
-function half(bits) {
-  const sign = bits & 0x8000 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = bits & 1023;
-  if (exponent === 31) return fraction ? NaN : sign * Infinity;
-  return sign * (exponent ? (1024 + fraction) * 2 ** (exponent - 25) : fraction * 2 ** -24);
+  const bytes = await new Response(stream).arrayBuffer(), sizes = tensors.map(([, shape]) => shape.reduce((a, b) => a * b));
+  const all = sizes.reduce((a, b) => a + b), matrices = sizes.filter((_, i) => tensors[i][1].length === 2).reduce((a, b) => a + b);
+  const codes = new Int8Array(bytes, 0, matrices), others = new Float32Array(bytes.slice(matrices)), weights = new Float32Array(all);
+  let at = 0, code = 0, other = 0;
+  for (const [i, [, [rows, columns]]] of tensors.entries()) {
+    if (!columns) {
+      weights.set(others.subarray(other, other += sizes[i]), at);
+      at += sizes[i];
+    } else for (let row = 0; row < rows; row++) {
+      const scale = others[other++];
+      for (let column = 0; column < columns; column++) weights[at++] = codes[code++] * scale;
+    }
+  }
+  return weights;
 }
 
 // x to the nearest number with that many bits of fraction, ties to even, and no exponent below the least.

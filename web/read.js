@@ -7,7 +7,14 @@ const TOKENIZER = new Tokenizer(at("tokenizer").textContent);
 const TRAINED = DATA.trained, MULTIPLES = DATA.multiples, MOST = MULTIPLES.at(-1) * TRAINED, OWN = "own";
 const NEAR = TRAINED / 4, START = MOST - TRAINED, WRITTEN = 40;        // keys that are near; tokens that are written
 const GPU = !new URLSearchParams(location.search).has("cpu");            // ?cpu in the address: without one
-const state = { tokens: [], length: TRAINED, see: 0, start: 0, chosen: null, found: new Map(), failed: null };
+const SOURCE = { stdlib: "Python's standard library", packages: "Python packages" }[DATA.source] ?? DATA.source;
+const LACKS = ["Worker", "WebAssembly", "DecompressionStream"].filter((name) => !(name in globalThis));
+if (LACKS.length) {
+  at("not-run").textContent = `This browser lacks ${LACKS.join(" and ")}, which the models need.`;
+  throw new Error(at("not-run").textContent);
+}
+// wanted: the length that was asked for last, which another text may lack
+const state = { tokens: [], length: TRAINED, wanted: TRAINED, see: 0, start: 0, chosen: null, found: new Map(), failed: null };
 
 // ---- models, each in a thread ----
 
@@ -17,13 +24,14 @@ class Thread {
     Object.assign(this, made, { waiting: new Map(), count: 0 });
     this.worker = new Worker(URL.createObjectURL(new Blob([engine], { type: "text/javascript" })));
     this.worker.onmessage = ({ data }) => {
+      if (data.failed) fail(`${this.name}: ${data.failed}`);
       if (data.done && this.gpu !== data.gpu) {
         this.gpu = data.gpu;
         computes();
       }
       this.waiting.get(data.id)?.(data);
     };
-    this.worker.onerror = (event) => { state.failed = event.message; tell(); };
+    this.worker.onerror = (event) => fail(`${this.name}: ${event.message}`);
     this.ready = this.ask({ load: made, weights: at(`weights-${made.id}`).textContent, longest, gpu: GPU });
   }
 
@@ -36,6 +44,14 @@ class Thread {
     });
   }
 }
+
+function fail(words) {
+  state.failed = words;
+  tell();
+}
+
+addEventListener("error", ({ message }) => fail(message));
+addEventListener("unhandledrejection", ({ reason }) => fail(String(reason)));
 
 const threads = DATA.models.map((made) => new Thread(made, MOST + WRITTEN));
 const threadOf = (id) => threads.find((thread) => thread.id === id);
@@ -50,7 +66,8 @@ const lengths = () => [...new Set([...MULTIPLES.map((multiple) => multiple * TRA
 const now = () => ({ length: state.length, see: state.see, start: state.start });
 const how = ({ see, start }) => ({ see: see || Infinity, start });
 const keyOf = (thread, { length, see, start }) => [thread.id, length, see, start].join(" ");
-const lossesAt = (thread, setting) => state.found.get(keyOf(thread, setting));
+const lossesAt = (thread, setting) => state.found.get(keyOf(thread, setting))?.losses;
+const farAt = (thread, setting) => state.found.get(keyOf(thread, setting))?.far;         // the weight on far keys, a head
 const complete = (losses) => Boolean(losses) && !losses.some(Number.isNaN);
 const targetsMean = (thread, setting) => {
   const losses = lossesAt(thread, setting);
@@ -58,17 +75,39 @@ const targetsMean = (thread, setting) => {
 };
 const plain = (length) => ({ length, see: 0, start: 0 });
 
-// Take a text, of which the first MOST tokens are read: all of it, or as much as the trained length.
+// Take a text, of which the first MOST tokens are read: all of them, or as many as were wanted.
 function choose(text, all) {
-  const { tokens, letters } = TOKENIZER.begin(text, MOST);
+  const { tokens, letters } = TOKENIZER.begin(text, MOST), { wanted } = state;
   Object.assign(state, { tokens: [TOKENIZER.eot, ...tokens], letters, of: text.length, chosen: null, found: new Map() });
-  return show({ length: all ? count() : Math.min(TRAINED, count()) });
+  clearWritten();
+  const length = all ? count() : lengths().findLast((n) => n <= wanted) ?? count(), shown = show({ length });
+  state.wanted = wanted;
+  return shown;
+}
+
+// What is shown, in the address: a link to it. A text of one's own stays here.
+function remember() {
+  const { length, see, start, chosen } = state, text = at("text").value, shown = { text, length, see, start, chosen, step };
+  const usual = { text: "0", length: TRAINED, see: 0, start: 0, chosen: null, step: 0 };
+  const changed = Object.entries(shown).filter(([name, value]) => value !== usual[name] && value !== OWN);
+  history.replaceState(null, "", `#${new URLSearchParams(changed)}`);
+}
+
+function restore() {
+  const given = new URLSearchParams(location.hash.slice(1)), read = (name) => Math.max(0, parseInt(given.get(name)) || 0);
+  const text = Math.min(read("text"), DATA.texts.length - 1), see = read("see");
+  at("text").value = text;
+  showStep(Math.min(read("step"), STEPS.length - 1));
+  Object.assign(state, { wanted: read("length") || TRAINED, see: [TRAINED, NEAR].includes(see) ? see : 0, start: read("start") && START });
+  const shown = choose(DATA.texts[text].text);
+  if (given.has("chosen")) show({ chosen: Math.min(read("chosen"), state.length - 1) });
+  return shown;
 }
 
 // Read a setting in every model; false if there is nothing to read, or if something else was asked for meanwhile.
 let asked = 0, due = null;
 async function show(change = {}) {
-  Object.assign(state, change);
+  Object.assign(state, change, "length" in change ? { wanted: change.length } : {});
   const mine = ++asked, setting = now(), window = windowOf(state.length);
   if (state.chosen !== null && state.chosen > window.length - 2) state.chosen = null;
   clearInside();
@@ -81,15 +120,16 @@ async function show(change = {}) {
     if (!complete(lossesAt(thread, setting))) {
       await thread.ready;
       if (mine !== asked) return;
-      const losses = new Float64Array(window.length - 1).fill(NaN);
-      state.found.set(keyOf(thread, setting), losses);
-      await thread.ask({ read: window, how: how(setting) }, ({ from, losses: piece }) => {
+      const losses = new Float64Array(window.length - 1).fill(NaN), found = { losses };
+      state.found.set(keyOf(thread, setting), found);
+      found.far = await thread.ask({ read: window, how: how(setting) }, ({ from, losses: piece }) => {
         losses.set(piece, from);
         if (mine === asked) paint(thread, losses, from, from + piece.length);
       });
     }
     if (mine === asked) paint(thread, lossesAt(thread, setting), 0, window.length - 1);
   }));
+  if (mine === asked) tell();                                            // of losses, too
   if (mine === asked && state.chosen !== null) await look();
   return mine === asked;
 }
@@ -101,7 +141,7 @@ async function readEach(settings) {
   return show({ chosen });
 }
 
-const everyLength = () => readEach(lengths().map((length) => ({ length })));
+const everyLength = (more) => readEach(lengths().map((length) => ({ length, ...more })));
 
 // ---- what is seen ----
 
@@ -136,7 +176,7 @@ function paint(thread, losses, from, to) {
   }
   thread.bar.value = losses.findLastIndex((loss) => !Number.isNaN(loss)) + 1;
   const read = [...losses].filter((loss) => !Number.isNaN(loss));
-  thread.mean.textContent = `${thread.flags}: targets ${number(targetsMean(thread, now()))} nats a token, all tokens ${number(mean(read))}`;
+  thread.mean.textContent = `targets ${number(targetsMean(thread, now()))} nats a token, all tokens ${number(mean(read))}`;
   due ??= setTimeout(curves, 200);                                       // for all that comes in until then
 }
 
@@ -185,6 +225,13 @@ function pick(thread, i) {
   return look();
 }
 
+// What to say of a text that all models find less likely than tokens drawn at random; "" of another.
+function strange() {
+  const losses = threads.map((thread) => targetsMean(thread, now())), most = Math.log(DATA.models[0].config.vocab);
+  return losses.every((loss) => loss > most) ? `These models have read ${SOURCE} alone. To all of them the targets are less likely ` +
+    `than tokens that are drawn at random, which have ${number(most)} nats: they say little of other texts.` : "";
+}
+
 const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
 
 function tell() {
@@ -196,12 +243,13 @@ function tell() {
   at("length-words").textContent = `${plural(state.length, "token")}: ` +
     (state.length < TRAINED ? "less than the trained length" : `${multiple}x the trained length`);
   at("length").setAttribute("aria-valuetext", at("length-words").textContent);
-  at("read-note").textContent = state.failed ? `A model stopped: ${state.failed}` :
-    tokens < 1 ? "Type a text: there is nothing to read yet." :
+  const note = tokens < 1 ? "Type a text: there is nothing to read yet." :
     state.letters < state.of ? `The first ${plural(tokens, "token")} are read, which is as far as this page goes: ` +
       `${plural(state.letters, "character")} of ${state.of.toLocaleString("en")}.` :
     tokens < TRAINED ? `${plural(tokens, "token")}: the trained length is ${TRAINED}. A longer text shows more.` :
     tokens < MOST ? `All ${plural(tokens, "token")} of this text can be read, ${Number((tokens / TRAINED).toFixed(1))}x the trained length.` : "";
+  at("read-note").textContent = state.failed ? `Something failed here (${state.failed}): load the page again.` : `${note} ${strange()}`.trim();
+  remember();
 }
 
 options(at("text"), [...DATA.texts.map(({ title }, i) => [i, title]), [OWN, "my own text"]]);
@@ -214,20 +262,21 @@ at("text").onchange = () => {
 let typing;
 at("own").oninput = () => { clearTimeout(typing); typing = setTimeout(() => choose(at("own").value, true), 400); };
 at("length").oninput = () => show({ length: lengths()[at("length").value] });
-at("all-lengths").onclick = everyLength;
+at("all-lengths").onclick = () => everyLength();
 options(at("see"), [[0, "all keys"], [TRAINED, `the last ${TRAINED} keys only`], [NEAR, `the last ${NEAR} keys only`]]);
 at("see").onchange = () => show({ see: Number(at("see").value) });
 at("start-words").textContent = `Begin at position ${START.toLocaleString("en")}`;
 at("start").onchange = () => show({ start: at("start").checked ? START : 0 });
-at("about").textContent = DATA.about;
+at("about").textContent = `${DATA.about} ${[...DATA.models, ...DATA.task_models].map(({ name, flags }) => `${name}: ${flags}`).join("; ")}.`;
+if (DATA.root) at("code").append("and ", element("a", { href: DATA.root }, "the code"), ", where all of it is measured.");
 
 // ---- the result, which was computed when the page was made ----
 
 const PLACES = MULTIPLES.map((multiple) => multiple * TRAINED);
 draw(at("result"), threads.map(({ id, name, colour }) => ({
-  name, colour, dots: true, points: DATA.results[id].map((loss, i) => [PLACES[i], loss]) })), {
+  name, colour, dots: true, points: DATA.results[id].losses.map((loss, i) => [PLACES[i], loss]) })), {
   xs: [TRAINED, MOST], log: true, ticks: PLACES, x: "tokens read", y: LOSS,
-  about: `Mean loss of the targets. ${threads.map(({ id, name }) => `${name}: ${DATA.results[id].map((loss, i) =>
+  about: `Mean loss of the targets. ${threads.map(({ id, name }) => `${name}: ${DATA.results[id].losses.map((loss, i) =>
     `${number(loss)} at ${PLACES[i]}`).join(", ")}`).join("; ")}` });
 at("result-words").textContent = `${DATA.models.length} models that differ in their positional encoding, all trained on ` +
   `windows of ${TRAINED} tokens, read the same ${TRAINED} last tokens of ${plural(DATA.documents, "held-out text")} with more and more text before them.`;

@@ -8,6 +8,8 @@ const SPLIT = new RegExp(
   "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s+$|\\s*[\\r\\n]|\\s+(?!\\S)|\\s"
     .replaceAll("\\s", "\\p{White_Space}").replaceAll("\\S", "\\P{White_Space}"), "gu");
 
+// A lone half of a character becomes U+FFFD, as in tiktoken.
+const wellFormed = (text) => new TextDecoder("utf-8", { ignoreBOM: true }).decode(new TextEncoder().encode(text));
 const lettersOf = (bytes) => Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");        // a byte a letter
 
 class Tokenizer {
@@ -23,36 +25,39 @@ class Tokenizer {
 
   // The ranks of a text, without <|endoftext|>: a text that spells it is read as any other.
   encode(text) {
-    const bytes = new TextEncoder();
-    return (text.toWellFormed().match(SPLIT) ?? []).flatMap((piece) => this.merge(lettersOf(bytes.encode(piece))));
+    return this.begin(text, Infinity).tokens;
   }
 
   // The first tokens of a text, at most so many, and how many of its characters they are.
   begin(text, most) {
     const tokens = [], bytes = new TextEncoder();
     let letters = 0;
-    for (const [piece] of text.toWellFormed().matchAll(SPLIT)) {
+    for (const [piece] of wellFormed(text).matchAll(SPLIT)) {
       const more = this.merge(lettersOf(bytes.encode(piece)));
       if (tokens.length + more.length <= most) letters += piece.length;
-      tokens.push(...more.slice(0, most - tokens.length));
+      for (const token of more.slice(0, most - tokens.length)) tokens.push(token);
       if (tokens.length >= most) break;
     }
     return { tokens, letters };
   }
 
-  // Again and again, join the two neighbours whose joined rank is lowest.
+  // Again and again, join the two neighbours whose joined rank is lowest, the leftmost ones first. One pass joins all of
+  // that rank, unless it makes neighbours of a lower one: these come first.
   merge(letters) {
     if (this.ranks.has(letters)) return [this.ranks.get(letters)];
-    const parts = [...letters], rank = (i) => this.ranks.get(parts[i] + parts[i + 1]) ?? Infinity;
-    const joined = parts.slice(1).map((_, i) => rank(i));                // of parts i and i + 1
-    while (joined.length) {
-      let best = 0;
-      for (let i = 1; i < joined.length; i++) if (joined[i] < joined[best]) best = i;
-      if (joined[best] === Infinity) break;
-      parts.splice(best, 2, parts[best] + parts[best + 1]);
-      joined.splice(best, 1);
-      if (best > 0) joined[best - 1] = rank(best - 1);
-      if (best < joined.length) joined[best] = rank(best);
+    const rank = (a, b) => this.ranks.get(a + b) ?? Infinity, lowest = (all) => all.reduce((a, b) => Math.min(a, b), Infinity);
+    let parts = [...letters], joined = parts.slice(1).map((part, i) => rank(parts[i], part));  // of parts i and i + 1
+    for (let best; (best = lowest(joined)) < Infinity;) {
+      const next = [], ranks = [];
+      let lower = false, made = false;                                   // made: the last of next is two parts
+      for (let i = 0; i < parts.length; i++) {
+        const join = !lower && joined[i] === best, part = join ? parts[i] + parts[++i] : parts[i];
+        if (next.length) ranks.push(join || made ? rank(next.at(-1), part) : joined[i - 1]);
+        if (join) lower = ranks.at(-1) < best || (i + 1 < parts.length && rank(part, parts[i + 1]) < best);
+        next.push(part);
+        made = join;
+      }
+      [parts, joined] = [next, ranks];
     }
     return parts.map((part) => this.ranks.get(part));
   }

@@ -4,10 +4,16 @@
 
 const named = (pe, on) => threads.find(({ config: { encoding: e } }) => e.pe === pe && (!on || e.on === on));
 const loss = (thread, setting) => number(targetsMean(thread, setting));
-const rise = (thread) => `${thread.name} ${loss(thread, plain(TRAINED))} -> ${loss(thread, plain(count()))}`;
-const fresh = (length) => ({ ...plain(length), chosen: null });
-const readFar = async () => (await show(fresh(TRAINED))) && show(fresh(count()));
+const list = (words) => words.join(", ").replace(/, ([^,]+)$/, words.length > 1 ? " and $1" : "$1");
+const fresh = (length) => ({ length, see: 0, start: 0, chosen: null });
+const readFar = () => { state.chosen = null; return everyLength({ see: 0, start: 0 }); };
 const EXPE = named("expe", "qk"), KEYS = named("expe", "k"), ROPE = named("rope");
+
+// "RoPE rises from 3.041 to 4.312", by the losses of two settings.
+function change(thread, from = plain(TRAINED), to = plain(count())) {
+  const by = targetsMean(thread, to) - targetsMean(thread, from), verb = Math.abs(by) < FLAT ? "moves" : by > 0 ? "rises" : "falls";
+  return `${thread.name} ${verb} from ${loss(thread, from)} to ${loss(thread, to)}`;
+}
 
 // {head, slope} of the query of the last target at a length, in a head of ExPE or in its steepest.
 async function lookAtLast(length, head) {
@@ -16,20 +22,18 @@ async function lookAtLast(length, head) {
   return { head: view.shown, slope: slopeOf(view.heads[view.shown]) };
 }
 
-// What follows from the table of causes, in words: which models stay flat, why others do not, and who uses what is far.
+// What each model does, "RoPE fails on distances", those that do the same together.
+function verdicts(losses) {
+  const found = Map.groupBy(threads.filter(losses), (thread) => verdict(losses(thread)));
+  const many = (words) => words.replace(/^(stay|fail|fall)s/, "$1").replace("does", "do").replace("but rises", "but rise");
+  return [...found].map(([words, those]) => `${list(those.map(({ name }) => name))} ${those.length > 1 ? many(words) : words}. `).join("");
+}
+
+// What follows from the switches for this text, and for all held-out texts, as docs/why-length-breaks.md has it.
 function conclusion() {
-  const found = threads.map((thread) => [thread.name, verdict(thread)]).filter(([, its]) => its);
-  const list = (names) => names.join(", ").replace(/, ([^,]+)$/, names.length > 1 ? " and $1" : "$1");
-  const those = (test) => found.filter(([, its]) => test(its)).map(([name]) => name);
-  const say = (names, one, more, rest) => (names.length ? `${list(names)} ${names.length > 1 ? more : one} ${rest}. ` : "");
-  return say(those(({ cause }) => cause === "distances"), "fails", "fail", "on distances that it never saw in training") +
-    say(those(({ cause }) => cause === "positions"), "fails", "fail", "on large positions, even where nothing is added to the text") +
-    say(those(({ cause }) => cause === "neither alone"), "fails", "fail", "for more than one reason") +
-    say(those(({ flat }) => flat), "does", "do", "not change with length") +
-    say(those(({ flat, near }) => flat && near < SLIGHT), "is flat because it looks", "are flat because they look",
-        `near: with the last ${NEAR} keys alone the loss changes by less than ${SLIGHT} nats. Flat is not the same as using far text`) +
-    say(those(({ flat, near }) => flat && near >= SLIGHT), "is flat and also uses", "are flat and also use", `keys more than ${NEAR} tokens back`) +
-    (TASK ? `Whether a model can use far text is another question, which the task answers (${taskResult()}).` : "");
+  const all = [ROPE, EXPE, KEYS].filter(Boolean).map((thread) => `${thread.name} ${brief(heldOut(thread))}`);
+  return `This text: ${verdicts(measured)}All ${DATA.documents} held-out texts: ${verdicts(heldOut)}${all.join("; ")} nats. ` +
+    (TASK ? `Flat is not the same as useful: whether a model can use far text is another question, which the task answers (${taskResult()}).` : "");
 }
 
 // The share of right answers at the longest length of the task.
@@ -38,34 +42,50 @@ const taskResult = () => `right answers at ${MULTIPLES.at(-1)}x the trained leng
 
 const STEPS = [
   {
-    title: "No order at all", where: "by-distance",
-    text: "Attention compares a query with keys, and a sum over keys has no order. Choose no encoding, and look at the score against the distance.",
-    do: () => turn("nope"),
-    seen: () => "The score is flat: without an encoding, a key has no place. (A causal mask alone still lets a model count.)",
-    links: [["attention", "{{model_numpy.py: def attend(}}"], ["docs", "docs/change.md"]],
+    title: "Past the trained length", where: "by-length", needs: [ROPE],
+    text: "The models were trained on windows of {TRAINED} tokens. Read the same targets with {TRAINED} tokens, and with more and more before them.",
+    do: readFar,
+    seen: () => `With ${count()} tokens in place of ${TRAINED}, ${threads.map((thread) => change(thread)).join("; ")} nats. Text was added before the ` +
+      "targets. That adds keys at distances that training never had, and also larger positions: which of them does it?",
+    links: [["same targets", "{{lab/measures.py: def same_targets}}"], ["docs", "docs/evidence.md"]],
+  },
+  {
+    title: "Where the weights go", where: "causes", needs: [ROPE],
+    text: "Attention shares out a weight of 1 among the keys. See how much of it lies beyond the last {TRAINED} keys, where no key was in training.",
+    do: readFar,
+    seen: () => `With ${count()} tokens read, the mean of all heads (and the least and most of one head) is: ` +
+      `${threads.map((thread) => `${thread.name} ${farWords(thread)}`).join("; ")}. Near keys lack this weight.`,
+    links: [["attend", "{{model_numpy.py: def attend(}}"], ["docs", "docs/why-length-breaks.md"]],
+  },
+  {
+    title: "Hide the far keys", where: "by-length", needs: [ROPE],
+    text: "Let every query see its last {TRAINED} keys only. The text, and every position in it, stays.",
+    do: async () => (await readFar()) && everyLength({ see: TRAINED }),
+    seen: () => {
+      const all = plain(count()), near = { ...all, see: TRAINED }, rise = targetsMean(ROPE, all) - targetsMean(ROPE, plain(TRAINED));
+      const share = Math.round((100 * (targetsMean(ROPE, all) - targetsMean(ROPE, near))) / rise);
+      return `RoPE has ${loss(ROPE, all)} nats with all ${count()} keys and ${loss(ROPE, near)} with the last ${TRAINED} only. ` +
+        (rise < FLAT ? "On this text it hardly rose, so there is little to explain." :
+         `The positions did not change, and ${share > 94 ? "the whole" : `${share}%`} of its rise is gone: that is due to distances.`);
+    },
+    links: [["the window", "{{model_torch.py: def unseen}}"], ["docs", "docs/why-length-breaks.md"]],
   },
   {
     title: "Rotate by an angle", where: "by-distance",
     text: "RoPE rotates queries and keys by angles, so that a score depends on the distance alone. Choose RoPE and a larger base.",
     do: () => { turn("rope"); move("base", 17); },
     seen: () => "There is one curve for every query: the score knows the distance, and oscillates with it. The distances past the dotted line were never seen in training.",
-    links: [["rope_inv_freq", "{{expe.py: def rope_inv_freq}}"], ["docs", "docs/change.md"]],
+    links: [["rope_inv_freq", "{{expe.py: def rope_inv_freq}}"], ["docs", "docs/explained.md"]],
   },
   {
-    title: "Past the trained length", where: "by-length", needs: [ROPE],
-    text: "The models were trained on windows of {TRAINED} tokens. Read the same targets with {TRAINED} tokens, and then with all there are.",
-    do: readFar,
-    seen: () => `The same targets with ${TRAINED} and with ${count()} tokens read: ${rise(ROPE)} nats. Text was added before them. ` +
-      "That adds distances that RoPE never saw in training, and also larger positions: which of them does it?",
-    links: [["same targets", "{{lab/measures.py: def same_targets}}"], ["docs", "docs/evidence.md"]],
-  },
-  {
-    title: "Hide the far keys", where: "by-length", needs: [ROPE],
-    text: "Let every query see its last {TRAINED} keys only. The text, and every position in it, stays.",
-    do: async () => (await readFar()) && show({ see: TRAINED }),
-    seen: () => `RoPE with ${count()} tokens read: ${loss(ROPE, plain(count()))} nats with all keys, and ` +
-      `${loss(ROPE, now())} with the last ${TRAINED} only. The positions did not change, so what went away is due to distances.`,
-    links: [["the window", "{{model_torch.py: def unseen}}"], ["docs", "docs/explained.md"]],
+    title: "Move the text", where: "by-length", needs: [EXPE],
+    text: "Begin to count at position {START}. At {TRAINED} tokens no text is added and no distance changes.",
+    do: async () => (await readFar()) && everyLength({ start: START }),
+    seen: () => `With ${TRAINED} tokens that begin at position ${START} in place of 0, ` +
+      `${[EXPE, ROPE].filter(Boolean).map((thread) => change(thread, plain(TRAINED), { ...plain(TRAINED), start: START })).join("; ")} nats. ` +
+      (targetsMean(EXPE, { ...plain(TRAINED), start: START }) - targetsMean(EXPE, plain(TRAINED)) < FLAT ? "Here the size of the positions does little." :
+       "For ExPE the size of the positions is enough."),
+    links: [["override_on", "{{model_numpy.py: def override_on}}"], ["docs", "docs/why-length-breaks.md"]],
   },
   {
     title: "A straight ramp", where: "by-distance",
@@ -85,28 +105,18 @@ const STEPS = [
     title: "The slope grows", where: "added", needs: [EXPE],
     text: "With the ramp on queries too, the query's own position enters its slope. Look at the same target with all that comes before it.",
     do: async () => {
-      const near = await lookAtLast(TRAINED), far = near && (await lookAtLast(count(), near.head));
+      const near = (await readFar()) && (await lookAtLast(TRAINED)), far = near && (await lookAtLast(count(), near.head));
       return far && [near, far];
     },
-    seen: ([near, far]) => `At position ${count() - 1} the same head's slope is ${signed(far.slope)}. It was ${signed(near.slope)} at ` +
-      `position ${TRAINED - 1}. On the same targets: ${rise(EXPE)} nats.`,
-    links: [["override_on", "{{model_numpy.py: def override_on}}"], ["docs", "docs/explained.md"]],
-  },
-  {
-    title: "Move the text", where: "by-length", needs: [EXPE],
-    text: "Read the {TRAINED} tokens alone again, but begin to count at position {START}. No text is added and no distance changes.",
-    do: async () => (await show(fresh(TRAINED))) && show({ start: START }),
-    seen: () => `ExPE: ${loss(EXPE, plain(TRAINED))} nats from position 0, and ${loss(EXPE, now())} from position ${START}. ` +
-      (ROPE ? `RoPE, which knows distances alone: ${loss(ROPE, plain(TRAINED))} and ${loss(ROPE, now())}. ` : "") +
-      "The size of the positions is enough.",
+    seen: ([near, far]) => `At position ${TRAINED - 1} the head's slope is ${signed(near.slope)}, and at position ${count() - 1} it is ` +
+      `${signed(far.slope)}: it ${far.slope > near.slope ? "grew" : "did not grow"}. On the same targets ${change(EXPE)} nats.`,
     links: [["override_on", "{{model_numpy.py: def override_on}}"], ["docs", "docs/explained.md"]],
   },
   {
     title: "ExPE on keys only", where: "by-length", needs: [KEYS],
     text: "ExPE-K overrides the keys alone. Its slopes depend on what the query says, and not on where it stands. Read everything again.",
     do: readFar,
-    seen: () => `The same targets, with ${TRAINED} and with ${count()} tokens read: ` +
-      `${[KEYS, ...[EXPE, ROPE, named("alibi"), named("fox")].filter(Boolean)].map(rise).join(", ")} nats.`,
+    seen: () => `With ${count()} tokens in place of ${TRAINED}, ${[KEYS, EXPE, ROPE].filter(Boolean).map((thread) => change(thread)).join("; ")} nats.`,
     links: [["--on k", "{{model_numpy.py: def override_on}}"], ["docs", "docs/explained.md"]],
   },
   {
@@ -137,7 +147,7 @@ const STEPS = [
     text: "Read this text with each switch, and see what follows for all models.",
     do: readCauses,
     seen: conclusion,
-    links: [["docs", "docs/evidence.md"]],
+    links: [["docs", "docs/why-length-breaks.md"]],
   },
 ].filter(({ needs = [] }) => needs.every(Boolean));
 
@@ -149,6 +159,7 @@ function showStep(i) {
   at("tour-title").textContent = `Tour, step ${i + 1} of ${STEPS.length}: ${title}`;
   at("tour-text").textContent = text.replaceAll("{TRAINED}", TRAINED).replaceAll("{START}", START).replaceAll("{NEAR}", NEAR);
   at("tour-seen").textContent = "";
+  remember();
   at("tour-back").disabled = i === 0;
   at("tour-next").disabled = i === STEPS.length - 1;
   at("tour-links").replaceChildren(...links.map(([words, href]) => (DATA.root ? element("a", { href: DATA.root + href }, words)
@@ -173,4 +184,3 @@ async function doStep() {
 at("tour-back").onclick = () => showStep(step - 1);
 at("tour-next").onclick = () => showStep(step + 1);
 at("tour-do").onclick = doStep;
-showStep(0);

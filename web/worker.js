@@ -1,9 +1,10 @@
 "use strict";
 // A model in a thread of its own. A message has an id and what is asked; a later one stops what it is still doing, and
-// each is answered, with what was found or with nothing, and with whether a GPU computes. A window is tokens, each but
+// each is answered, with what was found or with nothing, and with whether a GPU computes; or with what failed. A window is tokens, each but
 // the first of them a target; how is {see, start}, as in model.js.
 //   {load, weights, longest, gpu}      a model, and whether it may use a GPU
-//   {read: window, how}                the losses of all targets, in pieces {from, losses}
+//   {read: window, how}                the losses of all targets, in pieces {from, losses}; then the weights on far keys
+//                                      of each head, the mean of the last queries, as many as the trained length
 //   {inside: window, how, index}       what the query that predicts token `index` does, and the five likeliest tokens
 //   {worth: window, how, targets, near}  by how much the mean loss of the last targets rises if one head sees only the
 //                                      last `near` keys, with its standard error, and the weight that the head has on
@@ -36,7 +37,8 @@ const lossesIn = async (context, window, from, to) => lossesOf(await model.logit
 const ANSWERS = {
   async read(id, { read: window, how }) {
     const tell = async (context, from, to) => postMessage({ id, from, losses: await lossesIn(context, window, from, to) });
-    return Boolean(await readUpTo(id, window, how, window.length - 1, tell));
+    const last = window.length - 1, context = await readUpTo(id, window, how, last, tell);
+    return context && model.farWeights(context, Math.max(0, last - model.far), last);
   },
 
   async inside(id, { inside: window, how, index }) {
@@ -92,11 +94,11 @@ onmessage = ({ data: { id, ...asked } }) => {
   latest = id;
   busy = busy.then(async () => {
     if (asked.load) {
-      const weights = await weightsOf(asked.weights, asked.load.bytes), gpu = asked.gpu ? await Gpu.find() : null;
+      const weights = await weightsOf(asked.weights, asked.load.bytes, asked.load.tensors), gpu = asked.gpu ? await Gpu.find() : null;
       model = new Model(asked.load, weights, asked.longest, gpu);
     }
     const kind = Object.keys(ANSWERS).find((name) => name in asked);
     const found = kind && latest === id ? await ANSWERS[kind](id, asked) : null;
     postMessage({ id, done: true, found, gpu: Boolean(model.gpu) });
-  });
+  }).catch((error) => postMessage({ id, done: true, found: null, failed: String(error) }));
 };

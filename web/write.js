@@ -30,4 +30,9 @@ async function write() {
   return mine === asked && done.every(Boolean);
 }
 
+function clearWritten() {
+  at("written").replaceChildren();
+  at("write-words").textContent = "Two models go on with the text that is read, or with what stands before the chosen token.";
+}
+
 at("write-do").onclick = write;
