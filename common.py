@@ -92,7 +92,7 @@ class CommandLine(argparse.ArgumentParser):
             of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
             if isinstance(error, RuntimeError) and not of_torch:
                 raise
-            self.error(f"not enough memory: use smaller sizes, or --micro-batch ({str(error).partition(chr(10))[0]})")
+            self.error(f"not enough memory: use smaller sizes ({str(error).partition(chr(10))[0]})")
 
 @contextlib.contextmanager
 def naming(flag):
@@ -131,7 +131,8 @@ def listed(kind, *known):
         values = list(dict.fromkeys(kind(part) for part in text.split(",")))
         if known and not set(values) <= set(known):
             wrong = next(value for value in values if value not in known)
-            raise argparse.ArgumentTypeError(f"{wrong!r} must be of {', '.join(known)}")
+            near = known if len(known) <= 30 else [*(difflib.get_close_matches(wrong, known, 5) or known[:5]), "..."]
+            raise argparse.ArgumentTypeError(f"{wrong!r} must be of {', '.join(near)}")
         return values
     return read
 

@@ -231,7 +231,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=None, m
         ranks = train_tokenizer(training, vocab)
     tokens = encode_texts(texts, make_tokenizer(ranks), least, max_tokens, dropped)
     near = drop_near(tokens)
-    check_counts(source, tokens, f"{dropped}, {len(near['val'])} nearly in train and --max-tokens {max_tokens}")
+    check_counts(source, tokens, dropped, [*near["val"]], max_tokens)
     settings = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
              "min_doc_tokens": least, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
              "content": hash_source(source)}
@@ -256,11 +256,14 @@ def write_meta(out, settings, documents, dropped, near):
                        "tokenizer": {"sha256": hash_file(out / "tokenizer.tiktoken")}}
     write_text(out / "meta.json", json.dumps(meta, indent=1) + "\n")
 
-def check_counts(source, documents, left_out):
-    """InputError if a split that training needs has no documents; left_out says why in words."""
+def check_counts(source, documents, dropped, near=(), max_tokens=0):
+    """InputError if a split that training needs has no documents."""
     for split in ("train", "val"):
         if not documents[split]:
-            raise InputError(f"{source}: no document is left for {split}, after {left_out}: give more text")
+            reason = ("--max-tokens ended the encoding before" if max_tokens else
+                      f"all of it, {len(near)} documents, is nearly in train" if near else
+                      f"{dropped['short']} documents were too short")
+            raise InputError(f"{source}: no document is left for {split}, since {reason}: give more text")
 
 def check_new(out, overwrite):
     """InputError unless a folder may be written: an empty one, an unfinished one or, by --overwrite, one of ours."""
@@ -297,6 +300,8 @@ def ensure(source, vocab, prepare=prepare, min_doc_tokens=1, max_tokens=0):
         if (meta["source"], meta.get("content", content)) != (full_name(source), content):
             raise InputError(f"{folder} is from {meta['source']}, and {source} is another text or has changed since: "
                              f"remove that folder, or prepare another with python data.py {source} --out DIR")
+    if hash_file(folder / "tokenizer.tiktoken") != meta["tokenizer"]["sha256"]:
+        raise InputError(f"{folder}/tokenizer.tiktoken is not the one that was recorded: prepare the folder again")
     if meta["vocab"] != vocab:
         raise InputError(f"{folder} has a vocabulary of {meta['vocab']:,}, and this run has {vocab:,}: add --vocab "
                          f"{meta['vocab']}, or prepare the text again")

@@ -65,9 +65,6 @@ def mean_loss(model, windows, name):
 
 def evaluate(run, model, record, args, multiples=MULTIPLES):
     """A row for each length: what --json writes. The loss is None past the positions that an encoding has."""
-    if not model.config.causal:
-        raise InputError(f"{run} sees later tokens, so that the next one is no test of it: draw its losses with python "
-                         "-m lab.curves")
     context = model.config.context
     lengths = sorted(args.lengths or [context * multiple for multiple in multiples])
     longest = lengths[-1]
@@ -95,24 +92,28 @@ def evaluate(run, model, record, args, multiples=MULTIPLES):
                      "trained_length": context, "step": record["step"]})
     return rows
 
-SHOWN = {                       # by protocol: what is printed of a row
-    "nonoverlap": {"loss": ("loss, nats a token", ".3f"), "perplexity": ("perplexity", ".4g"),
-                   "bits_per_byte": ("bits per byte", ".3f")},
-    "task": {"accuracy": ("accuracy", ".1%"), "whole": ("whole sequences", ".1%"), "end": ("end tokens", ".1%"),
-             "chance": ("chance", ".1%"), "guess": ("best guess without positions", ".1%")}}
+SHOWN = {                       # {what a row may have: (its name, its format)}
+    "loss": ("loss, nats a token", ".3f"), "perplexity": ("perplexity", ".5g"), "bits_per_byte": ("bits per byte", ".3f"),
+    "accuracy": ("accuracy", ".1%"), "whole": ("whole sequences", ".1%"), "end": ("end tokens", ".1%")}
+COMMON = {"chance": ("chance", ".1%"), "guess": ("best guess without positions", ".1%")}   # to the runs of a heading
 
 def print_rows(rows, before):
     """A run's numbers, a column for each length; a heading, unless the one before fits."""
+    def print_numbers(names):
+        for name, (words, form) in names.items():
+            if any(row.get(name) is not None for row in rows):
+                cells = ["-" if row[name] is None else format(row[name], form) for row in rows]
+                print(f"  {words:28}" + "".join(f"{cell:>9} " for cell in cells), flush=True)
+
     if [(row["data"], row["length"]) for row in rows] != [(row["data"], row["length"]) for row in before]:
         counts = [f"{rows[-1][name]:,} {name[2:]}" for name in ("n_documents", "n_targets", "n_sequences")
                   if name in rows[-1]]
         print(f"\n{rows[-1]['data']}: {', '.join(counts)} at every length; * trained length")
         lengths = [f"{row['length']:9,}" + " *"[row["length"] == row["trained_length"]] for row in rows]
         print(f"{'':30}" + "".join(lengths))
+        print_numbers(COMMON)
     print(rows[0]["run"])
-    for name, (words, form) in SHOWN[rows[0]["protocol"]].items():
-        cells = ["-" if row[name] is None else format(row[name], form) for row in rows]
-        print(f"  {words:28}" + "".join(f"{cell:>9} " for cell in cells), flush=True)
+    print_numbers(SHOWN)
 
 def main(argv=None):
     parser = CommandLine(prog="eval.py", description="Score runs past their trained length.",
@@ -130,7 +131,12 @@ def main(argv=None):
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         rows = []
-        for run in common.named_runs(args.runs):
+        records = {run: common.read_run(run)[2] for run in common.named_runs(args.runs)}
+        for run, record in records.items():
+            if not record["model"]["causal"] and data.source_of(record["data"]["source"]) is data:
+                raise InputError(f"{run} sees later tokens, so that the next one is no test of it: name other runs, or "
+                                 "draw its losses with python -m lab.curves")
+        for run in records if args.runs else sorted(records, key=lambda run: records[run]["data"]["source"]):
             model, record = common.load_model(run)
             source = data.source_of(record["data"]["source"])
             score = evaluate if source is data else source.evaluate

@@ -80,7 +80,7 @@ def main(argv=None):
         writing.add_flags(parser)
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        if args.temperature < 0:
+        if not args.temperature >= 0:
             raise InputError(f"--temperature must be at least 0, got {args.temperature}")
         sampling = {"temperature": args.temperature, "top_k": args.top_k}
         if args.cache:

@@ -319,12 +319,13 @@ class Run:
         """Write what stays the same, once the first step is done; --overwrite replaces these files, by name."""
         for name in (common.CHECKPOINT, "log.jsonl"):
             (self.folder / name).unlink(missing_ok=True)
-        self.write("config.json", json.dumps(self.record, indent=1) + "\n")
-        if (self.tokens / "tokenizer.tiktoken").exists():
-            self.write("tokenizer.tiktoken", common.read_text(self.tokens / "tokenizer.tiktoken"))
+        self.write("config.json", json.dumps(self.record, indent=1).encode() + b"\n")
+        tokenizer = self.tokens / "tokenizer.tiktoken"
+        if tokenizer.exists():
+            self.write(tokenizer.name, tokenizer.read_bytes())
 
-    def write(self, name, text):
-        common.write_text(self.folder / name, text)
+    def write(self, name, content):
+        common.write_bytes(self.folder / name, content)
 
     def note(self, step, loss, norm):
         """Log a step and return its loss; InputError if it or the gradient's norm is not finite."""

@@ -51,7 +51,7 @@ def go_on(run, backend):
         load_checkpoint(run.folder, backend, run.model_config)
         run.write("log.jsonl", kept_log(run.folder, info["step"]))
         run.record["train"]["steps"] = run.train_config.steps
-        run.write("config.json", json.dumps(run.record, indent=1) + "\n")
+        run.write("config.json", json.dumps(run.record, indent=1).encode() + b"\n")
         run.log(step=info["step"], resumed=now["provenance"])
     return info["step"], info["seconds"]
 
@@ -72,5 +72,5 @@ def kept_log(run, step):
     for line in log.read_bytes().splitlines() if log.exists() else ():
         with contextlib.suppress(ValueError, LookupError, TypeError):   # of a line that was cut short or damaged
             if json.loads(line)["step"] <= step:
-                kept.append(line.decode() + "\n")
-    return "".join(kept)
+                kept.append(line + b"\n")
+    return b"".join(kept)
