@@ -93,7 +93,8 @@ def evaluate(run, model, record, args, multiples=MULTIPLES):
     return rows
 
 SHOWN = {                       # {what a row may have: (its name, its format)}
-    "loss": ("loss, nats a token", ".3f"), "perplexity": ("perplexity", ".5g"), "bits_per_byte": ("bits per byte", ".3f"),
+    "loss": ("loss, nats a token", ".3f"), "perplexity": ("perplexity", ".5g"),
+    "bits_per_byte": ("bits per byte", ".3f"),
     "accuracy": ("accuracy", ".1%"), "whole": ("whole sequences", ".1%"), "end": ("end tokens", ".1%")}
 COMMON = {"chance": ("chance", ".1%"), "guess": ("best guess without positions", ".1%")}   # to the runs of a heading
 
