@@ -3,7 +3,7 @@
 #   make setup-all  and what some instruments need besides (transformers, lm_eval)
 #   make train      prepare data, train, evaluate; PE="expe expe-on-k rope": three, JOBS=2 of them at a time
 #   make task       train ExPE-K and RoPE on a small task; PE="fox alibi": others
-#   make explorer   train five encodings, two of them on a task; explorer.html runs them
+#   make explorer   train five encodings, two also on a task; explorer.html runs them
 #   make test       ruff, the check ladder, and the other tests
 # A Python 3.11 or newer other than python3: make setup PYTHON=python3.12
 

@@ -20,9 +20,10 @@ function verdict({ one, moved, far, hidden }) {
   return far - hidden >= rise / 2 ? "fails on distances" : "fails, and neither switch alone explains it";
 }
 
+const verbOf = (by) => (Math.abs(by) < FLAT ? "moves" : by > 0 ? "rises" : "falls");
 const nats = (x) => number(x, 2);
 // The numbers that say so, as docs/why-length-breaks.md has them.
-const brief = ({ one, moved, far, hidden }) => `${far - one < FLAT ? "moves" : "rises"} from ${nats(one)} to ${nats(far)}` +
+const brief = ({ one, moved, far, hidden }) => `${verbOf(far - one)} from ${nats(one)} to ${nats(far)}` +
   (far - one < FLAT ? "" : moved - one >= (far - one) / 2 ? `, and the move alone gives ${nats(moved)}` : `, and with far keys hidden it has ${nats(hidden)}`);
 const explain = ({ one, moved, far, hidden }, most) => `${nats(one)} at ${TRAINED} tokens, ${nats(far)} at ${most}; with far keys ` +
   `hidden ${nats(hidden)}, and if the ${TRAINED} tokens begin at position ${START.toLocaleString("en")}, ${nats(moved)}`;

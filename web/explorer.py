@@ -266,7 +266,7 @@ def page(runs, repository=""):
     sizes = either(f"{model.layers} blocks and {model.width} dimensions" for model, _, _ in read)
     tokens = either(f"{checkpoint_info(run)['step'] * how.batch_size * model.context:,}"
                     for run, (model, how, its) in zip(kinds[False], read, strict=True))
-    about = (f"{len(read)} models of {sizes}, trained on {tokens} tokens of "
+    about = (f"{len(read)} model{'s' * (len(read) > 1)} of {sizes}, trained on {tokens} tokens of "
              f"{either(its['data']['source'] for _, _, its in read)} in windows of {first.context}, with matrices of 8 "
              f"bits. The texts are held-out documents of {record['data']['source']}.")
     known = {"trained": first.context, "multiples": MULTIPLES, "models": models[False], "about": about,
@@ -295,7 +295,7 @@ def main(argv=None):
                         help="where this repository is published, for links to its files (default: as in CITATION.cff)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        if args.repository and not re.fullmatch(r"https://[\w./-]+[\w-]", args.repository):
+        if args.repository and not re.fullmatch(r"https://[\w.-]+/[\w.-]+/[\w.-]*(?<!\.git)", args.repository):
             raise InputError(f"--repository must be as https://github.com/OWNER/NAME, got {args.repository}")
         if args.runs and args.steps:
             raise InputError("--steps is for runs that are trained here: leave it out, or the runs")

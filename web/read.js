@@ -46,8 +46,10 @@ class Thread {
 }
 
 function fail(words) {
-  state.failed = words;
-  tell();
+  state.failed ??= words;
+  const note = at("not-run");                                            // until all of this page has begun
+  if (note) note.textContent = `This page cannot run here: ${state.failed}.`;
+  else tell();
 }
 
 addEventListener("error", ({ message }) => fail(message));
@@ -80,28 +82,40 @@ function choose(text, all) {
   const { tokens, letters } = TOKENIZER.begin(text, MOST), { wanted } = state;
   Object.assign(state, { tokens: [TOKENIZER.eot, ...tokens], letters, of: text.length, chosen: null, found: new Map() });
   clearWritten();
-  const length = all ? count() : lengths().findLast((n) => n <= wanted) ?? count(), shown = show({ length });
+  const length = all ? count() : lengths().findLast((n) => n <= wanted) ?? lengths()[0], shown = show({ length });
   state.wanted = wanted;
   return shown;
 }
 
-// What is shown, in the address: a link to it. A text of one's own stays here.
+// What is shown, in the address: a link to it. A text of one's own stays here. Not at once, since browsers limit how often.
+let noting;
 function remember() {
+  clearTimeout(noting);
+  noting = setTimeout(noteAddress, 300);
+}
+
+function noteAddress() {
   const { length, see, start, chosen } = state, text = at("text").value, shown = { text, length, see, start, chosen, step };
   const usual = { text: "0", length: TRAINED, see: 0, start: 0, chosen: null, step: 0 };
   const changed = Object.entries(shown).filter(([name, value]) => value !== usual[name] && value !== OWN);
   history.replaceState(null, "", `#${new URLSearchParams(changed)}`);
 }
 
+addEventListener("hashchange", () => restore());
+document.querySelector(".skip").onclick = (event) => {                   // its own address would take this one's place
+  event.preventDefault();
+  at("read").focus();
+};
+
 function restore() {
   const given = new URLSearchParams(location.hash.slice(1)), read = (name) => Math.max(0, parseInt(given.get(name)) || 0);
   const text = Math.min(read("text"), DATA.texts.length - 1), see = read("see");
   at("text").value = text;
+  at("own").hidden = true;
   showStep(Math.min(read("step"), STEPS.length - 1));
   Object.assign(state, { wanted: read("length") || TRAINED, see: [TRAINED, NEAR].includes(see) ? see : 0, start: read("start") && START });
   const shown = choose(DATA.texts[text].text);
-  if (given.has("chosen")) show({ chosen: Math.min(read("chosen"), state.length - 1) });
-  return shown;
+  return /^\d+$/.test(given.get("chosen")) ? show({ chosen: Math.min(read("chosen"), state.length - 1) }) : shown;
 }
 
 // Read a setting in every model; false if there is nothing to read, or if something else was asked for meanwhile.
@@ -131,7 +145,7 @@ async function show(change = {}) {
   }));
   if (mine === asked) tell();                                            // of losses, too
   if (mine === asked && state.chosen !== null) await look();
-  return mine === asked;
+  return mine === asked && threads.every((thread) => complete(lossesAt(thread, setting)));
 }
 
 // Read one setting after the other, and only then look into the chosen token again.
@@ -222,6 +236,7 @@ function pick(thread, i) {
   for (const each of threads) chosenSpan(each)?.classList.remove("chosen");
   state.chosen = state.length - 1 - i;
   at("inside-model").value = thread.id;
+  remember();
   return look();
 }
 
@@ -238,6 +253,7 @@ function tell() {
   const all = lengths(), tokens = count(), multiple = Number((state.length / TRAINED).toFixed(1));
   Object.assign(at("length"), { max: all.length - 1, value: all.indexOf(state.length), disabled: all.length < 2 });
   at("all-lengths").disabled = all.length < 2;
+  at("write-do").disabled = tokens < 1;
   at("see").value = state.see;
   at("start").checked = state.start > 0;
   at("length-words").textContent = `${plural(state.length, "token")}: ` +
@@ -267,7 +283,8 @@ options(at("see"), [[0, "all keys"], [TRAINED, `the last ${TRAINED} keys only`],
 at("see").onchange = () => show({ see: Number(at("see").value) });
 at("start-words").textContent = `Begin at position ${START.toLocaleString("en")}`;
 at("start").onchange = () => show({ start: at("start").checked ? START : 0 });
-at("about").textContent = `${DATA.about} ${[...DATA.models, ...DATA.task_models].map(({ name, flags }) => `${name}: ${flags}`).join("; ")}.`;
+const FLAGS = new Set([...DATA.models, ...DATA.task_models].map(({ name, flags }) => `${name}: ${flags}`));
+at("about").textContent = `${DATA.about} ${[...FLAGS].join("; ")}.`;
 if (DATA.root) at("code").append("and ", element("a", { href: DATA.root }, "the code"), ", where all of it is measured.");
 
 // ---- the result, which was computed when the page was made ----
@@ -278,6 +295,6 @@ draw(at("result"), threads.map(({ id, name, colour }) => ({
   xs: [TRAINED, MOST], log: true, ticks: PLACES, x: "tokens read", y: LOSS,
   about: `Mean loss of the targets. ${threads.map(({ id, name }) => `${name}: ${DATA.results[id].losses.map((loss, i) =>
     `${number(loss)} at ${PLACES[i]}`).join(", ")}`).join("; ")}` });
-at("result-words").textContent = `${DATA.models.length} models that differ in their positional encoding, all trained on ` +
-  `windows of ${TRAINED} tokens, read the same ${TRAINED} last tokens of ${plural(DATA.documents, "held-out text")} with more and more text before them.`;
+at("result-words").textContent = `Here the same ${TRAINED} last tokens of ${plural(DATA.documents, "held-out text")} are read with more and ` +
+  `more text before them. The training windows had ${TRAINED} tokens; models differ in their positional encoding.`;
 at("targets-words").textContent = `the last ${TRAINED} of a text, the same at every length.`;

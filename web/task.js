@@ -33,6 +33,7 @@ async function solve(change = {}) {
     const answers = [];
     for (const place of queries()) {
       const found = await solver.ask({ inside: [...tokens, 0], how: how(plain()), index: place + 1 });
+      if (!found) drawTask();
       if (!found || mine !== task.asked) return false;
       answers.push({ ...found, answer: found.next[0][0] });
     }
@@ -70,7 +71,7 @@ function drawTask() {
     }).join("; ");
     return element("article", { class: "model" },
       element("h3", { class: "name", style: `--colour: ${solver.colour}` }, solver.name),
-      element("p", said?.includes("wrong") ? { class: "wrong" } : {}, said ? `Answer: ${said}` : "Reading ..."),
+      element("p", said?.includes("wrong") ? { class: "wrong" } : {}, said ? `Answer: ${said}` : state.failed ? `No answer: ${state.failed}` : "Reading ..."),
       element("p", {}, head ? `Block ${head.block}, head ${head.head} puts ${(100 * head.weights[place]).toFixed(1)}% of its weight on the ` +
         `letter that is asked for, ${plural(ask - place, "token")} back: the most of all heads.` : ""), box);
   }));

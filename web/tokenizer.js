@@ -34,32 +34,45 @@ class Tokenizer {
     let letters = 0;
     for (const [piece] of wellFormed(text).matchAll(SPLIT)) {
       const more = this.merge(lettersOf(bytes.encode(piece)));
-      if (tokens.length + more.length <= most) letters += piece.length;
-      for (const token of more.slice(0, most - tokens.length)) tokens.push(token);
+      const kept = more.slice(0, most - tokens.length);
+      letters += kept.length === more.length ? piece.length : this.text(kept).replace(/\uFFFD+$/, "").length;
+      for (const token of kept) tokens.push(token);
       if (tokens.length >= most) break;
     }
     return { tokens, letters };
   }
 
-  // Again and again, join the two neighbours whose joined rank is lowest, the leftmost ones first. One pass joins all of
-  // that rank, unless it makes neighbours of a lower one: these come first.
+  // Again and again, join the two neighbours whose joined rank is lowest, the leftmost ones first. A long word has many
+  // pairs, so each is noted under its rank when its parts come to lie side by side.
   merge(letters) {
     if (this.ranks.has(letters)) return [this.ranks.get(letters)];
-    const rank = (a, b) => this.ranks.get(a + b) ?? Infinity, lowest = (all) => all.reduce((a, b) => Math.min(a, b), Infinity);
-    let parts = [...letters], joined = parts.slice(1).map((part, i) => rank(parts[i], part));  // of parts i and i + 1
-    for (let best; (best = lowest(joined)) < Infinity;) {
-      const next = [], ranks = [];
-      let lower = false, made = false;                                   // made: the last of next is two parts
-      for (let i = 0; i < parts.length; i++) {
-        const join = !lower && joined[i] === best, part = join ? parts[i] + parts[++i] : parts[i];
-        if (next.length) ranks.push(join || made ? rank(next.at(-1), part) : joined[i - 1]);
-        if (join) lower = ranks.at(-1) < best || (i + 1 < parts.length && rank(part, parts[i + 1]) < best);
-        next.push(part);
-        made = join;
+    const parts = [...letters], next = parts.map((_, i) => i + 1), last = parts.map((_, i) => i - 1), places = [];
+    const rank = (i) => (next[i] < parts.length ? this.ranks.get(parts[i] + parts[next[i]]) : undefined);
+    let lowest = 0;
+    const note = (i) => {
+      const joined = rank(i);
+      if (joined === undefined) return;
+      (places[joined] ??= []).push(i);
+      lowest = Math.min(lowest, joined);
+    };
+    parts.forEach((_, i) => note(i));
+    while (lowest < places.length) {
+      const now = lowest, found = (places[now] ?? []).sort((a, b) => a - b);
+      let done = 0;
+      while (done < found.length && lowest === now) {
+        const i = found[done++], j = next[i];
+        if (parts[i] === null || rank(i) !== now) continue;              // one of the two was joined to another
+        parts[i] += parts[j];
+        parts[j] = null;
+        next[i] = next[j];
+        last[next[j]] = i;
+        note(i);
+        if (last[i] >= 0) note(last[i]);
       }
-      [parts, joined] = [next, ranks];
+      places[now] = found.slice(done);                                   // some are left if a lower rank came up
+      if (lowest === now) lowest++;
     }
-    return parts.map((part) => this.ranks.get(part));
+    return parts.filter((part) => part !== null).map((part) => this.ranks.get(part));
   }
 
   // The text of tokens, in which bytes that are no characters become replacement characters.

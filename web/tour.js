@@ -11,8 +11,16 @@ const EXPE = named("expe", "qk"), KEYS = named("expe", "k"), ROPE = named("rope"
 
 // "RoPE rises from 3.041 to 4.312", by the losses of two settings.
 function change(thread, from = plain(TRAINED), to = plain(count())) {
-  const by = targetsMean(thread, to) - targetsMean(thread, from), verb = Math.abs(by) < FLAT ? "moves" : by > 0 ? "rises" : "falls";
-  return `${thread.name} ${verb} from ${loss(thread, from)} to ${loss(thread, to)}`;
+  return `${thread.name} ${verbOf(targetsMean(thread, to) - targetsMean(thread, from))} from ${loss(thread, from)} to ${loss(thread, to)}`;
+}
+
+// What moving the text does to ExPE, beside what its length does.
+function positionsAlone() {
+  const one = targetsMean(EXPE, plain(TRAINED)), rise = targetsMean(EXPE, plain(count())) - one;
+  const shift = targetsMean(EXPE, { ...plain(TRAINED), start: START }) - one, share = Math.round((100 * shift) / rise);
+  if (rise < FLAT) return `With ${count()} tokens from position 0 ${change(EXPE)}: there is no rise to explain on this text.`;
+  return `With ${count()} tokens from position 0 ${change(EXPE)}. ` + (share > 94 ? "The size of the positions alone makes as much." :
+    share < 5 ? "The size of the positions makes nothing of that." : `The size of the positions alone makes ${share}% of that.`);
 }
 
 // {head, slope} of the query of the last target at a length, in a head of ExPE or in its steepest.
@@ -24,9 +32,9 @@ async function lookAtLast(length, head) {
 
 // What each model does, "RoPE fails on distances", those that do the same together.
 function verdicts(losses) {
-  const found = Map.groupBy(threads.filter(losses), (thread) => verdict(losses(thread)));
-  const many = (words) => words.replace(/^(stay|fail|fall)s/, "$1").replace("does", "do").replace("but rises", "but rise");
-  return [...found].map(([words, those]) => `${list(those.map(({ name }) => name))} ${those.length > 1 ? many(words) : words}. `).join("");
+  const found = {}, many = (words) => words.replace(/^(stay|fail|fall)s/, "$1").replace("does", "do").replace(/but (rise|fall)s/, "but $1");
+  for (const thread of threads.filter(losses)) (found[verdict(losses(thread))] ??= []).push(thread.name);
+  return Object.entries(found).map(([words, names]) => `${list(names)} ${names.length > 1 ? many(words) : words}. `).join("");
 }
 
 // What follows from the switches for this text, and for all held-out texts, as docs/why-length-breaks.md has it.
@@ -42,7 +50,7 @@ const taskResult = () => `right answers at ${MULTIPLES.at(-1)}x the trained leng
 
 const STEPS = [
   {
-    title: "Past the trained length", where: "by-length", needs: [ROPE],
+    title: "Past the trained length", where: "by-length",
     text: "The models were trained on windows of {TRAINED} tokens. Read the same targets with {TRAINED} tokens, and with more and more before them.",
     do: readFar,
     seen: () => `With ${count()} tokens in place of ${TRAINED}, ${threads.map((thread) => change(thread)).join("; ")} nats. Text was added before the ` +
@@ -50,7 +58,7 @@ const STEPS = [
     links: [["same targets", "{{lab/measures.py: def same_targets}}"], ["docs", "docs/evidence.md"]],
   },
   {
-    title: "Where the weights go", where: "causes", needs: [ROPE],
+    title: "Where the weights go", where: "causes",
     text: "Attention shares out a weight of 1 among the keys. See how much of it lies beyond the last {TRAINED} keys, where no key was in training.",
     do: readFar,
     seen: () => `With ${count()} tokens read, the mean of all heads (and the least and most of one head) is: ` +
@@ -63,10 +71,11 @@ const STEPS = [
     do: async () => (await readFar()) && everyLength({ see: TRAINED }),
     seen: () => {
       const all = plain(count()), near = { ...all, see: TRAINED }, rise = targetsMean(ROPE, all) - targetsMean(ROPE, plain(TRAINED));
-      const share = Math.round((100 * (targetsMean(ROPE, all) - targetsMean(ROPE, near))) / rise);
+      const share = Math.round((100 * (targetsMean(ROPE, all) - targetsMean(ROPE, near))) / rise), part = share > 94 ? "the whole" : `${share}%`;
       return `RoPE has ${loss(ROPE, all)} nats with all ${count()} keys and ${loss(ROPE, near)} with the last ${TRAINED} only. ` +
-        (rise < FLAT ? "On this text it hardly rose, so there is little to explain." :
-         `The positions did not change, and ${share > 94 ? "the whole" : `${share}%`} of its rise is gone: that is due to distances.`);
+        (rise < FLAT ? `Its loss ${verbOf(rise)} from ${loss(ROPE, plain(TRAINED))} to ${loss(ROPE, all)} with length: there is no rise to explain on this text.` :
+         share < 5 ? "Hiding far keys takes nothing of its rise away: distances do not explain it on this text." :
+         `The positions did not change, and ${part} of its rise is gone: that is due to distances.`);
     },
     links: [["the window", "{{model_torch.py: def unseen}}"], ["docs", "docs/why-length-breaks.md"]],
   },
@@ -83,8 +92,7 @@ const STEPS = [
     do: async () => (await readFar()) && everyLength({ start: START }),
     seen: () => `With ${TRAINED} tokens that begin at position ${START} in place of 0, ` +
       `${[EXPE, ROPE].filter(Boolean).map((thread) => change(thread, plain(TRAINED), { ...plain(TRAINED), start: START })).join("; ")} nats. ` +
-      (targetsMean(EXPE, { ...plain(TRAINED), start: START }) - targetsMean(EXPE, plain(TRAINED)) < FLAT ? "Here the size of the positions does little." :
-       "For ExPE the size of the positions is enough."),
+      positionsAlone(),
     links: [["override_on", "{{model_numpy.py: def override_on}}"], ["docs", "docs/why-length-breaks.md"]],
   },
   {
@@ -161,6 +169,7 @@ function showStep(i) {
   at("tour-seen").textContent = "";
   remember();
   at("tour-back").disabled = i === 0;
+  if (i === STEPS.length - 1 && document.activeElement === at("tour-next")) at("tour-do").focus();
   at("tour-next").disabled = i === STEPS.length - 1;
   at("tour-links").replaceChildren(...links.map(([words, href]) => (DATA.root ? element("a", { href: DATA.root + href }, words)
     : element("code", {}, href.replace("#L", ", line ")))));              // without an address, what to look for
@@ -169,15 +178,23 @@ function showStep(i) {
 async function doStep() {
   const { where, do: act, seen } = STEPS[step], mine = ++doing;
   at("tour-seen").textContent = "Reading ...";
-  if (count() < 2 * TRAINED) {                                           // too short to show what is past the length
+  let first = "";
+  if (count() <= TRAINED) {
+    first = `The text has ${plural(count(), "token")}, too few to show what is past ${TRAINED}: this is held-out text 1. `;
     at("text").value = 0;
     at("text").onchange();
   }
-  const acting = act(), bring = () => at(where).closest("figure, .scroll").scrollIntoView({ block: "nearest" });
+  const acting = (async () => act())(), bring = () => at(where).closest("figure, .scroll").scrollIntoView({ block: "nearest" });
   bring();                                                               // to see it drawn, and where it then stands
-  const found = await acting;
-  if (mine !== doing) return;
-  at("tour-seen").textContent = found === false ? "Something else was asked for meanwhile: do it again." : seen(found);
+  let words;
+  try {
+    const found = await acting;
+    if (mine !== doing) return;
+    words = found === false ? "Something else was asked for meanwhile: do it again." : seen(found);
+  } catch (error) {
+    fail(String(error));
+  }
+  at("tour-seen").textContent = state.failed ? `Something failed here (${state.failed}): load the page again.` : first + words;
   bring();
 }
 

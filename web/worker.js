@@ -1,7 +1,7 @@
 "use strict";
 // A model in a thread of its own. A message has an id and what is asked; a later one stops what it is still doing, and
-// each is answered, with what was found or with nothing, and with whether a GPU computes; or with what failed. A window is tokens, each but
-// the first of them a target; how is {see, start}, as in model.js.
+// each is answered, with what was found or with nothing, and with whether a GPU computes; or with what failed. A window
+// is tokens, each but the first of them a target; how is {see, start}, as in model.js.
 //   {load, weights, longest, gpu}      a model, and whether it may use a GPU
 //   {read: window, how}                the losses of all targets, in pieces {from, losses}; then the weights on far keys
 //                                      of each head, the mean of the last queries, as many as the trained length
@@ -10,7 +10,7 @@
 //                                      last `near` keys, with its standard error, and the weight that the head has on
 //                                      the keys before those: for each head in turn
 //   {write: tokens, how, count}        the likeliest token after these, and the one after that, one after the other
-let model, latest = 0;
+let model, broken, latest = 0;           // broken: why there is no model
 
 const others = () => new Promise((done) => setTimeout(done));            // so that messages can come in between
 
@@ -100,5 +100,8 @@ onmessage = ({ data: { id, ...asked } }) => {
     const kind = Object.keys(ANSWERS).find((name) => name in asked);
     const found = kind && latest === id ? await ANSWERS[kind](id, asked) : null;
     postMessage({ id, done: true, found, gpu: Boolean(model.gpu) });
-  }).catch((error) => postMessage({ id, done: true, found: null, failed: String(error) }));
+  }).catch((error) => {
+    if (!model) broken ??= error;
+    postMessage({ id, done: true, found: null, failed: String(broken ?? error) });
+  });
 };
