@@ -170,36 +170,24 @@ def read_json(path, **fields):
     return value
 
 PICTURES = (".png", ".svg", ".pdf")
+OURS = {".json": rb'^\[\s*\{\s*"(run|preset)":', ".png": rb"^\x89PNG", ".svg": rb"<svg", ".pdf": rb"^%PDF",
+        ".html": rb'id="data"'}          # what a file has that --json, --plot or the explorer wrote
 
 def new_file(*endings):
-    """The argparse type of a file to write, of these endings: a new or empty one, or one that was written here."""
+    """The argparse type of a file to write, of these endings: a new or empty one, or one of the kind written here."""
     def read(text):
-        path = Path(os.path.realpath(text) if os.path.islink(text) and not text.startswith("/dev/") else text)
+        path = Path(os.path.realpath(text) if os.path.islink(text) else text)
         if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)) or path.is_dir():
             raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists and can be written")
-        if not text.startswith("/dev/") and path.suffix not in endings:
+        if path.suffix not in endings:
             raise argparse.ArgumentTypeError(f"must end in {', '.join(endings)}, got {text!r}")
-        if path.is_file() and path.stat().st_size and not is_ours(path):
+        if path.is_file() and path.stat().st_size and not re.search(OURS[path.suffix], path.read_bytes()):
             raise argparse.ArgumentTypeError(f"{text!r} exists, and was not written here: choose another name")
         return str(path)
     return read
 
-def is_ours(path):
-    """Whether a file has the content that --json, --plot or the explorer writes."""
-    content = path.read_bytes()
-    if path.suffix == ".json":
-        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-            fields = json.loads(content)[0].keys()
-            return fields >= {"run", "protocol"} or fields >= {"preset", "backend"} or fields >= {"run", "task"}
-        return False
-    return {".png": b"\x89PNG", ".svg": b"<svg", ".pdf": b"%PDF", ".html": b'id="data"'}[path.suffix] in content
-
 def write_text(path, text):
-    """Write a file so that no reader sees half of it; to a device or pipe, append."""
-    if os.path.exists(path) and (str(path).startswith("/dev/") or not os.path.isfile(path)):
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(text)
-        return
+    """Write a file so that no reader sees half of it."""
     write_bytes(path, text.encode())
 
 def write_bytes(path, content):

@@ -376,6 +376,8 @@ def configure(preset, pe="expe", **flags):
     model, train = ModelConfig(encoding=encoding, **pick(values, ModelConfig)), TrainConfig(**pick(values, TrainConfig))
     if train.objective == "mlm" and model.causal:
         raise InputError("--objective mlm sees both sides: leave out --causal")
+    if train.objective == "lm" and not model.causal and not train.data.startswith("task:"):
+        raise InputError("--no-causal shows a query its target, the next token: leave it out, or add --objective mlm")
     if not (model.causal or encoding.both_sides):
         raise InputError(f"--pe {pe} looks back: give no --no-causal, and no --objective mlm")
     steep = [e for e, _ in model.turns() if (getattr(e, "theta", None) or 0) * model.context > 64 and e.on == "k"]
@@ -393,10 +395,6 @@ def check_random_positions(drawn, model):
     if not model.context <= drawn <= longest:
         most = f" to {longest} (--n-positions)" if math.isfinite(longest) else " on"
         raise InputError(f"--random-positions must be from {model.context} (--context){most}, got {drawn}")
-
-def fields_of(pe):
-    """The fields of a run's three parts: the settings of its encoding, ModelConfig and TrainConfig."""
-    return [f for kind in (settings_class(pe), ModelConfig, TrainConfig) for f in dataclasses.fields(kind)]
 
 def pick(values, kind):
     """Those of {field: value} that are fields of a dataclass."""

@@ -45,7 +45,7 @@ SPLIT_PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+|
 def source_of(name):
     """The module that makes the batches of --data: tasks.py, which is imported for task:NAME alone, or this one.
 
-    Both have the functions fill_in, ensure, open_split, batch, held_out and run_tokenizer.
+    Both have the functions ensure, open_split, batch, held_out and run_tokenizer.
     """
     return importlib.import_module("tasks" if name.startswith("task:") else "data")
 
@@ -295,11 +295,11 @@ def ensure(source, vocab, prepare=prepare, min_doc_tokens=1, max_tokens=0):
             if not is_whole(folder):
                 prepare(source, folder, vocab, usual=min_doc_tokens, max_tokens=max_tokens)
     meta = read_meta(folder)
-    if folder != Path(source) and meta["source"] != full_name(source):
-        raise InputError(f"{folder} was made from {meta['source']}, not from {source}: prepare that with python "
-                         f"data.py {source} --out DIR, and give --data DIR")
-    if folder != Path(source) and "content" in meta and meta["content"] != hash_source(source):
-        raise InputError(f"{source} has changed since {folder} was made: remove that folder, and it is made again")
+    if folder != Path(source):
+        content = hash_source(source)
+        if (meta["source"], meta.get("content", content)) != (full_name(source), content):
+            raise InputError(f"{folder} is from {meta['source']}, and {source} is another text or has changed since: "
+                             f"remove that folder, or prepare another with python data.py {source} --out DIR")
     if hash_file(folder / "tokenizer.tiktoken") != meta["tokenizer"]["sha256"]:
         raise InputError(f"{folder}/tokenizer.tiktoken is not the one that was recorded: prepare the folder again")
     if meta["vocab"] != vocab:
@@ -340,12 +340,13 @@ def open_split(folder, split):
     """The tokens of one split, uint16 (n,), mapped from disk. InputError if the file is not what meta.json says."""
     path = Path(folder) / f"{split}.bin"
     meta = read_meta(folder)
-    if not path.exists() or path.stat().st_size % 2 or hash_file(path) != meta["splits"][split]["sha256"]:
+    if not path.exists() or hash_file(path) != meta["splits"][split]["sha256"]:
         raise InputError(f"{path} is missing or has not the hash that meta.json says: prepare the folder again")
-    if path.stat().st_size and (largest := np.memmap(path, np.uint16, "r").max()) >= meta["vocab"]:
-        raise InputError(f"{path} has a token {largest}, beyond the vocabulary of {meta['vocab']:,} in meta.json: "
+    tokens = np.memmap(path, np.uint16, "r") if path.stat().st_size else np.zeros(0, np.uint16)
+    if tokens.max(initial=0) >= meta["vocab"]:
+        raise InputError(f"{path} has a token {tokens.max()}, beyond the vocabulary of {meta['vocab']:,} in meta.json: "
                          "prepare the folder again")
-    return np.memmap(path, np.uint16, "r") if path.stat().st_size else np.zeros(0, np.uint16)
+    return tokens
 
 def count_windows(tokens, context):
     """How many windows of `context` inputs, each with its next token as target, fit the tokens. InputError if none."""
@@ -353,12 +354,6 @@ def count_windows(tokens, context):
         raise InputError(f"{getattr(tokens, 'filename', 'the data')} has {len(tokens):,} tokens, and one window needs "
                          f"{context + 1:,}: give more text")
     return (len(tokens) - 1) // context
-
-def fill_in(flags, preset):
-    """The flags of a run, to which text adds none; InputError if queries would see their targets, the next tokens."""
-    if flags.get("causal") is False and flags.get("objective") != "mlm":
-        raise InputError("--no-causal shows a query its target, the next token: leave it out, or add --objective mlm")
-    return flags
 
 def batch(tokens, context, batch_size, seed, step):
     """(tokens, targets) of one step, int64 (B, T) each; a target is the next token. A pure function of its arguments.

@@ -92,20 +92,29 @@ def evaluate(run, model, record, args, multiples=MULTIPLES):
                      "trained_length": context, "step": record["step"]})
     return rows
 
+SHOWN = {                       # {what a row may have: (its name, its format)}
+    "loss": ("loss, nats a token", ".3f"), "perplexity": ("perplexity", ".5g"),
+    "bits_per_byte": ("bits per byte", ".3f"),
+    "accuracy": ("accuracy", ".1%"), "whole": ("whole sequences", ".1%"), "end": ("end tokens", ".1%")}
+COMMON = {"chance": ("chance", ".1%"), "guess": ("best guess without positions", ".1%")}   # to the runs of a heading
+
 def print_rows(rows, before):
-    """A run's losses and their perplexities, a column for each length; a heading, unless the one before fits."""
-    row = rows[-1]
+    """A run's numbers, a column for each length; a heading, unless the one before fits."""
+    def print_numbers(names):
+        for name, (words, form) in names.items():
+            if any(row.get(name) is not None for row in rows):
+                cells = ["-" if row[name] is None else format(row[name], form) for row in rows]
+                print(f"  {words:28}" + "".join(f"{cell:>9} " for cell in cells), flush=True)
+
     if [(row["data"], row["length"]) for row in rows] != [(row["data"], row["length"]) for row in before]:
-        print(f"\n{row['data']}: {row['n_documents']} documents, {row['n_targets']:,} targets at every length; "
-              "* trained length")
-        print(f"{'loss, perplexity, bits per byte':35}" + "".join(f"{row['length']:9,}" for row in rows))
-    name = row["run"].removeprefix("runs/")
-    if len(name) > 34:                                                  # a line of its own
-        print(name)
-    for what, form in (("loss", ".3f"), ("perplexity", ".1f"), ("bits_per_byte", ".3f")):
-        cells = [f"{row[what]:8{form if row[what] < 1e6 else '.2g'}}" + " *"[row["length"] == row["trained_length"]]
-                 if row[what] is not None else f"{'-':>9}" for row in rows]
-        print(f"{name * (what == 'loss' and len(name) <= 34):35}{''.join(cells)}", flush=True)
+        counts = [f"{rows[-1][name]:,} {name[2:]}" for name in ("n_documents", "n_targets", "n_sequences")
+                  if name in rows[-1]]
+        print(f"\n{rows[-1]['data']}: {', '.join(counts)} at every length; * trained length")
+        lengths = [f"{row['length']:9,}" + " *"[row["length"] == row["trained_length"]] for row in rows]
+        print(f"{'':30}" + "".join(lengths))
+        print_numbers(COMMON)
+    print(rows[0]["run"])
+    print_numbers(SHOWN)
 
 def main(argv=None):
     parser = CommandLine(prog="eval.py", description="Score runs past their trained length.",
@@ -130,10 +139,10 @@ def main(argv=None):
                                  "draw its losses with python -m lab.curves")
         for run in records if args.runs else sorted(records, key=lambda run: records[run]["data"]["source"]):
             model, record = common.load_model(run)
-            source = data.source_of(record["data"]["source"])           # a task has these two functions, too
-            scoring, printing = (evaluate, print_rows) if source is data else (source.evaluate, source.print_rows)
-            run_rows = scoring(run, model.to(pick_device(args.device)), record, args, MULTIPLES)
-            printing(run_rows, rows[-len(run_rows) :])
+            source = data.source_of(record["data"]["source"])
+            score = evaluate if source is data else source.evaluate
+            run_rows = score(run, model.to(pick_device(args.device)), record, args, MULTIPLES)
+            print_rows(run_rows, rows[-len(run_rows) :])
             rows += run_rows
         if args.json:
             common.write_text(args.json, json.dumps(rows, indent=1) + "\n")

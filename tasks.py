@@ -231,13 +231,8 @@ def guess_sort(tokens, targets):
 
 def guess_twice(tokens, targets):
     """As guess_remaining, in each half of the answer."""
-    halves = []
-    for wanted in targets:
-        answer = wanted[wanted != IGNORED]
-        halves += [answer[: len(answer) // 2]]
-    longest = max(map(len, halves))
-    return guess_remaining(None, np.array([np.pad(half, (0, longest - len(half)), constant_values=IGNORED)
-                                           for half in halves]))
+    answers = [wanted[wanted != IGNORED] for wanted in targets]
+    return guess_remaining(tokens, [answer[: len(answer) // 2] for answer in answers])
 
 def guess_mqar(tokens, targets):
     """Any of the values."""
@@ -329,8 +324,7 @@ def ensure(source, *sizes):
     symbols = find(source).symbols
     splits = {split: {"documents": 0, "tokens": 0, "sha256": hash_batch(source, split)} for split in SPLITS}
     return Path(source), {"source": source, "vocab": len(symbols), "eot": None, "splits": splits,
-                    "near": {"val": {}, "test": {}},
-                    "tokenizer": {"sha256": hashlib.sha256(json.dumps(symbols).encode()).hexdigest()}}
+                          "tokenizer": {"sha256": hashlib.sha256(json.dumps(symbols).encode()).hexdigest()}}
 
 def hash_batch(source, split):
     pairs = np.stack(batch(open_split(source, split), 46, 8, 0, 0), -1)                        # (8, 46, 2)
@@ -417,19 +411,3 @@ def evaluate(run, model, record, args, multiples):
              "data": f"{args.split} of {source}", "trained_length": context, "step": record["step"],
              "loss": None} | score(model, source, length, args.split, drawn=drawn)
             for length in sorted(lengths)]
-
-def print_rows(rows, before):
-    """A run's accuracies, a column for each length; a heading with chance and guess, unless the one before fits."""
-    if [(row["data"], row["length"]) for row in rows] != [(row["data"], row["length"]) for row in before]:
-        print(f"\n{rows[0]['data']}: {rows[0]['n_sequences']} sequences at every length, accuracy in %")
-        print(f"{'(* trained length)':35}" + "".join(f"{row['length']:9,}" for row in rows))
-        for name, words in (("chance", "chance"), ("guess", "best guess without positions")):
-            print(f"{words:35}" + "".join(f"{100 * row[name]:8.1f} " for row in rows))
-    name = rows[0]["run"].removeprefix("runs/")
-    if len(name) > 34:
-        print(name)
-    for key, words in (("accuracy", name if len(name) <= 34 else "  by token"), ("whole", "  whole sequences"),
-                       ("end", "  end tokens")):
-        if rows[0][key] is not None:
-            print(f"{words:35}" + "".join(f"{100 * row[key]:8.1f}" + " *"[row["length"] == row["trained_length"]]
-                                          for row in rows), flush=True)

@@ -39,7 +39,6 @@ from config import (
     ModelConfig,
     TrainConfig,
     configure,
-    fields_of,
     flag_of,
     kind_of,
     settings_class,
@@ -55,51 +54,47 @@ VALIDATION_WINDOWS = 128        # of the trained length, in a validation loss
 
 def read_flags(argv):
     """(args, ModelConfig, TrainConfig): the preset's settings with the flags that were given, or the resumed run's."""
-    first = CommandLine(prog="train.py", add_help=False)
-    add = first.add_argument
+    parser = CommandLine(usage="train.py [--preset NAME] [--pe NAME] [flags]", description=__doc__, add_help=False)
+    add = parser.add_argument
     add("--preset", choices=PRESETS, metavar="NAME", help=f"{', '.join(PRESETS)}; paper-35m on a GPU, else mini")
     add("--pe", choices=ENCODINGS, metavar="NAME", help=f"{', '.join(ENCODINGS)} (default: expe), with its own flags")
     add("--out", type=common.folder, metavar="DIR", help="default: runs/<preset>-<pe>-<flags that differ>-s<seed>")
-    either = first.add_mutually_exclusive_group().add_argument
+    either = parser.add_mutually_exclusive_group().add_argument
     either("--resume", action="store_true", help="go on from the last checkpoint of the run directory")
     either("--overwrite", action="store_true", help="replace the run in the run directory, once the first step is done")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     add("--compile", action="store_true", help="use torch.compile for the blocks; it needs a C++ compiler")
-    args, words = first.parse_known_args(argv)
+    args, _ = parser.parse_known_args(argv)                             # --pe says which other flags there are
     if args.resume:
         from engine import resume
         resume.fill_in(args)                                            # --preset and --pe of the run
-    preset = args.preset or ("paper-35m" if torch.cuda.is_available() else "mini")
-    pe = args.pe or "expe"
-    parser = CommandLine(prog=f"train.py --pe {pe}", description=__doc__, parents=[first],
-                         usage="train.py [--preset NAME] [--pe NAME] [flags]")
-    for title, kind in {f"encoding {pe}": settings_class(pe), "model": ModelConfig, "training": TrainConfig}.items():
+    args.preset = args.preset or ("paper-35m" if torch.cuda.is_available() else "mini")
+    args.pe = args.pe or "expe"
+    parser.prog = f"train.py --pe {args.pe}"
+    add("--help", "-h", action="help")
+    defaults = {}
+    for title, kind in {args.pe: settings_class(args.pe), "model": ModelConfig, "training": TrainConfig}.items():
         group = parser.add_argument_group(title)
         for f in dataclasses.fields(kind):
             if f.metadata["help"]:
-                default = PRESETS[preset].get(f.name, f.default)
-                help = f.metadata["help"] + f" ({preset}: {default})" * (default is not None)
+                default = defaults[f.name] = PRESETS[args.preset].get(f.name, f.default)
+                help = f.metadata["help"] + f" ({args.preset}: {default})" * (default is not None)
                 group.add_argument(flag_of(f.name), default=None, help=help, **READERS[kind_of(f)])
-    given = vars(parser.parse_args(words))
-    flags = {f.name: given[f.name] for f in fields_of(pe) if given.get(f.name) is not None}
-    args.out = args.out or Path("runs", run_name(flags, pe, preset))
-    args.preset = preset
+    given = vars(parser.parse_args(argv, args))
+    flags = {name: given[name] for name in defaults if given[name] is not None}
+    args.out = args.out or Path("runs", run_name(args, flags, defaults))
     if args.resume:
         return args, *resume.check_flags(args.out, flags)
-    return args, *configure(preset, pe, **data.source_of(flags.get("data", "")).fill_in(flags, preset))
+    if flags.get("data", "").startswith("task:"):
+        import tasks
+        flags = tasks.fill_in(flags, args.preset)
+    return args, *configure(args.preset, args.pe, **flags)
 
-def run_name(flags, pe, preset):
+def run_name(args, flags, defaults):
     """The preset, --pe, each given flag with another value than the preset's, and the seed."""
-    changed = [f for f in fields_of(pe)
-               if f.name in flags and flags[f.name] != PRESETS[preset].get(f.name, f.default)]
-    words = [f"{flag_of(f.name).strip('-')}-{Path(str(flags[f.name])).name}" for f in changed if f.name not in UNNAMED]
-    return "-".join([preset, pe, *words, f"s{flags.get('seed', 0)}"])
-
-def describe_origin(preset, argv, device):
-    """What a number of this run can be traced by: preset, command line, commit, versions, machine."""
-    return {"preset": preset, "command": shlex.join(["python", "train.py", *argv]), "device": str(device),
-            "git": subprocess.getoutput(f"git -C '{Path(__file__).parent}' describe --always --dirty --abbrev=40"),
-            "python": sys.version.split()[0], "torch": torch.__version__, "threads": torch.get_num_threads()}
+    words = [f"{flag_of(name).strip('-')}-{Path(str(value)).name}" for name, value in flags.items()
+             if value != defaults[name] and name not in UNNAMED]
+    return "-".join([args.preset, args.pe, *words, f"s{flags.get('seed', 0)}"])
 
 # ---- the two backends ------------------------------------------------------------------------------------------------
 
@@ -116,13 +111,6 @@ def draw_positions(train_config, step, T):
     rng = np.random.default_rng([train_config.seed, step, 1])           # apart from those of the data and of dropout
     return np.sort(rng.choice(train_config.random_positions, T, replace=False))
 
-def by_objective(train_config, vocab, batch, seeds):
-    """(tokens, targets) of a batch: its own, or masked ones."""
-    if train_config.objective == "mlm":
-        from engine import masking
-        return masking.mask_tokens(batch[0], vocab, np.random.default_rng(seeds))
-    return batch
-
 def micro_batches(tokens, targets, size):
     """[(tokens, targets, their share of all targets)], of `size` sequences each."""
     parts = [(tokens[i : i + size], targets[i : i + size]) for i in range(0, len(tokens), size)]
@@ -135,22 +123,16 @@ class TorchBackend:
     def __init__(self, model_config, train_config, device, compiled=False, model=None):
         self.train_config = train_config
         self.device = device
-        parts = {}
-        if train_config.fast:
+        if train_config.fast and model is None:
             from engine import fast
-            parts = fast.PARTS
-            fast.keep_freed_memory()
-        self.model = model or GPT(model_config, train_config.seed, **parts)
-        if train_config.fast:
-            fast.check_same_as_plain(self.model, "engine/fast.py", half=train_config.dtype == "bf16")
-        self.model = self.model.to(device)
+            model = fast.make_model(model_config, train_config.seed, half=train_config.dtype == "bf16")
+        self.model = (model or GPT(model_config, train_config.seed)).to(device)
         if compiled:
             from engine import fast
             fast.compile(self.model)
-        matrices = [w for w in self.model.parameters() if w.ndim >= 2]
-        vectors = [w for w in self.model.parameters() if w.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": train_config.weight_decay},
-                  {"params": vectors, "weight_decay": 0.0}]             # table 5
+        weights = [*self.model.parameters()]
+        groups = [{"params": [w for w in weights if w.ndim >= 2], "weight_decay": train_config.weight_decay},
+                  {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0}]              # table 5
         betas = train_config.beta1, train_config.beta2
         self.optimizer = torch.optim.AdamW(groups, train_config.lr, betas, fused=True)
         self.size = train_config.micro_batch or train_config.batch_size
@@ -286,12 +268,12 @@ def prepare(source, *sizes, **more):
         return data.prepare(source, *sizes, **more)
 
 class Run:
-    """A training run: what is asked of it, its data, where it stands in its folder, and what is written there."""
+    """A training run: what is asked of it, its data, and what is written in its folder."""
 
     quiet = None                         # tqdm's disable: None shows a bar in a terminal
 
     def __init__(self, argv):
-        """InputError for a wrong flag, a folder that holds something else, or data that the run was not trained on."""
+        """InputError for a wrong flag, a folder that holds something else, or data that cannot be prepared."""
         self.args, self.model_config, self.train_config = read_flags(argv)
         self.folder = self.args.out
         self.check_folder()
@@ -301,16 +283,18 @@ class Run:
         on_cpu = self.train_config.backend == "numpy" and self.args.device == "auto"
         self.device = pick_device("cpu" if on_cpu else self.args.device)
         self.source = data.source_of(self.train_config.data)
-        record = common.read_run(self.folder)[2] if self.args.resume else None
-        wanted = record["data"]["folder"] if record else self.train_config.data         # its text may have changed
-        self.tokens, meta = self.source.ensure(wanted, self.model_config.vocab, prepare,
+        self.tokens, meta = self.source.ensure(self.train_config.data, self.model_config.vocab, prepare,
                                                self.train_config.min_doc_tokens, self.train_config.max_tokens)
-        self.origin = describe_origin(self.args.preset, argv, self.device)
-        self.record = record or {
+        if self.train_config.objective == "mlm":
+            from engine import masking
+            self.source = masking.Masked(self.source, self.model_config.vocab)
+        commit = subprocess.getoutput(f"git -C '{Path(__file__).parent}' describe --always --dirty --abbrev=40")
+        self.record = {
             "model": dataclasses.asdict(self.model_config), "train": dataclasses.asdict(self.train_config),
-            "data": {"folder": str(self.tokens), **meta}, "provenance": self.origin}
-        if self.record["data"]["splits"]["train"]["sha256"] != meta["splits"]["train"]["sha256"]:
-            raise InputError(f"{self.tokens} is not the data that {self.folder} was trained on: its hash differs")
+            "data": {"folder": str(self.tokens), **meta},
+            "provenance": {"preset": self.args.preset, "command": shlex.join(["python", "train.py", *argv]),
+                           "device": str(self.device), "git": commit, "python": sys.version.split()[0],
+                           "torch": torch.__version__, "threads": torch.get_num_threads()}}
 
     def check_folder(self):
         """InputError unless the folder is new or empty or, with --resume or --overwrite, holds a run."""
@@ -322,33 +306,26 @@ class Run:
                 raise InputError(f"{self.folder} exists: add --resume to go on with it, or --overwrite to replace it")
 
     def begin(self, backend):
-        """Where the run stands: (steps done, seconds trained), with the backend filled; --init-from fills a new one."""
-        info = common.checkpoint_info(self.folder) if self.args.resume else {"step": 0, "seconds": 0.0}
-        if info["step"]:
+        """(steps done, seconds trained) before now, with the backend filled where it does not begin anew."""
+        if self.args.resume:
             from engine import resume
-            resume.load_checkpoint(self.folder, backend, self.model_config)
-            self.cut_log(info["step"])
-        elif self.train_config.init_from != "none":
+            return resume.go_on(self, backend)
+        if self.train_config.init_from != "none":
             from engine import init_from
             self.record["parent"] = init_from.load_parent(self, backend)
-        return info["step"], info["seconds"]
+        return 0, 0.0
 
-    def cut_log(self, step):
-        """Take out of the log what is trained again, and say where the run goes on, and up to which step."""
-        from engine import resume
-        resume.cut_log(self.folder, step)
-        self.record["train"]["steps"] = self.train_config.steps
-        common.write_bytes(self.folder / "config.json", (json.dumps(self.record, indent=1) + "\n").encode())
-        self.log(step=step, resumed=self.origin)
-
-    def write_config(self):
-        """Write config.json, once the first step is done; --overwrite replaces these files, by name."""
+    def start(self):
+        """Write what stays the same, once the first step is done; --overwrite replaces these files, by name."""
         for name in (common.CHECKPOINT, "log.jsonl"):
             (self.folder / name).unlink(missing_ok=True)
-        common.write_bytes(self.folder / "config.json", (json.dumps(self.record, indent=1) + "\n").encode())
+        self.write("config.json", json.dumps(self.record, indent=1).encode() + b"\n")
         tokenizer = self.tokens / "tokenizer.tiktoken"
         if tokenizer.exists():
-            common.write_bytes(self.folder / "tokenizer.tiktoken", tokenizer.read_bytes())
+            self.write(tokenizer.name, tokenizer.read_bytes())
+
+    def write(self, name, content):
+        common.write_bytes(self.folder / name, content)
 
     def note(self, step, loss, norm):
         """Log a step and return its loss; InputError if it or the gradient's norm is not finite."""
@@ -357,7 +334,7 @@ class Run:
             raise InputError(f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}: try a lower --lr "
                              f"than {self.train_config.lr:g}; the last checkpoint, if there is one, stays")
         if step == 0:
-            self.write_config()
+            self.start()
         self.log(step=step + 1, loss=loss, grad_norm=norm, lr=learning_rate(self.train_config, step))
         return loss
 
@@ -395,8 +372,8 @@ def stopping():
             raise KeyboardInterrupt
         signals.append(time.monotonic())
 
-    known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    asking = [number for number in known if signal.getsignal(number) != signal.SIG_IGN]         # nohup ignores SIGHUP
+    asking = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP")
+              and signal.getsignal(number) != signal.SIG_IGN]           # nohup ignores SIGHUP
     before = {number: signal.signal(number, take) for number in asking}
     try:
         yield signals
@@ -409,9 +386,9 @@ def stopping():
 def train(run, backend, first=0, seconds=0.0):
     """Train from a step on until train_config.steps or a signal; returns the steps done. seconds: trained before."""
     config = run.train_config
-    context, vocab = run.model_config.context, run.model_config.vocab
+    context = run.model_config.context
     tokens = run.source.open_split(run.tokens, "train")
-    held_out = by_objective(config, vocab, run.source.held_out(run.tokens, context, VALIDATION_WINDOWS), [0])
+    held_out = run.source.held_out(run.tokens, context, VALIDATION_WINDOWS)
     begun = time.perf_counter()
     counted = first, begun                                              # from which step and when the rate counts
     waiting = []                                                        # losses that a GPU may still compute
@@ -419,14 +396,14 @@ def train(run, backend, first=0, seconds=0.0):
         bar = tqdm(range(first, config.steps), str(run.folder), config.steps, False, disable=run.quiet, initial=first)
         for step in bar:
             batch = run.source.batch(tokens, context, config.batch_size, config.seed, step)
-            batch = by_objective(config, vocab, batch, [config.seed, step, 2])
             positions = draw_positions(config, step, context) if config.random_positions else None
             waiting.append((step, *backend.step(batch, step, positions)))
             done = step + 1
             stop = run.stops(signals) or done == config.steps
             scored = done % config.eval_every == 0 or done == config.steps
             saved = done % config.checkpoint_every == 0 or stop
-            while waiting[not (scored or saved or step == first):]:     # the last loss is read a step late
+            late = not (scored or saved or step == first)               # the last loss is read a step late
+            while len(waiting) > late:
                 loss = run.note(*waiting.pop(0))
                 bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
             if scored:
@@ -453,10 +430,11 @@ def carry_out(run, make_backend):
     first, seconds = run.begin(backend)
     theta = getattr(run.model_config.encoding, "theta", None)
     rates = f"lr {run.train_config.lr:g}" if theta is None else f"lr {run.train_config.lr:g}, theta {theta:g}"
-    tokens = run.record["data"]["splits"]["train"]["tokens"]            # a task has none
-    epochs = steps * run.train_config.batch_size * run.model_config.context / (tokens or math.inf)
+    tokens = run.record["data"]["splits"]["train"]["tokens"]
+    seen = steps * run.train_config.batch_size * run.model_config.context
+    epochs = f", {seen / tokens:,.2f} epochs of text" if tokens else ""         # a task has no text
     print(f"{run.folder}: {model_numpy.count_parameters(run.model_config):,} parameters, {run.train_config.backend} on "
-          f"{run.device}, {rates}, steps {first:,} to {steps:,}" + f" ({epochs:,.2f} epochs of text)" * bool(tokens))
+          f"{run.device}, {rates}, steps {first:,} to {steps:,}{epochs}")
     if train(run, backend, first, seconds) < steps:
         print(f"stopped; go on with: python train.py --out {run.folder} --resume", file=sys.stderr)
         sys.exit(130)

@@ -79,7 +79,7 @@ class RankRun(train.Run):
         return bool(stop)
 
 if RANK:
-    for name in ("write_config", "cut_log", "log", "save"):
+    for name in ("start", "write", "log", "save"):
         setattr(RankRun, name, lambda self, *what, **line: None)
 
 def main():

@@ -384,6 +384,13 @@ class Attention(model_torch.Attention):
 
 PARTS = {"attention": Attention, "dropout": Dropout, "cross_entropy": cross_entropy}            # of GPT
 
+def make_model(model_config, seed, half=False):
+    """GPT with these parts, once they are known to be the plain ones' equals; the process keeps freed memory."""
+    keep_freed_memory()
+    model = model_torch.GPT(model_config, seed, **PARTS)
+    check_same_as_plain(model, "engine/fast.py", half)
+    return model
+
 @torch.no_grad()
 def check_same_as_plain(model, where, half=False):
     """InputError unless attention in a GPT with other parts gives what model_torch.py's gives, as that stands now.

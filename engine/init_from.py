@@ -18,7 +18,8 @@ def load_parent(run, backend):
     parent, model = run.train_config.init_from, run.model_config
     if run.folder.resolve() == Path(parent).resolve():
         raise InputError(f"--init-from must be another run than --out, {run.folder}")
-    its, _, record = common.read_run(parent)
+    with common.naming("--init-from"):
+        its, _, record = common.read_run(parent)
     for name in SHARED:
         if getattr(its, name) != getattr(model, name):
             raise InputError(f"{flag_of(name)} is {getattr(its, name)} in {parent}, and {getattr(model, name)} was "

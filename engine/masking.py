@@ -20,3 +20,19 @@ def mask_tokens(tokens, vocab, rng, share=0.15, hidden=0.8, other=0.1):
     targets = np.full_like(tokens, IGNORED)
     np.put_along_axis(targets, at, originals, -1)
     return tokens, targets
+
+class Masked:
+    """A source of batches (data.py) with masked tokens, drawn by (seed, step), in the place of its own targets."""
+
+    def __init__(self, source, vocab):
+        self.source = source
+        self.vocab = vocab
+        self.open_split = source.open_split
+
+    def batch(self, tokens, context, batch_size, seed, step):
+        tokens, _ = self.source.batch(tokens, context, batch_size, seed, step)
+        return mask_tokens(tokens, self.vocab, np.random.default_rng([seed, step, 2]))
+
+    def held_out(self, folder, context, most):
+        tokens, _ = self.source.held_out(folder, context, most)
+        return mask_tokens(tokens, self.vocab, np.random.default_rng([0]))

@@ -25,11 +25,11 @@ def fill_in(args):
 
 def check_flags(run, flags):
     """(ModelConfig, TrainConfig) of the run to resume; InputError for a flag that contradicts it."""
-    model, config, _ = common.read_run(run)
+    model, config, record = common.read_run(run)
     if flags.get("steps", 0) > config.steps:                            # a longer run, by the schedule of so many steps
         config = dataclasses.replace(config, steps=flags["steps"])
     check(run, vars(model.encoding) | vars(model) | vars(config), flags)
-    return model, config
+    return model, dataclasses.replace(config, data=record["data"]["folder"])           # its text may have changed
 
 def check(run, stored, flags):
     """InputError for a flag that was given with another value than is stored of a run."""
@@ -37,6 +37,23 @@ def check(run, stored, flags):
         if flags.get(name) not in (None, value):
             raise InputError(f"{flag_of(name)} is {value} in {run}, and {flags[name]} was given: resume with the run's "
                              "own flags, or train under another --out")
+
+def go_on(run, backend):
+    """Go on with a train.Run: fill the backend from its checkpoint; returns (steps done, seconds trained).
+
+    InputError for other data than it was trained on. What was logged after the checkpoint is trained again, and goes.
+    """
+    now, run.record = run.record, common.read_run(run.folder)[2]
+    if run.record["data"]["splits"]["train"]["sha256"] != now["data"]["splits"]["train"]["sha256"]:
+        raise InputError(f"{run.tokens} is not the data that {run.folder} was trained on: its hash differs")
+    info = common.checkpoint_info(run.folder)
+    if info["step"]:
+        load_checkpoint(run.folder, backend, run.model_config)
+        run.write("log.jsonl", kept_log(run.folder, info["step"]))
+        run.record["train"]["steps"] = run.train_config.steps
+        run.write("config.json", json.dumps(run.record, indent=1).encode() + b"\n")
+        run.log(step=info["step"], resumed=now["provenance"])
+    return info["step"], info["seconds"]
 
 def load_checkpoint(run, backend, model_config):
     """Go on from the run's checkpoint; InputError unless it has the weights and moments of the model, in fp32."""
@@ -48,12 +65,12 @@ def load_checkpoint(run, backend, model_config):
         raise InputError(f"{run / common.CHECKPOINT} is not of the model in config.json: one of them was edited")
     backend.load(tensors, info["step"])
 
-def cut_log(run, step):
-    """Take out of log.jsonl what was trained after the checkpoint of this step, and is trained again."""
+def kept_log(run, step):
+    """The lines of log.jsonl up to the checkpoint of this step."""
     kept = []
     log = run / "log.jsonl"
     for line in log.read_bytes().splitlines() if log.exists() else ():
         with contextlib.suppress(ValueError, LookupError, TypeError):   # of a line that was cut short or damaged
             if json.loads(line)["step"] <= step:
-                kept.append(line.decode() + "\n")
-    common.write_text(run / "log.jsonl", "".join(kept))
+                kept.append(line + b"\n")
+    return b"".join(kept)

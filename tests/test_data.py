@@ -88,7 +88,7 @@ def test_files_that_changed_since_they_were_prepared_are_noticed(books, tmp_path
         if changed:
             (tmp_path / "books" / "more.txt").write_text("more")
         done = command(*train, cwd=tmp_path)
-        assert done.returncode == 2 * changed and ("books has changed since" in done.stderr) == changed
+        assert done.returncode == 2 * changed and ("has changed since" in done.stderr) == changed
     command("data.py", "books", "--vocab", "300", "--overwrite", cwd=tmp_path)
     assert command(*train, cwd=tmp_path).returncode == 0
 

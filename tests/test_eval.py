@@ -71,9 +71,11 @@ def test_losses_equal_an_independent_loop_and_targets_are_the_same_at_every_leng
 
 def test_every_run_is_scored_past_the_learned_table_is_a_dash_and_a_picture_is_drawn(workplace, few):
     rows, printed = rows_of(workplace, "--plot", "loss.png", "--data", few[0])
-    lines = [line.split() for line in printed.splitlines() if line.startswith(("expe", "learned", "rope"))]
-    assert [line[0] for line in lines] == ["expe", "learned", "rope"] and printed.count("documents") == 1
-    assert all(line[1].endswith("*") and len(line) == 6 for line in lines) and lines[1][2:] == ["-", "-", "-", "-"]
+    runs = [line for line in printed.splitlines() if line.startswith("runs/")]
+    assert runs == ["runs/expe", "runs/learned", "runs/rope"] and printed.count("documents") == 1
+    losses = [line.split()[4:] for line in printed.splitlines() if "nats a token" in line]
+    assert [len(line) for line in losses] == [5, 5, 5] and losses[1][1:] == ["-", "-", "-", "-"]
+    assert [length.endswith("*") for length in printed.splitlines()[2].split()] == [True, *[False] * 4]
     assert [row["length"] for row in rows] == [16, 32, 64, 128, 256] * 3
     assert [row["loss"] for row in rows if row["pe"] == "learned"][1:] == [None] * 4
     assert (workplace / "loss.png").read_bytes().startswith(b"\x89PNG")
