@@ -546,36 +546,27 @@ def forward(params, tokens, config, positions=None, masks=None):
     """
     n = np.arange(tokens.shape[1]) if positions is None else expe.integers(positions)
     blocks = [config.block(i) for i in range(config.layers)]
-    at = {settings: tables(settings, n, config, params["embedding.weight"].dtype)
-          for settings in {config.encoding, *(settings for settings, _ in blocks)}}
+    dtype = params["embedding.weight"].dtype
+    at = {settings: tables(settings, n, config, dtype) for settings in {settings for settings, _ in blocks}}
     shared = under("encoding.", params)
+    head = "embedding.weight" if config.tied else "head.weight"
     masks = itertools.repeat(None) if masks is None else iter(masks)
-    pullbacks = []                                                                # each: dout to (dx, {name: gradient})
 
     x, pull_embedding = embedding(tokens, params["embedding.weight"])             # (B, T, C)
-    pullbacks.append(lambda dx: (None, {"embedding.weight": pull_embedding(dx)}))
     x, pull_embed = doors_of(config.encoding, config).embed(x, at[config.encoding].rows, shared)
-    pullbacks.append(lambda dout: named(pull_embed(dout), "encoding."))
     x, pull_dropout = dropout(x, next(masks))
-    pullbacks.append(lambda dout: (pull_dropout(dout), {}))
+    pullbacks = [(lambda dx: (None, pull_embedding(dx)), "embedding.weight"),     # and the prefixes of what it gives
+                 (lambda dx: pull_embed(pull_dropout(dx)), "encoding.")]
     for i, (settings, window) in enumerate(blocks):
         p = under(f"blocks.{i}.", params)
         doors = doors_of(settings, config)
         own = f"blocks.{i}.attn.encoding." if doors.each_block else "encoding."
         learned = under("attn.encoding.", p) if doors.each_block else shared
-        x, pull = block(x, p, config, doors, at[settings], learned, window, masks)
-        pullbacks.append(lambda dout, pull=pull, i=i, own=own: named(pull(dout), f"blocks.{i}.", own))
+        x, pull_block = block(x, p, config, doors, at[settings], learned, window, masks)
+        pullbacks.append((pull_block, f"blocks.{i}.", own))
     h, pull_norm = layer(config.norm)(x, config.norm_eps, **under("norm.", params))
-    pullbacks.append(lambda dout: named(pull_norm(dout), "norm."))
-    logits, pull_head = linear(h, params[output_name(config)])                    # (B, T, V)
-    pullbacks.append(lambda dout: named(pull_head(dout), output_name(config)))
-    return logits, pullbacks
-
-def named(pulled, *prefixes):
-    """(dx, gradients by their full names) of what a pullback returns: dx, and an array or a dict for each prefix."""
-    dx, *parts = pulled
-    return dx, {name: g for prefix, part in zip(prefixes, parts, strict=True)
-                for name, g in (over(prefix, part) if isinstance(part, dict) else {prefix: part}).items()}
+    logits, pull_head = linear(h, params[head])                                   # (B, T, V)
+    return logits, [*pullbacks, (pull_norm, "norm."), (pull_head, head)]
 
 def backward(dlogits, pullbacks, config):
     """The gradient of every parameter, by name, from that of the logits (B, T, V): the pullbacks from the end.
@@ -584,8 +575,10 @@ def backward(dlogits, pullbacks, config):
     """
     d, grads = dlogits, {}
     while pullbacks:
-        d, found = pullbacks.pop()(d)
-        grads = summed(grads, found)
+        pullback, *prefixes = pullbacks.pop()
+        d, *parts = pullback(d)                                                   # dx, then an array or a dict each
+        for prefix, part in zip(prefixes, parts, strict=True):
+            grads = summed(grads, over(prefix, part) if isinstance(part, dict) else {prefix: part})
     return {name: grads[name] for name in parameter_shapes(config)}
 
 def loss_and_grads(params, tokens, targets, config, positions=None, masks=None):
@@ -607,9 +600,6 @@ def tables(settings, positions, config, dtype):
     """The Tables of an encoding: exact in float64 or integers, floats cast once."""
     pair = settings.rows(positions, config), settings.pairs(positions, positions, config)
     return Tables(*(x.astype(dtype) if x is not None and x.dtype.kind == "f" else x for x in pair))
-
-def output_name(config):
-    return "embedding.weight" if config.tied else "head.weight"
 
 def dropout_masks(config, B, T, rng, dtype=np.float32):
     """The masks of one forward pass, drawn one after the other: for the embedding, then two in each block."""
