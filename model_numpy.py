@@ -172,12 +172,8 @@ def weighted_sum(p, v, table, learned):
     """y = p v. p (B, H, T, S), v and y (B, H, T, D)."""
     def pullback(dy):
         """dp = dy v^T, dv = p^T dy."""
-        dv = np.empty_like(v)
-        np.matmul(p.swapaxes(-1, -2), dy, out=dv)
-        return dy @ v.swapaxes(-1, -2), dv, {}
-    y = np.empty_like(v)                                                          # as v lies in memory
-    np.matmul(p, v, out=y)
-    return y, pullback
+        return dy @ v.swapaxes(-1, -2), np.matmul(p.swapaxes(-1, -2), dy, out=np.empty_like(v)), {}
+    return np.matmul(p, v, out=np.empty_like(v)), pullback                        # as v lies in memory
 
 class Encoding(NamedTuple):
     """The doors of an encoding; left out, a door is shut, as here. `table` is what config.py makes of the positions,
@@ -351,7 +347,8 @@ def attend(q, k, v, h, encoding, table, learned, causal=True, window=0):
 
     q, k, v and y (B, H, T, D); the doors score, softmax and value of the encoding are here.
     """
-    scores = (q * (1 / score_divisor(q))) @ k.swapaxes(-1, -2)                    # (B, H, T, S)
+    scale = 1 / score_divisor(q)
+    scores = (scale * q) @ k.swapaxes(-1, -2)                                     # (B, H, T, S)
     bias, pull_score = encoding.score(q, k, h, table, learned)
     if bias is not None:
         scores += bias
@@ -362,13 +359,8 @@ def attend(q, k, v, h, encoding, table, learned, causal=True, window=0):
         dp, dv, down_value = pull_value(dy)                                       # (B, H, T, S), (B, H, S, D)
         dscores, down_softmax = pull_softmax(dp)
         dq_score, dk_score, dh, down_score = pull_score(dscores)
-        dq, dk = np.empty_like(q), np.empty_like(k)
-        np.matmul(dscores, k, out=dq)
-        np.matmul(dscores.swapaxes(-1, -2), q, out=dk)
-        dq *= 1 / score_divisor(q)
-        dk *= 1 / score_divisor(q)
-        dq += dq_score
-        dk += dk_score
+        dq = scale * np.matmul(dscores, k, out=np.empty_like(q)) + dq_score
+        dk = scale * np.matmul(dscores.swapaxes(-1, -2), q, out=np.empty_like(k)) + dk_score
         return dq, dk, dv, dh, down_value | down_softmax | down_score
     return y, pullback
 
