@@ -330,19 +330,16 @@ def doors_of(settings, config):
 
 # ---- attention -------------------------------------------------------------------------------------------------------
 
-def mask(scores, causal=True, window=0):
-    """-inf for the keys that a query does not see, in place. scores (..., T, S).
-
-    causal: it sees those up to its own index; with a window, the last so many of them.
-    """
+def mask(scores, causal, window):
+    """-inf for the keys that a query does not see, in place. scores (..., T, S)."""
     never = np.full(scores.shape[-2:], -np.inf, scores.dtype)                     # (T, S)
     if causal:
-        scores += np.triu(never, 1)                                               # ahead
+        scores += np.triu(never, 1)                                               # ahead of its own index
     if window:
         scores += np.tril(never, -window)                                         # further back than the window
     return scores
 
-def attend(q, k, v, h, encoding, table, learned, causal=True, window=0):
+def attend(q, k, v, h, encoding, table, learned, causal, window):
     """y_m = sum_n p_mn v_n, p_m the softmax over n <= m of q_m . k_n / sqrt(D) + bias_mn. The paper's equation 1.
 
     q, k, v and y (B, H, T, D); the doors score, softmax and value of the encoding are here.
@@ -389,26 +386,17 @@ def project(h, p, n_heads, encoding, at, learned):
         return dh, {"qkv.weight": np.concatenate((dw_q, dw_k, dw_v))}, down_rotate | down_override
     return q, k, v, pullback
 
-def output(y, h, p):
-    """W_proj y, the heads side by side. y (B, H, T, D); h (B, T, C), the block's input, is not used here."""
-    out, pull_out = linear(merge_heads(y), p["proj.weight"])                      # (B, T, C)
-    def pullback(dout):
-        """The gradients of y and of h, which is not used, and of the parameters."""
-        dy, dw_proj = pull_out(dout)                                              # (B, T, C)
-        return split_heads(dy, y.shape[1]), 0, {"proj.weight": dw_proj}
-    return out, pullback
-
 def attention(h, p, config, encoding, at, learned, window=0):
-    """output(attend(project(h))). h and out (B, T, C)."""
+    """W_proj y, y = attend(project(h)) with the heads side by side. h and out (B, T, C)."""
     q, k, v, pull_project = project(h, p, config.heads, encoding, at, learned)
     y, pull_attend = attend(q, k, v, h, encoding, at.pairs, learned, config.causal, window)
-    out, pull_output = output(y, h, p)                                            # (B, T, C)
+    out, pull_out = linear(merge_heads(y), p["proj.weight"])                      # (B, T, C)
     def pullback(dout):
-        """h gets gradients from all three."""
-        dy, dh_output, grads_output = pull_output(dout)                           # (B, H, T, D)
-        dq, dk, dv, dh_score, down_attend = pull_attend(dy)
-        dh, grads_project, down_project = pull_project(dq, dk, dv)
-        return dh + dh_score + dh_output, grads_project | grads_output, summed(down_attend, down_project)
+        """h gets gradients through q, k and v, and from a score that reads it."""
+        dy, dw_proj = pull_out(dout)                                              # (B, T, C)
+        dq, dk, dv, dh_score, down_attend = pull_attend(split_heads(dy, config.heads))
+        dh, grads, down_project = pull_project(dq, dk, dv)
+        return dh + dh_score, grads | {"proj.weight": dw_proj}, summed(down_attend, down_project)
     return out, pullback
 
 # ---- the block -------------------------------------------------------------------------------------------------------
