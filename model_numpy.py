@@ -283,12 +283,12 @@ def to_distances(y, index, r):
 
 def shaw_score(q, k, h, table, learned):
     """bias_mn = q_m . a_r / sqrt(D), r = table_mn. table (..., 1, T, S), a (r, D)."""
-    a = learned["keys"] * (1 / score_divisor(q))
+    scale = 1 / score_divisor(q)
+    a = learned["keys"] * scale
     def pullback(dbias):
         """q gets sum_n dbias_mn a_r, a_r the sum of dbias_mn q_m."""
         dby_distance = to_distances(dbias, table, len(a))                         # (B, H, T, r)
-        rows = dby_distance.reshape(-1, len(a))                                   # (B*H*T, r)
-        dkeys = rows.T @ q.reshape(len(rows), -1) * (1 / score_divisor(q))
+        dkeys = dby_distance.reshape(-1, len(a)).T @ q.reshape(-1, q.shape[-1]) * scale
         return dby_distance @ a, 0, 0, {"keys": dkeys}
     return to_keys(q @ a.T, table, k.shape[2]), pullback                          # (B, H, T, r) to (B, H, T, S)
 
