@@ -133,7 +133,8 @@ def layer(name):
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
 def small_numbers(rng, name, shape):
-    return 0.02 * rng.standard_normal(shape, dtype=np.float32)
+    """N(0, 0.02^2), and 0 for a bias."""
+    return np.zeros(shape, np.float32) if name.endswith("bias") else 0.02 * rng.standard_normal(shape, dtype=np.float32)
 
 def embed_nothing(x, table, learned):
     """The residual stream as it is. x (B, T, C)."""
