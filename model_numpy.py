@@ -444,23 +444,22 @@ def summed(*dicts):
 IGNORED = -100                                                                    # a target that the loss leaves out
 
 def cross_entropy(logits, targets):
-    """loss_i = -log softmax(logits_i)[target_i] in nats, 0 where the target is IGNORED. logits (N, V), targets (N,).
+    """-log softmax(logits)[target] in nats, for each target; 0 where it is IGNORED. logits (..., V), targets (...).
 
-    Returns all losses (N,). Nothing overflows: with the row's largest logit subtracted, loss = log(sum exp(logits)) -
-    logits[target].
+    Nothing overflows: with the row's largest logit subtracted, loss = log(sum exp(logits)) - logits[target].
     """
     counted = targets != IGNORED
-    at_target = (np.arange(len(targets)), np.where(counted, targets, 0))
+    at_target = (*np.indices(targets.shape, sparse=True), np.where(counted, targets, 0))
     p = logits - logits.max(-1, keepdims=True)
     losses = -p[at_target]
     np.exp(p, out=p)
     total = p.sum(-1, keepdims=True)
-    losses += np.log(total[:, 0])
+    losses += np.log(total[..., 0])
     p /= total
     def pullback(dlosses):
         """loss = log(sum_j exp(z_j)) - z_target, so dz_i = dloss (p_i - [i = target]). Can be called once."""
         p[at_target] -= 1
-        return np.multiply(p, (dlosses * counted)[:, None], out=p)
+        return np.multiply(p, (dlosses * counted)[..., None], out=p)
     return np.where(counted, losses, 0), pullback
 
 # ---- the model -------------------------------------------------------------------------------------------------------
@@ -565,17 +564,15 @@ def backward(dlogits, pullbacks, config):
 def loss_and_grads(params, tokens, targets, config, positions=None, masks=None):
     """(mean cross-entropy in nats, {name: gradient}). targets (B, T) may be IGNORED. The rest is as in forward."""
     logits, pullbacks = forward(params, tokens, config, positions, masks)
-    losses, pull_loss = cross_entropy(logits.reshape(-1, config.vocab), targets.ravel())
+    losses, pull_loss = cross_entropy(logits, targets)
     n_targets = np.count_nonzero(targets != IGNORED)
     dlosses = np.full_like(losses, 1 / n_targets)                                 # loss = sum(losses) / n_targets
-    dlogits = pull_loss(dlosses).reshape(logits.shape)
-    return losses.sum() / losses.dtype.type(n_targets), backward(dlogits, pullbacks, config)
+    return losses.sum() / losses.dtype.type(n_targets), backward(pull_loss(dlosses), pullbacks, config)
 
 def token_losses(params, tokens, targets, config, positions=None):
     """The cross-entropy of each target in nats, (B, T), 0 where it is IGNORED; arguments as loss_and_grads has them."""
     logits, _ = forward(params, tokens, config, positions)
-    losses, _ = cross_entropy(logits.reshape(-1, config.vocab), targets.ravel())
-    return losses.reshape(targets.shape)
+    return cross_entropy(logits, targets)[0]
 
 def tables(settings, positions, config, dtype):
     """The Tables of an encoding: exact in float64 or integers, floats cast once."""
