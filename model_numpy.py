@@ -133,7 +133,8 @@ def layer(name):
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
 def small_numbers(rng, name, shape):
-    return 0.02 * rng.standard_normal(shape, dtype=np.float32)
+    """N(0, 0.02^2), and 0 for a bias."""
+    return np.zeros(shape, np.float32) if name.endswith("bias") else 0.02 * rng.standard_normal(shape, dtype=np.float32)
 
 def embed_nothing(x, table, learned):
     """The residual stream as it is. x (B, T, C)."""
@@ -172,12 +173,8 @@ def weighted_sum(p, v, table, learned):
     """y = p v. p (B, H, T, S), v and y (B, H, T, D)."""
     def pullback(dy):
         """dp = dy v^T, dv = p^T dy."""
-        dv = np.empty_like(v)
-        np.matmul(p.swapaxes(-1, -2), dy, out=dv)
-        return dy @ v.swapaxes(-1, -2), dv, {}
-    y = np.empty_like(v)                                                          # as v lies in memory
-    np.matmul(p, v, out=y)
-    return y, pullback
+        return dy @ v.swapaxes(-1, -2), np.matmul(p.swapaxes(-1, -2), dy, out=np.empty_like(v)), {}
+    return np.matmul(p, v, out=np.empty_like(v)), pullback                        # as v lies in memory
 
 class Encoding(NamedTuple):
     """The doors of an encoding; left out, a door is shut, as here. `table` is what config.py makes of the positions,
@@ -287,12 +284,12 @@ def to_distances(y, index, r):
 
 def shaw_score(q, k, h, table, learned):
     """bias_mn = q_m . a_r / sqrt(D), r = table_mn. table (..., 1, T, S), a (r, D)."""
-    a = learned["keys"] * (1 / score_divisor(q))
+    scale = 1 / score_divisor(q)
+    a = learned["keys"] * scale
     def pullback(dbias):
         """q gets sum_n dbias_mn a_r, a_r the sum of dbias_mn q_m."""
         dby_distance = to_distances(dbias, table, len(a))                         # (B, H, T, r)
-        rows = dby_distance.reshape(-1, len(a))                                   # (B*H*T, r)
-        dkeys = rows.T @ q.reshape(len(rows), -1) * (1 / score_divisor(q))
+        dkeys = dby_distance.reshape(-1, len(a)).T @ q.reshape(-1, q.shape[-1]) * scale
         return dby_distance @ a, 0, 0, {"keys": dkeys}
     return to_keys(q @ a.T, table, k.shape[2]), pullback                          # (B, H, T, r) to (B, H, T, S)
 
@@ -334,24 +331,22 @@ def doors_of(settings, config):
 
 # ---- attention -------------------------------------------------------------------------------------------------------
 
-def mask(scores, causal=True, window=0):
-    """-inf for the keys that a query does not see, in place. scores (..., T, S).
-
-    causal: it sees those up to its own index; with a window, the last so many of them.
-    """
+def mask(scores, causal, window):
+    """-inf for the keys that a query does not see, in place. scores (..., T, S)."""
     never = np.full(scores.shape[-2:], -np.inf, scores.dtype)                     # (T, S)
     if causal:
-        scores += np.triu(never, 1)                                               # ahead
+        scores += np.triu(never, 1)                                               # ahead of its own index
     if window:
         scores += np.tril(never, -window)                                         # further back than the window
     return scores
 
-def attend(q, k, v, h, encoding, table, learned, causal=True, window=0):
+def attend(q, k, v, h, encoding, table, learned, causal, window):
     """y_m = sum_n p_mn v_n, p_m the softmax over n <= m of q_m . k_n / sqrt(D) + bias_mn. The paper's equation 1.
 
     q, k, v and y (B, H, T, D); the doors score, softmax and value of the encoding are here.
     """
-    scores = (q * (1 / score_divisor(q))) @ k.swapaxes(-1, -2)                    # (B, H, T, S)
+    scale = 1 / score_divisor(q)
+    scores = (scale * q) @ k.swapaxes(-1, -2)                                     # (B, H, T, S)
     bias, pull_score = encoding.score(q, k, h, table, learned)
     if bias is not None:
         scores += bias
@@ -362,13 +357,8 @@ def attend(q, k, v, h, encoding, table, learned, causal=True, window=0):
         dp, dv, down_value = pull_value(dy)                                       # (B, H, T, S), (B, H, S, D)
         dscores, down_softmax = pull_softmax(dp)
         dq_score, dk_score, dh, down_score = pull_score(dscores)
-        dq, dk = np.empty_like(q), np.empty_like(k)
-        np.matmul(dscores, k, out=dq)
-        np.matmul(dscores.swapaxes(-1, -2), q, out=dk)
-        dq *= 1 / score_divisor(q)
-        dk *= 1 / score_divisor(q)
-        dq += dq_score
-        dk += dk_score
+        dq = scale * np.matmul(dscores, k, out=np.empty_like(q)) + dq_score
+        dk = scale * np.matmul(dscores.swapaxes(-1, -2), q, out=np.empty_like(k)) + dk_score
         return dq, dk, dv, dh, down_value | down_softmax | down_score
     return y, pullback
 
@@ -397,26 +387,17 @@ def project(h, p, n_heads, encoding, at, learned):
         return dh, {"qkv.weight": np.concatenate((dw_q, dw_k, dw_v))}, down_rotate | down_override
     return q, k, v, pullback
 
-def output(y, h, p):
-    """W_proj y, the heads side by side. y (B, H, T, D); h (B, T, C), the block's input, is not used here."""
-    out, pull_out = linear(merge_heads(y), p["proj.weight"])                      # (B, T, C)
-    def pullback(dout):
-        """The gradients of y and of h, which is not used, and of the parameters."""
-        dy, dw_proj = pull_out(dout)                                              # (B, T, C)
-        return split_heads(dy, y.shape[1]), 0, {"proj.weight": dw_proj}
-    return out, pullback
-
 def attention(h, p, config, encoding, at, learned, window=0):
-    """output(attend(project(h))). h and out (B, T, C)."""
+    """W_proj y, y = attend(project(h)) with the heads side by side. h and out (B, T, C)."""
     q, k, v, pull_project = project(h, p, config.heads, encoding, at, learned)
     y, pull_attend = attend(q, k, v, h, encoding, at.pairs, learned, config.causal, window)
-    out, pull_output = output(y, h, p)                                            # (B, T, C)
+    out, pull_out = linear(merge_heads(y), p["proj.weight"])                      # (B, T, C)
     def pullback(dout):
-        """h gets gradients from all three."""
-        dy, dh_output, grads_output = pull_output(dout)                           # (B, H, T, D)
-        dq, dk, dv, dh_score, down_attend = pull_attend(dy)
-        dh, grads_project, down_project = pull_project(dq, dk, dv)
-        return dh + dh_score + dh_output, grads_project | grads_output, summed(down_attend, down_project)
+        """h gets gradients through q, k and v, and from a score that reads it."""
+        dy, dw_proj = pull_out(dout)                                              # (B, T, C)
+        dq, dk, dv, dh_score, down_attend = pull_attend(split_heads(dy, config.heads))
+        dh, grads, down_project = pull_project(dq, dk, dv)
+        return dh + dh_score, grads | {"proj.weight": dw_proj}, summed(down_attend, down_project)
     return out, pullback
 
 # ---- the block -------------------------------------------------------------------------------------------------------
@@ -463,23 +444,22 @@ def summed(*dicts):
 IGNORED = -100                                                                    # a target that the loss leaves out
 
 def cross_entropy(logits, targets):
-    """loss_i = -log softmax(logits_i)[target_i] in nats, 0 where the target is IGNORED. logits (N, V), targets (N,).
+    """-log softmax(logits)[target] in nats, for each target; 0 where it is IGNORED. logits (..., V), targets (...).
 
-    Returns all losses (N,). Nothing overflows: with the row's largest logit subtracted, loss = log(sum exp(logits)) -
-    logits[target].
+    Nothing overflows: with the row's largest logit subtracted, loss = log(sum exp(logits)) - logits[target].
     """
     counted = targets != IGNORED
-    at_target = (np.arange(len(targets)), np.where(counted, targets, 0))
+    at_target = (*np.indices(targets.shape, sparse=True), np.where(counted, targets, 0))
     p = logits - logits.max(-1, keepdims=True)
     losses = -p[at_target]
     np.exp(p, out=p)
     total = p.sum(-1, keepdims=True)
-    losses += np.log(total[:, 0])
+    losses += np.log(total[..., 0])
     p /= total
     def pullback(dlosses):
         """loss = log(sum_j exp(z_j)) - z_target, so dz_i = dloss (p_i - [i = target]). Can be called once."""
         p[at_target] -= 1
-        return np.multiply(p, (dlosses * counted)[:, None], out=p)
+        return np.multiply(p, (dlosses * counted)[..., None], out=p)
     return np.where(counted, losses, 0), pullback
 
 # ---- the model -------------------------------------------------------------------------------------------------------
@@ -546,36 +526,27 @@ def forward(params, tokens, config, positions=None, masks=None):
     """
     n = np.arange(tokens.shape[1]) if positions is None else expe.integers(positions)
     blocks = [config.block(i) for i in range(config.layers)]
-    at = {settings: tables(settings, n, config, params["embedding.weight"].dtype)
-          for settings in {config.encoding, *(settings for settings, _ in blocks)}}
+    dtype = params["embedding.weight"].dtype
+    at = {settings: tables(settings, n, config, dtype) for settings in {settings for settings, _ in blocks}}
     shared = under("encoding.", params)
+    head = "embedding.weight" if config.tied else "head.weight"
     masks = itertools.repeat(None) if masks is None else iter(masks)
-    pullbacks = []                                                                # each: dout to (dx, {name: gradient})
 
     x, pull_embedding = embedding(tokens, params["embedding.weight"])             # (B, T, C)
-    pullbacks.append(lambda dx: (None, {"embedding.weight": pull_embedding(dx)}))
     x, pull_embed = doors_of(config.encoding, config).embed(x, at[config.encoding].rows, shared)
-    pullbacks.append(lambda dout: named(pull_embed(dout), "encoding."))
     x, pull_dropout = dropout(x, next(masks))
-    pullbacks.append(lambda dout: (pull_dropout(dout), {}))
+    pullbacks = [(lambda dx: (None, pull_embedding(dx)), "embedding.weight"),     # and the prefixes of what it gives
+                 (lambda dx: pull_embed(pull_dropout(dx)), "encoding.")]
     for i, (settings, window) in enumerate(blocks):
         p = under(f"blocks.{i}.", params)
         doors = doors_of(settings, config)
         own = f"blocks.{i}.attn.encoding." if doors.each_block else "encoding."
         learned = under("attn.encoding.", p) if doors.each_block else shared
-        x, pull = block(x, p, config, doors, at[settings], learned, window, masks)
-        pullbacks.append(lambda dout, pull=pull, i=i, own=own: named(pull(dout), f"blocks.{i}.", own))
+        x, pull_block = block(x, p, config, doors, at[settings], learned, window, masks)
+        pullbacks.append((pull_block, f"blocks.{i}.", own))
     h, pull_norm = layer(config.norm)(x, config.norm_eps, **under("norm.", params))
-    pullbacks.append(lambda dout: named(pull_norm(dout), "norm."))
-    logits, pull_head = linear(h, params[output_name(config)])                    # (B, T, V)
-    pullbacks.append(lambda dout: named(pull_head(dout), output_name(config)))
-    return logits, pullbacks
-
-def named(pulled, *prefixes):
-    """(dx, gradients by their full names) of what a pullback returns: dx, and an array or a dict for each prefix."""
-    dx, *parts = pulled
-    return dx, {name: g for prefix, part in zip(prefixes, parts, strict=True)
-                for name, g in (over(prefix, part) if isinstance(part, dict) else {prefix: part}).items()}
+    logits, pull_head = linear(h, params[head])                                   # (B, T, V)
+    return logits, [*pullbacks, (pull_norm, "norm."), (pull_head, head)]
 
 def backward(dlogits, pullbacks, config):
     """The gradient of every parameter, by name, from that of the logits (B, T, V): the pullbacks from the end.
@@ -584,32 +555,29 @@ def backward(dlogits, pullbacks, config):
     """
     d, grads = dlogits, {}
     while pullbacks:
-        d, found = pullbacks.pop()(d)
-        grads = summed(grads, found)
+        pullback, *prefixes = pullbacks.pop()
+        d, *parts = pullback(d)                                                   # dx, then an array or a dict each
+        for prefix, part in zip(prefixes, parts, strict=True):
+            grads = summed(grads, over(prefix, part) if isinstance(part, dict) else {prefix: part})
     return {name: grads[name] for name in parameter_shapes(config)}
 
 def loss_and_grads(params, tokens, targets, config, positions=None, masks=None):
     """(mean cross-entropy in nats, {name: gradient}). targets (B, T) may be IGNORED. The rest is as in forward."""
     logits, pullbacks = forward(params, tokens, config, positions, masks)
-    losses, pull_loss = cross_entropy(logits.reshape(-1, config.vocab), targets.ravel())
+    losses, pull_loss = cross_entropy(logits, targets)
     n_targets = np.count_nonzero(targets != IGNORED)
     dlosses = np.full_like(losses, 1 / n_targets)                                 # loss = sum(losses) / n_targets
-    dlogits = pull_loss(dlosses).reshape(logits.shape)
-    return losses.sum() / losses.dtype.type(n_targets), backward(dlogits, pullbacks, config)
+    return losses.sum() / losses.dtype.type(n_targets), backward(pull_loss(dlosses), pullbacks, config)
 
 def token_losses(params, tokens, targets, config, positions=None):
     """The cross-entropy of each target in nats, (B, T), 0 where it is IGNORED; arguments as loss_and_grads has them."""
     logits, _ = forward(params, tokens, config, positions)
-    losses, _ = cross_entropy(logits.reshape(-1, config.vocab), targets.ravel())
-    return losses.reshape(targets.shape)
+    return cross_entropy(logits, targets)[0]
 
 def tables(settings, positions, config, dtype):
     """The Tables of an encoding: exact in float64 or integers, floats cast once."""
     pair = settings.rows(positions, config), settings.pairs(positions, positions, config)
     return Tables(*(x.astype(dtype) if x is not None and x.dtype.kind == "f" else x for x in pair))
-
-def output_name(config):
-    return "embedding.weight" if config.tied else "head.weight"
 
 def dropout_masks(config, B, T, rng, dtype=np.float32):
     """The masks of one forward pass, drawn one after the other: for the embedding, then two in each block."""

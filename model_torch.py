@@ -26,6 +26,10 @@ def score_divisor(q):
     """What q k^T is divided by: sqrt(D). q (..., D)."""
     return math.sqrt(q.shape[-1])
 
+def at_least_fp32(x):
+    """A half-precision tensor in fp32, any other as it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
 # ---- the encodings ---------------------------------------------------------------------------------------------------
 
 class Encoding(nn.Module):
@@ -41,6 +45,7 @@ class Encoding(nn.Module):
     def __init__(self, settings, config):
         super().__init__()
         self.settings = settings
+        self.n_heads = config.heads
         doors = model_numpy.doors_of(settings, config)
         self.each_block = doors.each_block
         for name, shape in doors.shapes(config).items():

@@ -29,7 +29,7 @@ from torch import nn
 import model_numpy
 import model_torch
 from config import ExPE, InputError, Shaw
-from model_torch import score_divisor, unseen
+from model_torch import at_least_fp32, score_divisor, unseen
 
 # Numbers in the largest array of logits that a loss keeps. On a CPU 42 MB: up to 32 MB the C library may leave what was
 # freed in a heap that is full of holes, and a process that only reads grew by a gigabyte.
@@ -38,10 +38,6 @@ LOGITS = {"cpu": 10 * 2**20, "mps": 2**26, "cuda": 2**26, "meta": 2**26}
 COMPILER = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")     # as torch chooses it on a CPU
 BAND = 64                                # queries at a time in attend_banded
 PAIRS = {"cpu": 2**24, "mps": 2**25, "cuda": 2**25, "meta": 2**25}      # scores that a backward pass keeps at once
-
-def at_least_fp32(x):
-    """A half-precision tensor in fp32, any other as it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 def autocasts(x):
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)

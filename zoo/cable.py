@@ -8,21 +8,15 @@ prints the bias without the minus that makes it a penalty. w and u start from N(
 are counted in the order in which they stand: other positions do not exist here.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 import model_numpy
-from config import NoPE
-from model_torch import Encoding
+from model_torch import Encoding, at_least_fp32
+from zoo import fox
 
-
-@dataclass(frozen=True)
-class Settings(NoPE):
-    both_sides: ClassVar[bool] = False
+Settings = fox.Settings                                              # none, and no later keys
 
 def score(q, k, h, table, learned):
     """bias_mn = -g_m (c_m - c_n), c the running sum of relu(y), g = softplus(z). h (B, T, C); both weights (H, C)."""
@@ -53,9 +47,8 @@ def doors(settings):
 class Layer(Encoding):
     def keep(self, h):
         """r and g of each head and token, (B, H, S, 2), in fp32 at least."""
-        wide = torch.promote_types(h.dtype, torch.float32)
-        r = F.linear(h, self.tokens.type_as(h)).to(wide).relu()                            # (B, S, H)
-        g = F.softplus(F.linear(h, self.query.type_as(h)).to(wide), threshold=40)          # exact in float64
+        r = at_least_fp32(F.linear(h, self.tokens.type_as(h))).relu()                      # (B, S, H)
+        g = F.softplus(at_least_fp32(F.linear(h, self.query.type_as(h))), threshold=40)    # exact in float64
         return torch.stack((r, g), -1).transpose(1, 2)
 
     def score(self, q, k, kept, table):

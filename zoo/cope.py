@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 import model_numpy
 from config import NoPE, knob
-from model_torch import Encoding
+from model_torch import Encoding, at_least_fp32
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,7 @@ def doors(settings):
 class Layer(Encoding):
     def score(self, q, k, h, table):
         T, S, last = q.shape[2], k.shape[2], len(self.e) - 1
-        scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32))                # sums need the digits
-        gates = scores.sigmoid().tril(S - T)                                               # (B, H, T, S)
+        gates = at_least_fp32(q @ k.mT).sigmoid().tril(S - T)                              # (B, H, T, S)
         p = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)
         low, high = ((q @ self.e.T).gather(-1, end.long()) for end in (p.floor(), p.ceil()))
         return low + (p - p.floor()) * (high - low)                                        # (B, H, T, S)

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-import expe
 import model_numpy
-from config import NoPE, knob
+from config import knob
 from model_torch import ALiBi, score_divisor
 from zoo import kerple
 
@@ -25,11 +24,8 @@ HIDDEN = 32
 SLOPE = 0.01
 
 @dataclass(frozen=True)
-class Settings(NoPE):
+class Settings(kerple.Settings):
     bias: str = knob("kerple", "the bias that DAPE reads", one_of=("alibi", "kerple"))
-
-    def pairs(self, queries, keys, model):
-        return np.abs(expe.distances(queries, keys)).astype(float)[..., None, :, :]            # (..., 1, T, S)
 
 def score(q, k, h, table, learned):
     """b + w2 leaky(w1 [s; b; 1]). q, k (B, H, T, D); table (..., 1, T, S); w1 (32, 2H + 1), w2 (H, 32)."""
@@ -72,11 +68,7 @@ def doors(settings):
 
 class Layer(ALiBi):
     def score(self, q, k, h, table):
-        if self.settings.bias == "kerple":
-            p, a = self.p.exp()[:, None, None], self.a.exp()[:, None, None]                # (H, 1, 1) each
-            b = -p * (a * table).log1p()                                                   # (..., H, T, S)
-        else:
-            b = -self.of_each_head(q, table) * table
+        b = (kerple.Layer if self.settings.bias == "kerple" else ALiBi).score(self, q, k, h, table)
         s = q @ k.mT / score_divisor(q)                                                    # (B, H, T, S)
         x = torch.cat((s, b.expand_as(s).type_as(s)), 1).movedim(1, -1)                    # (B, T, S, 2H)
         w1, w2 = self.w1.type_as(x), self.w2.type_as(x)

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 
 import model_numpy
 from config import NoPE
-from model_torch import Encoding
+from model_torch import Encoding, at_least_fp32
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,10 @@ def score(q, k, h, table, learned):
         return 0, 0, dh, {"weight": dw, "bias": dz.sum((0, 1))}
     return c[..., :, None] - c[..., None, :], pullback                                         # (B, H, T, S)
 
-def start(rng, name, shape):
-    return np.zeros(shape, np.float32) if name == "bias" else model_numpy.small_numbers(rng, name, shape)
-
 def doors(settings):
     return model_numpy.Encoding(
         score=score,
         shapes=lambda model: {"weight": (model.heads, model.width), "bias": (model.heads,)},
-        start=start,
         each_block=True,
     )
 
@@ -54,7 +49,7 @@ class Layer(Encoding):
     def keep(self, h):
         """ln f of each head and key, (B, H, S, 1), in fp32 at least."""
         z = F.linear(h, self.weight.type_as(h), self.bias.type_as(h))                      # (B, S, H)
-        return F.logsigmoid(z.to(torch.promote_types(z.dtype, torch.float32))).mT[..., None]
+        return F.logsigmoid(at_least_fp32(z)).mT[..., None]
 
     def score(self, q, k, kept, table):
         c = kept[..., 0].cumsum(-1)                                                        # (B, H, S)

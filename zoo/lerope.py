@@ -15,7 +15,7 @@ import torch
 import expe
 import model_numpy
 from config import RoPE, Sinusoidal
-from model_torch import Encoding, turn
+from model_torch import Encoding, at_least_fp32, turn
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def doors(settings):
 
 class Layer(Encoding):
     def rotate(self, q, k, table):
-        alpha = self.alpha.to(torch.promote_types(self.alpha.dtype, torch.float32))
+        alpha = at_least_fp32(self.alpha)
         i = torch.arange(len(alpha), dtype=alpha.dtype, device=alpha.device)
         angle = table * (self.settings.base ** (-i / len(alpha)) * alpha.exp())                # (..., 1, T, D/2)
         angles = torch.cat((angle.cos(), angle.sin()), -1)

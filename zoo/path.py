@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 import model_numpy
 from config import NoPE, knob
-from model_torch import Encoding, score_divisor
+from model_torch import Encoding, at_least_fp32, score_divisor
 from zoo.selective_rope import conv, convolve, scale_to_unit, unit
 
 TAPS = 3                                                             # tokens that the convolution sees
@@ -86,25 +86,19 @@ def score(q, k, h, table, learned):
         return dp @ w, dwk.swapaxes(-1, -2) @ w, dh, down
     return -scale * (p @ z), pullback
 
-def start(rng, name, shape):
-    return np.zeros(shape, np.float32) if name == "bias" else model_numpy.small_numbers(rng, name, shape)
-
-def shapes_of(settings):
+def doors(settings):
     def shapes(model):
         C, H = model.width, model.heads
         return {"w1": (settings.rank, C), "w2": (C, settings.rank), "conv": (C, TAPS), "strength": (H, C), "bias": (H,)}
-    return shapes
 
-def doors(settings):
-    return model_numpy.Encoding(score=score, shapes=shapes_of(settings), start=start, each_block=True)
+    return model_numpy.Encoding(score=score, shapes=shapes, each_block=True)
 
 def keep_reflections(encoding, h):
     """Of tensors: W2 W1 x and b of each head and token, (B, H, S, D + 1), in fp32 at least. h (B, S, C)."""
-    wide = torch.promote_types(h.dtype, torch.float32)
     u = F.linear(F.linear(h, encoding.w1.type_as(h)), encoding.w2.type_as(h))                  # (B, S, C)
-    u = u.unflatten(-1, (len(encoding.bias), -1)).to(wide)                                     # (B, S, H, D)
-    b = 2 * F.linear(h, encoding.strength.type_as(h), encoding.bias.type_as(h)).to(wide).sigmoid()
-    return torch.cat((u, b[..., None]), -1).transpose(1, 2)
+    u = at_least_fp32(u).unflatten(-1, (encoding.n_heads, -1))                                 # (B, S, H, D)
+    z = at_least_fp32(F.linear(h, encoding.strength.type_as(h), encoding.bias.type_as(h)))     # (B, S, H)
+    return torch.cat((u, 2 * z.sigmoid()[..., None]), -1).transpose(1, 2)
 
 def reflect(encoding, q, k, kept):
     """Of tensors: what PaTH adds to the scores, (B, H, T, S); kept as keep_reflections makes it, of all S keys.

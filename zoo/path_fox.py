@@ -27,15 +27,12 @@ def score(q, k, h, table, learned):
         return dq, dk, dh + dh_fox, down | {ours: down_fox[theirs] for ours, theirs in OWN.items()}
     return turned + forgotten, pullback
 
-def start(rng, name, shape):
-    return path.start(rng, OWN.get(name, name), shape)
-
 def doors(settings):
     def shapes(model):
         own = {"forget": (model.heads, model.width), "forget_bias": (model.heads,)}
-        return path.shapes_of(settings)(model) | own
+        return path.doors(settings).shapes(model) | own
 
-    return model_numpy.Encoding(score=score, shapes=shapes, start=start, each_block=True)
+    return model_numpy.Encoding(score=score, shapes=shapes, each_block=True)
 
 class Layer(Encoding):
     def keep(self, h):

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-import expe
 import model_numpy
 import model_torch
 from config import RoPE, Sinusoidal
@@ -21,9 +20,7 @@ from config import RoPE, Sinusoidal
 @dataclass(frozen=True)
 class Settings(Sinusoidal):                                          # --base is there already
     fit = RoPE.fit
-
-    def rows(self, positions, model):
-        return expe.rope_table(positions, model.d_head, self.base)[..., None, :, :]                # (..., 1, T, D)
+    rows = RoPE.rows                                                 # (..., 1, T, D)
 
     def pairs(self, queries, keys, model):
         """Cosines and sines of the queries' positions, then of the keys': (..., 1, T + S, D)."""

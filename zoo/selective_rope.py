@@ -21,7 +21,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 import expe
 import model_numpy
 from config import NoPE, RoPE, knob
-from model_torch import Encoding, score_divisor, turn
+from model_torch import Encoding, at_least_fp32, score_divisor, turn
 
 TAPS = 4                                                             # tokens that the convolution sees
 EPS = 1e-6                                                           # as in fla's l2norm
@@ -99,16 +99,11 @@ def doors(settings):
     return model_numpy.Encoding(score=functools.partial(score, settings.base), shapes=shapes, each_block=True)
 
 class Layer(Encoding):
-    def __init__(self, settings, config):
-        super().__init__(settings, config)
-        self.n_heads = config.heads
-
     def keep(self, h):
         """W2 W1 x of each head and token, (B, H, S, D/2), in fp32 at least."""
         x = unit(h.unflatten(-1, (self.n_heads, -1))).flatten(-2)                              # (B, S, C)
         u = F.linear(F.linear(x, self.w1.type_as(x)), self.w2.type_as(x))                      # (B, S, H D/2)
-        u = u.to(torch.promote_types(u.dtype, torch.float32))
-        return u.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        return at_least_fp32(u).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
 
     def score(self, q, k, kept, table):
         z = convolve(kept, self.conv)                                                          # (B, H, S, D/2)

@@ -41,6 +41,7 @@ import torch
 import torch.nn.functional as F
 
 import model_numpy
+from model_torch import at_least_fp32
 
 FLOOR_SCALE = 8192
 ATTN_SCALE = 0.1
@@ -161,6 +162,6 @@ def stick_softmax(scores):
     sigmoid."""
     T, S = scores.shape[-2:]
     own = torch.ones(T, S, dtype=torch.bool, device=scores.device).tril(S - T).triu(S - T)     # a query's own key
-    x = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(own, -torch.inf)
+    x = at_least_fp32(scores).masked_fill(own, -torch.inf)
     after = F.logsigmoid(-x).flip(-1).cumsum(-1).flip(-1)                                      # ln(1 - b) from n on
     return torch.where(own, after[..., :1], x + after).exp().type_as(scores)

@@ -44,15 +44,11 @@ def doors(settings):
     return model_numpy.Encoding(
         score=score,
         shapes=lambda model: {"weight": (model.width, model.width), "bias": (model.width,)},
-        start=lambda rng, name, shape: fox.start(rng, name, shape) + np.float32(8 * (name == "bias")),
+        start=lambda rng, name, shape: model_numpy.small_numbers(rng, name, shape) + np.float32(8 * (name == "bias")),
         each_block=True,
     )
 
 class Layer(Encoding):
-    def __init__(self, settings, config):
-        super().__init__(settings, config)
-        self.n_heads = config.heads
-
     def keep(self, h):
         """ln f of each head, token and dimension, (B, H, S, D), in fp32 at least."""
         return fox.Layer.keep(self, h)[..., 0].unflatten(1, (self.n_heads, -1)).mT
