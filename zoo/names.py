@@ -20,7 +20,9 @@ METHODS = {                              # how a name of results/ or --pe begins
     "cope": ("CoPE", "#F33F5A"), "xpos": ("xPos", "#D20000"), "partial": ("RoPE, partial", "#126C84"),
     "proportional": ("RoPE, proportional", "#E400FC"), "cable": ("CABLE", "#A064B4"), "dape": ("DAPE", "#70B8FF"),
     "path": ("PaTH", "#00B286"), "path_fox": ("PaTH-FoX", "#1A1AFF"), "pope": ("PoPE", "#4C004C"),
-    "rove": ("RoVE", "#665A9C"), "selective_rope": ("Selective RoPE", "#4C0000")}
+    "rove": ("RoVE", "#665A9C"), "selective_rope": ("Selective RoPE", "#4C0000"), "lerope": ("LeRoPE", "#8A5A00"),
+    "relative_bank": ("relative bank", "#3F6B8C"), "wall": ("Wall", "#2F4F2F"), "gemma3": ("Gemma 3", "#B35C00"),
+    "partial_key_offset": ("key offset", "#5B5BD6")}
 COLOURS = tuple(colour for _, colour in METHODS.values())
 
 def family(variant):
