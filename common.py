@@ -170,8 +170,8 @@ def read_json(path, **fields):
     return value
 
 PICTURES = (".png", ".svg", ".pdf")
-OURS = {".json": rb'^\[\s*\{\s*"(run|preset)":', ".png": rb"^\x89PNG", ".svg": rb"<svg", ".pdf": rb"^%PDF",
-        ".html": rb'id="data"'}          # what a file has that --json, --plot or the explorer wrote
+OURS = {".json": rb'^\[\s*\{\s*"(run|preset)":\s*"[^"]*",\s*"pe":', ".html": rb'id="data"', ".png": rb"^\x89PNG",
+        ".svg": rb"<svg", ".pdf": rb"^%PDF"}        # what a file has that --json, the explorer or --plot wrote
 
 def new_file(*endings):
     """The argparse type of a file to write, of these endings: a new or empty one, or one of the kind written here."""

@@ -92,29 +92,32 @@ def evaluate(run, model, record, args, multiples=MULTIPLES):
                      "trained_length": context, "step": record["step"]})
     return rows
 
-SHOWN = {                       # {what a row may have: (its name, its format)}
-    "loss": ("loss, nats a token", ".3f"), "perplexity": ("perplexity", ".5g"),
-    "bits_per_byte": ("bits per byte", ".3f"),
-    "accuracy": ("accuracy", ".1%"), "whole": ("whole sequences", ".1%"), "end": ("end tokens", ".1%")}
-COMMON = {"chance": ("chance", ".1%"), "guess": ("best guess without positions", ".1%")}   # to the runs of a heading
+TEXT = {"loss": ("loss, nats a token", ".3f"), "perplexity": ("perplexity", ".5g"),
+        "bits_per_byte": ("bits per byte", ".3f")}                      # {what is printed of a row: (words, format)}
+TASK = {"accuracy": ("accuracy", ".1%"), "whole": ("whole sequences", ".1%"), "end": ("end tokens", ".1%")}
+GUESSES = {"chance": ("chance", ".1%"), "guess": ("best guess without positions", ".1%")}
 
 def print_rows(rows, before):
     """A run's numbers, a column for each length; a heading, unless the one before fits."""
     def print_numbers(names):
         for name, (words, form) in names.items():
-            if any(row.get(name) is not None for row in rows):
-                cells = ["-" if row[name] is None else format(row[name], form) for row in rows]
-                print(f"  {words:28}" + "".join(f"{cell:>9} " for cell in cells), flush=True)
+            cells = ["-" if row[name] is None else format(row[name], form if not row[name] >= 1e5 else ".3g")
+                     for row in rows]
+            print(f"  {words:28}" + "".join(f"{cell:>9} " for cell in cells), flush=True)
 
-    if [(row["data"], row["length"]) for row in rows] != [(row["data"], row["length"]) for row in before]:
-        counts = [f"{rows[-1][name]:,} {name[2:]}" for name in ("n_documents", "n_targets", "n_sequences")
-                  if name in rows[-1]]
-        print(f"\n{rows[-1]['data']}: {', '.join(counts)} at every length; * trained length")
+    of_task = rows[0]["protocol"] == "task"
+    if [heading_of(row) for row in rows] != [heading_of(row) for row in before]:
+        counts = [f"{rows[0][name]:,} {name[2:]}" for name in ("n_documents", "n_targets", "n_sequences")
+                  if name in rows[0]]
+        print(f"\n{rows[0]['data']}: {', '.join(counts)} at every length")
         lengths = [f"{row['length']:9,}" + " *"[row["length"] == row["trained_length"]] for row in rows]
-        print(f"{'':30}" + "".join(lengths))
-        print_numbers(COMMON)
+        print(f"{'* trained length':30}" + "".join(lengths))
+        print_numbers(GUESSES if of_task else {})
     print(rows[0]["run"])
-    print_numbers(SHOWN)
+    print_numbers({name: TASK[name] for name in TASK if rows[0][name] is not None} if of_task else TEXT)
+
+def heading_of(row):
+    return row["data"], row["length"], row["trained_length"]
 
 def main(argv=None):
     parser = CommandLine(prog="eval.py", description="Score runs past their trained length.",
@@ -134,6 +137,7 @@ def main(argv=None):
         rows = []
         records = {run: common.read_run(run)[2] for run in common.named_runs(args.runs)}
         for run, record in records.items():
+            common.read_checkpoint(run, ())                             # before any is scored
             if not record["model"]["causal"] and data.source_of(record["data"]["source"]) is data:
                 raise InputError(f"{run} sees later tokens, so that the next one is no test of it: name other runs, or "
                                  "draw its losses with python -m lab.curves")

@@ -54,7 +54,8 @@ VALIDATION_WINDOWS = 128        # of the trained length, in a validation loss
 
 def read_flags(argv):
     """(args, ModelConfig, TrainConfig): the preset's settings with the flags that were given, or the resumed run's."""
-    parser = CommandLine(usage="train.py [--preset NAME] [--pe NAME] [flags]", description=__doc__, add_help=False)
+    parser = CommandLine(prog="train.py", usage="train.py [--preset NAME] [--pe NAME] [flags]", description=__doc__,
+                         add_help=False)
     add = parser.add_argument
     add("--preset", choices=PRESETS, metavar="NAME", help=f"{', '.join(PRESETS)}; paper-35m on a GPU, else mini")
     add("--pe", choices=ENCODINGS, metavar="NAME", help=f"{', '.join(ENCODINGS)} (default: expe), with its own flags")
@@ -71,9 +72,10 @@ def read_flags(argv):
     args.preset = args.preset or ("paper-35m" if torch.cuda.is_available() else "mini")
     args.pe = args.pe or "expe"
     parser.prog = f"train.py --pe {args.pe}"
-    add("--help", "-h", action="help")
+    add("--help", "-h", action="help", help="show this text and stop")
     defaults = {}
-    for title, kind in {args.pe: settings_class(args.pe), "model": ModelConfig, "training": TrainConfig}.items():
+    kinds = {f"encoding {args.pe}": settings_class(args.pe), "model": ModelConfig, "training": TrainConfig}
+    for title, kind in kinds.items():
         group = parser.add_argument_group(title)
         for f in dataclasses.fields(kind):
             if f.metadata["help"]:
@@ -277,9 +279,6 @@ class Run:
         self.args, self.model_config, self.train_config = read_flags(argv)
         self.folder = self.args.out
         self.check_folder()
-        if self.train_config.init_from != "none":
-            with common.naming("--init-from"):
-                common.read_run(self.train_config.init_from)
         on_cpu = self.train_config.backend == "numpy" and self.args.device == "auto"
         self.device = pick_device("cpu" if on_cpu else self.args.device)
         self.source = data.source_of(self.train_config.data)
@@ -295,6 +294,12 @@ class Run:
             "provenance": {"preset": self.args.preset, "command": shlex.join(["python", "train.py", *argv]),
                            "device": str(self.device), "git": commit, "python": sys.version.split()[0],
                            "torch": torch.__version__, "threads": torch.get_num_threads()}}
+        if self.args.resume:
+            from engine import resume
+            resume.check_data(self)
+        elif self.train_config.init_from != "none":
+            from engine import init_from
+            init_from.check_parent(self)
 
     def check_folder(self):
         """InputError unless the folder is new or empty or, with --resume or --overwrite, holds a run."""
@@ -307,13 +312,14 @@ class Run:
 
     def begin(self, backend):
         """(steps done, seconds trained) before now, with the backend filled where it does not begin anew."""
+        step, seconds = 0, 0.0
         if self.args.resume:
             from engine import resume
-            return resume.go_on(self, backend)
-        if self.train_config.init_from != "none":
+            step, seconds = resume.go_on(self, backend)
+        if step == 0 and self.train_config.init_from != "none":
             from engine import init_from
             self.record["parent"] = init_from.load_parent(self, backend)
-        return 0, 0.0
+        return step, seconds
 
     def start(self):
         """Write what stays the same, once the first step is done; --overwrite replaces these files, by name."""

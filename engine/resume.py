@@ -38,19 +38,23 @@ def check(run, stored, flags):
             raise InputError(f"{flag_of(name)} is {value} in {run}, and {flags[name]} was given: resume with the run's "
                              "own flags, or train under another --out")
 
+def check_data(run):
+    """InputError unless a train.Run has the data that it was trained on."""
+    stored = common.read_run(run.folder)[2]["data"]["splits"]["train"]
+    if stored["sha256"] != run.record["data"]["splits"]["train"]["sha256"]:
+        raise InputError(f"{run.tokens} is not the data that {run.folder} was trained on: its hash differs")
+
 def go_on(run, backend):
     """Go on with a train.Run: fill the backend from its checkpoint; returns (steps done, seconds trained).
 
-    InputError for other data than it was trained on. What was logged after the checkpoint is trained again, and goes.
+    What was logged after the checkpoint is trained again, and goes.
     """
     now, run.record = run.record, common.read_run(run.folder)[2]
-    if run.record["data"]["splits"]["train"]["sha256"] != now["data"]["splits"]["train"]["sha256"]:
-        raise InputError(f"{run.tokens} is not the data that {run.folder} was trained on: its hash differs")
+    run.record["train"]["steps"] = run.train_config.steps
     info = common.checkpoint_info(run.folder)
     if info["step"]:
         load_checkpoint(run.folder, backend, run.model_config)
         run.write("log.jsonl", kept_log(run.folder, info["step"]))
-        run.record["train"]["steps"] = run.train_config.steps
         run.write("config.json", json.dumps(run.record, indent=1).encode() + b"\n")
         run.log(step=info["step"], resumed=now["provenance"])
     return info["step"], info["seconds"]

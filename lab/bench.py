@@ -289,7 +289,8 @@ def main(argv=None):
         print(f"{platform.machine()}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}", flush=True)
         parts = measure(args)
         if args.json:
-            write_text(args.json, json.dumps(parts, indent=1) + "\n")
+            rows = [row | {"part": part} for part, some in parts.items() for row in some]
+            write_text(args.json, json.dumps(rows, indent=1) + "\n")
         for part, rows in parts.items():
             print_part(part, rows)
 

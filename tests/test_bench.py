@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import model_torch
+from common import new_file
 from config import InputError, configure, make_encoding
 from engine import fast
 from lab import bench
@@ -55,7 +56,9 @@ def test_rows_stand_beside_nope(tmp_path, monkeypatch):
                    "--repeats", 1, "--batch-size", 2, "--device", "cpu", "--json", "b.json", cwd=tmp_path)
     bench.Work.cache_clear()
     assert done.returncode == 0, done.stderr
-    parts = json.loads((tmp_path / "b.json").read_text())
+    rows = json.loads((tmp_path / "b.json").read_text())
+    parts = {part: [row for row in rows if row["part"] == part] for part in ("train", "evaluate", "generate")}
+    assert new_file(".json")(str(tmp_path / "b.json"))                  # which --json may replace
     assert [(row["pe"], row["backend"]) for row in parts["train"]] == [
         ("nope", "torch"), ("learned", "torch"), ("learned", "plain"), ("expe", "torch"), ("expe", "plain")]
     for row in parts["train"]:

@@ -34,7 +34,18 @@ def test_all_but_the_encodings_weights_go_on(pe, backend, workplace, tokens, tmp
 
 def test_a_parent_that_does_not_fit_is_named(workplace, tokens, tmp_path):
     flags = [*TINY, "--data", tokens, "--init-from", workplace / "runs" / "expe", "--out", "run", "--heads", "2"]
-    assert "--heads is 4 in" in refused(command("train.py", *flags, cwd=tmp_path))
+    assert "--heads is 4 in --init-from" in refused(command("train.py", *flags, cwd=tmp_path))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_child_that_was_killed_before_its_first_checkpoint_begins_with_its_parents_weights(
+        workplace, tokens, tmp_path):
+    flags = [*TINY, "--data", tokens, "--init-from", workplace / "runs" / "expe", "--steps", "4"]
+    assert command("train.py", *flags, "--out", "whole", cwd=tmp_path).returncode == 0
+    command("train.py", *flags, "--out", "run", cwd=tmp_path)
+    (tmp_path / "run" / common.CHECKPOINT).unlink()
+    assert command("train.py", "--out", "run", "--resume", cwd=tmp_path).returncode == 0
+    assert read_log(tmp_path / "run") == read_log(tmp_path / "whole")
 
 
 def test_a_run_is_not_its_own_parent(workplace, tokens, tmp_path):

@@ -168,7 +168,7 @@ def test_runs_resume_and_are_scored_by_their_data(runs):
     rows = json.loads((runs / "rows.json").read_text())
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("val of")] == [
-        f"val of task:{name}: 512 sequences at every length; * trained length" for name in ("copy", "flip-flop")]
+        f"val of task:{name}: 512 sequences at every length" for name in ("copy", "flip-flop")]
     assert {row["length"] for row in rows if "copy" in row["data"]} == {20, 40, 80}          # 52 symbols run out
     assert {row["length"] for row in rows if "flip" in row["data"]} == {20, 40, 80, 160, 320}
     assert all((row["end"] is None) == ("flip" in row["data"]) for row in rows)
