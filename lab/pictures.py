@@ -225,7 +225,7 @@ def heat(path, rows, title):
         axis.tick_params(length=0)
     words = "accuracy in %, all seeds; colour: from the best guess to 100%; below: seeds that learned it"
     figure.suptitle(f"{title}\n({words})", x=0.01, ha="left", fontsize=11)
-    save(figure, path, dpi=80)
+    save(figure, path, dpi=72)
 
 def attention(path, weights, title):
     """Maps of {length: (blocks, H, T, T)}: a row a block, a column a head, the lengths side by side.
