@@ -273,7 +273,8 @@ class ModelConfig(Checked):
         self.mlp_width = self.mlp_width or 4 * self.width
         self.encoding = self.encoding.fit(self)
         if "nope" not in [encoding.pe for encoding, _ in self.turns()] and self.softmax == "llama4":
-            raise InputError("--softmax llama4 is for blocks without an encoding: give --nope-every too, or --pe nope")
+            raise InputError("--softmax llama4 is for blocks without an encoding: give --nope-every, --pe nope, "
+                             "or a --cycle with nope")
 
     @property
     def d_head(self):

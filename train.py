@@ -419,6 +419,7 @@ def train(run, backend, first=0, seconds=0.0):
                 with contextlib.suppress(BrokenPipeError):              # a run that nobody watches goes on
                     tqdm.write(f"{run.folder}: step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   "
                                f"{rate:,.0f} tokens/s{run.share_of_gpu(rate)}")
+            if scored or step == first:                                 # the first step compiles
                 counted = done, time.perf_counter()
             if saved:
                 run.save(backend, done, seconds + time.perf_counter() - begun)

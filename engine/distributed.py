@@ -78,6 +78,9 @@ class RankRun(train.Run):
         dist.all_reduce(stop, dist.ReduceOp.MAX)
         return bool(stop)
 
+    def share_of_gpu(self, rate):
+        return super().share_of_gpu(rate / WORLD)
+
 if RANK:
     for name in ("start", "write", "log", "save"):
         setattr(RankRun, name, lambda self, *what, **line: None)

@@ -149,6 +149,8 @@ def looks_like(wrong, got, right, length, allowed, known):
                for words, pair in pairs.items() if all(off(name, *pair[name]) <= 1 for name in pair)}
         if far:                                     # which is nearest, a number that all keys share decides too
             return min(far, key=far.get)
+    if off(name, last(got[name]), last(right[name])) <= 1:              # its last sequence does not show the mistake
+        return "no mistake that is known here"
     for words, made in {"the right numbers": {}, **known}.items():
         x = last(got[name])
         y = made.get(name, last(right[name]))

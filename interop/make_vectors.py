@@ -427,6 +427,7 @@ def relative_bank(case, x):
     profiles = np.where((0 <= d) & (d < extent), bank[:, d.clip(0, extent - 1)], 0)            # (R, B, T, S)
     return {
         "keys beyond the extent have the bias of its last distance": {"pairs": lambda y: y.clip(max=extent - 1)},
+        "off by one: distance 4, the extent, has the bias of 3": {"pairs": lambda y: y - (d == extent)[:, None]},
         "the distance is n - m, not m - n: only a query's own key has a bias": {"pairs": lambda y: extent * (y > 0)},
         "r is the key's, not the query's": {"bias": lambda _: np.einsum("bhnr,rbmn->bhmn", r, profiles)}}
 

@@ -87,8 +87,10 @@ def test_a_part_of_a_cycle_has_the_settings_of_pe_but_for_those_that_it_changes(
     ("nope,rope", {}, "--cycle must begin with the encoding of --pe, rope"), ("rope:base=9", {}, "must begin with"),
     ("rope,rotary", {}, "got 'rotary': --pe must be one of nope, "), ("rope,", {}, "got '': --pe must be"),
     ("rope,rope:bass=9", {}, "'rope:bass=9': rope has the settings base, window, got 'bass'"),
-    ("rope,rope:base=x", {}, "'rope:base=x': could not convert"), ("rope,rope:base=1", {}, "--base must be .*above 1"),
-    ("rope,rope:window=-2", {}, "window must be at least 0, got -2"), ("rope,rope:window", {}, "': invalid"),
+    ("rope,rope:base=x", {}, "'rope:base=x': 'x' is not a number"), ("rope,rope:base=1", {}, "--base must.*above 1"),
+    ("rope,rope:window=-2", {}, "window must be at least 0, got -2"), ("rope,rope:window", {}, "'' is not a number"),
+    ("rope,rope:window=1e30", {}, "not a whole number .of at most"),
+    ("rope,rope:base=2:base=3", {}, "base stands there twice"),
     ("rope,expe", {}, "--l must be from 1 to the width, 8, got 24"), ("rope,expe:constant=1", {}, "--constant must be"),
     ("rope,rope,nope", {}, "at most as many parts as --layers, 2, got 3"), ("rope,learned", {}, "cannot have learned"),
     ("rope,expe:l=3:once=true", {}, "--cycle cannot have expe in some blocks: it enters before the first one"),
@@ -96,6 +98,16 @@ def test_a_part_of_a_cycle_has_the_settings_of_pe_but_for_those_that_it_changes(
 def test_a_cycle_that_cannot_be_is_refused(cycle, changes, message):
     with pytest.raises(InputError, match=f"--cycle.*{message.removeprefix('--cycle')}"):
         dataclasses.replace(SMALL, layers=2, encoding=make_encoding("rope"), cycle=cycle, **changes)
+
+
+@pytest.mark.parametrize("first, other, theta", [("qk", "k", 64 / 16), ("k", "qk", 1 / 64)])
+def test_a_part_that_overrides_another_input_needs_its_own_theta(first, other, theta):
+    cycle = f"expe,expe:on={other}"
+    config = dataclasses.replace(SMALL, layers=2, encoding=make_encoding("expe", l=3, on=first))
+    with pytest.raises(InputError, match=f"'expe:on={other}': .* add :theta={theta:g}, its default"):
+        dataclasses.replace(config, cycle=cycle)
+    found, _ = dataclasses.replace(config, cycle=f"{cycle}:theta={theta}").block(1)
+    assert found == make_encoding("expe", l=3, on=other).fit(config)
 
 
 def test_unset_fields_take_their_defaults_where_the_context_is_known():

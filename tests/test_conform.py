@@ -285,6 +285,7 @@ WHOLE = [  # implementations that are wrong in one thing: (case, function, what 
     ("relative-bank", functools.partial(relative_bank, root=2), f"{DENOMINATOR}: the bias is divided by sqrt(D)"),
     ("relative-bank", functools.partial(relative_bank, apart=np.negative), "the distance is n - m, not m - n"),
     ("relative-bank", functools.partial(relative_bank, apart=lambda d: d.clip(max=3)), "keys beyond the extent have"),
+    ("relative-bank", functools.partial(relative_bank, apart=lambda d: d - (d == 4)), "off by one: distance 4, the"),
     ("relative-bank", functools.partial(relative_bank, apart=lambda d: d + 1), "off by one: the distance is m - n + 1"),
     ("relative-bank", functools.partial(relative_bank, mine=lambda r: r[:, :, [0, 0]]), "all heads have the first"),
 ]
@@ -293,6 +294,15 @@ WHOLE = [  # implementations that are wrong in one thing: (case, function, what 
 @pytest.mark.parametrize("name, function, words", WHOLE, ids=[words for _, _, words in WHOLE])
 def test_wrong_implementations_are_named(name, function, words):
     assert says(name, function).partition("it looks like ")[2].startswith(words), says(name, function)
+
+
+def test_a_mistake_that_the_last_sequence_does_not_show_has_no_name():
+    def wrong(positions, key_positions, h, weight, bank, rel_extent):
+        bias = relative_bank(positions, key_positions, h, weight, bank, rel_extent)
+        bias[0] *= len(bias)                                            # the part near has two sequences
+        return bias
+
+    assert says("relative-bank", wrong).endswith("it looks like no mistake that is known here")
 
 
 @pytest.mark.parametrize("name, function", [

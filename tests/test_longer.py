@@ -108,7 +108,7 @@ KINDS = [
     ("shaw", {"window": 3}),
     ("rope", {"cycle": "rope:window=4,t5:buckets=6:max_distance=5"}),
     ("rope", {"cycle": "rope,rope:base=50:window=7"}),
-    ("expe", {"cycle": "expe:window=5,expe:on=k:l=3"}),
+    ("expe", {"cycle": "expe:window=5,expe:on=k:l=3:theta=4/9"}),
 ]
 STUCK = [("sinusoidal", {}), ("learned", {}), ("expe", {"on": "qkv"}), ("expe", {"once": True})]  # these cannot stream
 STUCK += [(pe, {}) for pe in ENCODINGS if pe not in CORE and not reading(pe).streams()]  # of zoo/

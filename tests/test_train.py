@@ -150,21 +150,22 @@ def test_a_step_waits_for_no_number_of_the_device(tokens, monkeypatch):
     assert torch.is_tensor(loss) and torch.is_tensor(norm)
 
 
+@pytest.mark.parametrize("nan", [6, 7])
 @pytest.mark.parametrize("pause", ["--checkpoint-every", "--eval-every"])
-def test_a_nan_one_step_before_a_pause_ends_the_run_there(tokens, tmp_path, monkeypatch, pause):
-    """Losses are read a step late, but no checkpoint and no validation loss is of what came after it."""
+def test_a_nan_before_a_pause_ends_the_run_there(tokens, tmp_path, monkeypatch, pause, nan):
+    """Losses are read a step late, but a checkpoint or a validation loss waits for all that come before it."""
     step = train.TorchBackend.step
 
     def broken(self, batch, number, positions=None):
         loss, norm = step(self, batch, number, positions)
-        return loss if number != 6 else loss * np.nan, norm
+        return loss if number != nan else loss * np.nan, norm
 
     monkeypatch.setattr(train.TorchBackend, "step", broken)
     with pytest.raises(SystemExit) as stop:
         train.main([*TINY, "--data", str(tokens), "--out", str(tmp_path / "run"), "--steps", "12", pause, "8"])
     assert stop.value.code == 2 and not (tmp_path / "run" / common.CHECKPOINT).exists()
     lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
-    assert [(line["step"], "loss" in line) for line in map(json.loads, lines)] == [(i, True) for i in range(1, 7)]
+    assert [(line["step"], "loss" in line) for line in map(json.loads, lines)] == [(i, True) for i in range(1, nan + 1)]
 
 
 def test_a_full_gpu_memory_halves_the_micro_batch(tokens, monkeypatch, capsys):

@@ -1,7 +1,7 @@
 """--cycle: blocks in turn have their own encoding and window, as in Gemma 3 and 4, Cohere 2, EXAONE 4 and SmolLM3.
 
     --pe rope --cycle rope:window=512,rope:window=512,rope:base=1e6        Gemma 3: local blocks, then a global one
-    --pe rope --cycle rope:window=512,rope:window=512,proportional         Gemma 4
+    --pe rope --cycle rope:window=512,rope:window=512,proportional:base=1e6          Gemma 4
     --pe rope --cycle rope:window=512,rope:window=512,nope                 Cohere 2, as --nope-every 3 --window 512
 
 A part is a name that --pe takes, its settings, and the number of keys that its blocks see, which are all if it is left
@@ -9,11 +9,13 @@ out. Parts with the name of --pe have the settings of its flags, but for those t
 The parameters of --pe are shared as ever; those of another encoding belong to each block.
 """
 
+from argparse import ArgumentTypeError
 from dataclasses import fields, replace
 
+from common import number, whole
 from config import InputError, Learned, Sinusoidal, kind_of, make_encoding
 
-WORDS = {"true": True, "false": False}
+READERS = {int: whole, float: number, str: str, bool: lambda text: {"true": True, "false": False}.get(text, text)}
 
 def turns(model):
     """[(encoding, window)] of the parts of a ModelConfig's cycle. InputError that names --cycle for what is wrong."""
@@ -39,10 +41,16 @@ def read(part, model):
         for name, _, text in (pair.partition("=") for pair in pairs):
             if name not in kinds:
                 raise InputError(f"{pe} has the settings {', '.join(kinds)}, got {name!r}")
-            values[name] = WORDS.get(text) if kinds[name] is bool else kinds[name](text)
+            if name in values:
+                raise InputError(f"{name} stands there twice")
+            values[name] = READERS[kinds[name]](text)
         window = values.pop("window", 0)
         if window < 0:
             raise InputError(f"window must be at least 0, got {window}")
-        return replace(e, **values).fit(model), window
-    except ValueError as error:                                      # of InputError, int and float
+        new = replace(e, **values)
+        if pe == "expe" and new.on != e.on and e.theta is not None and "theta" not in values:
+            theta = new.defaults(model.context)["theta"]
+            raise InputError(f"on={new.on} goes with another theta: add :theta={theta:g}, its default, or your own")
+        return new.fit(model), window
+    except (InputError, ArgumentTypeError) as error:
         raise InputError(f"--cycle has parts such as rope:base=1e6:window=512, got {part!r}: {error}") from None
