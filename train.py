@@ -14,6 +14,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -96,7 +97,8 @@ def run_name(args, flags, defaults):
     """The preset, --pe, each given flag with another value than the preset's, and the seed."""
     words = [f"{flag_of(name).strip('-')}-{Path(str(value)).name}" for name, value in flags.items()
              if value != defaults[name] and name not in UNNAMED]
-    return "-".join([args.preset, args.pe, *words, f"s{flags.get('seed', 0)}"])
+    name = "-".join([args.preset, args.pe, *words, f"s{flags.get('seed', 0)}"])
+    return re.sub(r"[^\w.,=+-]", "-", name)                             # Windows has no : in names
 
 # ---- the two backends ------------------------------------------------------------------------------------------------
 

@@ -59,7 +59,8 @@ def variant_of(run):
     model, _, _ = read_run(run)
     words = [key if x is True else f"{key}-{x}" if isinstance(x, str) else key + short
              for key, x, short in changed(model)]
-    return "-".join([model.encoding.pe, *words, *[model.softmax] * (model.softmax != "plain")])
+    words += [model.softmax] * (model.softmax != "plain") + ["cycle"] * bool(model.cycle)
+    return "-".join([model.encoding.pe, *words])
 
 def names_of(runs):
     """{run: what no other one of them is called}: its variant's name, if need be with its folder's, or its path."""

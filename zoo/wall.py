@@ -4,8 +4,9 @@
 
 f_j = sigmoid(W x_j + b), x the block's input. W (C, C), in every block anew, starts from N(0, 0.02^2) and b at 8, near
 NoPE. A forgotten score goes to 0, not to minus infinity as in FoX. Source: fla/ops/wall_attn/naive.py and
-fla/layers/wall_attn.py in flash-linear-attention 0.6.0. NumPy computes the formula as it stands; torch does so for keys
-near a query, and before it has exp(P_m - P_e) exp(P_e - P_n), e the last of some keys: neither factor can overflow.
+fla/layers/wall_attn.py in flash-linear-attention 0.6.0. NumPy computes the formula as it stands. Torch does so where
+query and key are in the same group of 16 tokens, and else splits the factor at the last key e of the key's group:
+exp(P_m - P_e) exp(P_e - P_n). Neither part can overflow.
 """
 
 import itertools
