@@ -415,6 +415,7 @@ def compile(model, **how):
             raise InputError(f"--compile needs the C++ compiler {COMPILER}: install it, or leave out --compile")
         if torch.backends.cpu.get_cpu_capability() == "AVX512":
             how = {"options": {"cpp.simdlen": 256}} | how    # g++ 12 errs in kernels that transpose bf16 with AVX-512
+    torch.compiler.reset()                                   # graphs of other models count against a limit of 8
     for block in model.blocks:
         getattr(block.attn, "linear", None)                  # is found by looking at values
         block.compile(**how)

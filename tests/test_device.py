@@ -66,6 +66,15 @@ def test_compile_without_a_compiler_is_refused(tokens, tmp_path, monkeypatch):
     assert "--compile needs the C++ compiler no-such-compiler: install it, or leave out --compile" in refused(done)
 
 
+def test_models_that_one_process_compiles_in_turn_are_all_compiled(monkeypatch):
+    """lab.grid trains so. torch runs a function without its graph, and fullgraph ends it, at the ninth graph."""
+    monkeypatch.setattr(fast, "COMPILER", "sh")                             # which the backend does not need
+    for width in range(8, 88, 8):
+        model = GPT(ModelConfig(layers=1, width=width, heads=2, context=8, vocab=10, encoding=make_encoding("rope")))
+        fast.compile(model, backend="eager", options=None, fullgraph=True)
+        model(torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which(fast.COMPILER), reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -78,7 +87,6 @@ def test_a_training_step_compiles_without_a_graph_break(name, dtype):
     setting = dataclasses.replace(configure("mini")[1], **changes)
     found = []
     for compiled in (False, True):
-        torch.compiler.reset()
         backend = train.TorchBackend(config, setting, torch.device("cpu"))
         if compiled:
             fast.compile(backend.model, fullgraph=True)
@@ -97,7 +105,6 @@ def test_compiled_gradients_in_bf16_are_those_of_the_plain_graph(encoding):
     tokens, targets = (torch.from_numpy(np.random.default_rng(i).integers(0, 1024, (8, 128))) for i in (0, 1))
     found = []
     for compiled in (False, True):
-        torch.compiler.reset()
         backend = train.TorchBackend(config, setting, torch.device("cpu"), compiled)
         with backend.autocast:
             loss = backend.model(tokens, targets, None)
