@@ -9,13 +9,12 @@ out. Parts with the name of --pe have the settings of its flags, but for those t
 The parameters of --pe are shared as ever; those of another encoding belong to each block.
 """
 
-from argparse import ArgumentTypeError
+import math
 from dataclasses import fields, replace
 
-from common import number, whole
 from config import InputError, Learned, Sinusoidal, kind_of, make_encoding
 
-READERS = {int: whole, float: number, str: str, bool: lambda text: {"true": True, "false": False}.get(text, text)}
+WORDS = {"true": True, "false": False}
 
 def turns(model):
     """[(encoding, window)] of the parts of a ModelConfig's cycle. InputError that names --cycle for what is wrong."""
@@ -43,7 +42,8 @@ def read(part, model):
                 raise InputError(f"{pe} has the settings {', '.join(kinds)}, got {name!r}")
             if name in values:
                 raise InputError(f"{name} stands there twice")
-            values[name] = READERS[kinds[name]](text)
+            kind = kinds[name]
+            values[name] = WORDS.get(text, text) if kind is bool else text if kind is str else number(text, kind)
         window = values.pop("window", 0)
         if window < 0:
             raise InputError(f"window must be at least 0, got {window}")
@@ -52,5 +52,16 @@ def read(part, model):
             theta = new.defaults(model.context)["theta"]
             raise InputError(f"on={new.on} goes with another theta: add :theta={theta:g}, its default, or your own")
         return new.fit(model), window
-    except (InputError, ArgumentTypeError) as error:
+    except InputError as error:
         raise InputError(f"--cycle has parts such as rope:base=1e6:window=512, got {part!r}: {error}") from None
+
+def number(text, kind):
+    """The int or float of "24", "1e6" or "1/512", as flags have them."""
+    above, _, below = text.partition("/")
+    try:
+        value = float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError):
+        value = math.nan
+    if math.isnan(value) or kind is int and (value % 1 or abs(value) > 2**53):
+        raise InputError(f"{text!r} is not a {'whole number' if kind is int else 'number such as 24, 1e-3 or 1/2048'}")
+    return kind(value)

@@ -4,12 +4,10 @@
 
 f_j = sigmoid(W x_j + b), x the block's input. W (C, C), in every block anew, starts from N(0, 0.02^2) and b at 8, near
 NoPE. A forgotten score goes to 0, not to minus infinity as in FoX. Source: fla/ops/wall_attn/naive.py and
-fla/layers/wall_attn.py in flash-linear-attention 0.6.0. NumPy computes the formula as it stands. Torch does so where
-query and key are in the same group of 16 tokens, and else splits the factor at the last key e of the key's group:
-exp(P_m - P_e) exp(P_e - P_n). Neither part can overflow.
+fla/layers/wall_attn.py in flash-linear-attention 0.6.0. NumPy computes the formula as it stands. Torch does so for at
+most 16 tokens. Of more, the later half reads the earlier one by exp(P_m - P_e) exp(P_e - P_n), e the last key of that,
+and neither factor can overflow; each half is then read so by itself.
 """
-
-import itertools
 
 import numpy as np
 import torch
@@ -19,7 +17,7 @@ import model_numpy
 from model_torch import Encoding, score_divisor
 from zoo import fox
 
-PART = 16                                                            # keys that share a factor in torch
+PART = 16                                                            # tokens that torch reads by the formula
 Settings = fox.Settings                                              # none, and no later keys
 
 def score(q, k, h, table, learned):
@@ -55,13 +53,18 @@ class Layer(Encoding):
         return fox.Layer.keep(self, h)[..., 0].unflatten(1, (self.n_heads, -1)).mT
 
     def score(self, q, k, kept, table):
-        P, before = kept.cumsum(2), k.shape[2] - q.shape[2]                                    # the last T are queries
-        columns = []
-        for i, j in itertools.pairwise([*range(0, k.shape[2], PART), k.shape[2]]):
-            a, b = max(i - before, 0), max(j - before, 0)                                      # those among these keys
-            key, P_key, P_query, end = k[:, :, i:j], P[:, :, i:j], P[:, :, before:], P[:, :, j - 1 : j]
-            E = (P_query[:, :, a:b, None] - P_key[:, :, None]).clamp(max=0).exp()              # (B, H, b-a, PART, D)
-            near = (q[:, :, a:b, None] * key[:, :, None] * E).sum(-1).tril(before + a - i)
-            far = q[:, :, b:] * (P_query[:, :, b:] - end).exp() @ (key * (end - P_key).exp()).mT
-            columns.append(F.pad(torch.cat((near, far), 2), (0, 0, a, 0)))                     # (B, H, T, PART)
-        return (torch.cat(columns, -1) - q @ k.mT) / score_divisor(q)                          # (B, H, T, S)
+        P, S, T = kept.cumsum(2), k.shape[2], q.shape[2]                                       # the last T are queries
+        def far(i, h, j):
+            """The sums of queries h to j - 1 and keys i to h - 1, which lie before them: (B, H, j - h, h - i)."""
+            end = P[:, :, h - 1, None]
+            key = k[:, :, i:h] * (end - P[:, :, i:h]).exp()
+            return q[:, :, h - S + T : j - S + T] * (P[:, :, h:j] - end).exp() @ key.mT
+        def square(i, j):
+            """The sums of queries and keys i to j - 1: (B, H, j - i, j - i)."""
+            if j - i > PART:
+                h = (i + j) // 2
+                return torch.cat((F.pad(square(i, h), (0, j - h)), torch.cat((far(i, h, j), square(h, j)), 3)), 2)
+            E = (P[:, :, i:j, None] - P[:, :, None, i:j]).clamp(max=0).exp()                   # (B, H, j-i, j-i, D)
+            return (q[:, :, i - S + T : j - S + T, None] * k[:, :, None, i:j] * E).sum(-1).tril()
+        earlier = [far(0, S - T, S)] if S > T else []
+        return (torch.cat((*earlier, square(S - T, S)), 3) - q @ k.mT) / score_divisor(q)      # (B, H, T, S)
