@@ -91,7 +91,7 @@ def test_a_training_step_compiles_without_a_graph_break(name, dtype):
         if compiled:
             fast.compile(backend.model, fullgraph=True)
         batches = [np.random.default_rng(i).integers(0, 50, (4, 33)) for i in range(2)]
-        found.append([backend.step((batch[:, :-1], batch[:, 1:]), i)[0] for i, batch in enumerate(batches)])
+        found.append([backend.step((batch[:, :-1], batch[:, 1:]), i)[0].item() for i, batch in enumerate(batches)])
     assert found[0] == pytest.approx(found[1], rel=1e-4 if dtype == "fp32" else 2e-3)
 
 
