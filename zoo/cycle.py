@@ -48,9 +48,11 @@ def read(part, model):
         if window < 0:
             raise InputError(f"window must be at least 0, got {window}")
         new = replace(e, **values)
-        if pe == "expe" and new.on != e.on and e.theta is not None and "theta" not in values:
-            theta = new.defaults(model.context)["theta"]
-            raise InputError(f"on={new.on} goes with another theta: add :theta={theta:g}, its default, or your own")
+        if hasattr(e, "defaults"):                                   # some of which depend on other settings
+            before, after = e.defaults(model.context), new.defaults(model.context)
+            for name in after.keys() - values.keys():
+                if after[name] != before[name] and getattr(e, name) is not None:
+                    raise InputError(f"it needs its own {name}: add :{name}={after[name]:g}, its default, or another")
         return new.fit(model), window
     except InputError as error:
         raise InputError(f"--cycle has parts such as rope:base=1e6:window=512, got {part!r}: {error}") from None
