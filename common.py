@@ -207,7 +207,7 @@ def folder(text):
 
 def holds_files(folder):
     """Whether a folder holds anything besides what a killed script may have left before it wrote its first file."""
-    return folder.is_dir() and not all(name.startswith((".lock", ".unfinished-")) for name in os.listdir(folder))
+    return os.path.isdir(folder) and not all(name.startswith((".lock", ".unfinished-")) for name in os.listdir(folder))
 
 @contextlib.contextmanager
 def lock(folder, wait=False):
@@ -291,7 +291,8 @@ def load_model(run, make=None):
     tensors, info = read_checkpoint(run)
     model = (make or GPT)(config, seed=None)
     try:
-        model.load_state_dict({name: torch.from_numpy(tensors[name]) for name in model.state_dict()})
-    except (RuntimeError, KeyError) as error:
+        model.load_state_dict({name: torch.from_numpy(t) for name, t in tensors.items()
+                               if not name.startswith(("m.", "v."))})
+    except RuntimeError as error:
         raise InputError(f"{run}: {CHECKPOINT} is of another model than config.json ({error}): it was edited") from None
     return model.eval(), record | info

@@ -390,8 +390,8 @@ def configure(preset, pe="expe", **flags):
 
 def check_random_positions(drawn, model):
     """InputError unless positions can be drawn from so many."""
-    kind, longest = type(model.encoding), model.encoding.longest(model)
-    if kind.rows is NoPE.rows and kind.pairs is NoPE.pairs:
+    kinds, longest = {type(encoding) for encoding, _ in model.turns()}, model.encoding.longest(model)
+    if all(kind.rows is NoPE.rows and kind.pairs is NoPE.pairs for kind in kinds):
         raise InputError(f"--random-positions is for encodings that read positions, not {model.encoding.pe}")
     if not model.context <= drawn <= longest:
         most = f" to {longest} (--n-positions)" if math.isfinite(longest) else " on"

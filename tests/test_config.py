@@ -78,6 +78,8 @@ def test_a_part_of_a_cycle_has_the_settings_of_pe_but_for_those_that_it_changes(
     other, _ = config.block(1)
     assert config.block(0) == (rope, 3) and other == dataclasses.replace(rope, base=1e6)
     assert config.block(2)[0] == make_encoding("expe", l=3, on="k").fit(config)  # theta 64/16
+    drawn = dataclasses.replace(SMALL, layers=2, encoding=make_encoding("expe", l=3), cycle="expe,expe:learn=random")
+    assert drawn.block(1)[0] == make_encoding("expe", l=3, learn="random").fit(drawn)  # no start, no theta
     stored = dataclasses.asdict(config)
     assert ModelConfig.from_dict(stored) == config and stored.pop("cycle")
     assert ModelConfig.from_dict(stored).block(1) == (rope, 0)  # of a run before there were cycles
@@ -89,7 +91,8 @@ def test_a_part_of_a_cycle_has_the_settings_of_pe_but_for_those_that_it_changes(
     ("rope,rope:bass=9", {}, "'rope:bass=9': rope has the settings base, window, got 'bass'"),
     ("rope,rope:base=x", {}, "'rope:base=x': 'x' is not a number"), ("rope,rope:base=1", {}, "--base must.*above 1"),
     ("rope,rope:window=-2", {}, "window must be at least 0, got -2"),
-    ("rope,rope:window", {}, "'' is not a whole number"), ("rope,rope:window=1e30", {}, "1e30' is not a whole number"),
+    ("rope,rope:window", {}, "'' is not a whole number"),
+    ("rope,rope:window=1e30", {}, "1e30' is not a whole number .of at most 2.53"),
     ("rope,rope:base=2:base=3", {}, "base stands there twice"),
     ("rope,expe", {}, "--l must be from 1 to the width, 8, got 24"), ("rope,expe:constant=1", {}, "--constant must be"),
     ("rope,rope,nope", {}, "at most as many parts as --layers, 2, got 3"), ("rope,learned", {}, "cannot have learned"),

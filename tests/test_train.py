@@ -199,7 +199,8 @@ def test_dropout_is_a_function_of_seed_and_step(kind, tokens):
 @pytest.mark.parametrize("line, name", [
     ("--preset mini --pe expe --l 24 --fast", "mini-expe-s0"),
     ("--preset mini --pe expe --l 8 --lr 2e-3 --tied", "mini-expe-l-8-tied-True-lr-0.002-s0"),
-    ("--preset paper-35m --pe exqpe --data a/b", "paper-35m-exqpe-data-b-s0")])
+    ("--preset paper-35m --pe exqpe --data a/b", "paper-35m-exqpe-data-b-s0"),
+    ("--pe expe --cycle expe:window=3,expe:theta=1/512", "mini-expe-cycle-expe-window=3,expe-theta=1-512-s0")])
 def test_default_names_are_preset_encoding_and_the_flags_that_differ(line, name):
     args, _, _ = train.read_flags(line.split())
     assert str(args.out) == f"runs/{name}"
@@ -223,6 +224,7 @@ WRONG = {
     "--objective mlm --causal": "leave out --causal", "--dtype tf32 --on k --theta 9": "--dtype tf32 rounds",
     "--random-positions 3": "--random-positions must be from 16 (--context) on, got 3",
     "--pe fox --random-positions 64": "--random-positions is for encodings that read positions",
+    "--pe nope --cycle nope,rope --random-positions 3": "--random-positions must be from 16 (--context) on, got 3",
     "--device cuda:99": "--device must be", "--backend numpy --compile": "--backend numpy",
     "--data missing": "--data: missing: no such file", "--vocab 400": "add --vocab 300",
     "--init-from missing": "--init-from: missing", "rope": "did you mean --pe rope?",
@@ -263,6 +265,7 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tokens, tmp_path):
     ("config.json", lambda text: text[:-40]), ("config.json", lambda text: b"[1]"),
     ("config.json", lambda text: text.replace(b'"heads": 4', b'"heads": 0')),
     ("config.json", lambda text: text.replace(b'"width": 128', b'"width": 64')),
+    ("config.json", lambda text: text.replace(b'"layers": 4', b'"layers": 3')),  # block 3 has weights all the same
     ("config.json: ", lambda text: text.replace(b'"layers": 4', b'"tied": true')),
     ("config.json was edited: model.encoding.pe", lambda text: text.replace(b'"pe": "', b'"pe": 5, "of": "')),
     ("config.json was edited: data.splits.val.sha256", lambda text: text.replace(b'"val": {\n', b'"other": {\n')),

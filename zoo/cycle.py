@@ -6,7 +6,7 @@
 
 A part is a name that --pe takes, its settings, and the number of keys that its blocks see, which are all if it is left
 out. Parts with the name of --pe have the settings of its flags, but for those that they change; the first changes none.
-The parameters of --pe are shared as ever; those of another encoding belong to each block.
+Blocks with the settings of --pe share its parameters, if it shares any; each other block has its own.
 """
 
 import math
@@ -47,6 +47,8 @@ def read(part, model):
         window = values.pop("window", 0)
         if window < 0:
             raise InputError(f"window must be at least 0, got {window}")
+        if values.get("learn") == "random":                                      # which draws the numbers that e has
+            e = replace(e, **dict.fromkeys(e.trained))
         new = replace(e, **values)
         if hasattr(e, "defaults"):                                   # some of which depend on other settings
             before, after = e.defaults(model.context), new.defaults(model.context)
@@ -65,5 +67,6 @@ def number(text, kind):
     except (ValueError, ZeroDivisionError):
         value = math.nan
     if math.isnan(value) or kind is int and (value % 1 or abs(value) > 2**53):
-        raise InputError(f"{text!r} is not a {'whole number' if kind is int else 'number such as 24, 1e-3 or 1/2048'}")
+        kinds = {int: "whole number (of at most 2^53)", float: "number such as 24, 1e-3 or 1/2048"}
+        raise InputError(f"{text!r} is not a {kinds[kind]}")
     return kind(value)

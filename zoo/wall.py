@@ -5,8 +5,8 @@
 f_j = sigmoid(W x_j + b), x the block's input. W (C, C), in every block anew, starts from N(0, 0.02^2) and b at 8, near
 NoPE. A forgotten score goes to 0, not to minus infinity as in FoX. Source: fla/ops/wall_attn/naive.py and
 fla/layers/wall_attn.py in flash-linear-attention 0.6.0. NumPy computes the formula as it stands. Torch does so for at
-most 16 tokens. Of more, the later half reads the earlier one by exp(P_m - P_e) exp(P_e - P_n), e the last key of that,
-and neither factor can overflow; each half is then read so by itself.
+most 16 tokens. Of more, the later half is scored with the earlier one by exp(P_m - P_e) exp(P_e - P_n), e the last key
+of that, so no factor overflows, and each half by itself in the same way. Keys of a cache are such an earlier half.
 """
 
 import numpy as np
