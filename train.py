@@ -95,7 +95,7 @@ def read_flags(argv):
 
 def run_name(args, flags, defaults):
     """The preset, --pe, each given flag with another value than the preset's, and the seed."""
-    words = [f"{flag_of(name).strip('-')}-{Path(value).name if name == 'data' else value}"
+    words = [f"{flag_of(name).strip('-')}-{Path(value).name if name in ('data', 'init_from') else value}"
              for name, value in flags.items() if value != defaults[name] and name not in UNNAMED]
     name = "-".join([args.preset, args.pe, *words, f"s{flags.get('seed', 0)}"])
     return re.sub(r"[^\w.,=+-]", "-", name)                             # Windows has no : in names
