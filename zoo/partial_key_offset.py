@@ -4,9 +4,10 @@
 
 One block can so find what came after an earlier token, which otherwise takes two. The first token reads its own key.
 Sources: KellerJordan/modded-nanogpt#169, where blocks with long windows have it, and marin-community/marin#4802, whose
-halves are these. Both normalize queries and keys, which is not done here; marin#7585 finds that what it gains depends
-on the data. The door rotate does not see the keys of a cache, so q_m . (k_(n-1) - k_n) is added to the score. Order
-decides which key is before, not the positions.
+halves are these. Both normalize queries and keys, which is not done here. In marin#5795 its loss is 0.034 nats below
+that without it; 0.008 of these come from the key of another document, which the first token here does not read. The
+door rotate does not see the keys of a cache, so q_m . (k_(n-1) - k_n) is added to the score. Order decides which key is
+before, not the positions.
 """
 
 import functools
