@@ -11,6 +11,7 @@ A checkpoint takes the place of the last one with one rename; a run that was kil
 import argparse
 import contextlib
 import difflib
+import errno
 import functools
 import hashlib
 import io
@@ -88,6 +89,10 @@ class CommandLine(argparse.ArgumentParser):
         except BrokenPipeError:                                        # what reads the output, such as head, has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self.exit(141)                                             # as what SIGPIPE ends
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            self.error(f"this name is too long for a file: {error.filename}")
         except (MemoryError, RuntimeError) as error:                   # NumPy's; torch's, on a GPU and on the CPU
             of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
             if isinstance(error, RuntimeError) and not of_torch:

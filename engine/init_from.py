@@ -17,7 +17,7 @@ def check_parent(run):
         raise InputError(f"--init-from must be another run than --out, {run.folder}")
     with common.naming("--init-from"):
         its, _, record = common.read_run(parent)
-        common.read_checkpoint(parent, ())
+        common.load_model(parent)                                      # which refuses an edited config.json
     for name in SHARED:
         if getattr(its, name) != getattr(model, name):
             raise InputError(f"{flag_of(name)} is {getattr(its, name)} in --init-from {parent}, and "

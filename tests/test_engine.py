@@ -35,6 +35,11 @@ def test_all_but_the_encodings_weights_go_on(pe, backend, workplace, tokens, tmp
 def test_a_parent_that_does_not_fit_is_named(workplace, tokens, tmp_path):
     flags = [*TINY, "--data", tokens, "--init-from", workplace / "runs" / "expe", "--out", "run", "--heads", "2"]
     assert "--heads is 4 in --init-from" in refused(command("train.py", *flags, cwd=tmp_path))
+    shutil.copytree(workplace / "runs" / "expe", tmp_path / "parent")
+    config = tmp_path / "parent" / "config.json"
+    config.write_text(config.read_text().replace('"layers": 4', '"layers": 3'))
+    flags = [*TINY, "--data", tokens, "--init-from", "parent", "--out", "run", "--layers", "3"]
+    assert "of another model than config.json" in refused(command("train.py", *flags, cwd=tmp_path))
     assert not (tmp_path / "run").exists()
 
 
