@@ -17,7 +17,7 @@ import model_numpy
 from model_torch import Encoding, score_divisor
 from zoo import fox
 
-PART = 16                                                            # tokens that torch reads by the formula
+PART = 16                                                            # tokens that torch scores by the formula
 Settings = fox.Settings                                              # none, and no later keys
 
 def score(q, k, h, table, learned):
