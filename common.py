@@ -30,6 +30,7 @@ from config import ENCODINGS, SPLITS, InputError, ModelConfig, TrainConfig
 
 CHECKPOINT = "checkpoint.safetensors"
 MEANT = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context",
+         "--tokenizer": "python data.py SOURCE --tokenizer FILE --out DIR and then --data DIR",
          "expe-on-k": "--pe expe --on k", **{name: f"--pe {name}" for name in ENCODINGS}}
 
 # ---- the command line ------------------------------------------------------------------------------------------------

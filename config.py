@@ -324,8 +324,9 @@ class TrainConfig(Checked):
     seed: int = knob(0, "seed of the first weights, the order of the data and dropout", at_least=0, below=2**32)
     data: str = knob("stdlib", "stdlib, packages, fineweb, fineweb-edu, task:NAME, or a path of text or tokens")
     init_from: str = knob("none", "begin with the weights of the run in this directory")
-    min_doc_tokens: int = knob(1, at_least=1)   # of documents, where data is prepared on the way
-    max_tokens: int = knob(0, at_least=0)       # to collect then; 0: all
+    min_doc_tokens: int = knob(1, "of --data: drop documents with fewer tokens; of a path the default is 1", at_least=1)
+    max_tokens: int = knob(0, "of --data: end after so many tokens; 0, the default of a path: never", at_least=0)
+    max_doc_chars: int = knob(2**20, "of --data: cut documents with more characters at a line's end", at_least=1)
     eval_every: int = knob(250, "steps from one validation loss to the next", at_least=1)
     checkpoint_every: int = knob(500, "steps from one checkpoint to the next", at_least=1)
 

@@ -1,16 +1,19 @@
 """Text to tokens on disk; tokens on disk to batches. B batch, T context length.
 
-A source is the running Python's standard library, or a file or folder of text. Its documents are read into memory,
-split by a hash of their text, encoded with a byte-level BPE, and written to
+A source is a text with a name, such as the running Python's standard library, or a file or folder of text. A document
+is a file, what lies between two lines <|endoftext|> of a file, or a row of a .jsonl file. Documents are read into
+memory, split by a hash of their text, encoded with a byte-level BPE, and written to
 
     data/<name>-v<vocab>/   train.bin val.bin test.bin   uint16; each document is <|endoftext|> and then its own tokens
                             tokenizer.tiktoken           tiktoken's own text format: "base64 rank" lines
                             meta.json                    counts, source and SHA-256 of each file; written last
 
-engine/corpora.py prepares such a folder from FineWeb and from .parquet and .jsonl files, which need not fit in memory.
+engine/corpora.py prepares such a folder from FineWeb, from .parquet files and from large .jsonl files, which need not
+fit in memory. Whatever is not used, a file, a row or a document, is counted and named.
 """
 
 import base64
+import codecs
 import functools
 import hashlib
 import importlib
@@ -27,7 +30,7 @@ import tiktoken
 
 import common
 from common import CommandLine, at_least, hash_file, read_json, whole, write_text
-from config import PRESETS, SPLITS, InputError
+from config import PRESETS, SPLITS, InputError, flag_of
 
 EOT = "<|endoftext|>"
 STDLIB = "50ac334affdbb2cd2ad6de6fa1ee9ca7711d72d70a6163343cca69e7b28af2dc"          # of train.bin, of Python 3.11.7
@@ -49,62 +52,155 @@ def source_of(name):
     """
     return importlib.import_module("tasks" if name.startswith("task:") else "data")
 
+PACKAGES = ("matplotlib", "numpy", "rustbpe", "safetensors", "tiktoken", "torch", "tqdm")       # of --data packages
 NAMED_SOURCES = ("stdlib", "packages", "fineweb", "fineweb-edu")
 
 TEXT = (".txt", ".md", ".py", ".rst")
 ROWS = (".jsonl", ".parquet")
+ROWS_IN_MEMORY = 2**26          # bytes of a source's .jsonl files that are read here; engine/corpora.py reads more
+HASHED = 2**30                  # bytes of a source of which the content is hashed; of more, sizes and times are
 
-def visible_files(source, suffixes):
-    """The files of a path with these endings, in sorted order, without hidden ones and the log of a run."""
+class LeftOut(dict):
+    """What a preparation does not use: {reason: (how many, the names of the first three)}."""
+
+    def add(self, reason, *names, count=None):
+        """Count these names, or as many as `count` says, of which these are the first."""
+        before, first = self.get(reason, (0, []))
+        if names:
+            self[reason] = before + (count or len(names)), [*first, *names][:3]
+
+    def print(self):
+        for reason, (count, first) in self.items():
+            names = ", ".join(first) + ", ..." * (count > len(first))
+            print(f"left out: {reason}: {count:,}" + f" ({names})" * bool(first))
+
+HIDDEN = "hidden files and folders"
+LOGS = "log.jsonl files, which are logs of runs"
+OTHERS = f"files that do not end in {' '.join(TEXT + ROWS)}"
+UNREADABLE = "folders that cannot be read"
+NOT_UTF8 = "files or rows that are not UTF-8"
+NOT_JSON = "rows that are no JSON"
+NO_TEXT = "rows without a text in the field `text`"
+EMPTY = "empty documents"
+SHORT = "documents with fewer tokens than --min-doc-tokens"
+COPIES = "exact copies of another document"
+NEAR = "held-out documents that are nearly in train"
+BEYOND = "documents beyond --max-tokens"
+
+def list_files(source, left_out):
+    """(name, path), sorted, of the files of a path that have texts or rows: a file, or those of a folder and its links.
+
+    This one list is what is read and what is hashed. Hidden files, logs of runs, and files with other endings are left
+    out; a folder that is reached in two ways is read once.
+    """
     path = Path(source)
-    root = path if path.is_dir() else path.parent
-    paths = sorted(path.rglob("*")) if path.is_dir() and source else [path]
-    return [p for p in paths if p.suffix.lower() in suffixes and p.is_file() and p.name != "log.jsonl"
-            and "/." not in f"/{p.relative_to(root)}"]
+    if str(source) == "" or not path.is_file() and not path.is_dir():
+        raise InputError(f"{source}: no such file or folder; a source is {', '.join(NAMED_SOURCES)} or a path")
+    if path.is_file():
+        if path.suffix.lower() not in TEXT + ROWS:
+            raise InputError(f"{source} must end in {' '.join(TEXT + ROWS)}")
+        return [(path.name, path)]
+    paths = []
+    seen = set()
+    for root, folders, files in os.walk(path, followlinks=True, onerror=lambda e: left_out.add(UNREADABLE, e.filename)):
+        if (real := os.path.realpath(root)) in seen:        # a link to a folder that stands elsewhere, too
+            folders.clear()
+            continue
+        seen.add(real)
+        left_out_here = [name for name in sorted(files + folders) if name.startswith(".")]
+        if left_out_here:
+            left_out.add(HIDDEN, *(str(Path(root, name).relative_to(path)) for name in left_out_here))
+        folders[:] = sorted((name for name in folders if not name.startswith(".")),
+                            key=lambda name: (os.path.islink(Path(root, name)), name))      # linked ones last
+        paths += [Path(root, name) for name in files if not name.startswith(".")]
+    found = []
+    for file in sorted(paths):
+        name = str(file.relative_to(path))
+        if file.name == "log.jsonl":
+            left_out.add(LOGS, name)
+        elif file.suffix.lower() not in TEXT + ROWS or not file.is_file():         # or a link to nothing
+            left_out.add(OTHERS, name)
+        else:
+            found.append((name, file))
+    if not found:
+        raise InputError(f"{source} holds no file that ends in {' '.join(TEXT + ROWS)}")
+    return found
+
+def with_ending(files, *endings):
+    """Those of [(name, path)] that have one of the endings, in any case of letters."""
+    return [(name, path) for name, path in files if path.suffix.lower() in endings]
+
+LARGE = f"has .parquet files, or more than {ROWS_IN_MEMORY >> 20} MiB of .jsonl files, which datatrove reads"
 
 def is_large(source):
-    """Whether engine/corpora.py reads a source."""
-    return source in NAMED_SOURCES[2:] or bool(visible_files(source, ROWS))
+    """Whether engine/corpora.py reads a source: FineWeb, .parquet files, or more of .jsonl than fits in memory well."""
+    if source in NAMED_SOURCES:
+        return source.startswith("fineweb")
+    files = list_files(source, LeftOut())
+    rows = sum(path.stat().st_size for _, path in with_ending(files, ".jsonl"))
+    return bool(with_ending(files, ".parquet")) or rows > ROWS_IN_MEMORY
 
-def find_files(source):
-    """(name, path) of the readable files of a source, in sorted order."""
+def find_files(source, left_out):
+    """(name, path) of the files of a source, in sorted order."""
     if source == "stdlib":
         root = Path(os.__file__).parent
         differs = {"site-packages", "dist-packages", "test", "tests", "idle_test"}         # from machine to machine
         files = sorted(p for p in root.rglob("*.py") if not differs & set(p.relative_to(root).parts))
         return [(str(p.relative_to(root)), p) for p in files]
-    if source == "packages":                                # the Python of the installed requirements
-        names = re.findall(r"^[\w-]+", common.read_text(Path(__file__).parent / "requirements.txt"), re.MULTILINE)
-        files = [file for name in sorted(names) for file in importlib.metadata.distribution(name).files]
+    if source == "packages":
+        files = [file for name in PACKAGES for file in importlib.metadata.distribution(name).files]
         return [(str(file), Path(file.locate())) for file in sorted(files) if file.suffix == ".py"]
-    path = Path(source)
-    if source == "" or not path.is_file() and not path.is_dir():
-        raise InputError(f"{source}: no such file or folder; a source is {', '.join(NAMED_SOURCES)} or a path")
-    root = path if path.is_dir() else path.parent
-    if files := [(str(p.relative_to(root)), p) for p in visible_files(source, TEXT)]:
-        return files
     if is_large(source):
-        raise InputError(f"{source} has rows, not texts: python -m engine.corpora {source} prepares them")
-    raise InputError(f"{source} holds no file that ends in {' '.join(TEXT + ROWS)}")
+        raise InputError(f"{source} {LARGE}: make a folder of tokens with python -m engine.corpora {source} --out DIR")
+    return list_files(source, left_out)
 
-def documents(source):
-    """(name, text) of each document of a source: a file, or what lies between the lines <|endoftext|> of one.
-
-    Files that are not UTF-8 are left out and named. A name is a path within the source.
-    """
-    skipped = []
-    for name, path in find_files(source):
+def documents(source, left_out=None):
+    """(name, text) of each document of a source. A name is a path within it, and a part or row: a.txt:2, b.jsonl:17."""
+    left_out = LeftOut() if left_out is None else left_out
+    for name, path in find_files(source, left_out):
         try:
-            text = path.read_text(encoding="utf-8-sig")
+            read = read_rows if path.suffix.lower() == ".jsonl" else read_parts
+            for where, text in read(path, name, left_out):
+                if text and not text.isspace():
+                    yield where, text
+                else:
+                    left_out.add(EMPTY, where)
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            skipped.append(name)
-            continue
-        for part, piece in enumerate(re.split(r"^<\|endoftext\|>\n?", text, flags=re.MULTILINE), 1):
-            yield f"{name}:{part}" if part > 1 else name, piece
-    if skipped:
-        print(f"left out, since they are not UTF-8: {len(skipped)} files, such as {', '.join(skipped[:3])}")
+
+def read_parts(path, name, left_out):
+    """(name, text) of the parts of a file of text, between lines <|endoftext|>; of the whole if it has no such line."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        return left_out.add(NOT_UTF8, name)
+    parts = re.split(r"^<\|endoftext\|>\n?", text, flags=re.MULTILINE)
+    for number, part in enumerate(parts, 1):
+        if part or len(parts) == 1:                         # between two marks there may be nothing
+            yield f"{name}:{number}" if number > 1 else name, part
+
+def read_rows(path, name, left_out):
+    """(name, text) of the rows of a .jsonl file: of each line that is an object with a string in the field `text`."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            where = f"{name}:{number}"
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line.decode())
+            except UnicodeDecodeError:
+                left_out.add(NOT_UTF8, where)
+            except (ValueError, RecursionError):
+                left_out.add(NOT_JSON, where)
+            else:
+                if isinstance(row, dict) and isinstance(row.get("text"), str):
+                    yield where, row["text"]
+                else:
+                    left_out.add(NO_TEXT, where)
+
+# ---- documents to splits ---------------------------------------------------------------------------------------------
 
 def cut_text(text, max_chars):
     """The pieces of a text, cut at a line's end where there is one."""
@@ -117,41 +213,82 @@ def hash_text(text):
     """64 bits of a text's SHA-256; a lone surrogate, which has no UTF-8, counts as "?"."""
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", errors="replace")).digest()[:8], "big")
 
-def split_texts(texts, max_chars, min_bytes, dropped, held_out=1 / 14):     # a split's share: 50M of the paper's 700M
-    """(split, name, text) of each piece of (name, text) not seen before, of max_chars characters at most.
-
-    The split depends on the whole text alone, and so all pieces of a text fall to the same one.
-    """
+def drop_copies(texts, min_bytes, left_out):
+    """(name, text) of those not seen before, of min_bytes bytes at least: a token is a byte at least."""
     seen = set()
     for name, text in texts:
+        encoded = text.encode("utf-8", errors="replace")
+        key = hash_text(text)
+        if len(encoded) < min_bytes:
+            left_out.add(SHORT, name)
+        elif key in seen:
+            left_out.add(COPIES, name)
+        else:
+            seen.add(key)
+            yield name, encoded.decode("utf-8")
+
+def split_by_hash(texts, held_out=1 / 14):                  # a split's share: 50M of the paper's 700M
+    """(split, name, text): the split depends on the text alone."""
+    for name, text in texts:
         share = hash_text(text) / 2**64
-        split = "val" if share < held_out else "test" if share < 2 * held_out else "train"
-        for part, piece in enumerate(cut_text(text, max_chars), 1):
-            encoded = piece.encode("utf-8", errors="replace")
+        yield "val" if share < held_out else "test" if share < 2 * held_out else "train", name, text
+
+def split_by_tenths(texts):
+    """(split, name, text): the last tenth of all text, in its order, becomes val, and the tenth before that test.
+
+    A cut lies at the last line's end or document's end within the twentieth of all text before it, if there is one.
+    """
+    total = sum(len(text) for _, text in texts)
+    cuts = []
+    for tenths in (8, 9):
+        start = 0
+        for _, text in texts:
+            if start + len(text) > total * tenths // 10:
+                break
+            start += len(text)
+        within = total * tenths // 10 - start
+        ends = [end for end in (text.rfind("\n", 0, within) + 1, 0) if within - end <= total // 20 and start + end]
+        cuts.append(start + max(ends, default=within))
+    start = 0
+    for name, text in texts:
+        for split, low, high in zip(("train", "test", "val"), (0, *cuts), (*cuts, total), strict=True):
+            if part := text[max(0, low - start) : max(0, high - start)]:
+                yield split, name if len(part) == len(text) else f"{name}, its part in {split}", part
+        start += len(text)
+
+def split_texts(texts, settings, left_out):
+    """(split, name, text) of the pieces of texts (name, text), split by their hash, without copies and short ones."""
+    return cut_long(split_by_hash(drop_copies(texts, settings["min_doc_tokens"], left_out)), settings, left_out)
+
+def cut_long(texts, settings, left_out):
+    """(split, name, text) of the pieces of texts, of max_doc_chars characters at most, each once."""
+    seen = set()
+    for split, name, text in texts:
+        for number, piece in enumerate(cut_text(text, settings["max_doc_chars"]), 1):
+            where = f"{name}#{number}" if number > 1 else name
             key = hash_text(piece)
-            if len(encoded) < min_bytes:                    # a token is a byte at least
-                dropped["short"] += 1
+            if len(piece.encode()) < settings["min_doc_tokens"]:
+                left_out.add(SHORT, where)
             elif key in seen:
-                dropped["duplicate"] += 1
+                left_out.add(COPIES, where)
             else:
                 seen.add(key)
-                yield split, f"{name}#{part}" if part > 1 else name, encoded.decode("utf-8")
-
-def split_file(text):
-    """(split, name, text) of one text, cut at line ends: its last tenth is val, the tenth before that test."""
-    first, second = (text.rfind("\n", 0, len(text) * tenths // 10) + 1 or len(text) * tenths // 10 for tenths in (8, 9))
-    print("documents are too few to be divided: the last tenth of the text becomes val, the tenth before that test")
-    return [("train", "first", text[:first]), ("test", "middle", text[first:second]), ("val", "last", text[second:])]
+                yield split, where, piece
 
 # ---- the tokenizer ---------------------------------------------------------------------------------------------------
 
-def train_tokenizer(texts, vocab):
-    """{token bytes: rank} of a byte-level BPE of `vocab` entries with <|endoftext|>. InputError for too little text."""
+def train_tokenizer(texts, vocab, or_fewer=False):
+    """{token bytes: rank} of a byte-level BPE of `vocab` entries with <|endoftext|>.
+
+    InputError if the text has pairs for fewer entries, unless these will do.
+    """
     tokenizer = rustbpe.Tokenizer()
     tokenizer.train_from_iterator(texts, vocab - 1, pattern=SPLIT_PATTERN)
     ranks = {bytes(token): rank for token, rank in tokenizer.get_mergeable_ranks()}
     if len(ranks) < vocab - 1:
-        raise InputError(f"the training text has pairs for --vocab {len(ranks) + 1} only: give that, or more text")
+        if not or_fewer:
+            raise InputError(f"the training text has pairs for --vocab {len(ranks) + 1} only: give that, or more text")
+        print(f"the training text has pairs for {len(ranks) + 1:,} entries only, and so the tokenizer has that many")
     return ranks
 
 def read_ranks(path):
@@ -200,70 +337,86 @@ def target(source, out=None, vocab=None, tokenizer=None):
         raise InputError(f"--out must be a folder, and {file} is a file")
     return out, vocab, ranks
 
-def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=None, max_tokens=0, max_doc_chars=2**20,
-            overwrite=False, usual=1):
+PREPARATION = {"min_doc_tokens": 1, "max_tokens": 0, "max_doc_chars": 2**20}      # its settings beside the vocabulary
+
+def fill_in(source, given, usual):
+    """The settings of a preparation: those given; else, for a text with a name, the usual ones; else the defaults."""
+    usual = usual if source in NAMED_SOURCES else {}
+    return {name: given[name] if given.get(name) is not None else usual.get(name, default)
+            for name, default in PREPARATION.items()}
+
+def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, usual=PRESETS["mini"], or_fewer=None,
+            **given):
     """Turn a source into a folder of tokens, `out` or data/<name>-v<vocab>; returns its path.
 
-    A tokenizer of `vocab` entries is trained on the training documents, or `tokenizer` is a .tiktoken file. Documents
-    with fewer than min_doc_tokens are dropped (None: fewer than the usual number, if enough are left), and held-out
-    ones that are nearly in train. Encoding ends at max_tokens (0: never).
+    A tokenizer of `vocab` entries is trained on the training documents (of fewer, if the text has pairs for fewer and
+    or_fewer says so: by default if no vocab is given), or `tokenizer` is a .tiktoken file. `given` and `usual` are
+    settings as fill_in takes them: documents with fewer than min_doc_tokens tokens are dropped, those with more than
+    max_doc_chars characters are cut, and encoding ends at max_tokens (0: never). Copies are dropped, and so are
+    held-out documents that are nearly in train.
     """
+    settings = fill_in(source, given, usual)
+    or_fewer = vocab is None if or_fewer is None else or_fewer
     out, vocab, ranks = target(source, out, vocab, tokenizer)
     check_new(out, overwrite)
-    found = list(documents(source))
-    for least in [min_doc_tokens] if min_doc_tokens else [usual, 1]:
-        dropped = {"short": 0, "duplicate": 0}
-        texts = list(split_texts(found, max_doc_chars, least, dropped))
-        if {"train", "val"} <= {split for split, _, _ in texts}:
-            break
-    else:
-        if len(found) > 1 and min_doc_tokens and dropped["short"]:
-            raise InputError(f"{source}: {dropped['short']} documents are shorter than --min-doc-tokens, "
-                             f"{min_doc_tokens}, and those that are left are too few: give a smaller one, or more text")
-        least = 1
-        texts = split_file("".join(text for _, text in found))
-    if not any(text for _, _, text in texts):
-        raise InputError(f"{source} has no text to train on")
     print(f"preparing {out} from {source}", flush=True)
+    left_out = LeftOut()
+    found = list(drop_copies(documents(source, left_out), settings["min_doc_tokens"], left_out))
+    texts = divide(found, settings, left_out)
+    check_counts(source, [split for split, _, _ in texts], left_out)
     if ranks is None:
         training = [text for split, _, text in texts if split == "train"]
         print(f"training a tokenizer of {vocab:,} entries on {sum(map(len, training)):,} characters", flush=True)
-        ranks = train_tokenizer(training, vocab)
-    tokens = encode_texts(texts, make_tokenizer(ranks), least, max_tokens, dropped)
+        ranks = train_tokenizer(training, vocab, or_fewer)
+    tokens = encode_texts(texts, make_tokenizer(ranks), settings, left_out)
     near = drop_near(tokens)
-    check_counts(source, tokens, dropped, [*near["val"]], max_tokens)
-    settings = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "max_tokens": max_tokens,
-             "min_doc_tokens": least, "max_doc_chars": max_doc_chars, "python": sys.version.split()[0],
-             "content": hash_source(source)}
+    left_out.add(NEAR, *near["val"], *near["test"])
+    check_counts(source, [split for split in SPLITS if tokens[split]], left_out)
+    meta = {"source": full_name(source), "vocab": len(ranks) + 1, "pattern": SPLIT_PATTERN, **settings,
+            "python": sys.version.split()[0], "content": hash_source(source)}
     with common.lock(out):
         check_new(out, overwrite)                           # another process may have made it meanwhile
-        write_text(out / "meta.json", json.dumps(settings))    # not whole yet, and from now on the folder is ours
+        write_text(out / "meta.json", json.dumps(meta))     # not whole yet, and from now on the folder is ours
         write_ranks(out / "tokenizer.tiktoken", ranks)
         for split in SPLITS:
             together = np.concatenate([*tokens[split].values(), np.zeros(0, np.uint16)])
             common.write_bytes(out / f"{split}.bin", together.tobytes())
-        counts = {split: len(documents) for split, documents in tokens.items()}
-        write_meta(out, settings, counts, dropped, near)
-    if (source, vocab, least) == ("stdlib", 1024, 2048) and hash_file(out / "train.bin") != STDLIB:
-        print(f"Python {settings['python']}'s library is another text than that of README's numbers, Python 3.11.7's")
+        write_meta(out, meta, {split: len(documents) for split, documents in tokens.items()}, left_out, near)
+    if (source, vocab, meta["min_doc_tokens"]) == ("stdlib", 1024, 2048) and hash_file(out / "train.bin") != STDLIB:
+        print(f"Python {meta['python']}'s library is another text than that of README's numbers, Python 3.11.7's")
     return out
 
-def write_meta(out, settings, documents, dropped, near):
+def divide(found, settings, left_out):
+    """[(split, name, text)] of the pieces of documents [(name, text)]: split by hash, or, if they are few, by tenths.
+
+    They are few if by chance none falls to val, or train would have less than half of the text.
+    """
+    sizes = dict.fromkeys(SPLITS, 0)
+    for split, _, text in split_by_hash(found):
+        sizes[split] += len(text)
+    few = not sizes["val"] or sizes["train"] < sum(sizes.values()) / 2
+    if few and found:
+        print(f"too few documents to be split by a hash of their text ({len(found)}): the last tenth of the text becomes "
+              "val, the tenth before that test")
+    texts = split_by_tenths(found) if few and found else split_by_hash(found)
+    return list(cut_long(texts, settings, left_out))
+
+def write_meta(out, settings, documents, left_out, near):
     """Write meta.json, which ends a preparation: documents is their number in each split."""
     splits = {split: {"documents": documents[split], "tokens": os.path.getsize(out / f"{split}.bin") // 2,
                       "sha256": hash_file(out / f"{split}.bin")} for split in SPLITS}
-    meta = settings | {"eot": settings["vocab"] - 1, "dropped": dropped, "near": near, "splits": splits,
+    meta = settings | {"eot": settings["vocab"] - 1, "dropped": left_out, "near": near, "splits": splits,
                        "tokenizer": {"sha256": hash_file(out / "tokenizer.tiktoken")}}
     write_text(out / "meta.json", json.dumps(meta, indent=1) + "\n")
 
-def check_counts(source, documents, dropped, near=(), max_tokens=0):
-    """InputError if a split that training needs has no documents."""
+def check_counts(source, filled, left_out):
+    """InputError if a split that training needs is not one of those that have documents."""
     for split in ("train", "val"):
-        if not documents[split]:
-            reason = ("--max-tokens ended the encoding before" if max_tokens else
-                      f"all of it, {len(near)} documents, is nearly in train" if near else
-                      f"{dropped['short']} documents were too short")
-            raise InputError(f"{source}: no document is left for {split}, since {reason}: give more text")
+        if split not in filled:
+            left_out.print()
+            remedy = ("give a smaller --min-doc-tokens, or more text" if SHORT in left_out else
+                      "give a larger --max-tokens" if BEYOND in left_out else "give more text")
+            raise InputError(f"{source}: no document is left for {split}: {remedy}")
 
 def check_new(out, overwrite):
     """InputError unless a folder may be written: an empty one, an unfinished one or, by --overwrite, one of ours."""
@@ -274,26 +427,34 @@ def check_new(out, overwrite):
     if is_whole(out) and not overwrite:
         raise InputError(f"{out} exists: use it with --data {out}, or replace it with --overwrite")
 
-def encode_texts(texts, tokenizer, min_doc_tokens, max_tokens, dropped):
+def encode_texts(texts, tokenizer, settings, left_out):
     """{split: {name: tokens of a document, <|endoftext|> first}} of (split, name, text), encoded on all cores."""
     splits = {split: {} for split in SPLITS}
     encoded = tokenizer.encode_ordinary_batch([text for *_, text in texts], num_threads=os.cpu_count())
     total = 0
     for (split, name, _), tokens in zip(texts, encoded, strict=True):
-        if len(tokens) < min_doc_tokens:
-            dropped["short"] += 1
-        elif not 0 < max_tokens <= total:
+        if len(tokens) < settings["min_doc_tokens"]:
+            left_out.add(SHORT, name)
+        elif 0 < settings["max_tokens"] <= total:
+            left_out.add(BEYOND, name)
+        else:
             splits[split][name] = np.array([tokenizer.eot_token, *tokens], np.uint16)
             total += len(tokens) + 1
     return splits
 
-def ensure(source, vocab, prepare=prepare, min_doc_tokens=1, max_tokens=0):
-    """(folder, meta.json) of a source's tokens: the source itself if it is one, found under data/, or prepared now."""
+def ensure(source, vocab, prepare=prepare, usual=PRESETS["mini"], given=()):
+    """(folder, meta.json) of a source's tokens: the source itself if it is one, found under data/, or prepared now.
+
+    usual: settings of a preparation, for a text with a name; given: those on the command line, "vocab" among them. What
+    is given must be the folder's. A text with pairs for fewer than `vocab` entries gets fewer if vocab is not given.
+    """
+    given = dict(given)
     folder = Path(source) if is_whole(Path(source)) else folder_of(source, vocab)
+    settings = {name: given[name] for name in PREPARATION if name in given}
     if not is_whole(folder):
         with common.lock(folder.parent, wait=True):         # of several runs that begin at once, one prepares the data
             if not is_whole(folder):
-                prepare(source, folder, vocab, usual=min_doc_tokens, max_tokens=max_tokens)
+                show(prepare(source, folder, vocab, usual=usual, or_fewer="vocab" not in given, **settings))
     meta = read_meta(folder)
     if folder != Path(source):
         content = hash_source(source)
@@ -302,17 +463,29 @@ def ensure(source, vocab, prepare=prepare, min_doc_tokens=1, max_tokens=0):
                              f"remove that folder, or prepare another with python data.py {source} --out DIR")
     if hash_file(folder / "tokenizer.tiktoken") != meta["tokenizer"]["sha256"]:
         raise InputError(f"{folder}/tokenizer.tiktoken is not the one that was recorded: prepare the folder again")
-    if meta["vocab"] != vocab:
-        raise InputError(f"{folder} has a vocabulary of {meta['vocab']:,}, and this run has {vocab:,}: add --vocab "
-                         f"{meta['vocab']}, or prepare the text again")
+    if "vocab" in given and meta["vocab"] != vocab:
+        raise InputError(f"{folder} has a vocabulary of {meta['vocab']}, and --vocab {vocab} was given: leave it out, "
+                         "or prepare the text again")
+    for name, value in settings.items():
+        if meta.get(name, value) != value:
+            flag = flag_of(name)
+            raise InputError(f"{folder} was prepared with {flag} {meta[name]}, and {flag} {value} was given: leave it "
+                             f"out, or prepare another folder with python data.py SOURCE {flag} {value} --out DIR")
     return folder, meta
 
 def hash_source(source):
-    """A hash of what a path holds: of its texts, or of the names and sizes of its files of rows; of a name, None."""
+    """A hash of the names and contents of a path's files; of more than a GiB, of their names, sizes and times.
+
+    Of a text with a name it is None.
+    """
     if source in NAMED_SOURCES:
         return None
-    rows = [(path.name, path.stat().st_size) for path in visible_files(source, ROWS)]
-    listing = rows or [(name, hash_file(path)) for name, path in find_files(source)]
+    files = list_files(source, LeftOut())
+    facts = [(name, path.stat()) for name, path in files]
+    if sum(stat.st_size for _, stat in facts) > HASHED:
+        listing = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in facts]
+    else:
+        listing = [(name, hash_file(path)) for name, path in files]
     return hashlib.sha256(repr(listing).encode()).hexdigest()
 
 def is_whole(folder):
@@ -370,6 +543,7 @@ def batch(tokens, context, batch_size, seed, step):
 def held_out(folder, context, most):
     """A batch of val's first windows, as many as there are or `most`."""
     tokens = open_split(folder, "val")
+    context = min(context, max(1, len(tokens) - 1))         # a small text has one shorter window
     return batch(tokens, context, min(most, count_windows(tokens, context)), 0, 0)
 
 @functools.lru_cache(maxsize=2)     # a batch may straddle two epochs
@@ -420,13 +594,15 @@ def drop_near(tokens, n=24, limit=1 / 2, most=2**22):
 # ---- as a script -----------------------------------------------------------------------------------------------------
 
 def show(folder):
-    """Print what a prepared folder holds."""
+    """Print what a prepared folder holds, and what was left out of it."""
     meta = read_meta(folder)
-    near = ", ".join([*meta["near"]["val"], *meta["near"]["test"]]) or "none"
-    print(f"{folder}: from {meta['source']}, a vocabulary of {meta['vocab']:,}; left out: {meta['dropped']}, nearly in "
-          f"train: {near if 'share' in meta['near'] else 'not looked for'}")
+    print(f"{folder}: from {meta['source']}, a vocabulary of {meta['vocab']:,}")
     for split, counts in meta["splits"].items():
         print(f"{split:6}{counts['documents']:9,} documents{counts['tokens']:14,} tokens")
+    LeftOut((reason, (value, []) if isinstance(value, int) else value)      # an older folder has the counts alone
+            for reason, value in meta["dropped"].items() if value).print()
+    if "share" not in meta["near"]:
+        print("held-out documents that are nearly in train were not looked for")
 
 def make_parser():
     """The flags of a preparation."""
@@ -435,14 +611,14 @@ def make_parser():
     mini = PRESETS["mini"]                                  # whose settings are the defaults
     add = parser.add_argument
     add("source", help=f"{', '.join(NAMED_SOURCES)}, a file or folder of text, or a folder that data.py has made")
-    add("--vocab", type=whole, help=f"entries of the tokenizer (default: {mini['vocab']})")
+    add("--vocab", type=whole,
+        help=f"entries of the tokenizer (default: {mini['vocab']}, or as many as the text has pairs for)")
     add("--tokenizer", metavar="FILE", help="use a ready tokenizer, a .tiktoken file")
     add("--min-doc-tokens", type=at_least(1), metavar="N",
-        help=f"drop texts with fewer tokens (default: {mini['min_doc_tokens']}, if enough are left)")
-    parser.set_defaults(usual=mini["min_doc_tokens"])
-    add("--max-doc-chars", type=at_least(1), default=2**20,
-        help="cut texts with more characters at a line's end (default: %(default)s)")
-    add("--max-tokens", type=at_least(0), default=0, help="stop after this many tokens (default: 0, no end)")
+        help=f"drop documents with fewer tokens (default: 1; of a text with a name {mini['min_doc_tokens']})")
+    add("--max-doc-chars", type=at_least(1), metavar="N",
+        help=f"cut documents with more characters at a line's end (default: {PREPARATION['max_doc_chars']:,})")
+    add("--max-tokens", type=at_least(0), metavar="N", help="stop after this many tokens (default: 0, no end)")
     add("--out", type=common.folder, metavar="DIR", help="the folder to write (default: data/<name>-v<vocab>)")
     add("--overwrite", action="store_true", help="prepare the folder again, if data.py made it")
     return parser
@@ -455,7 +631,7 @@ def main():
         if made and len(sys.argv) > 2:
             raise InputError(f"{args.source} is a folder of tokens: leave the flags out, or give the text itself")
         if not made and is_large(args.source):
-            raise InputError(f"{args.source} need not fit in memory: python -m engine.corpora takes the same flags")
+            raise InputError(f"{args.source} {LARGE}: python -m engine.corpora takes the same flags")
         show(args.source if made else prepare(**vars(args)))
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ def held_out(run, record, split, source):
     folder = Path(record["data"]["folder"] if source is None else source)
     if source is not None and not (folder / "meta.json").exists():
         tokenizer = data.run_tokenizer(run, record["data"])
-        texts = (text for _, text in data.documents(source))
+        left_out = data.LeftOut()
+        texts = [text for _, text in data.documents(source, left_out)]
+        left_out.print()
         return source, [np.array([tokenizer.eot_token, *tokenizer.encode_ordinary(text)], np.uint16) for text in texts]
     meta = data.read_meta(folder)
     if meta["tokenizer"]["sha256"] != record["data"]["tokenizer"]["sha256"]:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from config import PRESETS, SPLITS, InputError
+from config import PRESETS, SPLITS, InputError, flag_of
 
 IGNORED = -100
 SEQUENCES = 512                          # that an evaluation scores at each length
@@ -307,6 +307,8 @@ def check_lengths(flag, source, lengths):
 def fill_in(flags, preset):
     """The flags of a run with the task's vocabulary; InputError for flags that do not go with a task."""
     size = len(find(flags["data"]).symbols)
+    if settings := [name for name in ("min_doc_tokens", "max_tokens", "max_doc_chars") if name in flags]:
+        raise InputError(f"{flag_of(settings[0])} is for text: leave it out, or leave out --data {flags['data']}")
     if flags.get("vocab", size) != size:
         raise InputError(f"--vocab is {size} for --data {flags['data']}: leave it out")
     if flags.get("objective") == "mlm":
@@ -319,7 +321,7 @@ def fill_in(flags, preset):
             raise InputError(f"--no-causal shows a query of {flags['data']} its target, the next symbol: leave it out")
     return flags | {"vocab": size}
 
-def ensure(source, *sizes):
+def ensure(source, *sizes, **more):
     """(folder, meta.json) as data.ensure returns them: the task's name, and hashes that change with its definition."""
     symbols = find(source).symbols
     splits = {split: {"documents": 0, "tokens": 0, "sha256": hash_batch(source, split)} for split in SPLITS}

@@ -84,7 +84,7 @@ def read_flags(argv):
                 help = f.metadata["help"] + f" ({args.preset}: {default})" * (default is not None)
                 group.add_argument(flag_of(f.name), default=None, help=help, **READERS[kind_of(f)])
     given = vars(parser.parse_args(argv, args))
-    flags = {name: given[name] for name in defaults if given[name] is not None}
+    args.given = flags = {name: given[name] for name in defaults if given[name] is not None}
     args.out = args.out or Path("runs", run_name(args, flags, defaults))
     if args.resume:
         return args, *resume.check_flags(args.out, flags)
@@ -267,6 +267,8 @@ def prepare(source, *sizes, **more):
     """data.prepare; for a corpus that need not fit in memory, that of engine/corpora.py."""
     with common.naming("--data"):
         if data.is_large(source):
+            if source not in data.NAMED_SOURCES:
+                print(f"{source} {data.LARGE}", flush=True)
             from engine import corpora
             return corpora.prepare(source, *sizes, **more)
         return data.prepare(source, *sizes, **more)
@@ -285,7 +287,10 @@ class Run:
         self.device = pick_device("cpu" if on_cpu else self.args.device)
         self.source = data.source_of(self.train_config.data)
         self.tokens, meta = self.source.ensure(self.train_config.data, self.model_config.vocab, prepare,
-                                               self.train_config.min_doc_tokens, self.train_config.max_tokens)
+                                               vars(self.train_config), self.args.given)
+        self.model_config = dataclasses.replace(self.model_config, vocab=meta["vocab"])     # what was not given is the
+        settings = {name: meta[name] for name in data.PREPARATION if name in meta}          # folder's
+        self.train_config = dataclasses.replace(self.train_config, **settings)
         if self.train_config.objective == "mlm":
             from engine import masking
             self.source = masking.Masked(self.source, self.model_config.vocab)

@@ -1,22 +1,21 @@
-"""Corpora that need not fit in memory: folders of .parquet and .jsonl files, and FineWeb by name, through datatrove.
+"""Corpora that need not fit in memory: .parquet and .jsonl files, and FineWeb by name, through datatrove.
 
     python -m engine.corpora SOURCE --out data/NAME --workers 8 --tasks 64
 
 The files of a source are divided among the tasks. A task reads its files, cuts long documents, drops short ones,
 encodes the others, and notes a hash of each. Then exact copies are found by their hashes, and the tasks' tokens are
 joined in the order of the tasks without the copies. The result depends on --tasks and not on --workers. The same
-command continues work that was stopped, and skips the tasks that are done. Near copies of a document are kept.
+command continues work that was stopped, and skips the tasks that are done; --overwrite begins anew. Near copies of a
+document are kept. Rows and files that are not used are counted and named, as in data.py.
 """
 
 import contextlib
 import functools
-import glob
-import itertools
 import json
 import multiprocessing
 import os
-import re
 import secrets
+import shutil
 import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -28,15 +27,16 @@ from tqdm import tqdm
 
 import common
 import data
-from config import InputError
+from config import PRESETS, InputError
 
 try:
     from datatrove.data import Document
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.dedup.exact_dedup import ExactDedupConfig, ExactDedupSignature, ExactFindDedups
-    from datatrove.pipeline.readers import JsonlReader, ParquetReader
+    from datatrove.pipeline.readers import ParquetReader
     from datatrove.utils.hashing import HashConfig
     from loguru import logger
+    from pyarrow.parquet import ParquetFile
 except ModuleNotFoundError as error:
     missing = (f"this source is read with datatrove, and {error.name} is missing: pip install datatrove pyarrow "
                "orjson, or choose a file or folder of text with --data PATH, or --preset mini")
@@ -46,7 +46,8 @@ except ModuleNotFoundError as error:
 
 HUB = {"fineweb": "hf://datasets/HuggingFaceFW/fineweb/sample/10BT",
        "fineweb-edu": "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT"}
-READERS = {".jsonl": JsonlReader, ".parquet": functools.partial(ParquetReader, read_metadata=False)}
+TEXTS = "files of text beside the .jsonl and .parquet files"
+REST = "the rest of a task's files, after its share of --max-tokens, from"
 TASKS = 16
 TOKENIZER_CHARS = 2**28             # the tokenizer is trained on at most so much of a source
 logger.remove()                     # each task has a log of its own, in tasks/encode/logs
@@ -59,25 +60,50 @@ def reading():
     except Exception as error:
         raise InputError(f"the source cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
 
-def make_readers(source):
-    """datatrove's readers of a source: of a data set of the hub, or of the .jsonl and .parquet files of a path."""
-    if source in HUB:
-        return [READERS[".parquet"](HUB[source])]
-    path = Path(source).absolute()
-    if path.is_file():                                                  # datatrove puts a * before what has no [
-        return [READERS[path.suffix](str(path.parent), glob_pattern=f"{glob.escape(path.stem)}[.]{path.suffix[1:]}")]
-    readers = [reader(str(path), glob_pattern=f"**/*{suffix}") for suffix, reader in READERS.items()]
-    return [reader for reader in readers if list_files(reader)]
+def list_rows(source, left_out):
+    """(name, path) of the files of rows of a path; the files of text beside them are left out."""
+    files = data.list_files(source, left_out)
+    left_out.add(TEXTS, *(name for name, _ in data.with_ending(files, *data.TEXT)))
+    return data.with_ending(files, *data.ROWS)
 
-def list_files(reader):
+def read_rows(files, left_out):
+    """(name, text) of the rows of files."""
     with reading():
-        return reader.data_folder.list_files(glob_pattern=reader.glob_pattern)
+        for name, path in files:
+            read = data.read_rows if path.suffix.lower() == ".jsonl" else read_parquet
+            for where, text in read(path, name, left_out):
+                if text and not text.isspace():
+                    yield where, text
+                else:
+                    left_out.add(data.EMPTY, where)
+
+def read_parquet(path, name, left_out):
+    """(name, text) of the rows of a .parquet file that have a string in the column `text`."""
+    count = 0
+    with ParquetFile(path) as file:
+        for batch in file.iter_batches(columns=["text"]):
+            values = batch.column(0).to_pylist() if batch.num_columns else [None] * batch.num_rows
+            for number, value in enumerate(values, count + 1):
+                if isinstance(value, str):
+                    yield f"{name}:{number}", value
+                else:
+                    left_out.add(data.NO_TEXT, f"{name}:{number}")
+            count += len(values)
 
 def texts_of(documents):
-    """(None, text) of datatrove's documents."""
+    """(name, text) of datatrove's documents."""
     with reading():
         for document in documents:
-            yield None, document.text
+            yield document.id, document.text
+
+def read_hub(source):
+    """datatrove's reader of a data set of the hub."""
+    return ParquetReader(HUB[source], read_metadata=False)
+
+def list_hub(source):
+    reader = read_hub(source)
+    with reading():
+        return reader.data_folder.list_files(glob_pattern=reader.glob_pattern)
 
 @contextlib.contextmanager
 def replacing(path):
@@ -87,43 +113,53 @@ def replacing(path):
         yield file
     os.replace(new, path)
 
-def encode(documents, rank, world_size, folder, tokenizer, min_doc_tokens, max_tokens, max_doc_chars):
-    """Write the tokens of documents to RANK.bin, their splits and sizes to RANK.npz, and pass the documents on."""
+def encode(documents, rank, world_size, folder, tokenizer, settings, files=None):
+    """Write what a task makes of its share of the files, or of datatrove's documents, and pass the documents on.
+
+    RANK.bin has the tokens, RANK.txt the names of the documents, and RANK.npz their splits, sizes and what is left out.
+    """
     encoding = data.make_tokenizer(data.read_ranks(tokenizer))
-    dropped = {"short": 0, "duplicate": 0}
+    left_out = data.LeftOut()
+    texts = texts_of(documents) if files is None else read_rows(files[rank::world_size], left_out)
     splits = []
     sizes = []
+    names = []
     with replacing(folder / f"{rank:05d}.bin") as file:
-        for split, _, text in data.split_texts(texts_of(documents), max_doc_chars, min_doc_tokens, dropped):
+        for split, name, text in data.split_texts(texts, settings, left_out):
             tokens = encoding.encode_ordinary(text)
-            if len(tokens) < min_doc_tokens:
-                dropped["short"] += 1
+            if len(tokens) < settings["min_doc_tokens"]:
+                left_out.add(data.SHORT, name)
                 continue
             file.write(np.array([encoding.eot_token, *tokens], np.uint16).tobytes())
             splits.append(data.SPLITS.index(split))
             sizes.append(len(tokens) + 1)
+            names.append(name)
             yield Document(text=text, id=str(len(sizes)))
-            if 0 < max_tokens <= file.tell() // 2:
+            if 0 < settings["max_tokens"] <= file.tell() // 2:
+                left_out.add(REST, name)
                 break
+    common.write_text(folder / f"{rank:05d}.txt", "".join(f"{name}\n" for name in names))
     with replacing(folder / f"{rank:05d}.npz") as file:
-        np.savez(file, splits=splits, sizes=sizes, **dropped)
+        np.savez(file, splits=splits, sizes=sizes, left_out=json.dumps(left_out))
 
 def text_of(document):
     return document.text
 
-def make_pipelines(source, out, tasks=TASKS, min_doc_tokens=1, max_tokens=0, max_doc_chars=2**20):
+def make_pipelines(source, out, tasks=TASKS, **settings):
     """The two pipelines of datatrove, for its executors: {"encode": steps, "copies": steps}, of `tasks` tasks each.
 
-    out holds tokenizer.tiktoken. A task stops after its share of max_tokens (0: never).
+    out holds tokenizer.tiktoken; settings are those of data.prepare. A task stops after its share of max_tokens.
     """
-    readers = make_readers(source)
-    with_files = min(tasks, max(len(list_files(reader)) for reader in readers))
+    settings = data.PREPARATION | settings
+    files = None if source in HUB else list_rows(source, data.LeftOut())
+    with_files = min(tasks, len(list_hub(source) if files is None else files))
     folder = Path(out).resolve() / "tasks"                              # datatrove remembers relative paths
     (folder / "tokens").mkdir(parents=True, exist_ok=True)
     step = functools.partial(encode, folder=folder / "tokens", tokenizer=folder.parent / "tokenizer.tiktoken",
-                             min_doc_tokens=min_doc_tokens, max_tokens=-(-max_tokens // with_files),
-                             max_doc_chars=max_doc_chars)
+                             settings=settings | {"max_tokens": -(-settings["max_tokens"] // with_files)},
+                             files=files and [(name, path.absolute()) for name, path in files])
     config = ExactDedupConfig(text_of, hash_config=HashConfig(hash_fc="sha1"))
+    readers = [read_hub(source)] if files is None else []
     return {"encode": [*readers, step, ExactDedupSignature(str(folder / "hashes"), config, finder_workers=tasks)],
             "copies": [ExactFindDedups(str(folder / "hashes"), str(folder / "copies"), config)]}
 
@@ -156,79 +192,86 @@ def run_tasks(pipelines, folder, tasks, workers):
                          "if memory was short)") from None
 
 def texts_for_tokenizer(source, max_doc_chars):
-    """The texts of training documents, until they have TOKENIZER_CHARS characters."""
-    documents = itertools.chain(*(reader.run() for reader in make_readers(source)))
+    """The texts of training documents, until they have TOKENIZER_CHARS characters. InputError if there is none."""
+    left_out = data.LeftOut()
+    texts = texts_of(read_hub(source).run()) if source in HUB else read_rows(list_rows(source, left_out), left_out)
     size = 0
     print(f"training a tokenizer on the first {TOKENIZER_CHARS:,} characters of {source} at most", flush=True)
-    for split, _, text in data.split_texts(texts_of(documents), max_doc_chars, 1, {"short": 0, "duplicate": 0}):
+    for split, _, text in data.split_texts(texts, data.PREPARATION | {"max_doc_chars": max_doc_chars}, left_out):
         if split == "train":
             yield text
             size += len(text)
         if size >= TOKENIZER_CHARS:
             break
+    if not size:
+        left_out.print()
+        raise InputError(f"{source} has no text to train on")
 
-def join(out, tasks):
-    """Join the tasks' tokens, without the copies, into the splits; returns (their documents, what was dropped)."""
+def join(out, tasks, left_out):
+    """Join the tasks' tokens, without the copies, into the splits; returns the number of documents of each."""
     folder = out / "tasks"
     documents = dict.fromkeys(data.SPLITS, 0)
-    dropped = {"short": 0, "duplicate": 0}
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(replacing(out / f"{split}.bin")) for split in data.SPLITS]
         for task in range(tasks):
             index = np.load(folder / "tokens" / f"{task:05d}.npz")
+            names = common.read_text(folder / "tokens" / f"{task:05d}.txt").splitlines()
             copies = {i for path in folder.glob(f"copies/*/{task:05d}.c4_dup") for i in np.fromfile(path, np.uint32)}
-            dropped["short"] += int(index["short"])
-            dropped["duplicate"] += int(index["duplicate"]) + len(copies)
+            for reason, (count, first) in json.loads(str(index["left_out"])).items():
+                left_out.add(reason, *first, count=count)
             with open(folder / "tokens" / f"{task:05d}.bin", "rb") as tokens:
                 for i, (split, size) in enumerate(zip(index["splits"], index["sizes"], strict=True)):
                     document = tokens.read(2 * size)
-                    if i not in copies:
+                    if i in copies:
+                        left_out.add(data.COPIES, names[i])
+                    else:
                         files[split].write(document)
                         documents[data.SPLITS[split]] += 1
-    return documents, dropped
+    return documents
 
-def prepare(source, out=None, vocab=None, tokenizer=None, min_doc_tokens=None, max_tokens=0, max_doc_chars=2**20,
-            overwrite=False, usual=1, workers=None, tasks=TASKS):
+def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, usual=PRESETS["mini"], or_fewer=None,
+            workers=None, tasks=TASKS, **given):
     """Make a folder of tokens as data.prepare does, with little of the source in memory at once; returns its path.
 
-    InputError if the folder exists, or was begun with other settings.
+    InputError if the folder exists, or was begun with other settings, unless overwrite begins it anew.
     """
+    settings = data.fill_in(source, given, usual)
+    or_fewer = vocab is None if or_fewer is None else or_fewer
     out, vocab, ranks = data.target(source, out, vocab, tokenizer)
-    min_doc_tokens = min_doc_tokens or usual
-    settings = {"source": data.full_name(source), "vocab": vocab, "pattern": data.SPLIT_PATTERN, "tasks": tasks,
-                "max_tokens": max_tokens, "min_doc_tokens": min_doc_tokens, "max_doc_chars": max_doc_chars,
-                "content": data.hash_source(source)}
-    data.check_new(out, overwrite=True)
-    if data.is_whole(out):
-        raise InputError(f"{out} exists: use it with --data {out}, remove it, or choose another --out")
+    meta = {"source": data.full_name(source), "vocab": vocab, "pattern": data.SPLIT_PATTERN, "tasks": tasks, **settings,
+            "content": data.hash_source(source)}
+    data.check_new(out, overwrite)
     with common.lock(out):
-        begun = common.read_json(out / "meta.json") if (out / "meta.json").exists() else settings
-        if changed := [name for name, value in settings.items() if begun.get(name) != value]:
-            raise InputError(f"{out} was begun with another value of {changed[0]}: choose another --out")
-        common.write_text(out / "meta.json", json.dumps(settings))      # not whole yet, and from now on ours
+        data.check_new(out, overwrite)                                  # another process may have made it meanwhile
+        if overwrite:
+            begin_anew(out)
+        begun = common.read_json(out / "meta.json") if (out / "meta.json").exists() else meta
+        if changed := [name for name, value in meta.items() if begun.get(name) != value]:
+            raise InputError(f"{out} was begun with another value of {changed[0]}: choose another --out, or begin anew "
+                             f"with python -m engine.corpora {source} --out {out} --overwrite")
+        common.write_text(out / "meta.json", json.dumps(meta))          # not whole yet, and from now on ours
         for path in [*out.glob(".unfinished-*"), *out.glob("tasks/tokens/.unfinished-*")]:
             path.unlink()                                               # a kill has left it
         if not (out / "tokenizer.tiktoken").exists():
-            ranks = ranks or data.train_tokenizer(texts_for_tokenizer(source, max_doc_chars), vocab)
-            data.write_ranks(out / "tokenizer.tiktoken", ranks)
-        pipelines = make_pipelines(source, out, tasks, min_doc_tokens, max_tokens, max_doc_chars)
-        run_tasks(pipelines, out.resolve() / "tasks", tasks, workers or os.cpu_count())
-        documents, dropped = join(out, tasks)
-        data.check_counts(source, documents, dropped)
-        data.write_meta(out, settings, documents, dropped, {"val": {}, "test": {}})
-    say_what_is_left_out(source, out / "tasks/encode/logs")
+            texts = texts_for_tokenizer(source, settings["max_doc_chars"])
+            data.write_ranks(out / "tokenizer.tiktoken", ranks or data.train_tokenizer(texts, vocab, or_fewer))
+        meta["vocab"] = len(data.read_ranks(out / "tokenizer.tiktoken")) + 1
+        run_tasks(make_pipelines(source, out, tasks, **settings), out.resolve() / "tasks", tasks,
+                  workers or os.cpu_count())
+        left_out = data.LeftOut()
+        if source not in HUB:
+            list_rows(source, left_out)                                 # which files are not read
+        documents = join(out, tasks, left_out)
+        data.check_counts(source, [split for split in data.SPLITS if documents[split]], left_out)
+        data.write_meta(out, meta, documents, left_out, {"val": {}, "test": {}})
     print(f"{out}/tasks holds the work of the tasks, and may be deleted")
     return out
 
-def say_what_is_left_out(source, logs):
-    """Print which rows datatrove could not read, and which files beside those of rows were not."""
-    said = "".join(path.read_text(encoding="utf-8") for path in sorted(logs.glob("*")))
-    if unread := re.findall(r"Error when reading `(.*?)`: (?!input data is empty)", said):
-        print(f"left out: {len(unread)} lines that are no JSON, of {', '.join(dict.fromkeys(unread))}")
-    if "Found document without text" in said:
-        print("left out: rows without a text in the field `text`")
-    if others := data.visible_files(source, data.TEXT):
-        print(f"left out, beside .jsonl and .parquet: {len(others)} files, such as {others[0].name}")
+def begin_anew(out):
+    """Delete what a preparation has made in its folder."""
+    for name in ("meta.json", "tokenizer.tiktoken", *(f"{split}.bin" for split in data.SPLITS)):
+        (out / name).unlink(missing_ok=True)
+    shutil.rmtree(out / "tasks", ignore_errors=True)
 
 def main():
     parser = data.make_parser()
@@ -241,7 +284,7 @@ def main():
                         help="into which the files are dealt out: the result depends on it (default: %(default)s)")
     with parser.one_line_errors():
         args = vars(parser.parse_args())
-        if not data.is_large(args["source"]):
+        if args["source"] not in HUB and not list_rows(args["source"], data.LeftOut()):
             raise InputError(f"{args['source']} has no .parquet or .jsonl file: python data.py {args['source']}")
         data.show(prepare(**args))
 

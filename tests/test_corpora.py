@@ -67,7 +67,7 @@ def test_tokens_are_those_of_a_loop_over_the_documents(texts, prepared):
         documents = data.split_documents(np.array(data.open_split(prepared, split)), meta["eot"])
         assert collections.Counter(tuple(document.tolist()) for document in documents) == expected[split]
         assert meta["splits"][split]["documents"] == len(documents)
-    assert meta["dropped"] == {"short": 7, "duplicate": 20}
+    assert {reason: count for reason, (count, _) in meta["dropped"].items()} == {data.SHORT: 7, data.COPIES: 20}
 
 
 @pytest.mark.parametrize("victim, sent", [("worker", "SIGKILL"), ("parent", "SIGKILL"), ("parent", "SIGTERM"),
@@ -94,15 +94,18 @@ def test_killed_work_continues_to_the_same_bytes_with_two_workers(victim, sent, 
     assert not list((tmp_path / "out").rglob(".unfinished-*"))
 
 
-def test_a_file_of_lines_is_taken_by_its_name(texts, tmp_path):
-    (tmp_path / "all [1].jsonl").write_text("\n\n".join(json.dumps({"text": text}) for text in texts))
-    flags = ["all [1].jsonl", "--vocab", 300, "--max-tokens", 20_000, "--out", "few"]
-    assert "python -m engine.corpora takes the same flags" in refused(command("data.py", *flags, cwd=tmp_path))
+def test_a_file_of_lines_is_taken_by_its_name(texts, tmp_path, monkeypatch):
     path = tmp_path / "all [1].jsonl"
+    path.write_text("\n\n".join(json.dumps({"text": text}) for text in texts))
+    flags = [path.name, "--vocab", 300, "--max-tokens", 20_000, "--out", "few"]
+    with monkeypatch.context() as patch:
+        patch.setattr(data, "ROWS_IN_MEMORY", path.stat().st_size - 1)
+        assert "python -m engine.corpora takes the same flags" in refused(command("data.py", *flags, cwd=tmp_path))
     path.write_text('{"text": "cut\n{"text": null}\n' + path.read_text())
     done = command("engine.corpora", *flags, cwd=tmp_path)
-    assert "1 lines that are no JSON, of all [1].jsonl" in done.stdout and "rows without a text" in done.stdout
-    assert done.returncode == 0 and "not looked for" in done.stdout, done.stderr
+    assert f"{data.NOT_JSON}: 1 (all [1].jsonl:1)" in done.stdout, done.stderr
+    assert f"{data.NO_TEXT}: 1 (all [1].jsonl:2)" in done.stdout and corpora.REST in done.stdout
+    assert done.returncode == 0 and "not looked for" in done.stdout
     few = sum(split["tokens"] for split in data.read_meta(tmp_path / "few")["splits"].values())
     assert 20_000 <= few < 20_000 + 4_000
 
@@ -111,19 +114,53 @@ def test_a_file_of_lines_is_taken_by_its_name(texts, tmp_path):
     ("books --out out", "has no .parquet or .jsonl file: python data.py books"),
     ("rows --out whole", "whole exists: use it with --data"),
     ("rows --out begun --tasks 2", "begun was begun with another value of tasks"),
+    ("numbers --out out", "numbers: no document is left for train"),
     ("damaged --out out", "the source cannot be read (Arrow"),
     ("rows --out out --workers 0", "--workers: must be at least 1")])
 def test_errors_name_what_is_wrong(words, message, source, books, prepared, tmp_path):
     for name, target in {"rows": source, "books": books, "whole": prepared}.items():
         os.symlink(target, tmp_path / name)
-    for name in ("begun", "damaged"):
+    for name in ("begun", "damaged", "numbers"):
         (tmp_path / name).mkdir()
+    parquet.write_table(pyarrow.table({"text": [b"bytes", b"more"]}), tmp_path / "numbers" / "a.parquet")
     (tmp_path / "damaged" / "a.parquet").write_bytes((source / "0.parquet").read_bytes()[:500])
     settings = json.loads((prepared / "meta.json").read_text())
     del settings["splits"]
     (tmp_path / "begun" / "meta.json").write_text(json.dumps(settings | {"source": str(source)}))
     words = [*words.split(), "--tokenizer", prepared / "tokenizer.tiktoken"]
     assert message in refused(command("engine.corpora", *words, cwd=tmp_path))
+
+
+ROWS = {"null": '{"text": null}', "number": '{"text": 5}', "list": '{"text": ["a"]}', "row": "[1]", "word": "x",
+        "latin": b'{"text": "\xe9"}', "empty": '{"text": " "}', "other": '{"texts": "a"}', "deep": "[" * 100_000}
+REASONS = {"word": data.NOT_JSON, "deep": data.NOT_JSON, "latin": data.NOT_UTF8, "empty": data.EMPTY}
+
+
+@pytest.mark.parametrize("bad", ROWS)
+@pytest.mark.parametrize("script", ["data.py", "engine.corpora"])
+def test_a_row_that_is_no_text_is_counted_and_named_and_the_others_are_kept(script, bad, texts, tmp_path):
+    """The first line has a byte-order mark, and an ending may have any case."""
+    lines = [json.dumps({"text": text}).encode() for text in sorted(set(texts) - {"short"})]
+    row = ROWS[bad] if isinstance(ROWS[bad], bytes) else ROWS[bad].encode()
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/a.JSONL").write_bytes(b"\xef\xbb\xbf" + b"\n".join([lines[0], row, b"", *lines[1:]]))
+    done = command(script, "rows", "--vocab", 300, "--out", "out", cwd=tmp_path)
+    meta = data.read_meta(tmp_path / "out")
+    assert meta["dropped"] == {REASONS.get(bad, data.NO_TEXT): [1, ["a.JSONL:2"]]}, done.stderr
+    assert sum(split["documents"] for split in meta["splits"].values()) == len(lines)
+
+
+def test_begun_work_is_begun_anew_with_overwrite(source, prepared, tmp_path):
+    words = ["engine.corpora", source, "--out", "out", "--workers", 1, *TASKS]
+    (tmp_path / "out").mkdir()
+    begun = json.loads((prepared / "meta.json").read_text()) | {"min_doc_tokens": 5}
+    (tmp_path / "out/meta.json").write_text(json.dumps({key: begun[key] for key in begun if key != "splits"}))
+    (tmp_path / "out/tokenizer.tiktoken").write_text("another")
+    assert "--overwrite" in refused(command(*words, cwd=tmp_path))
+    assert command(*words, "--overwrite", cwd=tmp_path).returncode == 0
+    assert contents(tmp_path / "out") == contents(prepared)
+    assert "exists" in refused(command(*words, cwd=tmp_path))
+    assert command(*words, "--overwrite", cwd=tmp_path).returncode == 0
 
 
 def test_a_missing_datatrove_is_named(source, tmp_path):

@@ -30,7 +30,7 @@ def test_each_document_is_in_one_split_once_and_decodes_to_itself(books, tokens)
     assert all(split_of(text) == split for split, found in texts.items() for text in found)
 
 
-def test_short_duplicate_and_not_utf8_texts_are_left_out_and_counted(books, tmp_path, capsys):
+def test_short_duplicate_and_not_utf8_texts_are_left_out_and_counted(books, tmp_path):
     folder = tmp_path / "books"
     shutil.copytree(books, folder)
     (folder / "again.txt").write_bytes(next(books.iterdir()).read_bytes())
@@ -38,8 +38,9 @@ def test_short_duplicate_and_not_utf8_texts_are_left_out_and_counted(books, tmp_
     (folder / "latin.txt").write_bytes(b"\xe9" * 3000)
     (folder / ".hidden.txt").write_text("hidden " * 900)
     meta = data.read_meta(data.prepare(str(folder), tmp_path / "out", 300, min_doc_tokens=256))
-    assert meta["dropped"] == {"short": 1, "duplicate": 1}
-    assert "not UTF-8: 1 files, such as latin.txt" in capsys.readouterr().out
+    assert {reason: count for reason, (count, _) in meta["dropped"].items()} == {
+        data.HIDDEN: 1, data.NOT_UTF8: 1, data.SHORT: 1, data.COPIES: 1}
+    assert meta["dropped"][data.NOT_UTF8][1] == ["latin.txt"] and meta["dropped"][data.SHORT][1] == ["short.txt"]
     assert sum(split["documents"] for split in meta["splits"].values()) == len(list(books.iterdir()))
 
 
@@ -47,13 +48,120 @@ def test_short_duplicate_and_not_utf8_texts_are_left_out_and_counted(books, tmp_
 def test_long_texts_are_cut_at_line_ends_lose_nothing_and_stay_in_one_split(limit):
     text = "\n".join("x" * (i % 30) for i in range(200)) + "y" * 300
     texts = [("a", f"text {i}\n{text}\n") for i in range(40)]
-    made = [*data.split_texts([("one", text)], limit, 1, {"short": 0, "duplicate": 0})]
+    settings = data.PREPARATION | {"max_doc_chars": limit}
+    made = [*data.split_texts([("one", text)], settings, data.LeftOut())]
     assert "".join(piece for _, _, piece in made) == text or limit == 7            # where pieces repeat
     assert max(len(piece) for _, _, piece in made) <= limit
     assert limit == 10**6 or any(piece.endswith("\n") for _, _, piece in made)
     for name, whole in texts:
-        splits = {split for split, _, _ in data.split_texts([(name, whole)], limit, 1, {"short": 0, "duplicate": 0})}
+        splits = {split for split, _, _ in data.split_texts([(name, whole)], settings, data.LeftOut())}
         assert splits == {split_of(whole)}
+
+
+def words(i, n=60):
+    """A text of n words that no other i has."""
+    rng = np.random.default_rng(i)
+    return " ".join("".join(rng.choice(list("abcdefgh"), rng.integers(2, 7))) for _ in range(n)) + "\n"
+
+
+def decode_all(folder):
+    return sorted(text for split in data.SPLITS for text in read(folder, split))
+
+
+def test_one_list_of_files_is_read_and_hashed(tmp_path):
+    """Endings in any case, linked folders once, rows beside texts; what is not read is named."""
+    other = tmp_path / "other"
+    folder = tmp_path / "texts"
+    for path in (folder / "deep", other, folder / ".git"):
+        path.mkdir(parents=True)
+    read_files = {"a.txt": 0, "B.TXT": 1, "deep/c.Md": 2, "deep/d.py": 3, "e.RST": 4}
+    for name, i in read_files.items():
+        (folder / name).write_text(words(i))
+    (other / "f.txt").write_text(words(5))
+    rows = [json.dumps({"text": words(i)}) for i in range(6, 70)]
+    (folder / "g.Jsonl").write_text("\n".join(rows))
+    (folder / "linked").symlink_to(other)
+    (folder / "again").symlink_to(folder / "deep")
+    (folder / "loop").symlink_to(folder)
+    (folder / "nowhere.txt").symlink_to(folder / "missing.txt")
+    for name in (".git/h.txt", ".hidden.jsonl", "log.jsonl", "i.txt.gz", "j.png"):
+        (folder / name).write_text("not to be read")
+    before = data.hash_source(str(folder))
+    done = command("data.py", "texts", "--vocab", "300", "--out", "out", cwd=tmp_path)
+    assert decode_all(tmp_path / "out") == sorted(map(words, range(70))), done.stderr
+    for line in ("hidden files and folders: 2 (.git, .hidden.jsonl)", "logs of runs: 1 (log.jsonl)",
+                 ".parquet: 3 (i.txt.gz, j.png, nowhere.txt)"):
+        assert line in done.stdout
+    for name in (".git/h.txt", "log.jsonl", "j.png"):
+        (folder / name).write_text("changed")
+        assert data.hash_source(str(folder)) == before
+    for name in ("deep/c.Md", "g.Jsonl"):                               # of the same size as before
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content.replace(b"a", b"b"))
+        assert data.hash_source(str(folder)) != before
+        (folder / name).write_bytes(content)
+        assert data.hash_source(str(folder)) == before
+
+
+@pytest.mark.parametrize("number, size", [(1, 400), (2, 200), (5, 50), (5, 400), (40, 50), (200, 50), (2000, 10)])
+def test_any_number_of_short_texts_trains_and_none_is_dropped(number, size, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for i in range(number):
+        (tmp_path / f"texts/{i:04}.txt").write_text(words(i, size))
+    flags = ["--preset", "mini", "--layers", "1", "--width", "8", "--heads", "1", "--l", "4", "--steps", "1"]
+    done = command("train.py", *flags, "--data", "texts", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "left out" not in done.stdout
+    record = json.loads((tmp_path / "run/config.json").read_text())
+    assert record["train"]["min_doc_tokens"] == 1 and record["data"]["vocab"] == record["model"]["vocab"]
+    kept = "".join(text for split in ("train", "test", "val") for text in read(tmp_path / "data/texts-v1024", split))
+    assert len(kept) == sum(len(words(i, size)) for i in range(number))
+    assert not {*read(tmp_path / "data/texts-v1024", "train")} & {*read(tmp_path / "data/texts-v1024", "val")}
+
+
+def test_few_documents_are_cut_between_or_within_them_without_copies(tmp_path, capsys):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    texts = [words(i, 400) for i in range(4)]
+    for i, text in enumerate([*texts, texts[0]]):
+        (folder / f"{i}.txt").write_text(text)
+    out = data.prepare(str(folder), tmp_path / "out", 300, max_doc_chars=500)
+    assert "too few documents to be split by a hash of their text (4)" in capsys.readouterr().out
+    parts = {split: read(out, split) for split in data.SPLITS}
+    assert "".join(parts["train"] + parts["test"] + parts["val"]) == "".join(texts)
+    assert max(len(part) for split in data.SPLITS for part in parts[split]) <= 500
+    assert data.read_meta(out)["dropped"] == {data.COPIES: [1, ["4.txt"]]}
+    assert sum(text in parts["train"] for text in texts) == 0 and len(parts["train"]) >= 12     # each has its mark
+    assert not {*parts["train"]} & {*parts["val"], *parts["test"]}
+
+
+def test_the_settings_of_a_prepared_folder_are_the_runs(tmp_path):
+    """A setting that is given must be the folder's; what is not given is the folder's, and config.json has it."""
+    (tmp_path / "texts").mkdir()
+    for i in range(60):
+        (tmp_path / f"texts/{i}.txt").write_text(words(i, 20 if i % 2 else 80))
+    assert command("data.py", "texts", "--vocab", 290, "--min-doc-tokens", 100, "--max-doc-chars", 9000, "--out", "made",
+                   cwd=tmp_path).returncode == 0
+    train = ["train.py", "--preset", "mini", "--context", "16", "--steps", "1", "--overwrite", "--out", "run", "--data"]
+    for source, flags, wrong in [
+            ("made", [], None), ("made", ["--min-doc-tokens", "100", "--vocab", "290"], None),
+            ("made", ["--min-doc-tokens", "5"], "was prepared with --min-doc-tokens 100, and --min-doc-tokens 5 was"),
+            ("made", ["--max-tokens", "5000"], "was prepared with --max-tokens 0, and"),
+            ("made", ["--max-doc-chars", "5000"], "was prepared with --max-doc-chars 9000, and"),
+            ("made", ["--vocab", "300"], "has a vocabulary of 290"),
+            ("texts", ["--min-doc-tokens", "100"], None), ("texts", [], None),
+            ("texts", ["--min-doc-tokens", "99"], "data/texts-v1024 was prepared with --min-doc-tokens 100"),
+            ("task:flip-flop", ["--max-tokens", "9"], "--max-tokens is for text")]:
+        done = command(*train, source, *flags, cwd=tmp_path)
+        if wrong:
+            assert wrong in refused(done)
+        else:
+            assert done.returncode == 0, done.stderr
+            record = json.loads((tmp_path / "run/config.json").read_text())
+            settings = {name: record["train"][name] for name in data.PREPARATION}
+            assert settings == {name: record["data"][name] for name in data.PREPARATION}
+            assert settings["min_doc_tokens"] == 100 and record["model"]["vocab"] == record["data"]["vocab"]
+    assert "python data.py SOURCE --tokenizer FILE" in refused(command(*train, "made", "--tokenizer", "x", cwd=tmp_path))
 
 
 def test_marked_ends_divide_a_file_and_a_byte_order_mark_is_no_text(tmp_path):

@@ -53,9 +53,9 @@ def find_run(flags):
     """A complete run of these flags, on data as they are now, under runs/ or runs/explorer/; None if there is none."""
     _, model, config = train.read_flags(flags)
     ensure = data.source_of(config.data).ensure
-    _, meta = ensure(config.data, model.vocab, data.prepare, config.min_doc_tokens, config.max_tokens)
+    _, meta = ensure(config.data, model.vocab, data.prepare, vars(config))
     settings = lambda config: {key: value for key, value in dataclasses.asdict(config).items()  # noqa: E731
-                               if key not in ("fast", "micro_batch", "eval_every", "checkpoint_every")}
+                               if key not in ("fast", "micro_batch", "eval_every", "checkpoint_every", *data.PREPARATION)}
     for path in sorted([*Path("runs").glob("*/config.json"), *FOLDER.glob("*/config.json")]):
         try:
             its, how, record = read_run(path.parent)
