@@ -22,6 +22,7 @@ import json
 import os
 import re
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -369,7 +370,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, usual
         print(f"training a tokenizer of {vocab:,} entries on {sum(map(len, training)):,} characters", flush=True)
         ranks = train_tokenizer(training, vocab, or_fewer)
     tokens = encode_texts(texts, make_tokenizer(ranks), settings, left_out)
-    near = drop_near(tokens)
+    near = drop_near(tokens, {(split, name): text for split, name, text in texts})
     left_out.add(NEAR, *near["val"], *near["test"])
     check_counts(source, [split for split in SPLITS if tokens[split]], left_out)
     meta = {"source": full_name(source), "vocab": len(ranks) + 1, "pattern": SPLIT_PATTERN, **settings,
@@ -396,8 +397,8 @@ def divide(found, settings, left_out):
         sizes[split] += len(text)
     few = not sizes["val"] or sizes["train"] < sum(sizes.values()) / 2
     if few and found:
-        print(f"too few documents to be split by a hash of their text ({len(found)}): the last tenth of the text becomes "
-              "val, the tenth before that test")
+        print(f"too few documents to be split by a hash of their text ({len(found)}): the last tenth of the text "
+              "becomes val, the tenth before that test")
     texts = split_by_tenths(found) if few and found else split_by_hash(found)
     return list(cut_long(texts, settings, left_out))
 
@@ -560,33 +561,45 @@ def split_documents(tokens, eot):
 
 # ---- near copies -----------------------------------------------------------------------------------------------------
 
-def hash_ngrams(tokens, every, n, base=0x9E3779B97F4A7C15):
-    """Sorted hashes of the n-grams of tokens, uint64: those that are multiples of `every`. base: odd, and large."""
-    x = tokens.astype(np.uint64)
-    hashes = np.zeros(max(0, len(x) - n + 1), np.uint64)
-    for j in range(n):                                      # the sum of x_(i+j) base^(n-1-j) modulo 2^64
-        hashes = hashes * np.uint64(base) + x[j : j + len(hashes)]
-    hashes ^= hashes >> 32                                  # or else low bits would be of the tokens' low bits alone
+SHINGLE = 24                            # characters, without blanks
+BLANKS = re.compile(r"[\s\u00ad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]+")     # and characters of no width
+BASE = 0x9E3779B97F4A7C15               # odd, and so it has an inverse modulo 2^64
+
+def hash_shingles(text):
+    """Hashes, uint64, of all runs of 24 characters of a text, without blanks and in small letters.
+
+    A shorter text has one hash. So copies agree that differ in indents, line width, no-break blanks, characters of no
+    width, or case.
+    """
+    text = BLANKS.sub("", unicodedata.normalize("NFKC", text).casefold())
+    x = np.frombuffer(text.encode("utf-32-le", errors="replace"), np.uint32).astype(np.uint64)
+    n = min(SHINGLE, len(x))
+    powers = np.multiply.accumulate(np.full(len(x), BASE, np.uint64))
+    inverses = np.multiply.accumulate(np.full(len(x), pow(BASE, -1, 2**64), np.uint64))
+    sums = np.concatenate((np.zeros(1, np.uint64), np.add.accumulate(x * powers)))
+    hashes = (sums[n:] - sums[: len(sums) - n]) * inverses[: len(sums) - n]     # of n characters, wherever they stand
+    hashes ^= hashes >> 32                                  # or low bits would depend on the characters' low bits alone
     hashes *= 0xBF58476D1CE4E5B9
     hashes ^= hashes >> 32
-    return np.sort(hashes[hashes % every == 0])
+    return np.unique(hashes)
 
-def drop_near(tokens, n=24, limit=1 / 2, most=2**22):
-    """Leave out of val and test, in place, each document of which more than half of the n-grams are in train.
+def drop_near(tokens, texts, limit=1 / 2, most=2**24):
+    """Leave out of val and test, in `tokens`, each document of which more than half of the shingles are in train.
 
-    Returns what meta.json says of it: the names of those documents with their shares. Of stdlib's 50 held-out documents
-    44 stay, with shares of 0.38 at most. Of more than `most` n-grams in train, one in `every` is compared.
+    tokens: {split: {name: tokens}}; texts: {(split, name): text}. Returns what meta.json says of it: the names of those
+    documents with their shares. Of more than `most` characters in train, one shingle in `every` is compared.
     """
-    every = max(1, -(-sum(map(len, tokens["train"].values())) // most))
-    hashes = [hash_ngrams(document, every, n) for document in tokens["train"].values()]
-    known = np.sort(np.concatenate([np.zeros(0, np.uint64), *hashes]))
-    near = {"ngram": n, "share": limit, "every": every}
+    every = max(1, -(-sum(len(texts["train", name]) for name in tokens["train"]) // most))
+    known = [found[found % every == 0] for found in (hash_shingles(texts["train", name]) for name in tokens["train"])]
+    known = np.unique(np.concatenate([np.zeros(0, np.uint64), *known]))
+    near = {"shingle": SHINGLE, "share": limit, "every": every}
     for split in ("val", "test"):
         shares = {}
-        for name, document in tokens[split].items():
-            hashes = hash_ngrams(document, every, n)        # numbers in their order are found faster
-            shared = np.searchsorted(known, hashes, "left") < np.searchsorted(known, hashes, "right")
-            shares[name] = round(float(shared.sum() / max(1, len(hashes))), 4)
+        for name in tokens[split]:
+            found = hash_shingles(texts[split, name])
+            found = found[found % every == 0]
+            shared = np.searchsorted(known, found, "left") < np.searchsorted(known, found, "right")
+            shares[name] = round(float(shared.sum() / max(1, len(found))), 4)
         near[split] = {name: share for name, share in shares.items() if share > limit}
         tokens[split] = {name: document for name, document in tokens[split].items() if name not in near[split]}
     return near

@@ -140,8 +140,8 @@ def test_the_settings_of_a_prepared_folder_are_the_runs(tmp_path):
     (tmp_path / "texts").mkdir()
     for i in range(60):
         (tmp_path / f"texts/{i}.txt").write_text(words(i, 20 if i % 2 else 80))
-    assert command("data.py", "texts", "--vocab", 290, "--min-doc-tokens", 100, "--max-doc-chars", 9000, "--out", "made",
-                   cwd=tmp_path).returncode == 0
+    flags = ["--vocab", "290", "--min-doc-tokens", "100", "--max-doc-chars", "9000"]
+    assert command("data.py", "texts", *flags, "--out", "made", cwd=tmp_path).returncode == 0
     train = ["train.py", "--preset", "mini", "--context", "16", "--steps", "1", "--overwrite", "--out", "run", "--data"]
     for source, flags, wrong in [
             ("made", [], None), ("made", ["--min-doc-tokens", "100", "--vocab", "290"], None),
@@ -161,7 +161,8 @@ def test_the_settings_of_a_prepared_folder_are_the_runs(tmp_path):
             settings = {name: record["train"][name] for name in data.PREPARATION}
             assert settings == {name: record["data"][name] for name in data.PREPARATION}
             assert settings["min_doc_tokens"] == 100 and record["model"]["vocab"] == record["data"]["vocab"]
-    assert "python data.py SOURCE --tokenizer FILE" in refused(command(*train, "made", "--tokenizer", "x", cwd=tmp_path))
+    done = command(*train, "made", "--tokenizer", "x", cwd=tmp_path)
+    assert "python data.py SOURCE --tokenizer FILE" in refused(done)
 
 
 def test_marked_ends_divide_a_file_and_a_byte_order_mark_is_no_text(tmp_path):
@@ -218,19 +219,42 @@ def test_near_copies_are_left_out_as_by_counting_sets(books, tmp_path):
     near = meta["near"]
     for split in ("val", "test"):
         assert set(near[split]) == {name for name, text in made.items() if split_of(text) == split} != set()
-    encoding = data.make_tokenizer(data.read_ranks(tmp_path / "out" / "tokenizer.tiktoken"))
 
-    def ngrams(text):
-        found = [meta["eot"], *encoding.encode_ordinary(text)]
-        return [tuple(found[i : i + near["ngram"]]) for i in range(len(found) - near["ngram"] + 1)]
+    def shingles(text):
+        text = "".join(text.lower().split())
+        return {text[i : i + near["shingle"]] for i in range(len(text) - near["shingle"] + 1)}
 
-    known = {gram for text in read(tmp_path / "out", "train") for gram in ngrams(text)}
+    known = {shingle for text in read(tmp_path / "out", "train") for shingle in shingles(text)}
     for split in ("val", "test"):
         for name, share in near[split].items():
-            grams = ngrams((copies / name).read_text(encoding="utf-8"))
-            assert share == round(sum(gram in known for gram in grams) / len(grams), 4) > near["share"]
-        for grams in map(ngrams, read(tmp_path / "out", split)):
-            assert sum(gram in known for gram in grams) <= near["share"] * len(grams)
+            found = shingles((copies / name).read_text(encoding="utf-8"))
+            assert share == round(len(found & known) / len(found), 4) > near["share"]
+        for found in map(shingles, read(tmp_path / "out", split)):
+            assert len(found & known) <= near["share"] * len(found)
+
+
+CHANGES = {"tabs": lambda text: text.replace("    ", "\t"), "indents": lambda text: text.replace("\n", "\n        "),
+           "trailing": lambda text: text.replace("\n", " \t\n"), "no-break": lambda text: text.replace(" ", "\u00a0"),
+           "no width": lambda text: "\u200b".join(text), "width": lambda text: " ".join(text.split()),
+           "narrow": lambda text: "\n".join(text.split()), "case": str.upper, "soft": lambda text: "\u00ad".join(text)}
+
+
+@pytest.mark.parametrize("words_of", [lambda i: words(i, 80), lambda i: words(i, 4), lambda i: CHINESE(i)],
+                         ids=["long", "short", "chinese"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_copy_with_other_blanks_or_case_is_a_near_copy_and_others_are_none(change, words_of):
+    texts = {("train", str(i)): words_of(i) for i in range(60)}
+    texts |= {("val", str(i)): CHANGES[change](words_of(i)) for i in range(20)}
+    texts |= {("test", str(i)): words_of(i) for i in range(1000, 1040)}
+    tokens = {split: {name: () for key, name in texts if key == split} for split in data.SPLITS}
+    near = data.drop_near(tokens, texts)
+    assert len(near["val"]) == 20 and not tokens["val"]
+    assert not near["test"] and len(tokens["test"]) == 40
+
+
+def CHINESE(i):
+    """A text without blanks between its words."""
+    return "".join(map(chr, np.random.default_rng(i).integers(0x4E00, 0x5E00, 60))) + "\n"
 
 
 def test_an_unfinished_folder_is_prepared_again_and_a_finished_one_is_kept(books, tokens, tmp_path, monkeypatch):
