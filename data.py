@@ -614,7 +614,7 @@ def show(folder):
         print(f"{split:6}{counts['documents']:9,} documents{counts['tokens']:14,} tokens")
     LeftOut((reason, (value, []) if isinstance(value, int) else value)      # an older folder has the counts alone
             for reason, value in meta["dropped"].items() if value).print()
-    if "share" not in meta["near"]:
+    if not {"share", "minhash"} & meta["near"].keys():
         print("held-out documents that are nearly in train were not looked for")
 
 def make_parser():

@@ -3,10 +3,11 @@
     python -m engine.corpora SOURCE --out data/NAME --workers 8 --tasks 64
 
 The files of a source are divided among the tasks. A task reads its files, cuts long documents, drops short ones,
-encodes the others, and notes a hash of each. Then exact copies are found by their hashes, and the tasks' tokens are
-joined in the order of the tasks without the copies. The result depends on --tasks and not on --workers. The same
-command continues work that was stopped, and skips the tasks that are done; --overwrite begins anew. Near copies of a
-document are kept. Rows and files that are not used are counted and named, as in data.py.
+encodes the others, and notes a hash of each and a signature of its shingles. Then the tasks' tokens are joined in the
+order of the tasks, without exact copies, and without held-out documents that MinHash finds to be nearly in train
+(Broder 1997; not for FineWeb, of which near copies are dropped already). The result depends on --tasks and not on
+--workers. The same command continues work that was stopped, and skips the tasks that are done; --overwrite begins anew.
+Rows and files that are not used are counted and named, as in data.py.
 """
 
 import contextlib
@@ -32,9 +33,14 @@ from config import PRESETS, InputError
 try:
     from datatrove.data import Document
     from datatrove.executor import LocalPipelineExecutor
-    from datatrove.pipeline.dedup.exact_dedup import ExactDedupConfig, ExactDedupSignature, ExactFindDedups
+    from datatrove.pipeline.dedup.minhash import (
+        MinhashConfig,
+        MinhashDedupBuckets,
+        MinhashDedupCluster,
+        MinhashDedupSignature,
+    )
     from datatrove.pipeline.readers import ParquetReader
-    from datatrove.utils.hashing import HashConfig
+    from datatrove.utils.word_tokenizers import WhitespaceTokenizer
     from loguru import logger
     from pyarrow.parquet import ParquetFile
 except ModuleNotFoundError as error:
@@ -49,6 +55,7 @@ HUB = {"fineweb": "hf://datasets/HuggingFaceFW/fineweb/sample/10BT",
 TEXTS = "files of text beside the .jsonl and .parquet files"
 REST = "the rest of a task's files, after its share of --max-tokens, from"
 TASKS = 16
+NEAR = MinhashConfig()              # 14 buckets of 8 hashes: near copies share some 0.7 of their shingles
 TOKENIZER_CHARS = 2**28             # the tokenizer is trained on at most so much of a source
 logger.remove()                     # each task has a log of its own, in tasks/encode/logs
 
@@ -116,13 +123,15 @@ def replacing(path):
 def encode(documents, rank, world_size, folder, tokenizer, settings, files=None):
     """Write what a task makes of its share of the files, or of datatrove's documents, and pass the documents on.
 
-    RANK.bin has the tokens, RANK.txt the names of the documents, and RANK.npz their splits, sizes and what is left out.
+    RANK.bin has the tokens, RANK.txt the names of documents, RANK.npz their splits, sizes and hashes, and what was left
+    out.
     """
     encoding = data.make_tokenizer(data.read_ranks(tokenizer))
     left_out = data.LeftOut()
     texts = texts_of(documents) if files is None else read_rows(files[rank::world_size], left_out)
     splits = []
     sizes = []
+    hashes = []
     names = []
     with replacing(folder / f"{rank:05d}.bin") as file:
         for split, name, text in data.split_texts(texts, settings, left_out):
@@ -133,6 +142,7 @@ def encode(documents, rank, world_size, folder, tokenizer, settings, files=None)
             file.write(np.array([encoding.eot_token, *tokens], np.uint16).tobytes())
             splits.append(data.SPLITS.index(split))
             sizes.append(len(tokens) + 1)
+            hashes.append(data.hash_text(text))
             names.append(name)
             yield Document(text=text, id=str(len(sizes)))
             if 0 < settings["max_tokens"] <= file.tell() // 2:
@@ -140,13 +150,16 @@ def encode(documents, rank, world_size, folder, tokenizer, settings, files=None)
                 break
     common.write_text(folder / f"{rank:05d}.txt", "".join(f"{name}\n" for name in names))
     with replacing(folder / f"{rank:05d}.npz") as file:
-        np.savez(file, splits=splits, sizes=sizes, left_out=json.dumps(left_out))
+        np.savez(file, splits=splits, sizes=sizes, hashes=np.array(hashes, np.uint64), left_out=json.dumps(left_out))
 
-def text_of(document):
-    return document.text
+class Signatures(MinhashDedupSignature):
+    """MinHash signatures of the shingles of data.py: of the 1,024 with the smallest hashes, so that none takes long."""
+
+    def get_shingles(self, text):
+        return data.hash_shingles(text)[:1024, None]
 
 def make_pipelines(source, out, tasks=TASKS, **settings):
-    """The two pipelines of datatrove, for its executors: {"encode": steps, "copies": steps}, of `tasks` tasks each.
+    """Pipelines of datatrove, for its executors: {"encode": steps} of `tasks` tasks, and those that find near copies.
 
     out holds tokenizer.tiktoken; settings are those of data.prepare. A task stops after its share of max_tokens.
     """
@@ -158,10 +171,12 @@ def make_pipelines(source, out, tasks=TASKS, **settings):
     step = functools.partial(encode, folder=folder / "tokens", tokenizer=folder.parent / "tokenizer.tiktoken",
                              settings=settings | {"max_tokens": -(-settings["max_tokens"] // with_files)},
                              files=files and [(name, path.absolute()) for name, path in files])
-    config = ExactDedupConfig(text_of, hash_config=HashConfig(hash_fc="sha1"))
-    readers = [read_hub(source)] if files is None else []
-    return {"encode": [*readers, step, ExactDedupSignature(str(folder / "hashes"), config, finder_workers=tasks)],
-            "copies": [ExactFindDedups(str(folder / "hashes"), str(folder / "copies"), config)]}
+    if files is None:
+        return {"encode": [read_hub(source), step]}
+    signatures, pairs, clusters = (str(folder / name) for name in ("signatures", "pairs", "clusters"))
+    return {"encode": [step, Signatures(signatures, NEAR, WhitespaceTokenizer())],
+            "pair": [MinhashDedupBuckets(signatures, pairs, config=NEAR)],
+            "cluster": [MinhashDedupCluster(pairs, clusters, config=NEAR, save_cluster_id=True)]}
 
 def end_with_parent():
     """End a worker as soon as its parent has ended, whatever ended it; a Ctrl-C is the parent's to answer."""
@@ -177,6 +192,7 @@ def run_tasks(pipelines, folder, tasks, workers):
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent) as pool:
             try:
                 for name, steps in pipelines.items():
+                    tasks = {"encode": tasks, "pair": NEAR.num_buckets, "cluster": 1}[name]
                     executor = LocalPipelineExecutor(steps, tasks, logging_dir=str(folder / name))
                     left = executor.get_incomplete_ranks()
                     running = [pool.submit(executor._run_for_rank, rank, 1) for rank in left]   # 1: logs to files alone
@@ -207,23 +223,47 @@ def texts_for_tokenizer(source, max_doc_chars):
         left_out.print()
         raise InputError(f"{source} has no text to train on")
 
+def find_copies(tokens, tasks):
+    """For each task, whether its documents are exact copies of one before, bool (n,)."""
+    hashes = [np.load(tokens / f"{task:05d}.npz")["hashes"] for task in range(tasks)]
+    together = np.concatenate(hashes)
+    copies = np.ones(len(together), bool)
+    copies[np.unique(together, return_index=True)[1]] = False           # the first of each hash
+    return np.split(copies, np.cumsum([len(part) for part in hashes])[:-1])
+
+def find_near(folder, splits):
+    """For each task, the indices of its held-out documents that share a cluster with one of train.
+
+    splits: of the documents of each task.
+    """
+    train = data.SPLITS.index("train")
+    clusters = [np.fromfile(path, np.uint32).reshape(-1, 2) if path.exists() else np.zeros((0, 2), np.uint32)
+                for path in (folder / f"clusters/{task:06d}.clusters" for task in range(len(splits)))]
+    in_train = np.concatenate([pairs[split[pairs[:, 0]] == train, 1]                    # (document, cluster) in a row
+                               for pairs, split in zip(clusters, splits, strict=True)])
+    return [set(pairs[(split[pairs[:, 0]] != train) & np.isin(pairs[:, 1], in_train), 0].tolist())
+            for pairs, split in zip(clusters, splits, strict=True)]
+
 def join(out, tasks, left_out):
-    """Join the tasks' tokens, without the copies, into the splits; returns the number of documents of each."""
-    folder = out / "tasks"
+    """Join the tasks' tokens, without copies, into the splits; returns the number of documents of each."""
+    tokens = out / "tasks/tokens"
     documents = dict.fromkeys(data.SPLITS, 0)
+    indices = [np.load(tokens / f"{task:05d}.npz") for task in range(tasks)]
+    copies = find_copies(tokens, tasks)
+    near_copies = find_near(out / "tasks", [index["splits"] for index in indices])
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(replacing(out / f"{split}.bin")) for split in data.SPLITS]
-        for task in range(tasks):
-            index = np.load(folder / "tokens" / f"{task:05d}.npz")
-            names = common.read_text(folder / "tokens" / f"{task:05d}.txt").splitlines()
-            copies = {i for path in folder.glob(f"copies/*/{task:05d}.c4_dup") for i in np.fromfile(path, np.uint32)}
+        for task, index in enumerate(indices):
+            names = common.read_text(tokens / f"{task:05d}.txt").splitlines()
             for reason, (count, first) in json.loads(str(index["left_out"])).items():
                 left_out.add(reason, *first, count=count)
-            with open(folder / "tokens" / f"{task:05d}.bin", "rb") as tokens:
+            with open(tokens / f"{task:05d}.bin", "rb") as file:
                 for i, (split, size) in enumerate(zip(index["splits"], index["sizes"], strict=True)):
-                    document = tokens.read(2 * size)
-                    if i in copies:
+                    document = file.read(2 * size)
+                    if copies[task][i]:
                         left_out.add(data.COPIES, names[i])
+                    elif i in near_copies[task]:
+                        left_out.add(data.NEAR, names[i])
                     else:
                         files[split].write(document)
                         documents[data.SPLITS[split]] += 1
@@ -263,7 +303,8 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, usual
             list_rows(source, left_out)                                 # which files are not read
         documents = join(out, tasks, left_out)
         data.check_counts(source, [split for split in data.SPLITS if documents[split]], left_out)
-        data.write_meta(out, meta, documents, left_out, {"val": {}, "test": {}})
+        near = {"val": {}, "test": {}} | ({} if source in HUB else {"minhash": repr(NEAR)})
+        data.write_meta(out, meta, documents, left_out, near)
     print(f"{out}/tasks holds the work of the tasks, and may be deleted")
     return out
 

@@ -105,7 +105,7 @@ def test_a_file_of_lines_is_taken_by_its_name(texts, tmp_path, monkeypatch):
     done = command("engine.corpora", *flags, cwd=tmp_path)
     assert f"{data.NOT_JSON}: 1 (all [1].jsonl:1)" in done.stdout, done.stderr
     assert f"{data.NO_TEXT}: 1 (all [1].jsonl:2)" in done.stdout and corpora.REST in done.stdout
-    assert done.returncode == 0 and "not looked for" in done.stdout
+    assert done.returncode == 0, done.stderr
     few = sum(split["tokens"] for split in data.read_meta(tmp_path / "few")["splits"].values())
     assert 20_000 <= few < 20_000 + 4_000
 
@@ -148,6 +148,25 @@ def test_a_row_that_is_no_text_is_counted_and_named_and_the_others_are_kept(scri
     meta = data.read_meta(tmp_path / "out")
     assert meta["dropped"] == {REASONS.get(bad, data.NO_TEXT): [1, ["a.JSONL:2"]]}, done.stderr
     assert sum(split["documents"] for split in meta["splits"].values()) == len(lines)
+
+
+def test_held_out_near_copies_of_training_documents_are_left_out(books, tmp_path):
+    """Of each text of train there is a copy with other blanks and one in capitals; some fall to val and to test."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(books.iterdir())]
+    made = [change for text in texts if split_of(text) == "train"
+            for change in (text.replace("\n", "\n\t"), text.upper())]
+    (tmp_path / "rows").mkdir()
+    for i in range(FILES):
+        rows = [json.dumps({"text": text}) for text in [*texts, *made][i::FILES]]
+        (tmp_path / f"rows/{i}.jsonl").write_text("\n".join(rows))
+    done = command("engine.corpora", "rows", "--out", "out", "--vocab", 300, "--tasks", 3, "--workers", 1, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    meta = data.read_meta(tmp_path / "out")
+    held_out = [text for text in made if split_of(text) != "train"]
+    assert held_out and {reason: count for reason, (count, _) in meta["dropped"].items()} == {data.NEAR: len(held_out)}
+    for split in data.SPLITS:                                           # none of train, and no other one
+        kept = sum(split_of(text) == split for text in (texts if split != "train" else [*texts, *made]))
+        assert meta["splits"][split]["documents"] == kept
 
 
 def test_begun_work_is_begun_anew_with_overwrite(source, prepared, tmp_path):

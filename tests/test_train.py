@@ -226,7 +226,7 @@ WRONG = {
     "--pe fox --random-positions 64": "--random-positions is for encodings that read positions",
     "--pe nope --cycle nope,rope --random-positions 3": "--random-positions must be from 16 (--context) on, got 3",
     "--device cuda:99": "--device must be", "--backend numpy --compile": "--backend numpy",
-    "--data missing": "--data: missing: no such file", "--vocab 400": "has a vocabulary of 300, and --vocab 400 was given",
+    "--data missing": "--data: missing: no such file", "--vocab 400": "a vocabulary of 300, and --vocab 400 was given",
     f"--out {'a' * 300} --resume": "this name is too long for a file",
     "--init-from missing": "--init-from: missing", "rope": "did you mean --pe rope?",
     "--pe expe-on-k": "did you mean --pe expe --on k?", "--batch 3": "did you mean --batch-size?",

@@ -54,8 +54,9 @@ def find_run(flags):
     _, model, config = train.read_flags(flags)
     ensure = data.source_of(config.data).ensure
     _, meta = ensure(config.data, model.vocab, data.prepare, vars(config))
+    others = ("fast", "micro_batch", "eval_every", "checkpoint_every", *data.PREPARATION)
     settings = lambda config: {key: value for key, value in dataclasses.asdict(config).items()  # noqa: E731
-                               if key not in ("fast", "micro_batch", "eval_every", "checkpoint_every", *data.PREPARATION)}
+                               if key not in others}
     for path in sorted([*Path("runs").glob("*/config.json"), *FOLDER.glob("*/config.json")]):
         try:
             its, how, record = read_run(path.parent)
