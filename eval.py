@@ -84,8 +84,8 @@ def default_lengths(texts):
         lengths = [n for n in multiples if n <= longest] or [min(half_have(context, some) for some in alike)]
         said = []
         if left_out := [f"{n:,}" for n in multiples if n > longest]:
-            said.append(f"left out: {', '.join(left_out)}, since the longest held-out document has {longest:,} tokens; "
-                        "--data names longer ones")
+            said.append(f"left out: {' to '.join(dict.fromkeys((left_out[0], left_out[-1])))} tokens, since the "
+                        f"longest held-out document has {longest:,} (give longer ones with --data)")
         if lengths[-1] > (half := half_have(lengths[-1], sizes[run])):
             shorter = [n for n in lengths if n <= half] or [half]
             said.append(f"most documents are shorter: --lengths {','.join(map(str, shorter))} scores "

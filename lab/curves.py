@@ -52,7 +52,7 @@ def main(argv=None):
         args = parser.parse_args(argv)
         runs = {str(run): lines for run, lines in read_named(args.runs, read_log).items()}
         size = max(1, max(map(len, runs.values())) // POINTS)
-        unfinished = {run: progress(lines[-1]["step"] if lines else 0, read_run(run)[1].steps)
+        unfinished = {run: progress(int(lines[-1]["step"]) if lines else 0, read_run(run)[1].steps)
                       for run, lines in runs.items()}
         for run in runs:
             codehash.warn_of_changes(run)

@@ -107,7 +107,7 @@ def lengths_of(configs, texts, args):
                 for run, context in contexts.items()}
     chosen = default_lengths({run: (args.data or configs[run][2]["data"]["source"], contexts[run], documents)
                               for run, (_, documents) in texts.items()})
-    for line in dict.fromkeys(line for _, lines in chosen.values() for line in lines):
+    for line in dict.fromkeys(f"{texts[run][0]}: {line}" for run, (_, lines) in chosen.items() for line in lines):
         print(line, file=sys.stderr)
     return {run: lengths for run, (lengths, _) in chosen.items()}
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import codehash
 import data
 import tasks
 import train
@@ -248,7 +249,8 @@ def page(runs, repository=""):
             word = called[run].partition(",")[0]
             name = word if short[word] == 1 else called[run]
             colours = {other["name"]: other["colour"] for other in models[False] + models[True]}
-            gpts[of_task][run] = load_model(run)[0]
+            gpts[of_task][run], trained = load_model(run)
+            codehash.describe(run, trained)
             made, its = model_of(run, gpts[of_task][run], name, colours)
             if made["id"] in {other["id"] for other in models[True] + models[False]}:
                 raise InputError(f"two runs are called {made['id']}: rename the folder of one")
