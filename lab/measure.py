@@ -81,8 +81,9 @@ def windows_of(run, record, args, source, documents, lengths):
         raise InputError(f"--lengths must divide the longest, {longest}, so that each scores the same tokens: not "
                          f"{', '.join(odd)}")
     tokenizer = functools.cache(lambda: data.run_tokenizer(run, record["data"]))
-    settings = measures.Settings(context, longest, args.targets or max(1, context // measure.share),
-                                 args.stride or context // 4, lambda text: tokenizer().encode_ordinary(text))
+    usual = context if args.lengths or args.at else min(context, longest)          # where no document has L tokens
+    settings = measures.Settings(context, longest, args.targets or max(1, usual // measure.share),
+                                 args.stride or max(1, usual // 4), lambda text: tokenizer().encode_ordinary(text))
     for flag in ("targets", "stride"):
         if flag in measure.flags and not 1 <= (value := getattr(settings, flag)) <= min(lengths):
             raise InputError(f"--{flag} must be from 1 to {min(lengths)}, the shortest length, got {value}")

@@ -252,6 +252,8 @@ def test_without_lengths_those_are_scored_that_documents_have(
     done = command("lab.measure", "runs/expe", "--data", folder, "--json", "m.json", cwd=workplace)
     assert done.returncode == 0 and done.stderr.splitlines() == [f"{folder}: {line}" for line in said]
     measured = json.loads((workplace / "m.json").read_text())
+    other = command("lab.measure", "runs/expe", "--data", folder, "--protocol", "same-targets", cwd=workplace)
+    assert other.returncode == 0, other.stderr                          # whose --targets shrink with the lengths
     assert [(row["length"], row["n_targets"]) for row in measured] == [(n, rows[0]["n_targets"]) for n in lengths]
 
 

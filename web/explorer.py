@@ -249,8 +249,7 @@ def page(runs, repository=""):
             word = called[run].partition(",")[0]
             name = word if short[word] == 1 else called[run]
             colours = {other["name"]: other["colour"] for other in models[False] + models[True]}
-            gpts[of_task][run], trained = load_model(run)
-            codehash.describe(run, trained)
+            gpts[of_task][run] = load_model(run)[0]
             made, its = model_of(run, gpts[of_task][run], name, colours)
             if made["id"] in {other["id"] for other in models[True] + models[False]}:
                 raise InputError(f"two runs are called {made['id']}: rename the folder of one")
@@ -263,6 +262,8 @@ def page(runs, repository=""):
     documents = [document for document in documents if len(document) > longest]
     if not documents:
         raise InputError(f"no document of {title} has {longest:,} tokens, 16 times the trained length: give more text")
+    for run in runs:
+        codehash.describe(run, read_run(run)[2] | checkpoint_info(run))
     read = [read_run(run) for run in kinds[False]]
     either = lambda found: " or ".join(dict.fromkeys(found))  # noqa: E731
     sizes = either(f"{model.layers} blocks and {model.width} dimensions" for model, _, _ in read)
