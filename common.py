@@ -233,11 +233,57 @@ def lock(folder, wait=False):
 # ---- a run on disk ---------------------------------------------------------------------------------------------------
 
 def named_runs(names):
-    """The run directories that are named, files among them left out, or every one under runs/; InputError for none."""
-    known = sorted(path.parent for path in Path("runs").glob(f"*/{CHECKPOINT}"))
-    if runs := [Path(name) for name in names if not os.path.isfile(name)] or known:
-        return runs
-    raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
+    """The run directories that are named, or every one under runs/; InputError if there is none.
+
+    Files among them, as runs/* may have, are left out and named on stderr; InputError if there are only files.
+    """
+    if not names:
+        if runs := sorted(path.parent for path in Path("runs").glob(f"*/{CHECKPOINT}")):
+            return runs
+        raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
+    files = [name for name in names if os.path.isfile(name)]
+    runs = [Path(name) for name in names if name not in files]
+    if not runs:
+        raise InputError(f"{files[0]} is a file: name a run directory, such as runs/mini-expe-s0, or none for all runs")
+    if files:
+        print(f"left out, since they are files and no run directories: {', '.join(files)}", file=sys.stderr)
+    return runs
+
+def read_named(names, read):
+    """{run: read(run)} of the run directories that are named; InputError if one cannot be read.
+
+    Without names: of every run under runs/, and those that cannot be read are left out and named on stderr.
+    """
+    found = {run: value for run in named_runs(names) if (value := try_to_read(run, read, names)) is not None}
+    if not found:
+        raise InputError("no run under runs/ can be read: the lines above say why")
+    return found
+
+def try_to_read(run, read, named):
+    """read(run); of a run that was not named and cannot be read, None, and the reason on stderr."""
+    try:
+        return read(run)
+    except InputError as error:
+        if named:
+            raise
+        reason = str(error).removeprefix(f"{run} ").removeprefix(f"{run}/")
+        print(f"{run} is left out: {reason}", file=sys.stderr)
+
+@contextlib.contextmanager
+def naming_missing(run):
+    """InputError that names the file of zoo/ which a run needs and which is not here."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = str(error.name)
+        if name.partition(".")[0] != "zoo":
+            raise
+        file = f"{name.replace('.', '/')}.py" if "." in name else "the folder zoo/"
+        raise InputError(f"{run} needs {file}, which is not here") from None
+
+def progress(step, steps):
+    """"step 140 of 1,600" of a run that is not finished, and "" of one that is."""
+    return f"step {step:,} of {steps:,}" * (step < steps)
 
 def read_run(run):
     """(ModelConfig, TrainConfig, all of config.json) of a run directory; InputError that says what is wrong with it."""
@@ -248,8 +294,14 @@ def read_run(run):
     texts += [f"data.splits.{split}.sha256" for split in SPLITS]
     others = {"train": dict, "provenance": dict, "data.splits.train.tokens": int}
     record = read_json(path, **others, **dict.fromkeys(texts, str))
+    code = record["provenance"].get("code", {})                        # older runs have none
+    if type(code) is not dict or not all(type(its) is str for its in code.values()):
+        raise InputError(f"{path} was edited: provenance.code must have a hash for each file")
+    if (pe := record["model"]["encoding"]["pe"]) not in ENCODINGS:
+        raise InputError(f"{run} needs zoo/{pe}.py, which is not here")
     try:
-        model, train = ModelConfig.from_dict(record["model"]), TrainConfig(**record["train"])
+        with naming_missing(run):
+            model, train = ModelConfig.from_dict(record["model"]), TrainConfig(**record["train"])
     except (InputError, TypeError) as error:                           # of a field that is missing, or unknown
         raise InputError(f"{path}: {error}") from None
     return model, train, record | {"model": asdict(model), "train": asdict(train)}      # with what older runs lack
@@ -295,7 +347,8 @@ def load_model(run, make=None):
 
     config, _, record = read_run(run)
     tensors, info = read_checkpoint(run)
-    model = (make or GPT)(config, seed=None)
+    with naming_missing(run):
+        model = (make or GPT)(config, seed=None)
     try:
         model.load_state_dict({name: torch.from_numpy(t) for name, t in tensors.items()
                                if not name.startswith(("m.", "v."))})

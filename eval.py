@@ -1,12 +1,14 @@
 """The loss of runs past their trained length, by the paper's protocol: windows that do not overlap.
 
-    python eval.py                          every run under runs/, at 1, 2, 4, 8 and 16 times its trained length
+    python eval.py                          every run under runs/, at 1, 2, 4, 8 and 16 times its trained length L
     python eval.py runs/expe runs/rope --lengths 128,512 --plot loss.png
 
 At each length the same held-out tokens are scored: of every document that is long enough, the largest multiple of the
-longest length.
+longest length. Without --lengths, multiples of L that no document has are left out and named; where documents are
+shorter than L, the length is L/2, L/4, ..., the longest that at least half of them have.
 """
 
+import functools
 import json
 import math
 import os
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+import codehash
 import data
 from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device
 from config import InputError
@@ -65,14 +68,48 @@ def mean_loss(model, windows, name):
         total += model.token_losses(tokens[:, :-1], tokens[:, 1:]).double().sum().item()
     return total / sum(len(window) - 1 for window in windows)
 
-def evaluate(run, model, record, args, multiples=MULTIPLES):
-    """A row for each length: what --json writes. The loss is None past the positions that an encoding has."""
+def default_lengths(texts):
+    """{run: (lengths, [what is to be said of them])} for runs without --lengths: MULTIPLES of the trained length L.
+
+    texts: {run: (source, L, documents)}. A run is scored at each multiple that its documents have; if they have not
+    even L tokens, at the longest of L/2, L/4, ... that at least half of them have. Runs of one source and one L are
+    scored at the same lengths, although each may have a tokenizer of its own. InputError if there is nothing to score.
+    """
+    sizes = {run: sorted(len(document) - 1 for document in documents) for run, (_, _, documents) in texts.items()}
+    if empty := [run for run in texts if not any(sizes[run])]:
+        raise InputError(f"{empty[0]} has no held-out document with a token: name others with --data")
+    chosen = {}
+    for run, (source, context, _) in texts.items():
+        alike = [sizes[other] for other in texts if texts[other][:2] == (source, context)]
+        longest = min(some[-1] for some in alike)
+        multiples = [multiple * context for multiple in MULTIPLES]
+        lengths = [n for n in multiples if n <= longest] or [min(half_have(context, some) for some in alike)]
+        said = []
+        if left_out := [f"{n:,}" for n in multiples if n > longest]:
+            said.append(f"left out: {' to '.join(dict.fromkeys((left_out[0], left_out[-1])))} tokens, since the "
+                        f"longest held-out document has {longest:,} (give longer ones with --data)")
+        if lengths[-1] > (half := half_have(lengths[-1], sizes[run])):
+            shorter = [n for n in lengths if n <= half] or [half]
+            said.append(f"most documents are shorter: --lengths {','.join(map(str, shorter))} scores "
+                        f"{sum(size >= shorter[-1] for size in sizes[run]):,} of {len(sizes[run]):,}")
+        chosen[run] = lengths, said
+    return chosen
+
+def half_have(length, sizes):
+    """The longest of length, length/2, length/4, ... that half of the documents have; sizes: their tokens, in order."""
+    while length > max(1, sizes[len(sizes) // 2]):
+        length //= 2
+    return length
+
+def evaluate(run, model, record, args, name, documents, lengths):
+    """A row for each length: what --json writes. The loss is None past the positions that an encoding has.
+
+    name, documents: what held_out gives.
+    """
     context = model.config.context
-    lengths = sorted(args.lengths or [context * multiple for multiple in multiples])
     longest = lengths[-1]
     if any(longest % length for length in lengths):
         raise InputError(f"--lengths must divide the longest of them, {longest}, so that each scores the same tokens")
-    name, documents = held_out(run, record, args.split, args.data)
     usable = [document for document in documents if len(document) > longest]
     if not usable:
         raise InputError(f"no document of {name} has {longest:,} tokens, the longest of --lengths: the longest one has "
@@ -90,8 +127,9 @@ def evaluate(run, model, record, args, multiples=MULTIPLES):
             bits = loss * length * len(windows) / n_bytes / math.log(2)
         rows.append({"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "nonoverlap", "how": "",
                      "length": length, "loss": loss, "perplexity": perplexity, "bits_per_byte": bits,
-                     "n_targets": length * len(windows), "n_documents": len(usable), "data": name,
-                     "trained_length": context, "step": record["step"]})
+                     "n_targets": length * len(windows), "n_documents": len(usable),
+                     "n_held_out": len(documents), "data": name, "trained_length": context, "step": record["step"],
+                     "steps": record["train"]["steps"], "code": record["provenance"].get("code")})
     return rows
 
 TEXT = {"loss": ("loss, nats a token", ".3f"), "perplexity": ("perplexity", ".5g"),
@@ -99,8 +137,8 @@ TEXT = {"loss": ("loss, nats a token", ".3f"), "perplexity": ("perplexity", ".5g
 TASK = {"accuracy": ("accuracy", ".1%"), "whole": ("whole sequences", ".1%"), "end": ("end tokens", ".1%")}
 GUESSES = {"chance": ("chance", ".1%"), "guess": ("best guess without positions", ".1%")}
 
-def print_rows(rows, before):
-    """A run's numbers, a column for each length; a heading, unless the one before fits."""
+def print_rows(rows, before, explained=()):
+    """A run's numbers, a column for each length; a heading with what is explained, unless the one before fits."""
     def print_numbers(names):
         for name, (words, form) in names.items():
             cells = ["-" if row[name] is None else format(row[name], form if not row[name] >= 1e5 else ".3g")
@@ -111,15 +149,30 @@ def print_rows(rows, before):
     if [heading_of(row) for row in rows] != [heading_of(row) for row in before]:
         counts = [f"{rows[0][name]:,} {name[2:]}" for name in ("n_documents", "n_targets", "n_sequences")
                   if name in rows[0]]
-        print(f"\n{rows[0]['data']}: {', '.join(counts)} at every length")
+        if rows[0].get("n_documents", 0) < rows[0].get("n_held_out", 0):
+            counts[0] = f"{rows[0]['n_documents']:,} of {rows[0]['n_held_out']:,} held-out documents are long enough"
+        print("\n" + "\n".join([f"{rows[0]['data']}: {', '.join(counts)} at every length", *explained]))
         lengths = [f"{row['length']:9,}" + " *"[row["length"] == row["trained_length"]] for row in rows]
-        print(f"{'* trained length':30}" + "".join(lengths))
+        label = "* trained length" if any("*" in length for length in lengths) else "tokens in the window"
+        print(f"{label:30}" + "".join(lengths))
         print_numbers(GUESSES if of_task else {})
-    print(rows[0]["run"])
+    of_step = common.progress(rows[0]["step"], rows[0]["steps"])
+    print(rows[0]["run"] + f" ({of_step})" * bool(of_step))
     print_numbers({name: TASK[name] for name in TASK if rows[0][name] is not None} if of_task else TEXT)
 
 def heading_of(row):
-    return row["data"], row["length"], row["trained_length"]
+    return row["data"], row["length"], row["trained_length"], row.get("n_documents"), row.get("n_targets")
+
+def read_run(run, args):
+    """(config.json, what held_out gives, or None of a run on a task) of a run that can be scored."""
+    record = common.read_run(run)[2]
+    common.read_checkpoint(run, ())
+    if data.source_of(record["data"]["source"]) is not data:
+        return record, None
+    if not record["model"]["causal"]:
+        raise InputError(f"{run} sees later tokens, so that the next one is no test of it: name other runs, or draw "
+                         "its losses with python -m lab.curves")
+    return record, held_out(run, record, args.split, args.data)
 
 def main(argv=None):
     parser = CommandLine(prog="eval.py", description="Score runs past their trained length.",
@@ -128,7 +181,8 @@ def main(argv=None):
     parser.meant = parser.meant | {flag: f"python -m lab.measure, which has {flag}" for flag in others}
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
-    add("--lengths", type=listed(at_least(1)), metavar="N,N,...", help="default: 1, 2, 4, 8, 16 x the trained length")
+    add("--lengths", type=listed(at_least(1)), metavar="N,N,...", help="default: those of 1, 2, 4, 8, 16 x the trained "
+        "length that held-out documents have")
     add("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
     add("--data", metavar="DIR|PATH", help="score other text: a prepared folder, or text as data.py reads it")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
@@ -136,20 +190,27 @@ def main(argv=None):
     add("--plot", type=new_file(*PICTURES), metavar="FILE", help="draw loss against length: .png, .svg or .pdf")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
+        device = pick_device(args.device)
+        read = common.read_named(args.runs, functools.partial(read_run, args=args))
+        texts = {run: (args.data or record["data"]["source"], record["model"]["context"], text[1])
+                 for run, (record, text) in read.items() if text}
+        lengths = dict.fromkeys(texts, (sorted(args.lengths), [])) if args.lengths else default_lengths(texts)
         rows = []
-        records = {run: common.read_run(run)[2] for run in common.named_runs(args.runs)}
-        for run, record in records.items():
-            common.read_checkpoint(run, ())                             # before any is scored
-            if not record["model"]["causal"] and data.source_of(record["data"]["source"]) is data:
-                raise InputError(f"{run} sees later tokens, so that the next one is no test of it: name other runs, or "
-                                 "draw its losses with python -m lab.curves")
-        for run in records if args.runs else sorted(records, key=lambda run: records[run]["data"]["source"]):
-            model, record = common.load_model(run)
-            source = data.source_of(record["data"]["source"])
-            score = evaluate if source is data else source.evaluate
-            run_rows = score(run, model.to(pick_device(args.device)), record, args, MULTIPLES)
-            print_rows(run_rows, rows[-len(run_rows) :])
+        for run in read if args.runs else sorted(read, key=lambda run: read[run][0]["data"]["source"]):
+            if (loaded := common.try_to_read(run, common.load_model, args.runs)) is None:
+                continue
+            model, record = loaded
+            codehash.warn_of_changes(run)
+            model.to(device)
+            if run in texts:
+                run_rows = evaluate(run, model, record, args, *read[run][1], lengths[run][0])
+                print_rows(run_rows, rows[-len(run_rows) :], lengths[run][1])
+            else:
+                run_rows = data.source_of(record["data"]["source"]).evaluate(run, model, record, args, MULTIPLES)
+                print_rows(run_rows, rows[-len(run_rows) :])
             rows += run_rows
+        if not rows:
+            raise InputError("no run under runs/ can be scored: the lines above say why")
         if args.json:
             common.write_text(args.json, json.dumps(rows, indent=1) + "\n")
         if args.plot:

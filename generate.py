@@ -21,6 +21,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")         # before torch: its idle
 import numpy as np
 import torch
 
+import codehash
 import data
 from common import CommandLine, at_least, number, pick_device
 from config import InputError
@@ -86,6 +87,7 @@ def main(argv=None):
         if args.cache:
             return writing.write(args, functools.partial(choose, **sampling), print_text, TOKENS)
         model, record = common.load_model(args.run)
+        codehash.describe(args.run, record)
         model.to(pick_device(args.device))
         if not model.config.causal:
             raise InputError(f"{args.run} sees later tokens, and a text has none yet: name a run with a causal mask")

@@ -411,5 +411,6 @@ def evaluate(run, model, record, args, multiples):
         raise InputError(f"--lengths must be at most {longest:,} for the positions of {run}, got {max(lengths):,}")
     return [{"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "task", "how": "", "length": length,
              "data": f"{args.split} of {source}", "trained_length": context, "step": record["step"],
+             "steps": record["train"]["steps"], "code": record["provenance"].get("code"),
              "loss": None} | score(model, source, length, args.split, drawn=drawn)
             for length in sorted(lengths)]

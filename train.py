@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+import codehash
 import data
 import model_numpy
 from common import CommandLine, number, pick_device, whole
@@ -300,7 +301,8 @@ class Run:
             "data": {"folder": str(self.tokens), **meta},
             "provenance": {"preset": self.args.preset, "command": shlex.join(["python", "train.py", *argv]),
                            "device": str(self.device), "git": commit, "python": sys.version.split()[0],
-                           "torch": torch.__version__, "threads": torch.get_num_threads()}}
+                           "torch": torch.__version__, "threads": torch.get_num_threads(),
+                           "code": codehash.code_of(self.model_config, self.train_config)}}
         if self.args.resume:
             from engine import resume
             resume.check_data(self)

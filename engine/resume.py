@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 
+import codehash
 import common
 import model_numpy
 from config import PRESETS, InputError, flag_of
@@ -47,11 +48,19 @@ def check_data(run):
 def go_on(run, backend):
     """Go on with a train.Run: fill the backend from its checkpoint; returns (steps done, seconds trained).
 
-    What was logged after the checkpoint is trained again, and goes.
+    What was logged after the checkpoint is trained again, and goes. If the code is not the one that trained so far,
+    config.json gets the new hashes and the step from which they hold; an older run has no hashes, and gets none.
     """
     now, run.record = run.record, common.read_run(run.folder)[2]
     run.record["train"]["steps"] = run.train_config.steps
     info = common.checkpoint_info(run.folder)
+    origin, code = run.record["provenance"], now["provenance"]["code"]
+    if not info["step"]:                                                # it begins anew
+        origin["code"] = code
+    elif "code" in origin:
+        before, origin["code"] = origin["code"], codehash.go_on(origin["code"], code, info["step"])
+        if files := [file for file, its in origin["code"].items() if its != before.get(file)]:
+            print(f"{run.folder}: it goes on with other code than it was trained with: {', '.join(files)}")
     if info["step"]:
         load_checkpoint(run.folder, backend, run.model_config)
         run.write("log.jsonl", kept_log(run.folder, info["step"]))

@@ -8,7 +8,8 @@ import functools
 
 import torch
 
-from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device
+import codehash
+from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device, progress
 from config import InputError
 from eval import held_out
 from lab import pictures
@@ -66,8 +67,10 @@ def main(argv=None):
         for length in lengths:
             model.scale_to(length, **options)
             weights[length] = weights_of(model, tokens[None, :length])[:, 0].float().cpu().numpy()     # (n, H, T, T)
+        codehash.warn_of_changes(args.run)
+        words = filter(None, (str(args.run), progress(record["step"], record["train"]["steps"]), source))
         title = args.title or f"Attention with {name(variant_of(args.run))}"
-        pictures.attention(args.out, weights, f"{title} ({args.run}, {source})")
+        pictures.attention(args.out, weights, f"{title} ({', '.join(words)})")
         print(f"picture: {args.out}")
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m lab.curves RUN RUN --out curves.png     four panels, a curve a run
 
-No model is loaded, and a run that is still in training is shown as far as it has come. The numbers are in each run's
-log.jsonl, a line of JSON a step.
+No model is loaded, and a run that is still in training is shown as far as it has come, with its step. The numbers are
+in each run's log.jsonl, a line of JSON a step.
 """
 
 import itertools
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common import PICTURES, CommandLine, named_runs, new_file, read_run, read_text
+import codehash
+from common import PICTURES, CommandLine, new_file, progress, read_named, read_run, read_text
 from config import InputError
 from lab import pictures
 
@@ -49,10 +50,14 @@ def main(argv=None):
     parser.add_argument("--out", type=new_file(*PICTURES), required=True, metavar="FILE", help="the picture")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        runs = {str(run): read_log(run) for run in named_runs(args.runs)}
+        runs = {str(run): lines for run, lines in read_named(args.runs, read_log).items()}
         size = max(1, max(map(len, runs.values())) // POINTS)
+        unfinished = {run: progress(int(lines[-1]["step"]) if lines else 0, read_run(run)[1].steps)
+                      for run, lines in runs.items()}
+        for run in runs:
+            codehash.warn_of_changes(run)
         pictures.training(args.out, {run: {key: curve(lines, key, size) for key in pictures.PANELS}
-                                     for run, lines in runs.items()})
+                                     for run, lines in runs.items()}, unfinished)
         print(f"{len(runs)} run{'s' * (len(runs) > 1)}: {args.out}")
 
 if __name__ == "__main__":

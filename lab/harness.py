@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
+import codehash
 import data
-from common import CommandLine, at_least, listed, named_runs, new_file, pick_device, write_text
+from common import CommandLine, at_least, listed, new_file, pick_device, progress, read_named, read_run, write_text
 from config import InputError
 from engine.fast import at_least_fp32
 from generate import choose
@@ -51,6 +52,7 @@ class Run(TemplateLM):
         self.model, record = load(run, device, dtype)
         self.encoding = data.run_tokenizer(run, record["data"])
         self.context = self.model.config.context
+        self.unfinished = progress(record["step"], record["train"]["steps"])
 
     @property
     def eot_token_id(self):
@@ -121,6 +123,7 @@ class Run(TemplateLM):
 def score(run, args, manager):
     """Print lm_eval's table of a run; returns a dict for each task and metric."""
     model = Run(run, pick_device(args.device), args.dtype)
+    codehash.warn_of_changes(run)
     try:
         scores = simple_evaluate(model, tasks=list(args.tasks), num_fewshot=args.shots, limit=args.limit,
                                 task_manager=manager, log_samples=False)
@@ -129,7 +132,7 @@ def score(run, args, manager):
                          "own tasks need the hub once; local ones, by --task-path, must name files that exist"
                          ) from None
     names = {"run": str(run), "pe": model.model.config.encoding.pe}
-    print(f"\n{' '.join(names.values())}\n{make_table(scores)}")
+    print(f"\n{' '.join(filter(None, (*names.values(), model.unfinished)))}\n{make_table(scores)}")
     rows = []
     for task, values in scores["results"].items():
         n = scores["n-samples"].get(task, {}).get("effective")
@@ -158,7 +161,7 @@ def main(argv=None):
             logging.getLogger(library).setLevel(logging.CRITICAL)
         if args.task_path is not None and not os.path.isdir(args.task_path):
             raise InputError(f"--task-path {args.task_path} is not a folder")
-        runs = named_runs(args.runs)
+        runs = [*read_named(args.runs, read_run)]
         manager = TaskManager(include_path=args.task_path)
         if unknown := [name for name in args.tasks if name not in manager.all_tasks]:
             raise InputError(f"lm_eval has no task {unknown[0]}: lm-eval ls tasks lists its own; yours come by "

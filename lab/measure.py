@@ -13,11 +13,13 @@ trained on a task, accuracies are measured.
 import functools
 import itertools
 import json
+import sys
 import textwrap
 from argparse import Namespace
 
 from tqdm import tqdm
 
+import codehash
 import data
 import tasks
 from common import (
@@ -26,14 +28,15 @@ from common import (
     at_least,
     listed,
     load_model,
-    named_runs,
     new_file,
     pick_device,
+    read_named,
     read_run,
+    try_to_read,
     write_text,
 )
 from config import InputError
-from eval import MULTIPLES, held_out
+from eval import MULTIPLES, default_lengths, held_out
 from lab import measures, table
 from longer import scaling
 from longer.reading import CANNOT_STREAM, load
@@ -66,22 +69,24 @@ def scalings_of(configs, options):
                   for scale in values["scale"] or [1.0] for rope_scaling in values["rope_scaling"] or ["none"]]
             for run, values in by_run.items()}
 
-def windows_of(run, record, args):
-    """(source, documents, jobs) of a run: each job is (protocol or probe, length, lists of windows)."""
+def windows_of(run, record, args, source, documents, lengths):
+    """(source, documents, jobs) of a run: each job is (protocol or probe, length, lists of windows).
+
+    source, documents: what eval.held_out gives.
+    """
     measure = measures.MEASURES[args.measure]
     context = record["model"]["context"]
-    lengths = sorted(args.lengths or {max(1, round(multiple * context)) for multiple in args.at or MULTIPLES})
     longest = max(lengths)
     if measure.whole and (odd := [str(length) for length in lengths if longest % length]):
         raise InputError(f"--lengths must divide the longest, {longest}, so that each scores the same tokens: not "
                          f"{', '.join(odd)}")
     tokenizer = functools.cache(lambda: data.run_tokenizer(run, record["data"]))
-    settings = measures.Settings(context, longest, args.targets or max(1, context // measure.share),
-                                 args.stride or context // 4, lambda text: tokenizer().encode_ordinary(text))
+    usual = context if args.lengths or args.at else min(context, longest)          # where no document has L tokens
+    settings = measures.Settings(context, longest, args.targets or max(1, usual // measure.share),
+                                 args.stride or max(1, usual // 4), lambda text: tokenizer().encode_ordinary(text))
     for flag in ("targets", "stride"):
         if flag in measure.flags and not 1 <= (value := getattr(settings, flag)) <= min(lengths):
             raise InputError(f"--{flag} must be from 1 to {min(lengths)}, the shortest length, got {value}")
-    source, documents = held_out(run, record, args.split, args.data)
     documents = measures.usable(documents, longest, args.max_docs)
     jobs = [(args.measure, length) for length in lengths]
     if measure.beside and longest > context:
@@ -91,6 +96,21 @@ def windows_of(run, record, args):
         raise InputError(f"{args.measure} has nothing to ask at {longest} tokens, of which the trained length is "
                          f"{context}")
     return source, documents, jobs
+
+def lengths_of(configs, texts, args):
+    """{run: the lengths that are asked for, in order}; by default those that its documents have, and the others named.
+
+    texts: {run: what held_out gives}.
+    """
+    contexts = {run: model.context for run, (model, _, _) in configs.items()}
+    if args.lengths or args.at:
+        return {run: sorted(args.lengths or {max(1, round(multiple * context)) for multiple in args.at})
+                for run, context in contexts.items()}
+    chosen = default_lengths({run: (args.data or configs[run][2]["data"]["source"], contexts[run], documents)
+                              for run, (_, documents) in texts.items()})
+    for line in dict.fromkeys(f"{texts[run][0]}: {line}" for run, (_, lines) in chosen.items() for line in lines):
+        print(line, file=sys.stderr)
+    return {run: lengths for run, (lengths, _) in chosen.items()}
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
@@ -120,7 +140,8 @@ def evaluate(run, work, scalings, args, bar):
             pe = model.scale_to(span, **how).config.encoding.pe
             row = {"run": str(run), "pe": pe, "protocol": job, "how": name_of(how, dtype), "chunk": model.chunk,
                    "dtype": dtype, "length": length, "loss": None, "perplexity": None, "n_targets": 0,
-                   "trained_length": context, "step": record["step"], "seed": record["train"]["seed"],
+                   "trained_length": context, "step": record["step"], "steps": record["train"]["steps"],
+                   "seed": record["train"]["seed"], "code": record["provenance"].get("code"),
                    "split": args.split, "data": source, "n_documents": len(documents),
                    "max_docs": args.max_docs}
             if conditions and span <= model.longest and (not stream or model.streams()):
@@ -134,7 +155,8 @@ def evaluate(run, work, scalings, args, bar):
 
 def score(args):
     """The rows of the runs that are named, as --json writes them."""
-    configs = {str(run): read_run(run) for run in named_runs(args.runs)}
+    pick_device(args.device)                                           # a wrong one is no reason to leave a run out
+    configs = {str(run): config for run, config in read_named(args.runs, read_run).items()}
     of_tasks = {run: config[2] for run, config in configs.items() if config[2]["data"]["source"].startswith("task:")}
     if of_tasks.keys() == configs.keys():
         return [row for run in configs for row in score_task(run, args)]
@@ -144,8 +166,16 @@ def score(args):
         raise InputError(f"{next(iter(of_tasks))} was trained on a task: measure it apart from runs on text")
     if masked := [run for run, (_, train, _) in configs.items() if train.objective == "mlm"]:
         raise InputError(f"{masked[0]} predicts masked tokens, not the next one: python -m lab.curves draws its losses")
+    texts = {run: text for run, (_, _, record) in configs.items() if (text := try_to_read(
+        run, functools.partial(held_out, record=record, split=args.split, source=args.data), args.runs)) is not None}
+    if not texts:
+        raise InputError("no run under runs/ can be measured: the lines above say why")
+    configs = {run: configs[run] for run in texts}
     scalings = scalings_of(configs, scaling.scaling_of(args))
-    work = {run: windows_of(run, record, args) for run, (_, _, record) in configs.items()}
+    work = {run: windows_of(run, configs[run][2], args, *texts[run], lengths)
+            for run, lengths in lengths_of(configs, texts, args).items()}
+    for run in configs:
+        codehash.warn_of_changes(run)
     ways = {run: len(scalings[run]) * len(args.dtype) for run in configs}
     total = sum(ways[run] * (len(window.tokens) - 1) for run, (_, _, jobs) in work.items()
                 for *_, conditions in jobs for windows in conditions for window in windows)
@@ -153,7 +183,10 @@ def score(args):
     with tqdm(total=total, unit="tok", unit_scale=True, leave=False, disable=None, smoothing=0) as bar:
         for run in configs:
             bar.set_description(run[-30:])                              # or 80 columns have no room for the time left
-            rows += evaluate(run, work.pop(run), scalings[run], args, bar)
+            measure_it = functools.partial(evaluate, work=work.pop(run), scalings=scalings[run], args=args, bar=bar)
+            rows += try_to_read(run, measure_it, args.runs) or []
+    if not rows:
+        raise InputError("no run under runs/ can be measured: the lines above say why")
     if all(row["loss"] is None for row in rows) and args.measure == "streaming":
         raise InputError(f"{' and '.join(sorted({row['pe'] for row in rows}))} {CANNOT_STREAM}")
     return rows
@@ -161,6 +194,7 @@ def score(args):
 def score_task(run, args):
     """The rows of a run that was trained on a task."""
     model, record = load_model(run)
+    codehash.warn_of_changes(run)
     model.to(pick_device(args.device))
     asked = Namespace(data=args.data, lengths=args.lengths, split=args.split, plot=None)
     return tasks.evaluate(run, model, record, asked, args.at or MULTIPLES)
@@ -198,7 +232,8 @@ def command_line():
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
     which = parser.add_mutually_exclusive_group().add_argument
-    which("--lengths", type=listed(at_least(1)), metavar="N,N,...", help="default: 1, 2, 4, 8, 16 x the trained length")
+    which("--lengths", type=listed(at_least(1)), metavar="N,N,...",
+          help="default: those of 1, 2, 4, 8, 16 x the trained length that held-out documents have")
     which("--at", type=listed(table.multiple), metavar="1x,16x", help="multiples of the trained length")
     add("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
     add("--data", metavar="DIR|PATH", help="score other text: a prepared folder, or text as data.py reads it")

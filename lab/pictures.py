@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from config import InputError
-from lab.results import LEARNED, is_gain
+from lab.results import LEARNED, is_gain, progress_of, unfinished
 from zoo.names import METHODS, colour, family, name, names_of, variant_of
 
 GREY = "#595959"                         # of all text
@@ -50,7 +50,7 @@ def draw(path, rows, args):
     seeds = {len(losses) for line in lines.values() for losses in line.values()}
     number = " or ".join(map(str, sorted(seeds)))
     label = f"{PROTOCOLS[protocol]}; {number} seeds" + "; bars: ±1 sd" * any(n > 1 for n in seeds)
-    curves(path, {name(line): (colour(line), values) for line, values in lines.items()},
+    curves(path, {name(line) + unfinished(rows, line): (colour(line), values) for line, values in lines.items()},
            args.title or "Loss past the trained length", label, {row.context for row in rows}, gain)
 
 def rises(path, rows, title):
@@ -93,7 +93,8 @@ def rises(path, rows, title):
 def losses(rows, path):
     """What the rows of eval.py or lab.measure say, a curve a run and its positions."""
     protocol = rows[0]["protocol"]
-    called = names_of({row["run"] for row in rows})
+    called = {run: ", ".join(filter(None, (word, *{progress_of(row) for row in rows if row["run"] == run})))
+              for run, word in names_of({row["run"] for row in rows}).items()}
     lines = {}
     for row in rows:
         value = row.get("gain", row["loss"])
@@ -174,10 +175,13 @@ def apart(heights, space):
 
 # ---- training, tasks, attention --------------------------------------------------------------------------------------
 
-def training(path, runs):
-    """Four panels by tokens seen, a curve a run: {run: {key of PANELS: (tokens, values)}}."""
+def training(path, runs, unfinished):
+    """Four panels by tokens seen, a curve a run: {run: {key of PANELS: (tokens, values)}}.
+
+    unfinished: {run: "step 140 of 1,600", or "" of a run that is finished}.
+    """
     figure = Figure(figsize=(9, 6.4), layout="constrained")
-    called = names_of(runs)
+    called = {run: ", ".join(filter(None, (word, unfinished[run]))) for run, word in names_of(runs).items()}
     axes = dict(zip(PANELS, figure.subplots(2, 2).flat, strict=True))
     for key, axis in axes.items():
         alike = Counter()

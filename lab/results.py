@@ -3,7 +3,8 @@
     {"study": NAME, "title", "preset", "seeds", "runs", "chosen"}      what was asked
     {"data": KEY, "source", "vocab", "splits"}            the tokens that runs were trained on
     {"run": NAME, "seed", "command", "data", "context", "parameters", "tokens", "seconds", "sha256", "commit",
-     "machine"}                                           a training; sha256 is that of its checkpoint.safetensors
+     "machine", "code"}                                   a training; sha256 is that of its checkpoint.safetensors,
+                                                          code has the hashes of codehash.py; older ones have none
     {"targets": KEY, "text", "counts"}                    what was scored: targets in each unit (a document, a trial)
     {"measure": NAME, "run", "seed", "flags", "sha256", "rows": [{"protocol", "how", "length", "targets", "losses"}]}
                                                           a measurement: the mean loss of each unit at each length;
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common import lock, read_text
+from common import lock, progress, read_text
 from config import InputError
 
 LEARNED = 0.95                           # accuracy at the trained length, from which a run has learned its task
@@ -48,6 +49,18 @@ class Row(NamedTuple):
     @property
     def at(self):
         return self.length / self.context
+
+def progress_of(row):
+    """"step 140 of 1,600" of a row of --json whose run was not finished; "" of others."""
+    return progress(row["step"], row["steps"]) if "steps" in row else ""          # older files have no steps
+
+def unfinished(rows, line):
+    """" (step 140 of 1,600)" of a line of a table, with the seed if it has several; "" if its runs were finished."""
+    its = [row for row in rows if row.line == line]
+    alone = len({row.seed for row in its}) == 1
+    words = dict.fromkeys(f"seed {row.seed}: " * (not alone) + progress_of(row.more) for row in its
+                          if progress_of(row.more))
+    return f" ({', '.join(words)})" if words else ""
 
 def is_gain(rows):
     """Whether Rows are of a probe, whose loss is a gain."""

@@ -36,7 +36,7 @@ import numpy as np
 
 from common import PICTURES, CommandLine, listed, new_file, number, read_text
 from config import InputError
-from lab.results import LEARNED, Row, is_gain, read_results
+from lab.results import LEARNED, Row, is_gain, read_results, unfinished
 
 MARGIN = 0.01                            # nats, of equivalence
 ALONE = "± half of a 95% interval over documents alone: it says nothing of another seed"
@@ -75,6 +75,7 @@ def from_results(path):
         context = trained["context"]
         of = {} if "parameters" not in trained else {                   # old lines of tasks have none
             "budget": trained["tokens"] / trained["parameters"], "source": results.facts[trained["data"]]["source"]}
+        of["code"] = trained.get("code")
         for row in line["rows"]:
             fact = results.facts.get(row.get("targets"), {})
             value, losses, counts = None, None, np.array(fact.get("counts", []))
@@ -279,7 +280,8 @@ def table_of(rows, args):
     for name, found in cells.items():
         mark = " +" if any(row.chosen for cell in found.values() for row in cell.values()) else ""
         means = [mean_of(found.get(at, {}), args.seeds) for at in (*places, *beside)]
-        body.append([name + mark, *means, *(texts.get((name, head), "") for head in heads[1 + len(means) :])])
+        differences_of = [texts.get((name, head), "") for head in heads[1 + len(means) :]]
+        body.append([name + mark + unfinished(rows, name), *means, *differences_of])
     return heads, body
 
 def mean_of(cell, each):
@@ -307,7 +309,10 @@ def tasks_table(rows, args):
         guess = ", ".join(f"{100 * guesses[task][at]:.0f}" for at in places if at in guesses[task])
         values = [accuracies(found.get(method, {}), places, args.seeds) for method in methods]
         body.append([task, str(trained[task]), *values, guess])
-    return ["task", "trained", *methods, "best guess"], body
+    of_method = {method: [row._replace(run=method) for row in rows if row.run.rpartition(".")[2] == method]
+                 for method in methods}
+    heads = [method + unfinished(of_method[method], method) for method in methods]
+    return ["task", "trained", *heads, "best guess"], body
 
 def accuracies(cell, places, each):
     """"100, 66 (2/3)": means over seeds in % at some lengths, and how many have learned the task, unless all have."""
@@ -339,6 +344,18 @@ def print_tables(rows, args=None):
         if any("±" in cell for line in body for cell in line):
             alone = len({row.seed for row in some}) == 1
             print("\n" + (ALONE if alone else LEGEND).format(args.margin))
+    print_code(rows)
+
+def print_code(rows):
+    """Name the lines whose seeds were trained with different code, as far as that was stored."""
+    codes = {}                                                         # {run: {seed: {file: hash}}}
+    for row in rows:
+        if row.more.get("code"):
+            codes.setdefault(row.run, {})[row.seed] = row.more["code"]
+    for run, by_seed in codes.items():
+        files = sorted(set().union(*by_seed.values()))
+        if other := [file for file in files if len({code.get(file) for code in by_seed.values()}) > 1]:
+            print(f"\n{run}: its seeds were trained with different code: {', '.join(other)}")
 
 def what_of(rows):
     """What was scored, in a line."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import codehash
 import data
 from common import pick_device
 from config import InputError
@@ -66,6 +67,7 @@ def write(args, choose, print_text, most):
         raise InputError("--sinks and --window say what a stream keeps: add --stream, or leave them out")
     texts = read_prompts(args)
     model, record = load(args.run, pick_device(args.device))
+    codehash.describe(args.run, record)
     tokenizer = data.run_tokenizer(args.run, record["data"])
     prompts = [[x for x in (tokenizer.eot_token, *tokenizer.encode_ordinary(text)) if x is not None] for text in texts]
     sizes = [len(prompt) for prompt in prompts]

@@ -25,14 +25,16 @@ def test_a_curve_is_the_means_of_stretches_of_steps(steps, size):
 
 def test_a_picture_has_four_curves_a_run_also_of_one_that_is_being_written(workplace, tmp_path, monkeypatch):
     shutil.copytree(workplace / "runs", tmp_path / "runs")
-    path, drawn, training = tmp_path / "runs/rope/log.jsonl", {}, pictures.training
+    path, drawn, said, training = tmp_path / "runs/rope/log.jsonl", {}, {}, pictures.training
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]) + '{"step": 4, "lo')
-    monkeypatch.setattr(pictures, "training", lambda path, runs: (drawn.update(runs), training(path, runs)))
+    monkeypatch.setattr(pictures, "training", lambda path, runs, unfinished: (
+        drawn.update(runs), said.update(unfinished), training(path, runs, unfinished)))
     done = command("lab.curves", "--out", "curves.svg", cwd=tmp_path)
     assert done.returncode == 0 and "3 runs: curves.svg" in done.stdout, done.stderr
     text = (tmp_path / "curves.svg").read_text()
     assert "<svg" in text and drawn.keys() == {"runs/expe", "runs/learned", "runs/rope"}
     assert drawn["runs/rope"]["loss"][0].tolist() == [64, 128, 192] and len(drawn["runs/rope"]["val_loss"][0]) == 0
+    assert said == {"runs/expe": "", "runs/learned": "", "runs/rope": "step 3 of 8"}
     lines = log(workplace / "runs/expe")
     for key in ("loss", "val_loss", "grad_norm", "lr"):
         assert drawn["runs/expe"][key][1].tolist() == [line[key] for line in lines if key in line]

@@ -11,6 +11,9 @@ from conftest import TINY, command, refused
 import common
 import data
 from common import load_model
+from config import InputError
+from eval import default_lengths
+from lab import pictures
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +69,13 @@ def test_losses_equal_an_independent_loop_and_targets_are_the_same_at_every_leng
         tokenizer = data.run_tokenizer(workplace / "runs" / pe, record["data"])
         text = [token for document in few[1] for token in document[1 : (len(document) - 1) // 128 * 128 + 1]]
         assert row["bits_per_byte"] == pytest.approx(loss / math.log(2) * count / len(tokenizer.decode_bytes(text)))
-    assert f"{rows[0]['n_documents']} documents, {rows[0]['n_targets']:,} targets at every length" in printed
+    assert f": 2 of 3 held-out documents are long enough, {rows[0]['n_targets']:,} targets at every length" in printed
 
 
 def test_every_run_is_scored_past_the_learned_table_is_a_dash_and_a_picture_is_drawn(workplace, few):
     rows, printed = rows_of(workplace, "--plot", "loss.png", "--data", few[0])
     runs = [line for line in printed.splitlines() if line.startswith("runs/")]
-    assert runs == ["runs/expe", "runs/learned", "runs/rope"] and printed.count("documents") == 1
+    assert runs == ["runs/expe", "runs/learned", "runs/rope"] and printed.count("held-out documents") == 1
     losses = [line.split()[4:] for line in printed.splitlines() if "nats a token" in line]
     assert [len(line) for line in losses] == [5, 5, 5] and losses[1][1:] == ["-", "-", "-", "-"]
     assert printed.splitlines()[2].split() == ["*", "trained", "length", "16*", "32", "64", "128", "256"]
@@ -142,3 +145,127 @@ def test_data_that_has_changed_since_training_is_named(workplace, tokens, tmp_pa
     line = refused(command("eval.py", "run", "--lengths", "16", cwd=tmp_path))
     assert "val.bin is not what it was when run was trained" in line
     assert command("eval.py", "run", "--lengths", "16", "--split", "test", cwd=tmp_path).returncode == 0
+
+
+def edit(run, part, **values):
+    """Write other values in a part of a run's config.json."""
+    record = json.loads((run / "config.json").read_text())
+    record[part] |= values
+    (run / "config.json").write_text(json.dumps(record))
+
+
+@pytest.fixture
+def desk(workplace, tmp_path):
+    """A folder with copies of the three runs."""
+    shutil.copytree(workplace / "runs", tmp_path / "runs")
+    return tmp_path
+
+
+def test_an_unfinished_run_has_its_step_beside_its_numbers(desk, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(pictures, "curves", lambda path, lines, *more: drawn.append([*lines]))
+    monkeypatch.setattr(pictures, "attention", lambda path, weights, title: drawn.append(title))
+    monkeypatch.setattr(pictures, "training", lambda path, runs, unfinished: drawn.append(unfinished))
+    edit(desk / "runs/rope", "train", steps=1600)
+
+    def said(script, *flags):
+        done = command(script, *flags, cwd=desk)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    lengths = "--lengths", "16"
+    printed = said("eval.py", "runs/expe", "runs/rope", *lengths, "--json", "e.json", "--plot", "a.png")[0]
+    assert [line for line in printed.splitlines() if line.startswith("runs/")] == [
+        "runs/expe", "runs/rope (step 8 of 1,600)"]
+    for printed in (said("lab.table", "e.json", "--plot", "a.png")[0], said("lab.measure", *lengths)[0]):
+        assert "| rope (step 8 of 1,600) |" in printed and "| expe  " in printed
+    assert said("generate.py", "runs/rope", "--tokens", "2")[1] == "runs/rope: step 8 of 1,600\n"
+    assert said("generate.py", "runs/rope", "--tokens", "2", "--cache")[1] == "runs/rope: step 8 of 1,600\n"
+    assert said("generate.py", "runs/expe", "--tokens", "2")[1] == ""
+    said("lab.attention", "runs/rope", "--out", "a.png")
+    said("lab.curves", "--out", "a.png")
+    assert drawn[:2] == [["ExPE", "RoPE, step 8 of 1,600"], ["ExPE", "RoPE (step 8 of 1,600)"]]
+    assert "(runs/rope, step 8 of 1,600, val of " in drawn[2]
+    assert drawn[3] == {"runs/expe": "", "runs/learned": "", "runs/rope": "step 8 of 1,600"}
+
+
+@pytest.mark.parametrize("script, flags", [("eval.py", "--lengths 16"), ("lab.measure", "--lengths 16"),
+                                           ("lab.curves", "--out curves.png")])
+def test_a_file_in_the_place_of_a_run_is_refused_and_beside_runs_it_is_named(script, flags, desk):
+    (desk / "README.md").write_text("words")
+    (desk / "runs/loss.png").write_bytes(b"")
+    said = refused(command(script, "README.md", *flags.split(), cwd=desk))
+    assert "README.md is a file: name a run directory, such as runs/" in said
+    done = command(script, "runs/expe", "runs/loss.png", *flags.split(), cwd=desk)
+    assert done.returncode == 0 and "rope" not in done.stdout
+    assert done.stderr == "left out, since they are files and no run directories: runs/loss.png\n"
+
+
+@pytest.mark.parametrize("script", ["eval.py", "lab.measure"])
+def test_without_names_runs_that_cannot_be_read_are_left_out_with_their_reason(script, desk):
+    edit(desk / "runs/expe", "model", encoding={"pe": "mine"})
+    edit(desk / "runs/learned", "data", folder="gone")
+    done = command(script, "--lengths", "16", cwd=desk)
+    assert done.returncode == 0 and "rope" in done.stdout and "learned" not in done.stdout
+    assert done.stderr.splitlines()[0] == "runs/expe is left out: needs zoo/mine.py, which is not here"
+    assert done.stderr.splitlines()[1].startswith("runs/learned is left out: gone/meta.json is missing")
+    assert len(done.stderr.splitlines()) == 2
+    named = command(script, "runs/rope", "runs/expe", "--lengths", "16", cwd=desk)
+    assert "runs/expe needs zoo/mine.py, which is not here" in refused(named) and not named.stdout
+    (desk / "runs/rope" / common.CHECKPOINT).write_bytes(b"cut")
+    done = command(script, "--lengths", "16", cwd=desk)
+    assert done.returncode == 2 and "no run under runs/ can be" in done.stderr.splitlines()[-1]
+    assert "runs/rope is left out: checkpoint.safetensors is not a checkpoint" in done.stderr
+
+
+def text_of(tokens, folder, sizes):
+    """A folder of texts, one with each number of tokens."""
+    folder.mkdir()
+    encoding = data.make_tokenizer(data.read_ranks(tokens / "tokenizer.tiktoken"))
+    long = [token for document in documents_of(tokens) for token in document[1:]]
+    for i, size in enumerate(sizes):
+        text = encoding.decode(long[i : i + size])
+        while (n := len(encoding.encode_ordinary(text))) != size:       # a cut may change how its ends are encoded
+            text = text[:-1] if n > size else text + "\nx"
+        (folder / f"{i:03}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("sizes, lengths, heading, said", [
+    ([70, 40, 40], [16, 32, 64], "1 of 3 held-out documents are long enough, 64 targets",
+     ["left out: 128 to 256 tokens, since the longest held-out document has 70 (give longer ones with --data)",
+      "most documents are shorter: --lengths 16,32 scores 3 of 3"]),
+    ([400, 300], [16, 32, 64, 128, 256], "2 documents, 512 targets", []),
+    ([300, 7, 9, 9], [16, 32, 64, 128, 256], "1 of 4 held-out documents are long enough, 256 targets",
+     ["most documents are shorter: --lengths 8 scores 3 of 4"]),
+    ([15, 9, 8, 3], [8], "3 of 4 held-out documents are long enough, 24 targets",
+     ["left out: 16 to 256 tokens, since the longest held-out document has 15 (give longer ones with --data)"])])
+def test_without_lengths_those_are_scored_that_documents_have(
+        workplace, tokens, tmp_path, sizes, lengths, heading, said):
+    folder = text_of(tokens, tmp_path / "texts", sizes)
+    rows, printed = rows_of(workplace, "runs/expe", "--data", folder)
+    assert [row["length"] for row in rows] == lengths and len({row["n_targets"] for row in rows}) == 1
+    assert {(row["n_documents"], row["n_held_out"]) for row in rows} == {
+        (sum(size >= lengths[-1] for size in sizes), len(sizes))}
+    above, *between = printed.splitlines()[1 : 2 + len(said)]
+    assert above == f"{folder}: {heading} at every length" and between == said
+    done = command("lab.measure", "runs/expe", "--data", folder, "--json", "m.json", cwd=workplace)
+    assert done.returncode == 0 and done.stderr.splitlines() == [f"{folder}: {line}" for line in said]
+    measured = json.loads((workplace / "m.json").read_text())
+    other = command("lab.measure", "runs/expe", "--data", folder, "--protocol", "same-targets", cwd=workplace)
+    assert other.returncode == 0, other.stderr                          # whose --targets shrink with the lengths
+    assert [(row["length"], row["n_targets"]) for row in measured] == [(n, rows[0]["n_targets"]) for n in lengths]
+
+
+def test_runs_of_one_text_are_scored_at_the_same_lengths_though_their_tokenizers_differ():
+    def lengths_of(**texts):
+        made = {run: (source, context, [[0] * (size + 1) for size in sizes])
+                for run, (source, context, sizes) in texts.items()}
+        return [lengths for lengths, _ in default_lengths(made).values()]
+
+    assert lengths_of(a=("x", 16, [70]), b=("x", 16, [60, 2]), c=("y", 16, [70])) == [[16, 32], [16, 32], [16, 32, 64]]
+    assert lengths_of(a=("x", 16, [15]), b=("x", 16, [9, 5, 3])) == [[4], [4]]
+    assert lengths_of(a=("x", 16, [70]), b=("x", 32, [70])) == [[16, 32, 64], [32, 64]]
+    assert lengths_of(a=("x", 12, [1])) == [[1]]
+    with pytest.raises(InputError, match="b has no held-out document with a token"):
+        lengths_of(a=("x", 16, [15]), b=("x", 16, [0]))

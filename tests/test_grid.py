@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT, command, process, refused
 from safetensors.numpy import load_file
 
+import codehash
 import common
 from lab.results import append, read_results
 
@@ -81,6 +82,7 @@ def test_each_run_is_done_once_and_then_none_is_left(done):
     run = next(line for line in lines_of(done) if line.get("run") == "k.expe")
     assert run["sha256"] == common.hash_file(done / "runs/three/k.expe-s0" / common.CHECKPOINT)
     assert run["command"].startswith("python train.py --preset mini --data ") and run["tokens"] == 60 * 4 * 16
+    assert run["code"] == codehash.code_of(*common.read_run(done / "runs/three/k.expe-s0")[:2])
     assert run["command"].endswith("--on k --pe expe --seed 0 --out runs/three/k.expe-s0")
 
 

@@ -172,6 +172,23 @@ def test_fresh_rows_stand_beside_stored_ones(workplace, tmp_path):
     assert "| expe |" in command("lab.table", "e.json", cwd=tmp_path).stdout
 
 
+def test_seeds_that_were_trained_with_different_code_are_named(study):
+    lines = [json.loads(line) for line in (study / "s.jsonl").read_text().splitlines()[:-1]]
+
+    def printed(codes):
+        for line in lines:
+            if "command" in line:
+                line["code"] = codes.get((line["run"], line["seed"]))
+        (study / "coded.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        done = command("lab.table", "coded.jsonl", cwd=study)
+        return [line for line in done.stdout.splitlines() if "different code" in line]
+
+    one, other = {"expe.py": "1", "zoo/fox.py": "2"}, {"expe.py": "1", "zoo/fox.py": "3"}
+    assert printed({("a", 1): one, ("a", 2): other, ("a", 3): one, ("b", 1): other, ("b", 2): other}) == [
+        "a: its seeds were trained with different code: zoo/fox.py"]
+    assert printed({("a", 1): one, ("a", 2): one, ("b", 1): other}) == []            # of other seeds nothing is known
+
+
 def test_tasks_have_means_over_all_seeds_and_say_how_many_learned(tmp_path):
     fact = {"text": "val of task:copy", "counts": [512], "chance": 0.1, "guess": 0.2}
     lines = [{"targets": f"k{n}", **fact} for n in (8, 32)]

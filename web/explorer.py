@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import codehash
 import data
 import tasks
 import train
@@ -262,6 +263,8 @@ def page(runs, repository=""):
     documents = [document for document in documents if len(document) > longest]
     if not documents:
         raise InputError(f"no document of {title} has {longest:,} tokens, 16 times the trained length: give more text")
+    for run in runs:
+        codehash.describe(run, read_run(run)[2] | checkpoint_info(run))
     read = [read_run(run) for run in kinds[False]]
     either = lambda found: " or ".join(dict.fromkeys(found))  # noqa: E731
     sizes = either(f"{model.layers} blocks and {model.width} dimensions" for model, _, _ in read)

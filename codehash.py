@@ -1,0 +1,119 @@
+"""Which code computes a run's loss: a short hash of each of its files, so that a number can be traced to its code.
+
+train.py stores {file: hash} in config.json; what prints a number compares it with the files of today. The hash is of
+what a file computes: docstrings, comments, layout, line endings, the words of errors and the help of flags have no part
+in it, and it is the same on every machine and from Python 3.11 on.
+"""
+
+import ast
+import hashlib
+import sys
+from pathlib import Path
+
+import common
+from config import CORE, NoPE, knob
+
+ROOT = Path(__file__).parent
+FROM = ", from step "                    # between the hashes of a file that changed while the run was trained
+
+def code_of(model, train):
+    """{file: hash} of a run's ModelConfig and TrainConfig: the tables, the model of its backend, and its encodings.
+
+    Of config.py only the classes of these encodings' settings count, since a new preset or flag changes no loss. Files
+    of zoo/ count with those that they import from there, and engine/fast.py where --fast computes with it.
+    """
+    encodings = [encoding for encoding, _ in model.turns()]
+    classes = {kind.__name__ for e in encodings for kind in type(e).__mro__
+               if issubclass(kind, NoPE) and kind.__module__ == NoPE.__module__}
+    files = ["expe.py", f"model_{train.backend}.py"]
+    files += ["engine/fast.py"] * (train.fast and train.backend == "torch")
+    files += with_imports(zoo_files(model, train, encodings))
+    hashes = {file: hash_code(ROOT / file) for file in files}
+    config = f"{NoPE.__module__}.py"
+    return {config: hash_code(ROOT / config, classes)} | hashes
+
+def zoo_files(model, train, encodings):
+    """The files of zoo/ that a model's cycle, encodings, softmax and layers are in."""
+    names = ["cycle"] * bool(model.cycle) + [e.pe for e in encodings if e.pe not in CORE]
+    names += ["ablations"] * any(e.pe in CORE and (getattr(e, "once", False) or getattr(e, "learn", "none") != "none")
+                                 for e in encodings)
+    names += ["softmax"] * (model.softmax != "plain")
+    names += ["llama"] * (train.backend == "numpy" and (model.norm, model.mlp) != ("layernorm", "gelu"))
+    return [f"zoo/{name}.py" for name in dict.fromkeys(names)]
+
+def with_imports(files):
+    """These files of zoo/, and those that they import from there."""
+    found = dict.fromkeys(files)
+    waiting = [*files]
+    while waiting:
+        for node in ast.walk(read_tree(ROOT / waiting.pop()) or ast.Module([], [])):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            paths = [f"{module.replace('.', '/')}.py" for module in modules if module.startswith("zoo.")]
+            new = [path for path in paths if path not in found and (ROOT / path).exists()]
+            found |= dict.fromkeys(new)
+            waiting += new
+    return [*found]
+
+def read_tree(path):
+    """The syntax tree of a file; None if there is no such file, or if it is no Python."""
+    try:
+        return ast.parse(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, SyntaxError):
+        return None
+
+def hash_code(path, classes=None):
+    """A short hash of what a file computes, or some of its classes; "missing" without the file."""
+    tree = read_tree(path)
+    if tree is None:
+        return "missing"
+    parts = [node for node in tree.body if classes is None or getattr(node, "name", None) in classes]
+    return hashlib.sha256(repr(essence(parts)).encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+def essence(node):
+    """A syntax tree as nested lists, without what changes no number.
+
+    That is written out here, because ast.dump and ast.unparse change from one Python to the next.
+    """
+    if isinstance(node, list):
+        return [essence(part) for part in node if not is_docstring(part)]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    if isinstance(node, ast.Raise):                                     # the words of an error
+        return ["Raise"]
+    if isinstance(node, ast.Call) and getattr(node.func, "id", None) == knob.__name__:
+        node = ast.Call(node.func, node.args[:1], [])                   # the default, without help and rule
+    if isinstance(node, ast.JoinedStr):                                 # 3.12 adds empty parts
+        node = ast.JoinedStr([part for part in node.values if getattr(part, "value", None) != ""])
+    return [type(node).__name__, *([name, essence(value)] for name, value in ast.iter_fields(node)
+                                   if name != "kind" and value is not None and value != [])]
+
+def is_docstring(node):
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+# ---- what is said of a run -------------------------------------------------------------------------------------------
+
+def go_on(then, now, step):
+    """{file: hash} of a run that began with the code `then`, and goes on at a step with `now`."""
+    return then | {file: f"{then[file]}{FROM}{step} {its}" if file in then else its for file, its in now.items()
+                   if not then.get(file, "").endswith(its)}
+
+def differing(then, now):
+    """The files of `then`, {file: hash}, that are not what they are now, in words."""
+    return [file + f" (it changed at step {its.rpartition(FROM)[2].split()[0]})" * (FROM in its)
+            for file, its in then.items() if its != now.get(file)]
+
+def warn_of_changes(run):
+    """Say on stderr which code of a run is not what it was trained with; nothing of an older run, without a record."""
+    model, train, record = common.read_run(run)
+    if files := differing(record["provenance"].get("code", {}), code_of(model, train)):
+        print(f"{run}: it was trained with other code than is here now: {', '.join(files)}", file=sys.stderr)
+
+def describe(run, record):
+    """Say on stderr what a text of a run is of: its step, and changed code; record: as load_model gives it."""
+    if words := common.progress(record["step"], record["train"]["steps"]):
+        print(f"{run}: {words}", file=sys.stderr)
+    warn_of_changes(run)
