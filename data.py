@@ -21,13 +21,16 @@ import re
 import sys
 from pathlib import Path
 
+import common
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import numpy as np
 import rustbpe
 import tiktoken
 
-import common
 from common import CommandLine, at_least, hash_file, read_json, whole, write_text
-from config import PRESETS, SPLITS, InputError
+from config import PRESETS, SPLITS, InputError, did_you_mean
 
 EOT = "<|endoftext|>"
 STDLIB = "50ac334affdbb2cd2ad6de6fa1ee9ca7711d72d70a6163343cca69e7b28af2dc"          # of train.bin, of Python 3.11.7
@@ -79,7 +82,8 @@ def find_files(source):
         return [(str(file), Path(file.locate())) for file in sorted(files) if file.suffix == ".py"]
     path = Path(source)
     if source == "" or not path.is_file() and not path.is_dir():
-        raise InputError(f"{source}: no such file or folder; a source is {', '.join(NAMED_SOURCES)} or a path")
+        raise InputError(f"{source}: no such file or folder; a source is {', '.join(NAMED_SOURCES)} or a path"
+                         f"{did_you_mean(source, NAMED_SOURCES)}")
     root = path if path.is_dir() else path.parent
     if files := [(str(p.relative_to(root)), p) for p in visible_files(source, TEXT)]:
         return files

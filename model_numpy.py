@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 import expe
-from config import CORE, zoo_module
+from config import CORE, zoo_module, zoo_part
 
 # ---- linear, embedding, dropout --------------------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ ENCODINGS = {                                                                   
 
 def doors_of(settings, config):
     """The Encoding that these settings open, with the softmax of the model's config."""
-    doors = (ENCODINGS[settings.pe] if settings.pe in CORE else zoo_module(settings.pe).doors)(settings)
+    doors = (ENCODINGS[settings.pe] if settings.pe in CORE else zoo_part(settings.pe, "doors"))(settings)
     if settings != config.encoding:
         doors = doors._replace(each_block=True)
     if config.softmax == "plain":

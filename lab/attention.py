@@ -6,9 +6,12 @@
 
 import functools
 
+from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import torch
 
-from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device
 from config import InputError
 from eval import held_out
 from lab import pictures

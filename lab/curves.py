@@ -10,9 +10,12 @@ import itertools
 import json
 from pathlib import Path
 
+from common import PICTURES, CommandLine, named_runs, new_file, read_run, read_text
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import numpy as np
 
-from common import PICTURES, CommandLine, named_runs, new_file, read_run, read_text
 from config import InputError
 from lab import pictures
 

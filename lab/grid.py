@@ -38,8 +38,11 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-import train
 from common import CHECKPOINT, CommandLine, at_least, checkpoint_info, hash_file, lock, read_run, read_text
+
+# common comes first: it says in one line which package is missing
+# isort: split
+import train
 from config import InputError
 from lab import measure
 from lab.results import append, read_results

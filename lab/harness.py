@@ -12,13 +12,16 @@ import logging
 import os
 from functools import partial
 
+from common import CommandLine, at_least, listed, named_runs, new_file, pick_device, write_text
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import data
-from common import CommandLine, at_least, listed, named_runs, new_file, pick_device, write_text
 from config import InputError
 from engine.fast import at_least_fp32
 from generate import choose

@@ -16,10 +16,6 @@ import json
 import textwrap
 from argparse import Namespace
 
-from tqdm import tqdm
-
-import data
-import tasks
 from common import (
     PICTURES,
     CommandLine,
@@ -32,6 +28,13 @@ from common import (
     read_run,
     write_text,
 )
+
+# common comes first: it says in one line which package is missing
+# isort: split
+from tqdm import tqdm
+
+import data
+import tasks
 from config import InputError
 from eval import MULTIPLES, held_out
 from lab import measures, table
