@@ -120,7 +120,7 @@ class Learned(NoPE):
     def fit(self, model):
         if self.longest(model) < model.context:
             raise InputError(f"--n-positions must be 0 or at least --context, {model.context}, got {self.n_positions}")
-        return self
+        return replace(self, n_positions=self.longest(model))
 
     def longest(self, model):
         return self.n_positions or model.context

@@ -227,9 +227,9 @@ def naming_the_file(model_config, params):
         yield
     except KeyError as error:
         name = str(error.args[0])
-        block = re.match(r"blocks\.(\d+)\.", name)
-        pe = (model_config.block(int(block[1]))[0] if block else model_config.encoding).pe
-        if name not in params or "encoding." not in name or pe in CORE:
+        if name not in params or "encoding." not in name:
+            raise
+        if (pe := model_numpy.encoding_with(name, model_config).pe) in CORE:
             raise
         raise InputError(f"zoo/{pe}.py: no pullback gives a gradient of {name.rpartition('.')[2]}, which shapes "
                          "names") from None
