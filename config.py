@@ -418,9 +418,6 @@ def configure(preset, pe="expe", **flags):
         raise InputError("--no-causal shows a query its target, the next token: leave it out, or add --objective mlm")
     if not (model.causal or encoding.both_sides):
         raise InputError(f"--pe {pe} looks back: give no --no-causal, and no --objective mlm")
-    steep = [e for e, _ in model.turns() if (getattr(e, "theta", None) or 0) * model.context > 64 and e.on == "k"]
-    if train.dtype == "tf32" and steep:
-        raise InputError("--dtype tf32 rounds --on k's positions at this --theta: give fp32, bf16 or a smaller --theta")
     if train.random_positions:
         check_random_positions(train.random_positions, model)
     return model, train

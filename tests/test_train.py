@@ -226,7 +226,7 @@ WRONG = {
     "--l 500": "--l must be from 1 to the width",
     "--steps 1.5": "--steps", "--theta 1/0": "--theta", "--preset big": "--preset", "--nonsense": "--nonsense",
     "--no-causal": "--no-causal shows a query its target", "--objective mlm --pe fox": "--objective mlm",
-    "--objective mlm --causal": "leave out --causal", "--dtype tf32 --on k --theta 9": "--dtype tf32 rounds",
+    "--objective mlm --causal": "leave out --causal",
     "--random-positions 3": "--random-positions must be from 16 (--context) on, got 3",
     "--pe fox --random-positions 64": "--random-positions is for encodings that read positions",
     "--pe nope --cycle nope,rope --random-positions 3": "--random-positions must be from 16 (--context) on, got 3",
