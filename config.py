@@ -258,7 +258,7 @@ def settings_class(pe):
     """The class of an encoding's settings; InputError for a name that is none of ENCODINGS."""
     if pe in CORE:
         return CORE[pe]
-    if pe not in FILES and not (pe.isidentifier() and (ZOO / f"{pe}.py").is_file()):
+    if pe not in ENCODINGS and not (pe.isidentifier() and (ZOO / f"{pe}.py").is_file()):
         near = f" (did you mean --pe {VARIANTS[pe]}?)" if pe in VARIANTS else did_you_mean(pe, ENCODINGS)
         raise InputError(f"--pe must be {'the name of an encoding' if near else 'one of ' + ', '.join(ENCODINGS)}, got "
                          f"{pe!r}{near}")
