@@ -444,8 +444,9 @@ def train(run, backend, first=0, seconds=0.0):
                 run.log(step=done, val_loss=val_loss)
                 with contextlib.suppress(BrokenPipeError):              # a run that nobody watches goes on
                     left = tqdm.format_interval((config.steps - done) * config.batch_size * context / rate)
-                    tqdm.write(f"{run.folder}: step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   "
-                               f"{rate:,.0f} tokens/s{run.share_of_gpu(rate)}" + f"   {left} left" * bar.disable)
+                    tqdm.write(f"{run.folder}: step {done:6,}  loss {loss:.3f}  val {val_loss:.3f}  "
+                               f"{rate:,.0f} tokens/s{run.share_of_gpu(rate)}"
+                               + f"  {left} left" * (bar.disable and done < config.steps))
             if scored or step == first:                                 # the first step compiles
                 counted = done, time.perf_counter()
             if saved:
