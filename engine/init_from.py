@@ -1,7 +1,7 @@
 """train.py --init-from RUN: begin with the weights of another run, all but those of another encoding.
 
 config.json tells the child's own settings: numbers that --learn trained in the parent become the child's start and
-theta, and a default that depends on the context is that of the child's.
+theta, and a default that depends on the context is computed for the child's.
 """
 
 import dataclasses
@@ -57,13 +57,13 @@ def short(x):
 def differences(model, args, parent):
     """A line for each number of the encoding that was not given as a flag and is another one in the parent."""
     trained, encoding = trained_settings(parent), model.encoding
-    longer = common.read_run(parent)[0].context != model.context
+    other_context = common.read_run(parent)[0].context != model.context
     for f in dataclasses.fields(encoding) if trained.pe == encoding.pe else ():
         old, new = getattr(trained, f.name), getattr(encoding, f.name)
         if old == new or {type(old), type(new)} - {int, float} or getattr(args, f.name, new) is not None:
             continue
         flag = flag_of(f.name)
-        line = f"{flag[2:]} is {short(new)}" + f" for --context {model.context}" * longer
+        line = f"{flag[2:]} is {short(new)}" + f" for --context {model.context}" * other_context
         line += f"; the parent has {short(old)}"
         try:
             dataclasses.replace(encoding, **{f.name: old}).fit(model)
@@ -89,9 +89,9 @@ def load_parent(run, backend):
     return {"run": str(parent), "step": info["step"]}
 
 def begins_alike(name, shape, *configs):
-    """Whether a parameter's first value is the same by the settings of two configs, of which its value tells no more.
+    """Whether the settings of two configs give a parameter the same first value, so that the parent's may go on.
 
-    The start and theta of --learn are settings themselves, and begin as config.json has them.
+    What --learn trains never does: start and theta are settings, and begin as config.json has them.
     """
     settings = [model_numpy.encoding_with(name, config) for config in configs]
     if name == LEARNED and hasattr(settings[0], "learn"):
