@@ -24,14 +24,31 @@ import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
-sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)  # while imports run
 
-from config import ENCODINGS, SPLITS, InputError, ModelConfig, TrainConfig
+def missing_package(error):
+    """What to do about a module that is not found: a line if it is a package of the requirements, else None."""
+    name = str(error.name).partition(".")[0]
+    for file, target in (("requirements.txt", "setup"), ("requirements-optional.txt", "setup-all")):
+        if re.search(rf"^{name}==", (Path(__file__).parent / file).read_text(encoding="utf-8"), re.MULTILINE):
+            return f"this Python has no {name}; activate .venv: source .venv/bin/activate (make {target} creates it)"
+    return None
+
+def report_import(kind, error, trace):
+    """While a script imports what it needs, a missing package is one line, and a Ctrl-C is silent."""
+    if kind is ModuleNotFoundError and (line := missing_package(error)):
+        print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr, flush=True)
+        os._exit(2)                                                    # Python itself would exit with 1
+    if kind is not KeyboardInterrupt:
+        sys.__excepthook__(kind, error, trace)
+
+sys.excepthook = report_import                                         # before what needs NumPy
+
+from config import ENCODINGS, SPLITS, VARIANTS, InputError, ModelConfig, TrainConfig, did_you_mean
 
 CHECKPOINT = "checkpoint.safetensors"
 MEANT = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context",
          "--tokenizer": "python data.py SOURCE --tokenizer FILE --out DIR and then --data DIR",
-         "expe-on-k": "--pe expe --on k", **{name: f"--pe {name}" for name in ENCODINGS}}
+         **{name: f"--pe {flags}" for name, flags in ({name: name for name in ENCODINGS} | VARIANTS).items()}}
 
 # ---- the command line ------------------------------------------------------------------------------------------------
 
@@ -51,17 +68,23 @@ class CommandLine(argparse.ArgumentParser):
     """An ArgumentParser that reports every wrong input as one line on stderr, with exit status 2."""
 
     meant = MEANT                        # {a wrong word: what to write instead}
+    owner_of = staticmethod(lambda flag: None)       # where else an unknown flag belongs, in words; train.py has it
 
     def __init__(self, **options):
         super().__init__(formatter_class=Help, allow_abbrev=False, **options)
 
     def error(self, message):
-        if found := re.search(r"(unrecognized arguments|invalid choice): '?([^\s=']+)", str(message)):
-            word = found[2]
+        message = str(message)
+        if found := re.search(r"unrecognized arguments: ([^\s=]+)", message):
+            word = found[1]
             flags = [self.meant.get(word), "numbers with commas, as in 512,1024" * word.isdigit(),
                      *difflib.get_close_matches(word, self._option_string_actions, 1, 0.75)]
-            meant = next((f"did you mean {flag}? " for flag in flags if flag), "")
-            message = f"{message} ({meant}{self.prog} --help lists the flags)"
+            hints = [self.owner_of(word), *(flag and f"did you mean {flag}?" for flag in flags)]
+            hint = next((f"{hint} " for hint in hints if hint), "")
+            message = f"{message} ({hint}{self.prog} --help lists the flags)"
+        elif found := re.fullmatch(r"(.*invalid choice: '?([^']+)'?) \(choose from (.*)\)", message):
+            if near := did_you_mean(found[2], re.findall(r"[\w-]+", found[3])):
+                message = found[1] + near                              # without the list of all choices
         printable = "".join(c if c.isprintable() else " " for c in str(message))
         self.exit(2, f"{self.prog}: error: {' '.join(printable.split())}\n")
 
@@ -82,6 +105,8 @@ class CommandLine(argparse.ArgumentParser):
             self.error(error)
         except ModuleNotFoundError as error:
             folder = str(error.name).partition(".")[0]
+            if line := missing_package(error):
+                self.error(line)
             if folder not in ("zoo", "longer", "engine", "lab"):
                 raise
             self.error(f"this needs the folder {folder}/, which is not here: take it from the repository")
@@ -138,7 +163,7 @@ def listed(kind, *known):
         if known and not set(values) <= set(known):
             wrong = next(value for value in values if value not in known)
             near = known if len(known) <= 30 else [*(difflib.get_close_matches(wrong, known, 5) or known[:5]), "..."]
-            raise argparse.ArgumentTypeError(f"{wrong!r} must be of {', '.join(near)}")
+            raise argparse.ArgumentTypeError(f"{wrong!r} must be of {', '.join(near)}{did_you_mean(wrong, known)}")
         return values
     return read
 

@@ -5,7 +5,9 @@ of train.py. A value that breaks a rule raises InputError, which names the flag 
 6, 8 and 9 are those of the ExPE paper's preprint.
 """
 
+import contextlib
 import dataclasses
+import difflib
 import importlib
 import math
 import operator
@@ -39,6 +41,11 @@ def kind_of(f):
     """The class of a field's values: int of `int | None`, say, which has no value of its own yet."""
     return f.type if isinstance(f.type, type) else f.type.__args__[0]
 
+def did_you_mean(word, names):
+    """A question for the end of an error message, " (did you mean expe?)"; "" if none of the names is near the word."""
+    near = difflib.get_close_matches(str(word), names, 1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
 def describe_rule(f):
     """What a field's value must be, in words."""
     rule = f.metadata["rule"]
@@ -64,7 +71,8 @@ class Checked:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if not keeps_rule(value, f):
-                raise InputError(f"{flag_of(f.name)} must be {describe_rule(f)}, got {value!r}")
+                near = did_you_mean(value, f.metadata["rule"].get("one_of", ()))
+                raise InputError(f"{flag_of(f.name)} must be {describe_rule(f)}, got {value!r}{near}")
         self.check()
 
     def check(self):
@@ -112,7 +120,7 @@ class Learned(NoPE):
     def fit(self, model):
         if self.longest(model) < model.context:
             raise InputError(f"--n-positions must be 0 or at least --context, {model.context}, got {self.n_positions}")
-        return self
+        return replace(self, n_positions=self.longest(model))
 
     def longest(self, model):
         return self.n_positions or model.context
@@ -221,19 +229,48 @@ class Shaw(NoPE):
 
 CORE = {"nope": NoPE, "sinusoidal": Sinusoidal, "learned": Learned, "expe": ExPE, "exqpe": ExQPE, "rope": RoPE,
         "alibi": ALiBi, "t5": T5, "shaw": Shaw}
-FILES = {path.stem for path in (Path(__file__).parent / "zoo").glob("*.py")
+ZOO = Path(__file__).parent / "zoo"
+VARIANTS = {"expe-on-k": "expe --on k", "exqpe-on-k": "exqpe --on k"}          # {how runs are called: the flags}
+FILES = {path.stem for path in ZOO.glob("*.py")
          if re.search(r"^(class )?Settings\b", path.read_text(encoding="utf-8"), re.MULTILINE)}
 ENCODINGS = (*CORE, *sorted(FILES - {*CORE}))   # the names that --pe takes; zoo/NAME.py is found by being there
 
 def zoo_module(name):
-    """zoo/NAME.py, which is imported when its encoding, softmax or layer is first asked for: the one plug-in."""
-    return importlib.import_module(f"zoo.{name}")
+    """zoo/NAME.py, which is imported when its encoding, softmax or layer is first asked for: the one plug-in.
+
+    InputError if the file is not Python. Any other exception is raised inside the file, and keeps its traceback.
+    """
+    try:
+        return importlib.import_module(f"zoo.{name}")
+    except SyntaxError as error:
+        if error.filename != str(ZOO / f"{name}.py"):
+            raise
+        raise InputError(f"zoo/{name}.py, line {error.lineno}: {error.msg}") from None
+
+def zoo_part(pe, part):
+    """The Settings, doors or Layer of zoo/PE.py; InputError that names the file if it has no such part."""
+    if not hasattr(module := zoo_module(pe), part):
+        raise InputError(f"zoo/{pe}.py has no {part}: a file of an encoding has Settings, doors and Layer, as "
+                         "docs/change.md shows")
+    return getattr(module, part)
 
 def settings_class(pe):
     """The class of an encoding's settings; InputError for a name that is none of ENCODINGS."""
-    if pe not in ENCODINGS:
-        raise InputError(f"--pe must be one of {', '.join(ENCODINGS)}, got {pe!r}")
-    return CORE[pe] if pe in CORE else zoo_module(pe).Settings
+    if pe in CORE:
+        return CORE[pe]
+    if pe not in ENCODINGS and not (pe.isidentifier() and (ZOO / f"{pe}.py").is_file()):
+        near = f" (did you mean --pe {VARIANTS[pe]}?)" if pe in VARIANTS else did_you_mean(pe, ENCODINGS)
+        raise InputError(f"--pe must be {'the name of an encoding' if near else 'one of ' + ', '.join(ENCODINGS)}, got "
+                         f"{pe!r}{near}")
+    return zoo_part(pe, "Settings")
+
+def encodings_with(setting):
+    """The encodings that have a setting. All of zoo/ is imported, so this is for error messages."""
+    found = []
+    for pe in ENCODINGS:
+        with contextlib.suppress(Exception):                           # of a file of zoo/ that is not asked for
+            found += [pe] * (setting in {f.name for f in dataclasses.fields(settings_class(pe)) if f.metadata["help"]})
+    return found
 
 def make_encoding(pe="nope", **settings):
     """The settings of an encoding. InputError for a name or a value that is wrong, TypeError for an unknown setting."""
@@ -382,9 +419,6 @@ def configure(preset, pe="expe", **flags):
         raise InputError("--no-causal shows a query its target, the next token: leave it out, or add --objective mlm")
     if not (model.causal or encoding.both_sides):
         raise InputError(f"--pe {pe} looks back: give no --no-causal, and no --objective mlm")
-    steep = [e for e, _ in model.turns() if (getattr(e, "theta", None) or 0) * model.context > 64 and e.on == "k"]
-    if train.dtype == "tf32" and steep:
-        raise InputError("--dtype tf32 rounds --on k's positions at this --theta: give fp32, bf16 or a smaller --theta")
     if train.random_positions:
         check_random_positions(train.random_positions, model)
     return model, train

@@ -25,13 +25,16 @@ import sys
 import unicodedata
 from pathlib import Path
 
+import common
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import numpy as np
 import rustbpe
 import tiktoken
 
-import common
 from common import CommandLine, at_least, hash_file, read_json, whole, write_text
-from config import PRESETS, SPLITS, InputError, flag_of
+from config import PRESETS, SPLITS, InputError, did_you_mean, flag_of
 
 EOT = "<|endoftext|>"
 STDLIB = "50ac334affdbb2cd2ad6de6fa1ee9ca7711d72d70a6163343cca69e7b28af2dc"          # of train.bin, of Python 3.11.7
@@ -96,7 +99,8 @@ def list_files(source, left_out):
     """
     path = Path(source)
     if str(source) == "" or not path.is_file() and not path.is_dir():
-        raise InputError(f"{source}: no such file or folder; a source is {', '.join(NAMED_SOURCES)} or a path")
+        raise InputError(f"{source}: no such file or folder; a source is {', '.join(NAMED_SOURCES)} or a path"
+                         f"{did_you_mean(str(source), NAMED_SOURCES)}")
     if path.is_file():
         if path.suffix.lower() not in TEXT + ROWS:
             raise InputError(f"{source} must end in {' '.join(TEXT + ROWS)}")

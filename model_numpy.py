@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 import expe
-from config import CORE, zoo_module
+from config import CORE, zoo_module, zoo_part
 
 # ---- linear, embedding, dropout --------------------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ ENCODINGS = {                                                                   
 
 def doors_of(settings, config):
     """The Encoding that these settings open, with the softmax of the model's config."""
-    doors = (ENCODINGS[settings.pe] if settings.pe in CORE else zoo_module(settings.pe).doors)(settings)
+    doors = (ENCODINGS[settings.pe] if settings.pe in CORE else zoo_part(settings.pe, "doors"))(settings)
     if settings != config.encoding:
         doors = doors._replace(each_block=True)
     if config.softmax == "plain":
@@ -495,6 +495,11 @@ def count_parameters(config):
     """The number of all parameters. A tied matrix counts once."""
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
 
+def encoding_with(name, config):
+    """The settings of the encoding that has the parameter of this name: its block's, where each block has some."""
+    number = name.split(".")[1]
+    return config.block(int(number))[0] if number.isdigit() else config.encoding
+
 def init_params(config, seed=0):
     """The first weights of a run, {name: float32}: those of model_torch.GPT(config, seed) too, which loads them.
 
@@ -507,9 +512,8 @@ def init_params(config, seed=0):
     params = dict.fromkeys(shapes)
     for name in sorted(shapes, key=lambda name: "encoding." in name):
         if "encoding." in name:
-            number = name.split(".")[1]                                           # of the block, where each has some
-            encoding = config.block(int(number))[0] if number.isdigit() else config.encoding
-            params[name] = doors_of(encoding, config).start(rng, name.rpartition(".")[2], shapes[name])
+            doors = doors_of(encoding_with(name, config), config)
+            params[name] = doors.start(rng, name.rpartition(".")[2], shapes[name])
         elif "norm" in name.split(".")[-2]:                                       # norm, blocks.0.norm1, ...
             params[name] = np.full(shapes[name], name.endswith("weight"), np.float32)
         else:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import model_numpy
-from config import CORE, zoo_module
+from config import CORE, zoo_module, zoo_part
 from expe import alibi_slopes, integers
 
 
@@ -158,7 +158,7 @@ ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "ex
 
 def make_encoding_module(settings, config):
     """The Encoding of these settings, with the softmax of the model's config."""
-    kind = ENCODINGS[settings.pe] if settings.pe in CORE else zoo_module(settings.pe).Layer
+    kind = ENCODINGS[settings.pe] if settings.pe in CORE else zoo_part(settings.pe, "Layer")
     encoding = kind(settings, config)
     if config.softmax != "plain":
         zoo_module("softmax").set_softmax(encoding, config)

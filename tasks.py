@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from config import PRESETS, SPLITS, InputError, flag_of
+from config import PRESETS, SPLITS, InputError, did_you_mean, flag_of
 
 IGNORED = -100
 SEQUENCES = 512                          # that an evaluation scores at each length
@@ -291,7 +291,8 @@ def find(source):
     """The Task of "task:NAME"; InputError for another name."""
     name = source.removeprefix("task:")
     if name not in TASKS:
-        raise InputError(f"--data task:NAME must have one of {', '.join(TASKS)}, got {source}")
+        raise InputError(f"--data task:NAME must have one of {', '.join(TASKS)}, got {source}"
+                         f"{did_you_mean(name, TASKS)}")
     return TASKS[name]
 
 def check_lengths(flag, source, lengths):

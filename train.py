@@ -35,12 +35,14 @@ import data
 import model_numpy
 from common import CommandLine, number, pick_device, whole
 from config import (
+    CORE,
     ENCODINGS,
     PRESETS,
     InputError,
     ModelConfig,
     TrainConfig,
     configure,
+    encodings_with,
     flag_of,
     kind_of,
     settings_class,
@@ -60,13 +62,14 @@ def read_flags(argv):
                          add_help=False)
     add = parser.add_argument
     add("--preset", choices=PRESETS, metavar="NAME", help=f"{', '.join(PRESETS)}; paper-35m on a GPU, else mini")
-    add("--pe", choices=ENCODINGS, metavar="NAME", help=f"{', '.join(ENCODINGS)} (default: expe), with its own flags")
+    add("--pe", metavar="NAME", help=f"{', '.join(ENCODINGS)} (default: expe), with its own flags")
     add("--out", type=common.folder, metavar="DIR", help="default: runs/<preset>-<pe>-<flags that differ>-s<seed>")
     either = parser.add_mutually_exclusive_group().add_argument
     either("--resume", action="store_true", help="go on from the last checkpoint of the run directory")
     either("--overwrite", action="store_true", help="replace the run in the run directory, once the first step is done")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     add("--compile", action="store_true", help="use torch.compile for the blocks; it needs a C++ compiler")
+    parser.owner_of = encodings_of
     args, _ = parser.parse_known_args(argv)                             # --pe says which other flags there are
     if args.resume:
         from engine import resume
@@ -93,6 +96,11 @@ def read_flags(argv):
         import tasks
         flags = tasks.fill_in(flags, args.preset)
     return args, *configure(args.preset, args.pe, **flags)
+
+def encodings_of(flag):
+    """"--l is a flag of --pe expe and exqpe;" of a flag that some encodings have; None of any other."""
+    *others, last = encodings_with(flag.removeprefix("--").removeprefix("no-").replace("-", "_")) or [None]
+    return last and f"{flag} is a flag of --pe {' and '.join(filter(None, [', '.join(others), last]))};"
 
 def run_name(args, flags, defaults):
     """The preset, --pe, each given flag with another value than the preset's, and the seed."""
@@ -213,6 +221,20 @@ class TorchBackend:
         with torch.no_grad():
             return sum(loss.item() * share for loss, share in self.losses(batch))
 
+@contextlib.contextmanager
+def naming_the_file(model_config, params):
+    """InputError that names the file of zoo/ whose pullbacks give no gradient of one of its parameters."""
+    try:
+        yield
+    except KeyError as error:
+        name = str(error.args[0])
+        if name not in params or "encoding." not in name:
+            raise
+        if (pe := model_numpy.encoding_with(name, model_config).pe) in CORE:
+            raise
+        raise InputError(f"zoo/{pe}.py: no pullback gives a gradient of {name.rpartition('.')[2]}, which shapes "
+                         "names") from None
+
 class NumpyBackend:
     """The same in NumPy, in fp32 on the CPU. Dropout's masks are drawn by NumPy, and so are not torch's."""
 
@@ -243,7 +265,9 @@ class NumpyBackend:
         grads = {}
         for tokens, targets, share in micro_batches(*batch, train_config.micro_batch or train_config.batch_size):
             masks = model_numpy.dropout_masks(model_config, *tokens.shape, rng) if model_config.dropout else None
-            part, part_grads = model_numpy.loss_and_grads(self.params, tokens, targets, model_config, positions, masks)
+            with naming_the_file(model_config, self.params):
+                part, part_grads = model_numpy.loss_and_grads(self.params, tokens, targets, model_config, positions,
+                                                              masks)
             loss += share * part
             grads = model_numpy.summed(grads, {name: share * g for name, g in part_grads.items()})
         norm = model_numpy.clip_grads(grads, train_config.clip)
@@ -277,7 +301,7 @@ def prepare(source, *sizes, **more):
 class Run:
     """A training run: what is asked of it, its data, and what is written in its folder."""
 
-    quiet = None                         # tqdm's disable: None shows a bar in a terminal
+    quiet = bool(os.environ.get("TQDM_DISABLE")) or None     # tqdm's disable: None shows a bar in a terminal
 
     def __init__(self, argv):
         """InputError for a wrong flag, a folder that holds something else, or data that cannot be prepared."""
@@ -426,8 +450,10 @@ def train(run, backend, first=0, seconds=0.0):
                 val_loss = backend.validation_loss(held_out)
                 run.log(step=done, val_loss=val_loss)
                 with contextlib.suppress(BrokenPipeError):              # a run that nobody watches goes on
-                    tqdm.write(f"{run.folder}: step {done:6,}   loss {loss:.3f}   val {val_loss:.3f}   "
-                               f"{rate:,.0f} tokens/s{run.share_of_gpu(rate)}")
+                    left = tqdm.format_interval((config.steps - done) * config.batch_size * context / rate)
+                    tqdm.write(f"{run.folder}: step {done:6,}  loss {loss:.3f}  val {val_loss:.3f}  "
+                               f"{rate:,.0f} tokens/s{run.share_of_gpu(rate)}"
+                               + f"  {left} left" * (bar.disable and done < config.steps))
             if scored or step == first:                                 # the first step compiles
                 counted = done, time.perf_counter()
             if saved:

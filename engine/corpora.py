@@ -23,10 +23,13 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+import common
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import numpy as np
 from tqdm import tqdm
 
-import common
 import data
 from config import PRESETS, InputError
 
@@ -44,8 +47,8 @@ try:
     from loguru import logger
     from pyarrow.parquet import ParquetFile
 except ModuleNotFoundError as error:
-    missing = (f"this source is read with datatrove, and {error.name} is missing: pip install datatrove pyarrow "
-               "orjson, or choose a file or folder of text with --data PATH, or --preset mini")
+    missing = (f"this source is read with datatrove, and {error.name} is missing: make setup-all installs "
+               "it, or choose a file or folder of text with --data PATH, or --preset mini")
     if __name__ == "__main__":
         common.CommandLine(prog="python -m engine.corpora").error(missing)
     raise InputError(missing) from None

@@ -13,10 +13,13 @@ import os
 import sys
 from datetime import timedelta
 
+import common
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import torch
 import torch.distributed as dist
 
-import common
 import train
 from common import CommandLine, number
 from config import InputError
@@ -71,7 +74,7 @@ def own_device(device):
 class RankRun(train.Run):
     """A Run of which rank 0 alone writes, and which stops where any rank has a signal to."""
 
-    quiet = True if RANK else None
+    quiet = True if RANK else train.Run.quiet
 
     def stops(self, signals):
         stop = torch.tensor(float(bool(signals)))

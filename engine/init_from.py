@@ -1,6 +1,14 @@
-"""train.py --init-from RUN: begin with the weights of another run, all but those of another encoding."""
+"""train.py --init-from RUN: begin with the weights of another run, all but those of another encoding.
 
+config.json tells the child's own settings: numbers that --learn trained in the parent become the child's start and
+theta, and a default that depends on the context is computed for the child's.
+"""
+
+import dataclasses
+from fractions import Fraction
 from pathlib import Path
+
+import numpy as np
 
 import common
 import model_numpy
@@ -25,6 +33,43 @@ def check_parent(run):
     if record["data"]["tokenizer"] != run.record["data"]["tokenizer"]:
         raise InputError(f"--data has another tokenizer than {parent}: give its data, {record['data']['folder']}, or "
                          f"prepare yours with data.py --tokenizer {parent}/tokenizer.tiktoken")
+    encoding, trained = model.encoding, trained_settings(parent)
+    if trained.pe == encoding.pe and "init" == getattr(trained, "learn", None) == encoding.learn:
+        learned = {name: getattr(trained, name) for name in encoding.trained if getattr(run.args, name) is None}
+        run.model_config = dataclasses.replace(model, encoding=dataclasses.replace(encoding, **learned))
+        run.record["model"] = dataclasses.asdict(run.model_config)
+
+LEARNED = "encoding.weight"             # the two numbers that --learn trains, where all blocks share them
+
+def trained_settings(run):
+    """The settings of a run's encoding, with the numbers that --learn trained instead of those it began with."""
+    encoding = common.read_run(run)[0].encoding
+    learned = common.read_checkpoint(run)[0].get(LEARNED)
+    if getattr(encoding, "learn", "none") == "none" or learned is None:
+        return encoding
+    return dataclasses.replace(encoding, learn="init", **dict(zip(encoding.trained, learned.tolist(), strict=True)))
+
+def short(x):
+    """A number as a flag takes it: 1/512, 24 or 0.0021."""
+    fraction = Fraction(x).limit_denominator(10**5)
+    return str(fraction) if float(fraction) == x else str(np.float32(x)) if np.float32(x) == x else repr(x)
+
+def differences(model, args, parent):
+    """A line for each number of the encoding that was not given as a flag and is another one in the parent."""
+    trained, encoding = trained_settings(parent), model.encoding
+    other_context = common.read_run(parent)[0].context != model.context
+    for f in dataclasses.fields(encoding) if trained.pe == encoding.pe else ():
+        old, new = getattr(trained, f.name), getattr(encoding, f.name)
+        if old == new or {type(old), type(new)} - {int, float} or getattr(args, f.name, new) is not None:
+            continue
+        flag = flag_of(f.name)
+        line = f"{flag[2:]} is {short(new)}" + f" for --context {model.context}" * other_context
+        line += f"; the parent has {short(old)}"
+        try:
+            dataclasses.replace(encoding, **{f.name: old}).fit(model)
+            yield f"{line}: add {flag} {short(old)} to keep it"
+        except InputError:                                             # of fewer rows than the context
+            yield f"{line}, which is too few for this context"
 
 def load_parent(run, backend):
     """Fill the backend of a new train.Run from the checkpoint of its parent; returns what config.json holds of that."""
@@ -33,10 +78,24 @@ def load_parent(run, backend):
     tensors, info = common.read_checkpoint(parent)
     new = model_numpy.init_params(model, run.train_config.seed)
     same = (its.encoding.pe, its.cycle) == (model.encoding.pe, model.cycle)
-    kept = {name: w for name, w in tensors.items()
-            if name in new and w.shape == new[name].shape and (same or "encoding." not in name)}
-    fresh = [name for name in new if name not in kept]
+    kept = {name: w for name, w in tensors.items() if name in new and w.shape == new[name].shape
+            and ("encoding." not in name or same and begins_alike(name, w.shape, its, model))}
+    fresh = [name for name in new if name not in kept and not np.array_equal(new[name], tensors.get(name))]
     print(f"from step {info['step']:,} of {parent}, {its.encoding.pe} to {model.encoding.pe}; new weights: "
           f"{', '.join(fresh) or 'none'}; the optimizer begins anew")
+    for line in differences(model, run.args, parent) if not run.args.resume else ():
+        print(line)
     backend.load(new | kept, 0)
     return {"run": str(parent), "step": info["step"]}
+
+def begins_alike(name, shape, *configs):
+    """Whether the settings of two configs give a parameter the same first value, so that the parent's may go on.
+
+    What --learn trains never does: start and theta are settings, and begin as config.json has them.
+    """
+    settings = [model_numpy.encoding_with(name, config) for config in configs]
+    if name == LEARNED and hasattr(settings[0], "learn"):
+        return False
+    doors = [model_numpy.doors_of(*pair) for pair in zip(settings, configs, strict=True)]
+    first = [door.start(np.random.default_rng(0), name.rpartition(".")[2], shape) for door in doors]
+    return np.array_equal(*first)

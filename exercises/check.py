@@ -16,12 +16,14 @@ import types
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
-import torch
-
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE.parent), str(HERE.parent / "tests")]
 
+import common  # noqa: F401  (it says in one line which package is missing)
+
+# isort: split
+import numpy as np
+import torch
 from test_ladder import BLOCKS, EXACT, climb, tiny
 
 import config

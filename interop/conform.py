@@ -26,7 +26,12 @@ import sys
 import traceback
 from pathlib import Path
 
-import numpy as np
+try:
+    import numpy as np
+except ModuleNotFoundError:
+    print("python -m interop.conform: error: this Python has no numpy; activate .venv: source .venv/bin/activate (make "
+          "setup creates it)", file=sys.stderr)
+    sys.exit(2)
 
 VECTORS = Path(__file__).resolve().parent / "vectors"
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}    # relative, of a rounding

@@ -13,10 +13,13 @@ import os
 import re
 from pathlib import Path
 
+import common
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import torch
 from safetensors.torch import save
 
-import common
 import data
 from config import InputError
 from generate import TOKENS

@@ -17,11 +17,14 @@ import json
 import math
 from pathlib import Path
 
+from common import CommandLine, write_text
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import numpy as np
 
 import expe
 import model_numpy
-from common import CommandLine, write_text
 from config import ModelConfig, make_encoding, settings_class
 from longer.scaling import ScaledRoPE
 from zoo.selective_rope import conv, scale_to_unit

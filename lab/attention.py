@@ -6,10 +6,13 @@
 
 import functools
 
+from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device, progress
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import torch
 
 import codehash
-from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device, progress
 from config import InputError
 from eval import held_out
 from lab import pictures

@@ -31,11 +31,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from common import CommandLine, at_least, listed, new_file, pick_device, write_text
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import numpy as np
 from tqdm import tqdm
 
 import train
-from common import CommandLine, at_least, listed, new_file, pick_device, write_text
 from config import ENCODINGS, PRESETS, InputError, configure
 from engine import fast
 from eval import MULTIPLES

@@ -10,10 +10,13 @@ import itertools
 import json
 from pathlib import Path
 
+from common import PICTURES, CommandLine, new_file, progress, read_named, read_run, read_text
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import numpy as np
 
 import codehash
-from common import PICTURES, CommandLine, new_file, progress, read_named, read_run, read_text
 from config import InputError
 from lab import pictures
 

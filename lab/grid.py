@@ -24,6 +24,7 @@ goes on when it is started again: what its results have is not done again, and a
 Whoever works on a run locks its directory, so a study may be started several times, on machines that share the folder.
 """
 
+import argparse
 import contextlib
 import fnmatch
 import io
@@ -38,8 +39,11 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-import train
 from common import CHECKPOINT, CommandLine, at_least, checkpoint_info, hash_file, lock, read_run, read_text
+
+# common comes first: it says in one line which package is missing
+# isort: split
+import train
 from config import InputError
 from lab import measure
 from lab.results import append, read_results
@@ -212,6 +216,15 @@ def work(study, wanted):
             for name in measures:
                 print(f"{folder}: {name}", flush=True)
                 append(study.results, *measure_run(study, run, seed, name))
+            if to_train or measures:
+                print(f"{folder}: done; {how_far(study)}", flush=True)
+
+def how_far(study):
+    """In words, how many runs of a study are complete, and how many are left."""
+    with contextlib.redirect_stderr(io.StringIO()):                    # what lacks its weights was named before
+        left = len(unfinished(study))
+    total = len(study.seeds) * len(study.runs)
+    return f"{total - left} of {total} runs are complete" + f", {left} left" * (left > 0)
 
 def train_run(study, run, seed):
     """Train a run, or go on with it; returns its lines of the results."""
@@ -247,8 +260,8 @@ def run_workers(path, jobs):
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logs = [tempfile.TemporaryFile("w+") for _ in range(jobs)]         # a pipe that nobody reads would fill up
-    workers = [subprocess.Popen([sys.executable, "-m", "lab.grid", path], env=os.environ | threads, stderr=log)
-               for log in logs]
+    words = [sys.executable, "-m", "lab.grid", path, "--worker"]
+    workers = [subprocess.Popen(words, env=os.environ | threads, stderr=log) for log in logs]
     try:
         for worker in workers:
             worker.wait()
@@ -272,6 +285,7 @@ def main(argv=None):
     how("--jobs", type=at_least(1), metavar="N", help="work on N runs at once, a thread each")
     how("--run", metavar="NAME-sSEED", help="work on this run alone")
     how("--commands", action="store_true", help="print what is left, one command a line, and stop")
+    how("--worker", action="store_true", help=argparse.SUPPRESS)       # one of --jobs, which says itself how far it is
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         study = read_study(args.study)
@@ -286,11 +300,14 @@ def main(argv=None):
         asked = {"study": study.name, "title": study.title, "preset": study.preset, "seeds": study.seeds,
                  "runs": list(study.runs), "chosen": study.chosen}
         append(study.results, asked)
-        if args.jobs:
-            sys.exit(run_workers(args.study, args.jobs))
-        work(study, wanted)
-        left = unfinished(study)
-        print(f"{study.results}: {len(names) - len(left)} of {len(names)} runs are complete")
+        if not args.worker:
+            print(f"{study.results}: {how_far(study)}", flush=True)
+        if args.jobs and (status := run_workers(args.study, args.jobs)):
+            sys.exit(status)
+        if not args.jobs:
+            work(study, wanted)
+        if wanted and not args.worker:
+            print(f"{study.results}: {how_far(study)}")
 
 if __name__ == "__main__":
     main()

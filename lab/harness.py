@@ -12,6 +12,10 @@ import logging
 import os
 from functools import partial
 
+from common import CommandLine, at_least, listed, new_file, pick_device, progress, read_named, read_run, write_text
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -19,7 +23,6 @@ from tqdm import tqdm
 
 import codehash
 import data
-from common import CommandLine, at_least, listed, new_file, pick_device, progress, read_named, read_run, write_text
 from config import InputError
 from engine.fast import at_least_fp32
 from generate import choose

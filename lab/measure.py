@@ -17,11 +17,6 @@ import sys
 import textwrap
 from argparse import Namespace
 
-from tqdm import tqdm
-
-import codehash
-import data
-import tasks
 from common import (
     PICTURES,
     CommandLine,
@@ -35,6 +30,14 @@ from common import (
     try_to_read,
     write_text,
 )
+
+# common comes first: it says in one line which package is missing
+# isort: split
+from tqdm import tqdm
+
+import codehash
+import data
+import tasks
 from config import InputError
 from eval import MULTIPLES, default_lengths, held_out
 from lab import measures, table

@@ -32,9 +32,12 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from common import PICTURES, CommandLine, listed, new_file, number, read_text
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import numpy as np
 
-from common import PICTURES, CommandLine, listed, new_file, number, read_text
 from config import InputError
 from lab.results import LEARNED, Row, is_gain, read_results, unfinished
 

@@ -160,6 +160,15 @@ def test_a_wrong_setting_is_refused_with_flag_value_and_rule(make, changes, mess
         make(**changes)
 
 
+@pytest.mark.parametrize("pe, settings", [
+    ("expe", {"on": "k"}), ("expe", {"on": "k", "theta": 9.0}), ("expe", {"on": "k", "theta": 9.0, "learn": "init"}),
+    ("exqpe", {"on": "k", "theta2": 99.0}), ("rope", {"cycle": "rope,expe:on=k:theta=9"})])
+@pytest.mark.parametrize("dtype", ["tf32", "bf16"])
+def test_tf32_takes_every_theta_that_bf16_takes(dtype, pe, settings):
+    """A factor of a product keeps 10 bits in TF32, and 7 in bf16: TF32 errs less at any theta."""
+    assert configure("mini", pe, dtype=dtype, **settings)[1].dtype == dtype
+
+
 def test_numbers_on_the_command_line():
     assert number("1/2048") == 1 / 2048 and number("3e-3") == 0.003
     assert whole("6e8") == whole("600_000_000") == 600_000_000

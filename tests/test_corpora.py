@@ -186,7 +186,7 @@ def test_a_missing_datatrove_is_named(source, tmp_path):
     (tmp_path / "datatrove.py").write_text("raise ModuleNotFoundError('No module named datatrove', name='datatrove')")
     for line in ("engine.corpora {} --out out", "train.py --preset mini --data {} --out run"):
         done = process(*line.format(source).split(), cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
-        assert "datatrove is missing: pip install datatrove pyarrow orjson" in refused(done)
+        assert "datatrove is missing: make setup-all installs it" in refused(done)
 
 
 def test_another_executor_of_datatrove_can_run_the_tasks(source, prepared, tmp_path):

@@ -53,6 +53,57 @@ def test_a_child_that_was_killed_before_its_first_checkpoint_begins_with_its_par
     assert read_log(tmp_path / "run") == read_log(tmp_path / "whole")
 
 
+@pytest.fixture(scope="module")
+def parents(tokens, tmp_path_factory):
+    """A folder with a run of each of these encodings, at a context of 16 tokens; the learned numbers move far."""
+    folder = tmp_path_factory.mktemp("parents")
+    flags = [*TINY, "--layers", "1", "--steps", "3", "--lr", "0.1", "--data", tokens]
+    for name, own in {"plain": [], "trained": ["--learn", "init"], "drawn": ["--learn", "random"], "fire": [],
+                      "learned": []}.items():
+        pe = name if name in ("fire", "learned") else "expe"
+        done = command("train.py", *flags, "--pe", pe, *own, "--out", name, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("parent, line, said", [
+    ("plain", "--context 32", ["theta is 1/128 for --context 32; the parent has 1/64: add --theta 1/64 to keep it"]),
+    ("plain", "--context 32 --theta 1/64", []), ("plain", "--context 32 --theta 1/9", []), ("plain", "", []),
+    ("plain", "--on k", ["theta is 4; the parent has 1/64: add --theta 1/64 to keep it"]),
+    ("plain", "--learn init --context 32", ["theta is 1/128 for --context 32; the parent has 1/64"]),
+    ("trained", "--learn init", []), ("trained", "--learn init --context 32", []), ("drawn", "--learn init", []),
+    ("trained", "--learn init --theta 1/64", []), ("trained", "--learn random", []), ("drawn", "--learn random", []),
+    ("trained", "", ["start is 0; the parent has ", "theta is 1/64; the parent has "]),
+    ("fire", "--context 32", ["threshold is 32 for --context 32; the parent has 16: add --threshold 16 to keep it"]),
+    ("fire", "--context 32 --threshold 16", []), ("fire", "--threshold 9", []),
+    ("learned", "--context 8", ["n-positions is 8 for --context 8; the parent has 16: add --n-positions 16 to keep"]),
+    ("learned", "--context 32", ["n-positions is 32 for --context 32; the parent has 16, which is too few"])])
+def test_config_json_has_the_numbers_that_the_weights_begin_with(parent, line, said, parents, tokens, tmp_path):
+    """And what a default changes is said in a line, with the flag that keeps the parent's."""
+    pe = parent if parent in ("fire", "learned") else "expe"
+    flags = [*TINY, "--layers", "1", "--pe", pe, "--steps", "1", "--lr", "1e-30", "--end-lr", "0", *line.split()]
+    done = command("train.py", *flags, "--data", tokens, "--init-from", parents / parent, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "; the parent has" in line]
+    assert len(lines) == len(said) and all(a.startswith(b) for a, b in zip(lines, said, strict=True)), lines
+    weights, old = (common.read_checkpoint(run)[0] for run in (tmp_path / "run", parents / parent))
+    encoding = common.read_run(tmp_path / "run")[0].encoding
+    if encoding.pe == "expe" and encoding.learn == "init":
+        numbers = np.float32([encoding.start, encoding.theta])
+        np.testing.assert_allclose(weights["encoding.weight"], numbers, rtol=0, atol=1e-29)
+        kept = (weights["encoding.weight"] == old.get("encoding.weight", 0)).tolist()
+        assert kept == ([True, "--theta" not in line] if parent != "plain" else [False, False])
+    if "random" in line:
+        assert encoding.theta is None and not np.isin(weights["encoding.weight"], old["encoding.weight"]).any() or (
+            parent == "drawn")
+    if pe == "fire":
+        name, w1 = "blocks.0.attn.encoding.L", "blocks.0.attn.encoding.w1"
+        kept = encoding.threshold == 16
+        right = old[name] if kept else np.log(np.float32([encoding.threshold]))
+        np.testing.assert_allclose(weights[name], right, rtol=1e-6)
+        assert np.array_equal(weights[w1], old[w1])
+
+
 def test_a_run_is_not_its_own_parent(workplace, tokens, tmp_path):
     shutil.copytree(workplace / "runs" / "expe", tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}

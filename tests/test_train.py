@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, command, read_log, refused, wait_for
+from conftest import ROOT, TINY, command, process, read_log, refused, wait_for
 
 import common
 import data
@@ -217,11 +217,16 @@ def test_flags_reach_the_configs_and_what_depends_on_them():
 WRONG = {
     "--heads 3": "--heads must be a divisor of --width, 128, got 3", "--lr nan": "--lr must be",
     "--pe rope --l 3":
-        "unrecognized arguments: --l 3 (did you mean --lr? train.py --pe rope --help",
+        "unrecognized arguments: --l 3 (--l is a flag of --pe expe and exqpe; train.py --pe rope --help",
+    "--pe expe --no-once --fire-width 3": "--fire-width is a flag of --pe fire;",
+    "--pe exep": "--pe must be the name of an encoding, got 'exep' (did you mean expe?)",
+    "--pe wal": "got 'wal' (did you mean wall?)", "--preset mni": "invalid choice: 'mni' (did you mean mini?",
+    "--softmax lgo": "got 'lgo' (did you mean log?)",
+    "--data task:first-lats": "got task:first-lats (did you mean first-last?)",
     "--l 500": "--l must be from 1 to the width",
     "--steps 1.5": "--steps", "--theta 1/0": "--theta", "--preset big": "--preset", "--nonsense": "--nonsense",
     "--no-causal": "--no-causal shows a query its target", "--objective mlm --pe fox": "--objective mlm",
-    "--objective mlm --causal": "leave out --causal", "--dtype tf32 --on k --theta 9": "--dtype tf32 rounds",
+    "--objective mlm --causal": "leave out --causal",
     "--random-positions 3": "--random-positions must be from 16 (--context) on, got 3",
     "--pe fox --random-positions 64": "--random-positions is for encodings that read positions",
     "--pe nope --cycle nope,rope --random-positions 3": "--random-positions must be from 16 (--context) on, got 3",
@@ -239,6 +244,37 @@ def test_a_wrong_flag_is_named_in_one_line_and_nothing_is_left(line, tokens, tmp
     said = refused(command("train.py", *flags, cwd=tmp_path))
     assert WRONG[line] in said
     assert not any(path.is_file() and path.name != ".lock" for path in tmp_path.rglob("*"))
+
+
+SCRIPTS = [*sorted(path.name for path in ROOT.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")),
+           *(f"{path.parent.name}.{path.stem}" for folder in ("engine", "exercises", "interop", "lab", "web")
+             for path in sorted((ROOT / folder).glob("*.py")) if "__main__" in path.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_python_without_the_packages_is_told_where_they_are(script):
+    """Of -S no package is found; tests/test_corpora.py has a datatrove that is missing alone."""
+    words = [script] if script.endswith(".py") else ["-m", script]
+    done = subprocess.run([sys.executable, "-S", *words], cwd=ROOT, text=True, capture_output=True)
+    line = refused(done)
+    assert "this Python has no numpy; activate .venv: source .venv/bin/activate (make setup creates it)" in line
+
+
+@pytest.mark.parametrize("name", ["torch", "tiktoken"])
+def test_another_missing_package_is_named_and_a_missing_module_of_an_edit_keeps_its_traceback(name, tmp_path):
+    (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no module', name='{name}.nn')")
+    for script in ("generate.py", "lab.measure"):
+        done = process(script, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+        assert f"this Python has no {name}; activate" in refused(done)
+    (tmp_path / f"{name}.py").write_text("import mine")
+    done = process("generate.py", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert done.returncode == 1 and done.stderr.startswith("Traceback") and "'mine'" in done.stderr
+
+
+def test_where_there_is_no_bar_the_lines_say_how_long_it_takes(tokens, tmp_path):
+    flags = [*TINY, "--layers", "1", "--steps", "4", "--eval-every", "2", "--data", tokens, "--out", "run"]
+    lines = command("train.py", *flags, cwd=tmp_path).stdout.splitlines()
+    assert [bool(re.search(r"tokens/s  \d\d:\d\d left$", line)) for line in lines] == [False, True, False, False]
 
 
 def test_a_contradicting_flag_is_named_when_a_run_is_resumed(finished, tokens, tmp_path):

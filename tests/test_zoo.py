@@ -12,11 +12,13 @@ import types
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, need
+from conftest import ROOT, TINY, command, need, refused
 from test_ladder import T, V, attention_in_loops, tiny
 from test_model import attend, doors_of, some_input, some_tokens
 
+import config
 import model_numpy
+import zoo
 from config import InputError, ModelConfig, make_encoding
 from model_torch import GPT, make_encoding_module
 from zoo.path import reflections
@@ -54,6 +56,42 @@ def follows(model, n, bias):
     h, w = some_input(), (w.weight.detach().numpy() for w in (model.blocks[0].attn.qkv, model.blocks[0].attn.proj))
     right = attention_in_loops(h[0].numpy(), *w, model.config.heads, bias=bias)
     np.testing.assert_allclose(attend(model, h, n)[0].detach().numpy(), right, rtol=1e-10, atol=1e-12)
+
+
+WRONG_FILES = {                          # an edit of zoo/kerple.py: what is said of zoo/mine.py
+    ("class Layer", "class Layers"): "zoo/mine.py has no Layer: a file of an encoding has Settings, doors and Layer",
+    ("class Settings", "class Setting"): "zoo/mine.py has no Settings",
+    ("def doors(", "def door("): "zoo/mine.py has no doors",
+    ('{"p": dp', '{"pp": dp'): "zoo/mine.py: no pullback gives a gradient of p, which shapes names",
+    ("def doors(settings):", "def doors(settings)"): "zoo/mine.py, line 34: expected ':'",
+}
+
+
+def train_mine(edit, backend, tmp_path, monkeypatch):
+    """train.py --pe mine, of a zoo/mine.py that is an edit of zoo/kerple.py."""
+    text = (ROOT / "zoo/kerple.py").read_text(encoding="utf-8")
+    assert text.count(edit[0]) == 1
+    (tmp_path / "mine.py").write_text(text.replace(*edit), encoding="utf-8")
+    monkeypatch.setattr(config, "ZOO", tmp_path)
+    monkeypatch.setattr(zoo, "__path__", [*zoo.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "zoo.mine", raising=False)
+    flags = "--preset mini --context 16 --layers 1 --batch-size 2 --steps 1 --data task:reverse --pe mine --backend"
+    return command("train.py", *flags.split(), backend, "--out", "run", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("edit", WRONG_FILES, ids=lambda edit: edit[1])
+def test_a_file_that_lacks_a_part_is_named_in_one_line(edit, tmp_path, monkeypatch):
+    backend = "torch" if "Layer" in edit[0] else "numpy"
+    assert WRONG_FILES[edit] in refused(train_mine(edit, backend, tmp_path, monkeypatch))
+
+
+@pytest.mark.parametrize("edit, kind", [
+    (("from config import NoPE", "from config import NoPEs"), ImportError),
+    (("class Layer", "1 / 0\nclass Layer"), ZeroDivisionError),
+    (('np.exp(learned["a"])', 'np.exp(learned["b"])'), KeyError)])
+def test_an_exception_inside_a_file_keeps_its_traceback(edit, kind, tmp_path, monkeypatch):
+    with pytest.raises(kind):
+        train_mine(edit, "numpy", tmp_path, monkeypatch)
 
 
 def queries_and_keys(model):

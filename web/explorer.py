@@ -17,6 +17,10 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
+from common import CommandLine, at_least, checkpoint_info, load_model, new_file, read_run, read_text, write_text
+
+# common comes first: it says in one line which package is missing
+# isort: split
 import numpy as np
 import torch
 
@@ -24,7 +28,6 @@ import codehash
 import data
 import tasks
 import train
-from common import CommandLine, at_least, checkpoint_info, load_model, new_file, read_run, read_text, write_text
 from config import InputError
 from eval import MULTIPLES, held_out
 from model_torch import GPT

@@ -8,7 +8,7 @@ scale the scores with ln m; neither is here. Source: InklingRelativeLogits in tr
 against it: marin-community/marin#7208 tried it and kept its own encoding; with the 1/D it lost 0.46 nats there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -25,6 +25,9 @@ class Settings(NoPE):
     both_sides: ClassVar[bool] = False
     d_rel: int = knob(16, "profiles of the distance that each query mixes", at_least=1)
     rel_extent: int = knob(0, "distances that have a bias; 0: as many as the context", at_least=0, at_most=2**16)
+
+    def fit(self, model):
+        return replace(self, rel_extent=self.extent(model))
 
     def extent(self, model):
         return self.rel_extent or model.context
