@@ -1,7 +1,8 @@
 """The check ladder: `make test` runs it first and alone, with pytest -x, so that the lowest broken rung speaks.
 
     1. The tables of expe.py equal worked examples and recurrences.
-    2. NumPy equals PyTorch in float64: logits, loss, each gradient, and the weights after some optimizer steps.
+    2. NumPy equals PyTorch in float64: parameters and their first values, logits, loss, each gradient, and the weights
+       after some optimizer steps.
     3. Attention equals loops over heads, queries and keys, in both backends.
     4. The learning rate equals values worked out by hand.
 
@@ -12,6 +13,7 @@ array: below it, a sum of many terms has no digits of its own.
 import dataclasses
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -130,6 +132,36 @@ def test_table_equals_a_worked_example(table):
 
 
 # ---- 2: NumPy against PyTorch ----------------------------------------------------------------------------------------
+
+
+END = 0.02 / math.sqrt(2 * 2)                                         # of two layers
+FIRST_VALUES = {                                                      # {name: (mean, standard deviation)}
+    "embedding.weight": (0, 1), "head.weight": (0, 0.02), "attn.qkv.weight": (0, 0.02), "attn.proj.weight": (0, END),
+    **{f"mlp.{name}.weight": (0, std) for name, std in (("gate", 0.02), ("up", 0.02), ("down", END))},
+    **{f"{norm}.weight": (1, 0) for norm in ("norm", "norm1", "norm2")},
+    **{f"{norm}.bias": (0, 0) for norm in ("norm", "norm1", "norm2")},
+    **{f"encoding.{name}": (0, 0.02) for name in ("weight", "keys", "values")},         # learned, t5; shaw
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("pe", configs.CORE)
+def test_each_parameter_is_in_both_backends_and_has_first_values_of_its_own(pe, style):
+    """A new parameter of the core is named here, until both models have it and its first values are written down."""
+    config = ModelConfig(layers=2, width=64, heads=2, context=64, vocab=300, encoding=make_encoding(pe, **(
+        {"l": 24} if pe in ("expe", "exqpe") else {})), **STYLES[style])
+    in_torch = {name: tuple(w.shape) for name, w in GPT(config, seed=None).named_parameters()}
+    in_numpy = model_numpy.parameter_shapes(config)
+    for name in in_torch | in_numpy:
+        shapes = in_torch.get(name, "nothing"), in_numpy.get(name, "nothing")
+        assert shapes[0] == shapes[1], (f"{name}: GPT of model_torch.py has {shapes[0]}, parameter_shapes of "
+                                        f"model_numpy.py has {shapes[1]}")
+    for name, w in model_numpy.init_params(config, seed=1).items():
+        kind = re.sub(r"^blocks\.\d+\.", "", name)
+        assert kind in FIRST_VALUES, f"{name}: say its first values in model_numpy.py, and write them down in this test"
+        mean, std = FIRST_VALUES[kind] if name != "embedding.weight" or not config.tied else (0, 0.02)
+        error = 5 / math.sqrt(w.size) if std else 0                   # of a mean in standard deviations, five times
+        assert w.dtype == np.float32 and abs(w.mean() - mean) <= error * std and abs(w.std() - std) <= error * std, name
 
 
 def set_masks(model, masks):
