@@ -649,7 +649,7 @@ def text(value, margin=""):
     return json.dumps(value)
 
 def kept(new, old, near=1e-12):
-    """new with the numbers of old, where all but the last digits agree: another processor's exp or cosine changes these.
+    """new with the numbers of old where all but the last digits agree: another processor's cosine changes these.
 
     Of a part with sizes, near is the largest error that conform.py leaves to rounding: at position n an angle n f has n
     times the rounding of f. Sizes have two digits, and what mistakes give has five.
