@@ -135,13 +135,12 @@ def test_table_equals_a_worked_example(table):
 
 
 END = 0.02 / math.sqrt(2 * 2)                                         # of two layers
-FIRST_VALUES = {                                                      # {name: (mean, standard deviation)}
-    "embedding.weight": (0, 1), "head.weight": (0, 0.02), "attn.qkv.weight": (0, 0.02), "attn.proj.weight": (0, END),
-    **{f"mlp.{name}.weight": (0, std) for name, std in (("gate", 0.02), ("up", 0.02), ("down", END))},
-    **{f"{norm}.weight": (1, 0) for norm in ("norm", "norm1", "norm2")},
-    **{f"{norm}.bias": (0, 0) for norm in ("norm", "norm1", "norm2")},
-    **{f"encoding.{name}": (0, 0.02) for name in ("weight", "keys", "values")},         # learned, t5; shaw
-}
+FIRST_STDS = {                                                        # of normal numbers; of no other parameter
+    "embedding.weight": 1.0, "head.weight": 0.02, "attn.qkv.weight": 0.02, "attn.proj.weight": END,
+    "mlp.gate.weight": 0.02, "mlp.up.weight": 0.02, "mlp.down.weight": END,
+    "encoding.weight": 0.02, "encoding.keys": 0.02, "encoding.values": 0.02}            # learned and t5; shaw
+FIRST_CONSTANTS = {f"{norm}.{name}": value for norm in ("norm", "norm1", "norm2")
+                   for name, value in (("weight", 1), ("bias", 0))}
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -156,12 +155,25 @@ def test_each_parameter_is_in_both_backends_and_has_first_values_of_its_own(pe, 
         shapes = in_torch.get(name, "nothing"), in_numpy.get(name, "nothing")
         assert shapes[0] == shapes[1], (f"{name}: GPT of model_torch.py has {shapes[0]}, parameter_shapes of "
                                         f"model_numpy.py has {shapes[1]}")
-    for name, w in model_numpy.init_params(config, seed=1).items():
+    rng, found = np.random.default_rng(1), model_numpy.init_params(config, seed=1)
+    for name in sorted(found, key=lambda name: name.startswith("encoding.")):                 # the encoding's are last
         kind = re.sub(r"^blocks\.\d+\.", "", name)
-        assert kind in FIRST_VALUES, f"{name}: say its first values in model_numpy.py, and write them down in this test"
-        mean, std = FIRST_VALUES[kind] if name != "embedding.weight" or not config.tied else (0, 0.02)
-        error = 5 / math.sqrt(w.size) if std else 0                   # of a mean in standard deviations, five times
-        assert w.dtype == np.float32 and abs(w.mean() - mean) <= error * std and abs(w.std() - std) <= error * std, name
+        known = f"{name}: say its first values in model_numpy.py, and write them down in this test"
+        assert kind in FIRST_STDS | FIRST_CONSTANTS, known
+        if kind in FIRST_CONSTANTS:
+            right = np.full(found[name].shape, FIRST_CONSTANTS[kind], np.float32)
+        else:
+            std = 0.02 if config.tied and name == "embedding.weight" else FIRST_STDS[kind]
+            right = np.float32(std) * rng.standard_normal(found[name].shape, np.float32)
+        assert found[name].dtype == np.float32 and found[name].tobytes() == right.tobytes(), f"{name} has other values"
+
+
+def test_a_parameter_without_first_values_is_refused(monkeypatch):
+    plain = model_numpy.parameter_shapes
+    for new in ("blocks.1.gain", "gain", "blocks.0.attn.up.bias", "blocks.0.norm1.gain", "blocks.0.mlp.gain.weight"):
+        monkeypatch.setattr(model_numpy, "parameter_shapes", lambda config, new=new: plain(config) | {new: (16,)})
+        with pytest.raises(NotImplementedError, match=f"^{new} has no first values: say in model_numpy.init_params"):
+            model_numpy.init_params(ModelConfig(layers=2, width=16, heads=2, context=T, vocab=V))
 
 
 def set_masks(model, masks):
