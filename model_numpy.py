@@ -506,19 +506,20 @@ def init_params(config, seed=0):
     rng = np.random.default_rng(seed)
     shapes = parameter_shapes(config)
     end = 0.02 / math.sqrt(2 * config.layers)
-    stds = {"embedding.weight": 0.02 if config.tied else 1.0, "head.weight": 0.02, "qkv.weight": 0.02,
-            "proj.weight": end, "gate.weight": 0.02, "up.weight": 0.02, "down.weight": end}
-    constants = {"weight": 1, "bias": 0}                                          # of norm, blocks.0.norm1, ...
+    stds = {"embedding.weight": 0.02 if config.tied else 1.0, "head.weight": 0.02,
+            "attn.qkv.weight": 0.02, "attn.proj.weight": end,
+            "mlp.gate.weight": 0.02, "mlp.up.weight": 0.02, "mlp.down.weight": end}
+    constants = {f"{norm}.{own}": value for norm in ("norm", "norm1", "norm2")
+                 for own, value in (("weight", 1), ("bias", 0))}
     params = dict.fromkeys(shapes)
     for name in sorted(shapes, key=lambda name: "encoding." in name):
-        kind = ".".join(name.split(".")[-2:])                                     # its layer's name, and its own
-        layer, _, own = kind.rpartition(".")
+        kind = name.split(".", 2)[2] if name.startswith("blocks.") else name      # the same in every block
         if "encoding." in name:
             number = name.split(".")[1]                                           # of the block, where each has some
             encoding = config.block(int(number))[0] if number.isdigit() else config.encoding
-            params[name] = doors_of(encoding, config).start(rng, own, shapes[name])
-        elif "norm" in layer and own in constants:
-            params[name] = np.full(shapes[name], constants[own], np.float32)
+            params[name] = doors_of(encoding, config).start(rng, name.rpartition(".")[2], shapes[name])
+        elif kind in constants:
+            params[name] = np.full(shapes[name], constants[kind], np.float32)
         elif kind in stds:
             params[name] = np.float32(stds[kind]) * rng.standard_normal(shapes[name], dtype=np.float32)
         else:
