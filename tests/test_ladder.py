@@ -170,7 +170,7 @@ def test_each_parameter_is_in_both_backends_and_has_first_values_of_its_own(pe, 
 
 def test_a_parameter_without_first_values_is_refused(monkeypatch):
     plain = model_numpy.parameter_shapes
-    for new in ("blocks.1.gain", "gain", "blocks.0.attn.gate.weight", "blocks.0.norm1.gain", "blocks.0.mlp.up.bias"):
+    for new in ("blocks.1.gain", "gain", "blocks.0.attn.up.weight", "blocks.0.norm1.gain", "blocks.0.mlp.up.bias"):
         monkeypatch.setattr(model_numpy, "parameter_shapes", lambda config, new=new: plain(config) | {new: (16,)})
         with pytest.raises(NotImplementedError, match=f"^{new} has no first values: say in model_numpy.init_params"):
             model_numpy.init_params(ModelConfig(layers=2, width=16, heads=2, context=T, vocab=V))
