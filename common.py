@@ -182,11 +182,15 @@ def pick_device(name="auto"):
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 def read_text(path):
-    """The text of a file; InputError if there is none, or if it is not UTF-8."""
+    """The text of a file; InputError if it is missing, if it cannot be read, or if it is not UTF-8."""
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is missing, or is not UTF-8 text: {error}") from None
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}") from None
 
 def read_json(path, **fields):
     """The object in a JSON file; InputError unless it has these fields, {NAME: type}; A.B is of an object in it."""

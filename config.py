@@ -5,13 +5,13 @@ of train.py. A value that breaks a rule raises InputError, which names the flag 
 6, 8 and 9 are those of the ExPE paper's preprint.
 """
 
+import ast
 import contextlib
 import dataclasses
 import difflib
 import importlib
 import math
 import operator
-import re
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -231,8 +231,31 @@ CORE = {"nope": NoPE, "sinusoidal": Sinusoidal, "learned": Learned, "expe": ExPE
         "alibi": ALiBi, "t5": T5, "shaw": Shaw}
 ZOO = Path(__file__).parent / "zoo"
 VARIANTS = {"expe-on-k": "expe --on k", "exqpe-on-k": "exqpe --on k"}          # {how runs are called: the flags}
-FILES = {path.stem for path in ZOO.glob("*.py")
-         if re.search(r"^(class )?Settings\b", path.read_text(encoding="utf-8"), re.MULTILINE)}
+
+def defines_settings(path):
+    """Whether a module of zoo/ is an encoding: it has a class, a value or an import of the name Settings.
+
+    It is read and not run, so that no encoding waits for the others or fails with them. A module that Python cannot
+    read counts as one, so that --pe NAME shows the error in it.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except OSError:
+        return False                                                    # a link to nothing, as some editors make
+    except (SyntaxError, ValueError):
+        return True
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+    return "Settings" in names
+
+FILES = {path.stem for path in ZOO.glob("*.py") if defines_settings(path)}
 ENCODINGS = (*CORE, *sorted(FILES - {*CORE}))   # the names that --pe takes; zoo/NAME.py is found by being there
 
 def zoo_module(name):

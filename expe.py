@@ -1,7 +1,7 @@
 """Positions in, numbers out: every encoding as a pure function of integer positions, in float64.
 
-The positions may have any shape and order, and hold any integers; every table has one more axis than they have. What is
-no integer raises ValueError. Sizes are checked where they are given (config.py).
+The positions may have any shape and order, and hold any integers that fit int64; every table has one more axis than
+they have. What is no such integer raises ValueError. Sizes are checked where they are given (config.py).
 NumPy alone: no torch, no model.
 
 n a position, j a dimension, l the number of overridden dimensions, start the paper's S, D the width of a head.
@@ -17,8 +17,11 @@ import numpy as np
 def integers(positions, name="positions"):
     """The positions as an int64 array; ValueError for anything else, since a rounded position is another position."""
     positions = np.asarray(positions)
+    rule = f"{name} must be integers from -2^63 to 2^63 - 1, which int64 can hold"
     if positions.dtype.kind not in "iu" and positions.size:
-        raise ValueError(f"{name} must be integers, got an array of {positions.dtype}")
+        raise ValueError(f"{rule}, got an array of {positions.dtype}")
+    if positions.size and positions.max() > np.iinfo(np.int64).max:     # of uint64: astype would make it negative
+        raise ValueError(f"{rule}, got {positions.max()}")
     return positions.astype(np.int64)
 
 def expe_table(positions, l, start=0.0, theta=1 / 2048, step=1):

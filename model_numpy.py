@@ -506,20 +506,28 @@ def init_params(config, seed=0):
     GPT-2's normal numbers of 0.02, and 0.02 / sqrt(2 layers) for what ends a residual branch; norms start as weight
     1, bias 0. An embedding that is not the output layer too starts at 1, torch's own default: no smaller than the rows
     that the sinusoidal encoding adds to it. The encoding's own come last: every encoding starts from the same others.
+    A new parameter of the model needs a line here: without first values it raises NotImplementedError.
     """
     rng = np.random.default_rng(seed)
     shapes = parameter_shapes(config)
+    end = 0.02 / math.sqrt(2 * config.layers)
+    stds = {"embedding.weight": 0.02 if config.tied else 1.0, "head.weight": 0.02,
+            "attn.qkv.weight": 0.02, "attn.proj.weight": end,
+            "mlp.gate.weight": 0.02, "mlp.up.weight": 0.02, "mlp.down.weight": end}
+    constants = {f"{norm}.{own}": value for norm in ("norm", "norm1", "norm2")
+                 for own, value in (("weight", 1), ("bias", 0))}
     params = dict.fromkeys(shapes)
     for name in sorted(shapes, key=lambda name: "encoding." in name):
+        kind = name.split(".", 2)[2] if name.startswith("blocks.") else name      # the same in every block
         if "encoding." in name:
             doors = doors_of(encoding_with(name, config), config)
             params[name] = doors.start(rng, name.rpartition(".")[2], shapes[name])
-        elif "norm" in name.split(".")[-2]:                                       # norm, blocks.0.norm1, ...
-            params[name] = np.full(shapes[name], name.endswith("weight"), np.float32)
+        elif kind in constants:
+            params[name] = np.full(shapes[name], constants[kind], np.float32)
+        elif kind in stds:
+            params[name] = np.float32(stds[kind]) * rng.standard_normal(shapes[name], dtype=np.float32)
         else:
-            std = 0.02 / math.sqrt(2 * config.layers) if name.endswith(("proj.weight", "down.weight")) else 0.02
-            std = 1.0 if name == "embedding.weight" and not config.tied else std
-            params[name] = np.float32(std) * rng.standard_normal(shapes[name], dtype=np.float32)
+            raise NotImplementedError(f"{name} has no first values: say in model_numpy.init_params what they are")
     return params
 
 def forward(params, tokens, config, positions=None, masks=None):

@@ -13,6 +13,7 @@ of the best guess from the symbols alone, without knowing where they stand, on t
 """
 
 import hashlib
+import itertools
 import json
 import math
 import string
@@ -324,14 +325,31 @@ def fill_in(flags, preset):
 
 def ensure(source, *sizes, **more):
     """(folder, meta.json) as data.ensure returns them: the task's name, and hashes that change with its definition."""
-    symbols = find(source).symbols
     splits = {split: {"documents": 0, "tokens": 0, "sha256": hash_batch(source, split)} for split in SPLITS}
-    return Path(source), {"source": source, "vocab": len(symbols), "eot": None, "splits": splits,
-                          "tokenizer": {"sha256": hashlib.sha256(json.dumps(symbols).encode()).hexdigest()}}
+    hashes = {"sequences": {"sha256": hash_sequences(source)}, "tokenizer": {"sha256": hash_symbols(source)}}
+    return Path(source), {"source": source, "vocab": len(find(source).symbols), "eot": None, "splits": splits} | hashes
 
 def hash_batch(source, split):
+    """The hash of one batch, by which a split is known in older runs and in results/."""
     pairs = np.stack(batch(open_split(source, split), 46, 8, 0, 0), -1)                        # (8, 46, 2)
     return hashlib.sha256(np.pad(pairs, ((0, 0), (0, 1), (0, 0))).tobytes()).hexdigest()
+
+def hash_sequences(source):
+    """The hash of batches that differ in all that a sequence depends on: split, length, batch size, seed and step."""
+    task, sha256 = find(source), hashlib.sha256()
+    lengths = sorted({task.shortest, 46, min(300, task.longest or 300)})
+    for split, length, size, seed, step in itertools.product(SPLITS, lengths, (1, 3), (0, 1), (0, 7, 5000)):
+        for part in batch(open_split(source, split), length, size, seed, step):
+            sha256.update(part.astype("<i8").tobytes())
+    return sha256.hexdigest()
+
+def hash_symbols(source):
+    return hashlib.sha256(json.dumps(find(source).symbols).encode()).hexdigest()
+
+def is_unchanged(record):
+    """Whether the task of a config.json's "data" draws what it drew then; older runs know it by one batch alone."""
+    _, now = ensure(record["source"])
+    return all(record.get(name, now[name]) == now[name] for name in ("splits", "sequences", "tokenizer"))
 
 def open_split(source, split):
     """What batch draws from: a task, and the number of its split."""
@@ -363,6 +381,8 @@ class Symbols:
         return "".join(f" {self.symbols[token]}" for token in tokens).encode()
 
 def run_tokenizer(folder, meta):
+    if meta["tokenizer"]["sha256"] != hash_symbols(meta["source"]):
+        raise InputError(f"{meta['source']} has other symbols than when {folder} was trained: train again")
     return Symbols(find(meta["source"]).symbols)
 
 # ---- accuracies ------------------------------------------------------------------------------------------------------
@@ -397,7 +417,7 @@ def evaluate(run, model, record, args, multiples):
     source = args.data or record["data"]["source"]
     if not source.startswith("task:") or find(source).symbols != find(record["data"]["source"]).symbols:
         raise InputError(f"{run} is trained on {record['data']['source']}: --data must be a task with the same symbols")
-    if source == record["data"]["source"] and ensure(source)[1]["splits"] != record["data"]["splits"]:
+    if source == record["data"]["source"] and not is_unchanged(record["data"]):
         raise InputError(f"{source} is not what it was when {run} was trained: train again")
     if args.plot:
         raise InputError(f"--plot draws losses, and {run} has accuracies: leave it out")

@@ -41,8 +41,11 @@ def check(run, stored, flags):
 
 def check_data(run):
     """InputError unless a train.Run has the data that it was trained on."""
-    stored = common.read_run(run.folder)[2]["data"]["splits"]["train"]
-    if stored["sha256"] != run.record["data"]["splits"]["train"]["sha256"]:
+    stored, now = common.read_run(run.folder)[2]["data"], run.record["data"]
+    unchanged = stored["splits"]["train"]["sha256"] == now["splits"]["train"]["sha256"]
+    if "sequences" in now:                                              # of a task
+        unchanged = run.source.is_unchanged(stored)
+    if not unchanged:
         raise InputError(f"{run.tokens} is not the data that {run.folder} was trained on: its hash differs")
 
 def go_on(run, backend):

@@ -26,6 +26,7 @@ import numpy as np
 import expe
 import model_numpy
 from config import ModelConfig, make_encoding, settings_class
+from interop.conform import tolerance
 from longer.scaling import ScaledRoPE
 from zoo.selective_rope import conv, scale_to_unit
 
@@ -219,8 +220,13 @@ def usual(case):
         "the bias has the other sign": {"bias": lambda y: -y}}
 
 def rope(case, x):
-    """What is no turn by other angles."""
+    """What is no turn by other angles.
+
+    Angles in the middle of two numbers of bf16, such as 257, must stay there when another processor computes f: so f
+    has 14 digits.
+    """
     f, a = frequencies(case, x["length"])
+    f = np.array(plain(f, 14))
     bf16, fp16 = rounding("bfloat16"), rounding("float16")
     angles = lambda cast, f=f: {"rows": lambda _, n: turning(cast(n[..., None] * f), a)}  # noqa: E731
     if "mrope_section" in case.rope:
@@ -646,9 +652,16 @@ def text(value, margin=""):
     return json.dumps(value)
 
 def kept(new, old, near=1e-12):
-    """new with the numbers of old, where all but the last digits agree: another CPU's exp changes these."""
+    """new with the numbers of old where all but the last digits agree: another processor's cosine changes these.
+
+    Of a part with sizes, near is the largest error that conform.py leaves to rounding: at position n an angle n f has n
+    times the rounding of f. Sizes have two digits, and what mistakes give has five.
+    """
     if isinstance(new, dict):
-        return {name: kept(y, old.get(name), 2e-4 if name == "mistakes" else near) for name, y in new.items()}
+        if new.keys() == {"size", "inputs", "outputs"}:
+            near = max(tolerance("float64", *size) for size in new["size"].values())
+        nears = {"size": 0.1, "mistakes": 2e-4}
+        return {name: kept(y, old.get(name), nears.get(name, near)) for name, y in new.items()}
     if isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
         return [kept(*pair, near) for pair in zip(new, old, strict=True)]
     same = isinstance(new, float) and old is not None and math.isclose(new, old, rel_tol=near, abs_tol=near)

@@ -3,13 +3,27 @@
 import argparse
 import dataclasses
 import math
+import shutil
+import subprocess
+import sys
 
 import pytest
+from conftest import ROOT
 
 import model_numpy
 import model_torch
-from common import number, whole
-from config import CORE, ENCODINGS, InputError, ModelConfig, TrainConfig, configure, make_encoding, settings_class
+from common import number, read_text, whole
+from config import (
+    CORE,
+    ENCODINGS,
+    InputError,
+    ModelConfig,
+    TrainConfig,
+    configure,
+    defines_settings,
+    make_encoding,
+    settings_class,
+)
 from model_numpy import count_parameters
 from train import read_flags
 
@@ -57,6 +71,33 @@ def test_encodings_are_the_same_in_config_and_models():
     assert list(CORE) == list(model_torch.ENCODINGS) == list(model_numpy.ENCODINGS) == list(ENCODINGS[: len(CORE)])
     for pe in ENCODINGS:
         assert type(make_encoding(pe)) is settings_class(pe) and make_encoding(pe).pe == pe
+
+
+@pytest.mark.parametrize("text, is_one", [
+    ("class Settings(NoPE):\n    pass\n", True), ("Settings = fox.Settings\n", True), ("Settings: type = NoPE\n", True),
+    ("from zoo.fox import Settings\n", True), ("from zoo.fox import Layer as Settings\n", True),
+    ('"""A docstring.\n\nSettings of others are not settings.\n"""\n', False), ("SettingsOf = 3\n", False),
+    ("def f():\n    Settings = 3\n", False), ("from zoo.fox import Settings as Other\n", False),
+    ("class Settings(NoPE:\n", True), ("\0", True)])                            # broken: --pe NAME shows the error
+def test_what_a_file_of_zoo_defines_makes_it_an_encoding(text, is_one, tmp_path):
+    (tmp_path / "mine.py").write_text(text)
+    assert defines_settings(tmp_path / "mine.py") == is_one
+    (tmp_path / "link.py").symlink_to(tmp_path / "nothing")
+    assert not defines_settings(tmp_path / "link.py")
+
+
+def test_a_broken_file_of_zoo_breaks_its_own_encoding_alone(tmp_path):
+    """In a copy of the scripts, beside a file that is no text and one that Python cannot read."""
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    shutil.copytree(ROOT / "zoo", tmp_path / "zoo", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "zoo" / "latin.py").write_bytes(b"# \xe9\n")
+    (tmp_path / "zoo" / "broken.py").write_text("class Settings(NoPE:\n")
+    (tmp_path / "zoo" / ".#broken.py").symlink_to("nothing")                                  # as Emacs makes
+    for pe, said in (("rope", "--base X"), ("fox", "--help"), ("broken", "SyntaxError: ")):
+        done = subprocess.run([sys.executable, "train.py", "--pe", pe, "--help"], cwd=tmp_path, text=True,
+                              capture_output=True)
+        assert (done.returncode == 0) == (pe != "broken") and said in done.stdout + done.stderr, done.stderr
 
 
 def test_the_encoding_and_the_window_of_each_block():
@@ -175,6 +216,15 @@ def test_numbers_on_the_command_line():
     for read, text in [(number, "x"), (number, ""), (number, "1/0"), (whole, "1.5"), (whole, "nan"), (whole, "inf")]:
         with pytest.raises(argparse.ArgumentTypeError, match=f"{text!r} is not a"):
             read(text)
+
+
+def test_a_text_that_cannot_be_read_is_named_with_the_reason(tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
+    for name, reason in (("none.txt", "is missing"), (".", "cannot be read: "),
+                         ("latin.txt", "is not UTF-8 text: invalid continuation byte at byte 3")):
+        with pytest.raises(InputError) as found:
+            read_text(tmp_path / name)
+        assert str(found.value).startswith(f"{tmp_path / name} {reason}")
 
 
 @pytest.mark.parametrize("flags, name, value", [

@@ -340,19 +340,36 @@ def test_batches_are_those_of_a_loop(size, context, batch_size):
         assert [part.tolist() for part in found] == [[row[:-1] for row in expected], [row[1:] for row in expected]]
 
 
-def test_first_weights_batches_tokens_and_the_tokenizer_are_byte_for_byte_these(tmp_path):
-    """What results/ rests on: another machine, or a later version, must begin with the same numbers."""
+def test_batches_tokens_and_the_tokenizer_are_byte_for_byte_these(tmp_path):
+    """What results/ rests on: on another machine, or in a later version, these integers must be the same."""
     words = np.random.default_rng(0).integers(97, 123, (9, 400, 5)).astype(np.uint8)
     (tmp_path / "texts").mkdir()
     for i, text in enumerate(words):
         (tmp_path / "texts" / f"{i}.txt").write_bytes(b" ".join(map(bytes, text)))
     folder = data.prepare(str(tmp_path / "texts"), tmp_path / "out", 300, min_doc_tokens=9)
-    encodings = "learned t5 shaw kerple fire cope fox grape dape pope cable path path_fox selective_rope".split()
-    models = [ModelConfig(2, 16, 2, 12, 40, encoding=make_encoding(pe)) for pe in encodings]
     tokens, targets = data.batch(np.arange(99).astype(np.uint16), 7, 4, 5, 9)
-    made = {"weights": b"".join(w.tobytes() for m in models for w in model_numpy.init_params(m, 1).values()),
-            "batch": np.concatenate((tokens, targets[:, -1:]), 1).tobytes(),
+    made = {"batch": np.concatenate((tokens, targets[:, -1:]), 1).tobytes(),
             "tokens": (folder / "train.bin").read_bytes(), "tokenizer": (folder / "tokenizer.tiktoken").read_bytes()}
     assert {name: hashlib.sha256(content).hexdigest()[:16] for name, content in made.items()} == {
-        "weights": "55e28236f0eaeb37", "batch": "c52c9b61b1338640", "tokens": "25fef21196860c15",
-        "tokenizer": "6971efe5d5003cc4"}
+        "batch": "c52c9b61b1338640", "tokens": "25fef21196860c15", "tokenizer": "6971efe5d5003cc4"}
+
+
+FIRST_WEIGHTS = {                        # the sum of w times 1 .. 97, in turn
+    "learned": 1678.042277, "t5": 1689.217042, "shaw": 1698.277981, "kerple": 1618.493841,
+    "fire": 1576.862970, "cope": 1963.230562, "fox": 1461.886742, "grape": 1060.878388,
+    "dape": 1467.488150, "pope": 928.840636, "cable": 904.515182, "path": 1136.387623,
+    "path_fox": 1843.176574, "selective_rope": 2088.989312,
+}
+
+
+@pytest.mark.parametrize("pe", FIRST_WEIGHTS)
+def test_first_weights_are_these_but_for_roundings(pe):
+    """On one machine they are the same bytes (tests/test_ladder.py). Others may round otherwise: NumPy draws the normal
+    numbers beyond 3.6 with the C library's log1p, and some encodings start at logarithms. Each is added with a weight
+    of its own, so that their order counts, and may be off by two roundings of float32.
+    """
+    params = model_numpy.init_params(ModelConfig(2, 16, 2, 12, 40, encoding=make_encoding(pe)), 1)
+    w = np.concatenate([x.ravel() for x in params.values()]).astype(float)
+    factors = 1 + np.arange(len(w)) % 97
+    right = FIRST_WEIGHTS[pe]
+    assert abs(factors @ w - right) <= 2 * 2.0**-24 * (factors @ abs(w))

@@ -1,7 +1,9 @@
 """The README and the pages: links lead somewhere, and the commands and flags that they name exist."""
 
+import ast
 import dataclasses
 import re
+import sys
 
 import pytest
 from conftest import ROOT, command
@@ -54,6 +56,19 @@ def test_targets_that_the_readme_names_are_in_the_makefile():
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     named = set(re.findall(r"^make ([a-z-]+)|; make ([a-z-]+)", PAGES[0].read_text(encoding="utf-8"), re.M))
     assert {target for pair in named for target in pair} - {""} <= known
+
+
+def test_requirements_name_all_that_the_scripts_import():
+    names = set()
+    for path in ROOT.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names.add(node.module.partition(".")[0])
+    ours = {path.stem for path in ROOT.iterdir() if path.is_dir() or path.suffix == ".py"}
+    required = re.findall(r"^([a-z-]+)==[\d.]+$", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.M)
+    assert "numpy" in names and names - {*sys.stdlib_module_names} - ours <= {*required}
 
 
 def test_trainings_that_the_readme_names_have_right_values():

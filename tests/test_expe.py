@@ -13,6 +13,7 @@ from expe import (
     alibi_slopes,
     expe_table,
     exqpe_table,
+    integers,
     learned_rows,
     rope_table,
     sinusoidal_table,
@@ -33,8 +34,9 @@ def test_positions_of_any_shape_and_order(name):
     table = TABLES[name](positions)
     assert table.dtype == np.float64 and table.shape[:2] == (2, 3)
     for index in np.ndindex(2, 3):
-        assert np.array_equal(table[index], TABLES[name](int(positions[index])))
-    with pytest.raises(ValueError, match="positions must be integers, got an array of float64"):
+        one = TABLES[name](int(positions[index]))                       # whose cosines other kernels may compute
+        np.testing.assert_allclose(table[index], one, rtol=2**-51, atol=2**-51)
+    with pytest.raises(ValueError, match="positions must be integers from .*, got an array of float64"):
         TABLES[name](np.array([0.0, 1.0]))
 
 
@@ -60,7 +62,17 @@ def test_t5_buckets_equal_those_of_transformers(n_buckets, max_distance, both_si
 @pytest.mark.parametrize("call, message", [
     (lambda: learned_rows([0, 5, 7], 5), "positions 0 to 4 it was trained on, and none for position 5"),
     (lambda: expe_table([0.5], 2), "positions must be integers"),
+    *((lambda n=n: expe_table(n, 2), f"from -2.63 to 2.63 - 1, which int64 can hold, got {got}") for n, got in [
+        ([2**63], 2**63), (np.array([0, 2**64 - 1], np.uint64), 2**64 - 1), ([2**64], "an array of object"),
+        ([0, -(2**63) - 1], "an array of object"), ([-1, 2**63], "an array of float64"), ([2.0**63], "an array of")]),
+    (lambda: t5_bucket(np.uint64(2**63)), "distance must be integers from .*, got 9223372036854775808"),
 ])
 def test_wrong_positions_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_integers_of_every_kind_that_int64_holds_are_taken():
+    for n in (np.array([0, 2**63 - 1], np.uint64), np.array([3], np.uint8), [-(2**63), 2**63 - 1], 5, []):
+        found = integers(n)
+        assert found.dtype == np.int64 and found.tolist() == np.asarray(n).tolist()

@@ -212,7 +212,7 @@ def test_both_backends_train_to_the_same_losses(tokens, tmp_path):
 
 
 @pytest.mark.parametrize("positions, message", [
-    (np.arange(4.0), "positions must be integers, got an array of float64"),
+    (np.arange(4.0), "positions must be integers from .*, got an array of float64"),
     (np.arange(4) - 1, "learned has a row for each of the positions 0 to 11 .* none for position -1"),
     (np.arange(4) + T, "none for position 12"),
 ])

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -230,6 +231,68 @@ def test_errors_name_the_flag(line, message, runs):
     assert message in refused(command(script, *flags, cwd=runs))
 
 
-def test_a_task_that_changed_is_refused(runs, monkeypatch):
-    monkeypatch.setitem(TASKS, "copy", TASKS["copy"]._replace(draw=tasks.sort))
+HASHES = {
+    "even-pairs": ["489737f5", "10ea6054"], "first-last": ["ff24174d", "4a1da27d"],
+    "back-3": ["b5715c9e", "d8689b8f"], "back-8": ["c18aa4d9", "30e2bd11"],
+    "flip-flop": ["b601e0d7", "1b897fb2"], "flip-flop-sparse": ["74da0133", "d5621ffb"],
+    "flip-flop-dense": ["23bcbe1d", "faf733d4"], "copy": ["67098fe4", "6f88f717"],
+    "copy-150": ["e597c010", "30e6d8d6"], "sort": ["b3e9e416", "cf8c1baa"],
+    "sort-150": ["e8776e7a", "fc6c4ff5"], "needle": ["cd269c9d", "ce012a0c"],
+    "mqar": ["58968b9a", "0cfd7cd8"], "mqar-256": ["4a9585f8", "44927283"],
+    "indirect": ["37a81eee", "cefc7e6f"], "reverse": ["f64e3a31", "3fdf2c0b"],
+    "duplicate": ["df113879", "fae550b1"],
+}
+
+
+def edited(change):
+    """TASKS["copy"].draw with its tokens changed where the arguments say so, as an edit of a task may do."""
+    draw = TASKS["copy"].draw
+
+    def changed(seed, step, length, batch, full=False):
+        tokens, targets = draw(seed, step, length, batch, full)
+        tokens[0, 1] = (tokens[0, 1] + bool(change(seed, step, length, batch, full))) % 52
+        return tokens, targets
+
+    return changed
+
+
+CHANGES = {"all": lambda *_: True, "another step": lambda seed, step, *_: step > 0,
+           "another seed": lambda seed, *_: seed > 2, "longer": lambda seed, step, length, *_: length > 64,
+           "shorter": lambda seed, step, length, *_: length < 46, "other batches": lambda *x: x[3] < 8,
+           "full in training": lambda *x: x[4] and x[2] > 64}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_task_that_changed_is_refused(change, runs, monkeypatch):
+    assert "is complete" in command("train.py", "--out", "runs/copy-torch", "--resume", cwd=runs).stdout
+    monkeypatch.setitem(TASKS, "copy", TASKS["copy"]._replace(draw=edited(CHANGES[change])))
     assert "is not what it was when" in refused(command("eval.py", "runs/copy-torch", cwd=runs))
+    resumed = command("train.py", "--out", "runs/copy-torch", "--resume", "--steps", "9", cwd=runs)
+    assert "task:copy is not the data that runs/copy-torch was trained on" in refused(resumed)
+
+
+def test_a_task_with_other_symbols_is_refused(runs, monkeypatch):
+    symbols = TASKS["copy"].symbols
+    monkeypatch.setitem(TASKS, "copy", TASKS["copy"]._replace(symbols=[*symbols[1::-1], *symbols[2:]]))
+    assert "is not what it was when" in refused(command("eval.py", "runs/copy-torch", cwd=runs))
+    generated = command("generate.py", "runs/copy-torch", "--prompt", "7", "--tokens", "1", cwd=runs)
+    assert "task:copy has other symbols than when runs/copy-torch was trained" in refused(generated)
+    assert "is not the data" in refused(command("train.py", "--out", "runs/copy-torch", "--resume", cwd=runs))
+
+
+def test_a_run_from_before_this_hash_is_read_and_resumed(runs, monkeypatch):
+    shutil.copytree(runs / "runs/copy-torch", runs / "older")
+    record = json.loads((runs / "older/config.json").read_text())
+    assert record["data"].pop("sequences") and "sequences" not in record["data"]
+    (runs / "older/config.json").write_text(json.dumps(record))
+    assert command("eval.py", "older", cwd=runs).returncode == 0
+    assert command("train.py", "--out", "older", "--resume", "--steps", "4", cwd=runs).returncode == 0
+    monkeypatch.setitem(TASKS, "copy", TASKS["copy"]._replace(draw=tasks.sort))
+    assert "is not what it was when" in refused(command("eval.py", "older", cwd=runs))
+
+
+def test_hashes_of_the_standard_tasks_are_those_of_published_runs():
+    """Of the first batch of each split, by which older runs and results/ know a task; and of many batches."""
+    found = {name: [x["sha256"][:8] for x in (meta["splits"]["train"], meta["sequences"])]
+             for name in TASKS for _, meta in [tasks.ensure(f"task:{name}")]}
+    assert found == HASHES
