@@ -13,6 +13,7 @@ PE     ?= expe
 JOBS   ?= 2
 trainings = $(addprefix train-,$(PE))
 run     = runs/$(1)$(if $(STEPS),-steps-$(STEPS))
+quote   = '$(subst ','\'',$(1))'
 PIP     = .venv/bin/pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-all train $(trainings) task explorer test
@@ -60,10 +61,11 @@ expe_flags = --pe expe --l 24
 expe-on-k_flags = --pe expe --l 24 --on k
 train: .venv/installed
 	@$(if $(word 2,$(PE)),OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(if $(filter-out 1,$(JOBS)),TQDM_DISABLE=1)) \
-	    $(MAKE) --no-print-directory --jobs $(JOBS) $(trainings)
-	@.venv/bin/python eval.py $(foreach pe,$(PE),$(call run,$(pe))) --plot runs/loss.png
+	    $(MAKE) --no-print-directory --jobs $(call quote,$(JOBS)) $(foreach it,$(trainings),$(call quote,$(it)))
+	@.venv/bin/python eval.py $(foreach pe,$(PE),$(call quote,$(call run,$(pe)))) --plot runs/loss.png
 $(trainings): train-%:
-	@.venv/bin/python train.py --preset mini $(or $($*_flags),--pe $*) $(if $(STEPS),--steps $(STEPS)) --out $(call run,$*) \
+	@.venv/bin/python train.py --preset mini $(or $($*_flags),--pe $(call quote,$*)) \
+	    $(if $(STEPS),--steps $(call quote,$(STEPS))) --out $(call quote,$(call run,$*)) \
 	    $(if $(wildcard $(call run,$*)/config.json),--resume)
 
 # One minute: the first or the last letter of a text, trained at 64 tokens and read at up to 1,024.
@@ -71,8 +73,9 @@ task: PE = expe-on-k rope
 task_flags = --preset mini --data task:first-last --context 64 --layers 2 --width 64 --heads 2 --batch-size 16 --steps 1500 --lr 1e-3
 task: .venv/installed
 	@set -e; $(foreach pe,$(PE),\
-	    .venv/bin/python train.py $(task_flags) $(or $($(pe)_flags),--pe $(pe)) --out runs/task-$(pe) $(if $(wildcard runs/task-$(pe)/config.json),--resume);) \
-	.venv/bin/python eval.py $(addprefix runs/task-,$(PE))
+	    .venv/bin/python train.py $(task_flags) $(or $($(pe)_flags),--pe $(call quote,$(pe))) \
+	        --out $(call quote,runs/task-$(pe)) $(if $(wildcard runs/task-$(pe)/config.json),--resume);) \
+	.venv/bin/python eval.py $(foreach pe,$(PE),$(call quote,runs/task-$(pe)))
 
 # The ladder first: after a wrong edit it speaks alone.
 test: .venv/installed

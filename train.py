@@ -298,6 +298,17 @@ def prepare(source, *sizes, **more):
             return corpora.prepare(source, *sizes, **more)
         return data.prepare(source, *sizes, **more)
 
+def commit_of(folder):
+    """{"git": the commit that is checked out in a folder, with -dirty if files differ}; {} without git or repository."""
+    if not (folder / ".git").exists():                                  # git would look in the folders above, too
+        return {}
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except OSError:
+        return {}
+    return {"git": done.stdout.strip()} if done.returncode == 0 else {}
+
 class Run:
     """A training run: what is asked of it, its data, and what is written in its folder."""
 
@@ -319,12 +330,12 @@ class Run:
         if self.train_config.objective == "mlm":
             from engine import masking
             self.source = masking.Masked(self.source, self.model_config.vocab)
-        commit = subprocess.getoutput(f"git -C '{Path(__file__).parent}' describe --always --dirty --abbrev=40")
         self.record = {
             "model": dataclasses.asdict(self.model_config), "train": dataclasses.asdict(self.train_config),
             "data": {"folder": str(self.tokens), **meta},
             "provenance": {"preset": self.args.preset, "command": shlex.join(["python", "train.py", *argv]),
-                           "device": str(self.device), "git": commit, "python": sys.version.split()[0],
+                           "device": str(self.device), **commit_of(Path(__file__).parent),
+                           "python": sys.version.split()[0],
                            "torch": torch.__version__, "threads": torch.get_num_threads(),
                            "code": codehash.code_of(self.model_config, self.train_config)}}
         if self.args.resume:

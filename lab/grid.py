@@ -241,7 +241,7 @@ def train_run(study, run, seed):
     line = {"run": run, "seed": seed, "command": shlex.join(command), "data": key, "context": model.context,
             "parameters": count_parameters(model), "tokens": config.steps * config.batch_size * model.context,
             "seconds": round(checkpoint_info(folder)["seconds"], 1), "sha256": checkpoint_of(folder),
-            "commit": origin["git"], "machine": machine, "code": origin.get("code")}
+            "commit": origin.get("git"), "machine": machine, "code": origin.get("code")}
     return {"data": key, **data}, line
 
 def measure_run(study, run, seed, name):

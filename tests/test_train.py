@@ -359,3 +359,26 @@ def test_a_signal_keeps_the_last_step_unless_it_is_ignored(sent, ignored, tokens
     finally:
         signal.signal(sent, before)
     assert common.checkpoint_info(tmp_path / "run")["step"] == (3 if ignored else 2)
+
+
+@pytest.mark.parametrize("name", ["x'; touch touched; echo '", "it's", "$(touch touched)", "a b"])
+def test_the_path_of_the_code_is_no_command(name, tmp_path):
+    """A repository in a folder of this name: the commit is git's; without git or a repository there is none."""
+    folder = tmp_path / name
+    folder.mkdir()
+    assert train.commit_of(folder) == {}
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert train.commit_of(folder) == {"git": head}
+    (folder / "below").mkdir()
+    assert train.commit_of(folder / "below") == {}                      # the commit is not that of another project
+    assert not any("touched" in path.name for path in (*tmp_path.iterdir(), *folder.iterdir(), *ROOT.glob("touched")))
+
+
+def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    assert train.commit_of(tmp_path) == {}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert train.commit_of(tmp_path) == {}
