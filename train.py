@@ -299,7 +299,7 @@ def prepare(source, *sizes, **more):
         return data.prepare(source, *sizes, **more)
 
 def commit_of(folder):
-    """{"git": the commit that is checked out in a folder, with -dirty if files differ}; {} without git or repository."""
+    """{"git": the commit in a folder, with -dirty if files differ from it}; {} without git or a repository."""
     if not (folder / ".git").exists():                                  # git would look in the folders above, too
         return {}
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
