@@ -88,6 +88,7 @@ NO_TEXT = "rows without a text in the field `text`"
 EMPTY = "empty documents"
 SHORT = "documents with fewer tokens than --min-doc-tokens"
 COPIES = "exact copies of another document"
+NEAR_COPIES = "near copies of another document"
 NEAR = "held-out documents that are nearly in train"
 BEYOND = "documents beyond --max-tokens"
 
@@ -367,16 +368,20 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, usual
     print(f"preparing {out} from {source}", flush=True)
     left_out = LeftOut()
     found = list(drop_copies(documents(source, left_out), settings["min_doc_tokens"], left_out))
-    texts = divide(found, settings, left_out)
-    check_counts(source, [split for split, _, _ in texts], left_out)
-    if ranks is None:
-        training = [text for split, _, text in texts if split == "train"]
-        print(f"training a tokenizer of {vocab:,} entries on {sum(map(len, training)):,} characters", flush=True)
-        ranks = train_tokenizer(training, vocab, or_fewer)
-    tokens = encode_texts(texts, make_tokenizer(ranks), settings, left_out)
-    near = drop_near(tokens, {(split, name): text for split, name, text in texts})
-    left_out.add(NEAR, *near["val"], *near["test"])
-    check_counts(source, [split for split in SPLITS if tokens[split]], left_out)
+    made, dropped = None, left_out
+    if are_many(found):
+        made = make_splits(split_by_hash(found), vocab, ranks, or_fewer, settings, dropped := LeftOut(left_out))
+    if not made and found:
+        print(f"too few documents to be split by a hash of their text ({len(found)}): the last tenth of the text "
+              "becomes val, the tenth before that test")
+        few = split_by_tenths(list(drop_near_copies(found, dropped := LeftOut(left_out))))
+        made = make_splits(few, vocab, ranks, or_fewer, settings, dropped)
+    if not made:
+        dropped.print()
+        raise InputError(f"{source} has too little text for train and val: " + (
+            "give a smaller --min-doc-tokens, or more text" if SHORT in dropped else
+            "give a larger --max-tokens" if BEYOND in dropped else "give more text"))
+    ranks, tokens, near = made
     meta = {"source": full_name(source), "vocab": len(ranks) + 1, "pattern": SPLIT_PATTERN, **settings,
             "python": sys.version.split()[0], "content": hash_source(source)}
     with common.lock(out):
@@ -386,25 +391,31 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, usual
         for split in SPLITS:
             together = np.concatenate([*tokens[split].values(), np.zeros(0, np.uint16)])
             common.write_bytes(out / f"{split}.bin", together.tobytes())
-        write_meta(out, meta, {split: len(documents) for split, documents in tokens.items()}, left_out, near)
+        write_meta(out, meta, {split: len(documents) for split, documents in tokens.items()}, dropped, near)
     if (source, vocab, meta["min_doc_tokens"]) == ("stdlib", 1024, 2048) and hash_file(out / "train.bin") != STDLIB:
         print(f"Python {meta['python']}'s library is another text than that of README's numbers, Python 3.11.7's")
     return out
 
-def divide(found, settings, left_out):
-    """[(split, name, text)] of the pieces of documents [(name, text)]: split by hash, or, if they are few, by tenths.
-
-    They are few if by chance none falls to val, or train would have less than half of the text.
-    """
+def are_many(found):
+    """Whether a hash of their text splits documents well: some fall to val, and train has half of the text or more."""
     sizes = dict.fromkeys(SPLITS, 0)
     for split, _, text in split_by_hash(found):
         sizes[split] += len(text)
-    few = not sizes["val"] or sizes["train"] < sum(sizes.values()) / 2
-    if few and found:
-        print(f"too few documents to be split by a hash of their text ({len(found)}): the last tenth of the text "
-              "becomes val, the tenth before that test")
-    texts = split_by_tenths(found) if few and found else split_by_hash(found)
-    return list(cut_long(texts, settings, left_out))
+    return sizes["val"] > 0 and sizes["train"] >= sum(sizes.values()) / 2
+
+def make_splits(texts, vocab, ranks, or_fewer, settings, left_out):
+    """(ranks, {split: {name: tokens}}, near copies) of (split, name, text); None if train or val is left empty."""
+    texts = list(cut_long(texts, settings, left_out))
+    training = [text for split, _, text in texts if split == "train"]
+    if not training:
+        return None
+    if ranks is None:
+        print(f"training a tokenizer of {vocab:,} entries on {sum(map(len, training)):,} characters", flush=True)
+        ranks = train_tokenizer(training, vocab, or_fewer)
+    tokens = encode_texts(texts, make_tokenizer(ranks), settings, left_out)
+    near = drop_near(tokens, {(split, name): text for split, name, text in texts})
+    left_out.add(NEAR, *near["val"], *near["test"])
+    return (ranks, tokens, near) if tokens["train"] and tokens["val"] else None
 
 def write_meta(out, settings, documents, left_out, near):
     """Write meta.json, which ends a preparation: documents is their number in each split."""
@@ -413,15 +424,6 @@ def write_meta(out, settings, documents, left_out, near):
     meta = settings | {"eot": settings["vocab"] - 1, "dropped": left_out, "near": near, "splits": splits,
                        "tokenizer": {"sha256": hash_file(out / "tokenizer.tiktoken")}}
     write_text(out / "meta.json", json.dumps(meta, indent=1) + "\n")
-
-def check_counts(source, filled, left_out):
-    """InputError if a split that training needs is not one of those that have documents."""
-    for split in ("train", "val"):
-        if split not in filled:
-            left_out.print()
-            remedy = ("give a smaller --min-doc-tokens, or more text" if SHORT in left_out else
-                      "give a larger --max-tokens" if BEYOND in left_out else "give more text")
-            raise InputError(f"{source}: no document is left for {split}: {remedy}")
 
 def check_new(out, overwrite):
     """InputError unless a folder may be written: an empty one, an unfinished one or, by --overwrite, one of ours."""
@@ -565,12 +567,12 @@ def split_documents(tokens, eot):
 
 # ---- near copies -----------------------------------------------------------------------------------------------------
 
-SHINGLE = 24                            # characters, without blanks
+SHINGLE = 64                            # characters without blanks, about twelve words
 BLANKS = re.compile(r"[\s\u00ad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]+")     # and characters of no width
 BASE = 0x9E3779B97F4A7C15               # odd, and so it has an inverse modulo 2^64
 
 def hash_shingles(text):
-    """Hashes, uint64, of all runs of 24 characters of a text, without blanks and in small letters.
+    """Hashes, uint64, of all runs of 64 characters of a text, without blanks and in small letters.
 
     A shorter text has one hash. So copies agree that differ in indents, line width, no-break blanks, characters of no
     width, or case.
@@ -586,6 +588,17 @@ def hash_shingles(text):
     hashes *= 0xBF58476D1CE4E5B9
     hashes ^= hashes >> 32
     return np.unique(hashes)
+
+def drop_near_copies(texts, left_out, limit=1 / 2):
+    """(name, text) of few documents, without those of which more than half of the shingles are in one before."""
+    known = np.zeros(0, np.uint64)
+    for name, text in texts:
+        hashes = hash_shingles(text)
+        if np.isin(hashes, known).sum() > limit * len(hashes):
+            left_out.add(NEAR_COPIES, name)
+        else:
+            known = np.union1d(known, hashes)
+            yield name, text
 
 def drop_near(tokens, texts, limit=1 / 2, most=2**24):
     """Leave out of val and test, in `tokens`, each document of which more than half of the shingles are in train.

@@ -305,7 +305,10 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, usual
         if source not in HUB:
             list_rows(source, left_out)                                 # which files are not read
         documents = join(out, tasks, left_out)
-        data.check_counts(source, [split for split in data.SPLITS if documents[split]], left_out)
+        if not (documents["train"] and documents["val"]):
+            left_out.print()
+            raise InputError(f"{source}: no document is left for train or for val: give more text, or a smaller "
+                             "--min-doc-tokens")
         near = {"val": {}, "test": {}} | ({} if source in HUB else {"minhash": repr(NEAR)})
         data.write_meta(out, meta, documents, left_out, near)
     print(f"{out}/tasks holds the work of the tasks, and may be deleted")

@@ -135,6 +135,17 @@ def test_few_documents_are_cut_between_or_within_them_without_copies(tmp_path, c
     assert not {*parts["train"]} & {*parts["val"], *parts["test"]}
 
 
+def test_near_copies_among_few_documents_are_left_out_before_the_cut(tmp_path):
+    """The last file is the first with other blanks: val is a part of the third one, and no text stands twice."""
+    texts = [words(i, 300) for i in range(3)]
+    (tmp_path / "texts").mkdir()
+    for i, text in enumerate([*texts, texts[0].replace(" ", "\t  ")]):
+        (tmp_path / f"texts/{i}.txt").write_text(text)
+    out = data.prepare(str(tmp_path / "texts"), tmp_path / "out", 300)
+    assert data.read_meta(out)["dropped"] == {data.NEAR_COPIES: [1, ["3.txt"]]}
+    assert "".join(text for split in ("train", "test", "val") for text in read(out, split)) == "".join(texts)
+
+
 def test_the_settings_of_a_prepared_folder_are_the_runs(tmp_path):
     """A setting that is given must be the folder's; what is not given is the folder's, and config.json has it."""
     (tmp_path / "texts").mkdir()
