@@ -340,16 +340,18 @@ def t5(case, x):
     d = expe.distances(x["positions"], x["key_positions"]).clip(0)
     far = 16 * np.log(d.clip(1) / 16)
 
-    def buckets(k):
+    def buckets(whole, divisor):
+        """A logarithm that is a whole number stays one when another processor computes it: so it has 9 places."""
+        k = whole((far / divisor).round(9))
         return {"pairs": lambda y: np.where(d < 16, d, np.minimum(16 + k, 31)).astype(int)}
 
     return {
         "buckets of both sides, half of which are for keys ahead": {"pairs": lambda y: expe.t5_bucket(d, 16)},
-        "denominator: floor(16 ln(d/16)), not divided by ln(max_distance/16)": buckets(np.floor(far)),
+        "denominator: floor(16 ln(d/16)), not divided by ln(max_distance/16)": buckets(np.floor, 1),
         "distances are clipped at 31, without logarithms": {"pairs": lambda y: d.clip(max=31)},
-        "the logarithm is of base 2: floor(log2(d/16))": buckets(np.floor(far / 16 / math.log(2))),
-        "rounded: rint(16 ln(d/16)/ln(max_distance/16)), not floor": buckets(np.rint(far / math.log(8))),
-        "rounded up: ceil(16 ln(d/16)/ln(max_distance/16)), not floor": buckets(np.ceil(far / math.log(8)))}
+        "the logarithm is of base 2: floor(log2(d/16))": buckets(np.floor, 16 * math.log(2)),
+        "rounded: rint(16 ln(d/16)/ln(max_distance/16)), not floor": buckets(np.rint, math.log(8)),
+        "rounded up: ceil(16 ln(d/16)/ln(max_distance/16)), not floor": buckets(np.ceil, math.log(8))}
 
 def shaw(case, x):
     far = expe.distances(x["positions"], x["key_positions"])[:, None] > case.p["max_distance"]
