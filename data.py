@@ -571,11 +571,11 @@ SHINGLE = 64                            # characters without blanks, about twelv
 BLANKS = re.compile(r"[\s\u00ad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]+")     # and characters of no width
 BASE = 0x9E3779B97F4A7C15               # odd, and so it has an inverse modulo 2^64
 
-def hash_shingles(text):
+def hash_shingles(text, every=1):
     """Hashes, uint64, of all runs of 64 characters of a text, without blanks and in small letters.
 
-    A shorter text has one hash. So copies agree that differ in indents, line width, no-break blanks, characters of no
-    width, or case.
+    Those that are multiples of `every` are returned. A shorter text has one hash. So copies agree that differ in
+    indents, line width, no-break blanks, characters of no width, or case.
     """
     text = BLANKS.sub("", unicodedata.normalize("NFKC", text).casefold())
     x = np.frombuffer(text.encode("utf-32-le", errors="replace"), np.uint32).astype(np.uint64)
@@ -587,7 +587,7 @@ def hash_shingles(text):
     hashes ^= hashes >> 32                                  # or low bits would depend on the characters' low bits alone
     hashes *= 0xBF58476D1CE4E5B9
     hashes ^= hashes >> 32
-    return np.unique(hashes)
+    return np.unique(hashes[hashes % every == 0])
 
 def drop_near_copies(texts, left_out, limit=1 / 2):
     """(name, text) of few documents, without those of which more than half of the shingles are in one before."""
@@ -607,14 +607,13 @@ def drop_near(tokens, texts, limit=1 / 2, most=2**24):
     documents with their shares. Of more than `most` characters in train, one shingle in `every` is compared.
     """
     every = max(1, -(-sum(len(texts["train", name]) for name in tokens["train"]) // most))
-    known = [found[found % every == 0] for found in (hash_shingles(texts["train", name]) for name in tokens["train"])]
+    known = [hash_shingles(texts["train", name], every) for name in tokens["train"]]
     known = np.unique(np.concatenate([np.zeros(0, np.uint64), *known]))
     near = {"shingle": SHINGLE, "share": limit, "every": every}
     for split in ("val", "test"):
         shares = {}
         for name in tokens[split]:
-            found = hash_shingles(texts[split, name])
-            found = found[found % every == 0]
+            found = hash_shingles(texts[split, name], every)
             shared = np.searchsorted(known, found, "left") < np.searchsorted(known, found, "right")
             shares[name] = round(float(shared.sum() / max(1, len(found))), 4)
         near[split] = {name: share for name, share in shares.items() if share > limit}
