@@ -172,7 +172,8 @@ def test_every_encoding_starts_from_the_same_weights():
 
 
 def test_first_weights_are_those_of_the_rule():
-    config = dataclasses.replace(tiny("learned").config, width=64, mlp_width=256, vocab=500, layers=8, context=99)
+    config = dataclasses.replace(tiny("learned").config, width=64, mlp_width=256, vocab=500, layers=8, context=99,
+                                 encoding=make_encoding("learned"))
     for tied in (False, True):
         model = GPT(dataclasses.replace(config, tied=tied), seed=5)
         for name, weight in model.named_parameters():
