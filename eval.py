@@ -177,7 +177,7 @@ def read_run(run, args):
 def main(argv=None):
     parser = CommandLine(prog="eval.py", description="Score runs past their trained length.",
                          epilog="python -m lab.measure has other protocols, probes, scaled positions and streams")
-    others = ("--rope-scaling", "--protocol", "--probe")
+    others = ("--rope-scaling", "--protocol", "--probe", "--keys")
     parser.meant = parser.meant | {flag: f"python -m lab.measure, which has {flag}" for flag in others}
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")

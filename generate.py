@@ -75,7 +75,7 @@ def main(argv=None):
     add("--seed", type=at_least(0), default=0, metavar="N", help="seed of the draw (default: 0)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     add("--cache", action="store_true", help="keep keys and values (longer/writing.py); see generate.py --cache --help")
-    parser.meant = parser.meant | {"--stream": "--cache --stream", "--rope-scaling": "--cache --rope-scaling"}
+    parser.meant = parser.meant | {flag: f"--cache {flag}" for flag in ("--stream", "--rope-scaling", "--keys")}
     if "--cache" in argv:
         from longer import writing
         writing.add_flags(parser)

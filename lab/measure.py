@@ -23,6 +23,7 @@ from common import (
     at_least,
     listed,
     load_model,
+    naming,
     new_file,
     pick_device,
     read_named,
@@ -49,12 +50,12 @@ TASK_ROW = ("accuracy", "whole", "end")  # of a task's row: what is stored of it
 # ---- what is to be read ----------------------------------------------------------------------------------------------
 
 def scalings_of(configs, options):
-    """{run: [scaled's keywords]}: of the values asked for, each run takes those that its encoding has a use for.
+    """{run: [scale_to's keywords]}: of the values asked for, each run takes those that its encoding has a use for.
 
     configs: {run: what read_run gives}. Raises InputError for a value that none of the runs has a use for, or that is
     wrong for one of them.
     """
-    plain = options | {"scale": 1.0, "rope_scaling": "none"}
+    plain = {key: value for key, value in options.items() if key != "keys"} | {"scale": 1.0, "rope_scaling": "none"}
     by_run = {run: {"scale": [], "rope_scaling": []} for run in configs}
     for name, value in [(key, value) for key in ("scale", "rope_scaling") for value in options[key]]:
         errors = []
@@ -118,13 +119,14 @@ def lengths_of(configs, texts, args):
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
 def name_of(how, dtype):
-    """How positions are scaled and numbers rounded, in a word or two; "" as they were trained, in fp32."""
+    """How positions are scaled, keys hidden and numbers rounded, in a few words; "" as they were trained, in fp32."""
     scale, method = how["scale"], how["rope_scaling"]
     parts = [f"scale {scale}"] * (scale != 1)
     if method != "none":
         alone = method in (scaling.DUAL_CHUNK, scaling.HOLD, scaling.CLIPPED)
         steep = method == scaling.LEAST and how["factor"] == "auto"
         parts.append(method if alone else f"{method} {float(scaling.STEEP) if steep else how['factor']}")
+    parts += [f"keys {how['keys']}"] * (how["keys"] is not None)
     return ", ".join(parts + [dtype] * (dtype != "fp32"))
 
 def evaluate(run, work, scalings, args, bar):
@@ -167,6 +169,9 @@ def score(args):
         configs = {run: config for run, config in configs.items() if run not in of_tasks}
     elif of_tasks:
         raise InputError(f"{next(iter(of_tasks))} was trained on a task: measure it apart from runs on text")
+    for run, (model, _, _) in configs.items():
+        with naming(run):
+            scaling.limit_windows(model, args.keys)
     if masked := [run for run, (_, train, _) in configs.items() if train.objective == "mlm"]:
         raise InputError(f"{masked[0]} predicts masked tokens, not the next one: python -m lab.curves draws its losses")
     texts = {run: text for run, (_, _, record) in configs.items() if (text := try_to_read(
@@ -196,6 +201,8 @@ def score(args):
 
 def score_task(run, args):
     """The rows of a run that was trained on a task."""
+    if args.keys is not None:
+        raise InputError(f"--keys is for runs on text, and {run} was trained on a task: leave it out")
     model, record = load_model(run)
     codehash.warn_of_changes(run)
     model.to(pick_device(args.device))

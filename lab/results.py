@@ -29,7 +29,7 @@ class Row(NamedTuple):
     """One measurement of one run at one length."""
 
     run: str                             # its name without the seed
-    how: str                             # how its positions were scaled; "" as trained
+    how: str                             # how positions were scaled or keys hidden; "" as trained
     seed: int
     measure: str
     protocol: str

@@ -25,7 +25,16 @@ from engine import fast
 from engine.fast import from_the_last, has_band, in_a_row
 from expe import distances, integers
 from longer.cache import Cache
-from longer.scaling import HOLD, LEAST, STEEP, Groups, dual_chunk_positions, scaled, self_extend_queries
+from longer.scaling import (
+    HOLD,
+    LEAST,
+    STEEP,
+    Groups,
+    dual_chunk_positions,
+    limit_windows,
+    scaled,
+    self_extend_queries,
+)
 from model_torch import GPT, Encoding, as_tensor, project, score_divisor
 
 BLOCK = 256                              # queries read at a time where scores need a bias,
@@ -116,13 +125,18 @@ class Reader(GPT):
         self.chunk = 0
         self.hold = False
 
-    def scale_to(self, length, **how):
-        """Use the positions that longer.scaling.scaled makes of the trained ones from now on. Returns self."""
+    def scale_to(self, length, keys=None, **how):
+        """Use the positions that longer.scaling.scaled makes of the trained ones from now on. Returns self.
+
+        keys: from now on every block sees the last `keys` keys at most; None: as many as it was trained with.
+        """
+        windows = limit_windows(self.trained, keys)
         self.config, self.chunk = scaled(self.trained, length, **how)
         method, factor = how.get("rope_scaling"), how.get("factor", "auto")
         self.hold = method == HOLD
         least = (STEEP if factor == "auto" else factor) / self.trained.context if method == LEAST else -math.inf
         for i, block in enumerate(self.blocks):
+            block.attn.window = windows[i]
             block.attn.least = least
             block.attn.encoding.settings, _ = self.config.block(i)
             block.attn.__dict__.pop("linear", None)                     # was of the settings before

@@ -1,9 +1,9 @@
-"""Other positions for a trained model: scaled tables, dual chunks, and the flags for them.
+"""Other positions for a trained model: scaled tables, dual chunks, a window of keys, and the flags for them.
 
 After training a model's positions can be scaled, for texts longer than those it was trained on: ExPE's and ExQPE's
 values are multiplied by a number, RoPE's frequencies are scaled, keys and queries are counted anew in chunks or far
 ones in groups, ExPE's queries stay at the last trained position (hold), or ExPE-K's slopes get a least value
-(least-slope).
+(least-slope). For every encoding all but the last keys can be hidden.
 """
 
 import itertools
@@ -136,6 +136,19 @@ class Groups(NamedTuple):
     window: int
     size: int
 
+def limit_windows(config, keys=None):
+    """How many keys each block of a model sees, 0 being all, if none sees more than the last `keys`; None: as trained.
+
+    Raises InputError for a model that sees later keys, too.
+    """
+    windows = [config.block(i)[1] for i in range(config.layers)]
+    if keys is None:
+        return windows
+    if not config.causal:
+        raise InputError(f"--keys {keys} is for runs that look back only, and this one was trained with --no-causal, "
+                         "or with --objective mlm: leave --keys out")
+    return [min(window or keys, keys) for window in windows]
+
 def scaled(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk=None, **lists):
     """A trained model's positions for sequences of `length` tokens: (its config, dual chunks' size in tokens or 0).
 
@@ -223,13 +236,17 @@ READ_BY = {"factor": (*FACTORS, SELF_EXTEND, LEAST), "chunk": (DUAL_CHUNK, SELF_
            "long_factors": ("longrope",), "short_factors": ("longrope",)}      # the methods that read a flag
 
 def add_scaling_flags(parser, several=False):
-    """--scale, --rope-scaling, --factor and --chunk, scaled's keywords; of the first two a list, if several."""
+    """--keys, and scaled's keywords --scale, --rope-scaling, --factor and others; of the first two a list, if several.
+    """
     add = parser.add_argument_group("past the trained length, after training").add_argument
     more = ", or several, each a row" * several
     scale, method = {"type": number_or_auto, "default": 1.0}, {"choices": METHODS, "default": "none"}
     if several:
         scale = {"type": listed(number_or_auto), "default": [1.0]}
         method = {"type": listed(str, *METHODS), "default": ["none"]}
+    add("--keys", type=at_least(1), metavar="N",
+        help="hide all but the last N keys of each query in every block, its own among them; a block that was trained "
+        "with a smaller window keeps it (default: as trained)")
     add("--scale", metavar="X" + ",X,..." * several, **scale,
         help=f"multiply ExPE's and ExQPE's values by a number; auto: trained length / length, 1 within it{more}")
     add("--rope-scaling", metavar="METHOD" + ",METHOD,..." * several, **method,
@@ -247,14 +264,14 @@ def add_scaling_flags(parser, several=False):
         f"length), or before the groups of {SELF_EXTEND} (default: half of it)")
 
 def scaling_of(args):
-    """What add_scaling_flags read, as scaled's keywords; InputError for a flag that no chosen method reads."""
+    """What add_scaling_flags read, as the keywords of Reader.scale_to; InputError for a flag that no method reads."""
     methods = {args.rope_scaling} if isinstance(args.rope_scaling, str) else {*args.rope_scaling}
     for name, readers in READ_BY.items():
         if getattr(args, name) is not None and not methods & {*readers}:
             raise InputError(f"--{name.replace('_', '-')} is for --rope-scaling {', '.join(readers)}: leave it out, "
                              "or ask for one of these")
     lists = {"long": args.long_factors, "short": args.short_factors}
-    return {"scale": args.scale, "rope_scaling": args.rope_scaling, "chunk": args.chunk,
+    return {"keys": args.keys, "scale": args.scale, "rope_scaling": args.rope_scaling, "chunk": args.chunk,
             "factor": "auto" if args.factor is None else args.factor,
             **{name: factors for name, factors in lists.items() if factors is not None}}
 

@@ -1,6 +1,7 @@
 """Text from a run: the distribution, the draw, plain and cached reading, and wrong flags."""
 
 import itertools
+import shutil
 import subprocess
 import sys
 
@@ -57,6 +58,18 @@ def test_plain_and_cached_text_are_the_models_greedy_continuation(pe, workplace)
         assert done.returncode == 0 and done.stdout.startswith(text[:20]), done.stderr
 
 
+def test_text_with_hidden_keys_is_that_of_a_config_with_that_window(workplace, tmp_path):
+    near = shutil.copytree(workplace / "runs" / "rope", tmp_path / "near")
+    path = near / "config.json"
+    assert '"window": 0' in (text := path.read_text())
+    path.write_text(text.replace('"window": 0', '"window": 3'))
+    flags = ["--prompt", "import os", "--tokens", "60"]
+    for more in ([], ["--stream", "--sinks", "1", "--window", "9"]):
+        found, right, plain = (command("generate.py", run, *flags, "--cache", *more, *keys, cwd=workplace)
+                               for run, keys in (("runs/rope", ["--keys", "3"]), (near, []), ("runs/rope", [])))
+        assert found.returncode == 0 and found.stdout == right.stdout != plain.stdout, found.stderr
+
+
 def test_a_seed_gives_its_text_again_and_others_give_others(workplace):
     texts = [command("generate.py", "runs/rope", "--tokens", "20", "--seed", seed, *more, cwd=workplace).stdout
              for seed, more in ((1, []), (1, []), (2, []), (1, ["--cache"]))]
@@ -96,6 +109,8 @@ def test_a_stream_goes_on_in_constant_memory(workplace):
     ("runs/none", "no run directory"), ("runs/rope --tokens 0", "--tokens"), ("", "RUN"),
     ("runs/rope --temperature nan", "--temperature"), ("runs/rope --stream", "--stream"),
     ("runs/learned --tokens 60", "--tokens can be at most 16"), ("runs/rope --cache --sinks 2", "add --stream"),
+    ("runs/rope --keys 8", "did you mean --cache --keys?"), ("runs/rope --cache --keys x", "--keys"),
+    ("runs/rope --cache --keys 0", "--keys: must be at least 1"), ("runs/rope --cache --keys -1", "least 1, got -1"),
     ("runs/learned --cache --tokens 60", "at most 16"), ("runs/rope --cache --factor 2", "--factor is for"),
     ("runs/rope --cache --prompts none.txt", "--prompts none.txt"), ("runs/learned --cache --stream", "cannot stream"),
     ("runs/rope --cache --prompts f.txt --stream", "leave out --stream")])

@@ -364,6 +364,73 @@ def test_past_the_trained_length_hold_sees_distances_only():
     assert (plain(tokens, positions=n + 1000) - plain(tokens, positions=n)).abs().max() > 1e-3
 
 
+# ---- a window of keys ------------------------------------------------------------------------------------------------
+
+LIMITED = [                              # encoding, variant, and what of the config is the same as --keys 5
+    *((pe, {}, {"window": 5}) for pe in ("rope", "expe", "alibi", "fox", "shaw", "relative_bank", "path_fox")),
+    ("rope+sinks", {}, {"window": 5}),
+    ("expe", {"on": "k"}, {"window": 5}),
+    ("rope", {"window": 9}, {"window": 5}),
+    ("rope", {"window": 3}, {"window": 3}),
+    ("rope", {"nope_every": 2}, {"nope_every": 0, "cycle": "rope:window=5,nope:window=5"}),
+    ("expe", {"nope_every": 2, "window": 3}, {"nope_every": 0, "window": 0, "cycle": "expe:window=3,nope:window=5"}),
+    ("rope", {"cycle": "rope:window=4,rope:base=50"}, {"cycle": "rope:window=4,rope:base=50:window=5"}),
+]
+
+
+def with_config(reader, make=Reader, **changes):
+    """A model of make's class with the reader's weights, and its config but for some changes."""
+    model = make(dataclasses.replace(reader.trained, **changes)).double().eval()
+    model.load_state_dict(reader.state_dict())
+    return model
+
+
+@pytest.mark.parametrize("pe, variant, same", LIMITED, ids=str)
+def test_the_last_keys_alone_are_seen_as_by_a_model_of_that_window(pe, variant, same):
+    reader, tokens = reading(pe, variant=variant), some_tokens(2, 3 * T)
+    before, right = reader(tokens), with_config(reader, GPT, **same)(tokens)
+    reader.scale_to(3 * T, keys=5)
+    torch.testing.assert_close(reader(tokens), right, **EXACT)
+    for sizes in ((3 * T,), (20, *[1] * 6, 10), (1,) * 3 * T):
+        cache = Cache()
+        pieces = [reader(x, cache=cache) for x in tokens.split(sizes, dim=1)]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), right, **EXACT)
+    assert variant == {"window": 3} or (before - right).abs().max() > 1e-3
+    torch.testing.assert_close(reader.scale_to(3 * T)(tokens), before, **EXACT)         # and no longer
+
+
+@pytest.mark.parametrize("pe, variant, same", [case for case in LIMITED if case[:2] not in STUCK], ids=str)
+@pytest.mark.parametrize("sinks, window", [(2, 9), (3, 2)])                    # without sinks, or with two
+def test_a_stream_sees_the_last_keys_alone_as_with_a_model_of_that_window(pe, variant, same, sinks, window):
+    reader, tokens = reading(pe, variant=variant), some_tokens(2, 3 * T)
+    other = with_config(reader, **same)
+    found, right = (model(tokens, cache=Cache(sinks, window)) for model in (reader.scale_to(3 * T, keys=5), other))
+    torch.testing.assert_close(found, right, **EXACT)
+
+
+@pytest.mark.parametrize("how", [{"rope_scaling": "dual-chunk", "chunk": 4}, {"rope_scaling": "self-extend"},
+                                 {"rope_scaling": "yarn"}, {"rope_scaling": "hold"}], ids=str)
+def test_keys_are_hidden_beside_a_scaling(how):
+    reader, tokens = reading("expe" if how["rope_scaling"] == "hold" else "rope"), some_tokens(1, 3 * T)
+    right = with_config(reader, window=7).scale_to(3 * T, **how)(tokens)
+    torch.testing.assert_close(reader.scale_to(3 * T, keys=7, **how)(tokens), right, **EXACT)
+    assert (reader.scale_to(3 * T, **how)(tokens) - right).abs().max() > 1e-3
+
+
+def test_as_many_keys_as_there_are_tokens_change_nothing_and_a_table_of_positions_ends_where_it_did():
+    reader, tokens = reading("learned"), some_tokens(1, T)
+    before = reader(tokens)
+    torch.testing.assert_close(reader.scale_to(T, keys=T)(tokens), before, **EXACT)
+    assert reader.scale_to(3 * T, keys=4).longest == T
+    with pytest.raises(ValueError, match="none for position"):
+        reader(some_tokens(1, 3 * T))
+
+
+def test_keys_are_refused_where_later_ones_are_seen():
+    with pytest.raises(InputError, match="--keys 5 is for runs that look back only"):
+        tiny("rope", make=Reader, causal=False).scale_to(T, keys=5)
+
+
 # ---- the cache -------------------------------------------------------------------------------------------------------
 
 

@@ -94,3 +94,6 @@ def test_both_backends_train_alike_and_with_micro_batches_too(tokens, tmp_path):
     for line in ("generate.py torch", "eval.py torch"):
         assert "sees later tokens" in refused(command(*line.split(), cwd=tmp_path))
     assert "a cache needs causal attention" in refused(command("generate.py", "torch", "--cache", cwd=tmp_path))
+    for script, flags in (("lab.measure", ()), ("generate.py", ("--cache",))):
+        said = refused(command(script, "torch", *flags, "--keys", 8, cwd=tmp_path))
+        assert "--keys 8 is for runs that look back only" in said and "--no-causal" in said

@@ -1,6 +1,7 @@
 """lab.measure: each protocol, probe and scaling against an independent loop, and what the user sees."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from conftest import TINY, command, refused
 
 import data
 from common import load_model
+from lab.measure import stored
 from lab.table import student
 from longer.cache import Cache
 from longer.reading import load
@@ -124,6 +126,36 @@ def test_scaled_rows_equal_a_loop_and_each_encoding_takes_what_it_has(workplace,
             elif "auto" in how or how == "dual-chunk":  # nothing changes at the trained length
                 assert short["loss"] == pytest.approx(found[run, "", 16]["loss"], rel=1e-6)
         assert len({found[run, how, 64]["loss"] for how in ways}) == len(ways)
+
+
+def with_window(workplace, run, name, **changes):
+    """A copy of a run with other settings of the model in its config.json; returns its name."""
+    shutil.copytree(workplace / run, workplace / name)
+    path = workplace / name / "config.json"
+    config = json.loads(path.read_text())
+    config["model"] |= changes
+    path.write_text(json.dumps(config))
+    return name
+
+
+def test_hidden_keys_give_the_losses_of_a_config_with_that_window(workplace, windowed, tokens):
+    flags = ["--pe", "fox", *TINY, "--steps", "2", "--data", tokens, "--out", "fox"]
+    assert command("train.py", *flags, cwd=workplace).returncode == 0
+    runs = ["runs/rope", "runs/expe", "fox", windowed]
+    copies = [with_window(workplace, run, f"{run.rpartition('/')[2]}-near", window=12) for run in runs[:3]]
+    cycle = "expe:window=8,nope:window=12"
+    copies.append(with_window(workplace, windowed, "windowed-near", window=0, nope_every=0, cycle=cycle))
+    flags = ["--lengths", "16,64", "--max-docs", "2"]
+    for more in ([], ["--protocol", "same-targets"], ["--protocol", "streaming", "--sinks", "2", "--window", "29"]):
+        found, printed = rows_of(workplace, *runs, *flags, *more, "--keys", "12")
+        right, _ = rows_of(workplace, *copies, *flags, *more)
+        plain, _ = rows_of(workplace, *runs, *flags, *more)
+        assert [row["loss"] for row in found] == [row["loss"] for row in right]
+        assert all(row["loss"] != other["loss"] for row, other in zip(found, plain, strict=True))
+        assert {row["how"] for row in found} == {"keys 12"} and printed.count(", keys 12 ") >= len(runs)
+    rows, _ = rows_of(workplace, *runs[:2], *flags, "--keys", "12", "--rope-scaling", "none,yarn", "--dtype", "bf16")
+    assert {row["how"] for row in rows} == {"keys 12, bf16", "yarn auto, keys 12, bf16"}
+    assert {stored(row)[1]["how"] for row in rows} == {row["how"] for row in rows}
 
 
 def test_streaming_equals_a_loop_and_also_where_blocks_have_windows_and_no_encoding(workplace, windowed, tokens):
@@ -249,6 +281,9 @@ def test_probes_have_a_table_and_a_picture(workplace, probe):
         ("runs/expe runs/learned --rope-scaling none,yarn", "--rope-scaling yarn is for rope, and this run has expe"),
         ("runs/rope --rope-scaling none,cubic", "--rope-scaling: 'cubic' must be of none, linear, ntk, dynamic"),
         ("runs/rope --rope-scaling dual-chunk --chunk 16", "--chunk must be from 1 to 15, got 16"),
+        ("runs/rope --keys 0", "--keys: must be at least 1, got 0"),
+        ("runs/rope --keys -3", "--keys: must be at least 1, got -3"),
+        ("runs/rope --keys 1.5", "--keys: '1.5' is not a whole number"),
         ("runs/rope --factor 2", "--factor is for --rope-scaling linear, ntk, dynamic, yarn"),
         ("runs/rope --rope-scaling yarn --chunk 4", "--chunk is for --rope-scaling dual-chunk"),
         ("runs/rope --rope-scaling self-extend --factor 1/2", "--factor must be a whole number of at least 1 for self"),
