@@ -16,6 +16,7 @@ import functools
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import secrets
@@ -26,7 +27,9 @@ from pathlib import Path
 
 sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)  # while imports run
 
-from config import ENCODINGS, SPLITS, InputError, ModelConfig, TrainConfig
+import numpy as np
+
+from config import ENCODINGS, SPLITS, InputError, ModelConfig, TrainConfig, check_together, from_values
 
 CHECKPOINT = "checkpoint.safetensors"
 MEANT = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context",
@@ -54,6 +57,11 @@ class CommandLine(argparse.ArgumentParser):
 
     def __init__(self, **options):
         super().__init__(formatter_class=Help, allow_abbrev=False, **options)
+
+    def parse_known_args(self, args=None, namespace=None):
+        if wrong := [word for word in (sys.argv[1:] if args is None else args) if "\0" in word]:
+            self.error(f"{wrong[0]!r} has a NUL character, which no name and no path can have: leave it out")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message):
         if found := re.search(r"(unrecognized arguments|invalid choice): '?([^\s=']+)", str(message)):
@@ -91,9 +99,11 @@ class CommandLine(argparse.ArgumentParser):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self.exit(141)                                             # as what SIGPIPE ends
         except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            self.error(f"this name is too long for a file: {error.filename}")
+            if error.errno == errno.ENAMETOOLONG:
+                self.error(f"this name is too long for a file: {error.filename}")
+            if error.errno == errno.EISDIR:
+                self.error(f"{error.filename2 or error.filename} is a folder where a file belongs: move it away")
+            raise
         except (MemoryError, RuntimeError) as error:                   # NumPy's; torch's, on a GPU and on the CPU
             of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
             if isinstance(error, RuntimeError) and not of_torch:
@@ -102,7 +112,7 @@ class CommandLine(argparse.ArgumentParser):
 
 @contextlib.contextmanager
 def naming(flag):
-    """Put a flag before the message of an InputError."""
+    """Put a flag, or a run, before the message of an InputError."""
     try:
         yield
     except InputError as error:
@@ -142,6 +152,14 @@ def listed(kind, *known):
         return values
     return read
 
+def read_environment(name, least):
+    """The whole number in an environment variable that torchrun sets, or `least` without one; InputError for others."""
+    text = os.environ.get(name, str(least))
+    if not text.isdecimal() or int(text) < least:
+        raise InputError(f"the environment variable {name} must be a whole number of at least {least}, got {text!r}: "
+                         f"unset {name}, or start the processes with torchrun, which sets it")
+    return int(text)
+
 def pick_device(name="auto"):
     """A torch.device from "auto" (a GPU if any) or the name of one that this machine has; InputError for another."""
     import torch
@@ -160,7 +178,7 @@ def read_text(path):
     """The text of a file; InputError if there is none, or if it is not UTF-8."""
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:                              # of other bytes, or of NUL in the path
         raise InputError(f"{path} is missing, or is not UTF-8 text: {error}") from None
 
 def read_json(path, **fields):
@@ -196,6 +214,11 @@ def write_text(path, text):
     """Write a file so that no reader sees half of it."""
     write_bytes(path, text.encode())
 
+def write_rows(path, rows):
+    """Write a list of objects as JSON, a line each."""
+    lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+    write_text(path, f"[\n{lines}\n]\n")
+
 def write_bytes(path, content):
     """Write a new file beside its place and rename it."""
     new = Path(path).parent / f".unfinished-{secrets.token_hex(8)}-{Path(path).name}"
@@ -203,9 +226,12 @@ def write_bytes(path, content):
     os.replace(new, path)
 
 def hash_file(path):
-    """The SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """The SHA-256 of a file; InputError if it cannot be read, as a folder in its place."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 def folder(text):
     """A path for argparse, in which a/../b is b."""
@@ -266,7 +292,7 @@ def try_to_read(run, read, named):
     except InputError as error:
         if named:
             raise
-        reason = str(error).removeprefix(f"{run} ").removeprefix(f"{run}/")
+        reason = re.sub(rf"^{re.escape(str(run))}(: |[ /])", "", str(error))
         print(f"{run} is left out: {reason}", file=sys.stderr)
 
 @contextlib.contextmanager
@@ -301,22 +327,30 @@ def read_run(run):
         raise InputError(f"{run} needs zoo/{pe}.py, which is not here")
     try:
         with naming_missing(run):
-            model, train = ModelConfig.from_dict(record["model"]), TrainConfig(**record["train"])
-    except (InputError, TypeError) as error:                           # of a field that is missing, or unknown
+            model, train = ModelConfig.from_dict(record["model"]), from_values(TrainConfig, record["train"])
+            check_together(model, train)
+    except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return model, train, record | {"model": asdict(model), "train": asdict(train)}      # with what older runs lack
 
 def save_checkpoint(run, tensors, step, seconds=0.0):
-    """Replace the run's checkpoint with one rename; seconds: trained so far."""
+    """Replace the run's checkpoint with one rename; seconds: trained so far.
+
+    InputError, and the last checkpoint stays, if any of the tensors has a number that is not finite.
+    """
     import safetensors.numpy
 
+    if wrong := first_not_finite(tensors):
+        raise InputError(f"after step {step} {wrong} has numbers that are NaN or infinite, so nothing is saved: try a "
+                         "lower --lr; the last checkpoint, if there is one, stays")
     metadata = {"step": str(step), "seconds": f"{seconds:.3f}"}
     write_bytes(Path(run) / CHECKPOINT, safetensors.numpy.save(tensors, metadata))
 
 def read_checkpoint(run, names=None):
     """({name: array} of weights and moments, {"step", "seconds"}) of a run; names: of arrays (default: all).
 
-    InputError if there is no checkpoint, or if it was cut short.
+    InputError if there is no checkpoint, if it was cut short, or if it has other numbers than those of a training:
+    finite ones in fp32. This is the one place where checkpoints are read.
     """
     import safetensors
 
@@ -325,13 +359,35 @@ def read_checkpoint(run, names=None):
         raise InputError(f"{run} has no checkpoint yet: go on with python train.py --out {run} --resume")
     try:
         with safetensors.safe_open(path, "np") as file:
+            for name in file.keys():
+                if (dtype := file.get_slice(name).get_dtype()) != "F32":
+                    raise InputError(f"{path} is not of the model in config.json: {name} is of dtype {dtype}, and not "
+                                     "F32, so one of them was edited")
             tensors = {name: file.get_tensor(name) for name in (file.keys() if names is None else names)}
             metadata = file.metadata()
         if int(metadata["step"]) < 0:
             raise ValueError(f"its step is {metadata['step']}")
-        return tensors, {"step": int(metadata["step"]), "seconds": float(metadata["seconds"])}
-    except (safetensors.SafetensorError, LookupError, TypeError, ValueError) as error:
+        info = {"step": int(metadata["step"]), "seconds": float(metadata["seconds"])}
+        if not math.isfinite(info["seconds"]):
+            raise ValueError(f"its seconds are {metadata['seconds']}")
+    except InputError:
+        raise
+    except (safetensors.SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not a checkpoint of train.py ({error}): it was cut short or replaced") from None
+    if wrong := first_not_finite(tensors):
+        raise InputError(f"{run} has weights that are NaN or infinite, first {wrong}: its training diverged, so train "
+                         "it again with a lower --lr")
+    return tensors, info
+
+def first_not_finite(tensors):
+    """The name of the first of {name: array} that has a NaN or an infinity, or None."""
+    return next((name for name, x in tensors.items() if not np.isfinite(x).all()), None)
+
+def refuse_unless(finite, what="losses"):
+    """InputError unless the losses, or whatever else was computed of a model, are finite."""
+    if not finite:
+        raise InputError(f"its {what} are not finite numbers: its weights are too large, so train it again with a "
+                         "lower --lr")
 
 def checkpoint_info(run):
     """{"step", "seconds"} of the run's checkpoint; step 0 if it has none yet."""

@@ -21,8 +21,8 @@ import train
 from common import CommandLine, number
 from config import InputError
 
-RANK = int(os.environ.get("RANK", 0))
-WORLD = int(os.environ.get("WORLD_SIZE", 1))
+with CommandLine(prog="engine.distributed").one_line_errors():
+    RANK, WORLD = common.read_environment("RANK", 0), common.read_environment("WORLD_SIZE", 1)
 PREPARATION = timedelta(days=7)        # how long rank 0 may prepare data
 
 
@@ -60,11 +60,11 @@ def own_device(device):
     """The device of this rank; InputError unless each rank of a machine has a GPU of its own."""
     if device.type != "cuda":
         return device
-    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    ranks = common.read_environment("LOCAL_WORLD_SIZE", 1)
     if device.index or ranks > torch.cuda.device_count():
         raise InputError(f"--device {device} is not one for each of {ranks} processes: give --device cuda, and start "
                          f"at most {torch.cuda.device_count()} processes here with torchrun --nproc_per_node")
-    index = int(os.environ["LOCAL_RANK"])
+    index = common.read_environment("LOCAL_RANK", 0)
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
