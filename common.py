@@ -329,6 +329,11 @@ def read_run(run):
         with naming_missing(run):
             model, train = ModelConfig.from_dict(record["model"]), from_values(TrainConfig, record["train"])
             check_together(model, train)
+            if train.data.startswith("task:"):
+                import tasks
+                fields = vars(train) | vars(model)
+                names = "data", "objective", "context", "vocab", "causal"
+                tasks.fill_in({name: fields[name] for name in names}, None)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return model, train, record | {"model": asdict(model), "train": asdict(train)}      # with what older runs lack
@@ -403,11 +408,18 @@ def load_model(run, make=None):
 
     config, _, record = read_run(run)
     tensors, info = read_checkpoint(run)
+    weights = {name: x for name, x in tensors.items() if not name.startswith(("m.", "v."))}
     with naming_missing(run):
+        check_shapes(run, weights, config)
         model = (make or GPT)(config, seed=None)
-    try:
-        model.load_state_dict({name: torch.from_numpy(t) for name, t in tensors.items()
-                               if not name.startswith(("m.", "v."))})
-    except RuntimeError as error:
-        raise InputError(f"{run}: {CHECKPOINT} is of another model than config.json ({error}): it was edited") from None
+    model.load_state_dict({name: torch.from_numpy(x) for name, x in weights.items()})
     return model.eval(), record | info
+
+def check_shapes(run, tensors, config, prefixes=("",)):
+    """InputError unless {name: array} has the model's weights and, by prefixes, its moments, and no others."""
+    import model_numpy
+
+    shapes = model_numpy.parameter_shapes(config)
+    if {name: x.shape for name, x in tensors.items()} != {
+            prefix + name: shape for prefix in prefixes for name, shape in shapes.items()}:
+        raise InputError(f"{Path(run) / CHECKPOINT} is not of the model in config.json: one of them was edited")

@@ -56,7 +56,9 @@ def keeps_rule(value, f):
         return f.default is None
     if not isinstance(value, int | float if kind is float else kind) or isinstance(value, bool) != (kind is bool):
         return False
-    if kind is float and not abs(value) <= sys.float_info.max or value == "":          # neither NaN nor infinite
+    if kind is float and not abs(value) <= sys.float_info.max:                         # neither NaN nor infinite
+        return False
+    if kind is int and abs(value) > 2**53 or kind is str and (value == "" or "\0" in value):
         return False
     return all(RULES[word](value, bound) for word, bound in f.metadata["rule"].items())
 
@@ -268,7 +270,7 @@ class ModelConfig(Checked):
     mlp_width: int | None = knob(None, "hidden width of the MLP", at_least=1)
     tied: bool = knob(False, "the output layer shares the embedding's weights")
     dropout: float = knob(0.0, "rate on the embedding and on each residual branch", at_least=0, below=1)
-    norm_eps: float = knob(1e-5, above=0)
+    norm_eps: float = knob(1e-5, above=0, below=1)
     causal: bool = knob(True, "a query sees no later key; --no-causal: it sees all keys")
     nope_every: int = knob(0, "blocks N, 2N, ... have no encoding and see all keys (RNoPE); 0: none", at_least=0)
     window: int = knob(0, "every block but those of --nope-every sees the last N keys alone; 0: all", at_least=0)

@@ -52,6 +52,7 @@ READERS = {int: {"type": whole, "metavar": "N"}, float: {"type": number, "metava
            bool: {"action": argparse.BooleanOptionalAction}}
 UNNAMED = ("seed", "fast", "micro_batch", "eval_every", "checkpoint_every")    # in a run's name
 UNUSED = "the weight {} has no gradient, since the loss does not depend on it: use it in forward, or remove it"
+QUIET = np.errstate(over="ignore", invalid="ignore")       # a loss that is not finite is refused in one line
 VALIDATION_WINDOWS = 128        # of the trained length, in a validation loss
 
 # ---- from flags to configs -------------------------------------------------------------------------------------------
@@ -239,6 +240,7 @@ class NumpyBackend:
         if step:
             self.state = {"step": step, "m": model_numpy.under("m.", tensors), "v": model_numpy.under("v.", tensors)}
 
+    @QUIET
     def step(self, batch, step, positions=None):
         """One optimizer step on a batch, (tokens, targets); returns the loss and the gradient's norm."""
         model_config, train_config = self.model_config, self.train_config
@@ -258,6 +260,7 @@ class NumpyBackend:
                                weight_decay=train_config.weight_decay)
         return float(loss), norm
 
+    @QUIET
     def validation_loss(self, batch):
         """The mean loss of a batch, in nats."""
         size = self.train_config.micro_batch or self.train_config.batch_size

@@ -6,7 +6,6 @@ import json
 
 import codehash
 import common
-import model_numpy
 from config import PRESETS, InputError, flag_of
 
 
@@ -69,10 +68,7 @@ def go_on(run, backend):
 def load_checkpoint(run, backend, model_config):
     """Go on from the run's checkpoint; InputError unless it has the weights and moments of the model."""
     tensors, info = common.read_checkpoint(run)
-    shapes = model_numpy.parameter_shapes(model_config)
-    expected = {prefix + name: shape for prefix in ("", "m.", "v.") for name, shape in shapes.items()}
-    if {name: x.shape for name, x in tensors.items()} != expected:
-        raise InputError(f"{run / common.CHECKPOINT} is not of the model in config.json: one of them was edited")
+    common.check_shapes(run, tensors, model_config, ("", "m.", "v."))
     backend.load(tensors, info["step"])
 
 def kept_log(run, step):
