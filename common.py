@@ -333,7 +333,7 @@ def read_run(run):
                 import tasks
                 fields = vars(train) | vars(model)
                 names = "data", "objective", "context", "vocab", "causal"
-                tasks.fill_in({name: fields[name] for name in names}, None)
+                tasks.fill_in({name: fields[name] for name in names}, "mini")
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return model, train, record | {"model": asdict(model), "train": asdict(train)}      # with what older runs lack
