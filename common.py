@@ -181,11 +181,17 @@ def read_text(path):
     except (OSError, ValueError) as error:                              # of other bytes, or of NUL in the path
         raise InputError(f"{path} is missing, or is not UTF-8 text: {error}") from None
 
+def finite(text):
+    """The float of a text; ValueError for NaN and infinities, which JSON does not have, and for 1e400."""
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return float(text)
+
 def read_json(path, **fields):
     """The object in a JSON file; InputError unless it has these fields, {NAME: type}; A.B is of an object in it."""
     text = read_text(path)
     try:
-        value = dict(json.loads(text))
+        value = dict(json.loads(text, parse_float=finite, parse_constant=finite))
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{path} was cut short or edited: {error}") from None
     for name, kind in fields.items():
