@@ -397,8 +397,8 @@ def first_not_finite(tensors):
 def refuse_unless(finite, what="losses"):
     """InputError unless the losses, or whatever else was computed of a model, are finite."""
     if not finite:
-        raise InputError(f"its {what} are not finite numbers: its weights are too large, so train it again with a "
-                         "lower --lr")
+        raise InputError(f"its {what} are not finite numbers: its weights are too large, or its positions as they are "
+                         "scaled here: train it again with a lower --lr, or scale less")
 
 def checkpoint_info(run):
     """{"step", "seconds"} of the run's checkpoint; step 0 if it has none yet."""
