@@ -351,11 +351,15 @@ def save_checkpoint(run, tensors, step, seconds=0.0):
     """
     import safetensors.numpy
 
+    check_finite(tensors, step)
+    metadata = {"step": str(step), "seconds": f"{seconds:.3f}"}
+    write_bytes(Path(run) / CHECKPOINT, safetensors.numpy.save(tensors, metadata))
+
+def check_finite(tensors, step):
+    """InputError if any of {name: array} that is to be saved has a NaN or an infinity."""
     if wrong := first_not_finite(tensors):
         raise InputError(f"after step {step} {wrong} has numbers that are NaN or infinite, so nothing is saved: try a "
                          "lower --lr; the last checkpoint, if there is one, stays")
-    metadata = {"step": str(step), "seconds": f"{seconds:.3f}"}
-    write_bytes(Path(run) / CHECKPOINT, safetensors.numpy.save(tensors, metadata))
 
 def read_checkpoint(run, names=None):
     """({name: array} of weights and moments, {"step", "seconds"}) of a run; names: of arrays (default: all).

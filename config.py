@@ -429,19 +429,19 @@ def check_tables(model, train):
             tables = encoding.rows(positions, model), encoding.pairs(positions, positions, model)
             finite = [np.isfinite(np.float32(table)).all() for table in tables if table is not None]
         if not all(finite):
-            raise InputError(f"{' and '.join(changed_numbers(model, train))} cannot be: up to position {last:,} the "
+            wrong = changed_numbers(model, train) or [f"--context {model.context}"]
+            raise InputError(f"{' with '.join(wrong)} cannot be: up to position {last:,} the "
                              f"table of --pe {encoding.pe} has numbers beyond those of float32")
 
 def changed_numbers(model, train):
-    """["--theta 0.5", ...]: the fractions among encodings' settings that are no defaults, and P; or the context."""
+    """["--theta 0.5", ...]: the fractions among encodings' settings that are no defaults, and --random-positions."""
     found = []
     for encoding in dict.fromkeys(encoding for encoding, _ in model.turns()):
         names = {f.name: f.default for f in dataclasses.fields(encoding) if kind_of(f) is float}
         usual = replace(encoding, **names).fit(model)
         found += [f"{flag_of(name)} {getattr(encoding, name):g}" for name in names
                   if getattr(encoding, name) != getattr(usual, name)]
-    found += [f"--random-positions {train.random_positions}"] if train.random_positions else []
-    return found or [f"--context {model.context}"]
+    return found + ([f"--random-positions {train.random_positions}"] if train.random_positions else [])
 
 def pick(values, kind):
     """Those of {field: value} that are fields of a dataclass."""

@@ -373,10 +373,10 @@ class Run:
         if updates:
             raise InputError(f"{what}: try a lower --lr than {config.lr:g}; the last checkpoint, if there is one, "
                              "stays")
-        changed = " and ".join(changed_numbers(self.model_config, config))
-        parent = f", or other weights than those of --init-from {config.init_from}" * (config.init_from != "none")
-        raise InputError(f"{what}, before --lr matters: numbers of the encoding are too large, so give other values "
-                         f"than {changed}{parent}")
+        causes = changed_numbers(self.model_config, config)
+        causes += [f"--init-from {config.init_from}"] if config.init_from != "none" else []
+        raise InputError(f"{what}, before --lr matters, so the first weights or the encoding's numbers are too large: "
+                         f"change {' or '.join(causes or [f'--pe {self.model_config.encoding.pe}'])}")
 
     def log(self, **line):
         with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:

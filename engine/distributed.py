@@ -78,11 +78,18 @@ class RankRun(train.Run):
         dist.all_reduce(stop, dist.ReduceOp.MAX)
         return bool(stop)
 
+    def save(self, backend, step, seconds):
+        """Every rank checks what rank 0 saves, so that all of them end if it cannot be saved."""
+        if RANK:
+            common.check_finite(backend.tensors(), step)
+        else:
+            super().save(backend, step, seconds)
+
     def share_of_gpu(self, rate):
         return super().share_of_gpu(rate / WORLD)
 
 if RANK:
-    for name in ("start", "write", "log", "save"):
+    for name in ("start", "write", "log"):
         setattr(RankRun, name, lambda self, *what, **line: None)
 
 def main():
