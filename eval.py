@@ -194,7 +194,7 @@ def main(argv=None):
         read = common.read_named(args.runs, functools.partial(read_run, args=args))
         texts = {run: (args.data or record["data"]["source"], record["model"]["context"], text[1])
                  for run, (record, text) in read.items() if text}
-        if args.lengths and any(max(args.lengths) % length for length in args.lengths):
+        if args.lengths and texts and any(max(args.lengths) % length for length in args.lengths):
             raise InputError(f"--lengths must divide the longest of them, {max(args.lengths)}, so that each scores the "
                              "same tokens")
         lengths = dict.fromkeys(texts, (sorted(args.lengths), [])) if args.lengths else default_lengths(texts)
