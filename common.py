@@ -16,6 +16,7 @@ import functools
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import secrets
@@ -43,7 +44,19 @@ def report_import(kind, error, trace):
 
 sys.excepthook = report_import                                         # before what needs NumPy
 
-from config import ENCODINGS, SPLITS, VARIANTS, InputError, ModelConfig, TrainConfig, did_you_mean
+import numpy as np
+
+from config import (
+    ENCODINGS,
+    SPLITS,
+    VARIANTS,
+    InputError,
+    ModelConfig,
+    TrainConfig,
+    check_together,
+    did_you_mean,
+    from_values,
+)
 
 CHECKPOINT = "checkpoint.safetensors"
 MEANT = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context",
@@ -72,6 +85,11 @@ class CommandLine(argparse.ArgumentParser):
 
     def __init__(self, **options):
         super().__init__(formatter_class=Help, allow_abbrev=False, **options)
+
+    def parse_known_args(self, args=None, namespace=None):
+        if wrong := [word for word in (sys.argv[1:] if args is None else args) if "\0" in word]:
+            self.error(f"{wrong[0]!r} has a NUL character, which no name and no path can have: leave it out")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message):
         message = str(message)
@@ -116,9 +134,11 @@ class CommandLine(argparse.ArgumentParser):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self.exit(141)                                             # as what SIGPIPE ends
         except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            self.error(f"this name is too long for a file: {error.filename}")
+            if error.errno == errno.ENAMETOOLONG:
+                self.error(f"this name is too long for a file: {error.filename}")
+            if error.errno == errno.EISDIR:
+                self.error(f"{error.filename2 or error.filename} is a folder where a file belongs: move it away")
+            raise
         except (MemoryError, RuntimeError) as error:                   # NumPy's; torch's, on a GPU and on the CPU
             of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
             if isinstance(error, RuntimeError) and not of_torch:
@@ -127,7 +147,7 @@ class CommandLine(argparse.ArgumentParser):
 
 @contextlib.contextmanager
 def naming(flag):
-    """Put a flag before the message of an InputError."""
+    """Put a flag, or a run, before the message of an InputError."""
     try:
         yield
     except InputError as error:
@@ -167,6 +187,14 @@ def listed(kind, *known):
         return values
     return read
 
+def read_environment(name, least):
+    """The whole number in an environment variable that torchrun sets, or `least` without one; InputError for others."""
+    text = os.environ.get(name, str(least))
+    if not text.isdecimal() or int(text) < least:
+        raise InputError(f"the environment variable {name} must be a whole number of at least {least}, got {text!r}: "
+                         f"unset {name}, or start the processes with torchrun, which sets it")
+    return int(text)
+
 def pick_device(name="auto"):
     """A torch.device from "auto" (a GPU if any) or the name of one that this machine has; InputError for another."""
     import torch
@@ -191,12 +219,20 @@ def read_text(path):
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}") from None
+    except ValueError:
+        raise InputError(f"{path} is not a path: it has a NUL character") from None
+
+def finite(text):
+    """The float of a text; ValueError for NaN and infinities, which JSON does not have, and for 1e400."""
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return float(text)
 
 def read_json(path, **fields):
     """The object in a JSON file; InputError unless it has these fields, {NAME: type}; A.B is of an object in it."""
     text = read_text(path)
     try:
-        value = dict(json.loads(text))
+        value = dict(json.loads(text, parse_float=finite, parse_constant=finite))
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{path} was cut short or edited: {error}") from None
     for name, kind in fields.items():
@@ -225,6 +261,11 @@ def write_text(path, text):
     """Write a file so that no reader sees half of it."""
     write_bytes(path, text.encode())
 
+def write_rows(path, rows):
+    """Write a list of objects as JSON, a line each."""
+    lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+    write_text(path, f"[\n{lines}\n]\n")
+
 def write_bytes(path, content):
     """Write a new file beside its place and rename it."""
     new = Path(path).parent / f".unfinished-{secrets.token_hex(8)}-{Path(path).name}"
@@ -232,9 +273,12 @@ def write_bytes(path, content):
     os.replace(new, path)
 
 def hash_file(path):
-    """The SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """The SHA-256 of a file; InputError if it cannot be read, as a folder in its place."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 def folder(text):
     """A path for argparse, in which a/../b is b."""
@@ -295,7 +339,7 @@ def try_to_read(run, read, named):
     except InputError as error:
         if named:
             raise
-        reason = str(error).removeprefix(f"{run} ").removeprefix(f"{run}/")
+        reason = re.sub(rf"^{re.escape(str(run))}(: |[ /])", "", str(error))
         print(f"{run} is left out: {reason}", file=sys.stderr)
 
 @contextlib.contextmanager
@@ -330,22 +374,39 @@ def read_run(run):
         raise InputError(f"{run} needs zoo/{pe}.py, which is not here")
     try:
         with naming_missing(run):
-            model, train = ModelConfig.from_dict(record["model"]), TrainConfig(**record["train"])
-    except (InputError, TypeError) as error:                           # of a field that is missing, or unknown
+            model, train = ModelConfig.from_dict(record["model"]), from_values(TrainConfig, record["train"])
+            check_together(model, train)
+            if train.data.startswith("task:"):
+                import tasks
+                fields = vars(train) | vars(model)
+                names = "data", "objective", "context", "vocab", "causal"
+                tasks.fill_in({name: fields[name] for name in names}, "mini")
+    except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return model, train, record | {"model": asdict(model), "train": asdict(train)}      # with what older runs lack
 
 def save_checkpoint(run, tensors, step, seconds=0.0):
-    """Replace the run's checkpoint with one rename; seconds: trained so far."""
+    """Replace the run's checkpoint with one rename; seconds: trained so far.
+
+    InputError, and the last checkpoint stays, if any of the tensors has a number that is not finite.
+    """
     import safetensors.numpy
 
+    check_finite(tensors, step)
     metadata = {"step": str(step), "seconds": f"{seconds:.3f}"}
     write_bytes(Path(run) / CHECKPOINT, safetensors.numpy.save(tensors, metadata))
+
+def check_finite(tensors, step):
+    """InputError if any of {name: array} that is to be saved has a NaN or an infinity."""
+    if wrong := first_not_finite(tensors):
+        raise InputError(f"after step {step} {wrong} has numbers that are NaN or infinite, so nothing is saved: try a "
+                         "lower --lr; the last checkpoint, if there is one, stays")
 
 def read_checkpoint(run, names=None):
     """({name: array} of weights and moments, {"step", "seconds"}) of a run; names: of arrays (default: all).
 
-    InputError if there is no checkpoint, or if it was cut short.
+    InputError if there is no checkpoint, if it was cut short, or if it has other numbers than those of a training:
+    finite ones in fp32. This is the one place where checkpoints are read.
     """
     import safetensors
 
@@ -354,13 +415,35 @@ def read_checkpoint(run, names=None):
         raise InputError(f"{run} has no checkpoint yet: go on with python train.py --out {run} --resume")
     try:
         with safetensors.safe_open(path, "np") as file:
+            for name in file.keys():
+                if (dtype := file.get_slice(name).get_dtype()) != "F32":
+                    raise InputError(f"{path} is not of the model in config.json: {name} is of dtype {dtype}, and not "
+                                     "F32, so one of them was edited")
             tensors = {name: file.get_tensor(name) for name in (file.keys() if names is None else names)}
             metadata = file.metadata()
         if int(metadata["step"]) < 0:
             raise ValueError(f"its step is {metadata['step']}")
-        return tensors, {"step": int(metadata["step"]), "seconds": float(metadata["seconds"])}
-    except (safetensors.SafetensorError, LookupError, TypeError, ValueError) as error:
+        info = {"step": int(metadata["step"]), "seconds": float(metadata["seconds"])}
+        if not math.isfinite(info["seconds"]):
+            raise ValueError(f"its seconds are {metadata['seconds']}")
+    except InputError:
+        raise
+    except (safetensors.SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not a checkpoint of train.py ({error}): it was cut short or replaced") from None
+    if wrong := first_not_finite(tensors):
+        raise InputError(f"{run} has weights that are NaN or infinite, first {wrong}: its training diverged, so train "
+                         "it again with a lower --lr")
+    return tensors, info
+
+def first_not_finite(tensors):
+    """The name of the first of {name: array} that has a NaN or an infinity, or None."""
+    return next((name for name, x in tensors.items() if not np.isfinite(x).all()), None)
+
+def refuse_unless(finite, what="losses"):
+    """InputError unless the losses, or whatever else was computed of a model, are finite."""
+    if not finite:
+        raise InputError(f"its {what} are not finite numbers: its weights are too large, or its positions as they are "
+                         "scaled here: train it again with a lower --lr, or scale less")
 
 def checkpoint_info(run):
     """{"step", "seconds"} of the run's checkpoint; step 0 if it has none yet."""
@@ -376,11 +459,18 @@ def load_model(run, make=None):
 
     config, _, record = read_run(run)
     tensors, info = read_checkpoint(run)
+    weights = {name: x for name, x in tensors.items() if not name.startswith(("m.", "v."))}
     with naming_missing(run):
+        check_shapes(run, weights, config)
         model = (make or GPT)(config, seed=None)
-    try:
-        model.load_state_dict({name: torch.from_numpy(t) for name, t in tensors.items()
-                               if not name.startswith(("m.", "v."))})
-    except RuntimeError as error:
-        raise InputError(f"{run}: {CHECKPOINT} is of another model than config.json ({error}): it was edited") from None
+    model.load_state_dict({name: torch.from_numpy(x) for name, x in weights.items()})
     return model.eval(), record | info
+
+def check_shapes(run, tensors, config, prefixes=("",)):
+    """InputError unless {name: array} has the model's weights and, by prefixes, its moments, and no others."""
+    import model_numpy
+
+    shapes = model_numpy.parameter_shapes(config)
+    if {name: x.shape for name, x in tensors.items()} != {
+            prefix + name: shape for prefix in prefixes for name, shape in shapes.items()}:
+        raise InputError(f"{Path(run) / CHECKPOINT} is not of the model in config.json: one of them was edited")

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 import expe
 
 SPLITS = ("train", "val", "test")
@@ -61,7 +63,9 @@ def keeps_rule(value, f):
         return f.default is None
     if not isinstance(value, int | float if kind is float else kind) or isinstance(value, bool) != (kind is bool):
         return False
-    if kind is float and not abs(value) <= sys.float_info.max or value == "":          # neither NaN nor infinite
+    if kind is float and not abs(value) <= sys.float_info.max:                         # neither NaN nor infinite
+        return False
+    if kind is int and abs(value) > 2**53 or kind is str and (value == "" or "\0" in value):
         return False
     return all(RULES[word](value, bound) for word, bound in f.metadata["rule"].items())
 
@@ -73,10 +77,21 @@ class Checked:
             if not keeps_rule(value, f):
                 near = did_you_mean(value, f.metadata["rule"].get("one_of", ()))
                 raise InputError(f"{flag_of(f.name)} must be {describe_rule(f)}, got {value!r}{near}")
+            if kind_of(f) is float and value is not None:
+                object.__setattr__(self, f.name, float(value))         # of a whole number, which JSON may have
         self.check()
 
     def check(self):
         """InputError for fields that do not go together."""
+
+def from_values(kind, values):
+    """A dataclass made of {field: value}; InputError for a field that it does not have, or that is missing."""
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    if unknown := sorted(values.keys() - fields.keys()):
+        raise InputError(f"{unknown[0]} is no setting of {kind.__name__}")
+    if missing := [name for name, f in fields.items() if f.default is dataclasses.MISSING and name not in values]:
+        raise InputError(f"{missing[0]} is missing")
+    return kind(**values)
 
 # ---- the encodings: what each lets you set, and its table ------------------------------------------------------------
 
@@ -315,7 +330,7 @@ class ModelConfig(Checked):
     mlp_width: int | None = knob(None, "hidden width of the MLP", at_least=1)
     tied: bool = knob(False, "the output layer shares the embedding's weights")
     dropout: float = knob(0.0, "rate on the embedding and on each residual branch", at_least=0, below=1)
-    norm_eps: float = knob(1e-5, above=0)
+    norm_eps: float = knob(1e-5, above=0, below=1)
     causal: bool = knob(True, "a query sees no later key; --no-causal: it sees all keys")
     nope_every: int = knob(0, "blocks N, 2N, ... have no encoding and see all keys (RNoPE); 0: none", at_least=0)
     window: int = knob(0, "every block but those of --nope-every sees the last N keys alone; 0: all", at_least=0)
@@ -358,7 +373,8 @@ class ModelConfig(Checked):
         renamed = {"n_layers": "layers", "d_model": "width", "n_heads": "heads", "vocab_size": "vocab",
                    "d_mlp": "mlp_width"}
         values = {renamed.get(name, name): value for name, value in values.items()}
-        return cls(**values | {"encoding": make_encoding(**values["encoding"])})
+        encoding = from_values(settings_class(values["encoding"]["pe"]), values["encoding"])
+        return from_values(cls, values | {"encoding": encoding})
 
 # ---- the training run ------------------------------------------------------------------------------------------------
 
@@ -380,7 +396,8 @@ class TrainConfig(Checked):
     dtype: str = knob("fp32", "tf32: matrix products in TF32 on a GPU; bf16: autocast", one_of=("fp32", "tf32", "bf16"))
     fast: bool = knob(False, "use engine/fast.py: the same losses in less time and memory")
     objective: str = knob("lm", "mlm: masked tokens (Devlin 2019), sets --no-causal", one_of=("lm", "mlm"))
-    random_positions: int = knob(0, "P: train at positions drawn from 0 .. P-1 (Ruoss et al. 2023)", at_least=0)
+    random_positions: int = knob(0, "P: train at positions drawn from 0 .. P-1 (Ruoss et al. 2023)", at_least=0,
+                                at_most=2**24)
     seed: int = knob(0, "seed of the first weights, the order of the data and dropout", at_least=0, below=2**32)
     data: str = knob("stdlib", "stdlib, packages, fineweb, fineweb-edu, task:NAME, or a path of text or tokens")
     init_from: str = knob("none", "begin with the weights of the run in this directory")
@@ -436,15 +453,20 @@ def configure(preset, pe="expe", **flags):
         values.setdefault("causal", False)
     encoding = make_encoding(pe, **pick(values, settings_class(pe)))
     model, train = ModelConfig(encoding=encoding, **pick(values, ModelConfig)), TrainConfig(**pick(values, TrainConfig))
+    check_together(model, train)
+    return model, train
+
+def check_together(model, train):
+    """InputError for settings of a model and a training run that do not go together."""
     if train.objective == "mlm" and model.causal:
         raise InputError("--objective mlm sees both sides: leave out --causal")
     if train.objective == "lm" and not model.causal and not train.data.startswith("task:"):
         raise InputError("--no-causal shows a query its target, the next token: leave it out, or add --objective mlm")
-    if not (model.causal or encoding.both_sides):
-        raise InputError(f"--pe {pe} looks back: give no --no-causal, and no --objective mlm")
+    if not (model.causal or model.encoding.both_sides):
+        raise InputError(f"--pe {model.encoding.pe} looks back: give no --no-causal, and no --objective mlm")
     if train.random_positions:
         check_random_positions(train.random_positions, model)
-    return model, train
+    check_tables(model, train)
 
 def check_random_positions(drawn, model):
     """InputError unless positions can be drawn from so many."""
@@ -454,6 +476,29 @@ def check_random_positions(drawn, model):
     if not model.context <= drawn <= longest:
         most = f" to {longest} (--n-positions)" if math.isfinite(longest) else " on"
         raise InputError(f"--random-positions must be from {model.context} (--context){most}, got {drawn}")
+
+def check_tables(model, train):
+    """InputError if an encoding's table has a number beyond those of float32 at a trained position."""
+    last = (train.random_positions or model.context) - 1
+    positions = np.array([0, last])
+    for encoding, _ in model.turns():
+        with np.errstate(all="ignore"):
+            tables = encoding.rows(positions, model), encoding.pairs(positions, positions, model)
+            finite = [np.isfinite(np.float32(table)).all() for table in tables if table is not None]
+        if not all(finite):
+            wrong = changed_numbers(model, train) or [f"--context {model.context}"]
+            raise InputError(f"{' with '.join(wrong)} cannot be: up to position {last:,} the "
+                             f"table of --pe {encoding.pe} has numbers beyond those of float32")
+
+def changed_numbers(model, train):
+    """["--theta 0.5", ...]: the fractions among encodings' settings that are no defaults, and --random-positions."""
+    found = []
+    for encoding in dict.fromkeys(encoding for encoding, _ in model.turns()):
+        names = {f.name: f.default for f in dataclasses.fields(encoding) if kind_of(f) is float}
+        usual = replace(encoding, **names).fit(model)
+        found += [f"{flag_of(name)} {getattr(encoding, name):g}" for name in names
+                  if getattr(encoding, name) != getattr(usual, name)]
+    return found + ([f"--random-positions {train.random_positions}"] if train.random_positions else [])
 
 def pick(values, kind):
     """Those of {field: value} that are fields of a dataclass."""

@@ -522,6 +522,8 @@ def open_split(folder, split):
     meta = read_meta(folder)
     if not path.exists() or hash_file(path) != meta["splits"][split]["sha256"]:
         raise InputError(f"{path} is missing or has not the hash that meta.json says: prepare the folder again")
+    if path.stat().st_size % 2:
+        raise InputError(f"{path} has an odd number of bytes, and a token has two: prepare the folder again")
     tokens = np.memmap(path, np.uint16, "r") if path.stat().st_size else np.zeros(0, np.uint16)
     if tokens.max(initial=0) >= meta["vocab"]:
         raise InputError(f"{path} has a token {tokens.max()}, beyond the vocabulary of {meta['vocab']:,} in meta.json: "

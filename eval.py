@@ -66,6 +66,7 @@ def mean_loss(model, windows, name):
         tokens = torch.from_numpy(np.stack(windows[i : i + at_once]).astype(np.int64))           # (B, T+1)
         tokens = tokens.to(model.embedding.weight.device)
         total += model.token_losses(tokens[:, :-1], tokens[:, 1:]).double().sum().item()
+    common.refuse_unless(math.isfinite(total))
     return total / sum(len(window) - 1 for window in windows)
 
 def default_lengths(texts):
@@ -108,8 +109,6 @@ def evaluate(run, model, record, args, name, documents, lengths):
     """
     context = model.config.context
     longest = lengths[-1]
-    if any(longest % length for length in lengths):
-        raise InputError(f"--lengths must divide the longest of them, {longest}, so that each scores the same tokens")
     usable = [document for document in documents if len(document) > longest]
     if not usable:
         raise InputError(f"no document of {name} has {longest:,} tokens, the longest of --lengths: the longest one has "
@@ -122,7 +121,8 @@ def evaluate(run, model, record, args, name, documents, lengths):
         windows = cut_windows(usable, length, longest)
         loss, perplexity, bits = None, None, None
         if length <= model.config.encoding.longest(model.config):
-            loss = mean_loss(model, windows, f"{run}, {length:,} tokens")
+            with common.naming(run):
+                loss = mean_loss(model, windows, f"{run}, {length:,} tokens")
             perplexity = math.exp(min(loss, 700))
             bits = loss * length * len(windows) / n_bytes / math.log(2)
         rows.append({"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "nonoverlap", "how": "",
@@ -194,6 +194,9 @@ def main(argv=None):
         read = common.read_named(args.runs, functools.partial(read_run, args=args))
         texts = {run: (args.data or record["data"]["source"], record["model"]["context"], text[1])
                  for run, (record, text) in read.items() if text}
+        if args.lengths and texts and any(max(args.lengths) % length for length in args.lengths):
+            raise InputError(f"--lengths must divide the longest of them, {max(args.lengths)}, so that each scores the "
+                             "same tokens")
         lengths = dict.fromkeys(texts, (sorted(args.lengths), [])) if args.lengths else default_lengths(texts)
         rows = []
         for run in read if args.runs else sorted(read, key=lambda run: read[run][0]["data"]["source"]):
@@ -203,16 +206,18 @@ def main(argv=None):
             codehash.warn_of_changes(run)
             model.to(device)
             if run in texts:
-                run_rows = evaluate(run, model, record, args, *read[run][1], lengths[run][0])
-                print_rows(run_rows, rows[-len(run_rows) :], lengths[run][1])
+                score = functools.partial(evaluate, model=model, record=record, args=args, name=read[run][1][0],
+                                          documents=read[run][1][1], lengths=lengths[run][0])
             else:
-                run_rows = data.source_of(record["data"]["source"]).evaluate(run, model, record, args, MULTIPLES)
-                print_rows(run_rows, rows[-len(run_rows) :])
-            rows += run_rows
+                score = functools.partial(data.source_of(record["data"]["source"]).evaluate, model=model, record=record,
+                                          args=args, multiples=MULTIPLES)
+            if (run_rows := common.try_to_read(run, score, args.runs)) is not None:
+                print_rows(run_rows, rows[-len(run_rows) :], lengths[run][1] if run in texts else ())
+                rows += run_rows
         if not rows:
             raise InputError("no run under runs/ can be scored: the lines above say why")
         if args.json:
-            common.write_text(args.json, json.dumps(rows, indent=1) + "\n")
+            common.write_text(args.json, json.dumps(rows, indent=1, allow_nan=False) + "\n")
         if args.plot:
             from lab import pictures
             pictures.losses(rows, args.plot)

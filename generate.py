@@ -45,12 +45,14 @@ def distribution(logits, temperature=1.0, top_k=None):
 def draw(p, rng):
     """A token drawn from the probabilities (1, V)."""
     below = p.numpy()[0].cumsum()                                                                 # (V,)
-    if not np.isfinite(below[-1]):
-        raise InputError("the model's logits are not finite numbers: its weights are too large")
     return int(np.searchsorted(below, rng.random() * below[-1], side="right"))
 
 def choose(logits, rng, **sampling):
-    """The next token of a text, drawn by the logits (1, V). sampling: distribution's temperature and top_k."""
+    """The next token of a text, drawn by the logits (1, V). sampling: distribution's temperature and top_k.
+
+    InputError if the logits are not finite: a greedy choice among them would be the first token.
+    """
+    common.refuse_unless(logits.isfinite().all(), "logits")
     return draw(distribution(logits.cpu(), **sampling), rng)
 
 @torch.no_grad()
@@ -98,7 +100,8 @@ def main(argv=None):
         if n_tokens > room:
             raise InputError(f"{args.run} has positions for {room + len(prompt) - 1} tokens: <|endoftext|> and prompt "
                              f"are {len(prompt)}, so that --tokens can be at most {room}")
-        print_text(args.prompt, generate(model, prompt, args.seed, **sampling), n_tokens, tokenizer)
+        with common.naming(args.run):
+            print_text(args.prompt, generate(model, prompt, args.seed, **sampling), n_tokens, tokenizer)
 
 def print_text(prompt, tokens, n_tokens, tokenizer, stop=True):
     """Print a prompt and up to n_tokens new tokens as they come, to <|endoftext|> if `stop`; None: without end."""

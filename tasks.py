@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common import naming, refuse_unless
 from config import PRESETS, SPLITS, InputError, did_you_mean, flag_of
 
 IGNORED = -100
@@ -402,7 +403,9 @@ def score(model, task, length, split="val", sequences=SEQUENCES, drawn=0):
     for part in np.split(tokens, range(at_once, sequences, at_once)):
         positions = np.sort(rng.choice(drawn, length, replace=False)) if drawn else None
         with torch.no_grad():
-            chosen.append(model(torch.from_numpy(part).to(device), positions=positions).argmax(-1).cpu().numpy())
+            logits = model(torch.from_numpy(part).to(device), positions=positions)
+        refuse_unless(logits.isfinite().all(), "logits")
+        chosen.append(logits.argmax(-1).cpu().numpy())
     chosen = np.concatenate(chosen)
     kind = find(task)
     end = targets == (-1 if kind.end is None else kind.end)
@@ -430,8 +433,10 @@ def evaluate(run, model, record, args, multiples):
     check_lengths("--lengths", source, lengths)
     if max(lengths) > longest:
         raise InputError(f"--lengths must be at most {longest:,} for the positions of {run}, got {max(lengths):,}")
+    with naming(run):
+        scores = {length: score(model, source, length, args.split, drawn=drawn) for length in sorted(lengths)}
     return [{"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "task", "how": "", "length": length,
              "data": f"{args.split} of {source}", "trained_length": context, "step": record["step"],
              "steps": record["train"]["steps"], "code": record["provenance"].get("code"),
-             "loss": None} | score(model, source, length, args.split, drawn=drawn)
-            for length in sorted(lengths)]
+             "loss": None} | its
+            for length, its in scores.items()]

@@ -41,6 +41,7 @@ from config import (
     InputError,
     ModelConfig,
     TrainConfig,
+    changed_numbers,
     configure,
     encodings_with,
     flag_of,
@@ -52,6 +53,8 @@ from model_torch import GPT
 READERS = {int: {"type": whole, "metavar": "N"}, float: {"type": number, "metavar": "X"}, str: {"metavar": "NAME"},
            bool: {"action": argparse.BooleanOptionalAction}}
 UNNAMED = ("seed", "fast", "micro_batch", "eval_every", "checkpoint_every")    # in a run's name
+UNUSED = "the weight {} has no gradient, since the loss does not depend on it: use it in forward, or remove it"
+QUIET = np.errstate(over="ignore", invalid="ignore")       # a loss that is not finite is refused in one line
 VALIDATION_WINDOWS = 128        # of the trained length, in a validation loss
 
 # ---- from flags to configs -------------------------------------------------------------------------------------------
@@ -207,7 +210,9 @@ class TorchBackend:
         return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x.to(self.device)
 
     def update(self, step):
-        """Clip the gradients, take AdamW's step, and return the gradients' norm."""
+        """Clip the gradients, take AdamW's step, and return the gradients' norm; InputError if a weight has none."""
+        if unused := [name for name, w in self.model.named_parameters() if w.grad is None]:
+            raise InputError(UNUSED.format(unused[0]))
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train_config.clip, foreach=True)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.train_config, step)
@@ -257,6 +262,7 @@ class NumpyBackend:
         if step:
             self.state = {"step": step, "m": model_numpy.under("m.", tensors), "v": model_numpy.under("v.", tensors)}
 
+    @QUIET
     def step(self, batch, step, positions=None):
         """One optimizer step on a batch, (tokens, targets); returns the loss and the gradient's norm."""
         model_config, train_config = self.model_config, self.train_config
@@ -270,12 +276,15 @@ class NumpyBackend:
                                                               masks)
             loss += share * part
             grads = model_numpy.summed(grads, {name: share * g for name, g in part_grads.items()})
+        if unused := self.params.keys() - grads.keys():
+            raise InputError(UNUSED.format(min(unused)))
         norm = model_numpy.clip_grads(grads, train_config.clip)
         betas = train_config.beta1, train_config.beta2
         model_numpy.adamw_step(self.params, grads, self.state, learning_rate(train_config, step), *betas,
                                weight_decay=train_config.weight_decay)
         return float(loss), norm
 
+    @QUIET
     def validation_loss(self, batch):
         """The mean loss of a batch, in nats."""
         size = self.train_config.micro_batch or self.train_config.batch_size
@@ -369,7 +378,7 @@ class Run:
         """Write what stays the same, once the first step is done; --overwrite replaces these files, by name."""
         for name in (common.CHECKPOINT, "log.jsonl"):
             (self.folder / name).unlink(missing_ok=True)
-        self.write("config.json", json.dumps(self.record, indent=1).encode() + b"\n")
+        self.write("config.json", json.dumps(self.record, indent=1, allow_nan=False).encode() + b"\n")
         tokenizer = self.tokens / "tokenizer.tiktoken"
         if tokenizer.exists():
             self.write(tokenizer.name, tokenizer.read_bytes())
@@ -381,16 +390,32 @@ class Run:
         """Log a step and return its loss; InputError if it or the gradient's norm is not finite."""
         loss, norm = float(loss), float(norm)
         if not math.isfinite(loss + norm):
-            raise InputError(f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}: try a lower --lr "
-                             f"than {self.train_config.lr:g}; the last checkpoint, if there is one, stays")
+            self.refuse(f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}", updates=step)
         if step == 0:
             self.start()
         self.log(step=step + 1, loss=loss, grad_norm=norm, lr=learning_rate(self.train_config, step))
         return loss
 
+    def note_validation(self, step, loss):
+        """Log a validation loss; InputError if it is not finite."""
+        if not math.isfinite(loss):
+            self.refuse(f"the validation loss is {loss} after step {step}", updates=step)
+        self.log(step=step, val_loss=loss)
+
+    def refuse(self, what, updates):
+        """InputError for numbers that are not finite, after so many updates of the weights."""
+        config = self.train_config
+        if updates:
+            raise InputError(f"{what}: try a lower --lr than {config.lr:g}; the last checkpoint, if there is one, "
+                             "stays")
+        causes = changed_numbers(self.model_config, config)
+        causes += [f"--init-from {config.init_from}"] if config.init_from != "none" else []
+        raise InputError(f"{what}, before --lr matters, so the first weights or the encoding's numbers are too large: "
+                         f"change {' or '.join(causes or [f'--pe {self.model_config.encoding.pe}'])}")
+
     def log(self, **line):
         with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def save(self, backend, step, seconds):
         common.save_checkpoint(self.folder, backend.tensors(), step, seconds)
@@ -459,7 +484,7 @@ def train(run, backend, first=0, seconds=0.0):
             if scored:
                 rate = (done - counted[0]) * config.batch_size * context / (time.perf_counter() - counted[1])
                 val_loss = backend.validation_loss(held_out)
-                run.log(step=done, val_loss=val_loss)
+                run.note_validation(done, val_loss)
                 with contextlib.suppress(BrokenPipeError):              # a run that nobody watches goes on
                     left = tqdm.format_interval((config.steps - done) * config.batch_size * context / rate)
                     tqdm.write(f"{run.folder}: step {done:6,}  loss {loss:.3f}  val {val_loss:.3f}  "
@@ -496,7 +521,7 @@ def carry_out(run, make_backend):
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     with CommandLine(prog="train.py").one_line_errors():
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if common.read_environment("WORLD_SIZE", 1) > 1:
             raise InputError("several processes train with torchrun --nproc_per_node N -m -- engine.distributed FLAGS")
         run = Run(argv)
         with common.lock(run.folder):

@@ -24,8 +24,8 @@ import train
 from common import CommandLine, number
 from config import InputError
 
-RANK = int(os.environ.get("RANK", 0))
-WORLD = int(os.environ.get("WORLD_SIZE", 1))
+with CommandLine(prog="engine.distributed").one_line_errors():
+    RANK, WORLD = common.read_environment("RANK", 0), common.read_environment("WORLD_SIZE", 1)
 PREPARATION = timedelta(days=7)        # how long rank 0 may prepare data
 
 
@@ -63,11 +63,11 @@ def own_device(device):
     """The device of this rank; InputError unless each rank of a machine has a GPU of its own."""
     if device.type != "cuda":
         return device
-    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    ranks = common.read_environment("LOCAL_WORLD_SIZE", 1)
     if device.index or ranks > torch.cuda.device_count():
         raise InputError(f"--device {device} is not one for each of {ranks} processes: give --device cuda, and start "
                          f"at most {torch.cuda.device_count()} processes here with torchrun --nproc_per_node")
-    index = int(os.environ["LOCAL_RANK"])
+    index = common.read_environment("LOCAL_RANK", 0)
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
@@ -81,11 +81,18 @@ class RankRun(train.Run):
         dist.all_reduce(stop, dist.ReduceOp.MAX)
         return bool(stop)
 
+    def save(self, backend, step, seconds):
+        """Every rank checks what rank 0 saves, so that all of them end if it cannot be saved."""
+        if RANK:
+            common.check_finite(backend.tensors(), step)
+        else:
+            super().save(backend, step, seconds)
+
     def share_of_gpu(self, rate):
         return super().share_of_gpu(rate / WORLD)
 
 if RANK:
-    for name in ("start", "write", "log", "save"):
+    for name in ("start", "write", "log"):
         setattr(RankRun, name, lambda self, *what, **line: None)
 
 def main():

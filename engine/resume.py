@@ -4,11 +4,8 @@ import contextlib
 import dataclasses
 import json
 
-import numpy as np
-
 import codehash
 import common
-import model_numpy
 from config import PRESETS, InputError, flag_of
 
 
@@ -67,18 +64,14 @@ def go_on(run, backend):
     if info["step"]:
         load_checkpoint(run.folder, backend, run.model_config)
         run.write("log.jsonl", kept_log(run.folder, info["step"]))
-        run.write("config.json", json.dumps(run.record, indent=1).encode() + b"\n")
+        run.write("config.json", json.dumps(run.record, indent=1, allow_nan=False).encode() + b"\n")
         run.log(step=info["step"], resumed=now["provenance"])
     return info["step"], info["seconds"]
 
 def load_checkpoint(run, backend, model_config):
-    """Go on from the run's checkpoint; InputError unless it has the weights and moments of the model, in fp32."""
+    """Go on from the run's checkpoint; InputError unless it has the weights and moments of the model."""
     tensors, info = common.read_checkpoint(run)
-    shapes = model_numpy.parameter_shapes(model_config)
-    expected = {prefix + name: shape for prefix in ("", "m.", "v.") for name, shape in shapes.items()}
-    if {name: x.shape for name, x in tensors.items()} != expected or {x.dtype for x in tensors.values()} != {
-            np.dtype(np.float32)}:
-        raise InputError(f"{run / common.CHECKPOINT} is not of the model in config.json: one of them was edited")
+    common.check_shapes(run, tensors, model_config, ("", "m.", "v."))
     backend.load(tensors, info["step"])
 
 def kept_log(run, step):
@@ -86,7 +79,7 @@ def kept_log(run, step):
     kept = []
     log = run / "log.jsonl"
     for line in log.read_bytes().splitlines() if log.exists() else ():
-        with contextlib.suppress(ValueError, LookupError, TypeError):   # of a line that was cut short or damaged
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):   # of a damaged line
             if json.loads(line)["step"] <= step:
                 kept.append(line + b"\n")
     return b"".join(kept)

@@ -43,7 +43,8 @@ def read(path, edit=("", "")):
     module = sys.modules[name] = types.ModuleType(name)                 # known there, as dataclasses need it
     module.__file__ = str(path)
     text = Path(path).read_text(encoding="utf-8")
-    assert not edit[0] or text.count(edit[0]) == 1, edit
+    if edit[0] and text.count(edit[0]) != 1:
+        raise ValueError(f"{path} must have this text once: {edit[0]}")
     exec(compile(text.replace(*edit) if edit[0] else text, path, "exec"), vars(module))
     return module
 

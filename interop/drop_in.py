@@ -47,7 +47,7 @@ def train(model, text, steps=10, context=64, batch_size=8):
     return losses
 
 def main(argv=None):
-    CommandLine(prog="python -m interop.drop_in", description=__doc__.partition("\n")[0]).parse_args(argv)
+    CommandLine(prog="python -m interop.drop_in", description=(__doc__ or "").partition("\n")[0]).parse_args(argv)
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

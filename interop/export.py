@@ -61,9 +61,8 @@ def to_transformers(run, out):
     if not config.causal:
         raise InputError(f"{run} sees both sides, and what generates from a cache must be causal: export a run that "
                          "was trained with a causal mask")
-    if wrong := [name for name, w in gpt.state_dict().items() if not torch.isfinite(w).all()]:
-        raise InputError(f"{run} has weights that are NaN or infinite, first {wrong[0]}: its training diverged, so "
-                         "train it again with a lower --lr")
+    with common.naming(run), torch.no_grad():
+        common.refuse_unless(gpt(torch.arange(config.context)[None] % config.vocab).isfinite().all(), "logits")
     written = {"dtype": "float32", "bos_token_id": tokenizer.eot_token, "eos_token_id": tokenizer.eot_token,
                "use_cache": True}
     kind = next((kind for kind in (LLAMA, NEOX, GPT2) if kind.fits(gpt)), None)
@@ -142,8 +141,8 @@ RELATIVE = {                             # {an import of our files: the same amo
 }
 
 def main(argv=None):
-    parser = common.CommandLine(prog="python -m interop.export", epilog=__doc__[__doc__.index("    python") :],
-                                description=__doc__.partition("\n")[0])
+    parser = common.CommandLine(prog="python -m interop.export", epilog=(__doc__ or "").partition("\n\n")[2],
+                                description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", metavar="RUN", help="run directory of train.py")
     parser.add_argument("--to", metavar="LIBRARY", choices=["transformers"], required=True,
                         help="the library to write for: transformers")

@@ -670,7 +670,7 @@ def kept(new, old, near=1e-12):
     return old if same else new
 
 def main(argv=None):
-    parser = CommandLine(prog="python -m interop.make_vectors", description=__doc__.partition("\n\n")[0])
+    parser = CommandLine(prog="python -m interop.make_vectors", description=(__doc__ or "").partition("\n\n")[0])
     with parser.one_line_errors():
         parser.parse_args(argv)
         for path in sorted(FOLDER.glob("*.json")):

@@ -6,10 +6,11 @@
 
 import functools
 
-from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device, progress
+from common import PICTURES, CommandLine, at_least, listed, naming, new_file, pick_device, progress, refuse_unless
 
 # common comes first: it says in one line which package is missing
 # isort: split
+import numpy as np
 import torch
 
 import codehash
@@ -70,6 +71,8 @@ def main(argv=None):
         for length in lengths:
             model.scale_to(length, **options)
             weights[length] = weights_of(model, tokens[None, :length])[:, 0].float().cpu().numpy()     # (n, H, T, T)
+            with naming(args.run):
+                refuse_unless(np.isfinite(weights[length]).all(), "attention weights")
         codehash.warn_of_changes(args.run)
         words = filter(None, (str(args.run), progress(record["step"], record["train"]["steps"]), source))
         title = args.title or f"Attention with {name(variant_of(args.run))}"

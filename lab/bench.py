@@ -293,7 +293,7 @@ def main(argv=None):
         parts = measure(args)
         if args.json:
             rows = [row | {"part": part} for part, some in parts.items() for row in some]
-            write_text(args.json, json.dumps(rows, indent=1) + "\n")
+            write_text(args.json, json.dumps(rows, indent=1, allow_nan=False) + "\n")
         for part, rows in parts.items():
             print_part(part, rows)
 

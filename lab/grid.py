@@ -83,8 +83,11 @@ def read_study(path):
     with named(path):
         try:
             values = tomllib.loads(text)
+            repr(values)                                               # as deep as a message may show them
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"this is not TOML: {error}") from None
+        except RecursionError:
+            raise InputError("its tables or lists are nested too deep: a study has runs in groups") from None
         check(values, STUDY)
         if missing := [key for key in ("title", "preset", "seeds", "runs") if not values.get(key)]:
             raise InputError(f"this lacks {missing[0]}: python -m lab.grid --help shows a study")
@@ -156,6 +159,8 @@ def flatten(runs, flags, group=""):
         flags = f"{flags} {runs.get('flags', '')}".strip()
     for name, value in runs.items():
         if isinstance(value, dict):
+            if group.count(".") > 9:
+                raise InputError(f"{group}{name} is nested too deep: a study has runs in groups")
             yield from flatten(value, flags, f"{group}{name}.")
         elif not isinstance(value, str):
             raise InputError(f"{group}{name} must be flags of train.py, got {value!r}")

@@ -7,12 +7,24 @@ their data from a hub. This module gives it the log-likelihoods and the text of 
 """
 
 import itertools
-import json
 import logging
+import math
 import os
 from functools import partial
 
-from common import CommandLine, at_least, listed, new_file, pick_device, progress, read_named, read_run, write_text
+from common import (
+    CommandLine,
+    at_least,
+    listed,
+    naming,
+    new_file,
+    pick_device,
+    progress,
+    read_named,
+    read_run,
+    refuse_unless,
+    write_rows,
+)
 
 # common comes first: it says in one line which package is missing
 # isort: split
@@ -87,6 +99,8 @@ class Run(TemplateLM):
                     targets = torch.tensor(requests[i][2], device=device)
                     end = len(texts[i]) - 1
                     logits = F.linear(h[end - len(targets) : end], self.model.output_weight)
+                    with naming(self.run):
+                        refuse_unless(logits.isfinite().all(), "logits")
                     logs = at_least_fp32(logits).log_softmax(-1)                       # (n, V)
                     total = logs.gather(-1, targets[:, None]).double().sum().item()
                     by_request[i] = total, bool((logs.argmax(-1) == targets).all())
@@ -116,10 +130,11 @@ class Run(TemplateLM):
             prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]          # as loglikelihood's empty context
             by = partial(choose, temperature=kwargs.get("temperature", 0))
             steps = generate_cached(self.model, [prompt], Cache(), by)
-            for (token,) in itertools.islice(steps, kwargs["max_gen_toks"]):
-                drawn.append(token)
-                if any(s in self.encoding.decode(drawn) for s in stop):
-                    break
+            with naming(self.run):
+                for (token,) in itertools.islice(steps, kwargs["max_gen_toks"]):
+                    drawn.append(token)
+                    if any(s in self.encoding.decode(drawn) for s in stop):
+                        break
             texts.append(postprocess_generated_text(self.encoding.decode(drawn), stop, None))
         return texts
 
@@ -143,8 +158,9 @@ def score(run, args, manager):
             metric, _, kind = key.partition(",")
             if isinstance(value, int | float) and kind and not metric.endswith("_stderr"):
                 error = values.get(f"{metric}_stderr,{kind}")
-                rows.append(names | {"task": task, "metric": metric, "value": value,
-                                     "stderr": error if isinstance(error, float) else None, "n": n})
+                rows.append(names | {"task": task, "metric": metric, "value": value if math.isfinite(value) else None,
+                                     "stderr": error if isinstance(error, float) and math.isfinite(error) else None,
+                                     "n": n})
     return rows
 
 def main(argv=None):
@@ -171,7 +187,7 @@ def main(argv=None):
                              "--task-path")
         rows = [row for run in runs for row in score(run, args, manager)]
         if args.json:
-            write_text(args.json, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+            write_rows(args.json, rows)
 
 if __name__ == "__main__":
     main()

@@ -12,7 +12,6 @@ trained on a task, accuracies are measured.
 
 import functools
 import itertools
-import json
 import sys
 import textwrap
 from argparse import Namespace
@@ -28,8 +27,9 @@ from common import (
     pick_device,
     read_named,
     read_run,
+    refuse_unless,
     try_to_read,
-    write_text,
+    write_rows,
 )
 
 # common comes first: it says in one line which package is missing
@@ -152,8 +152,11 @@ def evaluate(run, work, scalings, args, bar):
             if conditions and span <= model.longest and (not stream or model.streams()):
                 losses = [model.window_losses(windows, bar, stream) for windows in conditions]
                 row |= measures.summary(conditions, losses)
+                if not row["how"]:                                      # other positions and dtypes may be too much
+                    with naming(run):
+                        refuse_unless(row["loss"] is not None)
                 row["targets_sha256"] = measures.fingerprint(conditions[0])
-                if job == "far-repeats":
+                if job == "far-repeats" and row["loss"] is not None:
                     row["by_distance"] = measures.by_distance(conditions[0], losses[0], context)
             rows.append(row)
     return rows
@@ -283,7 +286,7 @@ def main(argv=None):
         args = read_flags(argv)
         rows = score(args)
         if args.json:
-            write_text(args.json, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+            write_rows(args.json, rows)
         table.print_tables(table.from_rows(rows))
         if args.plot:
             from lab import pictures

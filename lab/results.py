@@ -108,4 +108,5 @@ def append(path, *lines):
         with open(path, "ab+") as file:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
-            file.write("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode())
+            written = [json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines]
+            file.write("".join(written).encode())

@@ -60,7 +60,7 @@ def read_files(paths):
             parts[path if stems.count(stem) > 1 else stem] = rows
         except InputError:
             raise
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path} is no file of results or of --json: {type(error).__name__}: {error}") from None
     often = Counter(run for rows in parts.values() for run in {row.run for row in rows})
     return [row._replace(run=f"{stem}/{row.run}") if often[row.run] > 1 else row

@@ -13,7 +13,7 @@ import torch
 
 import codehash
 import data
-from common import pick_device
+from common import naming, pick_device
 from config import InputError
 from longer import scaling
 from longer.cache import Cache
@@ -89,8 +89,9 @@ def write(args, choose, print_text, most):
     if len(texts) == 1:                                  # its tokens are printed as they come
         columns = [(token for [token] in steps)]
     else:
-        columns = zip(*itertools.islice(steps, max(sizes) - min(sizes) + n_tokens), strict=True)
-    with contextlib.suppress(KeyboardInterrupt):         # this ends a stream
+        with naming(args.run):
+            columns = zip(*itertools.islice(steps, max(sizes) - min(sizes) + n_tokens), strict=True)
+    with contextlib.suppress(KeyboardInterrupt), naming(args.run):                     # Ctrl-C ends a stream
         for b, (text, size, tokens) in enumerate(zip(texts, sizes, columns, strict=True)):
             new = itertools.islice(tokens, size - min(sizes), None)
             print_text("\n" * (b > 0) + text, new, n_tokens, tokenizer, stop=not args.stream)

@@ -39,7 +39,7 @@ def test_a_parent_that_does_not_fit_is_named(workplace, tokens, tmp_path):
     config = tmp_path / "parent" / "config.json"
     config.write_text(config.read_text().replace('"layers": 4', '"layers": 3'))
     flags = [*TINY, "--data", tokens, "--init-from", "parent", "--out", "run", "--layers", "3"]
-    assert "of another model than config.json" in refused(command("train.py", *flags, cwd=tmp_path))
+    assert "is not of the model in config.json" in refused(command("train.py", *flags, cwd=tmp_path))
     assert not (tmp_path / "run").exists()
 
 

@@ -10,6 +10,7 @@ from conftest import command, need, refused
 need("lm_eval")
 from lm_eval.api.instance import Instance  # noqa: E402  (it skips this module where lm_eval is missing)
 
+from config import InputError  # noqa: E402
 from lab import harness  # noqa: E402
 
 CHOICES = [
@@ -99,6 +100,18 @@ def test_greedy_text_stops_where_it_is_told(run):
     for until, right in (([], text), ([text[2]], text[: text.index(text[2])])):
         how = {"until": until, "max_gen_toks": 6, "do_sample": False}
         assert run.generate_until([Instance("generate_until", {}, ("import", how), 0)], disable_tqdm=True) == [right]
+
+
+def test_logits_that_are_not_finite_have_no_scores(run, monkeypatch):
+    """Neither log-likelihoods nor greedy text, which would be the first token again and again."""
+    hidden = type(run.model).hidden
+    monkeypatch.setattr(run.model, "hidden", lambda *a, **how: hidden(run.model, *a, **how) * torch.inf, raising=False)
+    how = {"until": [], "max_gen_toks": 2, "do_sample": False}
+    for score in (lambda: run.loglikelihood(asked(("import", " os")), disable_tqdm=True),
+                  lambda: run.loglikelihood_rolling(asked(("import os",)), disable_tqdm=True),
+                  lambda: run.generate_until([Instance("generate_until", {}, ("import", how), 0)], disable_tqdm=True)):
+        with pytest.raises(InputError, match="runs/rope: its logits are not finite numbers"):
+            score()
 
 
 def test_a_task_in_yaml_from_the_command_line(workplace, run, tmp_path):

@@ -11,13 +11,25 @@ model.js is a third backend, for layernorm and gelu.
 import base64
 import dataclasses
 import json
+import math
 import re
 import shlex
 import zlib
 from collections import Counter
 from pathlib import Path
 
-from common import CommandLine, at_least, checkpoint_info, load_model, new_file, read_run, read_text, write_text
+from common import (
+    CommandLine,
+    at_least,
+    checkpoint_info,
+    load_model,
+    naming,
+    new_file,
+    read_run,
+    read_text,
+    refuse_unless,
+    write_text,
+)
 
 # common comes first: it says in one line which package is missing
 # isort: split
@@ -169,7 +181,9 @@ def results_of(gpt, documents):
         windows = [torch.tensor(document[-length - 1 :].astype(int))[None] for document in documents]
         positions = np.arange(start, start + length)
         losses = [model.token_losses(x[:, :-1], x[:, 1:], positions)[0, -context:] for x in windows]
-        return torch.cat(losses).double().mean().item()
+        mean = torch.cat(losses).double().mean().item()
+        refuse_unless(math.isfinite(mean))
+        return mean
 
     return {"losses": [loss(gpt, multiple * context) for multiple in MULTIPLES],
             "moved": loss(gpt, context, longest - context), "hidden": loss(windowed, longest)}
@@ -188,8 +202,10 @@ def task_of(runs):
         pairs = zip(*tasks.batch(tasks.open_split(source, "val"), length, SEQUENCES, 0, length), strict=True)
         sequences[length] = [{"tokens": tokens.tolist(), "targets": {
             int(t): int(targets[t]) for t in np.flatnonzero(targets != tasks.IGNORED)}} for tokens, targets in pairs]
-    scores = {id_of(run): [tasks.score(gpt, source, length, sequences=128) for length in sequences]
-              for run, gpt in runs.items()}
+    scores = {}
+    for run, gpt in runs.items():
+        with naming(run):
+            scores[id_of(run)] = [tasks.score(gpt, source, length, sequences=128) for length in sequences]
     return {"name": name, "trained": model.context, "symbols": tasks.find(source).symbols,
             "sequences": sequences, "guess": [row["guess"] for row in scores[id_of(first)]],
             "accuracy": {run: [row["accuracy"] for row in rows] for run, rows in scores.items()}}
@@ -276,12 +292,15 @@ def page(runs, repository=""):
     about = (f"{len(read)} model{'s' * (len(read) > 1)} of {sizes}, trained on {tokens} tokens of "
              f"{either(its['data']['source'] for _, _, its in read)} in windows of {first.context}, with matrices of 8 "
              f"bits. The texts are held-out documents of {record['data']['source']}.")
+    results = {}
+    for run, gpt in gpts[False].items():
+        with naming(run):
+            results[id_of(run)] = results_of(gpt, documents)
     known = {"trained": first.context, "multiples": MULTIPLES, "models": models[False], "about": about,
              "texts": texts_of(run, record, documents, longest), "root": repository and f"{repository}/blob/main/",
-             "results": {id_of(run): results_of(gpt, documents) for run, gpt in gpts[False].items()},
-             "documents": len(documents), "source": record["data"]["source"],
+             "results": results, "documents": len(documents), "source": record["data"]["source"],
              "task": task_of(gpts[True]), "task_models": models[True]}
-    safe = json.dumps(known).replace("<", "\\u003c")                      # no text may begin or end an element
+    safe = json.dumps(known, allow_nan=False).replace("<", "\\u003c")       # no text may begin or end an element
     parts = {"share": share(repository), "data": "\n".join([
         f'<script type="application/json" id="data">{safe}</script>',
         f'<script type="text/plain" id="tokenizer">{read_text(run / "tokenizer.tiktoken")}</script>',
