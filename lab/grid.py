@@ -45,6 +45,7 @@ from common import CHECKPOINT, CommandLine, at_least, checkpoint_info, hash_file
 # isort: split
 import train
 from config import InputError
+from engine.workers import end_with_parent, leave_ctrl_c_to_parent
 from lab import measure
 from lab.results import append, read_results
 from model_numpy import count_parameters
@@ -261,7 +262,7 @@ def run_workers(path, jobs):
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logs = [tempfile.TemporaryFile("w+") for _ in range(jobs)]         # a pipe that nobody reads would fill up
     words = [sys.executable, "-m", "lab.grid", path, "--worker"]
-    workers = [subprocess.Popen(words, env=os.environ | threads, stderr=log) for log in logs]
+    workers = [subprocess.Popen(words, env=os.environ | threads, stdin=subprocess.PIPE, stderr=log) for log in logs]
     try:
         for worker in workers:
             worker.wait()
@@ -288,6 +289,9 @@ def main(argv=None):
     how("--worker", action="store_true", help=argparse.SUPPRESS)       # one of --jobs, which says itself how far it is
     with parser.one_line_errors():
         args = parser.parse_args(argv)
+        if args.worker:
+            leave_ctrl_c_to_parent()
+            end_with_parent(lambda: os.read(0, 1))                      # of its stdin, which ends with the parent
         study = read_study(args.study)
         names = {f"{run}-s{seed}": (run, seed) for seed in study.seeds for run in study.runs}
         if args.run and args.run not in names:

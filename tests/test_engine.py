@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, command, read_log, refused, wait_for
+from conftest import TINY, command, read_log, refused, wait_for
 
 import common
 from config import InputError, configure
@@ -29,7 +29,7 @@ def test_all_but_the_encodings_weights_go_on(pe, backend, workplace, tokens, tmp
         same = name in old and old[name].shape == new[name].shape and np.allclose(old[name], new[name], atol=1e-6)
         assert same == (pe == "learned" or "encoding." not in name), name
     _, _, record = common.read_run(tmp_path / "run")
-    assert record["parent"] == {"run": str(parent), "step": 8}
+    assert (record["parent"]["run"], record["parent"]["step"]) == (str(parent), 8)
 
 
 def test_a_parent_that_does_not_fit_is_named(workplace, tokens, tmp_path):
@@ -112,13 +112,14 @@ def test_a_run_is_not_its_own_parent(workplace, tokens, tmp_path):
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
 
 
-def start_torchrun(n, *arguments, cwd):
-    """torchrun with n processes, in a group of its own, so that a signal can be sent to it as a terminal does."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n, "-m", "--"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    words = map(str, (*words, "engine.distributed", *arguments))
-    return subprocess.Popen([*words], cwd=cwd, text=True, env=environment,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+@pytest.fixture
+def start_torchrun(start):
+    """start_torchrun(n, ...): torchrun with n processes."""
+    def start_with(n, *arguments, cwd):
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n, "-m", "--"]
+        return start([*words, "engine.distributed", *arguments], cwd=cwd, stderr=subprocess.STDOUT)
+
+    return start_with
 
 
 def losses(run):
@@ -126,7 +127,7 @@ def losses(run):
             for line in read_log(run)]
 
 
-def test_one_and_two_processes_have_the_same_losses(tokens, tmp_path):
+def test_one_and_two_processes_have_the_same_losses(tokens, tmp_path, start_torchrun):
     """With all that is drawn or split anew in each process: positions, masked tokens and micro-batches."""
     flags = "--pe t5 --objective mlm --batch-size 8 --micro-batch 2 --random-positions 64".split()
     flags = [*TINY, *flags, "--steps", "6", "--eval-every", "3", "--data", tokens]
@@ -135,17 +136,13 @@ def test_one_and_two_processes_have_the_same_losses(tokens, tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "plain"), atol=1e-5, err_msg=printed)
 
 
-def test_ctrl_c_ends_all_processes_at_one_step_and_the_run_goes_on(tokens, tmp_path):
+def test_ctrl_c_ends_all_processes_at_one_step_and_the_run_goes_on(tokens, tmp_path, start_torchrun):
     run = tmp_path / "run"
     flags = [*TINY, "--steps", "100000", "--data", tokens, "--checkpoint-every", "5", "--out", run]
     started = start_torchrun(2, *flags, cwd=tmp_path)
-    try:
-        wait_for((run / common.CHECKPOINT).exists, started)
-        os.killpg(started.pid, signal.SIGINT)
-        printed, _ = started.communicate(timeout=60)
-    finally:
-        if started.poll() is None:
-            os.killpg(started.pid, signal.SIGKILL)
+    wait_for((run / common.CHECKPOINT).exists, started)
+    os.killpg(started.pid, signal.SIGINT)
+    printed, _ = started.communicate(timeout=60)
     assert printed.count("stopped; go on with") == 2, printed
     step = common.checkpoint_info(run)["step"]
     assert losses(run)[-1][0] == step

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, command, process, refused
+from conftest import ROOT, command, group, process, refused
 from safetensors.numpy import load_file
 
 import codehash
@@ -36,7 +36,8 @@ expe = "--pe expe"
 loss = "--at 1x,4x --max-docs 1"
 half = {{ flags = "--at 1x,4x --max-docs 1 --scale 0.5", runs = ["expe", "k.*"] }}
 """
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
 def lines_of(folder):
@@ -67,9 +68,9 @@ def done(text, tmp_path_factory):
     lines = command("lab.grid", "mine/three.toml", "--commands", cwd=folder).stdout
     assert [path.name for path in folder.iterdir()] == ["mine"] and len(lines.splitlines()) == 3
     lines = lines.replace("python ", f"{shlex.quote(sys.executable)} ")
-    made = subprocess.run(["xargs", "-P", "3", "-I{}", "sh", "-c", "{}"], input=lines, cwd=folder, env=ENVIRONMENT,
-                          text=True, capture_output=True, timeout=300)
-    assert made.returncode == 0, made.stderr
+    with group(["xargs", "-P", "3", "-I{}", "sh", "-c", "{}"], folder, ONE_THREAD, stdin=subprocess.PIPE) as made:
+        _, said = made.communicate(lines, timeout=300)
+    assert made.returncode == 0, said
     return folder
 
 
@@ -114,12 +115,11 @@ def test_a_new_seed_or_measure_adds_what_is_missing_alone(done, text, tmp_path):
     assert "has nope of another command" in refused(command("lab.grid", "three.toml", cwd=tmp_path))
 
 
-def test_two_workers_of_which_one_is_killed_do_each_job_once(done, text, tmp_path):
+def test_two_workers_of_which_one_is_killed_do_each_job_once(done, text, tmp_path, start):
     """The training of a killed worker goes on from its checkpoint, and has the weights of one that was not killed."""
     (tmp_path / "three.toml").write_text(text)
     words = [sys.executable, "-m", "lab.grid", "three.toml"]
-    workers = [subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL,
-                                stderr=subprocess.DEVNULL) for _ in range(2)]
+    workers = [start(words, cwd=tmp_path, environment=ONE_THREAD, **QUIET) for _ in range(2)]
     checkpoint = tmp_path / "runs/three/expe-s0" / common.CHECKPOINT
     end = time.monotonic() + 120
     while not checkpoint.exists() and time.monotonic() < end:
@@ -140,22 +140,21 @@ def test_two_workers_of_which_one_is_killed_do_each_job_once(done, text, tmp_pat
         assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_a_run_that_another_process_holds_is_left_to_it(text, tmp_path):
+def test_a_run_that_another_process_holds_is_left_to_it(text, tmp_path, start):
     (tmp_path / "three.toml").write_text(text.replace("--steps 60", "--steps 2"))
     (tmp_path / "runs/three/expe-s0").mkdir(parents=True)
-    holder = subprocess.Popen([sys.executable, "-c", "import sys, common\nwith common.lock('runs/three/expe-s0'):\n"
-                               "    print('held', flush=True)\n    sys.stdin.read()"], cwd=tmp_path, text=True,
-                              env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    holder = start([sys.executable, "-c", "import sys, common\nwith common.lock('runs/three/expe-s0'):\n"
+                    "    print('held', flush=True)\n    sys.stdin.read()"], cwd=tmp_path, stdin=subprocess.PIPE)
     assert holder.stdout.readline() == "held\n"
     assert command("lab.grid", "three.toml", cwd=tmp_path).returncode == 0
     holder.communicate()
     assert {run for run, _ in counts(tmp_path)} == {"nope", "k.expe"}
 
 
-def test_ctrl_c_keeps_the_last_step_and_ends_all_workers(text, tmp_path):
+def test_ctrl_c_keeps_the_last_step_and_ends_all_workers(text, tmp_path, start):
     (tmp_path / "three.toml").write_text(text.replace("--steps 60", "--steps 100000"))
-    grid = subprocess.Popen([sys.executable, "-m", "lab.grid", "three.toml", "--jobs", "2"], cwd=tmp_path,
-                            env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    grid = start([sys.executable, "-m", "lab.grid", "three.toml", "--jobs", "2"], cwd=tmp_path, environment=ONE_THREAD,
+                 stdout=subprocess.DEVNULL)
     checkpoints = [tmp_path / f"runs/three/{run}-s0" / common.CHECKPOINT for run in ("expe", "nope")]
     end = time.monotonic() + 120
     while not all(path.exists() for path in checkpoints) and time.monotonic() < end:

@@ -317,14 +317,12 @@ def test_a_damaged_run_is_named_in_one_line(name, change, finished, tmp_path):
     assert name in refused(command("generate.py", "run", "--tokens", "3", cwd=tmp_path))
 
 
-def start(*flags, cwd, **how):
-    """A process of train.py."""
-    return subprocess.Popen([sys.executable, ROOT / "train.py", *flags], cwd=cwd, stderr=subprocess.STDOUT, **how)
+TRAIN = [sys.executable, ROOT / "train.py"]
 
 
-def test_a_real_kill_leaves_a_run_that_resumes(finished, tokens, tmp_path):
+def test_a_real_kill_leaves_a_run_that_resumes(finished, tokens, tmp_path, start):
     flags = [*SMALL, "--data", tokens, "--out", "run", "--checkpoint-every", "1"]
-    running = start(*flags, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    running = start([*TRAIN, *flags], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
     wait_for((tmp_path / "run" / common.CHECKPOINT).exists, running)
     running.kill()
     running.wait()
@@ -332,11 +330,11 @@ def test_a_real_kill_leaves_a_run_that_resumes(finished, tokens, tmp_path):
     assert same_run(tmp_path / "run", finished["torch"][1])
 
 
-def test_a_run_belongs_to_one_process_and_is_kept_where_nobody_reads_what_it_prints(tokens, tmp_path):
+def test_a_run_belongs_to_one_process_and_is_kept_where_nobody_reads_what_it_prints(tokens, tmp_path, start):
     """As with `train.py 2>&1 | tee file`, where Ctrl-C ends tee, too."""
     flags = [*TINY, "--layers", "1", "--width", "32", "--heads", "2", "--steps", "100000", "--eval-every", "100000",
              "--checkpoint-every", "100000"]
-    running = start(*flags, "--data", tokens, "--out", "run", cwd=tmp_path, stdout=subprocess.PIPE)
+    running = start([*TRAIN, *flags, "--data", tokens, "--out", "run"], cwd=tmp_path, stderr=subprocess.STDOUT)
     wait_for((tmp_path / "run" / "log.jsonl").exists, running)
     for flags in (["--resume"], ["--preset", "mini", "--overwrite"]):
         assert "in use by another process" in refused(command("train.py", "--out", "run", *flags, cwd=tmp_path))
