@@ -53,6 +53,30 @@ def test_a_child_that_was_killed_before_its_first_checkpoint_begins_with_its_par
     assert read_log(tmp_path / "run") == read_log(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("change", ["weights", "tokenizer", "removed", "none"])
+def test_such_a_child_refuses_a_parent_that_was_replaced(change, workplace, tokens, tmp_path):
+    parent = tmp_path / "parent"
+    shutil.copytree(workplace / "runs" / "expe", parent)
+    flags = [*TINY, "--data", tokens, "--init-from", "parent", "--steps", "2", "--out", "run"]
+    assert command("train.py", *flags, cwd=tmp_path).returncode == 0
+    (tmp_path / "run" / common.CHECKPOINT).unlink()
+    record = json.loads((parent / "config.json").read_text())
+    if change == "weights":
+        tensors, info = common.read_checkpoint(parent)
+        common.save_checkpoint(parent, tensors | {"embedding.weight": -tensors["embedding.weight"]}, info["step"])
+    elif change == "tokenizer":
+        record["data"]["tokenizer"]["sha256"] = "0" * 64
+        (parent / "config.json").write_text(json.dumps(record))
+    elif change == "removed":
+        shutil.rmtree(parent)
+    done = command("train.py", "--out", "run", "--resume", cwd=tmp_path)
+    if change == "none":
+        assert done.returncode == 0, done.stderr
+    else:
+        assert ("--init-from: parent is no run directory" if change == "removed" else
+                "--init-from parent was replaced since run was begun with it") in refused(done)
+
+
 @pytest.fixture(scope="module")
 def parents(tokens, tmp_path_factory):
     """A folder with a run of each of these encodings, at a context of 16 tokens; the learned numbers move far."""
@@ -152,6 +176,16 @@ def test_ctrl_c_ends_all_processes_at_one_step_and_the_run_goes_on(tokens, tmp_p
     printed, _ = start_torchrun(2, "--out", run, "--resume", cwd=run.parent).communicate(timeout=200)
     assert "next: python eval.py" in printed and common.checkpoint_info(run)["step"] == step + 4, printed
     assert [line[0] for line in losses(run) if line[1]] == list(range(1, step + 5))
+
+
+def test_all_processes_end_with_torchrun_and_keep_the_last_step(tokens, tmp_path, start_torchrun):
+    """While one lives, the pipe of its output stays open."""
+    flags = [*TINY, "--steps", "100000", "--data", tokens, "--checkpoint-every", "100000", "--out", "run"]
+    started = start_torchrun(2, *flags, cwd=tmp_path)
+    wait_for((tmp_path / "run/log.jsonl").exists, started)
+    started.kill()
+    started.communicate(timeout=120)
+    assert common.checkpoint_info(tmp_path / "run")["step"] == losses(tmp_path / "run")[-1][0]
 
 
 def test_errors_of_several_processes_name_the_flag(monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, command, group, process, refused
+from conftest import ROOT, command, group, process, read_log, refused, wait_for
 from safetensors.numpy import load_file
 
 import codehash
@@ -165,6 +165,21 @@ def test_ctrl_c_keeps_the_last_step_and_ends_all_workers(text, tmp_path, start):
         os.killpg(grid.pid, 0)
         pytest.fail("a worker goes on")
     assert grid.returncode and all(common.checkpoint_info(path.parent)["step"] for path in checkpoints)
+
+
+@pytest.mark.parametrize("sent", ["SIGKILL", "SIGHUP"])
+def test_workers_end_with_their_parent_and_keep_the_last_step(sent, text, tmp_path, start):
+    """The signal comes to the parent alone. While a worker lives, the pipe of its output stays open."""
+    long = text.replace("--steps 60 --checkpoint-every 10", "--steps 100000 --checkpoint-every 100000")
+    (tmp_path / "three.toml").write_text(long)
+    grid = start([sys.executable, "-m", "lab.grid", "three.toml", "--jobs", "2"], cwd=tmp_path, environment=ONE_THREAD,
+                 stderr=subprocess.STDOUT)
+    folders = [tmp_path / f"runs/three/{run}-s0" for run in ("expe", "nope")]
+    wait_for(lambda: all((folder / "log.jsonl").exists() for folder in folders), grid)
+    grid.send_signal(getattr(signal, sent))
+    grid.communicate(timeout=120)
+    for folder in folders:
+        assert common.checkpoint_info(folder)["step"] == json.loads(read_log(folder)[-1])["step"]
 
 
 def test_a_line_that_a_kill_cut_short_is_taken_back(tmp_path):

@@ -89,6 +89,25 @@ def test_a_run_goes_on_with_its_tokens_where_the_text_has_changed(books, tmp_pat
     assert done.returncode == 0 and common.checkpoint_info(tmp_path / "run")["step"] == 6, done.stderr
 
 
+@pytest.mark.parametrize("changed", [*data.SPLITS, "tokenizer"])
+def test_a_run_goes_on_with_its_own_data_alone(changed, tokens, tmp_path):
+    """Here another folder of tokens took the place of the run's, which is whole and differs in one file."""
+    shutil.copytree(tokens, tmp_path / "data")
+    flags = [*TINY, "--layers", "1", "--steps", "1", "--data", "data", "--out", "run"]
+    assert command("train.py", *flags, cwd=tmp_path).returncode == 0
+    path = tmp_path / "data" / ("tokenizer.tiktoken" if changed == "tokenizer" else f"{changed}.bin")
+    meta = data.read_meta(tmp_path / "data")
+    if changed == "tokenizer":
+        *lines, last = path.read_text().splitlines()
+        path.write_text("".join(f"{line}\n" for line in [last, *lines]))
+    else:
+        path.write_bytes(path.read_bytes()[:-2])
+    (meta["tokenizer"] if changed == "tokenizer" else meta["splits"][changed])["sha256"] = common.hash_file(path)
+    (tmp_path / "data/meta.json").write_text(json.dumps(meta))
+    line = refused(command("train.py", "--out", "run", "--resume", "--steps", "2", cwd=tmp_path))
+    assert f"data is not the data that run was trained on: the hash of {changed} differs" in line
+
+
 def test_a_finished_run_goes_on_to_more_steps(tokens, tmp_path):
     flags = [*TINY, "--steps", "4", "--data", tokens, "--out", "run"]
     assert command("train.py", *flags, cwd=tmp_path).returncode == 0
