@@ -423,7 +423,7 @@ def main(argv=None):
             order = {name: i for i, word in reversed([*enumerate(patterns)]) for name in fnmatch.filter(names, word)}
             rows = sorted((row for row in rows if getattr(row, key) in order), key=lambda row: order[getattr(row, key)])
         lines = dict.fromkeys(row.line for row in rows)
-        if args.than and args.than not in lines:
+        if args.than is not None and args.than not in lines:
             raise InputError(f"--than must be one of {', '.join(lines)}, got {args.than}")
         if not args.margin >= 0:
             raise InputError(f"--margin must be at least 0, got {args.margin}")

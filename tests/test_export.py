@@ -349,7 +349,8 @@ def test_a_killed_export_loads_as_nothing_and_the_same_command_completes_it(expo
 @pytest.mark.parametrize("name", ["thesis.tex", "../above", ".unfinished-thesis", "README.md/inside"])
 def test_a_forged_list_of_an_export_deletes_nothing_of_others(name, export, tmp_path):
     export("fox")
-    (tmp_path / "out" / name).parent.mkdir(parents=True)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
     (tmp_path / "out" / name).write_text("mine")
     (tmp_path / "out/export.unfinished").write_text(f"{name}\n{name.partition('/')[0]}\nconfig.json")
     done = command("interop.export", "run", "--to", "transformers", "out", cwd=tmp_path)

@@ -16,6 +16,8 @@ from safetensors.numpy import load_file
 
 import codehash
 import common
+import train
+from lab import grid, measure
 from lab.results import append, read_results
 
 STUDY = """
@@ -206,7 +208,13 @@ def test_a_line_that_a_kill_cut_short_is_taken_back(tmp_path):
     ("seeds = [0]", "seeds = [0]\nchosen = {expe = 1}", "chosen: expe must be a run"),
     ('["expe", "k.*"]', '["rope"]', "half: runs must be names of runs"), ("--max-docs 1 --scale", "x", "leave out x"),
     ("--max-docs 1 --scale", "--json a.json --scale", "half: --json is the grid's own"),
-    ("nope = ", '"../nope" = ', "leave out the /"), ('"--pe nope"', '"--pe \'nope"', "No closing quotation in"),
+    ("nope = ", '"../nope" = ', "is that of a folder, and has letters, digits and"),
+    ("nope = ", '"" = ', "is that of a folder"), ("nope = ", '"a b" = ', "is that of a folder"),
+    ("nope = ", '"k.expe" = ', "there are two runs k.expe"),
+    ("seeds = [0]", "seeds = [true]", "seeds must be whole numbers"),
+    ("seeds = [0]", 'seeds = [0]\nheld_out = ""', "held_out must be a path or a name, got ''"),
+    ("seeds = [0]", "seeds = [0]\nheld_out = 0", "held_out must"),
+    ('"--pe nope"', '"--pe \'nope"', "No closing quotation in"),
     ("runs = ", "run = ", "half: run must be one of flags, runs, seeds"),
     ("--max-docs 1 --scale", "--stride 2 --scale", "half: --stride has no use with --protocol nonoverlap")])
 def test_a_wrong_study_is_named_in_one_line(text, tmp_path, old, new, message):
@@ -214,6 +222,27 @@ def test_a_wrong_study_is_named_in_one_line(text, tmp_path, old, new, message):
     (tmp_path / "three.toml").write_text(text.replace(old, new, 1))
     line = refused(command("lab.grid", "three.toml", cwd=tmp_path))
     assert message in line and "three.toml" in line and not (tmp_path / "runs").exists()
+
+
+def test_a_path_of_a_study_is_one_argument(tmp_path):
+    """Also where it has blanks, or looks like flags; a path without them stands in a command as it did."""
+    for path in ("a b", "texts --steps 3", "it's", "-x", "data/eltec"):
+        (tmp_path / "s.toml").write_text(f'''title = "t"\npreset = "mini"\nseeds = [1]\ndata = "{path}"
+held_out = "{path}"\nflags = "--steps 7"\n[runs]\nexpe = "--pe expe"\n[measures]\nloss = "--at 1x"\n''')
+        study = grid.read_study(tmp_path / "s.toml")
+        given = "./-x" if path == "-x" else path
+        args, _, config = train.read_flags(grid.command_of(study, "expe", 1)[2:])
+        assert (config.data, config.steps) == (given, 7)
+        flags = study.measures_of("expe", 1)["loss"]
+        assert measure.read_flags(shlex.split(flags)).data == given
+    assert flags == "--at 1x --data data/eltec" and study.runs["expe"] == "--data data/eltec --steps 7 --pe expe"
+
+
+@pytest.mark.parametrize("name", ["", "0", "nope", "expe-s1"])
+def test_a_run_that_the_study_has_not_is_refused(name, text, tmp_path):
+    (tmp_path / "three.toml").write_text(text)
+    line = refused(command("lab.grid", "three.toml", "--run", name, cwd=tmp_path))
+    assert "--run must be one of the study's runs, such as expe-s0, got" in line and not (tmp_path / "runs").exists()
 
 
 def test_the_studies_of_this_repository_can_be_read_and_their_results_are_theirs():
