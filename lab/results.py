@@ -147,6 +147,38 @@ def find_wrong_of_row(row, facts):
             if not list_of(is_number)(row[name]) or len(row[name]) != len(fact["counts"]):
                 return name
 
+NUMBERS = optional(or_null(list_of(is_number)))
+OF_JSON = {"run": is_text, "protocol": is_text, "how": is_text, "data": is_text, "length": is_size,
+           "trained_length": is_size, "loss": or_null(is_number), "gain": optional(or_null(is_number)),
+           "accuracy": optional(is_share), "guess": optional(is_share), "n_targets": optional(is_count),
+           "targets_sha256": optional(is_text), "unit_losses": NUMBERS, "unit_losses_without": NUMBERS,
+           "unit_targets": optional(or_null(list_of(is_count))), "by_distance": ROW["by_distance"],
+           "step": optional(is_count), "steps": optional(is_size), "code": optional(or_null(dict_of(is_text)))}
+
+def find_wrong_of_units(row):
+    """The field that does not fit the others of a row of --json; or None."""
+    if row["protocol"] == "task":
+        return next((name for name in ("accuracy", "guess") if name not in row), None)
+    if row.get("unit_losses") is not None:
+        units = [row[name] or [] for name in ("unit_losses", "unit_targets", "unit_losses_without") if name in row]
+        if len({len(numbers) for numbers in units}) > 1 or not sum(row.get("unit_targets") or []):
+            return "unit_targets"
+        if "unit_losses_without" in row and row.get("gain") is None:
+            return "gain"
+
+def read_rows(path):
+    """The rows of a file that --json of eval.py or lab.measure wrote; InputError that names the first wrong one."""
+    try:
+        rows = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no file of results or of --json: {error}") from None
+    for number, row in enumerate(rows, start=1):
+        wrong = first_wrong(row, OF_JSON) if type(row) is dict else "every field"
+        wrong = wrong or find_wrong_of_units(row)
+        if wrong:
+            raise InputError(f"{path} is no file of results or of --json: in row {number} {wrong} is missing or wrong")
+    return rows
+
 def read_number(text):
     """A finite float from JSON, or an int of 64 bits."""
     value = float(text) if set(text) & set(".eEnN") else int(text)
