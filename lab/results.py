@@ -157,6 +157,8 @@ OF_JSON = {"run": is_text, "protocol": is_text, "how": is_text, "data": is_text,
 
 def find_wrong_of_units(row):
     """The field that does not fit the others of a row of --json; or None."""
+    if "steps" in row and "step" not in row:
+        return "step"
     if row["protocol"] == "task":
         return next((name for name in ("accuracy", "guess") if name not in row), None)
     if row.get("unit_losses") is not None:
@@ -169,7 +171,7 @@ def find_wrong_of_units(row):
 def read_rows(path):
     """The rows of a file that --json of eval.py or lab.measure wrote; InputError that names the first wrong one."""
     try:
-        rows = json.loads(read_text(path))
+        rows = json.loads(read_text(path), parse_int=read_number)      # a loss may be NaN
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is no file of results or of --json: {error}") from None
     for number, row in enumerate(rows, start=1):

@@ -262,6 +262,19 @@ def test_an_edited_line_of_results_is_read_or_named(file, tmp_path):
     assert named > 30
 
 
+def test_an_edited_row_of_json_is_read_or_named(workplace, tmp_path):
+    for flags in ("--protocol same-targets", "--probe swap"):
+        done = command("lab.measure", "runs/expe", *flags.split(), "--at", "2x", "--max-docs", "3", "--json",
+                       tmp_path / "rows.json", cwd=workplace)
+        assert done.returncode == 0, done.stderr
+        [row] = json.loads((tmp_path / "rows.json").read_text())
+        for path in fields_of(row):
+            for values in ((), *((value,) for value in WRONG)):
+                (tmp_path / "edited.json").write_text(f"[{edited(json.dumps(row), path, *values)}]")
+                done = command("lab.table", "edited.json", cwd=tmp_path)
+                assert not done.returncode or "edited.json is no file of results or of --json: " in refused(done)
+
+
 @pytest.mark.parametrize("flags, message", [
     ("s.jsonl --than=", "--than must be one of a, b, c, got"),
     ("none.jsonl", "none.jsonl is missing"), ("s.jsonl --than z", "--than must be one of a, b, c, got z"),
