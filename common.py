@@ -6,6 +6,7 @@
                    tokenizer.tiktoken       a copy of the data's tokenizer
 
 A checkpoint takes the place of the last one with one rename; a run that was killed before its first begins anew.
+With --overwrite the new run is written into runs/<name>/.unfinished-run until its first checkpoint.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import contextlib
 import difflib
 import errno
 import functools
+import glob
 import hashlib
 import io
 import json
@@ -22,6 +24,7 @@ import re
 import secrets
 import sys
 import textwrap
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -59,6 +62,8 @@ from config import (
 )
 
 CHECKPOINT = "checkpoint.safetensors"
+NEW_RUN = ".unfinished-run"              # in a run directory, what --overwrite writes before its first checkpoint
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) if hasattr(errno, "EDQUOT") else (errno.ENOSPC, errno.EFBIG)
 MEANT = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context",
          "--tokenizer": "python data.py SOURCE --tokenizer FILE --out DIR and then --data DIR",
          **{name: f"--pe {flags}" for name, flags in ({name: name for name in ENCODINGS} | VARIANTS).items()}}
@@ -138,7 +143,9 @@ class CommandLine(argparse.ArgumentParser):
                 self.error(f"this name is too long for a file: {error.filename}")
             if error.errno == errno.EISDIR:
                 self.error(f"{error.filename2 or error.filename} is a folder where a file belongs: move it away")
-            raise
+            if error.errno not in FULL:
+                raise
+            self.error(f"{error.filename or 'a file'} cannot be written: {error.strerror}")
         except (MemoryError, RuntimeError) as error:                   # NumPy's; torch's, on a GPU and on the CPU
             of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
             if isinstance(error, RuntimeError) and not of_torch:
@@ -248,7 +255,8 @@ def new_file(*endings):
     """The argparse type of a file to write, of these endings: a new or empty one, or one of the kind written here."""
     def read(text):
         path = Path(os.path.realpath(text) if os.path.islink(text) else text)
-        if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)) or path.is_dir():
+        other = os.path.lexists(path) and not path.is_file()            # a folder, a pipe, a device
+        if other or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
             raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists and can be written")
         if path.suffix not in endings:
             raise argparse.ArgumentTypeError(f"must end in {', '.join(endings)}, got {text!r}")
@@ -267,10 +275,47 @@ def write_rows(path, rows):
     write_text(path, f"[\n{lines}\n]\n")
 
 def write_bytes(path, content):
-    """Write a new file beside its place and rename it."""
-    new = Path(path).parent / f".unfinished-{secrets.token_hex(8)}-{Path(path).name}"
-    new.write_bytes(content)
-    os.replace(new, path)
+    """Write a file so that a kill or a full disk leaves the old one."""
+    with replacing(path) as file:
+        file.write(content)
+
+@contextlib.contextmanager
+def replacing(path):
+    """A new file to write, which takes the place of `path` once it is whole, and goes if it cannot be written.
+
+    A kill leaves it: remove_unfinished, or the next write of the same file an hour later, removes it.
+    """
+    path = Path(path)
+    remove_unfinished(path.parent, path.name, 3600)
+    new = path.parent / f".unfinished-{secrets.token_hex(8)}-{path.name}"
+    try:
+        with naming_full(path), open(new, "xb") as file:
+            yield file
+        os.replace(new, path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+@contextlib.contextmanager
+def naming_full(path):
+    """Name the file in the error of a disk that is full, which a write to an open file leaves out."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+def is_unfinished(name):
+    """Whether a file's name is one that replacing() gives to a file which is not whole yet."""
+    return re.match(r"\.unfinished-[0-9a-f]{16}-", name) is not None
+
+def remove_unfinished(folder, of="", age=0):
+    """Remove the unfinished files that a killed process left in a folder; of: one file alone; age: in seconds."""
+    for path in Path(folder).glob(f".unfinished-*-{glob.escape(of) or '*'}"):
+        with contextlib.suppress(OSError):                              # of a folder, or what another removes
+            if is_unfinished(path.name) and time.time() - path.lstat().st_mtime >= age:
+                path.unlink()
 
 def hash_file(path):
     """The SHA-256 of a file; InputError if it cannot be read, as a folder in its place."""
@@ -282,15 +327,25 @@ def hash_file(path):
 
 def folder(text):
     """A path for argparse, in which a/../b is b."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be a folder, got ''; the one that you stand in is .")
     return Path(os.path.normpath(text))
 
 def holds_files(folder):
     """Whether a folder holds anything besides what a killed script may have left before it wrote its first file."""
-    return os.path.isdir(folder) and not all(name.startswith((".lock", ".unfinished-")) for name in os.listdir(folder))
+    return os.path.isdir(folder) and not all(name == ".lock" or is_unfinished(name) for name in os.listdir(folder))
 
 @contextlib.contextmanager
 def lock(folder, wait=False):
-    """Make a folder, and hold it for this process alone; InputError if another holds it, unless this waits for it."""
+    """Make a folder, and hold it for this process alone; InputError if another holds it, unless this waits for it.
+
+    A folder that others write in too is waited for. In any other, what a killed process left unfinished is removed.
+    """
+    def clean_up():
+        if not wait:
+            settle(folder)
+            remove_unfinished(folder)
+
     from filelock import FileLock, Timeout
 
     try:
@@ -299,7 +354,11 @@ def lock(folder, wait=False):
         raise InputError(f"--out {folder} cannot be made: {error.strerror}") from None
     try:                                                               # a singleton: this process may take it again
         with FileLock(f"{os.path.realpath(folder)}/.lock", timeout=-1 if wait else 0, is_singleton=True):
-            yield
+            clean_up()
+            try:
+                yield
+            finally:
+                clean_up()                                              # after an error
     except Timeout:
         raise InputError(f"{folder} is in use by another process: wait for its end, or choose another folder") from None
 
@@ -361,6 +420,9 @@ def progress(step, steps):
 def read_run(run):
     """(ModelConfig, TrainConfig, all of config.json) of a run directory; InputError that says what is wrong with it."""
     path = Path(run) / "config.json"
+    if (Path(run) / NEW_RUN / CHECKPOINT).exists():
+        raise InputError(f"{run} is not whole, since train.py --overwrite was killed while it replaced the files: "
+                         f"python train.py --out {run} --resume puts the others in place")
     if not path.exists():
         raise InputError(f"{run} is no run directory (no config.json): python train.py writes one")
     texts = ["model.encoding.pe", "data.folder", "data.source", "data.tokenizer.sha256"]
@@ -384,6 +446,30 @@ def read_run(run):
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return model, train, record | {"model": asdict(model), "train": asdict(train)}      # with what older runs lack
+
+def settle(run):
+    """End the replacement of a run by --overwrite: the caller holds the run's lock.
+
+    Until the new run has a checkpoint, its files lie in a folder of their own, and are removed here: the old run stays.
+    From then on they are renamed into the place of the old ones, the checkpoint last. A kill between two renames
+    leaves files of both runs, which read_run refuses while the new checkpoint lies in that folder; the next call
+    renames the others, so that the new run is whole.
+    """
+    run, new = Path(run), Path(run) / NEW_RUN
+    if new.is_symlink():                                                # what it names is not ours
+        new.unlink()
+    if not new.is_dir():
+        return
+    whole = (new / CHECKPOINT).exists()
+    for name in ("config.json", "tokenizer.tiktoken", "log.jsonl", CHECKPOINT):
+        with contextlib.suppress(FileNotFoundError):                    # renamed before a kill, or not written yet
+            if whole:
+                os.replace(new / name, run / name)
+            else:
+                (new / name).unlink()
+    remove_unfinished(new)
+    with contextlib.suppress(OSError):                                  # somebody's own file stays in it
+        new.rmdir()
 
 def save_checkpoint(run, tensors, step, seconds=0.0):
     """Replace the run's checkpoint with one rename; seconds: trained so far.

@@ -335,7 +335,7 @@ def target(source, out=None, vocab=None, tokenizer=None):
     if vocab is not None and tokenizer is not None:
         raise InputError("--vocab is the size of the tokenizer: leave out --vocab, or --tokenizer")
     ranks = None if tokenizer is None else read_ranks(tokenizer)
-    vocab = len(ranks) + 1 if ranks else vocab or PRESETS["mini"]["vocab"]
+    vocab = len(ranks) + 1 if ranks else PRESETS["mini"]["vocab"] if vocab is None else vocab
     if not 257 <= vocab <= 2**16:
         raise InputError(f"--vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {vocab}")
     out = folder_of(source, vocab) if out is None else Path(out)

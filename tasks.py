@@ -417,7 +417,7 @@ def score(model, task, length, split="val", sequences=SEQUENCES, drawn=0):
 
 def evaluate(run, model, record, args, multiples):
     """A row for each length, as eval.evaluate's, with accuracies in the place of losses."""
-    source = args.data or record["data"]["source"]
+    source = record["data"]["source"] if args.data is None else args.data
     if not source.startswith("task:") or find(source).symbols != find(record["data"]["source"]).symbols:
         raise InputError(f"{run} is trained on {record['data']['source']}: --data must be a task with the same symbols")
     if source == record["data"]["source"] and not is_unchanged(record["data"]):

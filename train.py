@@ -69,7 +69,7 @@ def read_flags(argv):
     add("--out", type=common.folder, metavar="DIR", help="default: runs/<preset>-<pe>-<flags that differ>-s<seed>")
     either = parser.add_mutually_exclusive_group().add_argument
     either("--resume", action="store_true", help="go on from the last checkpoint of the run directory")
-    either("--overwrite", action="store_true", help="replace the run in the run directory, once the first step is done")
+    either("--overwrite", action="store_true", help="replace the run in the run directory, at the first checkpoint")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     add("--compile", action="store_true", help="use torch.compile for the blocks; it needs a C++ compiler")
     parser.owner_of = encodings_of
@@ -326,7 +326,7 @@ class Run:
     def __init__(self, argv):
         """InputError for a wrong flag, a folder that holds something else, or data that cannot be prepared."""
         self.args, self.model_config, self.train_config = read_flags(argv)
-        self.folder = self.args.out
+        self.folder = self.home = self.args.out                         # home: where its files are written
         self.check_folder()
         on_cpu = self.train_config.backend == "numpy" and self.args.device == "auto"
         self.device = pick_device("cpu" if on_cpu else self.args.device)
@@ -375,16 +375,18 @@ class Run:
         return step, seconds
 
     def start(self):
-        """Write what stays the same, once the first step is done; --overwrite replaces these files, by name."""
-        for name in (common.CHECKPOINT, "log.jsonl"):
-            (self.folder / name).unlink(missing_ok=True)
+        """Write what stays the same, once the first step is done; --overwrite keeps the old run beside it till save."""
+        if (self.folder / "config.json").exists() and not self.args.resume:
+            self.home = self.folder / common.NEW_RUN
+            self.home.mkdir(exist_ok=True)
+        (self.home / "log.jsonl").unlink(missing_ok=True)               # of a run that was killed before a checkpoint
         self.write("config.json", json.dumps(self.record, indent=1, allow_nan=False).encode() + b"\n")
         tokenizer = self.tokens / "tokenizer.tiktoken"
         if tokenizer.exists():
             self.write(tokenizer.name, tokenizer.read_bytes())
 
     def write(self, name, content):
-        common.write_bytes(self.folder / name, content)
+        common.write_bytes(self.home / name, content)
 
     def note(self, step, loss, norm):
         """Log a step and return its loss; InputError if it or the gradient's norm is not finite."""
@@ -414,11 +416,15 @@ class Run:
                          f"change {' or '.join(causes or [f'--pe {self.model_config.encoding.pe}'])}")
 
     def log(self, **line):
-        with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
+        path = self.home / "log.jsonl"
+        with common.naming_full(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def save(self, backend, step, seconds):
-        common.save_checkpoint(self.folder, backend.tensors(), step, seconds)
+        common.save_checkpoint(self.home, backend.tensors(), step, seconds)
+        if self.home != self.folder:
+            common.settle(self.folder)                                  # the new run takes the old one's place
+            self.home = self.folder
 
     def share_of_gpu(self, rate):
         """In words, how much of the GPU's bf16 rate so many tokens a second take."""

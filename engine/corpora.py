@@ -15,10 +15,7 @@ import functools
 import json
 import multiprocessing
 import os
-import secrets
 import shutil
-import signal
-import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -32,6 +29,7 @@ from tqdm import tqdm
 
 import data
 from config import PRESETS, InputError
+from engine.workers import end_with_parent, leave_ctrl_c_to_parent
 
 try:
     from datatrove.data import Document
@@ -115,14 +113,6 @@ def list_hub(source):
     with reading():
         return reader.data_folder.list_files(glob_pattern=reader.glob_pattern)
 
-@contextlib.contextmanager
-def replacing(path):
-    """A new file to write, which takes the place of `path` once it is whole."""
-    new = path.parent / f".unfinished-{secrets.token_hex(8)}-{path.name}"
-    with open(new, "xb") as file:
-        yield file
-    os.replace(new, path)
-
 def encode(documents, rank, world_size, folder, tokenizer, settings, files=None):
     """Write what a task makes of its share of the files, or of datatrove's documents, and pass the documents on.
 
@@ -136,7 +126,7 @@ def encode(documents, rank, world_size, folder, tokenizer, settings, files=None)
     sizes = []
     hashes = []
     names = []
-    with replacing(folder / f"{rank:05d}.bin") as file:
+    with common.replacing(folder / f"{rank:05d}.bin") as file:
         for split, name, text in data.split_texts(texts, settings, left_out):
             tokens = encoding.encode_ordinary(text)
             if len(tokens) < settings["min_doc_tokens"]:
@@ -152,7 +142,7 @@ def encode(documents, rank, world_size, folder, tokenizer, settings, files=None)
                 left_out.add(REST, name)
                 break
     common.write_text(folder / f"{rank:05d}.txt", "".join(f"{name}\n" for name in names))
-    with replacing(folder / f"{rank:05d}.npz") as file:
+    with common.replacing(folder / f"{rank:05d}.npz") as file:
         np.savez(file, splits=splits, sizes=sizes, hashes=np.array(hashes, np.uint64), left_out=json.dumps(left_out))
 
 class Signatures(MinhashDedupSignature):
@@ -181,18 +171,17 @@ def make_pipelines(source, out, tasks=TASKS, **settings):
             "pair": [MinhashDedupBuckets(signatures, pairs, config=NEAR)],
             "cluster": [MinhashDedupCluster(pairs, clusters, config=NEAR, save_cluster_id=True)]}
 
-def end_with_parent():
-    """End a worker as soon as its parent has ended, whatever ended it; a Ctrl-C is the parent's to answer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+def begin_worker():
+    """What a worker does first: it ends with its parent, which alone answers a Ctrl-C."""
+    leave_ctrl_c_to_parent()
+    end_with_parent(multiprocessing.parent_process().join)
 
-def run_tasks(pipelines, folder, tasks, workers):
+def run_tasks(pipelines, folder, tasks, processes):
     """Run what is left of the tasks. Python's own pool, unlike datatrove's, notices a worker that is killed."""
     os.environ.setdefault("TQDM_DISABLE", "1")                          # datatrove's own bars, in the workers
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # it warns of what it frees after a kill
     try:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent) as pool:
+        with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), begin_worker) as pool:
             try:
                 for name, steps in pipelines.items():
                     tasks = {"encode": tasks, "pair": NEAR.num_buckets, "cluster": 1}[name]
@@ -255,7 +244,7 @@ def join(out, tasks, left_out):
     copies = find_copies(tokens, tasks)
     near_copies = find_near(out / "tasks", [index["splits"] for index in indices])
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(replacing(out / f"{split}.bin")) for split in data.SPLITS]
+        files = [stack.enter_context(common.replacing(out / f"{split}.bin")) for split in data.SPLITS]
         for task, index in enumerate(indices):
             names = common.read_text(tokens / f"{task:05d}.txt").splitlines()
             for reason, (count, first) in json.loads(str(index["left_out"])).items():
@@ -293,8 +282,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, usual
             raise InputError(f"{out} was begun with another value of {changed[0]}: choose another --out, or begin anew "
                              f"with python -m engine.corpora {source} --out {out} --overwrite")
         common.write_text(out / "meta.json", json.dumps(meta))          # not whole yet, and from now on ours
-        for path in [*out.glob(".unfinished-*"), *out.glob("tasks/tokens/.unfinished-*")]:
-            path.unlink()                                               # a kill has left it
+        common.remove_unfinished(out / "tasks/tokens")
         if not (out / "tokenizer.tiktoken").exists():
             texts = texts_for_tokenizer(source, settings["max_doc_chars"])
             data.write_ranks(out / "tokenizer.tiktoken", ranks or data.train_tokenizer(texts, vocab, or_fewer))

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import sys
+import time
 from datetime import timedelta
 
 import common
@@ -23,6 +24,7 @@ import torch.distributed as dist
 import train
 from common import CommandLine, number
 from config import InputError
+from engine.workers import end_with_parent
 
 with CommandLine(prog="engine.distributed").one_line_errors():
     RANK, WORLD = common.read_environment("RANK", 0), common.read_environment("WORLD_SIZE", 1)
@@ -95,6 +97,12 @@ if RANK:
     for name in ("start", "write", "log"):
         setattr(RankRun, name, lambda self, *what, **line: None)
 
+def wait_for_torchrun():
+    """Wait for the end of the process that started this one."""
+    torchrun = os.getppid()
+    while os.getppid() == torchrun:
+        time.sleep(1)
+
 def main():
     """What each process does that torchrun has started; it ends the process."""
     parser = CommandLine(prog="engine.distributed", add_help=False)
@@ -105,6 +113,8 @@ def main():
                      "and --timeout SECONDS, for which a rank waits for one that hangs")
     if not args.timeout >= 1:
         parser.error(f"--timeout must be at least 1 second, got {args.timeout}")
+    if dist.is_torchelastic_launched():
+        end_with_parent(wait_for_torchrun)                              # a killed torchrun would leave the ranks
     store, _, _ = next(dist.rendezvous("env://"))
 
     def join():

@@ -72,10 +72,18 @@ def differences(model, args, parent):
             yield f"{line}, which is too few for this context"
 
 def load_parent(run, backend):
-    """Fill the backend of a new train.Run from the checkpoint of its parent; returns what config.json holds of that."""
+    """Fill the backend of a train.Run that begins from the checkpoint of its parent; returns what config.json holds of
+    that. InputError if the run was killed before its first checkpoint, and its parent was replaced since."""
     parent, model = run.train_config.init_from, run.model_config
-    its, _, _ = common.read_run(parent)
-    tensors, info = common.read_checkpoint(parent)
+    with common.naming("--init-from"):
+        its, _, _ = common.read_run(parent)
+        tensors, info = common.read_checkpoint(parent)
+    hashes = {name: common.hash_file(Path(parent) / name) for name in ("config.json", common.CHECKPOINT)}
+    known = run.record.get("parent")
+    before = known.get("sha256", hashes) if isinstance(known, dict) else hashes         # older runs have no hashes
+    if before != hashes:
+        raise InputError(f"--init-from {parent} was replaced since {run.folder} was begun with it, which has no "
+                         "checkpoint yet: begin it anew with --overwrite")
     new = model_numpy.init_params(model, run.train_config.seed)
     same = (its.encoding.pe, its.cycle) == (model.encoding.pe, model.cycle)
     kept = {name: w for name, w in tensors.items() if name in new and w.shape == new[name].shape
@@ -86,7 +94,7 @@ def load_parent(run, backend):
     for line in differences(model, run.args, parent) if not run.args.resume else ():
         print(line)
     backend.load(new | kept, 0)
-    return {"run": str(parent), "step": info["step"]}
+    return {"run": str(parent), "step": info["step"], "sha256": hashes}
 
 def begins_alike(name, shape, *configs):
     """Whether the settings of two configs give a parameter the same first value, so that the parent's may go on.

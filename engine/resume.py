@@ -6,13 +6,13 @@ import json
 
 import codehash
 import common
-from config import PRESETS, InputError, flag_of
+from config import PRESETS, SPLITS, InputError, flag_of
 
 
 def fill_in(args):
     """Set --preset and --pe, by which other flags are read, to those of the run in args.out."""
     if args.out is not None:
-        record = common.read_run(args.out)[2]
+        record = read_run(args.out)[2]
         preset = record["provenance"].get("preset")
         if preset not in [None, *PRESETS]:
             raise InputError(f"{args.out}/config.json was edited: provenance.preset must be one of "
@@ -23,11 +23,18 @@ def fill_in(args):
 
 def check_flags(run, flags):
     """(ModelConfig, TrainConfig) of the run to resume; InputError for a flag that contradicts it."""
-    model, config, record = common.read_run(run)
+    model, config, record = read_run(run)
     if flags.get("steps", 0) > config.steps:                            # a longer run, by the schedule of so many steps
         config = dataclasses.replace(config, steps=flags["steps"])
     check(run, vars(model.encoding) | vars(model) | vars(config), flags)
     return model, dataclasses.replace(config, data=record["data"]["folder"])           # its text may have changed
+
+def read_run(run):
+    """common.read_run, once a replacement by --overwrite that a kill has broken off is completed or taken back."""
+    if (run / common.NEW_RUN).exists():
+        with common.lock(run):                                          # which does that
+            pass
+    return common.read_run(run)
 
 def check(run, stored, flags):
     """InputError for a flag that was given with another value than is stored of a run."""
@@ -39,11 +46,13 @@ def check(run, stored, flags):
 def check_data(run):
     """InputError unless a train.Run has the data that it was trained on."""
     stored, now = common.read_run(run.folder)[2]["data"], run.record["data"]
-    unchanged = stored["splits"]["train"]["sha256"] == now["splits"]["train"]["sha256"]
-    if "sequences" in now:                                              # of a task
-        unchanged = run.source.is_unchanged(stored)
-    if not unchanged:
-        raise InputError(f"{run.tokens} is not the data that {run.folder} was trained on: its hash differs")
+    changed = [split for split in SPLITS if stored["splits"][split]["sha256"] != now["splits"][split]["sha256"]]
+    for name in ("tokenizer", "sequences"):                             # sequences: of a task, but not in older runs
+        if stored.get(name, now.get(name)) != now.get(name):
+            changed.append(name)
+    if changed:
+        raise InputError(f"{run.tokens} is not the data that {run.folder} was trained on: the hash of "
+                         f"{', '.join(changed)} differs")
 
 def go_on(run, backend):
     """Go on with a train.Run: fill the backend from its checkpoint; returns (steps done, seconds trained).

@@ -29,6 +29,8 @@ from model_torch import ENCODINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ("expe", "config", "model_numpy", "model_torch")
+FILES = ("README.md", "LICENSE", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "config.json",
+         "modeling_gpt.py", *(f"{name}.py" for name in CORE))           # what an export writes, beside files of zoo/
 UNFINISHED = "export.unfinished"         # lists the files of an export until its folder is complete
 README = """# A GPT with the positional encoding {pe}, trained for {step:,} steps
 
@@ -102,11 +104,15 @@ def to_transformers(run, out):
     return written["architectures"][0], record["step"]
 
 def unfinished(folder, out):
-    """What an export that was killed left in the folder, config.json first; InputError if it has any other file."""
+    """What an export that was killed left in the folder, config.json first; InputError if it has any other file.
+
+    Such a file is on the list of that export, and has a name that exports write, whoever wrote the list.
+    """
     names = {*os.listdir(folder)} - {UNFINISHED} if folder.is_dir() else set()
     list_of_files = folder / UNFINISHED
-    known = common.read_text(list_of_files).split("\n") if list_of_files.exists() else []
-    if not {name for name in names if not name.startswith(".unfinished-")} <= {*known}:
+    listed = common.read_text(list_of_files).split("\n") if list_of_files.exists() else []
+    known = {*listed} & {*FILES, *(path.name for path in (ROOT / "zoo").glob("*.py"))}
+    if not all((name in known or common.is_unfinished(name)) and (folder / name).is_file() for name in names):
         raise InputError(f"OUT must be a new folder, and {str(out)!r} has files in it: choose another")
     return sorted(names, key=lambda name: name != "config.json")
 

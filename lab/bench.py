@@ -286,7 +286,7 @@ def main(argv=None):
         by_numpy = args.device == "cpu" and args.dtype == "fp32" and not args.compile
         if "numpy" in (args.backends or ()) and not by_numpy:
             raise InputError("numpy computes in fp32 on the CPU, uncompiled: leave it out of --backends")
-        if args.nanogpt and not Path(args.nanogpt).is_file():
+        if args.nanogpt is not None and not Path(args.nanogpt).is_file():
             raise InputError(f"--nanogpt must be model.py of a clone of nanoGPT, and {args.nanogpt} is no file")
         args.backends = args.backends or [name for name in train.BACKENDS if name != "numpy" or by_numpy]
         print(f"{platform.machine()}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}", flush=True)

@@ -30,12 +30,14 @@ import fnmatch
 import io
 import os
 import platform
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +47,7 @@ from common import CHECKPOINT, CommandLine, at_least, checkpoint_info, hash_file
 # isort: split
 import train
 from config import InputError
+from engine.workers import end_with_parent, leave_ctrl_c_to_parent
 from lab import measure
 from lab.results import append, read_results
 from model_numpy import count_parameters
@@ -91,16 +94,22 @@ def read_study(path):
         check(values, STUDY)
         if missing := [key for key in ("title", "preset", "seeds", "runs") if not values.get(key)]:
             raise InputError(f"this lacks {missing[0]}: python -m lab.grid --help shows a study")
-        if not all(isinstance(seed, int) for seed in values["seeds"]):
+        if empty := [key for key in ("data", "held_out") if values.get(key) == ""]:
+            raise InputError(f"{empty[0]} must be a path or a name, got ''")
+        if not all(type(seed) is int for seed in values["seeds"]):
             raise InputError(f"seeds must be whole numbers, got {values['seeds']}")
         seeds = list(dict.fromkeys(values["seeds"]))
-        flags = (f"--data {values['data']} " if "data" in values else "") + values.get("flags", "")
-        study = Study(Path(path).stem, values["title"], values["preset"], seeds,
-                      dict(flatten(values["runs"], flags.strip())), {}, values.get("chosen", {}))
+        flags = f"{path_flag('--data', values.get('data'))} {values.get('flags', '')}".strip()
+        runs = list(flatten(values["runs"], flags))
+        if twice := [run for run, count in Counter(run for run, _ in runs).items() if count > 1]:
+            raise InputError(f"there are two runs {twice[0]}, one of them in a group: give one another name")
+        study = Study(Path(path).stem, values["title"], values["preset"], seeds, dict(runs), {},
+                      values.get("chosen", {}))
         for run in study.runs:
             with named(run):
-                if "/" in run:
-                    raise InputError("a run's name is that of a folder: leave out the /")
+                if not re.fullmatch(r"[\w.,=+-]+", run):
+                    raise InputError(f"a run's name is that of a folder, and has letters, digits and . , = + - _ "
+                                     f"alone, got {run!r}")
                 for seed in seeds:
                     train.read_flags(command_of(study, run, seed)[2:])
         for run, chose in study.chosen.items():
@@ -115,7 +124,7 @@ def read_measure(value, held_out, study):
     """(flags of lab.measure, patterns of runs, seeds) of a measure in a study's file."""
     value = value if isinstance(value, dict) else {"flags": value}
     check(value, MEASURE)
-    flags = value.get("flags", "") + (f" --data {held_out}" if held_out else "")
+    flags = f"{value.get('flags', '')} {path_flag('--data', held_out)}"
     patterns, seeds = value.get("runs", ["*"]), value.get("seeds", study.seeds)
     if runs := measure.read_flags(split(flags)).runs:
         raise InputError(f"the run is the grid's own: leave out {' '.join(runs)}")
@@ -124,6 +133,10 @@ def read_measure(value, held_out, study):
     if not all(seed in study.seeds for seed in seeds):
         raise InputError(f"seeds must be of {study.seeds}, got {seeds}")
     return flags.strip(), patterns, seeds
+
+def path_flag(flag, path):
+    """A flag and a path as a shell reads them, which is one argument whatever the path holds; "" without a path."""
+    return "" if path is None else shlex.join([flag, f"./{path}" if path.startswith("-") else path])
 
 def check(values, kinds):
     """InputError for a key that is unknown, or has a value of another type."""
@@ -266,7 +279,7 @@ def run_workers(path, jobs):
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logs = [tempfile.TemporaryFile("w+") for _ in range(jobs)]         # a pipe that nobody reads would fill up
     words = [sys.executable, "-m", "lab.grid", path, "--worker"]
-    workers = [subprocess.Popen(words, env=os.environ | threads, stderr=log) for log in logs]
+    workers = [subprocess.Popen(words, env=os.environ | threads, stdin=subprocess.PIPE, stderr=log) for log in logs]
     try:
         for worker in workers:
             worker.wait()
@@ -293,11 +306,14 @@ def main(argv=None):
     how("--worker", action="store_true", help=argparse.SUPPRESS)       # one of --jobs, which says itself how far it is
     with parser.one_line_errors():
         args = parser.parse_args(argv)
+        if args.worker:
+            leave_ctrl_c_to_parent()
+            end_with_parent(lambda: os.read(0, 1))                      # of its stdin, which ends with the parent
         study = read_study(args.study)
         names = {f"{run}-s{seed}": (run, seed) for seed in study.seeds for run in study.runs}
-        if args.run and args.run not in names:
+        if args.run is not None and args.run not in names:
             raise InputError(f"--run must be one of the study's runs, such as {next(iter(names))}, got {args.run}")
-        wanted = [names[args.run]] if args.run else unfinished(study)
+        wanted = unfinished(study) if args.run is None else [names[args.run]]
         if args.commands:
             for run, seed in wanted:
                 print(shlex.join(["python", "-m", "lab.grid", args.study, "--run", f"{run}-s{seed}"]))

@@ -1,5 +1,6 @@
 """Every picture of losses, accuracies and attention: rows of numbers in, a file out."""
 
+import io
 import math
 from collections import Counter
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from common import write_bytes
 from config import InputError
 from lab.results import LEARNED, is_gain, progress_of, unfinished
 from zoo.names import METHODS, colour, family, name, names_of, variant_of
@@ -33,7 +35,9 @@ matplotlib.rcParams.update({
 def save(figure, path, dpi=110):
     """Write a picture without its date."""
     undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(Path(path).suffix)
-    figure.savefig(path, dpi=dpi, metadata=undated)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=dpi, metadata=undated, format=Path(path).suffix[1:])
+    write_bytes(path, picture.getvalue())
 
 # ---- losses by length ------------------------------------------------------------------------------------------------
 

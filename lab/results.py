@@ -66,6 +66,128 @@ def is_gain(rows):
     """Whether Rows are of a probe, whose loss is a gain."""
     return any("without" in row.more or "gain" in row.more for row in rows)
 
+# ---- reading and appending -------------------------------------------------------------------------------------------
+
+def is_text(x):
+    return type(x) is str
+
+def is_count(x):
+    return type(x) is int and x >= 0
+
+def is_size(x):
+    return type(x) is int and x >= 1
+
+def is_number(x):
+    return type(x) in (int, float)
+
+def is_share(x):
+    return is_number(x) and 0 <= x <= 1
+
+def is_loss_of_targets(x):
+    return type(x) is list and len(x) == 2 and all(map(is_number, x))
+
+def list_of(check):
+    return lambda x: type(x) is list and all(map(check, x))
+
+def dict_of(check):
+    return lambda x: type(x) is dict and all(map(check, x.values()))
+
+def or_null(check):
+    return lambda x: x is None or check(x)
+
+MISSING = object()                       # the value of a field that a line lacks
+
+def optional(check):
+    return lambda x: x is MISSING or check(x)
+
+def first_wrong(line, checks):
+    """The name of the first field of {field: check} that a line has not or has otherwise; or None."""
+    return next((name for name, check in checks.items() if not check(line.get(name, MISSING))), None)
+
+FIELDS = {                               # {what a line is of, by its first field that is one of these: {field: check}}
+    "measure": {"measure": is_text, "run": is_text, "seed": is_count, "flags": is_text, "sha256": is_text,
+                "rows": list_of(lambda row: type(row) is dict)},
+    "run": {"run": is_text, "seed": is_count, "command": is_text, "context": is_size, "sha256": is_text,
+            "data": optional(is_text), "parameters": optional(is_size), "tokens": optional(is_count),
+            "code": optional(or_null(dict_of(is_text)))},
+    "study": {"study": is_text, "runs": optional(list_of(is_text)), "chosen": optional(dict_of(list_of(is_count)))},
+    "data": {"data": is_text, "source": is_text},
+    "targets": {"targets": is_text, "counts": lambda x: list_of(is_count)(x) and sum(x) > 0, "text": optional(is_text),
+                "guess": optional(is_share)}}
+ROW = {"protocol": is_text, "length": is_size, "how": optional(is_text), "targets": optional(is_text),
+       "by_distance": optional(dict_of(is_loss_of_targets))}
+
+def find_wrong(line, facts):
+    """The first field of a line that is missing, or of another type, or does not fit the facts before it; or None."""
+    kind = next((name for name in FIELDS if type(line) is dict and name in line), None)
+    if kind is None:
+        return "the field that says what it is of"
+    if wrong := first_wrong(line, FIELDS[kind]):
+        return wrong
+    if kind == "run" and line.get("parameters") and not (
+            line.get("tokens") is not None and "source" in facts.get(line.get("data"), {})):
+        return "data"                                                   # old lines of tasks have no parameters
+    for row in line.get("rows", ()):
+        if wrong := find_wrong_of_row(row, facts):
+            return f"{wrong} in a row"
+
+def find_wrong_of_row(row, facts):
+    """The same of a row of a measurement."""
+    if wrong := first_wrong(row, ROW):
+        return wrong
+    fact = facts.get(row.get("targets"), {})
+    if row["protocol"] == "task":
+        return "accuracy" if not is_share(row.get("accuracy")) else "targets" if fact.get("guess") is None else None
+    if "losses" not in row:
+        return "losses"
+    if row["losses"] is not None:
+        if "counts" not in fact:
+            return "targets"
+        for name in {"losses", "without"} & row.keys():
+            if not list_of(is_number)(row[name]) or len(row[name]) != len(fact["counts"]):
+                return name
+
+NUMBERS = optional(or_null(list_of(is_number)))
+OF_JSON = {"run": is_text, "protocol": is_text, "how": is_text, "data": is_text, "length": is_size,
+           "trained_length": is_size, "loss": or_null(is_number), "gain": optional(or_null(is_number)),
+           "accuracy": optional(is_share), "guess": optional(is_share), "n_targets": optional(is_count),
+           "targets_sha256": optional(is_text), "unit_losses": NUMBERS, "unit_losses_without": NUMBERS,
+           "unit_targets": optional(or_null(list_of(is_count))), "by_distance": ROW["by_distance"],
+           "step": optional(is_count), "steps": optional(is_size), "code": optional(or_null(dict_of(is_text)))}
+
+def find_wrong_of_units(row):
+    """The field that does not fit the others of a row of --json; or None."""
+    if "steps" in row and "step" not in row:
+        return "step"
+    if row["protocol"] == "task":
+        return next((name for name in ("accuracy", "guess") if name not in row), None)
+    if row.get("unit_losses") is not None:
+        units = [row[name] or [] for name in ("unit_losses", "unit_targets", "unit_losses_without") if name in row]
+        if len({len(numbers) for numbers in units}) > 1 or not sum(row.get("unit_targets") or []):
+            return "unit_targets"
+        if "unit_losses_without" in row and row.get("gain") is None:
+            return "gain"
+
+def read_rows(path):
+    """The rows of a file that --json of eval.py or lab.measure wrote; InputError that names the first wrong one."""
+    try:
+        rows = json.loads(read_text(path), parse_int=read_number)      # a loss may be NaN
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no file of results or of --json: {error}") from None
+    for number, row in enumerate(rows, start=1):
+        wrong = first_wrong(row, OF_JSON) if type(row) is dict else "every field"
+        wrong = wrong or find_wrong_of_units(row)
+        if wrong:
+            raise InputError(f"{path} is no file of results or of --json: in row {number} {wrong} is missing or wrong")
+    return rows
+
+def read_number(text):
+    """A finite float from JSON, or an int of 64 bits."""
+    value = float(text) if set(text) & set(".eEnN") else int(text)
+    if not abs(value) < 2**63:
+        raise ValueError(f"{text} is no finite number of 64 bits")
+    return value
+
 class Results(NamedTuple):
     """The lines of a file, each by what it is of."""
 
@@ -75,26 +197,30 @@ class Results(NamedTuple):
     measured: dict                       # {(run, seed, measure): line}
 
 def read_results(path):
-    """The Results of a file, without a last line that a kill cut short; empty ones if there is no such file."""
+    """The Results of a file, without a last line that a kill cut short; empty ones if there is no such file.
+
+    InputError that names the first line which is not as the head of this file says.
+    """
     results = Results({}, {}, {}, {})
     text = read_text(path) if Path(path).exists() else ""
     for number, line in enumerate(text.splitlines(keepends=True), start=1):
         if not line.endswith("\n"):
             break
         try:
-            line = json.loads(line)
-            if "measure" in line:
-                line["flags"], line["sha256"], line["rows"]            # without one of them it is no measurement
-                results.measured[line["run"], line["seed"], line["measure"]] = line
-            elif "run" in line:
-                line["command"], line["sha256"], line["context"]
-                results.runs[line["run"], line["seed"]] = line
-            elif "study" in line:
-                results.study.update(line)
-            else:
-                results.facts[line.get("data") or line["targets"]] = line
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise InputError(f"{path}, line {number}, is no line of results: mend or remove it") from None
+            line = json.loads(line, parse_float=read_number, parse_int=read_number, parse_constant=read_number)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}, line {number}, is no line of results: {error}; mend or remove it") from None
+        if wrong := find_wrong(line, results.facts):
+            raise InputError(f"{path}, line {number}, is no line of results: {wrong} is missing or wrong; mend or "
+                             "remove it")
+        if "measure" in line:
+            results.measured[line["run"], line["seed"], line["measure"]] = line
+        elif "run" in line:
+            results.runs[line["run"], line["seed"]] = line
+        elif "study" in line:
+            results.study.update(line)
+        else:
+            results.facts[line.get("data", line.get("targets"))] = line
     return results
 
 def append(path, *lines):

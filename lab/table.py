@@ -24,7 +24,6 @@ import contextlib
 import fnmatch
 import functools
 import itertools
-import json
 import math
 import re
 from argparse import ArgumentTypeError
@@ -39,7 +38,7 @@ from common import PICTURES, CommandLine, listed, new_file, number, read_text
 import numpy as np
 
 from config import InputError
-from lab.results import LEARNED, Row, is_gain, read_results, unfinished
+from lab.results import LEARNED, Row, is_gain, read_results, read_rows, unfinished
 
 MARGIN = 0.01                            # nats, of equivalence
 ALONE = "± half of a 95% interval over documents alone: it says nothing of another seed"
@@ -54,14 +53,8 @@ def read_files(paths):
     stems = [Path(path).stem for path in paths]
     parts = {}
     for path, stem in zip(paths, stems, strict=True):
-        text = read_text(path)
-        try:
-            rows = from_rows(json.loads(text)) if text.startswith("[") else from_results(path)
-            parts[path if stems.count(stem) > 1 else stem] = rows
-        except InputError:
-            raise
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{path} is no file of results or of --json: {type(error).__name__}: {error}") from None
+        rows = from_rows(read_rows(path)) if read_text(path).startswith("[") else from_results(path)
+        parts[path if stems.count(stem) > 1 else stem] = rows
     often = Counter(run for rows in parts.values() for run in {row.run for row in rows})
     return [row._replace(run=f"{stem}/{row.run}") if often[row.run] > 1 else row
             for stem, rows in parts.items() for row in rows]
@@ -423,7 +416,7 @@ def main(argv=None):
             order = {name: i for i, word in reversed([*enumerate(patterns)]) for name in fnmatch.filter(names, word)}
             rows = sorted((row for row in rows if getattr(row, key) in order), key=lambda row: order[getattr(row, key)])
         lines = dict.fromkeys(row.line for row in rows)
-        if args.than and args.than not in lines:
+        if args.than is not None and args.than not in lines:
             raise InputError(f"--than must be one of {', '.join(lines)}, got {args.than}")
         if not args.margin >= 0:
             raise InputError(f"--margin must be at least 0, got {args.margin}")

@@ -23,6 +23,7 @@ if isa := {"default": "SSE41", "avx2": "AVX2"}.get(os.environ.get("ATEN_CPU_CAPA
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that fixtures end the processes that they started
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -87,14 +88,32 @@ def command(script, *arguments, cwd):
 def process(script, *arguments, cwd, **environment):
     """Run `python SCRIPT ...` or `python -m lab.NAME ...` in a folder, in a process; returns it once it has ended."""
     what = [ROOT / script] if script.endswith(".py") else ["-m", script]
-    return subprocess.run(
-        [sys.executable, *what, *map(str, arguments)],
-        cwd=cwd,
-        text=True,
-        capture_output=True,
-        timeout=300,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-    )
+    with group([sys.executable, *what, *arguments], cwd, environment) as started:
+        printed, said = started.communicate(timeout=300)
+    return subprocess.CompletedProcess(arguments, started.returncode, printed, said)
+
+
+@contextlib.contextmanager
+def group(words, cwd, environment=None, **how):
+    """A process in a group of its own, which is killed at the end, with all that it has started.
+
+    A signal to the group, os.killpg(pid, ...), comes as from a terminal.
+    """
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | how
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {})
+    with subprocess.Popen([*map(str, words)], cwd=cwd, env=environment, start_new_session=True, **how) as started:
+        try:
+            yield started
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # none of the group is left
+                os.killpg(started.pid, signal.SIGKILL)  # workers in other groups, as torchrun's, end with their parent
+
+
+@pytest.fixture
+def start():
+    """start(words, cwd=, ...): a process as group() starts it, until the test ends or is interrupted."""
+    with contextlib.ExitStack() as stack:
+        yield lambda words, **how: stack.enter_context(group(words, **how))
 
 
 def wait_for(holds, running):

@@ -72,12 +72,10 @@ def test_tokens_are_those_of_a_loop_over_the_documents(texts, prepared):
 
 @pytest.mark.parametrize("victim, sent", [("worker", "SIGKILL"), ("parent", "SIGKILL"), ("parent", "SIGTERM"),
                                           ("all", "SIGINT")])
-def test_killed_work_continues_to_the_same_bytes_with_two_workers(victim, sent, source, prepared, tmp_path):
+def test_killed_work_continues_to_the_same_bytes_with_two_workers(victim, sent, source, prepared, tmp_path, start):
     """The kill comes once the first task has begun. It ends all processes: while one lives, stderr stays open."""
     words = [sys.executable, "-m", "engine.corpora", str(source), "--out", "out", "--workers", "2", *TASKS]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    started = subprocess.Popen(words, cwd=tmp_path, env=environment, text=True, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, start_new_session=True)
+    started = start(words, cwd=tmp_path, stdout=subprocess.DEVNULL)
     tokens = tmp_path / "out" / "tasks" / "tokens"
     wait_for(lambda: list(tokens.glob("*")), started)
     ids = subprocess.run(["pgrep", "-f", "-P", str(started.pid), "spawn_main"], capture_output=True, text=True)

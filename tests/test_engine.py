@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, command, read_log, refused, wait_for
+from conftest import TINY, command, read_log, refused, wait_for
 
 import common
 from config import InputError, configure
@@ -29,7 +29,7 @@ def test_all_but_the_encodings_weights_go_on(pe, backend, workplace, tokens, tmp
         same = name in old and old[name].shape == new[name].shape and np.allclose(old[name], new[name], atol=1e-6)
         assert same == (pe == "learned" or "encoding." not in name), name
     _, _, record = common.read_run(tmp_path / "run")
-    assert record["parent"] == {"run": str(parent), "step": 8}
+    assert (record["parent"]["run"], record["parent"]["step"]) == (str(parent), 8)
 
 
 def test_a_parent_that_does_not_fit_is_named(workplace, tokens, tmp_path):
@@ -51,6 +51,30 @@ def test_a_child_that_was_killed_before_its_first_checkpoint_begins_with_its_par
     (tmp_path / "run" / common.CHECKPOINT).unlink()
     assert command("train.py", "--out", "run", "--resume", cwd=tmp_path).returncode == 0
     assert read_log(tmp_path / "run") == read_log(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("change", ["weights", "tokenizer", "removed", "none"])
+def test_such_a_child_refuses_a_parent_that_was_replaced(change, workplace, tokens, tmp_path):
+    parent = tmp_path / "parent"
+    shutil.copytree(workplace / "runs" / "expe", parent)
+    flags = [*TINY, "--data", tokens, "--init-from", "parent", "--steps", "2", "--out", "run"]
+    assert command("train.py", *flags, cwd=tmp_path).returncode == 0
+    (tmp_path / "run" / common.CHECKPOINT).unlink()
+    record = json.loads((parent / "config.json").read_text())
+    if change == "weights":
+        tensors, info = common.read_checkpoint(parent)
+        common.save_checkpoint(parent, tensors | {"embedding.weight": -tensors["embedding.weight"]}, info["step"])
+    elif change == "tokenizer":
+        record["data"]["tokenizer"]["sha256"] = "0" * 64
+        (parent / "config.json").write_text(json.dumps(record))
+    elif change == "removed":
+        shutil.rmtree(parent)
+    done = command("train.py", "--out", "run", "--resume", cwd=tmp_path)
+    if change == "none":
+        assert done.returncode == 0, done.stderr
+    else:
+        assert ("--init-from: parent is no run directory" if change == "removed" else
+                "--init-from parent was replaced since run was begun with it") in refused(done)
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +136,14 @@ def test_a_run_is_not_its_own_parent(workplace, tokens, tmp_path):
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
 
 
-def start_torchrun(n, *arguments, cwd):
-    """torchrun with n processes, in a group of its own, so that a signal can be sent to it as a terminal does."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n, "-m", "--"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    words = map(str, (*words, "engine.distributed", *arguments))
-    return subprocess.Popen([*words], cwd=cwd, text=True, env=environment,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+@pytest.fixture
+def start_torchrun(start):
+    """start_torchrun(n, ...): torchrun with n processes."""
+    def start_with(n, *arguments, cwd):
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n, "-m", "--"]
+        return start([*words, "engine.distributed", *arguments], cwd=cwd, stderr=subprocess.STDOUT)
+
+    return start_with
 
 
 def losses(run):
@@ -126,7 +151,7 @@ def losses(run):
             for line in read_log(run)]
 
 
-def test_one_and_two_processes_have_the_same_losses(tokens, tmp_path):
+def test_one_and_two_processes_have_the_same_losses(tokens, tmp_path, start_torchrun):
     """With all that is drawn or split anew in each process: positions, masked tokens and micro-batches."""
     flags = "--pe t5 --objective mlm --batch-size 8 --micro-batch 2 --random-positions 64".split()
     flags = [*TINY, *flags, "--steps", "6", "--eval-every", "3", "--data", tokens]
@@ -135,17 +160,13 @@ def test_one_and_two_processes_have_the_same_losses(tokens, tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "plain"), atol=1e-5, err_msg=printed)
 
 
-def test_ctrl_c_ends_all_processes_at_one_step_and_the_run_goes_on(tokens, tmp_path):
+def test_ctrl_c_ends_all_processes_at_one_step_and_the_run_goes_on(tokens, tmp_path, start_torchrun):
     run = tmp_path / "run"
     flags = [*TINY, "--steps", "100000", "--data", tokens, "--checkpoint-every", "5", "--out", run]
     started = start_torchrun(2, *flags, cwd=tmp_path)
-    try:
-        wait_for((run / common.CHECKPOINT).exists, started)
-        os.killpg(started.pid, signal.SIGINT)
-        printed, _ = started.communicate(timeout=60)
-    finally:
-        if started.poll() is None:
-            os.killpg(started.pid, signal.SIGKILL)
+    wait_for((run / common.CHECKPOINT).exists, started)
+    os.killpg(started.pid, signal.SIGINT)
+    printed, _ = started.communicate(timeout=60)
     assert printed.count("stopped; go on with") == 2, printed
     step = common.checkpoint_info(run)["step"]
     assert losses(run)[-1][0] == step
@@ -155,6 +176,16 @@ def test_ctrl_c_ends_all_processes_at_one_step_and_the_run_goes_on(tokens, tmp_p
     printed, _ = start_torchrun(2, "--out", run, "--resume", cwd=run.parent).communicate(timeout=200)
     assert "next: python eval.py" in printed and common.checkpoint_info(run)["step"] == step + 4, printed
     assert [line[0] for line in losses(run) if line[1]] == list(range(1, step + 5))
+
+
+def test_all_processes_end_with_torchrun_and_keep_the_last_step(tokens, tmp_path, start_torchrun):
+    """While one lives, the pipe of its output stays open."""
+    flags = [*TINY, "--steps", "100000", "--data", tokens, "--checkpoint-every", "100000", "--out", "run"]
+    started = start_torchrun(2, *flags, cwd=tmp_path)
+    wait_for((tmp_path / "run/log.jsonl").exists, started)
+    started.kill()
+    started.communicate(timeout=120)
+    assert common.checkpoint_info(tmp_path / "run")["step"] == losses(tmp_path / "run")[-1][0]
 
 
 def test_errors_of_several_processes_name_the_flag(monkeypatch, tmp_path):

@@ -317,7 +317,7 @@ def test_a_killed_export_loads_as_nothing_and_the_same_command_completes_it(expo
     rename, remove = os.replace, Path.unlink
 
     def killed_at(step):
-        left = iter([False] * step + [True])
+        left = itertools.chain([False] * step, itertools.repeat(True))  # a dead process does nothing more
 
         def last_act(act):
             def either(*arguments, **options):
@@ -340,7 +340,22 @@ def test_a_killed_export_loads_as_nothing_and_the_same_command_completes_it(expo
         done = command("interop.export", "run", "--to", "transformers", "again", cwd=tmp_path)
         assert done.returncode == 0 and snapshot(tmp_path / "again") == right, (step, done.stderr)
         shutil.rmtree(tmp_path / "again")
-    killed_at(files)
-    (tmp_path / "again/notes.txt").write_text("mine")
-    done = command("interop.export", "run", "--to", "transformers", "again", cwd=tmp_path)
-    assert "OUT must be a new folder" in refused(done)
+    for name in ("notes.txt", ".unfinished-thesis", "export.unfinished-0/x"):
+        killed_at(files)
+        (tmp_path / "again" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "again" / name).write_text("mine")
+        done = command("interop.export", "run", "--to", "transformers", "again", cwd=tmp_path)
+        assert "OUT must be a new folder" in refused(done), name
+        shutil.rmtree(tmp_path / "again")
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "../above", ".unfinished-thesis", "README.md/inside"])
+def test_a_forged_list_of_an_export_deletes_nothing_of_others(name, export, tmp_path):
+    export("fox")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "out" / name).write_text("mine")
+    (tmp_path / "out/export.unfinished").write_text(f"{name}\n{name.partition('/')[0]}\nconfig.json")
+    done = command("interop.export", "run", "--to", "transformers", "out", cwd=tmp_path)
+    assert done.returncode == 0 if name == "../above" else "OUT must be a new folder" in refused(done)
+    assert (tmp_path / "out" / name).read_text() == "mine"

@@ -2,7 +2,6 @@
 
 import itertools
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -120,9 +119,8 @@ def test_wrong_input_is_named_in_one_line(line, message, workplace):
     assert "usage" in said.stderr or refused(said)
 
 
-def test_the_script_ends_quietly_where_its_output_does(workplace):
-    words = [sys.executable, ROOT / "generate.py", "runs/rope", "--tokens", "100"]
-    with subprocess.Popen(words, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
-        writer.stdout.read(1)
-        writer.stdout.close()                                           # as head -c 1 does
-        assert b"Traceback" not in writer.stderr.read()
+def test_the_script_ends_quietly_where_its_output_does(workplace, start):
+    writer = start([sys.executable, ROOT / "generate.py", "runs/rope", "--tokens", "100"], cwd=workplace)
+    writer.stdout.read(1)
+    writer.stdout.close()                                               # as head -c 1 does
+    assert "Traceback" not in writer.stderr.read()

@@ -11,11 +11,13 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, command, process, refused
+from conftest import ROOT, command, group, process, read_log, refused, wait_for
 from safetensors.numpy import load_file
 
 import codehash
 import common
+import train
+from lab import grid, measure
 from lab.results import append, read_results
 
 STUDY = """
@@ -36,7 +38,8 @@ expe = "--pe expe"
 loss = "--at 1x,4x --max-docs 1"
 half = {{ flags = "--at 1x,4x --max-docs 1 --scale 0.5", runs = ["expe", "k.*"] }}
 """
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
 def lines_of(folder):
@@ -67,9 +70,9 @@ def done(text, tmp_path_factory):
     lines = command("lab.grid", "mine/three.toml", "--commands", cwd=folder).stdout
     assert [path.name for path in folder.iterdir()] == ["mine"] and len(lines.splitlines()) == 3
     lines = lines.replace("python ", f"{shlex.quote(sys.executable)} ")
-    made = subprocess.run(["xargs", "-P", "3", "-I{}", "sh", "-c", "{}"], input=lines, cwd=folder, env=ENVIRONMENT,
-                          text=True, capture_output=True, timeout=300)
-    assert made.returncode == 0, made.stderr
+    with group(["xargs", "-P", "3", "-I{}", "sh", "-c", "{}"], folder, ONE_THREAD, stdin=subprocess.PIPE) as made:
+        _, said = made.communicate(lines, timeout=300)
+    assert made.returncode == 0, said
     return folder
 
 
@@ -114,12 +117,11 @@ def test_a_new_seed_or_measure_adds_what_is_missing_alone(done, text, tmp_path):
     assert "has nope of another command" in refused(command("lab.grid", "three.toml", cwd=tmp_path))
 
 
-def test_two_workers_of_which_one_is_killed_do_each_job_once(done, text, tmp_path):
+def test_two_workers_of_which_one_is_killed_do_each_job_once(done, text, tmp_path, start):
     """The training of a killed worker goes on from its checkpoint, and has the weights of one that was not killed."""
     (tmp_path / "three.toml").write_text(text)
     words = [sys.executable, "-m", "lab.grid", "three.toml"]
-    workers = [subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL,
-                                stderr=subprocess.DEVNULL) for _ in range(2)]
+    workers = [start(words, cwd=tmp_path, environment=ONE_THREAD, **QUIET) for _ in range(2)]
     checkpoint = tmp_path / "runs/three/expe-s0" / common.CHECKPOINT
     end = time.monotonic() + 120
     while not checkpoint.exists() and time.monotonic() < end:
@@ -140,22 +142,21 @@ def test_two_workers_of_which_one_is_killed_do_each_job_once(done, text, tmp_pat
         assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_a_run_that_another_process_holds_is_left_to_it(text, tmp_path):
+def test_a_run_that_another_process_holds_is_left_to_it(text, tmp_path, start):
     (tmp_path / "three.toml").write_text(text.replace("--steps 60", "--steps 2"))
     (tmp_path / "runs/three/expe-s0").mkdir(parents=True)
-    holder = subprocess.Popen([sys.executable, "-c", "import sys, common\nwith common.lock('runs/three/expe-s0'):\n"
-                               "    print('held', flush=True)\n    sys.stdin.read()"], cwd=tmp_path, text=True,
-                              env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    holder = start([sys.executable, "-c", "import sys, common\nwith common.lock('runs/three/expe-s0'):\n"
+                    "    print('held', flush=True)\n    sys.stdin.read()"], cwd=tmp_path, stdin=subprocess.PIPE)
     assert holder.stdout.readline() == "held\n"
     assert command("lab.grid", "three.toml", cwd=tmp_path).returncode == 0
     holder.communicate()
     assert {run for run, _ in counts(tmp_path)} == {"nope", "k.expe"}
 
 
-def test_ctrl_c_keeps_the_last_step_and_ends_all_workers(text, tmp_path):
+def test_ctrl_c_keeps_the_last_step_and_ends_all_workers(text, tmp_path, start):
     (tmp_path / "three.toml").write_text(text.replace("--steps 60", "--steps 100000"))
-    grid = subprocess.Popen([sys.executable, "-m", "lab.grid", "three.toml", "--jobs", "2"], cwd=tmp_path,
-                            env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    grid = start([sys.executable, "-m", "lab.grid", "three.toml", "--jobs", "2"], cwd=tmp_path, environment=ONE_THREAD,
+                 stdout=subprocess.DEVNULL)
     checkpoints = [tmp_path / f"runs/three/{run}-s0" / common.CHECKPOINT for run in ("expe", "nope")]
     end = time.monotonic() + 120
     while not all(path.exists() for path in checkpoints) and time.monotonic() < end:
@@ -166,6 +167,21 @@ def test_ctrl_c_keeps_the_last_step_and_ends_all_workers(text, tmp_path):
         os.killpg(grid.pid, 0)
         pytest.fail("a worker goes on")
     assert grid.returncode and all(common.checkpoint_info(path.parent)["step"] for path in checkpoints)
+
+
+@pytest.mark.parametrize("sent", ["SIGKILL", "SIGHUP"])
+def test_workers_end_with_their_parent_and_keep_the_last_step(sent, text, tmp_path, start):
+    """The signal comes to the parent alone. While a worker lives, the pipe of its output stays open."""
+    long = text.replace("--steps 60 --checkpoint-every 10", "--steps 100000 --checkpoint-every 100000")
+    (tmp_path / "three.toml").write_text(long)
+    grid = start([sys.executable, "-m", "lab.grid", "three.toml", "--jobs", "2"], cwd=tmp_path, environment=ONE_THREAD,
+                 stderr=subprocess.STDOUT)
+    folders = [tmp_path / f"runs/three/{run}-s0" for run in ("expe", "nope")]
+    wait_for(lambda: all((folder / "log.jsonl").exists() for folder in folders), grid)
+    grid.send_signal(getattr(signal, sent))
+    grid.communicate(timeout=120)
+    for folder in folders:
+        assert common.checkpoint_info(folder)["step"] == json.loads(read_log(folder)[-1])["step"]
 
 
 def test_a_line_that_a_kill_cut_short_is_taken_back(tmp_path):
@@ -192,7 +208,13 @@ def test_a_line_that_a_kill_cut_short_is_taken_back(tmp_path):
     ("seeds = [0]", "seeds = [0]\nchosen = {expe = 1}", "chosen: expe must be a run"),
     ('["expe", "k.*"]', '["rope"]', "half: runs must be names of runs"), ("--max-docs 1 --scale", "x", "leave out x"),
     ("--max-docs 1 --scale", "--json a.json --scale", "half: --json is the grid's own"),
-    ("nope = ", '"../nope" = ', "leave out the /"), ('"--pe nope"', '"--pe \'nope"', "No closing quotation in"),
+    ("nope = ", '"../nope" = ', "is that of a folder, and has letters, digits and"),
+    ("nope = ", '"" = ', "is that of a folder"), ("nope = ", '"a b" = ', "is that of a folder"),
+    ("nope = ", '"k.expe" = ', "there are two runs k.expe"),
+    ("seeds = [0]", "seeds = [true]", "seeds must be whole numbers"),
+    ("seeds = [0]", 'seeds = [0]\nheld_out = ""', "held_out must be a path or a name, got ''"),
+    ("seeds = [0]", "seeds = [0]\nheld_out = 0", "held_out must"),
+    ('"--pe nope"', '"--pe \'nope"', "No closing quotation in"),
     ("runs = ", "run = ", "half: run must be one of flags, runs, seeds"),
     ("--max-docs 1 --scale", "--stride 2 --scale", "half: --stride has no use with --protocol nonoverlap")])
 def test_a_wrong_study_is_named_in_one_line(text, tmp_path, old, new, message):
@@ -200,6 +222,27 @@ def test_a_wrong_study_is_named_in_one_line(text, tmp_path, old, new, message):
     (tmp_path / "three.toml").write_text(text.replace(old, new, 1))
     line = refused(command("lab.grid", "three.toml", cwd=tmp_path))
     assert message in line and "three.toml" in line and not (tmp_path / "runs").exists()
+
+
+def test_a_path_of_a_study_is_one_argument(tmp_path):
+    """Also where it has blanks, or looks like flags; a path without them stands in a command as it did."""
+    for path in ("a b", "texts --steps 3", "it's", "-x", "data/eltec"):
+        (tmp_path / "s.toml").write_text(f'''title = "t"\npreset = "mini"\nseeds = [1]\ndata = "{path}"
+held_out = "{path}"\nflags = "--steps 7"\n[runs]\nexpe = "--pe expe"\n[measures]\nloss = "--at 1x"\n''')
+        study = grid.read_study(tmp_path / "s.toml")
+        given = "./-x" if path == "-x" else path
+        args, _, config = train.read_flags(grid.command_of(study, "expe", 1)[2:])
+        assert (config.data, config.steps) == (given, 7)
+        flags = study.measures_of("expe", 1)["loss"]
+        assert measure.read_flags(shlex.split(flags)).data == given
+    assert flags == "--at 1x --data data/eltec" and study.runs["expe"] == "--data data/eltec --steps 7 --pe expe"
+
+
+@pytest.mark.parametrize("name", ["", "0", "nope", "expe-s1"])
+def test_a_run_that_the_study_has_not_is_refused(name, text, tmp_path):
+    (tmp_path / "three.toml").write_text(text)
+    line = refused(command("lab.grid", "three.toml", "--run", name, cwd=tmp_path))
+    assert "--run must be one of the study's runs, such as expe-s0, got" in line and not (tmp_path / "runs").exists()
 
 
 def test_the_studies_of_this_repository_can_be_read_and_their_results_are_theirs():

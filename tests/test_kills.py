@@ -1,14 +1,15 @@
-"""A kill at each write of a run leaves a run that resumes or, before its first step, the old one."""
+"""A kill at each write of a run leaves a run that resumes or, before its first checkpoint, the old one."""
 
 import builtins
 import itertools
 import os
 import pathlib
 import shutil
+import sys
 
 import numpy as np
 import pytest
-from conftest import TINY, command, read_log
+from conftest import ROOT, TINY, command, group, read_log, refused
 
 import common
 
@@ -21,40 +22,36 @@ class Killed(BaseException):
 
 
 def kill_at(monkeypatch, n):
-    """Kill the process at its n-th change of a file: before or in the middle of it; returns the count of changes."""
+    """Kill the process at its n-th change of a file, before or in the middle of it: from then on it changes nothing."""
     count = [0]
 
     def count_up():
         count[0] += 1
-        if count[0] == n:
+        if count[0] >= n:
             raise Killed
 
-    def wrap(owner, name, cut=None):
+    def wrap(owner, name):
         original = getattr(owner, name)
 
         def wrapped(*arguments, **keywords):
-            if cut is not None and count[0] == n - 1:                   # half of it is written
-                cut(original, *arguments)
             count_up()
             return original(*arguments, **keywords)
 
         monkeypatch.setattr(owner, name, wrapped)
 
     wrap(os, "replace")
-    wrap(pathlib.Path, "unlink")
-    wrap(pathlib.Path, "mkdir")
-    wrap(pathlib.Path, "write_bytes", lambda write, path, content: write(path, content[: len(content) // 2]))
+    for name in ("unlink", "mkdir", "rmdir"):
+        wrap(pathlib.Path, name)
     opened = builtins.open
 
-    def open_to_append(path, mode="r", *arguments, **keywords):
-        if mode == "a":
+    def open_to_write(path, mode="r", *arguments, **keywords):
+        if mode in ("a", "xb"):
             if count[0] == n - 1:
-                opened(path, mode).write('{"step": 1, "lo')
+                opened(path, mode).write('{"step": 1, "lo' if mode == "a" else b'{"half": ')
             count_up()
         return opened(path, mode, *arguments, **keywords)
 
-    monkeypatch.setattr(builtins, "open", open_to_append)
-    return count
+    monkeypatch.setattr(builtins, "open", open_to_write)
 
 
 def train(flags, cwd, monkeypatch, n):
@@ -69,10 +66,23 @@ def train(flags, cwd, monkeypatch, n):
 
 
 @pytest.fixture(scope="module")
-def finished(tokens, tmp_path_factory):
+def runs(tokens, tmp_path_factory):
+    """{seed: a finished run}."""
     folder = tmp_path_factory.mktemp("finished")
-    assert command("train.py", *FLAGS, "--data", tokens, "--out", "run", cwd=folder).returncode == 0
-    return folder / "run"
+    for seed in (0, 7):
+        done = command("train.py", *FLAGS, "--seed", seed, "--data", tokens, "--out", f"run{seed}", cwd=folder)
+        assert done.returncode == 0
+    return {seed: folder / f"run{seed}" for seed in (0, 7)}
+
+
+@pytest.fixture
+def finished(runs):
+    return runs[0]
+
+
+def read_all(run):
+    """{name: content} of all files in a folder, its lock left out."""
+    return {path.name: path.is_file() and path.read_bytes() for path in run.iterdir() if path.name != ".lock"}
 
 
 def is_finished_as(run, finished):
@@ -81,45 +91,92 @@ def is_finished_as(run, finished):
 
 
 @pytest.mark.parametrize("begin", ["new", "overwrite", "resume"])
-def test_a_run_that_is_killed_anywhere_resumes(begin, finished, tokens, tmp_path, monkeypatch, stop_at):
-    """Or begins again, if it has no step yet; with --overwrite the old run is whole until the new one has a step."""
+def test_a_run_that_is_killed_anywhere_resumes(begin, runs, finished, tokens, tmp_path, monkeypatch, stop_at):
+    """Or begins again, if it has no step yet; with --overwrite the old run is whole until the new one is."""
     flags = {"new": [], "overwrite": ["--seed", "7", "--overwrite"], "resume": ["--resume"]}[begin]
     before = {"new": None, "overwrite": finished, "resume": tmp_path / "stopped"}[begin]
     if begin == "resume":
         stop_at(1)
         command("train.py", *FLAGS, "--data", tokens, "--out", before, cwd=tmp_path)
         monkeypatch.undo()
+    seeds = []
     for n in itertools.count(1):
         run = tmp_path / f"run{n}"
         if before:
             shutil.copytree(before, run)
         if not train(["--data", tokens, "--out", run, *flags], tmp_path, monkeypatch, n):
             break
+        if begin == "overwrite" and not (run / common.NEW_RUN / common.CHECKPOINT).exists():
+            own = {name: content for name, content in read_all(run).items() if not name.startswith(".unfinished-")}
+            seed = common.read_run(run)[1].seed
+            assert seed == 7 or own == read_all(finished), n
         again = ["--resume"] if (run / "config.json").exists() else [*FLAGS, "--data", tokens]
         done = command("train.py", "--out", run, *again, cwd=tmp_path)
         assert done.returncode == 0, (n, done.stderr)
-        seed = common.read_run(run)[1].seed
-        assert seed == 7 or is_finished_as(run, finished), n
-        assert n > 1 or seed == 0
+        seeds.append(common.read_run(run)[1].seed)
+        assert is_finished_as(run, runs[seeds[-1]]), n
+        assert not [name for name in os.listdir(run) if name.startswith(".unfinished-")]
     assert n > (6 if begin == "resume" else 15)                         # changes of files in a run
+    assert seeds == sorted(seeds) and set(seeds) == ({0, 7} if begin == "overwrite" else {0})
 
 
-def test_a_full_disk_leaves_the_last_checkpoint(finished, tokens, tmp_path, monkeypatch):
+def test_a_run_whose_replacement_was_killed_between_two_renames_is_not_read(runs, tokens, tmp_path):
+    shutil.copytree(runs[0], tmp_path / "run")
+    shutil.copytree(runs[7], tmp_path / "run" / common.NEW_RUN, ignore=shutil.ignore_patterns(".lock"))
+    os.replace(tmp_path / "run" / common.NEW_RUN / "config.json", tmp_path / "run/config.json")
+    line = refused(command("generate.py", "run", "--tokens", "3", cwd=tmp_path))
+    assert "--overwrite was killed while it replaced the files: python train.py --out run --resume" in line
+    assert command("train.py", "--out", "run", "--resume", cwd=tmp_path).returncode == 0
+    assert read_all(tmp_path / "run") == read_all(runs[7])
+
+
+def test_a_new_run_that_cannot_be_trained_leaves_the_old_one(finished, tokens, tmp_path):
+    """Whatever its error; and --overwrite follows no link in the place of its own folder."""
+    shutil.copytree(finished, tmp_path / "run")
+    shutil.copytree(finished, tmp_path / "another")
+    (tmp_path / "another" / common.CHECKPOINT).unlink()
+    before = read_all(tmp_path / "another")
+    (tmp_path / "run" / common.NEW_RUN).symlink_to(tmp_path / "another")
+    flags = [*FLAGS, "--data", tokens, "--out", "run", "--overwrite", "--lr", "1e30", "--warmup", "0"]
+    assert "try a lower --lr" in refused(command("train.py", *flags, cwd=tmp_path))
+    assert read_all(tmp_path / "run") == read_all(finished) and read_all(tmp_path / "another") == before
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_that_owns_the_folder(finished, tokens, tmp_path):
+    """A file that is not named as ours are stays."""
     run = tmp_path / "run"
-    write = pathlib.Path.write_bytes
-    done = [0]
+    shutil.copytree(finished, run)
+    shutil.copytree(tokens, tmp_path / "tokens")
+    common.write_text(tmp_path / "new.json", "")
+    left = [folder / f".unfinished-0123456789abcdef-{name}" for folder, name in (
+        (run, common.CHECKPOINT), (tmp_path / "tokens", "train.bin"), (tmp_path, "a.json"), (tmp_path, "b.json"))]
+    mine = [run / ".unfinished-thesis", tmp_path / ".unfinished-0123456789abcdef"]
+    for path in (*left, *mine):
+        path.write_bytes(b"half")
+    assert command("train.py", "--out", "run", "--resume", cwd=tmp_path).returncode == 0
+    with common.lock(tmp_path / "tokens"):
+        pass
+    common.write_text(tmp_path / "a.json", "")                          # another process may write it now
+    assert [path.exists() for path in left] == [False, False, True, True]
+    for path in left[2:]:
+        os.utime(path, (0, 0))
+    common.write_text(tmp_path / "a.json", "")
+    assert [path.exists() for path in left] == [False, False, False, True] and all(path.exists() for path in mine)
 
-    def full(path, content):
-        if path.name.endswith(common.CHECKPOINT):
-            done[0] += 1
-            if done[0] == 2:
-                raise OSError(28, "No space left on device", str(path))
-        return write(path, content)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(pathlib.Path, "write_bytes", full)
-        with pytest.raises(OSError, match="No space left"):             # no wrong input: it keeps its traceback
-            command("train.py", *FLAGS, "--data", tokens, "--out", run, cwd=tmp_path)
-    assert common.checkpoint_info(run)["step"] == 2
-    assert command("train.py", "--out", run, "--resume", cwd=tmp_path).returncode == 0
-    assert is_finished_as(run, finished)
+@pytest.mark.skipif(sys.platform == "win32", reason="ulimit is of POSIX")
+@pytest.mark.parametrize("flags", [["--overwrite"], ["--resume", "--steps", "6"]], ids=lambda flags: flags[0])
+def test_a_full_disk_is_named_in_one_line_and_leaves_the_old_run(flags, finished, tokens, tmp_path):
+    """A limit of a file's size has the same effect, and needs no disk."""
+    shutil.copytree(finished, tmp_path / "run")
+    before = read_all(tmp_path / "run")
+    words = ["train.py", *(FLAGS if "--overwrite" in flags else ()), "--data", tokens, "--out", "run", *flags]
+    with group(["sh", "-c", 'ulimit -f 100; exec "$@"', "sh", sys.executable, ROOT / words[0], *words[1:]],
+               tmp_path) as started:
+        _, said = started.communicate(timeout=300)
+    assert started.returncode == 2 and len(said.splitlines()) == 1, said
+    assert f"{common.CHECKPOINT} cannot be written: File too large" in said
+    after = read_all(tmp_path / "run")
+    if "--resume" in flags:                                             # whose log grows until then
+        before |= {name: after[name] for name in ("log.jsonl", "config.json")}
+    assert after == before

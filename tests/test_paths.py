@@ -1,12 +1,16 @@
 """Hostile output paths: a folder or file that a script did not make is never deleted, moved or replaced."""
 
+import argparse
 import os
 import signal
+import socket
+import sys
 
 import pytest
 import torch
-from conftest import TINY, command, process, refused
+from conftest import ROOT, TINY, command, group, process, refused
 
+import common
 import train
 
 PATHS = ["", ".", "..", "missing/../existing", "link", "file", "existing", "loop", "file/inside", "existing/file",
@@ -105,6 +109,28 @@ def test_too_large_a_model_is_named_in_one_line(error, tokens, tmp_path, monkeyp
     monkeypatch.setattr(train.TorchBackend, "step", step)
     line = refused(command("train.py", *TINY, "--data", tokens, "--out", "run", cwd=tmp_path))
     assert "not enough memory: use smaller sizes" in line and "8 TiB" in line
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="it makes pipes and sockets by name")
+@pytest.mark.parametrize("ending", [".json", ".html", *common.PICTURES])
+def test_no_output_replaces_what_is_no_file(ending, tmp_path):
+    """All of --json, --plot and --out of a file are read by new_file."""
+    os.mkfifo(tmp_path / f"pipe{ending}")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / f"socket{ending}"))
+    for name, target in (("device", "/dev/null"), ("link", f"pipe{ending}"), ("loop", f"loop{ending}")):
+        (tmp_path / (name + ending)).symlink_to(target)
+    for name in ("pipe", "socket", "device", "link", "loop"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a file"):
+            common.new_file(ending)(str(tmp_path / (name + ending)))
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it writes to a device that is always full")
+def test_a_full_disk_is_named_in_one_line_where_it_is_that_of_the_output(workplace):
+    with open("/dev/full", "w") as full, group([sys.executable, ROOT / "eval.py", "runs/expe"], workplace,
+                                               stdout=full) as started:
+        _, said = started.communicate(timeout=300)
+    assert started.returncode == 2 and said == "eval.py: error: a file cannot be written: No space left on device\n"
 
 
 def test_a_terminal_that_lacks_a_character_shows_another_one(workplace):

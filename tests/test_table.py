@@ -2,6 +2,8 @@
 
 import json
 import math
+import random
+import re
 import statistics
 
 import numpy as np
@@ -214,7 +216,67 @@ def test_the_numbers_of_a_study_are_those_of_its_file():
     assert cells(printed, "rope-base100")[1:3] == [f"{statistics.mean(found[length]):.3f}" for length in (128, 2048)]
 
 
+WRONG = [None, True, -1, 0.5, float("nan"), 10**400, "x", [], {}, [[1]], [None], [float("inf")], {"a": "b"}]
+
+
+def fields_of(value, path=()):
+    """The paths of the fields of JSON, of lists the first item's alone."""
+    for key in value if isinstance(value, dict) else range(min(len(value), 1)) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from fields_of(value[key], (*path, key))
+
+
+def edited(line, path, *values):
+    """A copy of a line of JSON with another value at a path, or without that field."""
+    line = parent = json.loads(line)
+    for key in path[:-1]:
+        parent = parent[key]
+    if values:
+        parent[path[-1]] = values[0]
+    else:
+        del parent[path[-1]]
+    return json.dumps(line)
+
+
+@pytest.mark.parametrize("file", ["tasks", "tokens"])
+def test_an_edited_line_of_results_is_read_or_named(file, tmp_path):
+    """Of each kind of line of one run, each field is removed or has a value of another type; none is a traceback."""
+    rng = random.Random(file)
+    lines = (ROOT / f"results/{file}.jsonl").read_text().splitlines()
+    values = list(map(json.loads, lines))
+    first = next(value["run"] for value in values if "run" in value)
+    lines = [line for line, value in zip(lines, values, strict=True) if value.get("run", first) == first]
+    kinds = {}                                                          # {kind: the number of its first line}
+    for number, value in enumerate(map(json.loads, lines)):
+        kinds.setdefault((next(iter(value)), value.get("measure")), number)
+    named = 0
+    for number in kinds.values():
+        for path in fields_of(json.loads(lines[number])):
+            for values in ((), *((value,) for value in rng.sample(WRONG, 3))):
+                changed = [*lines[:number], edited(lines[number], path, *values), *lines[number + 1 :]]
+                (tmp_path / "s.jsonl").write_text("".join(f"{line}\n" for line in changed))
+                done = command("lab.table", "s.jsonl", cwd=tmp_path)
+                if done.returncode:
+                    assert re.search(r": error: s\.jsonl, line \d+, is no line of results: ", refused(done))
+                    named += 1
+    assert named > 30
+
+
+def test_an_edited_row_of_json_is_read_or_named(workplace, tmp_path):
+    for flags in ("--protocol same-targets", "--probe swap"):
+        done = command("lab.measure", "runs/expe", *flags.split(), "--at", "2x", "--max-docs", "3", "--json",
+                       tmp_path / "rows.json", cwd=workplace)
+        assert done.returncode == 0, done.stderr
+        [row] = json.loads((tmp_path / "rows.json").read_text())
+        for path in fields_of(row):
+            for values in ((), *((value,) for value in WRONG)):
+                (tmp_path / "edited.json").write_text(f"[{edited(json.dumps(row), path, *values)}]")
+                done = command("lab.table", "edited.json", cwd=tmp_path)
+                assert not done.returncode or "edited.json is no file of results or of --json: " in refused(done)
+
+
 @pytest.mark.parametrize("flags, message", [
+    ("s.jsonl --than=", "--than must be one of a, b, c, got"),
     ("none.jsonl", "none.jsonl is missing"), ("s.jsonl --than z", "--than must be one of a, b, c, got z"),
     ("s.jsonl --runs z*", "--runs has z*, and there are a, b, c"), ("s.jsonl --measures x", "--measures has x, and"),
     ("s.jsonl --plot a.bmp", "must end in .png, .svg, .pdf"), ("bad.jsonl", "bad.jsonl, line 2, is no line"),

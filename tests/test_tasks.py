@@ -271,6 +271,19 @@ def test_a_task_that_changed_is_refused(change, runs, monkeypatch):
     assert "task:copy is not the data that runs/copy-torch was trained on" in refused(resumed)
 
 
+def test_a_task_whose_held_out_sequences_changed_is_refused(runs, monkeypatch):
+    """Also by a run from before the hash of many batches."""
+    draw = TASKS["copy"].draw
+    shutil.copytree(runs / "runs/copy-torch", runs / "older-held-out")
+    record = json.loads((runs / "older-held-out/config.json").read_text())
+    del record["data"]["sequences"]
+    (runs / "older-held-out/config.json").write_text(json.dumps(record))
+    monkeypatch.setitem(TASKS, "copy", TASKS["copy"]._replace(
+        draw=lambda seed, *how, full=False: draw(seed + 3 * (seed % 3 == 2), *how, full=full)))     # of test alone
+    resumed = command("train.py", "--out", "older-held-out", "--resume", "--steps", "9", cwd=runs)
+    assert "the hash of test differs" in refused(resumed)
+
+
 def test_a_task_with_other_symbols_is_refused(runs, monkeypatch):
     symbols = TASKS["copy"].symbols
     monkeypatch.setitem(TASKS, "copy", TASKS["copy"]._replace(symbols=[*symbols[1::-1], *symbols[2:]]))

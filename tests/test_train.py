@@ -90,6 +90,25 @@ def test_a_run_goes_on_with_its_tokens_where_the_text_has_changed(books, tmp_pat
     assert done.returncode == 0 and common.checkpoint_info(tmp_path / "run")["step"] == 6, done.stderr
 
 
+@pytest.mark.parametrize("changed", [*data.SPLITS, "tokenizer"])
+def test_a_run_goes_on_with_its_own_data_alone(changed, tokens, tmp_path):
+    """Here another folder of tokens took the place of the run's, which is whole and differs in one file."""
+    shutil.copytree(tokens, tmp_path / "data")
+    flags = [*TINY, "--layers", "1", "--steps", "1", "--data", "data", "--out", "run"]
+    assert command("train.py", *flags, cwd=tmp_path).returncode == 0
+    path = tmp_path / "data" / ("tokenizer.tiktoken" if changed == "tokenizer" else f"{changed}.bin")
+    meta = data.read_meta(tmp_path / "data")
+    if changed == "tokenizer":
+        *lines, last = path.read_text().splitlines()
+        path.write_text("".join(f"{line}\n" for line in [last, *lines]))
+    else:
+        path.write_bytes(path.read_bytes()[:-2])
+    (meta["tokenizer"] if changed == "tokenizer" else meta["splits"][changed])["sha256"] = common.hash_file(path)
+    (tmp_path / "data/meta.json").write_text(json.dumps(meta))
+    line = refused(command("train.py", "--out", "run", "--resume", "--steps", "2", cwd=tmp_path))
+    assert f"data is not the data that run was trained on: the hash of {changed} differs" in line
+
+
 def test_a_finished_run_goes_on_to_more_steps(tokens, tmp_path):
     flags = [*TINY, "--steps", "4", "--data", tokens, "--out", "run"]
     assert command("train.py", *flags, cwd=tmp_path).returncode == 0
@@ -318,14 +337,12 @@ def test_a_damaged_run_is_named_in_one_line(name, change, finished, tmp_path):
     assert name in refused(command("generate.py", "run", "--tokens", "3", cwd=tmp_path))
 
 
-def start(*flags, cwd, **how):
-    """A process of train.py."""
-    return subprocess.Popen([sys.executable, ROOT / "train.py", *flags], cwd=cwd, stderr=subprocess.STDOUT, **how)
+TRAIN = [sys.executable, ROOT / "train.py"]
 
 
-def test_a_real_kill_leaves_a_run_that_resumes(finished, tokens, tmp_path):
+def test_a_real_kill_leaves_a_run_that_resumes(finished, tokens, tmp_path, start):
     flags = [*SMALL, "--data", tokens, "--out", "run", "--checkpoint-every", "1"]
-    running = start(*flags, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    running = start([*TRAIN, *flags], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
     wait_for((tmp_path / "run" / common.CHECKPOINT).exists, running)
     running.kill()
     running.wait()
@@ -333,11 +350,11 @@ def test_a_real_kill_leaves_a_run_that_resumes(finished, tokens, tmp_path):
     assert same_run(tmp_path / "run", finished["torch"][1])
 
 
-def test_a_run_belongs_to_one_process_and_is_kept_where_nobody_reads_what_it_prints(tokens, tmp_path):
+def test_a_run_belongs_to_one_process_and_is_kept_where_nobody_reads_what_it_prints(tokens, tmp_path, start):
     """As with `train.py 2>&1 | tee file`, where Ctrl-C ends tee, too."""
     flags = [*TINY, "--layers", "1", "--width", "32", "--heads", "2", "--steps", "100000", "--eval-every", "100000",
              "--checkpoint-every", "100000"]
-    running = start(*flags, "--data", tokens, "--out", "run", cwd=tmp_path, stdout=subprocess.PIPE)
+    running = start([*TRAIN, *flags, "--data", tokens, "--out", "run"], cwd=tmp_path, stderr=subprocess.STDOUT)
     wait_for((tmp_path / "run" / "log.jsonl").exists, running)
     for flags in (["--resume"], ["--preset", "mini", "--overwrite"]):
         assert "in use by another process" in refused(command("train.py", "--out", "run", *flags, cwd=tmp_path))
