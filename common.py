@@ -370,7 +370,7 @@ def named_runs(names):
     Files among them, as runs/* may have, are left out and named on stderr; InputError if there are only files.
     """
     if not names:
-        if runs := sorted(path.parent for path in Path("runs").glob(f"*/{CHECKPOINT}")):
+        if runs := sorted(path.parent for path in Path("runs").glob("*/config.json")):
             return runs
         raise InputError("there is no run under runs/: train one with python train.py --pe expe --l 24")
     files = [name for name in names if os.path.isfile(name)]

@@ -300,7 +300,10 @@ def settings_class(pe):
         near = f" (did you mean --pe {VARIANTS[pe]}?)" if pe in VARIANTS else did_you_mean(pe, ENCODINGS)
         raise InputError(f"--pe must be {'the name of an encoding' if near else 'one of ' + ', '.join(ENCODINGS)}, got "
                          f"{pe!r}{near}")
-    return zoo_part(pe, "Settings")
+    kind = zoo_part(pe, "Settings")
+    if not (isinstance(kind, type) and issubclass(kind, NoPE) and dataclasses.is_dataclass(kind)):
+        raise InputError(f"zoo/{pe}.py: Settings must be a dataclass that inherits from NoPE, as docs/change.md shows")
+    return kind
 
 def encodings_with(setting):
     """The encodings that have a setting. All of zoo/ is imported, so this is for error messages."""

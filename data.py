@@ -21,6 +21,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
 import sys
 import unicodedata
 from pathlib import Path
@@ -82,7 +83,8 @@ HIDDEN = "hidden files and folders"
 LOGS = "log.jsonl files, which are logs of runs"
 OTHERS = f"files that do not end in {' '.join(TEXT + ROWS)}"
 UNREADABLE = "folders that cannot be read"
-NOT_UTF8 = "files or rows that are not UTF-8"
+UNUSABLE = "links to nothing, and what else is no file"
+NOT_UTF8 = "files or rows that are not UTF-8, or have NUL characters"
 NOT_JSON = "rows that are no JSON"
 NO_TEXT = "rows without a text in the field `text`"
 EMPTY = "empty documents"
@@ -91,6 +93,10 @@ COPIES = "exact copies of another document"
 NEAR_COPIES = "near copies of another document"
 NEAR = "held-out documents that are nearly in train"
 BEYOND = "documents beyond --max-tokens"
+
+REMEDIES = {SHORT: "give a smaller --min-doc-tokens, or more text", NOT_UTF8: "save the files as UTF-8",
+            NOT_JSON: "each line of a .jsonl file must be one JSON object",
+            NO_TEXT: "the rows of a .jsonl file need a string in the field `text`"}
 
 def list_files(source, left_out):
     """(name, path), sorted, of the files of a path that have texts or rows: a file, or those of a folder and its links.
@@ -124,8 +130,10 @@ def list_files(source, left_out):
         name = str(file.relative_to(path))
         if file.name == "log.jsonl":
             left_out.add(LOGS, name)
-        elif file.suffix.lower() not in TEXT + ROWS or not file.is_file():         # or a link to nothing
+        elif file.suffix.lower() not in TEXT + ROWS:
             left_out.add(OTHERS, name)
+        elif not file.is_file():
+            left_out.add(UNUSABLE, name)
         else:
             found.append((name, file))
     if not found:
@@ -179,6 +187,8 @@ def read_parts(path, name, left_out):
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
+        return left_out.add(NOT_UTF8, name)
+    if "\0" in text:                                        # UTF-16, or no text at all
         return left_out.add(NOT_UTF8, name)
     parts = re.split(r"^<\|endoftext\|>\n?", text, flags=re.MULTILINE)
     for number, part in enumerate(parts, 1):
@@ -371,16 +381,16 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, usual
     made, dropped = None, left_out
     if are_many(found):
         made = make_splits(split_by_hash(found), vocab, ranks, or_fewer, settings, dropped := LeftOut(left_out))
-    if not made and found:
+    if not made and found and not settings["max_tokens"] and settings["min_doc_tokens"] == 1:
         print(f"too few documents to be split by a hash of their text ({len(found)}): the last tenth of the text "
               "becomes val, the tenth before that test")
         few = split_by_tenths(list(drop_near_copies(found, dropped := LeftOut(left_out))))
         made = make_splits(few, vocab, ranks, or_fewer, settings, dropped)
     if not made:
         dropped.print()
-        raise InputError(f"{source} has too little text for train and val: " + (
-            "give a smaller --min-doc-tokens, or more text" if SHORT in dropped else
-            "give a larger --max-tokens" if BEYOND in dropped else "give more text"))
+        remedy = next((remedy for reason, remedy in REMEDIES.items() if reason in dropped), "give more text")
+        remedy = "leave --max-tokens out, or give more documents" if settings["max_tokens"] else remedy
+        raise InputError(f"{source} has too little text for train and val: {remedy}")
     ranks, tokens, near = made
     meta = {"source": full_name(source), "vocab": len(ranks) + 1, "pattern": SPLIT_PATTERN, **settings,
             "python": sys.version.split()[0], "content": hash_source(source)}
@@ -477,7 +487,8 @@ def ensure(source, vocab, prepare=prepare, usual=PRESETS["mini"], given=()):
         if meta.get(name, value) != value:
             flag = flag_of(name)
             raise InputError(f"{folder} was prepared with {flag} {meta[name]}, and {flag} {value} was given: leave it "
-                             f"out, or prepare another folder with python data.py SOURCE {flag} {value} --out DIR")
+                             f"out, or prepare another folder with python data.py {shlex.quote(meta['source'])} {flag} "
+                             f"{value} --out DIR")
     return folder, meta
 
 def hash_source(source):

@@ -520,9 +520,9 @@ def carry_out(run, make_backend):
     print(f"{run.folder}: {model_numpy.count_parameters(run.model_config):,} parameters, {run.train_config.backend} on "
           f"{run.device}, {rates}, steps {first:,} to {steps:,}{epochs}")
     if train(run, backend, first, seconds) < steps:
-        print(f"stopped; go on with: python train.py --out {run.folder} --resume", file=sys.stderr)
+        print(f"stopped; go on with: python train.py --out {shlex.quote(str(run.folder))} --resume", file=sys.stderr)
         sys.exit(130)
-    print(f"next: python eval.py {run.folder}")
+    print(f"next: python eval.py {shlex.quote(str(run.folder))}")
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv

@@ -90,7 +90,7 @@ def test_one_list_of_files_is_read_and_hashed(tmp_path):
     done = command("data.py", "texts", "--vocab", "300", "--out", "out", cwd=tmp_path)
     assert decode_all(tmp_path / "out") == sorted(map(words, range(70))), done.stderr
     for line in ("hidden files and folders: 2 (.git, .hidden.jsonl)", "logs of runs: 1 (log.jsonl)",
-                 ".parquet: 3 (i.txt.gz, j.png, nowhere.txt)"):
+                 ".parquet: 2 (i.txt.gz, j.png)", "links to nothing, and what else is no file: 1 (nowhere.txt)"):
         assert line in done.stdout
     for name in (".git/h.txt", "log.jsonl", "j.png"):
         (folder / name).write_text("changed")
@@ -133,6 +133,19 @@ def test_few_documents_are_cut_between_or_within_them_without_copies(tmp_path, c
     assert data.read_meta(out)["dropped"] == {data.COPIES: [1, ["4.txt"]]}
     assert sum(text in parts["train"] for text in texts) == 0 and len(parts["train"]) >= 12     # each has its mark
     assert not {*parts["train"]} & {*parts["val"], *parts["test"]}
+
+
+@pytest.mark.parametrize("name, content, message", [
+    ("a.txt", "caf\u00e9 au lait".encode("latin-1"), "save the files as UTF-8"),
+    ("a.txt", "text".encode("utf-16-le"), "save the files as UTF-8"),
+    ("a.jsonl", b'{"content": "text"}', "the field `text`"), ("a.jsonl", b"[\n1,\n2", "one JSON object"),
+    ("a.txt", b" \n", "give more text"), ("a.txt", words(0, 400).encode(), "leave --max-tokens out")])
+def test_what_would_be_right_is_said_where_nothing_can_be_used(name, content, message, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / name).write_bytes(content)
+    flags = ["--max-tokens", "100"] * ("max-tokens" in message)
+    done = command("data.py", "texts", "--vocab", "300", "--out", "out", *flags, cwd=tmp_path)
+    assert message in refused(done) and not (tmp_path / "out").exists()
 
 
 def test_near_copies_among_few_documents_are_left_out_before_the_cut(tmp_path):

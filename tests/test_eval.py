@@ -205,11 +205,13 @@ def test_a_file_in_the_place_of_a_run_is_refused_and_beside_runs_it_is_named(scr
 def test_without_names_runs_that_cannot_be_read_are_left_out_with_their_reason(script, desk):
     edit(desk / "runs/expe", "model", encoding={"pe": "mine"})
     edit(desk / "runs/learned", "data", folder="gone")
+    shutil.copytree(desk / "runs/rope", desk / "runs/killed", ignore=shutil.ignore_patterns(common.CHECKPOINT))
     done = command(script, "--lengths", "16", cwd=desk)
     assert done.returncode == 0 and "rope" in done.stdout and "learned" not in done.stdout
-    assert done.stderr.splitlines()[0] == "runs/expe is left out: needs zoo/mine.py, which is not here"
-    assert done.stderr.splitlines()[1].startswith("runs/learned is left out: gone/meta.json is missing")
-    assert len(done.stderr.splitlines()) == 2
+    said = sorted(done.stderr.splitlines())
+    assert said[0] == "runs/expe is left out: needs zoo/mine.py, which is not here"
+    assert said[1].startswith("runs/killed is left out: has no checkpoint yet")
+    assert said[2].startswith("runs/learned is left out: gone/meta.json is missing") and len(said) == 3
     named = command(script, "runs/rope", "runs/expe", "--lengths", "16", cwd=desk)
     assert "runs/expe needs zoo/mine.py, which is not here" in refused(named) and not named.stdout
     (desk / "runs/rope" / common.CHECKPOINT).write_bytes(b"cut")
