@@ -14,6 +14,8 @@ import sys
 import time
 from datetime import timedelta
 
+TORCHRUN = os.getppid()                # before torch is loaded, which takes seconds in which it may be killed
+
 import common
 
 # common comes first: it says in one line which package is missing
@@ -99,8 +101,7 @@ if RANK:
 
 def wait_for_torchrun():
     """Wait for the end of the process that started this one."""
-    torchrun = os.getppid()
-    while os.getppid() == torchrun:
+    while os.getppid() == TORCHRUN:
         time.sleep(1)
 
 def main():
