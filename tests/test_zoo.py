@@ -61,6 +61,7 @@ def follows(model, n, bias):
 WRONG_FILES = {                          # an edit of zoo/kerple.py: what is said of zoo/mine.py
     ("class Layer", "class Layers"): "zoo/mine.py has no Layer: a file of an encoding has Settings, doors and Layer",
     ("class Settings", "class Setting"): "zoo/mine.py has no Settings",
+    ("class Settings(NoPE)", "class Settings"): "zoo/mine.py: Settings must be a dataclass that inherits from NoPE",
     ("def doors(", "def door("): "zoo/mine.py has no doors",
     ('{"p": dp', '{"pp": dp'): "zoo/mine.py: no pullback gives a gradient of p, which shapes names",
     ("def doors(settings):", "def doors(settings)"): "zoo/mine.py, line 34: expected ':'",
