@@ -312,7 +312,7 @@ def main(argv=None):
         study = read_study(args.study)
         names = {f"{run}-s{seed}": (run, seed) for seed in study.seeds for run in study.runs}
         if args.run is not None and args.run not in names:
-            raise InputError(f"--run must be one of the study's runs, such as {next(iter(names))}, got {args.run}")
+            raise InputError(f"--run must be one of the study's runs, such as {next(iter(names))}, got {args.run!r}")
         wanted = unfinished(study) if args.run is None else [names[args.run]]
         if args.commands:
             for run, seed in wanted:
