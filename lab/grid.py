@@ -107,8 +107,8 @@ def read_study(path):
                       values.get("chosen", {}))
         for run in study.runs:
             with named(run):
-                if not re.fullmatch(r"[\w.,=+-]+", run):
-                    raise InputError(f"a run's name is that of a folder, and has letters, digits and . , = + - _ "
+                if not re.fullmatch(r"[\w.,=+@-]+", run):
+                    raise InputError(f"a run's name is that of a folder, and has letters, digits and . , = + - _ @ "
                                      f"alone, got {run!r}")
                 for seed in seeds:
                     train.read_flags(command_of(study, run, seed)[2:])

@@ -42,6 +42,16 @@ def need(name):
 
 
 @pytest.fixture
+def start_torchrun(start):
+    """start_torchrun(n, ...): torchrun with n processes."""
+    def start_with(n, *arguments, cwd):
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n, "-m", "--"]
+        return start([*words, "engine.distributed", *arguments], cwd=cwd, stderr=subprocess.STDOUT)
+
+    return start_with
+
+
+@pytest.fixture
 def stop_at(monkeypatch):
     """stop_at(step): a Ctrl-C, or another signal, comes as that step's batch is drawn, until monkeypatch.undo()."""
     def stop(at, sent=signal.SIGINT):

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -134,16 +132,6 @@ def test_a_run_is_not_its_own_parent(workplace, tokens, tmp_path):
     flags = [*TINY, "--data", tokens, "--init-from", "run", "--out", "run", "--overwrite"]
     assert "another run than --out" in refused(command("train.py", *flags, cwd=tmp_path))
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-
-
-@pytest.fixture
-def start_torchrun(start):
-    """start_torchrun(n, ...): torchrun with n processes."""
-    def start_with(n, *arguments, cwd):
-        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n, "-m", "--"]
-        return start([*words, "engine.distributed", *arguments], cwd=cwd, stderr=subprocess.STDOUT)
-
-    return start_with
 
 
 def losses(run):

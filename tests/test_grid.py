@@ -174,8 +174,10 @@ def test_workers_end_with_their_parent_and_keep_the_last_step(sent, text, tmp_pa
     """The signal comes to the parent alone. While a worker lives, the pipe of its output stays open."""
     long = text.replace("--steps 60 --checkpoint-every 10", "--steps 100000 --checkpoint-every 100000")
     (tmp_path / "three.toml").write_text(long)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)              # nohup has tests, and what they start, ignore it
     grid = start([sys.executable, "-m", "lab.grid", "three.toml", "--jobs", "2"], cwd=tmp_path, environment=ONE_THREAD,
                  stderr=subprocess.STDOUT)
+    signal.signal(signal.SIGHUP, before)
     folders = [tmp_path / f"runs/three/{run}-s0" for run in ("expe", "nope")]
     wait_for(lambda: all((folder / "log.jsonl").exists() for folder in folders), grid)
     grid.send_signal(getattr(signal, sent))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from conftest import ROOT, TINY, command, process, refused
-from test_engine import start_torchrun
 
 import common
 import config
@@ -152,7 +151,7 @@ def test_the_old_checkpoint_stays_where_a_new_one_is_not_finite(workplace, tmp_p
     assert (run / common.CHECKPOINT).read_bytes() == before
 
 
-def test_several_processes_save_no_weights_that_are_not_finite(tokens, tmp_path):
+def test_several_processes_save_no_weights_that_are_not_finite(tokens, tmp_path, start_torchrun):
     flags = [*TINY, "--layers", "1", "--steps", "9", "--data", tokens, "--lr", "1e38", "--checkpoint-every", "1"]
     started = start_torchrun(2, *flags, "--out", "run", cwd=tmp_path)
     printed, _ = started.communicate(timeout=200)

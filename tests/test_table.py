@@ -267,7 +267,7 @@ def test_an_edited_row_of_json_is_read_or_named(workplace, tmp_path):
         done = command("lab.measure", "runs/expe", *flags.split(), "--at", "2x", "--max-docs", "3", "--json",
                        tmp_path / "rows.json", cwd=workplace)
         assert done.returncode == 0, done.stderr
-        [row] = json.loads((tmp_path / "rows.json").read_text())
+        row = json.loads((tmp_path / "rows.json").read_text())[0]
         for path in fields_of(row):
             for values in ((), *((value,) for value in WRONG)):
                 (tmp_path / "edited.json").write_text(f"[{edited(json.dumps(row), path, *values)}]")
