@@ -235,8 +235,14 @@ def finite(text):
         raise ValueError(f"{text} is not a finite number")
     return float(text)
 
+def check_regular(path):
+    """InputError for a folder, a pipe or a device in the place of a file of ours: a pipe would be waited for."""
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise InputError(f"{path} is a folder, a pipe, a device or a link to nothing, and not a file: move it away")
+
 def read_json(path, **fields):
     """The object in a JSON file; InputError unless it has these fields, {NAME: type}; A.B is of an object in it."""
+    check_regular(path)
     text = read_text(path)
     try:
         value = dict(json.loads(text, parse_float=finite, parse_constant=finite))
@@ -319,6 +325,7 @@ def remove_unfinished(folder, of="", age=0):
 
 def hash_file(path):
     """The SHA-256 of a file; InputError if it cannot be read, as a folder in its place."""
+    check_regular(path)
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -499,6 +506,7 @@ def read_checkpoint(run, names=None):
     path = Path(run) / CHECKPOINT
     if not path.exists():
         raise InputError(f"{run} has no checkpoint yet: go on with python train.py --out {run} --resume")
+    check_regular(path)
     try:
         with safetensors.safe_open(path, "np") as file:
             for name in file.keys():
@@ -507,7 +515,7 @@ def read_checkpoint(run, names=None):
                                      "F32, so one of them was edited")
             tensors = {name: file.get_tensor(name) for name in (file.keys() if names is None else names)}
             metadata = file.metadata()
-        if int(metadata["step"]) < 0:
+        if not 0 <= int(metadata["step"]) <= 2**53:
             raise ValueError(f"its step is {metadata['step']}")
         info = {"step": int(metadata["step"]), "seconds": float(metadata["seconds"])}
         if not math.isfinite(info["seconds"]):

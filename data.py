@@ -581,7 +581,9 @@ def split_documents(tokens, eot):
 # ---- near copies -----------------------------------------------------------------------------------------------------
 
 SHINGLE = 64                            # characters without blanks, about twelve words
-BLANKS = re.compile(r"[\s\u00ad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]+")     # and characters of no width
+# Blanks, controls, and what Unicode calls default ignorable: characters that are not seen.
+BLANKS = re.compile("[\\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
+                    "\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U000e0000-\U000e0fff]+")
 BASE = 0x9E3779B97F4A7C15               # odd, and so it has an inverse modulo 2^64
 
 def hash_shingles(text, every=1):

@@ -120,7 +120,7 @@ def learning_rate(train_config, step):
     if step < warm:
         return train_config.lr * (step + 1) / warm
     progress = (step - warm) / max(1, train_config.steps - 1 - warm)
-    return train_config.end_lr + (train_config.lr - train_config.end_lr) * (1 + math.cos(math.pi * progress)) / 2
+    return train_config.end_lr + (train_config.lr - train_config.end_lr) * ((1 + math.cos(math.pi * progress)) / 2)
 
 def draw_positions(train_config, step, T):
     """T of the positions 0 .. P-1 without repeats, in order, for the whole batch of a step."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import common
+import data
 import model_numpy
 from config import InputError, flag_of
 
@@ -26,6 +27,7 @@ def check_parent(run):
     with common.naming("--init-from"):
         its, _, record = common.read_run(parent)
         common.load_model(parent)                                      # which refuses an edited config.json
+        data.run_tokenizer(parent, record["data"])                     # and this another tokenizer
     for name in SHARED:
         if getattr(its, name) != getattr(model, name):
             raise InputError(f"{flag_of(name)} is {getattr(its, name)} in --init-from {parent}, and "
@@ -76,7 +78,8 @@ def load_parent(run, backend):
     that. InputError if the run was killed before its first checkpoint, and its parent was replaced since."""
     parent, model = run.train_config.init_from, run.model_config
     with common.naming("--init-from"):
-        its, _, _ = common.read_run(parent)
+        its, _, record = common.read_run(parent)
+        data.run_tokenizer(parent, record["data"])
         tensors, info = common.read_checkpoint(parent)
     hashes = {name: common.hash_file(Path(parent) / name) for name in ("config.json", common.CHECKPOINT)}
     known = run.record.get("parent")

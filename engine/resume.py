@@ -6,6 +6,7 @@ import json
 
 import codehash
 import common
+import data
 from config import PRESETS, SPLITS, InputError, flag_of
 
 
@@ -50,6 +51,8 @@ def check_data(run):
     for name in ("tokenizer", "sequences"):                             # sequences: of a task, but not in older runs
         if stored.get(name, now.get(name)) != now.get(name):
             changed.append(name)
+    if common.checkpoint_info(run.folder)["step"]:
+        data.run_tokenizer(run.folder, stored)                          # which refuses another one
     if changed:
         raise InputError(f"{run.tokens} is not the data that {run.folder} was trained on: the hash of "
                          f"{', '.join(changed)} differs")

@@ -260,7 +260,10 @@ def test_near_copies_are_left_out_as_by_counting_sets(books, tmp_path):
 CHANGES = {"tabs": lambda text: text.replace("    ", "\t"), "indents": lambda text: text.replace("\n", "\n        "),
            "trailing": lambda text: text.replace("\n", " \t\n"), "no-break": lambda text: text.replace(" ", "\u00a0"),
            "no width": lambda text: "\u200b".join(text), "width": lambda text: " ".join(text.split()),
-           "narrow": lambda text: "\n".join(text.split()), "case": str.upper, "soft": lambda text: "\u00ad".join(text)}
+           "narrow": lambda text: "\n".join(text.split()), "case": str.upper, "soft": lambda text: "\u00ad".join(text),
+           "joiner": lambda text: "\u034f".join(text), "selector": lambda text: "\ufe0f".join(text),
+           "tags": lambda text: "\U000e0020".join(text), "braille": lambda text: text.replace(" ", "\u2800"),
+           "filler": lambda text: text.replace(" ", "\u3164"), "controls": lambda text: text.replace(" ", " \x01")}
 
 
 @pytest.mark.parametrize("words_of", [lambda i: words(i, 80), lambda i: words(i, 4), lambda i: CHINESE(i)],

@@ -3,6 +3,7 @@ the place of files. Each is refused in one line, by every script that reads it; 
 
 import ast
 import json
+import os
 import re
 import shutil
 
@@ -170,8 +171,7 @@ def test_a_folder_in_the_place_of_a_file_of_a_run(name, reader, desk):
     (folder / "broken" / name).unlink()
     (folder / "broken" / name).mkdir()
     done = read(reader)
-    reads = name in ("config.json", common.CHECKPOINT) or (name == "log.jsonl") == (reader == "--resume")
-    if reads and (reader, name) not in [("--init-from", "tokenizer.tiktoken")]:
+    if name != "log.jsonl" or reader == "--resume":
         assert name in refused(done)
     else:
         assert done.returncode == 0, done.stderr
@@ -347,3 +347,29 @@ def test_no_check_is_an_assert_and_no_docstring_is_needed():
 def test_help_without_docstrings(script, tmp_path):
     done = process(script, "--help", cwd=tmp_path, PYTHONOPTIMIZE="2")
     assert done.returncode == 0 and re.match("usage: ", done.stdout), done.stderr
+
+
+@pytest.mark.parametrize("name", ["config.json", common.CHECKPOINT, "tokenizer.tiktoken"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name, workplace, tmp_path):
+    shutil.copytree(workplace / "runs/rope", tmp_path / "run")
+    (tmp_path / "run" / name).unlink()
+    os.mkfifo(tmp_path / "run" / name)
+    said = refused(process("generate.py", "run", "--tokens", "2", cwd=tmp_path))
+    assert name in said
+
+
+def test_a_rate_that_overflows_ends_in_one_line(tokens, tmp_path):
+    flags = [*TINY, "--layers", "1", "--steps", "1", "--data", tokens, "--out", "run"]
+    refused(command("train.py", *flags, "--lr", "1e308", cwd=tmp_path))
+    assert not (tmp_path / "run" / common.CHECKPOINT).exists()
+
+
+@pytest.mark.parametrize("what", ["parent", "own"])
+def test_a_tokenizer_that_was_replaced_is_refused(what, workplace, tmp_path):
+    """A parent's by --init-from, and a run's own by --resume."""
+    shutil.copytree(workplace / "runs/rope", tmp_path / "run")
+    (tmp_path / "run/tokenizer.tiktoken").write_text("QQ== 0\n")
+    folder = common.read_run(tmp_path / "run")[2]["data"]["folder"]
+    flags = {"parent": [*TINY, "--pe", "rope", "--data", folder, "--init-from", "run", "--out", "child"],
+             "own": ["--out", "run", "--resume", "--steps", "9"]}
+    assert "tokenizer" in refused(command("train.py", *flags[what], cwd=tmp_path))
