@@ -162,7 +162,7 @@ def test_near_copies_among_few_documents_are_left_out_before_the_cut(tmp_path):
 def test_the_settings_of_a_prepared_folder_are_the_runs(tmp_path):
     """A setting that is given must be the folder's; what is not given is the folder's, and config.json has it."""
     (tmp_path / "texts").mkdir()
-    for i in range(60):
+    for i in range(160):
         (tmp_path / f"texts/{i}.txt").write_text(words(i, 20 if i % 2 else 80))
     flags = ["--vocab", "290", "--min-doc-tokens", "100", "--max-doc-chars", "9000"]
     assert command("data.py", "texts", *flags, "--out", "made", cwd=tmp_path).returncode == 0
