@@ -152,14 +152,6 @@ class CommandLine(argparse.ArgumentParser):
                 raise
             self.error(f"not enough memory: use smaller sizes ({str(error).partition(chr(10))[0]})")
 
-@contextlib.contextmanager
-def naming(flag):
-    """Put a flag, or a run, before the message of an InputError."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{flag}: {error}") from None
-
 def number(text):
     """A float from "0.5", "1e-3" or "1/2048", for argparse."""
     above, _, below = text.partition("/")
@@ -532,12 +524,6 @@ def read_checkpoint(run, names=None):
 def first_not_finite(tensors):
     """The name of the first of {name: array} that has a NaN or an infinity, or None."""
     return next((name for name, x in tensors.items() if not np.isfinite(x).all()), None)
-
-def refuse_unless(finite, what="losses"):
-    """InputError unless the losses, or whatever else was computed of a model, are finite."""
-    if not finite:
-        raise InputError(f"its {what} are not finite numbers: its weights are too large, or its positions as they are "
-                         "scaled here: train it again with a lower --lr, or scale less")
 
 def checkpoint_info(run):
     """{"step", "seconds"} of the run's checkpoint; step 0 if it has none yet."""

@@ -26,6 +26,20 @@ SPLITS = ("train", "val", "test")
 class InputError(ValueError):
     """What the user gave cannot work. The message is one line: what was wrong, and what would be right."""
 
+@contextlib.contextmanager
+def naming(flag):
+    """Put a flag, or a run, before the message of an InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{flag}: {error}") from None
+
+def refuse_unless(finite, what="losses"):
+    """InputError unless the losses, or whatever else was computed of a model, are finite."""
+    if not finite:
+        raise InputError(f"its {what} are not finite numbers: its weights are too large, or its positions as they are "
+                         "scaled here: train it again with a lower --lr, or scale less")
+
 # ---- fields, and their rules -----------------------------------------------------------------------------------------
 
 def knob(default=dataclasses.MISSING, help=None, **rule):

@@ -25,7 +25,7 @@ from tqdm import tqdm
 import codehash
 import data
 from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device
-from config import InputError
+from config import InputError, naming, refuse_unless
 
 MULTIPLES = (1, 2, 4, 8, 16)    # of the trained length, when no --lengths are given
 BATCH_TOKENS = 2**13            # in one forward pass, so that memory does not grow with the number of windows
@@ -66,7 +66,7 @@ def mean_loss(model, windows, name):
         tokens = torch.from_numpy(np.stack(windows[i : i + at_once]).astype(np.int64))           # (B, T+1)
         tokens = tokens.to(model.embedding.weight.device)
         total += model.token_losses(tokens[:, :-1], tokens[:, 1:]).double().sum().item()
-    common.refuse_unless(math.isfinite(total))
+    refuse_unless(math.isfinite(total))
     return total / sum(len(window) - 1 for window in windows)
 
 def default_lengths(texts):
@@ -121,7 +121,7 @@ def evaluate(run, model, record, args, name, documents, lengths):
         windows = cut_windows(usable, length, longest)
         loss, perplexity, bits = None, None, None
         if length <= model.config.encoding.longest(model.config):
-            with common.naming(run):
+            with naming(run):
                 loss = mean_loss(model, windows, f"{run}, {length:,} tokens")
             perplexity = math.exp(min(loss, 700))
             bits = loss * length * len(windows) / n_bytes / math.log(2)

@@ -24,7 +24,7 @@ import torch
 import codehash
 import data
 from common import CommandLine, at_least, number, pick_device
-from config import InputError
+from config import InputError, naming, refuse_unless
 
 TOKENS = 200  # of a text, when no --tokens are given
 
@@ -52,7 +52,7 @@ def choose(logits, rng, **sampling):
 
     InputError if the logits are not finite: a greedy choice among them would be the first token.
     """
-    common.refuse_unless(logits.isfinite().all(), "logits")
+    refuse_unless(logits.isfinite().all(), "logits")
     return draw(distribution(logits.cpu(), **sampling), rng)
 
 @torch.no_grad()
@@ -100,7 +100,7 @@ def main(argv=None):
         if n_tokens > room:
             raise InputError(f"{args.run} has positions for {room + len(prompt) - 1} tokens: <|endoftext|> and prompt "
                              f"are {len(prompt)}, so that --tokens can be at most {room}")
-        with common.naming(args.run):
+        with naming(args.run):
             print_text(args.prompt, generate(model, prompt, args.seed, **sampling), n_tokens, tokenizer)
 
 def print_text(prompt, tokens, n_tokens, tokenizer, stop=True):

@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common import naming, refuse_unless
-from config import PRESETS, SPLITS, InputError, did_you_mean, flag_of
+from config import PRESETS, SPLITS, InputError, did_you_mean, flag_of, naming, refuse_unless
 
 IGNORED = -100
 SEQUENCES = 512                          # that an evaluation scores at each length

@@ -46,6 +46,7 @@ from config import (
     encodings_with,
     flag_of,
     kind_of,
+    naming,
     settings_class,
 )
 from model_torch import GPT
@@ -299,7 +300,7 @@ BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 
 def prepare(source, *sizes, **more):
     """data.prepare; for a corpus that need not fit in memory, that of engine/corpora.py."""
-    with common.naming("--data"):
+    with naming("--data"):
         if data.is_large(source):
             if source not in data.NAMED_SOURCES:
                 print(f"{source} {data.LARGE}", flush=True)

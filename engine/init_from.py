@@ -13,7 +13,7 @@ import numpy as np
 import common
 import data
 import model_numpy
-from config import InputError, flag_of
+from config import InputError, flag_of, naming
 
 SHARED = ("layers", "width", "heads", "vocab", "norm", "mlp", "mlp_width", "tied")      # what both must have
 
@@ -24,7 +24,7 @@ def check_parent(run):
     parent, model = run.train_config.init_from, run.model_config
     if run.folder.resolve() == Path(parent).resolve():
         raise InputError(f"--init-from must be another run than --out, {run.folder}")
-    with common.naming("--init-from"):
+    with naming("--init-from"):
         its, _, record = common.read_run(parent)
         common.load_model(parent)                                      # which refuses an edited config.json
         data.run_tokenizer(parent, record["data"])                     # and this another tokenizer
@@ -77,7 +77,7 @@ def load_parent(run, backend):
     """Fill the backend of a train.Run that begins from the checkpoint of its parent; returns what config.json holds of
     that. InputError if the run was killed before its first checkpoint, and its parent was replaced since."""
     parent, model = run.train_config.init_from, run.model_config
-    with common.naming("--init-from"):
+    with naming("--init-from"):
         its, _, record = common.read_run(parent)
         data.run_tokenizer(parent, record["data"])
         tensors, info = common.read_checkpoint(parent)

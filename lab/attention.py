@@ -6,7 +6,7 @@
 
 import functools
 
-from common import PICTURES, CommandLine, at_least, listed, naming, new_file, pick_device, progress, refuse_unless
+from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device, progress
 
 # common comes first: it says in one line which package is missing
 # isort: split
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import codehash
-from config import InputError
+from config import InputError, naming, refuse_unless
 from eval import held_out
 from lab import pictures
 from lab.measures import usable

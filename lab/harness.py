@@ -16,13 +16,11 @@ from common import (
     CommandLine,
     at_least,
     listed,
-    naming,
     new_file,
     pick_device,
     progress,
     read_named,
     read_run,
-    refuse_unless,
     write_rows,
 )
 
@@ -35,7 +33,7 @@ from tqdm import tqdm
 
 import codehash
 import data
-from config import InputError
+from config import InputError, naming, refuse_unless
 from engine.fast import at_least_fp32
 from generate import choose
 from longer import scaling

@@ -22,12 +22,10 @@ from common import (
     at_least,
     listed,
     load_model,
-    naming,
     new_file,
     pick_device,
     read_named,
     read_run,
-    refuse_unless,
     try_to_read,
     write_rows,
 )
@@ -39,7 +37,7 @@ from tqdm import tqdm
 import codehash
 import data
 import tasks
-from config import InputError
+from config import InputError, naming, refuse_unless
 from eval import MULTIPLES, default_lengths, held_out
 from lab import measures, table
 from longer import scaling

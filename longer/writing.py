@@ -13,8 +13,8 @@ import torch
 
 import codehash
 import data
-from common import naming, pick_device
-from config import InputError
+from common import pick_device
+from config import InputError, naming
 from longer import scaling
 from longer.cache import Cache
 from longer.reading import load

@@ -23,11 +23,9 @@ from common import (
     at_least,
     checkpoint_info,
     load_model,
-    naming,
     new_file,
     read_run,
     read_text,
-    refuse_unless,
     write_text,
 )
 
@@ -40,7 +38,7 @@ import codehash
 import data
 import tasks
 import train
-from config import InputError
+from config import InputError, naming, refuse_unless
 from eval import MULTIPLES, held_out
 from model_torch import GPT
 from zoo.names import COLOURS, changed, colour, names_of, variant_of
