@@ -79,7 +79,6 @@ def load_parent(run, backend):
     parent, model = run.train_config.init_from, run.model_config
     with naming("--init-from"):
         its, _, record = common.read_run(parent)
-        data.run_tokenizer(parent, record["data"])
         tensors, info = common.read_checkpoint(parent)
     hashes = {name: common.hash_file(Path(parent) / name) for name in ("config.json", common.CHECKPOINT)}
     known = run.record.get("parent")
@@ -87,6 +86,8 @@ def load_parent(run, backend):
     if before != hashes:
         raise InputError(f"--init-from {parent} was replaced since {run.folder} was begun with it, which has no "
                          "checkpoint yet: begin it anew with --overwrite")
+    with naming("--init-from"):
+        data.run_tokenizer(parent, record["data"])                     # which refuses another one than config.json says
     new = model_numpy.init_params(model, run.train_config.seed)
     same = (its.encoding.pe, its.cycle) == (model.encoding.pe, model.cycle)
     kept = {name: w for name, w in tensors.items() if name in new and w.shape == new[name].shape

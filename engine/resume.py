@@ -51,11 +51,11 @@ def check_data(run):
     for name in ("tokenizer", "sequences"):                             # sequences: of a task, but not in older runs
         if stored.get(name, now.get(name)) != now.get(name):
             changed.append(name)
-    if common.checkpoint_info(run.folder)["step"]:
-        data.run_tokenizer(run.folder, stored)                          # which refuses another one
     if changed:
         raise InputError(f"{run.tokens} is not the data that {run.folder} was trained on: the hash of "
                          f"{', '.join(changed)} differs")
+    if common.checkpoint_info(run.folder)["step"]:
+        data.run_tokenizer(run.folder, stored)                          # which refuses another one
 
 def go_on(run, backend):
     """Go on with a train.Run: fill the backend from its checkpoint; returns (steps done, seconds trained).

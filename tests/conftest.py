@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,8 +19,10 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # models as small as these are slower on two threads, on busy cores many times
 
 # With this, torch's own kernels are those of an older processor, but oneDNN's are not, and bf16 needs both to agree.
+# torch.compile's cache does not tell such code from that of the real processor.
 if isa := {"default": "SSE41", "avx2": "AVX2"}.get(os.environ.get("ATEN_CPU_CAPABILITY")):
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", isa)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor-{isa}")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
