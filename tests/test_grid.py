@@ -38,7 +38,7 @@ expe = "--pe expe"
 loss = "--at 1x,4x --max-docs 1"
 half = {{ flags = "--at 1x,4x --max-docs 1 --scale 0.5", runs = ["expe", "k.*"] }}
 """
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
