@@ -12,7 +12,8 @@ pytestmark = pytest.mark.skipif(not (os.name == "posix" and shutil.which("make")
 
 
 def make(*words, cwd=ROOT, **environment):
-    done = subprocess.run(["make", *words], cwd=cwd, text=True, capture_output=True, env=os.environ | environment)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}     # not of make test
+    done = subprocess.run(["make", *words], cwd=cwd, text=True, capture_output=True, env=own | environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
