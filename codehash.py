@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import common
-from config import CORE, NoPE, knob
+from config import CORE, NoPE, setting
 
 ROOT = Path(__file__).parent
 FROM = ", from step "                    # between the hashes of a file that changed while the run was trained
@@ -22,7 +22,7 @@ def code_of(model, train):
     Of config.py only the classes of these encodings' settings count, since a new preset or flag changes no loss. Files
     of zoo/ count with those that they import from there, and engine/fast.py where --fast computes with it.
     """
-    encodings = [encoding for encoding, _ in model.turns()]
+    encodings = [encoding for encoding, _ in model.layer_pattern()]
     classes = {kind.__name__ for e in encodings for kind in type(e).__mro__
                if issubclass(kind, NoPE) and kind.__module__ == NoPE.__module__}
     files = ["expe.py", f"model_{train.backend}.py"]
@@ -84,7 +84,7 @@ def essence(node):
         return repr(node)
     if isinstance(node, ast.Raise):                                     # the words of an error
         return ["Raise"]
-    if isinstance(node, ast.Call) and getattr(node.func, "id", None) == knob.__name__:
+    if isinstance(node, ast.Call) and getattr(node.func, "id", None) == setting.__name__:
         node = ast.Call(node.func, node.args[:1], [])                   # the default, without help and rule
     if isinstance(node, ast.JoinedStr):                                 # 3.12 adds empty parts
         node = ast.JoinedStr([part for part in node.values if getattr(part, "value", None) != ""])

@@ -64,7 +64,7 @@ from config import (
 CHECKPOINT = "checkpoint.safetensors"
 NEW_RUN = ".unfinished-run"              # in a run directory, what --overwrite writes before its first checkpoint
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) if hasattr(errno, "EDQUOT") else (errno.ENOSPC, errno.EFBIG)
-MEANT = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context",
+SYNONYMS = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context",
          "--tokenizer": "python data.py SOURCE --tokenizer FILE --out DIR and then --data DIR",
          **{name: f"--pe {flags}" for name, flags in ({name: name for name in ENCODINGS} | VARIANTS).items()}}
 
@@ -85,7 +85,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 class CommandLine(argparse.ArgumentParser):
     """An ArgumentParser that reports every wrong input as one line on stderr, with exit status 2."""
 
-    meant = MEANT                        # {a wrong word: what to write instead}
+    synonyms = SYNONYMS                  # {a wrong word: what to write instead}
     owner_of = staticmethod(lambda flag: None)       # where else an unknown flag belongs, in words; train.py has it
 
     def __init__(self, **options):
@@ -100,7 +100,7 @@ class CommandLine(argparse.ArgumentParser):
         message = str(message)
         if found := re.search(r"unrecognized arguments: ([^\s=]+)", message):
             word = found[1]
-            flags = [self.meant.get(word), "numbers with commas, as in 512,1024" * word.isdigit(),
+            flags = [self.synonyms.get(word), "numbers with commas, as in 512,1024" * word.isdigit(),
                      *difflib.get_close_matches(word, self._option_string_actions, 1, 0.75)]
             hints = [self.owner_of(word), *(flag and f"did you mean {flag}?" for flag in flags)]
             hint = next((f"{hint} " for hint in hints if hint), "")
@@ -246,7 +246,7 @@ def read_json(path, **fields):
     return value
 
 PICTURES = (".png", ".svg", ".pdf")
-OURS = {".json": rb'^\[\s*\{\s*"(run|preset)":\s*"[^"]*",\s*"pe":', ".html": rb'id="data"', ".png": rb"^\x89PNG",
+SIGNATURES = {".json": rb'^\[\s*\{\s*"(run|preset)":\s*"[^"]*",\s*"pe":', ".html": rb'id="data"', ".png": rb"^\x89PNG",
         ".svg": rb"<svg", ".pdf": rb"^%PDF"}        # what a file has that --json, the explorer or --plot wrote
 
 def new_file(*endings):
@@ -258,7 +258,7 @@ def new_file(*endings):
             raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists and can be written")
         if path.suffix not in endings:
             raise argparse.ArgumentTypeError(f"must end in {', '.join(endings)}, got {text!r}")
-        if path.is_file() and path.stat().st_size and not re.search(OURS[path.suffix], path.read_bytes()):
+        if path.is_file() and path.stat().st_size and not re.search(SIGNATURES[path.suffix], path.read_bytes()):
             raise argparse.ArgumentTypeError(f"{text!r} exists, and was not written here: choose another name")
         return str(path)
     return read
@@ -287,7 +287,7 @@ def replacing(path):
     remove_unfinished(path.parent, path.name, 3600)
     new = path.parent / f".unfinished-{secrets.token_hex(8)}-{path.name}"
     try:
-        with naming_full(path), open(new, "xb") as file:
+        with name_full_file(path), open(new, "xb") as file:
             yield file
         os.replace(new, path)
     except BaseException:
@@ -295,7 +295,7 @@ def replacing(path):
         raise
 
 @contextlib.contextmanager
-def naming_full(path):
+def name_full_file(path):
     """Name the file in the error of a disk that is full, which a write to an open file leaves out."""
     try:
         yield
@@ -401,7 +401,7 @@ def try_to_read(run, read, named):
         print(f"{run} is left out: {reason}", file=sys.stderr)
 
 @contextlib.contextmanager
-def naming_missing(run):
+def name_missing_file(run):
     """InputError that names the file of zoo/ which a run needs and which is not here."""
     try:
         yield
@@ -434,7 +434,7 @@ def read_run(run):
     if (pe := record["model"]["encoding"]["pe"]) not in ENCODINGS:
         raise InputError(f"{run} needs zoo/{pe}.py, which is not here")
     try:
-        with naming_missing(run):
+        with name_missing_file(run):
             model, train = ModelConfig.from_dict(record["model"]), from_values(TrainConfig, record["train"])
             check_together(model, train)
             if train.data.startswith("task:"):
@@ -540,7 +540,7 @@ def load_model(run, make=None):
     config, _, record = read_run(run)
     tensors, info = read_checkpoint(run)
     weights = {name: x for name, x in tensors.items() if not name.startswith(("m.", "v."))}
-    with naming_missing(run):
+    with name_missing_file(run):
         check_shapes(run, weights, config)
         model = (make or GPT)(config, seed=None)
     model.load_state_dict({name: torch.from_numpy(x) for name, x in weights.items()})

@@ -27,7 +27,7 @@ class InputError(ValueError):
     """What the user gave cannot work. The message is one line: what was wrong, and what would be right."""
 
 @contextlib.contextmanager
-def naming(flag):
+def prefix_errors(flag):
     """Put a flag, or a run, before the message of an InputError."""
     try:
         yield
@@ -42,7 +42,7 @@ def refuse_unless(finite, what="losses"):
 
 # ---- fields, and their rules -----------------------------------------------------------------------------------------
 
-def knob(default=dataclasses.MISSING, help=None, **rule):
+def setting(default=dataclasses.MISSING, help=None, **rule):
     """A field; with a help text it is a flag of train.py. rule: at_least, at_most, above, below a number; or one_of."""
     return field(default=default, metadata={"help": help, "rule": rule})
 
@@ -118,7 +118,7 @@ class NoPE(Checked):
     float64, or integers that look something up, or None.
     """
 
-    pe: str = knob()
+    pe: str = setting()
     both_sides: ClassVar[bool] = True           # whether it has a meaning where later keys are seen too
 
     def fit(self, model):
@@ -137,14 +137,14 @@ class NoPE(Checked):
 
 @dataclass(frozen=True)
 class Sinusoidal(NoPE):
-    base: float = knob(10000.0, "base of the frequencies", above=1)
+    base: float = setting(10000.0, "base of the frequencies", above=1)
 
     def rows(self, positions, model):
         return expe.sinusoidal_table(positions, model.width, self.base)                      # (..., T, C)
 
 @dataclass(frozen=True)
 class Learned(NoPE):
-    n_positions: int = knob(0, "rows of the learned table; 0: as many as the context", at_least=0)
+    n_positions: int = setting(0, "rows of the learned table; 0: as many as the context", at_least=0)
 
     def fit(self, model):
         if self.longest(model) < model.context:
@@ -164,12 +164,12 @@ class Override(NoPE):
     `trained` names the two numbers that --learn trains, in the order of encoding.weight.
     """
 
-    l: int = knob(24, "overridden dimensions (the paper's tables 6 and 9)", at_least=1)
-    start: float | None = knob(None, "value at position 0, the paper's S")
-    on: str = knob("qk", "k, q, qk or qkv: whose input is overridden", one_of=("k", "q", "qk", "qkv"))
-    once: bool = knob(False, "ablation: override the residual stream once, before the first block")
-    learn: str = knob("none", "init or random: train start and theta, from there", one_of=("none", "init", "random"))
-    scale: float = knob(1.0, above=0)           # after training: by which all values are multiplied (section 4.3)
+    l: int = setting(24, "overridden dimensions (the paper's tables 6 and 9)", at_least=1)
+    start: float | None = setting(None, "value at position 0, the paper's S")
+    on: str = setting("qk", "k, q, qk or qkv: whose input is overridden", one_of=("k", "q", "qk", "qkv"))
+    once: bool = setting(False, "ablation: override the residual stream once, before the first block")
+    learn: str = setting("none", "init or random: train start and theta, from there", one_of=("none", "init", "random"))
+    scale: float = setting(1.0, above=0)        # after training: by which all values are multiplied (section 4.3)
 
     def check(self):
         if self.once and self.on != "qk":
@@ -188,8 +188,8 @@ class Override(NoPE):
 class ExPE(Override):
     """The paper's equations 2 and 3."""
 
-    theta: float | None = knob(None, "step between positions (default: 1/(4 x context); --on k: 64/context)")
-    constant: bool = knob(False, 'the ablation "p is stable": the same number in all l dimensions')
+    theta: float | None = setting(None, "step between positions (default: 1/(4 x context); --on k: 64/context)")
+    constant: bool = setting(False, 'the ablation "p is stable": the same number in all l dimensions')
     trained: ClassVar[tuple] = ("start", "theta")
 
     def defaults(self, context):
@@ -205,8 +205,8 @@ class ExPE(Override):
 class ExQPE(Override):
     """The paper's equations 4 and 5."""
 
-    theta1: float | None = knob(None, "ExQPE's step between dimensions (default: 1/(4 x context))")
-    theta2: float | None = knob(None, "by how much ExQPE raises a dimension at its turn (default: 1/16)")
+    theta1: float | None = setting(None, "ExQPE's step between dimensions (default: 1/(4 x context))")
+    theta2: float | None = setting(None, "by how much ExQPE raises a dimension at its turn (default: 1/16)")
     trained: ClassVar[tuple] = ("theta1", "theta2")
 
     def defaults(self, context):
@@ -229,7 +229,7 @@ class RoPE(Sinusoidal):
 
 @dataclass(frozen=True)
 class ALiBi(NoPE):
-    slopes: float = knob(1.0, "by which ALiBi's slopes are multiplied", above=0)
+    slopes: float = setting(1.0, "by which ALiBi's slopes are multiplied", above=0)
 
     def pairs(self, queries, keys, model):
         d = expe.distances(queries, keys).astype(float)
@@ -237,8 +237,8 @@ class ALiBi(NoPE):
 
 @dataclass(frozen=True)
 class T5(NoPE):
-    buckets: int = knob(32, "buckets of distances", at_least=4, at_most=1024)
-    max_distance: int = knob(128, "distance from which on all share a bucket", at_least=1, at_most=2**16)
+    buckets: int = setting(32, "buckets of distances", at_least=4, at_most=1024)
+    max_distance: int = setting(128, "distance from which on all share a bucket", at_least=1, at_most=2**16)
 
     def check(self):
         if self.max_distance <= self.buckets // 2:
@@ -250,7 +250,7 @@ class T5(NoPE):
 
 @dataclass(frozen=True)
 class Shaw(NoPE):
-    max_distance: int = knob(16, "distance from which on all share a vector", at_least=1, at_most=2**16)
+    max_distance: int = setting(16, "distance from which on all share a vector", at_least=1, at_most=2**16)
 
     def pairs(self, queries, keys, model):
         d = expe.distances(queries, keys)[..., None, :, :]                                     # (..., 1, T, S)
@@ -337,23 +337,24 @@ def make_encoding(pe="nope", **settings):
 class ModelConfig(Checked):
     """The shape of the GPT. mlp_width and the encoding's defaults are filled in when it is made."""
 
-    layers: int = knob(help="blocks", at_least=1, at_most=10_000)
-    width: int = knob(help="width of the model; sets --mlp-width to 4 times it", at_least=1)
-    heads: int = knob(help="attention heads of a block", at_least=1)
-    context: int = knob(help="trained length, in tokens", at_least=1)
-    vocab: int = knob(help="entries of the vocabulary", at_least=2, at_most=2**16)
-    norm: str = knob("layernorm", "layernorm (with a bias) or rmsnorm", one_of=("layernorm", "rmsnorm"))
-    mlp: str = knob("gelu", "gelu (in its tanh form) or swiglu", one_of=("gelu", "swiglu"))
-    mlp_width: int | None = knob(None, "hidden width of the MLP", at_least=1)
-    tied: bool = knob(False, "the output layer shares the embedding's weights")
-    dropout: float = knob(0.0, "rate on the embedding and on each residual branch", at_least=0, below=1)
-    norm_eps: float = knob(1e-5, above=0, below=1)
-    causal: bool = knob(True, "a query sees no later key; --no-causal: it sees all keys")
-    nope_every: int = knob(0, "blocks N, 2N, ... have no encoding and see all keys (RNoPE); 0: none", at_least=0)
-    window: int = knob(0, "every block but those of --nope-every sees the last N keys alone; 0: all", at_least=0)
-    cycle: str | None = knob(None, "encodings and windows of blocks in turn: rope:window=512,nope (zoo/cycle.py)")
-    softmax: str = knob("plain", "plain, or one of zoo/softmax.py", one_of=("plain", "log", "sinks", "llama4", "stick"))
-    encoding: NoPE = knob(NoPE("nope"))
+    layers: int = setting(help="blocks", at_least=1, at_most=10_000)
+    width: int = setting(help="width of the model; sets --mlp-width to 4 times it", at_least=1)
+    heads: int = setting(help="attention heads of a block", at_least=1)
+    context: int = setting(help="trained length, in tokens", at_least=1)
+    vocab: int = setting(help="entries of the vocabulary", at_least=2, at_most=2**16)
+    norm: str = setting("layernorm", "layernorm (with a bias) or rmsnorm", one_of=("layernorm", "rmsnorm"))
+    mlp: str = setting("gelu", "gelu (in its tanh form) or swiglu", one_of=("gelu", "swiglu"))
+    mlp_width: int | None = setting(None, "hidden width of the MLP", at_least=1)
+    tied: bool = setting(False, "the output layer shares the embedding's weights")
+    dropout: float = setting(0.0, "rate on the embedding and on each residual branch", at_least=0, below=1)
+    norm_eps: float = setting(1e-5, above=0, below=1)
+    causal: bool = setting(True, "a query sees no later key; --no-causal: it sees all keys")
+    nope_every: int = setting(0, "blocks N, 2N, ... have no encoding and see all keys (RNoPE); 0: none", at_least=0)
+    window: int = setting(0, "every block but those of --nope-every sees the last N keys alone; 0: all", at_least=0)
+    cycle: str | None = setting(None, "encodings and windows of blocks in turn: rope:window=512,nope (zoo/cycle.py)")
+    softmax: str = setting("plain", "plain, or one of zoo/softmax.py",
+                           one_of=("plain", "log", "sinks", "llama4", "stick"))
+    encoding: NoPE = setting(NoPE("nope"))
 
     def check(self):
         if self.width % self.heads:
@@ -364,7 +365,7 @@ class ModelConfig(Checked):
             raise InputError("--window and --softmax stick look back: give no --no-causal, and no --objective mlm")
         self.mlp_width = self.mlp_width or 4 * self.width
         self.encoding = self.encoding.fit(self)
-        if "nope" not in [encoding.pe for encoding, _ in self.turns()] and self.softmax == "llama4":
+        if "nope" not in [encoding.pe for encoding, _ in self.layer_pattern()] and self.softmax == "llama4":
             raise InputError("--softmax llama4 is for blocks without an encoding: give --nope-every, --pe nope, "
                              "or a --cycle with nope")
 
@@ -374,13 +375,13 @@ class ModelConfig(Checked):
 
     def block(self, i):
         """(encoding, window) of block i, counted from 0: which encoding it has, and how many keys it sees (0: all)."""
-        turns = self.turns()
+        turns = self.layer_pattern()
         return turns[i % len(turns)]
 
-    def turns(self):
+    def layer_pattern(self):
         """The (encoding, window) that blocks have in turn."""
         if self.cycle:
-            return zoo_module("cycle").turns(self)
+            return zoo_module("cycle").layer_pattern(self)
         no_encoding = [(make_encoding("nope"), 0)] if self.nope_every else []
         return [(self.encoding, self.window)] * max(1, self.nope_every - 1) + no_encoding
 
@@ -399,30 +400,32 @@ class ModelConfig(Checked):
 class TrainConfig(Checked):
     """One training run: its data, its steps and its optimizer. A batch is counted in sequences of `context` tokens."""
 
-    steps: int = knob(help="optimizer steps; with --resume, more than before go on with the run", at_least=1)
-    batch_size: int = knob(help="sequences that one optimizer step sees", at_least=1, at_most=2**20)
-    lr: float = knob(help="peak learning rate; --end-lr follows in proportion", above=0)
-    end_lr: float = knob(help="learning rate of the last step", at_least=0)
-    micro_batch: int = knob(0, "sequences in memory at once, at most; 0: the whole batch", at_least=0)
-    warmup: float = knob(0.1, "share of the steps in which the rate climbs linearly to --lr", at_least=0, below=1)
-    beta1: float = knob(0.9, "AdamW's decay of the first moment", at_least=0, below=1)
-    beta2: float = knob(0.95, "AdamW's decay of the second moment", at_least=0, below=1)
-    weight_decay: float = knob(0.1, "AdamW's decoupled decay, on matrices only", at_least=0)
-    clip: float = knob(1.0, "largest norm of the whole gradient", above=0)
-    backend: str = knob("torch", "numpy: gradients written by hand, on the CPU", one_of=("torch", "numpy"))
-    dtype: str = knob("fp32", "tf32: matrix products in TF32 on a GPU; bf16: autocast", one_of=("fp32", "tf32", "bf16"))
-    fast: bool = knob(False, "use engine/fast.py: the same losses in less time and memory")
-    objective: str = knob("lm", "mlm: masked tokens (Devlin 2019), sets --no-causal", one_of=("lm", "mlm"))
-    random_positions: int = knob(0, "P: train at positions drawn from 0 .. P-1 (Ruoss et al. 2023)", at_least=0,
+    steps: int = setting(help="optimizer steps; with --resume, more than before go on with the run", at_least=1)
+    batch_size: int = setting(help="sequences that one optimizer step sees", at_least=1, at_most=2**20)
+    lr: float = setting(help="peak learning rate; --end-lr follows in proportion", above=0)
+    end_lr: float = setting(help="learning rate of the last step", at_least=0)
+    micro_batch: int = setting(0, "sequences in memory at once, at most; 0: the whole batch", at_least=0)
+    warmup: float = setting(0.1, "share of the steps in which the rate climbs linearly to --lr", at_least=0, below=1)
+    beta1: float = setting(0.9, "AdamW's decay of the first moment", at_least=0, below=1)
+    beta2: float = setting(0.95, "AdamW's decay of the second moment", at_least=0, below=1)
+    weight_decay: float = setting(0.1, "AdamW's decoupled decay, on matrices only", at_least=0)
+    clip: float = setting(1.0, "largest norm of the whole gradient", above=0)
+    backend: str = setting("torch", "numpy: gradients written by hand, on the CPU", one_of=("torch", "numpy"))
+    dtype: str = setting("fp32", "tf32: matrix products in TF32 on a GPU; bf16: autocast",
+                         one_of=("fp32", "tf32", "bf16"))
+    fast: bool = setting(False, "use engine/fast.py: the same losses in less time and memory")
+    objective: str = setting("lm", "mlm: masked tokens (Devlin 2019), sets --no-causal", one_of=("lm", "mlm"))
+    random_positions: int = setting(0, "P: train at positions drawn from 0 .. P-1 (Ruoss et al. 2023)", at_least=0,
                                 at_most=2**24)
-    seed: int = knob(0, "seed of the first weights, the order of the data and dropout", at_least=0, below=2**32)
-    data: str = knob("stdlib", "stdlib, packages, fineweb, fineweb-edu, task:NAME, or a path of text or tokens")
-    init_from: str = knob("none", "begin with the weights of the run in this directory")
-    min_doc_tokens: int = knob(1, "of --data: drop documents with fewer tokens; of a path the default is 1", at_least=1)
-    max_tokens: int = knob(0, "of --data: end after so many tokens; 0, the default of a path: never", at_least=0)
-    max_doc_chars: int = knob(2**20, "of --data: cut documents with more characters at a line's end", at_least=1)
-    eval_every: int = knob(250, "steps from one validation loss to the next", at_least=1)
-    checkpoint_every: int = knob(500, "steps from one checkpoint to the next", at_least=1)
+    seed: int = setting(0, "seed of the first weights, the order of the data and dropout", at_least=0, below=2**32)
+    data: str = setting("stdlib", "stdlib, packages, fineweb, fineweb-edu, task:NAME, or a path of text or tokens")
+    init_from: str = setting("none", "begin with the weights of the run in this directory")
+    min_doc_tokens: int = setting(1, "of --data: drop documents with fewer tokens; of a path the default is 1",
+                                  at_least=1)
+    max_tokens: int = setting(0, "of --data: end after so many tokens; 0, the default of a path: never", at_least=0)
+    max_doc_chars: int = setting(2**20, "of --data: cut documents with more characters at a line's end", at_least=1)
+    eval_every: int = setting(250, "steps from one validation loss to the next", at_least=1)
+    checkpoint_every: int = setting(500, "steps from one checkpoint to the next", at_least=1)
 
     def check(self):
         if self.end_lr > self.lr:
@@ -487,7 +490,7 @@ def check_together(model, train):
 
 def check_random_positions(drawn, model):
     """InputError unless positions can be drawn from so many."""
-    kinds, longest = {type(encoding) for encoding, _ in model.turns()}, model.encoding.longest(model)
+    kinds, longest = {type(encoding) for encoding, _ in model.layer_pattern()}, model.encoding.longest(model)
     if all(kind.rows is NoPE.rows and kind.pairs is NoPE.pairs for kind in kinds):
         raise InputError(f"--random-positions is for encodings that read positions, not {model.encoding.pe}")
     if not model.context <= drawn <= longest:
@@ -498,7 +501,7 @@ def check_tables(model, train):
     """InputError if an encoding's table has a number beyond those of float32 at a trained position."""
     last = (train.random_positions or model.context) - 1
     positions = np.array([0, last])
-    for encoding, _ in model.turns():
+    for encoding, _ in model.layer_pattern():
         with np.errstate(all="ignore"):
             tables = encoding.rows(positions, model), encoding.pairs(positions, positions, model)
             finite = [np.isfinite(np.float32(table)).all() for table in tables if table is not None]
@@ -510,7 +513,7 @@ def check_tables(model, train):
 def changed_numbers(model, train):
     """["--theta 0.5", ...]: the fractions among encodings' settings that are no defaults, and --random-positions."""
     found = []
-    for encoding in dict.fromkeys(encoding for encoding, _ in model.turns()):
+    for encoding in dict.fromkeys(encoding for encoding, _ in model.layer_pattern()):
         names = {f.name: f.default for f in dataclasses.fields(encoding) if kind_of(f) is float}
         usual = replace(encoding, **names).fit(model)
         found += [f"{flag_of(name)} {getattr(encoding, name):g}" for name in names

@@ -355,13 +355,13 @@ def target(source, out=None, vocab=None, tokenizer=None):
 
 PREPARATION = {"min_doc_tokens": 1, "max_tokens": 0, "max_doc_chars": 2**20}      # its settings beside the vocabulary
 
-def fill_in(source, given, usual):
+def fill_in(source, given, defaults):
     """The settings of a preparation: those given; else, for a text with a name, the usual ones; else the defaults."""
-    usual = usual if source in NAMED_SOURCES else {}
-    return {name: given[name] if given.get(name) is not None else usual.get(name, default)
+    defaults = defaults if source in NAMED_SOURCES else {}
+    return {name: given[name] if given.get(name) is not None else defaults.get(name, default)
             for name, default in PREPARATION.items()}
 
-def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, usual=PRESETS["mini"], or_fewer=None,
+def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, defaults=PRESETS["mini"], or_fewer=None,
             **given):
     """Turn a source into a folder of tokens, `out` or data/<name>-v<vocab>; returns its path.
 
@@ -371,7 +371,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, usual
     max_doc_chars characters are cut, and encoding ends at max_tokens (0: never). Copies are dropped, and so are
     held-out documents that are nearly in train.
     """
-    settings = fill_in(source, given, usual)
+    settings = fill_in(source, given, defaults)
     or_fewer = vocab is None if or_fewer is None else or_fewer
     out, vocab, ranks = target(source, out, vocab, tokenizer)
     check_new(out, overwrite)
@@ -459,7 +459,7 @@ def encode_texts(texts, tokenizer, settings, left_out):
             total += len(tokens) + 1
     return splits
 
-def ensure(source, vocab, prepare=prepare, usual=PRESETS["mini"], given=()):
+def ensure(source, vocab, prepare=prepare, defaults=PRESETS["mini"], given=()):
     """(folder, meta.json) of a source's tokens: the source itself if it is one, found under data/, or prepared now.
 
     usual: settings of a preparation, for a text with a name; given: those on the command line, "vocab" among them. What
@@ -471,7 +471,7 @@ def ensure(source, vocab, prepare=prepare, usual=PRESETS["mini"], given=()):
     if not is_whole(folder):
         with common.lock(folder.parent, wait=True):         # of several runs that begin at once, one prepares the data
             if not is_whole(folder):
-                show(prepare(source, folder, vocab, usual=usual, or_fewer="vocab" not in given, **settings))
+                show(prepare(source, folder, vocab, defaults=defaults, or_fewer="vocab" not in given, **settings))
     meta = read_meta(folder)
     if folder != Path(source):
         content = hash_source(source)

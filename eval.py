@@ -25,7 +25,7 @@ from tqdm import tqdm
 import codehash
 import data
 from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device
-from config import InputError, naming, refuse_unless
+from config import InputError, prefix_errors, refuse_unless
 
 MULTIPLES = (1, 2, 4, 8, 16)    # of the trained length, when no --lengths are given
 BATCH_TOKENS = 2**13            # in one forward pass, so that memory does not grow with the number of windows
@@ -121,7 +121,7 @@ def evaluate(run, model, record, args, name, documents, lengths):
         windows = cut_windows(usable, length, longest)
         loss, perplexity, bits = None, None, None
         if length <= model.config.encoding.longest(model.config):
-            with naming(run):
+            with prefix_errors(run):
                 loss = mean_loss(model, windows, f"{run}, {length:,} tokens")
             perplexity = math.exp(min(loss, 700))
             bits = loss * length * len(windows) / n_bytes / math.log(2)
@@ -178,7 +178,7 @@ def main(argv=None):
     parser = CommandLine(prog="eval.py", description="Score runs past their trained length.",
                          epilog="python -m lab.measure has other protocols, probes, scaled positions and streams")
     others = ("--rope-scaling", "--protocol", "--probe", "--keys")
-    parser.meant = parser.meant | {flag: f"python -m lab.measure, which has {flag}" for flag in others}
+    parser.synonyms = parser.synonyms | {flag: f"python -m lab.measure, which has {flag}" for flag in others}
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="run directories (default: every run under runs/)")
     add("--lengths", type=listed(at_least(1)), metavar="N,N,...", help="default: those of 1, 2, 4, 8, 16 x the trained "

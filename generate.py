@@ -24,7 +24,7 @@ import torch
 import codehash
 import data
 from common import CommandLine, at_least, number, pick_device
-from config import InputError, naming, refuse_unless
+from config import InputError, prefix_errors, refuse_unless
 
 TOKENS = 200  # of a text, when no --tokens are given
 
@@ -77,7 +77,7 @@ def main(argv=None):
     add("--seed", type=at_least(0), default=0, metavar="N", help="seed of the draw (default: 0)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     add("--cache", action="store_true", help="keep keys and values (longer/writing.py); see generate.py --cache --help")
-    parser.meant = parser.meant | {flag: f"--cache {flag}" for flag in ("--stream", "--rope-scaling", "--keys")}
+    parser.synonyms = parser.synonyms | {flag: f"--cache {flag}" for flag in ("--stream", "--rope-scaling", "--keys")}
     if "--cache" in argv:
         from longer import writing
         writing.add_flags(parser)
@@ -100,7 +100,7 @@ def main(argv=None):
         if n_tokens > room:
             raise InputError(f"{args.run} has positions for {room + len(prompt) - 1} tokens: <|endoftext|> and prompt "
                              f"are {len(prompt)}, so that --tokens can be at most {room}")
-        with naming(args.run):
+        with prefix_errors(args.run):
             print_text(args.prompt, generate(model, prompt, args.seed, **sampling), n_tokens, tokenizer)
 
 def print_text(prompt, tokens, n_tokens, tokenizer, stop=True):

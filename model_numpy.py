@@ -238,7 +238,7 @@ def overriding(settings):
         return zoo_module("ablations").doors(settings)
     return Encoding(override=override_on(settings.on))
 
-def turn(x, cos, sin):
+def rotate_pairs(x, cos, sin):
     """Each pair (a, b) = (x_i, x_(i + D/2)) turned by its angle: (a cos - b sin, b cos + a sin). x (B, H, T, D)."""
     a, b = np.split(x, 2, axis=-1)                                                # (B, H, T, D/2) each
     out = np.empty_like(x)
@@ -252,8 +252,8 @@ def rotate(q, k, table, learned):
     cos, sin = np.split(table, 2, axis=-1)                                        # (..., 1, T, D/2) each
     def pullback(dq, dk):
         """out = R q with R orthogonal, so dq = R^T dout, and R^T turns by minus the angle."""
-        return turn(dq, cos, -sin), turn(dk, cos, -sin), {}
-    return turn(q, cos, sin), turn(k, cos, sin), pullback
+        return rotate_pairs(dq, cos, -sin), rotate_pairs(dk, cos, -sin), {}
+    return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin), pullback
 
 def score_divisor(q):
     """What q k^T is divided by: sqrt(D). q (..., D)."""
@@ -372,12 +372,12 @@ def merge_heads(x):
     B, H, T, D = x.shape
     return x.swapaxes(1, 2).reshape(B, T, H * D)                                  # (B, T, C)
 
-def project(h, p, n_heads, encoding, at, learned):
+def project(h, p, n_heads, encoding, pos, learned):
     """q, k, v = W_q h_q, W_k h_k, W_v h_v, the h's by the override door, q and k rotated. The paper's equation 2."""
-    parts, pull_override = encoding.override(h, at.rows, learned)                 # (B, T, C) each, for W_q, W_k, W_v
+    parts, pull_override = encoding.override(h, pos.rows, learned)                # (B, T, C) each, for W_q, W_k, W_v
     (q, pull_q), (k, pull_k), (v, pull_v) = map(linear, parts, np.split(p["qkv.weight"], 3))
     q, k, v = (split_heads(x, n_heads) for x in (q, k, v))                        # (B, H, T, D) each
-    q, k, pull_rotate = encoding.rotate(q, k, at.rows, learned)
+    q, k, pull_rotate = encoding.rotate(q, k, pos.rows, learned)
     def pullback(dq, dk, dv):
         """h gets gradients through each of the three."""
         dq, dk, down_rotate = pull_rotate(dq, dk)                                 # (B, H, T, D) each
@@ -387,10 +387,10 @@ def project(h, p, n_heads, encoding, at, learned):
         return dh, {"qkv.weight": np.concatenate((dw_q, dw_k, dw_v))}, down_rotate | down_override
     return q, k, v, pullback
 
-def attention(h, p, config, encoding, at, learned, window=0):
+def attention(h, p, config, encoding, pos, learned, window=0):
     """W_proj y, y = attend(project(h)) with the heads side by side. h and out (B, T, C)."""
-    q, k, v, pull_project = project(h, p, config.heads, encoding, at, learned)
-    y, pull_attend = attend(q, k, v, h, encoding, at.pairs, learned, config.causal, window)
+    q, k, v, pull_project = project(h, p, config.heads, encoding, pos, learned)
+    y, pull_attend = attend(q, k, v, h, encoding, pos.pairs, learned, config.causal, window)
     out, pull_out = linear(merge_heads(y), p["proj.weight"])                      # (B, T, C)
     def pullback(dout):
         """h gets gradients through q, k and v, and from a score that reads it."""
@@ -402,15 +402,15 @@ def attention(h, p, config, encoding, at, learned, window=0):
 
 # ---- the block -------------------------------------------------------------------------------------------------------
 
-def block(x, p, config, encoding, at, learned, window, masks):
+def block(x, p, config, encoding, pos, learned, window, masks):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x))). x (B, T, C)."""
     norm, mlp = layer(config.norm), layer(config.mlp)
-    h, pull_norm1 = norm(x, config.norm_eps, **under("norm1.", p))
-    a, pull_attention = attention(h, under("attn.", p), config, encoding, at, learned, window)
+    h, pull_norm1 = norm(x, config.norm_eps, **strip_prefix("norm1.", p))
+    a, pull_attention = attention(h, strip_prefix("attn.", p), config, encoding, pos, learned, window)
     a, pull_dropout1 = dropout(a, next(masks))
     x = x + a
-    h, pull_norm2 = norm(x, config.norm_eps, **under("norm2.", p))
-    m, pull_mlp = mlp(h, under("mlp.", p))
+    h, pull_norm2 = norm(x, config.norm_eps, **strip_prefix("norm2.", p))
+    m, pull_mlp = mlp(h, strip_prefix("mlp.", p))
     m, pull_dropout2 = dropout(m, next(masks))
     def pullback(dout):
         """out = x + branch(x): the gradient goes past the branch as it is, and through it besides."""
@@ -420,17 +420,21 @@ def block(x, p, config, encoding, at, learned, window, masks):
         dh, dattn, down = pull_attention(pull_dropout1(dx))
         dbranch, dnorm1 = pull_norm1(dh)
         dx += dbranch
-        grads = over("norm1.", dnorm1) | over("attn.", dattn) | over("norm2.", dnorm2) | over("mlp.", dmlp)
-        return dx, grads, down
+        parts = {"norm1.": dnorm1, "attn.": dattn, "norm2.": dnorm2, "mlp.": dmlp}
+        return dx, join(parts), down
     return x + m, pullback
 
-def under(prefix, p):
+def strip_prefix(prefix, p):
     """The entries whose names start with the prefix, by the rest of their names."""
     return {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
 
-def over(prefix, p):
-    """The inverse of under."""
+def add_prefix(prefix, p):
+    """The inverse of strip_prefix."""
     return {prefix + name: value for name, value in p.items()}
+
+def join(parts):
+    """One dict of {prefix: dict}, each with its prefix."""
+    return {prefix + name: value for prefix, p in parts.items() for name, value in p.items()}
 
 def summed(*dicts):
     """The union of the dicts; values of the same name are added."""
@@ -482,14 +486,14 @@ def parameter_shapes(config):
     shapes = {"embedding.weight": (V, C)}
     for i in range(config.layers):
         doors = doors_of(config.block(i)[0], config)
-        own = over("encoding.", doors.shapes(config)) if doors.each_block else {}
-        block = over("norm1.", norm) | over("attn.", attn | own) | over("norm2.", norm) | over("mlp.", mlp)
-        shapes |= over(f"blocks.{i}.", block)
-    shapes |= over("norm.", norm)
+        own = add_prefix("encoding.", doors.shapes(config)) if doors.each_block else {}
+        block = join({"norm1.": norm, "attn.": attn | own, "norm2.": norm, "mlp.": mlp})
+        shapes |= add_prefix(f"blocks.{i}.", block)
+    shapes |= add_prefix("norm.", norm)
     if not config.tied:
         shapes["head.weight"] = (V, C)
     doors = doors_of(config.encoding, config)
-    return shapes if doors.each_block else shapes | over("encoding.", doors.shapes(config))
+    return shapes if doors.each_block else shapes | add_prefix("encoding.", doors.shapes(config))
 
 def count_parameters(config):
     """The number of all parameters. A tied matrix counts once."""
@@ -539,24 +543,24 @@ def forward(params, tokens, config, positions=None, masks=None):
     n = np.arange(tokens.shape[1]) if positions is None else expe.integers(positions)
     blocks = [config.block(i) for i in range(config.layers)]
     dtype = params["embedding.weight"].dtype
-    at = {settings: tables(settings, n, config, dtype) for settings in {settings for settings, _ in blocks}}
-    shared = under("encoding.", params)
+    pos = {settings: tables(settings, n, config, dtype) for settings in {settings for settings, _ in blocks}}
+    shared = strip_prefix("encoding.", params)
     head = "embedding.weight" if config.tied else "head.weight"
     masks = itertools.repeat(None) if masks is None else iter(masks)
 
     x, pull_embedding = embedding(tokens, params["embedding.weight"])             # (B, T, C)
-    x, pull_embed = doors_of(config.encoding, config).embed(x, at[config.encoding].rows, shared)
+    x, pull_embed = doors_of(config.encoding, config).embed(x, pos[config.encoding].rows, shared)
     x, pull_dropout = dropout(x, next(masks))
     pullbacks = [(lambda dx: (None, pull_embedding(dx)), "embedding.weight"),     # and the prefixes of what it gives
                  (lambda dx: pull_embed(pull_dropout(dx)), "encoding.")]
     for i, (settings, window) in enumerate(blocks):
-        p = under(f"blocks.{i}.", params)
+        p = strip_prefix(f"blocks.{i}.", params)
         doors = doors_of(settings, config)
         own = f"blocks.{i}.attn.encoding." if doors.each_block else "encoding."
-        learned = under("attn.encoding.", p) if doors.each_block else shared
-        x, pull_block = block(x, p, config, doors, at[settings], learned, window, masks)
+        learned = strip_prefix("attn.encoding.", p) if doors.each_block else shared
+        x, pull_block = block(x, p, config, doors, pos[settings], learned, window, masks)
         pullbacks.append((pull_block, f"blocks.{i}.", own))
-    h, pull_norm = layer(config.norm)(x, config.norm_eps, **under("norm.", params))
+    h, pull_norm = layer(config.norm)(x, config.norm_eps, **strip_prefix("norm.", params))
     logits, pull_head = linear(h, params[head])                                   # (B, T, V)
     return logits, [*pullbacks, (pull_norm, "norm."), (pull_head, head)]
 
@@ -570,7 +574,7 @@ def backward(dlogits, pullbacks, config):
         pullback, *prefixes = pullbacks.pop()
         d, *parts = pullback(d)                                                   # dx, then an array or a dict each
         for prefix, part in zip(prefixes, parts, strict=True):
-            grads = summed(grads, over(prefix, part) if isinstance(part, dict) else {prefix: part})
+            grads = summed(grads, add_prefix(prefix, part) if isinstance(part, dict) else {prefix: part})
     return {name: grads[name] for name in parameter_shapes(config)}
 
 def loss_and_grads(params, tokens, targets, config, positions=None, masks=None):

@@ -63,7 +63,7 @@ class Encoding(nn.Module):
         """Queries and keys (B, H, T, D) after projection."""
         return q, k
 
-    def keep(self, h):
+    def key_state(self, h):
         """What score reads of the keys' inputs h (B, S, C), and a cache keeps: h, or (B, H, S, n) numbers of it."""
         return h
 
@@ -99,7 +99,7 @@ def expe(settings, config):
         return zoo_module("ablations").Layer(settings, config)
     return ExPE(settings, config)
 
-def turn(x, table):
+def rotate_pairs(x, table):
     """Each pair (i, i + D/2) of x (B, H, T, D) by its angle; table (..., T, D): cosines, then sines."""
     cos, sin = table.chunk(2, dim=-1)                                                  # (..., T, D/2) each
     a, b = x.chunk(2, dim=-1)                                                          # (B, H, T, D/2) each
@@ -109,7 +109,7 @@ class RoPE(Encoding):
     """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions turns by the angle n * inv_freq_i."""
 
     def rotate(self, q, k, table):
-        return turn(q, table), turn(k, table)
+        return rotate_pairs(q, table), rotate_pairs(k, table)
 
 class ALiBi(Encoding):
     """Press et al. 2022: the score of a key falls with its distance, by a fixed slope for each head.
@@ -232,15 +232,15 @@ class Attention(nn.Module):
         else:
             self.__dict__["encoding"] = encoding                                       # shared: GPT's own parameters
 
-    def forward(self, h, at):
-        q, k, v = self.project(h, at)                                                  # (B, H, T, D) each
-        bias = self.encoding.score(q, k, self.encoding.keep(h), at.pairs)              # (..., H or 1, T, S) or None
-        return self.output(self.attend(q, k, v, bias, at.pairs), h)                    # (B, T, C)
+    def forward(self, h, pos):
+        q, k, v = self.project(h, pos)                                                 # (B, H, T, D) each
+        bias = self.encoding.score(q, k, self.encoding.key_state(h), pos.pairs)        # (..., H or 1, T, S) or None
+        return self.output(self.attend(q, k, v, bias, pos.pairs), h)                   # (B, T, C)
 
-    def project(self, h, at):
+    def project(self, h, pos):
         """The queries, keys and values of a block's input h (B, T, C), (B, H, T, D) each."""
-        q, k, v = self.heads(project(self.encoding.override(h, at.rows), self.qkv.weight))
-        return *self.encoding.rotate(q, k, at.rows), v
+        q, k, v = self.heads(project(self.encoding.override(h, pos.rows), self.qkv.weight))
+        return *self.encoding.rotate(q, k, pos.rows), v
 
     def heads(self, parts):
         """(..., T, C) each, to (..., H, T, D)."""
@@ -289,8 +289,8 @@ class Block(nn.Module):
         self.mlp = MLPS[config.mlp](config)
         self.dropout = dropout
 
-    def forward(self, x, at):
-        x = x + self.dropout(self.attn(self.norm1(x), at))
+    def forward(self, x, pos):
+        x = x + self.dropout(self.attn(self.norm1(x), pos))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 # ---- the model -------------------------------------------------------------------------------------------------------

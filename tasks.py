@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from config import PRESETS, SPLITS, InputError, did_you_mean, flag_of, naming, refuse_unless
+from config import PRESETS, SPLITS, InputError, did_you_mean, flag_of, prefix_errors, refuse_unless
 
 IGNORED = -100
 SEQUENCES = 512                          # that an evaluation scores at each length
@@ -330,7 +330,7 @@ def ensure(source, *sizes, **more):
     return Path(source), {"source": source, "vocab": len(find(source).symbols), "eot": None, "splits": splits} | hashes
 
 def hash_batch(source, split):
-    """The hash of one batch, by which a split is known in older runs and in results/."""
+    """The hash of one batch, by which a split is known in older runs and in studies/."""
     pairs = np.stack(batch(open_split(source, split), 46, 8, 0, 0), -1)                        # (8, 46, 2)
     return hashlib.sha256(np.pad(pairs, ((0, 0), (0, 1), (0, 0))).tobytes()).hexdigest()
 
@@ -432,7 +432,7 @@ def evaluate(run, model, record, args, multiples):
     check_lengths("--lengths", source, lengths)
     if max(lengths) > longest:
         raise InputError(f"--lengths must be at most {longest:,} for the positions of {run}, got {max(lengths):,}")
-    with naming(run):
+    with prefix_errors(run):
         scores = {length: score(model, source, length, args.split, drawn=drawn) for length in sorted(lengths)}
     return [{"run": str(run), "pe": record["model"]["encoding"]["pe"], "protocol": "task", "how": "", "length": length,
              "data": f"{args.split} of {source}", "trained_length": context, "step": record["step"],

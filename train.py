@@ -46,7 +46,7 @@ from config import (
     encodings_with,
     flag_of,
     kind_of,
-    naming,
+    prefix_errors,
     settings_class,
 )
 from model_torch import GPT
@@ -228,7 +228,7 @@ class TorchBackend:
             return sum(loss.item() * share for loss, share in self.losses(batch))
 
 @contextlib.contextmanager
-def naming_the_file(model_config, params):
+def name_the_file(model_config, params):
     """InputError that names the file of zoo/ whose pullbacks give no gradient of one of its parameters."""
     try:
         yield
@@ -256,12 +256,12 @@ class NumpyBackend:
         self.state = model_numpy.adamw_state(self.params)
 
     def tensors(self):
-        return self.params | model_numpy.over("m.", self.state["m"]) | model_numpy.over("v.", self.state["v"])
+        return model_numpy.join({"": self.params, "m.": self.state["m"], "v.": self.state["v"]})
 
     def load(self, tensors, step):
         self.params = {name: tensors[name] for name in self.params}
         if step:
-            self.state = {"step": step, "m": model_numpy.under("m.", tensors), "v": model_numpy.under("v.", tensors)}
+            self.state = {"step": step, **{m: model_numpy.strip_prefix(f"{m}.", tensors) for m in "mv"}}
 
     @QUIET
     def step(self, batch, step, positions=None):
@@ -272,7 +272,7 @@ class NumpyBackend:
         grads = {}
         for tokens, targets, share in micro_batches(*batch, train_config.micro_batch or train_config.batch_size):
             masks = model_numpy.dropout_masks(model_config, *tokens.shape, rng) if model_config.dropout else None
-            with naming_the_file(model_config, self.params):
+            with name_the_file(model_config, self.params):
                 part, part_grads = model_numpy.loss_and_grads(self.params, tokens, targets, model_config, positions,
                                                               masks)
             loss += share * part
@@ -300,7 +300,7 @@ BACKENDS = {"torch": TorchBackend, "numpy": NumpyBackend}
 
 def prepare(source, *sizes, **more):
     """data.prepare; for a corpus that need not fit in memory, that of engine/corpora.py."""
-    with naming("--data"):
+    with prefix_errors("--data"):
         if data.is_large(source):
             if source not in data.NAMED_SOURCES:
                 print(f"{source} {data.LARGE}", flush=True)
@@ -418,7 +418,7 @@ class Run:
 
     def log(self, **line):
         path = self.home / "log.jsonl"
-        with common.naming_full(path), open(path, "a", encoding="utf-8") as file:
+        with common.name_full_file(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def save(self, backend, step, seconds):
@@ -505,7 +505,7 @@ def train(run, backend, first=0, seconds=0.0):
                 break
     return done
 
-def carry_out(run, make_backend):
+def run_training(run, make_backend):
     """Train what is left of a run, with the backend that is made of (ModelConfig, TrainConfig, device, compiled)."""
     run.check_folder()                                                  # another process may have made it meanwhile
     steps = run.train_config.steps
@@ -532,7 +532,7 @@ def main(argv=None):
             raise InputError("several processes train with torchrun --nproc_per_node N -m -- engine.distributed FLAGS")
         run = Run(argv)
         with common.lock(run.folder):
-            carry_out(run, BACKENDS[run.train_config.backend])
+            run_training(run, BACKENDS[run.train_config.backend])
 
 if __name__ == "__main__":
     main()

@@ -261,13 +261,13 @@ def join(out, tasks, left_out):
                         documents[data.SPLITS[split]] += 1
     return documents
 
-def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, usual=PRESETS["mini"], or_fewer=None,
+def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, defaults=PRESETS["mini"], or_fewer=None,
             workers=None, tasks=TASKS, **given):
     """Make a folder of tokens as data.prepare does, with little of the source in memory at once; returns its path.
 
     InputError if the folder exists, or was begun with other settings, unless overwrite begins it anew.
     """
-    settings = data.fill_in(source, given, usual)
+    settings = data.fill_in(source, given, defaults)
     or_fewer = vocab is None if or_fewer is None else or_fewer
     out, vocab, ranks = data.target(source, out, vocab, tokenizer)
     meta = {"source": data.full_name(source), "vocab": vocab, "pattern": data.SPLIT_PATTERN, "tasks": tasks, **settings,

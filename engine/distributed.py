@@ -134,7 +134,7 @@ def main():
             if run.train_config.backend == "numpy":
                 raise InputError("--backend numpy is one process: start it with python train.py")
             with common.lock(run.folder) if RANK == 0 else contextlib.nullcontext():
-                train.carry_out(run, functools.partial(DistributedBackend, join))
+                train.run_training(run, functools.partial(DistributedBackend, join))
     except SystemExit as stop:
         code = stop.code or 0
     finally:

@@ -169,7 +169,7 @@ def split(x, dtype, parts):
         x = x - numbers[-1]
     return [*numbers, x]
 
-def further(q, k, a, b):
+def augment_qk(q, k, a, b):
     """q and k (B, H, T, D) with eight more dimensions, by which q k^T / sqrt(D) gains a_m b_n; in fp32 a_m (b_n - b_m).
 
     a (..., H, T or 1), b (..., 1 or H, T). To the softmax both are one. Half precision has a and b in parts, a whole
@@ -201,7 +201,7 @@ class LinearBias(torch.autograd.Function):
         T, D = q.shape[2:]
         seen = ~unseen(T, T, causal, window, q.device) if window else None
         scale = 1 / score_divisor(q)
-        q, k = further(q, k, a, b)
+        q, k = augment_qk(q, k, a, b)
         v = F.pad(v, (0, 8))                                                           # kernels want one width
         return F.scaled_dot_product_attention(q, k, v, seen, is_causal=causal and not window, scale=scale)[..., :D]
 
@@ -304,21 +304,21 @@ class Attention(model_torch.Attention):
 
     fused = True                         # False: with a bias, for a class that wants to see the scores
 
-    def forward(self, h, at):
-        if has_band(self) and in_a_row(at.n):
-            return self.output(self.attend_banded(*self.project(h, at)), h)
+    def forward(self, h, pos):
+        if has_band(self) and in_a_row(pos.n):
+            return self.output(self.attend_banded(*self.project(h, pos)), h)
         if not in_half_precision(h) or self.linear is None:
-            return super().forward(h, at)
-        nowhere = None if at.rows is None else torch.zeros_like(at.rows)
-        q, k, v = self.project(h, at._replace(rows=nowhere))
-        return self.output(self.attend_linear(q, k, v, self.kept(h), from_the_last(at.n)), h)          # (B, T, C)
+            return super().forward(h, pos)
+        nowhere = None if pos.rows is None else torch.zeros_like(pos.rows)
+        q, k, v = self.project(h, pos._replace(rows=nowhere))
+        return self.output(self.attend_linear(q, k, v, self.kept(h), from_the_last(pos.n)), h)         # (B, T, C)
 
     def kept(self, h):
         """What the encoding keeps of the block's input h (B, T, C), computed in fp32 at least; h if it keeps that."""
-        if type(self.encoding).keep is model_torch.Encoding.keep:
+        if type(self.encoding).key_state is model_torch.Encoding.key_state:
             return h
         with full_precision(h):
-            return self.encoding.keep(at_least_fp32(h))
+            return self.encoding.key_state(at_least_fp32(h))
 
     @functools.cached_property
     def linear(self):

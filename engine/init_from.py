@@ -13,7 +13,7 @@ import numpy as np
 import common
 import data
 import model_numpy
-from config import InputError, flag_of, naming
+from config import InputError, flag_of, prefix_errors
 
 SHARED = ("layers", "width", "heads", "vocab", "norm", "mlp", "mlp_width", "tied")      # what both must have
 
@@ -24,7 +24,7 @@ def check_parent(run):
     parent, model = run.train_config.init_from, run.model_config
     if run.folder.resolve() == Path(parent).resolve():
         raise InputError(f"--init-from must be another run than --out, {run.folder}")
-    with naming("--init-from"):
+    with prefix_errors("--init-from"):
         its, _, record = common.read_run(parent)
         common.load_model(parent)                                      # which refuses an edited config.json
         data.run_tokenizer(parent, record["data"])                     # and this another tokenizer
@@ -77,7 +77,7 @@ def load_parent(run, backend):
     """Fill the backend of a train.Run that begins from the checkpoint of its parent; returns what config.json holds of
     that. InputError if the run was killed before its first checkpoint, and its parent was replaced since."""
     parent, model = run.train_config.init_from, run.model_config
-    with naming("--init-from"):
+    with prefix_errors("--init-from"):
         its, _, record = common.read_run(parent)
         tensors, info = common.read_checkpoint(parent)
     hashes = {name: common.hash_file(Path(parent) / name) for name in ("config.json", common.CHECKPOINT)}
@@ -86,7 +86,7 @@ def load_parent(run, backend):
     if before != hashes:
         raise InputError(f"--init-from {parent} was replaced since {run.folder} was begun with it, which has no "
                          "checkpoint yet: begin it anew with --overwrite")
-    with naming("--init-from"):
+    with prefix_errors("--init-from"):
         data.run_tokenizer(parent, record["data"])                     # which refuses another one than config.json says
     new = model_numpy.init_params(model, run.train_config.seed)
     same = (its.encoding.pe, its.cycle) == (model.encoding.pe, model.cycle)

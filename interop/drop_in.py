@@ -20,13 +20,13 @@ def drop_in(model, encoding):
     for layer in model.model.layers:
         attention = layer.self_attn
 
-        def keep(attention, args, inputs):
+        def keep_positions(attention, args, inputs):
             attention.positions = inputs["position_ids"]                  # (B, T), with a cache those of the new tokens
 
         def enter(projection, args, attention=attention):
             return (encoding.phi(args[0], attention.positions),)
 
-        attention.register_forward_pre_hook(keep, with_kwargs=True)
+        attention.register_forward_pre_hook(keep_positions, with_kwargs=True)
         for part in encoding.on:
             getattr(attention, f"{part}_proj").register_forward_pre_hook(enter)
     return model

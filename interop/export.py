@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save
 
 import data
-from config import InputError, naming, refuse_unless
+from config import InputError, prefix_errors, refuse_unless
 from generate import TOKENS
 from interop.over import GPT2, LLAMA, NEOX, SHAPE
 from interop.tokens import CONFIG, to_tokenizers
@@ -63,7 +63,7 @@ def to_transformers(run, out):
     if not config.causal:
         raise InputError(f"{run} sees both sides, and what generates from a cache must be causal: export a run that "
                          "was trained with a causal mask")
-    with naming(run), torch.no_grad():
+    with prefix_errors(run), torch.no_grad():
         refuse_unless(gpt(torch.arange(config.context)[None] % config.vocab).isfinite().all(), "logits")
     written = {"dtype": "float32", "bos_token_id": tokenizer.eot_token, "eos_token_id": tokenizer.eot_token,
                "use_cache": True}

@@ -46,22 +46,22 @@ class At(NamedTuple):
 class CachedAttention(Attention):
     """Attention over all keys that a cache of transformers holds."""
 
-    def forward(self, h, at):
-        q, k, v = self.project(h, at)                                                  # (B, H, T, D) each
-        kept = self.encoding.keep(h)
-        if at.seen is not None and kept.shape != h.shape:
-            kept = kept * at.seen                                                      # padding says nothing
-        if at.cache is not None and kept.shape != h.shape:                             # its bytes lie beside the values
+    def forward(self, h, pos):
+        q, k, v = self.project(h, pos)                                                 # (B, H, T, D) each
+        kept = self.encoding.key_state(h)
+        if pos.seen is not None and kept.shape != h.shape:
+            kept = kept * pos.seen                                                     # padding says nothing
+        if pos.cache is not None and kept.shape != h.shape:                            # its bytes lie beside the values
             D = v.shape[-1]
             exact = kept.dtype
-            k, v = at.cache.update(k, torch.cat((v, kept.contiguous().view(v.dtype)), -1), self.layer)
+            k, v = pos.cache.update(k, torch.cat((v, kept.contiguous().view(v.dtype)), -1), self.layer)
             v, kept = v[..., :D], v[..., D:].contiguous().view(exact)                  # of all S keys
-        elif at.cache is not None:
-            k, v = at.cache.update(k, v, self.layer)
-        bias = self.encoding.score(q, k, kept, at.pairs)
-        if at.padding is not None:
-            bias = at.padding if bias is None else bias + at.padding
-        return self.output(self.attend(q, k, v, bias, at.pairs), h)                    # (B, T, C)
+        elif pos.cache is not None:
+            k, v = pos.cache.update(k, v, self.layer)
+        bias = self.encoding.score(q, k, kept, pos.pairs)
+        if pos.padding is not None:
+            bias = pos.padding if bias is None else bias + pos.padding
+        return self.output(self.attend(q, k, v, bias, pos.pairs), h)                   # (B, T, C)
 
 class GPTForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = GPTConfig
@@ -119,17 +119,17 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
         keys = queries if S == T else keys
         gpt = self.gpt
         x = gpt.embedding(input_ids)                                                   # (B, T, C)
-        at = {}
+        pos = {}
         for s in {block.attn.encoding.settings for block in gpt.blocks}:
             tables = s.rows(queries, gpt.config), s.pairs(queries, keys, gpt.config)
-            at[s] = At(*(as_tensor(table, x) for table in tables), padding, new, cache)
+            pos[s] = At(*(as_tensor(table, x) for table in tables), padding, new, cache)
         first = gpt.blocks[0].attn.encoding
-        x = gpt.dropout(first.embed(x, at[first.settings].rows))
+        x = gpt.dropout(first.embed(x, pos[first.settings].rows))
         keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states = []
         for block in gpt.blocks:
             states += [x] * keep
-            x = block(x, at[block.attn.encoding.settings])
+            x = block(x, pos[block.attn.encoding.settings])
         normed = gpt.norm(x)
         x = normed[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
         logits = F.linear(x, gpt.output_weight)                                        # (B, T, V)

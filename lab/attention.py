@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import codehash
-from config import InputError, naming, refuse_unless
+from config import InputError, prefix_errors, refuse_unless
 from eval import held_out
 from lab import pictures
 from lab.measures import usable
@@ -71,7 +71,7 @@ def main(argv=None):
         for length in lengths:
             model.scale_to(length, **options)
             weights[length] = weights_of(model, tokens[None, :length])[:, 0].float().cpu().numpy()     # (n, H, T, T)
-            with naming(args.run):
+            with prefix_errors(args.run):
                 refuse_unless(np.isfinite(weights[length]).all(), "attention weights")
         codehash.warn_of_changes(args.run)
         words = filter(None, (str(args.run), progress(record["step"], record["train"]["steps"]), source))

@@ -19,9 +19,10 @@ of train.py for all runs. [runs.NAME] is a group of runs, named NAME.RUN, which 
 flags stands for the seed. A measure of some runs alone is {flags = "...", runs = ["expe*"], seeds = [1]}. [chosen] says
 which seeds chose the values of a run, name = [seeds]: lab.table does not test with them.
 
-Runs stand under runs/STUDY/, and results in results/STUDY.jsonl (lab/results.py). A study that was stopped or killed
-goes on when it is started again: what its results have is not done again, and a training resumes from its checkpoint.
-Whoever works on a run locks its directory, so a study may be started several times, on machines that share the folder.
+Runs stand under runs/NAME/, and results beside the file of the study, in NAME.jsonl (lab/results.py). A study that was
+stopped or killed goes on when it is started again: what its results have is not done again, and a training resumes from
+its checkpoint. Whoever works on a run locks its directory, so a study may be started several times, on machines that
+share the folder.
 """
 
 import argparse
@@ -58,7 +59,7 @@ STUDY = {"title": str, "preset": str, "seeds": list, "runs": dict, "measures": d
 MEASURE = {"flags": str, "runs": list, "seeds": list}
 
 class Study(NamedTuple):
-    name: str
+    path: Path                           # of its file; results lie beside it
     title: str
     preset: str
     seeds: list
@@ -67,8 +68,12 @@ class Study(NamedTuple):
     chosen: dict                         # {name of a run: the seeds that chose its values}
 
     @property
+    def name(self):
+        return self.path.stem
+
+    @property
     def results(self):
-        return Path("results", f"{self.name}.jsonl")
+        return self.path.with_suffix(".jsonl")
 
     def folder(self, run, seed):
         return Path("runs", self.name, f"{run}-s{seed}")
@@ -103,7 +108,7 @@ def read_study(path):
         runs = list(flatten(values["runs"], flags))
         if twice := [run for run, count in Counter(run for run, _ in runs).items() if count > 1]:
             raise InputError(f"there are two runs {twice[0]}, one of them in a group: give one another name")
-        study = Study(Path(path).stem, values["title"], values["preset"], seeds, dict(runs), {},
+        study = Study(Path(path), values["title"], values["preset"], seeds, dict(runs), {},
                       values.get("chosen", {}))
         for run in study.runs:
             with named(run):

@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 import codehash
 import data
-from config import InputError, naming, refuse_unless
+from config import InputError, prefix_errors, refuse_unless
 from engine.fast import at_least_fp32
 from generate import choose
 from longer import scaling
@@ -97,7 +97,7 @@ class Run(TemplateLM):
                     targets = torch.tensor(requests[i][2], device=device)
                     end = len(texts[i]) - 1
                     logits = F.linear(h[end - len(targets) : end], self.model.output_weight)
-                    with naming(self.run):
+                    with prefix_errors(self.run):
                         refuse_unless(logits.isfinite().all(), "logits")
                     logs = at_least_fp32(logits).log_softmax(-1)                       # (n, V)
                     total = logs.gather(-1, targets[:, None]).double().sum().item()
@@ -128,7 +128,7 @@ class Run(TemplateLM):
             prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]          # as loglikelihood's empty context
             by = partial(choose, temperature=kwargs.get("temperature", 0))
             steps = generate_cached(self.model, [prompt], Cache(), by)
-            with naming(self.run):
+            with prefix_errors(self.run):
                 for (token,) in itertools.islice(steps, kwargs["max_gen_toks"]):
                     drawn.append(token)
                     if any(s in self.encoding.decode(drawn) for s in stop):

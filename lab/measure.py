@@ -37,7 +37,7 @@ from tqdm import tqdm
 import codehash
 import data
 import tasks
-from config import InputError, naming, refuse_unless
+from config import InputError, prefix_errors, refuse_unless
 from eval import MULTIPLES, default_lengths, held_out
 from lab import measures, table
 from longer import scaling
@@ -151,7 +151,7 @@ def evaluate(run, work, scalings, args, bar):
                 losses = [model.window_losses(windows, bar, stream) for windows in conditions]
                 row |= measures.summary(conditions, losses)
                 if not row["how"]:                                      # other positions and dtypes may be too much
-                    with naming(run):
+                    with prefix_errors(run):
                         refuse_unless(row["loss"] is not None)
                 row["targets_sha256"] = measures.fingerprint(conditions[0])
                 if job == "far-repeats" and row["loss"] is not None:
@@ -171,7 +171,7 @@ def score(args):
     elif of_tasks:
         raise InputError(f"{next(iter(of_tasks))} was trained on a task: measure it apart from runs on text")
     for run, (model, _, _) in configs.items():
-        with naming(run):
+        with prefix_errors(run):
             scaling.limit_windows(model, args.keys)
     if masked := [run for run, (_, train, _) in configs.items() if train.objective == "mlm"]:
         raise InputError(f"{masked[0]} predicts masked tokens, not the next one: python -m lab.curves draws its losses")

@@ -1,9 +1,9 @@
 """The tables of measured losses: means over seeds, and differences with intervals.
 
-    python -m lab.table results/best.jsonl --measures spread --at 1x,16x --than expe-on-k
-    python -m lab.table results/encodings.jsonl --runs "expe*" --seeds          the loss of each seed
+    python -m lab.table studies/best.jsonl --measures spread --at 1x,16x --than expe-on-k
+    python -m lab.table studies/encodings.jsonl --runs "expe*" --seeds          the loss of each seed
     python -m lab.table mine.json other.json --than other                       what lab.measure or eval.py wrote
-    python -m lab.table results/best.jsonl --measures spread --plot best.png --title "FoX and ALiBi stay flat"
+    python -m lab.table studies/best.jsonl --measures spread --plot best.png --title "FoX and ALiBi stay flat"
 
 A number after ± makes a 95% interval for other seeds and other documents, sqrt(h1^2 + h2^2) of two half widths:
 
@@ -49,7 +49,7 @@ Methods that vary more, or have two seeds, show their seeds. + a seed chose its 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 def read_files(paths):
-    """The Rows of files of results/, or of --json; a run that is in several files is called FILE/RUN."""
+    """The Rows of files of results, or of --json; a run that is in several files is called FILE/RUN."""
     stems = [Path(path).stem for path in paths]
     parts = {}
     for path, stem in zip(paths, stems, strict=True):
@@ -60,7 +60,7 @@ def read_files(paths):
             for stem, rows in parts.items() for row in rows]
 
 def from_results(path):
-    """The Rows of a file of results/."""
+    """The Rows of a file of results."""
     results = read_results(path)
     chosen = results.study.get("chosen", {})
     rows = []
@@ -388,7 +388,7 @@ def multiple(text):
 def command_line():
     parser = CommandLine(prog="python -m lab.table", description=__doc__)
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="results/STUDY.jsonl, or what --json of lab.measure or eval.py wrote")
+    add("files", nargs="+", metavar="FILE", help="studies/STUDY.jsonl, or what --json of lab.measure or eval.py wrote")
     add("--measures", type=listed(str), metavar="NAME,...", help="these alone (default: all)")
     add("--runs", type=listed(str), metavar="NAME,...", help="these alone, * for any text (default: all)")
     add("--at", type=listed(multiple), metavar="1x,16x", help="these multiples of the trained length (default: all)")

@@ -67,49 +67,49 @@ class ReadingAttention(fast.Attention):
         a, b = super().factors(*content)
         return a.clamp(min=self.least) if self.least > -math.inf else a, b
 
-    def forward(self, h, at):
-        if at.keys is None and not at.further:           # keys get their position once, here
-            q, k, v = self.project(h, at)
+    def forward(self, h, pos):
+        if pos.keys is None and not pos.further:         # keys get their position once, here
+            q, k, v = self.project(h, pos)
         else:
-            content, k, v = self.project_content(h, at)
-            q = self.positioned(0, content, at.rows, at)
-            k = self.positioned(1, k, at.rows, at) if at.keys is None else k
+            content, k, v = self.project_content(h, pos)
+            q = self.positioned(0, content, pos.rows, pos)
+            k = self.positioned(1, k, pos.rows, pos) if pos.keys is None else k
         kept = self.kept(h)
-        if at.cache is not None:                                        # it holds what an encoding makes of h, too
+        if pos.cache is not None:                                       # it holds what an encoding makes of h, too
             more = () if kept is h else (kept,)
-            k, v, *more = at.cache.extend(self, k, v, *more)            # of all S keys, (B, H, S, D) and (B, H, S, n)
+            k, v, *more = pos.cache.extend(self, k, v, *more)           # of all S keys, (B, H, S, D) and (B, H, S, n)
             kept = more[0] if more else kept
         free = k
-        if at.keys is not None:
-            k = self.positioned(1, free, at.keys, at)
-        if at.banded:
+        if pos.keys is not None:
+            k = self.positioned(1, free, pos.keys, pos)
+        if pos.banded:
             return self.output(self.attend_banded(q, k, v), h)
-        if at.n is not None:
-            return self.output(self.attend_linear(q, k, v, kept, at.n), h)
-        bias = self.encoding.score(q, k, kept, at.pairs)                # (..., H or 1, T, S) or None
-        for rows, keys, chosen in at.further:                           # dual chunks and groups
-            moved = self.positioned(0, content, rows, at)
-            moved = (moved - q) @ k.mT if keys is None else moved @ self.positioned(1, free, keys, at).mT - q @ k.mT
+        if pos.n is not None:
+            return self.output(self.attend_linear(q, k, v, kept, pos.n), h)
+        bias = self.encoding.score(q, k, kept, pos.pairs)               # (..., H or 1, T, S) or None
+        for rows, keys, chosen in pos.further:                          # dual chunks and groups
+            moved = self.positioned(0, content, rows, pos)
+            moved = (moved - q) @ k.mT if keys is None else moved @ self.positioned(1, free, keys, pos).mT - q @ k.mT
             moved = moved / score_divisor(q) * chosen                   # (B, H, T, S)
             bias = moved if bias is None else bias + moved
-        return self.output(self.attend(q, k, v, bias, at.pairs), h)     # (B, T, C)
+        return self.output(self.attend(q, k, v, bias, pos.pairs), h)    # (B, T, C)
 
-    def project_content(self, h, at):
+    def project_content(self, h, pos):
         """As project, queries and keys without a position: the override with rows of zeros, and no rotation."""
-        zeros = None if at.rows is None else torch.zeros_like(at.rows)
+        zeros = None if pos.rows is None else torch.zeros_like(pos.rows)
         return self.heads(project(self.encoding.override(h, zeros), self.qkv.weight))
 
-    def positioned(self, part, content, rows, at):
+    def positioned(self, part, content, rows, pos):
         """Queries (part 0) or keys (1) without a position, (B, H, T, D), at the positions of rows."""
         if rows is None:
             return content
         key = self, part, rows
-        place = None if torch.is_grad_enabled() else at.places.get(key)
+        place = None if torch.is_grad_enabled() else pos.places.get(key)
         if place is None:
             w = self.qkv.weight.chunk(3)[part]
-            zeros = w.new_zeros(*at.batch, content.shape[2], len(w))                   # (..., T, C)
+            zeros = w.new_zeros(*pos.batch, content.shape[2], len(w))                  # (..., T, C)
             [place] = self.heads([F.linear(self.encoding.override(zeros, rows)[part], w)])
-            at.places[key] = place.detach()                                              # W phi(0, P), (..., H, T, D)
+            pos.places[key] = place.detach()                                             # W phi(0, P), (..., H, T, D)
         x = content + place
         return self.encoding.rotate(x, x, rows)[part]
 
@@ -246,14 +246,14 @@ class Reader(GPT):
         else:
             free = stream or self.hold or isinstance(self.chunk, Groups)
             attentions = {block.attn.encoding.settings: block.attn for block in self.blocks}
-            tables = {settings: self.at(attn, n, keys, free) for settings, attn in attentions.items()}
+            tables = {settings: self.pos(attn, n, keys, free) for settings, attn in attentions.items()}
         if cache is not None:
             cache.positions = keys
         if stream:
             cache.tables = key, tables
-        return {settings: replace(at, cache=cache) for settings, at in tables.items()}
+        return {settings: replace(pos, cache=cache) for settings, pos in tables.items()}
 
-    def at(self, attention, n, keys, free=False):
+    def pos(self, attention, n, keys, free=False):
         """Where tokens at n, the last of those at keys, are among them, as one encoding sees it.
 
         A linear bias is used where a pass reads all keys at once, and in every pass if the encoding has no table of

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common import at_least, listed, number, whole
-from config import InputError, Override, RoPE, knob
+from config import InputError, Override, RoPE, setting
 from engine import fast
 from expe import rope_inv_freq
 
@@ -101,11 +101,11 @@ FACTORS = tuple(ROPE_SCALINGS)[1:-1]     # those that a factor scales
 class ScaledRoPE(RoPE):
     """RoPE's settings with a scaling that is chosen after training."""
 
-    rope_scaling: str = knob("none", one_of=tuple(ROPE_SCALINGS))
-    factor: float = knob(1.0, above=0, at_most=1e6)
-    length: int | None = knob(None, at_least=1)                        # of the whole sequence, for dynamic and longrope
-    long: tuple | None = knob(None)                                    # longrope's numbers, past the context
-    short: tuple | None = knob(None)                                   # and up to it
+    rope_scaling: str = setting("none", one_of=tuple(ROPE_SCALINGS))
+    factor: float = setting(1.0, above=0, at_most=1e6)
+    length: int | None = setting(None, at_least=1)                     # of the whole sequence, for dynamic and longrope
+    long: tuple | None = setting(None)                                 # longrope's numbers, past the context
+    short: tuple | None = setting(None)                                # and up to it
 
     def check(self):
         for name in ("long", "short"):

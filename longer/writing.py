@@ -14,7 +14,7 @@ import torch
 import codehash
 import data
 from common import pick_device
-from config import InputError, naming
+from config import InputError, prefix_errors
 from longer import scaling
 from longer.cache import Cache
 from longer.reading import load
@@ -89,9 +89,9 @@ def write(args, choose, print_text, most):
     if len(texts) == 1:                                  # its tokens are printed as they come
         columns = [(token for [token] in steps)]
     else:
-        with naming(args.run):
+        with prefix_errors(args.run):
             columns = zip(*itertools.islice(steps, max(sizes) - min(sizes) + n_tokens), strict=True)
-    with contextlib.suppress(KeyboardInterrupt), naming(args.run):                     # Ctrl-C ends a stream
+    with contextlib.suppress(KeyboardInterrupt), prefix_errors(args.run):              # Ctrl-C ends a stream
         for b, (text, size, tokens) in enumerate(zip(texts, sizes, columns, strict=True)):
             new = itertools.islice(tokens, size - min(sizes), None)
             print_text("\n" * (b > 0) + text, new, n_tokens, tokenizer, stop=not args.stream)

@@ -13,7 +13,7 @@ from config import configure
 CODE = '''
 class Encoding:
     """Words."""
-    theta: float = knob(0.5, "help", above=0)
+    theta: float = setting(0.5, "help", above=0)
 
     def table(self, n, width=8):
         """More words."""

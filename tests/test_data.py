@@ -368,7 +368,7 @@ def test_batches_are_those_of_a_loop(size, context, batch_size):
 
 
 def test_batches_tokens_and_the_tokenizer_are_byte_for_byte_these(tmp_path):
-    """What results/ rests on: on another machine, or in a later version, these integers must be the same."""
+    """What studies/ rests on: on another machine, or in a later version, these integers must be the same."""
     words = np.random.default_rng(0).integers(97, 123, (9, 400, 5)).astype(np.uint8)
     (tmp_path / "texts").mkdir()
     for i, text in enumerate(words):

@@ -11,8 +11,8 @@ from conftest import ROOT, command
 import train
 from config import ENCODINGS, InputError, settings_class
 
-PAGES = [ROOT / "README.md", ROOT / "exercises" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RESULTS = sorted((ROOT / "results").glob("**/*.md"))
+PAGES = [ROOT / "README.md", ROOT / "learn" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RESULTS = [ROOT / "studies" / "README.md"]
 
 
 @pytest.mark.parametrize("page", PAGES + RESULTS, ids=lambda page: page.name)

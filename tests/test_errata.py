@@ -103,7 +103,7 @@ def test_a_forget_gate_is_added_as_a_logarithm():
     assert weights == pytest.approx([0.495, 0.119, 0.0013], abs=1e-3)
     encoding, q = tiny("fox").blocks[0].attn.encoding, torch.zeros(1, 2, T, 8, dtype=torch.float64)
     encoding.weight.data[:], encoding.bias.data[:] = 0, math.log(0.01 / 0.99)
-    bias = encoding.score(q, q, encoding.keep(some_input()), None)[0, 0, -1].detach().numpy()
+    bias = encoding.score(q, q, encoding.key_state(some_input()), None)[0, 0, -1].detach().numpy()
     np.testing.assert_allclose(bias, math.log(0.01) * np.arange(T - 1, -1, -1), rtol=1e-9)  # once for each later token
 
 
@@ -130,7 +130,7 @@ def test_cables_code_is_fox():
     fox, cable = (tiny(pe).blocks[0].attn.encoding for pe in ("fox", "cable"))
     with torch.no_grad():
         c = -torch.nn.functional.softplus(-(h @ fox.weight.T + fox.bias)).cumsum(1).mT
-        wrong, right = c[..., None] - c[..., None, :], cable.score(q, q, cable.keep(h), None)
-        torch.testing.assert_close(wrong.tril(), fox.score(q, q, fox.keep(h), None).tril().expand_as(wrong))
+        wrong, right = c[..., None] - c[..., None, :], cable.score(q, q, cable.key_state(h), None)
+        torch.testing.assert_close(wrong.tril(), fox.score(q, q, fox.key_state(h), None).tril().expand_as(wrong))
     wrong, right = ((bias[0, 0, 5:, 5] - bias[0, 0, 5:, 0]).numpy() for bias in (wrong, right))  # for each later query
     assert np.ptp(wrong) < 1e-12 and np.ptp(right) > 0.1 * right.max() > 0

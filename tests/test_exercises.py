@@ -3,9 +3,9 @@
 import pytest
 from conftest import ROOT
 
-from exercises import check
+from learn import check
 
-STUBS = sorted((ROOT / "exercises").glob("[1-8]_*.py"))
+STUBS = sorted((ROOT / "learn").glob("[1-8]_*.py"))
 WRONG = {  # exercise: [(old text of the solution, new text, words of the answer)]
     1: [("np.arange(l))", "np.arange(1, l + 1))", "positions are counted from 1"),
         (" + np.arange(l))", " + 0 * np.arange(l))", "j is missing: the same number in all l dimensions"),

@@ -107,7 +107,7 @@ def test_the_page_holds_all_it_needs_and_each_matrix_in_8_bits(runs):
 
 def test_a_published_page_links_to_its_code_and_a_picture(runs):
     html = explorer.page([runs["rope"]], "https://github.com/someone/something")
-    assert 'property="og:image" content="https://github.com/someone/something/raw/main/pictures/explorer.png"' in html
+    assert 'property="og:image" content="https://github.com/someone/something/raw/main/docs/explorer.png"' in html
     assert json.loads(of(html, "data"))["root"] == "https://github.com/someone/something/blob/main/"
     assert "og:image" not in explorer.page([runs["rope"]])
 

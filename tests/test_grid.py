@@ -43,7 +43,7 @@ QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
 def lines_of(folder):
-    return [json.loads(line) for line in (folder / "results/three.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in next(folder.rglob("three.jsonl")).read_text().splitlines()]
 
 
 def counts(folder):
@@ -79,9 +79,9 @@ def done(text, tmp_path_factory):
 def test_each_run_is_done_once_and_then_none_is_left(done):
     assert counts(done) == ALL
     assert not command("lab.grid", "mine/three.toml", "--commands", cwd=done).stdout
-    before = (done / "results/three.jsonl").read_text()
+    before = (done / "mine/three.jsonl").read_text()
     assert command("lab.grid", "mine/three.toml", cwd=done).returncode == 0
-    assert (done / "results/three.jsonl").read_text() == before
+    assert (done / "mine/three.jsonl").read_text() == before
     run = next(line for line in lines_of(done) if line.get("run") == "k.expe")
     assert run["sha256"] == common.hash_file(done / "runs/three/k.expe-s0" / common.CHECKPOINT)
     assert run["command"].startswith("python train.py --preset mini --data ") and run["tokens"] == 60 * 4 * 16
@@ -95,11 +95,11 @@ def test_results_are_what_lab_measure_prints(done):
     fresh = json.loads((done / "rows.json").read_text())
     [stored] = [line["rows"] for line in lines_of(done) if line.get("measure") == "loss" and line["run"] == "expe"]
     assert [(row["length"], row["losses"]) for row in stored] == [(row["length"], row["unit_losses"]) for row in fresh]
-    assert "| k.expe, scale 0.5 |" in command("lab.table", "results/three.jsonl", cwd=done).stdout
+    assert "| k.expe, scale 0.5 |" in command("lab.table", "mine/three.jsonl", cwd=done).stdout
 
 
 def test_a_new_seed_or_measure_adds_what_is_missing_alone(done, text, tmp_path):
-    for name in ("results", "runs"):
+    for name in ("mine/three.jsonl", "runs"):
         subprocess.run(["cp", "-r", done / name, tmp_path], check=True)
     (tmp_path / "three.toml").write_text(text.replace("[measures]", '[measures]\nswap = "--probe swap --at 4x"'))
     assert command("lab.grid", "three.toml", cwd=tmp_path).returncode == 0
@@ -110,7 +110,7 @@ def test_a_new_seed_or_measure_adds_what_is_missing_alone(done, text, tmp_path):
     done = command("lab.grid", "three.toml", "--commands", cwd=tmp_path)
     assert "expe-s0: its weights are not here, so more cannot be measured" in done.stderr
     assert "--run expe-s0" not in done.stdout and "--run nope-s0" in done.stdout
-    results = tmp_path / "results/three.jsonl"                          # a training that is removed is made again
+    results = tmp_path / "three.jsonl"                          # a training that is removed is made again
     results.write_text("".join(line for line in results.open() if '"run":"expe","seed":0,"command"' not in line))
     assert "--run expe-s0" in command("lab.grid", "three.toml", "--commands", cwd=tmp_path).stdout
     (tmp_path / "three.toml").write_text(text.replace('nope = "--pe nope"', 'nope = "--pe rope"'))
@@ -133,10 +133,10 @@ def test_two_workers_of_which_one_is_killed_do_each_job_once(done, text, tmp_pat
     grid = process("lab.grid", "three.toml", "--jobs", "2", cwd=tmp_path)
     said = grid.stdout.splitlines()
     assert grid.returncode == 0 and "runs/three/expe-s0: training" in said
-    before = "results/three.jsonl: {} of 3 runs are complete, {} left".format    # one may be done
+    before = "three.jsonl: {} of 3 runs are complete, {} left".format    # one may be done
     assert said[0] in (before(0, 3), before(1, 2))
     assert sum(line.endswith(": done; 2 of 3 runs are complete, 1 left") for line in said) == 1
-    assert said[-1] == "results/three.jsonl: 3 of 3 runs are complete" and said.count(said[-1]) == 1
+    assert said[-1] == "three.jsonl: 3 of 3 runs are complete" and said.count(said[-1]) == 1
     assert counts(tmp_path) == ALL
     for run in ("expe", "nope", "k.expe"):
         one, other = (load_file(folder / f"runs/three/{run}-s0" / common.CHECKPOINT) for folder in (tmp_path, done))
@@ -252,6 +252,6 @@ def test_the_studies_of_this_repository_can_be_read_and_their_results_are_theirs
     for path in sorted((ROOT / "studies").glob("*.toml")):
         left = command("lab.grid", path, "--commands", cwd=ROOT)
         assert left.returncode == 0, left.stderr
-        done = (ROOT / "results" / f"{path.stem}.jsonl").exists()
+        done = path.with_suffix(".jsonl").exists()
         if done and path.stem != "paper-35m-books":                     # of which a GPU has done three runs
             assert len(left.stdout.splitlines()) <= 2, path             # of two studies a seed was not measured

@@ -318,7 +318,7 @@ def expected_rows(n, own, pe, variant):
 def attend_in_loops(model, i, h, n, variant):
     """attention_in_loops of block i, of its input h (T, C) at positions n, with biases and rows worked out anew."""
     params = numpy_params(model)
-    own = model_numpy.under("encoding.", params)
+    own = model_numpy.strip_prefix("encoding.", params)
     encoding, window = model.config.block(i)
     pe = "nope" if variant.get("once") else encoding.pe
     options = {}
@@ -347,7 +347,7 @@ def enter_block_1(model, tokens, n, variant):
         angles = np.outer(n, [10000.0 ** (-2 * (j // 2) / 16) for j in range(16)])
         x += np.where(np.arange(16) % 2, np.cos(angles), np.sin(angles))
     if variant.get("once"):
-        x[:, :5] = expected_rows(n, model_numpy.under("encoding.", params), pe, variant)
+        x[:, :5] = expected_rows(n, model_numpy.strip_prefix("encoding.", params), pe, variant)
     return x
 
 
@@ -381,9 +381,9 @@ def test_attention_of_each_block_equals_loops(case):
         close(f"attention of block {i}", by_torch, right, EXACT, ("PyTorch", "loops"))
         encoding, window = model.config.block(i)
         by_numpy, _ = model_numpy.attention(
-            h, model_numpy.under(f"blocks.{i}.attn.", params), model.config,
+            h, model_numpy.strip_prefix(f"blocks.{i}.attn.", params), model.config,
             model_numpy.doors_of(encoding, model.config), model_numpy.tables(encoding, n, model.config, h.dtype),
-            model_numpy.under("encoding.", params), window)
+            model_numpy.strip_prefix("encoding.", params), window)
         close(f"attention of block {i}", by_numpy[0], right, EXACT, ("NumPy", "loops"))
 
 
@@ -426,8 +426,8 @@ def test_cached_measured_and_fast_models_compute_what_the_plain_one_does(pe, var
 def test_an_edit_that_a_path_does_not_share_is_refused(monkeypatch):
     plain = Attention.project
 
-    def edited(self, h, at):
-        q, k, v = plain(self, h, at)
+    def edited(self, h, pos):
+        q, k, v = plain(self, h, pos)
         return q, torch.nn.functional.normalize(k, dim=-1), v
 
     reader, quick = (tiny("expe", variant={"on": "k"}, **how).float()

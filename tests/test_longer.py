@@ -62,7 +62,7 @@ def width_kept(model):
     table = encoding.settings.rows(np.arange(1), model.config)
     x = h.view(1, 1, 2, 8).transpose(1, 2)
     _, k = encoding.rotate(x, x, None if table is None else torch.from_numpy(table))
-    kept = encoding.keep(h)
+    kept = encoding.key_state(h)
     return 2 * (k.shape[-1] + 8 + (0 if kept is h else kept.shape[-1]))
 
 
@@ -507,7 +507,7 @@ def stream_by_doors(model, tokens, sinks, window):
     of the token itself, and takes model_numpy's attention over them at positions 0, 1, 2, ..., whose last row counts.
     """
     c, p = model.config, {name: value.numpy() for name, value in model.state_dict().items()}
-    under, inputs, logits = model_numpy.under, [[] for _ in model.blocks], []
+    strip_prefix, inputs, logits = model_numpy.strip_prefix, [[] for _ in model.blocks], []
 
     def norm(x, p):
         return model_numpy.layer(c.norm)(x, c.norm_eps, **p)[0]
@@ -516,15 +516,15 @@ def stream_by_doors(model, tokens, sinks, window):
         x = p["embedding.weight"][token][:, None]  # (B, 1, C)
         seen = [*sorted({*range(min(sinks, t)), *range(max(0, t - window), t)}), t]
         for i, kept in enumerate(inputs):
-            (settings, block_window), block = c.block(i), under(f"blocks.{i}.", p)
-            doors, attn = model_numpy.doors_of(settings, c), under("attn.", block)
-            own = under("encoding.", attn if doors.each_block else p)
-            kept.append(norm(x, under("norm1.", block)))
+            (settings, block_window), block = c.block(i), strip_prefix(f"blocks.{i}.", p)
+            doors, attn = model_numpy.doors_of(settings, c), strip_prefix("attn.", block)
+            own = strip_prefix("encoding.", attn if doors.each_block else p)
+            kept.append(norm(x, strip_prefix("norm1.", block)))
             h = np.concatenate([kept[s] for s in seen], axis=1)
             at = model_numpy.tables(settings, np.arange(len(seen)), c, float)
             x = x + model_numpy.attention(h, attn, c, doors, at, own, block_window)[0][:, -1:]
-            x = x + model_numpy.layer(c.mlp)(norm(x, under("norm2.", block)), under("mlp.", block))[0]
-        logits.append(norm(x, under("norm.", p)) @ p["head.weight"].T)
+            x = x + model_numpy.layer(c.mlp)(norm(x, strip_prefix("norm2.", block)), strip_prefix("mlp.", block))[0]
+        logits.append(norm(x, strip_prefix("norm.", p)) @ p["head.weight"].T)
     return np.concatenate(logits, axis=1)
 
 

@@ -109,7 +109,7 @@ def test_a_window_ends_where_it_says(pe):
     changed = tokens.clone()
     changed[:, 5] = (changed[:, 5] + 1) % V
     encoding = model.blocks[0].attn.encoding
-    keeps = type(encoding).keep is not Encoding.keep  # such as sums of all tokens, of which a difference counts
+    keeps = type(encoding).key_state is not Encoding.key_state  # such as sums of tokens, of which a difference counts
     same = ((model(tokens) - model(changed)).abs() <= (1e-12 if keeps else 0)).all(-1)[0]
     further = {"partial_key_offset": 1}.get(pe, 2 * hasattr(encoding, "conv"))  # tokens that a key reads before its own
     assert not same[5:9].any() and same[:5].all() and same[9 + further :].all()
@@ -372,7 +372,7 @@ def test_further_dimensions_keep_their_digits_over_8192_keys(dtype, digits):
     S, D, rows = 8192, 32, torch.tensor([0, 1, 100, 4096, 8191])
     q, k, v = torch.randn(3, 1, 2, S, D, generator=torch.Generator().manual_seed(0)).to(dtype)
     slopes, n = torch.tensor([[0.25], [1 / 128]]) * 1.0039 / math.sqrt(2), torch.arange(1.0 - S, 1.0)[None]
-    wide, bias = [*fast.further(q, k, slopes, n)], slopes.double()[..., None] * (n - n.mT[rows])
+    wide, bias = [*fast.augment_qk(q, k, slopes, n)], slopes.double()[..., None] * (n - n.mT[rows])
 
     def scores(q, k):
         return q.double()[:, :, rows] @ k.double().mT / math.sqrt(D)

@@ -1,4 +1,4 @@
-"""notebooks/expe_in_60_lines.ipynb: all of it runs, here with few steps; .ci/run executes it whole."""
+"""learn/expe_in_60_lines.ipynb: all of it runs, here with few steps; .ci/run executes it whole."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 
 from conftest import ROOT, need
 
-PATH = ROOT / "notebooks" / "expe_in_60_lines.ipynb"
+PATH = ROOT / "learn" / "expe_in_60_lines.ipynb"
 CELLS = [(cell["cell_type"], "".join(cell["source"]), cell.get("outputs")) for cell in
          json.loads(PATH.read_text(encoding="utf-8"))["cells"]]
 CODE = [source for kind, source, _ in CELLS if kind == "code"]

@@ -95,5 +95,5 @@ def test_a_table_is_drawn_with_its_seeds(drawn):
 def test_studies_are_drawn_from_their_results(flags, tmp_path):
     file, *more = flags.split()
     flag = [] if "--rises" in more else ["--plot"]
-    done = command("lab.table", ROOT / "results" / file, *more, *flag, "a.png", cwd=tmp_path)
+    done = command("lab.table", ROOT / "studies" / file, *more, *flag, "a.png", cwd=tmp_path)
     assert done.returncode == 0 and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG"), done.stderr

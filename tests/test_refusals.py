@@ -332,7 +332,7 @@ def test_a_wrong_number_of_processes_in_the_environment(value, tmp_path):
 
 def test_no_check_is_an_assert_and_no_docstring_is_needed():
     """python -O strips asserts, and -OO docstrings too."""
-    folders = ("zoo", "longer", "engine", "lab", "interop", "web", "exercises")
+    folders = ("zoo", "longer", "engine", "lab", "interop", "web", "learn")
     paths = [*ROOT.glob("*.py"), *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
     assert ROOT / "train.py" in paths and ROOT / "lab/measure.py" in paths
     for name in paths:

@@ -206,10 +206,10 @@ def test_tasks_have_means_over_all_seeds_and_say_how_many_learned(tmp_path):
 
 
 def test_the_numbers_of_a_study_are_those_of_its_file():
-    flags = "results/best.jsonl --measures test-spread --runs fox-lr-x2,rope-base100 --at 1x,16x"
+    flags = "studies/best.jsonl --measures test-spread --runs fox-lr-x2,rope-base100 --at 1x,16x"
     printed = command("lab.table", *flags.split(), cwd=ROOT).stdout
     found = {}
-    for line in map(json.loads, (ROOT / "results/best.jsonl").read_text().splitlines()):
+    for line in map(json.loads, (ROOT / "studies/best.jsonl").read_text().splitlines()):
         if line.get("measure") == "test-spread" and line["run"] == "rope-base100":
             for row in line["rows"]:
                 found.setdefault(row["length"], []).append(statistics.mean(row["losses"]))
@@ -242,7 +242,7 @@ def edited(line, path, *values):
 def test_an_edited_line_of_results_is_read_or_named(file, tmp_path):
     """Of each kind of line of one run, each field is removed or has a value of another type; none is a traceback."""
     rng = random.Random(file)
-    lines = (ROOT / f"results/{file}.jsonl").read_text().splitlines()
+    lines = (ROOT / f"studies/{file}.jsonl").read_text().splitlines()
     values = list(map(json.loads, lines))
     first = next(value["run"] for value in values if "run" in value)
     lines = [line for line, value in zip(lines, values, strict=True) if value.get("run", first) == first]

@@ -305,7 +305,7 @@ def test_a_run_from_before_this_hash_is_read_and_resumed(runs, monkeypatch):
 
 
 def test_hashes_of_the_standard_tasks_are_those_of_published_runs():
-    """Of the first batch of each split, by which older runs and results/ know a task; and of many batches."""
+    """Of the first batch of each split, by which older runs and studies/ know a task; and of many batches."""
     found = {name: [x["sha256"][:8] for x in (meta["splits"]["train"], meta["sequences"])]
              for name in TASKS for _, meta in [tasks.ensure(f"task:{name}")]}
     assert found == HASHES

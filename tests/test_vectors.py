@@ -163,7 +163,7 @@ def by_torch(name, n=same, **x):
     h = torch.cat((x["cached_h"], x["h"]), 1) if "cached_h" in x else x.get("h")
     T, S = q.shape[2], k.shape[2]
     ahead = torch.ones(T, S, dtype=torch.bool).triu(S - T + 1)
-    bias = encoding.score(q, k, None if h is None else encoding.keep(h), pairs)
+    bias = encoding.score(q, k, None if h is None else encoding.key_state(h), pairs)
     bias = q.new_zeros(T, S) if bias is None else bias
     scores = q @ k.mT / score_divisor(q) + bias
     weights = (encoding.softmax or torch.nn.Softmax(-1))(scores.masked_fill(ahead, -math.inf))

@@ -124,7 +124,7 @@ def test_fire_is_its_formula():
 
 def test_fire_starts_with_a_threshold_at_the_context():
     config = ModelConfig(2, 64, 8, 512, 40, encoding=make_encoding("fire"))
-    p = model_numpy.under("blocks.1.attn.encoding.", model_numpy.init_params(config, 0))
+    p = model_numpy.strip_prefix("blocks.1.attn.encoding.", model_numpy.init_params(config, 0))
     assert np.exp(p["c"]) == pytest.approx(0.1) and np.exp(p["L"]) == pytest.approx(512)
 
 
@@ -307,7 +307,7 @@ def test_relative_bank_is_the_bias_of_inkling(seed):
     theirs.load_state_dict({"proj": bank})
     mixed = (h[:, more:] @ w.T).unflatten(-1, (H, R))                                              # (B, T, H, R)
     pairs = torch.from_numpy(settings.pairs(n[more:], n, config))
-    torch.testing.assert_close(ours.score(q, None, ours.keep(h), pairs),
+    torch.testing.assert_close(ours.score(q, None, ours.key_state(h), pairs),
                                theirs(mixed, *map(torch.from_numpy, (n[more:], n))), rtol=1e-12, atol=1e-12)
 
 
@@ -378,7 +378,7 @@ def test_wall_equals_flash_linear_attention(seed, part, monkeypatch):
     q, k, v, h = *map(torch.from_numpy, random(3, 2, H, T, D)), torch.from_numpy(random(2, T, H * D))
     learned = {name: 0.5 * random(*shape) for name, shape in doors_of(encoding).shapes(config).items()}
     ours.load_state_dict({name: torch.from_numpy(w) for name, w in learned.items()})
-    kept = ours.keep(h)
+    kept = ours.key_state(h)
 
     def attend(bias, q):
         unseen = torch.ones(q.shape[2], T, dtype=torch.bool).triu(T - q.shape[2] + 1)
@@ -406,7 +406,7 @@ def test_small_inputs_have_finite_gradients(pe):
     """At the first weights, and where the block's input is 0."""
     config = ModelConfig(1, 16, 2, T, 40, encoding=make_encoding(pe))
     score = doors_of(config.encoding).score
-    learned = {name: w.astype(float) for name, w in model_numpy.under(
+    learned = {name: w.astype(float) for name, w in model_numpy.strip_prefix(
         "blocks.0.attn.encoding.", model_numpy.init_params(config, 0)).items()}
     for h in (np.zeros((1, T, 16)), some_input().numpy()):
         bias, pullback = score(random(1, 2, T, 8), random(1, 2, T, 8, seed=1), h, None, learned)
@@ -427,7 +427,7 @@ def test_popes_first_angles_are_at_the_clamps_edge_and_train():
 def test_dapes_first_values_are_those_of_its_authors_layers():
     """p uniform in (0, 2), a in (0, 1); a linear layer of n inputs within 1/sqrt(n), of 2H without its bias."""
     config = ModelConfig(1, 128, 64, T, 40, encoding=make_encoding("dape"))
-    first = {name: w.astype(float) for name, w in model_numpy.under(
+    first = {name: w.astype(float) for name, w in model_numpy.strip_prefix(
         "blocks.0.attn.encoding.", model_numpy.init_params(config)).items()}
     for x, low, high in ((np.exp(first["p"]), 0.01, 2), (np.exp(first["a"]), 0.01, 1),
                          (first["w1"], -(128**-0.5), 128**-0.5), (first["w2"], -(32**-0.5), 32**-0.5)):
@@ -621,7 +621,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *("tests/" + test for test
 def test_a_file_in_the_zoo_is_all_that_an_encoding_needs(tokens, tmp_path):
     """Its flags, training, evaluation, generation and the tests of all encodings, in a copy of the repository."""
     copy, run = tmp_path / "repository", tmp_path / "run"
-    leave = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "pictures", "results")
+    leave = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "studies")
     shutil.copytree(ROOT, copy, ignore=leave)
     shutil.copy(copy / "zoo" / "partial.py", copy / "zoo" / "mine.py")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYT")}

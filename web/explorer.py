@@ -38,7 +38,7 @@ import codehash
 import data
 import tasks
 import train
-from config import InputError, naming, refuse_unless
+from config import InputError, prefix_errors, refuse_unless
 from eval import MULTIPLES, held_out
 from model_torch import GPT
 from zoo.names import COLOURS, changed, colour, names_of, variant_of
@@ -202,7 +202,7 @@ def task_of(runs):
             int(t): int(targets[t]) for t in np.flatnonzero(targets != tasks.IGNORED)}} for tokens, targets in pairs]
     scores = {}
     for run, gpt in runs.items():
-        with naming(run):
+        with prefix_errors(run):
             scores[id_of(run)] = [tasks.score(gpt, source, length, sequences=128) for length in sequences]
     return {"name": name, "trained": model.context, "symbols": tasks.find(source).symbols,
             "sequences": sequences, "guess": [row["guess"] for row in scores[id_of(first)]],
@@ -239,7 +239,7 @@ def share(repository):
     """The elements by which a link to the page shows a title and a picture."""
     tags = {"og:title": TITLE, "og:type": "website", "og:description": ABOUT}
     if repository:
-        tags |= {"og:image": f"{repository}/raw/main/pictures/explorer.png", "twitter:card": "summary_large_image"}
+        tags |= {"og:image": f"{repository}/raw/main/docs/explorer.png", "twitter:card": "summary_large_image"}
     return "\n".join(f'<meta property="{name}" content="{content}">' for name, content in tags.items())
 
 def page(runs, repository=""):
@@ -292,7 +292,7 @@ def page(runs, repository=""):
              f"bits. The texts are held-out documents of {record['data']['source']}.")
     results = {}
     for run, gpt in gpts[False].items():
-        with naming(run):
+        with prefix_errors(run):
             results[id_of(run)] = results_of(gpt, documents)
     known = {"trained": first.context, "multiples": MULTIPLES, "models": models[False], "about": about,
              "texts": texts_of(run, record, documents, longest), "root": repository and f"{repository}/blob/main/",

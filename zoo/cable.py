@@ -45,18 +45,18 @@ def doors(settings):
     )
 
 class Layer(Encoding):
-    def keep(self, h):
+    def key_state(self, h):
         """r and g of each head and token, (B, H, S, 2), in fp32 at least."""
         r = at_least_fp32(F.linear(h, self.tokens.type_as(h))).relu()                      # (B, S, H)
         g = F.softplus(at_least_fp32(F.linear(h, self.query.type_as(h))), threshold=40)    # exact in float64
         return torch.stack((r, g), -1).transpose(1, 2)
 
-    def score(self, q, k, kept, table):
-        c = kept[..., 0].cumsum(-1)                                                        # (B, H, S)
+    def score(self, q, k, key_state, table):
+        c = key_state[..., 0].cumsum(-1)                                                   # (B, H, S)
         T = q.shape[2]
-        return -kept[..., -T:, 1, None] * (c[..., -T:, None] - c[..., None, :])            # (B, H, T, S)
+        return -key_state[..., -T:, 1, None] * (c[..., -T:, None] - c[..., None, :])       # (B, H, T, S)
 
-    def linear(self, q, kept, w, n):
-        r = kept[..., 0]
+    def linear(self, q, key_state, w, n):
+        r = key_state[..., 0]
         after = r.flip(-1).cumsum(-1).flip(-1) - r                                         # those of later tokens
-        return kept[..., -q.shape[2] :, 1], -after                                         # (B, H, T), (B, H, S)
+        return key_state[..., -q.shape[2] :, 1], -after                                    # (B, H, T), (B, H, S)

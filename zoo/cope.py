@@ -15,13 +15,13 @@ from typing import ClassVar
 import numpy as np
 
 import model_numpy
-from config import NoPE, knob
+from config import NoPE, setting
 from model_torch import Encoding, at_least_fp32
 
 
 @dataclass(frozen=True)
 class Settings(NoPE):
-    count_to: int = knob(64, "positions that CoPE tells apart, 0 .. N-1", at_least=2, at_most=2**16)
+    count_to: int = setting(64, "positions that CoPE tells apart, 0 .. N-1", at_least=2, at_most=2**16)
     both_sides: ClassVar[bool] = False
 
 def score(q, k, h, table, learned):

@@ -16,7 +16,7 @@ from config import InputError, Learned, Sinusoidal, kind_of, make_encoding
 
 WORDS = {"true": True, "false": False}
 
-def turns(model):
+def layer_pattern(model):
     """[(encoding, window)] of the parts of a ModelConfig's cycle. InputError that names --cycle for what is wrong."""
     found = [read(part, model) for part in model.cycle.split(",")]
     if model.window or model.nope_every or not model.causal:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import model_numpy
-from config import knob
+from config import setting
 from model_torch import ALiBi, score_divisor
 from zoo import kerple
 
@@ -25,7 +25,7 @@ SLOPE = 0.01
 
 @dataclass(frozen=True)
 class Settings(kerple.Settings):
-    bias: str = knob("kerple", "the bias that DAPE reads", one_of=("alibi", "kerple"))
+    bias: str = setting("kerple", "the bias that DAPE reads", one_of=("alibi", "kerple"))
 
 def score(q, k, h, table, learned):
     """b + w2 leaky(w1 [s; b; 1]). q, k (B, H, T, D); table (..., 1, T, S); w1 (32, 2H + 1), w2 (H, 32)."""

@@ -18,7 +18,7 @@ import torch
 
 import expe
 import model_numpy
-from config import NoPE, knob
+from config import NoPE, setting
 from model_torch import Encoding
 
 PAIRS = 2**12                            # of query and key, whose hidden numbers are in memory at a time, and in cache
@@ -26,9 +26,9 @@ PAIRS = 2**12                            # of query and key, whose hidden number
 
 @dataclass(frozen=True)
 class Settings(NoPE):
-    threshold: float | None = knob(None, "FIRE's first L: queries before it share one scale of distances "
+    threshold: float | None = setting(None, "FIRE's first L: queries before it share one scale of distances "
                                    "(default: the trained length)", above=0)
-    fire_width: int = knob(32, "hidden width of FIRE's function", at_least=1)
+    fire_width: int = setting(32, "hidden width of FIRE's function", at_least=1)
     both_sides: ClassVar[bool] = False
 
     def fit(self, model):

@@ -46,16 +46,16 @@ def doors(settings):
     )
 
 class Layer(Encoding):
-    def keep(self, h):
+    def key_state(self, h):
         """ln f of each head and key, (B, H, S, 1), in fp32 at least."""
         z = F.linear(h, self.weight.type_as(h), self.bias.type_as(h))                      # (B, S, H)
         return F.logsigmoid(at_least_fp32(z)).mT[..., None]
 
-    def score(self, q, k, kept, table):
-        c = kept[..., 0].cumsum(-1)                                                        # (B, H, S)
+    def score(self, q, k, key_state, table):
+        c = key_state[..., 0].cumsum(-1)                                                   # (B, H, S)
         return c[..., -q.shape[2] :, None] - c[..., None, :]                               # (B, H, T, S)
 
-    def linear(self, q, kept, w, n):
-        gates = kept[..., 0]
+    def linear(self, q, key_state, w, n):
+        gates = key_state[..., 0]
         after = gates.flip(-1).cumsum(-1).flip(-1) - gates                                 # those of later tokens
         return gates.new_ones(1, 1), after                                                 # (1, 1), (B, H, S)

@@ -68,5 +68,5 @@ class Layer(ALiBi):
     def score(self, q, k, h, table):
         return -self.slope(q, table)[..., None] * table                                    # (B, H, T, S)
 
-    def linear(self, q, kept, w, n):
+    def linear(self, q, key_state, w, n):
         return self.slope(q, n), n                                                         # (B, H, T), (..., 1, S)

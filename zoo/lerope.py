@@ -15,7 +15,7 @@ import torch
 import expe
 import model_numpy
 from config import RoPE, Sinusoidal
-from model_torch import Encoding, at_least_fp32, turn
+from model_torch import Encoding, at_least_fp32, rotate_pairs
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ def rotate(base, q, k, table, learned):
     freq = expe.rope_inv_freq(q.shape[-1], base).astype(q.dtype) * np.exp(learned["alpha"])        # (D/2,)
     angle = table.astype(q.dtype) * freq                                                           # (..., 1, T, D/2)
     cos, sin = np.cos(angle), np.sin(angle)
-    turned = model_numpy.turn(q, cos, sin), model_numpy.turn(k, cos, sin)
+    turned = model_numpy.rotate_pairs(q, cos, sin), model_numpy.rotate_pairs(k, cos, sin)
     def pullback(dq, dk):
         """Of a turned pair (a, b), of q and of k: dangle = a db - b da; dangle/dalpha is the angle itself."""
         dalpha = 0
         for out, dout in zip(turned, (dq, dk), strict=True):
             (a, b), (da, db) = np.split(out, 2, axis=-1), np.split(dout, 2, axis=-1)               # (B, H, T, D/2) each
             dalpha = dalpha + ((a * db - b * da) * angle).sum((0, 1, 2))
-        return model_numpy.turn(dq, cos, -sin), model_numpy.turn(dk, cos, -sin), {"alpha": dalpha}
+        return model_numpy.rotate_pairs(dq, cos, -sin), model_numpy.rotate_pairs(dk, cos, -sin), {"alpha": dalpha}
     return *turned, pullback
 
 def doors(settings):
@@ -53,4 +53,4 @@ class Layer(Encoding):
         i = torch.arange(len(alpha), dtype=alpha.dtype, device=alpha.device)
         angle = table * (self.settings.base ** (-i / len(alpha)) * alpha.exp())                # (..., 1, T, D/2)
         angles = torch.cat((angle.cos(), angle.sin()), -1)
-        return turn(q, angles), turn(k, angles)
+        return rotate_pairs(q, angles), rotate_pairs(k, angles)

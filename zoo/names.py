@@ -11,7 +11,7 @@ from pathlib import Path
 from common import read_run
 from config import make_encoding
 
-METHODS = {                              # how a name of results/ or --pe begins: (its name in pictures, its colour)
+METHODS = {                              # how a run of studies/ or --pe begins: (its name in pictures, its colour)
     "expe": ("ExPE", "#194DCD"), "rope": ("RoPE", "#7D3B04"), "expe-on-k": ("ExPE-K", "#2DC269"),
     "alibi": ("ALiBi", "#6D128E"), "fox": ("FoX", "#196F6C"), "kerple": ("KERPLE", "#901342"),
     "grape": ("GRAPE", "#AA9C23"), "sinusoidal": ("sinusoidal", "#1A8CFF"), "exqpe": ("ExQPE", "#0E7490"),
@@ -46,11 +46,11 @@ def name(variant):
 def changed(model):
     """[(name, value, value in short)] of the settings of a model's encoding that are not its defaults, numbers last."""
     wide = dataclasses.replace(model, width=64 * model.width)      # that any default fits
-    knobs, plain = map(dataclasses.asdict, (model.encoding, make_encoding(model.encoding.pe)))
-    words = {key: x for key, x in knobs.items() if isinstance(x, bool | str)}      # on which numbers' defaults depend
+    values, plain = map(dataclasses.asdict, (model.encoding, make_encoding(model.encoding.pe)))
+    words = {key: x for key, x in values.items() if isinstance(x, bool | str)}      # on which numbers' defaults depend
     default = dataclasses.asdict(make_encoding(**words).fit(wide)) | {key: plain[key] for key in words}
-    changes = [(key, x) for key, x in knobs.items() if x not in (default[key], None)]
-    changes.sort(key=lambda knob: not isinstance(knob[1], bool | str))
+    changes = [(key, x) for key, x in values.items() if x not in (default[key], None)]
+    changes.sort(key=lambda change: not isinstance(change[1], bool | str))
     return [(key, x, str(x) if isinstance(x, bool | str) else                                           # 1/2048
              min(f"{x:g}", str(Fraction(x).limit_denominator(10**6)), key=len)) for key, x in changes]
 

@@ -11,13 +11,13 @@ import torch
 
 import expe
 import model_numpy
-from config import InputError, Sinusoidal, knob
+from config import InputError, Sinusoidal, setting
 from model_torch import RoPE
 
 
 @dataclass(frozen=True)
 class Settings(Sinusoidal):                                          # --base is there already
-    rotary_fraction: float = knob(0.25, "share of each head's dimensions that turn", above=0, at_most=1)
+    rotary_fraction: float = setting(0.25, "share of each head's dimensions that turn", above=0, at_most=1)
 
     def width(self, model):
         return round(self.rotary_fraction * model.d_head, 9)             # 0.14 of 100 is 14

@@ -17,14 +17,14 @@ import numpy as np
 import torch.nn.functional as F
 
 import model_numpy
-from config import knob
+from config import setting
 from model_torch import score_divisor
 from zoo import partial
 
 
 @dataclass(frozen=True)
 class Settings(partial.Settings):                                    # --base is there already
-    rotary_fraction: float = knob(0.5, "share of each head's dimensions that turn", above=0, below=1)
+    rotary_fraction: float = setting(0.5, "share of each head's dimensions that turn", above=0, below=1)
 
 def score(fraction, q, k, h, table, learned):
     """bias_mn = q_m . (k_(n-1) - k_n) / sqrt(D), 0 for n = 0, over the dimensions that do not turn."""
@@ -45,11 +45,11 @@ def doors(settings):
     return model_numpy.Encoding(rotate=partial.rotate, score=functools.partial(score, settings.rotary_fraction))
 
 class Layer(partial.Layer):
-    def keep(self, h):
+    def key_state(self, h):
         """1 of each head and token, (B, H, S, 1): an exported model makes it 0 where a key only pads a text."""
         return h.new_ones(len(h), self.n_heads, h.shape[1], 1)
 
-    def score(self, q, k, kept, table):
+    def score(self, q, k, key_state, table):
         r = round(self.settings.rotary_fraction * q.shape[-1])
-        change = (k[:, :, :-1, r:] - k[:, :, 1:, r:]) * kept[:, :, :-1].type_as(k)             # (B, H, S-1, D-r)
+        change = (k[:, :, :-1, r:] - k[:, :, 1:, r:]) * key_state[:, :, :-1].type_as(k)        # (B, H, S-1, D-r)
         return q[..., r:] @ F.pad(change, (0, 0, 1, 0)).mT / score_divisor(q)                  # (B, H, T, S)

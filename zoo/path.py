@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 import model_numpy
-from config import NoPE, knob
+from config import NoPE, setting
 from model_torch import Encoding, at_least_fp32, score_divisor
 from zoo.selective_rope import conv, convolve, scale_to_unit, unit
 
@@ -34,7 +34,7 @@ PART = 32                                                            # keys that
 @dataclass(frozen=True)
 class Settings(NoPE):
     both_sides: ClassVar[bool] = False
-    rank: int = knob(32, "rows of W1, by which tokens choose their reflections", at_least=1)
+    rank: int = setting(32, "rows of W1, by which tokens choose their reflections", at_least=1)
 
 def reflections(h, learned, H):
     """w (B, H, T, D) of length 1 (scale_to_unit), and b (B, H, T, 1). h (B, T, C)."""
@@ -100,7 +100,7 @@ def keep_reflections(encoding, h):
     z = at_least_fp32(F.linear(h, encoding.strength.type_as(h), encoding.bias.type_as(h)))     # (B, S, H)
     return torch.cat((u, 2 * z.sigmoid()[..., None]), -1).transpose(1, 2)
 
-def reflect(encoding, q, k, kept):
+def reflect(encoding, q, k, key_state):
     """Of tensors: what PaTH adds to the scores, (B, H, T, S); kept as keep_reflections makes it, of all S keys.
 
     In parts of C tokens, as in the paper's algorithm; the first is filled up with zeros. The reflections of a part's
@@ -113,8 +113,8 @@ def reflect(encoding, q, k, kept):
     def parts(x):                                                                              # (B, H, N, C, D)
         return F.pad(x, (0, 0, -x.shape[2] % C, 0)).unflatten(2, (-1, C))
 
-    b = parts(kept[..., -1:])
-    w = parts(unit(F.silu(convolve(kept[..., :-1], encoding.conv))))
+    b = parts(key_state[..., -1:])
+    w = parts(unit(F.silu(convolve(key_state[..., :-1], encoding.conv))))
     q, k = parts(q.to(w)), parts(k.to(w))
     first = k.shape[2] - q.shape[2]                                                            # part that has a query
     eye = torch.eye(C, dtype=w.dtype, device=w.device)
@@ -136,8 +136,8 @@ def reflect(encoding, q, k, kept):
     return added[..., -T:, -S:].tril(S - T) / score_divisor(q)
 
 class Layer(Encoding):
-    def keep(self, h):
+    def key_state(self, h):
         return keep_reflections(self, h)
 
-    def score(self, q, k, kept, table):
-        return reflect(self, q, k, kept)
+    def score(self, q, k, key_state, table):
+        return reflect(self, q, k, key_state)

@@ -35,12 +35,12 @@ def doors(settings):
     return model_numpy.Encoding(score=score, shapes=shapes, each_block=True)
 
 class Layer(Encoding):
-    def keep(self, h):
+    def key_state(self, h):
         """What PaTH keeps, and ln f, (B, H, S, D + 2)."""
-        kept = path.keep_reflections(self, h)
-        z = F.linear(h, self.forget.type_as(h), self.forget_bias.type_as(h)).to(kept)      # (B, S, H)
-        return torch.cat((kept, F.logsigmoid(z).mT[..., None]), -1)
+        key_state = path.keep_reflections(self, h)
+        z = F.linear(h, self.forget.type_as(h), self.forget_bias.type_as(h)).to(key_state)  # (B, S, H)
+        return torch.cat((key_state, F.logsigmoid(z).mT[..., None]), -1)
 
-    def score(self, q, k, kept, table):
-        c = kept[..., -1].cumsum(-1)                                                       # (B, H, S)
-        return path.reflect(self, q, k, kept[..., :-1]) + c[..., -q.shape[2] :, None] - c[..., None, :]
+    def score(self, q, k, key_state, table):
+        c = key_state[..., -1].cumsum(-1)                                                  # (B, H, S)
+        return path.reflect(self, q, k, key_state[..., :-1]) + c[..., -q.shape[2] :, None] - c[..., None, :]

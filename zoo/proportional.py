@@ -11,13 +11,13 @@ import numpy as np
 
 import expe
 import model_numpy
-from config import InputError, Sinusoidal, knob
+from config import InputError, Sinusoidal, setting
 from model_torch import RoPE
 
 
 @dataclass(frozen=True)
 class Settings(Sinusoidal):                                          # --base is there already
-    rotary_fraction: float = knob(0.25, "share of each head's pairs that turn", above=0, at_most=1)
+    rotary_fraction: float = setting(0.25, "share of each head's pairs that turn", above=0, at_most=1)
 
     def turning(self, model):
         return round(self.rotary_fraction * model.d_head / 2, 9)         # 0.28 of 50 is 14

@@ -16,15 +16,15 @@ import torch.nn.functional as F
 
 import expe
 import model_numpy
-from config import NoPE, knob
+from config import NoPE, setting
 from model_torch import Encoding
 
 
 @dataclass(frozen=True)
 class Settings(NoPE):
     both_sides: ClassVar[bool] = False
-    d_rel: int = knob(16, "profiles of the distance that each query mixes", at_least=1)
-    rel_extent: int = knob(0, "distances that have a bias; 0: as many as the context", at_least=0, at_most=2**16)
+    d_rel: int = setting(16, "profiles of the distance that each query mixes", at_least=1)
+    rel_extent: int = setting(0, "distances that have a bias; 0: as many as the context", at_least=0, at_most=2**16)
 
     def fit(self, model):
         return replace(self, rel_extent=self.extent(model))
@@ -57,11 +57,11 @@ def doors(settings):
     return model_numpy.Encoding(score=score, shapes=shapes, each_block=True)
 
 class Layer(Encoding):
-    def keep(self, h):
+    def key_state(self, h):
         """r of each head and token, (B, H, S, R)."""
         return F.linear(h, self.weight.type_as(h)).unflatten(-1, (-1, len(self.bank))).transpose(1, 2)
 
-    def score(self, q, k, kept, table):
-        bank = F.pad(self.bank.type_as(kept), (0, 1))
-        by_distance = kept[:, :, -q.shape[2] :] @ bank                                 # (B, H, T, extent + 1)
+    def score(self, q, k, key_state, table):
+        bank = F.pad(self.bank.type_as(key_state), (0, 1))
+        by_distance = key_state[:, :, -q.shape[2] :] @ bank                            # (B, H, T, extent + 1)
         return by_distance.gather(-1, table.expand(*q.shape[:2], *table.shape[-2:]))   # (B, H, T, S)

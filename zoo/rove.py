@@ -31,12 +31,12 @@ class Settings(Sinusoidal):                                          # --base is
 def value(p, v, table, learned):
     """y_m = R_m^T sum_n p_mn R_n v_n. p (B, H, T, S), v (B, H, S, D)."""
     (cos, sin), (cos_k, sin_k) = (np.split(x, 2, axis=-1) for x in np.split(table, [p.shape[-2]], axis=-2))
-    y, pull = model_numpy.weighted_sum(p, model_numpy.turn(v, cos_k, sin_k), None, learned)
+    y, pull = model_numpy.weighted_sum(p, model_numpy.rotate_pairs(v, cos_k, sin_k), None, learned)
     def pullback(dy):
         """A turn's transpose is the turn back: the same steps, from the last to the first."""
-        dp, dv, _ = pull(model_numpy.turn(dy, cos, sin))
-        return dp, model_numpy.turn(dv, cos_k, -sin_k), {}
-    return model_numpy.turn(y, cos, -sin), pullback
+        dp, dv, _ = pull(model_numpy.rotate_pairs(dy, cos, sin))
+        return dp, model_numpy.rotate_pairs(dv, cos_k, -sin_k), {}
+    return model_numpy.rotate_pairs(y, cos, -sin), pullback
 
 def doors(settings):
     return model_numpy.Encoding(rotate=model_numpy.rotate, value=value)
@@ -45,5 +45,5 @@ class Layer(model_torch.RoPE):
     def value(self, weights, v, table):
         of_queries, of_keys = table.split(weights.shape[-2:], dim=-2)                          # (..., 1, T, D), S
         cos, sin = of_queries.chunk(2, dim=-1)
-        out = weights @ model_torch.turn(v, of_keys)
-        return model_torch.turn(out, torch.cat((cos, -sin), -1))                               # (B, H, T, D)
+        out = weights @ model_torch.rotate_pairs(v, of_keys)
+        return model_torch.rotate_pairs(out, torch.cat((cos, -sin), -1))                       # (B, H, T, D)

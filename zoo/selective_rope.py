@@ -20,8 +20,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 import expe
 import model_numpy
-from config import NoPE, RoPE, knob
-from model_torch import Encoding, at_least_fp32, score_divisor, turn
+from config import NoPE, RoPE, setting
+from model_torch import Encoding, at_least_fp32, rotate_pairs, score_divisor
 
 TAPS = 4                                                             # tokens that the convolution sees
 EPS = 1e-6                                                           # as in fla's l2norm
@@ -29,8 +29,8 @@ EPS = 1e-6                                                           # as in fla
 @dataclass(frozen=True)
 class Settings(NoPE):
     both_sides: ClassVar[bool] = False
-    base: float = knob(500_000.0, "base of the frequencies", above=1)
-    rank: int = knob(16, "rows of W1, by which tokens choose their angles", at_least=1)
+    base: float = setting(500_000.0, "base of the frequencies", above=1)
+    rank: int = setting(16, "rows of W1, by which tokens choose their angles", at_least=1)
 
     fit = RoPE.fit
 
@@ -72,14 +72,14 @@ def score(base, q, k, h, table, learned):
     c = expe.rope_inv_freq(D, base).astype(q.dtype)                                                # (D/2,)
     angle = c * model_numpy.split_heads(z, H).cumsum(-2)                                           # (B, H, T, D/2)
     cos, sin = np.cos(angle), np.sin(angle)
-    turned = model_numpy.turn(q, cos, sin), model_numpy.turn(k, cos, sin)
+    turned = model_numpy.rotate_pairs(q, cos, sin), model_numpy.rotate_pairs(k, cos, sin)
     scale = 1 / model_numpy.score_divisor(q)
     def pullback(dbias):
         """Of a turned pair (a, b), of q and of k: dangle = a db - b da; z_t is in every angle from t on."""
         dscore = dbias * scale
         dturned = dscore @ turned[1], dscore.swapaxes(-1, -2) @ turned[0]
-        dq = model_numpy.turn(dturned[0], cos, -sin) - dscore @ k
-        dk = model_numpy.turn(dturned[1], cos, -sin) - dscore.swapaxes(-1, -2) @ q
+        dq = model_numpy.rotate_pairs(dturned[0], cos, -sin) - dscore @ k
+        dk = model_numpy.rotate_pairs(dturned[1], cos, -sin) - dscore.swapaxes(-1, -2) @ q
         dangle = 0
         for out, dout in zip(turned, dturned, strict=True):
             (a, b), (da, db) = np.split(out, 2, axis=-1), np.split(dout, 2, axis=-1)               # (B, H, T, D/2) each
@@ -99,16 +99,16 @@ def doors(settings):
     return model_numpy.Encoding(score=functools.partial(score, settings.base), shapes=shapes, each_block=True)
 
 class Layer(Encoding):
-    def keep(self, h):
+    def key_state(self, h):
         """W2 W1 x of each head and token, (B, H, S, D/2), in fp32 at least."""
         x = unit(h.unflatten(-1, (self.n_heads, -1))).flatten(-2)                              # (B, S, C)
         u = F.linear(F.linear(x, self.w1.type_as(x)), self.w2.type_as(x))                      # (B, S, H D/2)
         return at_least_fp32(u).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
 
-    def score(self, q, k, kept, table):
-        z = convolve(kept, self.conv)                                                          # (B, H, S, D/2)
+    def score(self, q, k, key_state, table):
+        z = convolve(key_state, self.conv)                                                     # (B, H, S, D/2)
         c = torch.as_tensor(expe.rope_inv_freq(q.shape[-1], self.settings.base)).to(z)
         angle = c * z.cumsum(-2)                                                               # (B, H, S, D/2)
         angles = torch.cat((angle.cos(), angle.sin()), -1)
-        turned_q, turned_k = turn(q, angles[:, :, -q.shape[2] :]), turn(k, angles)
+        turned_q, turned_k = rotate_pairs(q, angles[:, :, -q.shape[2] :]), rotate_pairs(k, angles)
         return (turned_q @ turned_k.mT - q @ k.mT) / score_divisor(q)                          # (B, H, T, S)

@@ -48,12 +48,12 @@ def doors(settings):
     )
 
 class Layer(Encoding):
-    def keep(self, h):
+    def key_state(self, h):
         """ln f of each head, token and dimension, (B, H, S, D), in fp32 at least."""
-        return fox.Layer.keep(self, h)[..., 0].unflatten(1, (self.n_heads, -1)).mT
+        return fox.Layer.key_state(self, h)[..., 0].unflatten(1, (self.n_heads, -1)).mT
 
-    def score(self, q, k, kept, table):
-        P, S, T = kept.cumsum(2), k.shape[2], q.shape[2]                                       # the last T are queries
+    def score(self, q, k, key_state, table):
+        P, S, T = key_state.cumsum(2), k.shape[2], q.shape[2]                                  # the last T are queries
         def far(i, h, j):
             """The sums of queries h to j - 1 and keys i to h - 1, which lie before them: (B, H, j - h, h - i)."""
             end = P[:, :, h - 1, None]

@@ -14,14 +14,14 @@ import numpy as np
 
 import expe
 import model_numpy
-from config import RoPE, Sinusoidal, knob
-from model_torch import Encoding, turn
+from config import RoPE, Sinusoidal, setting
+from model_torch import Encoding, rotate_pairs
 
 
 @dataclass(frozen=True)
 class Settings(Sinusoidal):                                          # --base is there already
     both_sides: ClassVar[bool] = False                               # scores of later keys would grow with distance
-    scale_base: float = knob(512.0, "positions in which xPos' factors apply once", above=0)
+    scale_base: float = setting(512.0, "positions in which xPos' factors apply once", above=0)
 
     fit = RoPE.fit
 
@@ -38,8 +38,8 @@ def rotate(q, k, table, learned):
     cos_q, sin_q, cos_k, sin_k = np.split(table, 4, axis=-1)                                        # (..., 1, T, D/2)
     def pullback(dq, dk):
         """out = s R q: dq = s R^T dout, and s R^T turns by minus the angle."""
-        return model_numpy.turn(dq, cos_q, -sin_q), model_numpy.turn(dk, cos_k, -sin_k), {}
-    return model_numpy.turn(q, cos_q, sin_q), model_numpy.turn(k, cos_k, sin_k), pullback
+        return model_numpy.rotate_pairs(dq, cos_q, -sin_q), model_numpy.rotate_pairs(dk, cos_k, -sin_k), {}
+    return model_numpy.rotate_pairs(q, cos_q, sin_q), model_numpy.rotate_pairs(k, cos_k, sin_k), pullback
 
 def doors(settings):
     return model_numpy.Encoding(rotate=rotate)
@@ -47,4 +47,4 @@ def doors(settings):
 class Layer(Encoding):
     def rotate(self, q, k, table):
         of_q, of_k = table.chunk(2, dim=-1)                                                     # (..., 1, T, D)
-        return turn(q, of_q), turn(k, of_k)
+        return rotate_pairs(q, of_q), rotate_pairs(k, of_k)

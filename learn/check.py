@@ -1,4 +1,4 @@
-"""Say in a sentence whether an exercise is solved, and if not, what is wrong: python -m exercises.check 4 [FILE]
+"""Say in a sentence whether an exercise is solved, and if not, what is wrong: python -m learn.check 4 [FILE]
 
 FILE is the stub in this folder unless another one is given. Exit status: 0 if all is right, 1 if not.
 Right numbers are the project's. A mistake is known as an edit of the solution: what it computes then is recognised.
@@ -28,8 +28,8 @@ from test_ladder import BLOCKS, EXACT, climb, tiny
 
 import config
 import model_numpy
-from exercises.mistakes import LAYERS, MISTAKES, layer
 from interop import conform
+from learn.mistakes import LAYERS, MISTAKES, layer
 from model_torch import make_encoding_module
 
 X, DOUT = np.random.default_rng(0).standard_normal((2, 2, 6, 8))        # two texts of 6 tokens, and gradients
@@ -190,7 +190,7 @@ def check(number, path):
         return False, ":".join([Path(path).name, *map(str, lines[-1:])]) + f": {type(error).__name__}: {error}"
 
 def main(argv=None):
-    parser = argparse.ArgumentParser("python -m exercises.check", description=__doc__)
+    parser = argparse.ArgumentParser("python -m learn.check", description=__doc__)
     parser.add_argument("number", type=int, choices=range(1, 9))
     parser.add_argument("file", nargs="?", type=Path)
     args = parser.parse_args(argv)
