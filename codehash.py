@@ -7,11 +7,10 @@ in it, and it is the same on every machine and from Python 3.11 on.
 
 import ast
 import hashlib
-import sys
 from pathlib import Path
 
-import common
-from config import CORE, NoPE, setting
+from positional_encodings import CORE, NoPE
+from settings import setting
 
 ROOT = Path(__file__).parent
 FROM = ", from step "                    # between the hashes of a file that changed while the run was trained
@@ -19,8 +18,8 @@ FROM = ", from step "                    # between the hashes of a file that cha
 def code_of(model, train):
     """{file: hash} of a run's ModelConfig and TrainConfig: the tables, the model of its backend, and its encodings.
 
-    Of config.py only the classes of these encodings' settings count, since a new preset or flag changes no loss. Files
-    of zoo/ count with those that they import from there, and engine/fast.py where --fast computes with it.
+    Of positional_encodings.py only the classes of these encodings' settings count. Files of zoo/ count with those that
+    they import from there, and engine/fast.py where --fast computes with it.
     """
     encodings = [encoding for encoding, _ in model.layer_pattern()]
     classes = {kind.__name__ for e in encodings for kind in type(e).__mro__
@@ -29,8 +28,8 @@ def code_of(model, train):
     files += ["engine/fast.py"] * (train.fast and train.backend == "torch")
     files += with_imports(zoo_files(model, train, encodings))
     hashes = {file: hash_code(ROOT / file) for file in files}
-    config = f"{NoPE.__module__}.py"
-    return {config: hash_code(ROOT / config, classes)} | hashes
+    core = f"{NoPE.__module__}.py"
+    return {core: hash_code(ROOT / core, classes)} | hashes
 
 def zoo_files(model, train, encodings):
     """The files of zoo/ that a model's cycle, encodings, softmax and layers are in."""
@@ -71,15 +70,15 @@ def hash_code(path, classes=None):
     if tree is None:
         return "missing"
     parts = [node for node in tree.body if classes is None or getattr(node, "name", None) in classes]
-    return hashlib.sha256(repr(essence(parts)).encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return hashlib.sha256(repr(nested_lists(parts)).encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
-def essence(node):
+def nested_lists(node):
     """A syntax tree as nested lists, without what changes no number.
 
     That is written out here, because ast.dump and ast.unparse change from one Python to the next.
     """
     if isinstance(node, list):
-        return [essence(part) for part in node if not is_docstring(part)]
+        return [nested_lists(part) for part in node if not is_docstring(part)]
     if not isinstance(node, ast.AST):
         return repr(node)
     if isinstance(node, ast.Raise):                                     # the words of an error
@@ -88,13 +87,13 @@ def essence(node):
         node = ast.Call(node.func, node.args[:1], [])                   # the default, without help and rule
     if isinstance(node, ast.JoinedStr):                                 # 3.12 adds empty parts
         node = ast.JoinedStr([part for part in node.values if getattr(part, "value", None) != ""])
-    return [type(node).__name__, *([name, essence(value)] for name, value in ast.iter_fields(node)
+    return [type(node).__name__, *([name, nested_lists(value)] for name, value in ast.iter_fields(node)
                                    if name != "kind" and value is not None and value != [])]
 
 def is_docstring(node):
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
-# ---- what is said of a run -------------------------------------------------------------------------------------------
+# ---- hashes of a run -------------------------------------------------------------------------------------------------
 
 def go_on(then, now, step):
     """{file: hash} of a run that began with the code `then`, and goes on at a step with `now`."""
@@ -105,15 +104,3 @@ def differing(then, now):
     """The files of `then`, {file: hash}, that are not what they are now, in words."""
     return [file + f" (it changed at step {its.rpartition(FROM)[2].split()[0]})" * (FROM in its)
             for file, its in then.items() if its != now.get(file)]
-
-def warn_of_changes(run):
-    """Say on stderr which code of a run is not what it was trained with; nothing of an older run, without a record."""
-    model, train, record = common.read_run(run)
-    if files := differing(record["provenance"].get("code", {}), code_of(model, train)):
-        print(f"{run}: it was trained with other code than is here now: {', '.join(files)}", file=sys.stderr)
-
-def describe(run, record):
-    """Say on stderr what a text of a run is of: its step, and changed code; record: as load_model gives it."""
-    if words := common.progress(record["step"], record["train"]["steps"]):
-        print(f"{run}: {words}", file=sys.stderr)
-    warn_of_changes(run)

@@ -1,339 +1,24 @@
-"""The settings of a run in dataclasses, each with its rule beside it; the presets, with their table in the paper.
+"""The configuration of a run: ModelConfig, TrainConfig, the presets, and the rules that tie settings together.
 
-A run has three parts: the settings of its encoding, ModelConfig and TrainConfig. Every field with a help text is a flag
-of train.py. A value that breaks a rule raises InputError, which names the flag and says what would be right. Tables 5,
-6, 8 and 9 are those of the ExPE paper's preprint.
+A run has three classes of settings: those of its encoding (positional_encodings.py) and the two here. Every field with
+a help text is a flag of train.py. make_configs is the one place where a preset, the flags that were given and the
+defaults that follow from them become values. Tables 5, 6, 8 and 9 are those of the ExPE paper's preprint.
 """
 
-import ast
-import contextlib
 import dataclasses
-import difflib
-import importlib
 import math
-import operator
-import sys
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-import expe
+from positional_encodings import NoPE, make_encoding, settings_class, zoo_module
+from settings import Checked, InputError, flag_of, from_values, kind_of, pick, setting
 
 SPLITS = ("train", "val", "test")
 
-class InputError(ValueError):
-    """What the user gave cannot work. The message is one line: what was wrong, and what would be right."""
-
-@contextlib.contextmanager
-def prefix_errors(flag):
-    """Put a flag, or a run, before the message of an InputError."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{flag}: {error}") from None
-
-def refuse_unless(finite, what="losses"):
-    """InputError unless the losses, or whatever else was computed of a model, are finite."""
-    if not finite:
-        raise InputError(f"its {what} are not finite numbers: its weights are too large, or its positions as they are "
-                         "scaled here: train it again with a lower --lr, or scale less")
-
-# ---- fields, and their rules -----------------------------------------------------------------------------------------
-
-def setting(default=dataclasses.MISSING, help=None, **rule):
-    """A field; with a help text it is a flag of train.py. rule: at_least, at_most, above, below a number; or one_of."""
-    return field(default=default, metadata={"help": help, "rule": rule})
-
-def flag_of(name):
-    return "--" + name.replace("_", "-")
-
-KINDS = {int: "a whole number", float: "a finite number", str: "a name or a path", bool: "true or false"}
-RULES = {"at_least": operator.ge, "at_most": operator.le, "above": operator.gt, "below": operator.lt,
-         "one_of": lambda value, names: value in names}
-
-def kind_of(f):
-    """The class of a field's values: int of `int | None`, say, which has no value of its own yet."""
-    return f.type if isinstance(f.type, type) else f.type.__args__[0]
-
-def did_you_mean(word, names):
-    """A question for the end of an error message, " (did you mean expe?)"; "" if none of the names is near the word."""
-    near = difflib.get_close_matches(str(word), names, 1)
-    return f" (did you mean {near[0]}?)" if near else ""
-
-def describe_rule(f):
-    """What a field's value must be, in words."""
-    rule = f.metadata["rule"]
-    if "one_of" in rule:
-        return f"{', '.join(rule['one_of'][:-1])} or {rule['one_of'][-1]}"
-    bounds = " and ".join(f"{word.replace('_', ' ')} {bound:,}" for word, bound in rule.items())
-    return ", ".join([KINDS.get(kind_of(f), "made by make_encoding"), *filter(None, [bounds])])
-
-def keeps_rule(value, f):
-    """Whether a field's value is of its kind, and keeps its rule."""
-    kind = kind_of(f)
-    if value is None:
-        return f.default is None
-    if not isinstance(value, int | float if kind is float else kind) or isinstance(value, bool) != (kind is bool):
-        return False
-    if kind is float and not abs(value) <= sys.float_info.max:                         # neither NaN nor infinite
-        return False
-    if kind is int and abs(value) > 2**53 or kind is str and (value == "" or "\0" in value):
-        return False
-    return all(RULES[word](value, bound) for word, bound in f.metadata["rule"].items())
-
-class Checked:
-    """A dataclass that checks each field by its rule, and then what ties two of them together."""
-    def __post_init__(self):
-        for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            if not keeps_rule(value, f):
-                near = did_you_mean(value, f.metadata["rule"].get("one_of", ()))
-                raise InputError(f"{flag_of(f.name)} must be {describe_rule(f)}, got {value!r}{near}")
-            if kind_of(f) is float and value is not None:
-                object.__setattr__(self, f.name, float(value))         # of a whole number, which JSON may have
-        self.check()
-
-    def check(self):
-        """InputError for fields that do not go together."""
-
-def from_values(kind, values):
-    """A dataclass made of {field: value}; InputError for a field that it does not have, or that is missing."""
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    if unknown := sorted(values.keys() - fields.keys()):
-        raise InputError(f"{unknown[0]} is no setting of {kind.__name__}")
-    if missing := [name for name, f in fields.items() if f.default is dataclasses.MISSING and name not in values]:
-        raise InputError(f"{missing[0]} is missing")
-    return kind(**values)
-
-# ---- the encodings: what each lets you set, and its table ------------------------------------------------------------
-
-@dataclass(frozen=True)
-class NoPE(Checked):
-    """No encoding, and the base of every other one's settings; make_encoding("expe", l=24) makes them.
-
-    An encoding derives two tables from integer positions: `rows` from each token's (..., T), for the doors embed,
-    override and rotate; `pairs` from those of queries (..., T) and keys (..., S), for score and value. Both are
-    float64, or integers that look something up, or None.
-    """
-
-    pe: str = setting()
-    both_sides: ClassVar[bool] = True           # whether it has a meaning where later keys are seen too
-
-    def fit(self, model):
-        """These settings with the defaults that depend on the model filled in; InputError for what does not fit it."""
-        return self
-
-    def longest(self, model):
-        """Tokens in the longest sequence that has positions."""
-        return math.inf
-
-    def rows(self, positions, model):
-        return None
-
-    def pairs(self, queries, keys, model):
-        return None
-
-@dataclass(frozen=True)
-class Sinusoidal(NoPE):
-    base: float = setting(10000.0, "base of the frequencies", above=1)
-
-    def rows(self, positions, model):
-        return expe.sinusoidal_table(positions, model.width, self.base)                      # (..., T, C)
-
-@dataclass(frozen=True)
-class Learned(NoPE):
-    n_positions: int = setting(0, "rows of the learned table; 0: as many as the context", at_least=0)
-
-    def fit(self, model):
-        if self.longest(model) < model.context:
-            raise InputError(f"--n-positions must be 0 or at least --context, {model.context}, got {self.n_positions}")
-        return replace(self, n_positions=self.longest(model))
-
-    def longest(self, model):
-        return self.n_positions or model.context
-
-    def rows(self, positions, model):
-        return expe.learned_rows(positions, self.longest(model))                               # (..., T)
-
-@dataclass(frozen=True)
-class Override(NoPE):
-    """What ExPE and ExQPE share: rows that override the first l dimensions of what enters W_q and W_k.
-
-    `trained` names the two numbers that --learn trains, in the order of encoding.weight.
-    """
-
-    l: int = setting(24, "overridden dimensions (the paper's tables 6 and 9)", at_least=1)
-    start: float | None = setting(None, "value at position 0, the paper's S")
-    on: str = setting("qk", "k, q, qk or qkv: whose input is overridden", one_of=("k", "q", "qk", "qkv"))
-    once: bool = setting(False, "ablation: override the residual stream once, before the first block")
-    learn: str = setting("none", "init or random: train start and theta, from there", one_of=("none", "init", "random"))
-    scale: float = setting(1.0, above=0)        # after training: by which all values are multiplied (section 4.3)
-
-    def check(self):
-        if self.once and self.on != "qk":
-            raise InputError("--once overrides the residual stream, --on the input of attention: leave one of them out")
-        if self.learn == "random" and any(getattr(self, name) is not None for name in self.trained):
-            raise InputError(f"--learn random draws its own numbers: leave out --{' and --'.join(self.trained)}")
-
-    def fit(self, model):
-        if self.l > model.width:
-            raise InputError(f"--l must be from 1 to the width, {model.width}, got {self.l}")
-        drawn = self.trained if self.learn == "random" else ()         # these have no default
-        return replace(self, **{name: value for name, value in self.defaults(model.context).items()
-                                if getattr(self, name) is None and name not in drawn})
-
-@dataclass(frozen=True)
-class ExPE(Override):
-    """The paper's equations 2 and 3."""
-
-    theta: float | None = setting(None, "step between positions (default: 1/(4 x context); --on k: 64/context)")
-    constant: bool = setting(False, 'the ablation "p is stable": the same number in all l dimensions')
-    trained: ClassVar[tuple] = ("start", "theta")
-
-    def defaults(self, context):
-        return {"start": 0.0, "theta": 64 / context if self.on == "k" else 1 / (4 * context)}
-
-    def rows(self, positions, model):
-        step = 0 if self.constant else 1
-        if self.learn == "none":
-            return self.scale * expe.expe_table(positions, self.l, self.start, self.theta, step)
-        return self.scale * expe.affine_parts(lambda a, b: expe.expe_table(positions, self.l, a, b, step))
-
-@dataclass(frozen=True)
-class ExQPE(Override):
-    """The paper's equations 4 and 5."""
-
-    theta1: float | None = setting(None, "ExQPE's step between dimensions (default: 1/(4 x context))")
-    theta2: float | None = setting(None, "by how much ExQPE raises a dimension at its turn (default: 1/16)")
-    trained: ClassVar[tuple] = ("theta1", "theta2")
-
-    def defaults(self, context):
-        return {"start": 0.0, "theta1": 1 / (4 * context), "theta2": 1 / 16}
-
-    def rows(self, positions, model):
-        if self.learn == "none":
-            return self.scale * expe.exqpe_table(positions, self.l, self.start, self.theta1, self.theta2)
-        return self.scale * expe.affine_parts(lambda a, b: expe.exqpe_table(positions, self.l, self.start, a, b))
-
-@dataclass(frozen=True)
-class RoPE(Sinusoidal):
-    def fit(self, model):
-        if model.d_head % 2:
-            raise InputError(f"--pe {self.pe} needs an even --width / --heads, got {model.d_head}")
-        return self
-
-    def rows(self, positions, model):
-        return expe.rope_table(positions, model.d_head, self.base)[..., None, :, :]            # (..., 1, T, D)
-
-@dataclass(frozen=True)
-class ALiBi(NoPE):
-    slopes: float = setting(1.0, "by which ALiBi's slopes are multiplied", above=0)
-
-    def pairs(self, queries, keys, model):
-        d = expe.distances(queries, keys).astype(float)
-        return self.slopes * (d if model.causal else abs(d))[..., None, :, :]                  # (..., 1, T, S)
-
-@dataclass(frozen=True)
-class T5(NoPE):
-    buckets: int = setting(32, "buckets of distances", at_least=4, at_most=1024)
-    max_distance: int = setting(128, "distance from which on all share a bucket", at_least=1, at_most=2**16)
-
-    def check(self):
-        if self.max_distance <= self.buckets // 2:
-            raise InputError(f"--max-distance must be above half of --buckets, {self.buckets}, got {self.max_distance}")
-
-    def pairs(self, queries, keys, model):
-        d = expe.distances(queries, keys)
-        return expe.t5_bucket(d, self.buckets, self.max_distance, not model.causal)            # (..., T, S)
-
-@dataclass(frozen=True)
-class Shaw(NoPE):
-    max_distance: int = setting(16, "distance from which on all share a vector", at_least=1, at_most=2**16)
-
-    def pairs(self, queries, keys, model):
-        d = expe.distances(queries, keys)[..., None, :, :]                                     # (..., 1, T, S)
-        return expe.shaw_index(d, self.max_distance, not model.causal)
-
-CORE = {"nope": NoPE, "sinusoidal": Sinusoidal, "learned": Learned, "expe": ExPE, "exqpe": ExQPE, "rope": RoPE,
-        "alibi": ALiBi, "t5": T5, "shaw": Shaw}
-ZOO = Path(__file__).parent / "zoo"
-VARIANTS = {"expe-on-k": "expe --on k", "exqpe-on-k": "exqpe --on k"}          # {how runs are called: the flags}
-
-def defines_settings(path):
-    """Whether a module of zoo/ is an encoding: it has a class, a value or an import of the name Settings.
-
-    It is read and not run, so that no encoding waits for the others or fails with them. A module that Python cannot
-    read counts as one, so that --pe NAME shows the error in it.
-    """
-    try:
-        tree = ast.parse(path.read_bytes())
-    except OSError:
-        return False                                                    # a link to nothing, as some editors make
-    except (SyntaxError, ValueError):
-        return True
-    names = set()
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names.update(alias.asname or alias.name for alias in node.names)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names.update(name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
-    return "Settings" in names
-
-FILES = {path.stem for path in ZOO.glob("*.py") if defines_settings(path)}
-ENCODINGS = (*CORE, *sorted(FILES - {*CORE}))   # the names that --pe takes; zoo/NAME.py is found by being there
-
-def zoo_module(name):
-    """zoo/NAME.py, which is imported when its encoding, softmax or layer is first asked for: the one plug-in.
-
-    InputError if the file is not Python. Any other exception is raised inside the file, and keeps its traceback.
-    """
-    try:
-        return importlib.import_module(f"zoo.{name}")
-    except SyntaxError as error:
-        if error.filename != str(ZOO / f"{name}.py"):
-            raise
-        raise InputError(f"zoo/{name}.py, line {error.lineno}: {error.msg}") from None
-
-def zoo_part(pe, part):
-    """The Settings, doors or Layer of zoo/PE.py; InputError that names the file if it has no such part."""
-    if not hasattr(module := zoo_module(pe), part):
-        raise InputError(f"zoo/{pe}.py has no {part}: a file of an encoding has Settings, doors and Layer, as "
-                         "docs/change.md shows")
-    return getattr(module, part)
-
-def settings_class(pe):
-    """The class of an encoding's settings; InputError for a name that is none of ENCODINGS."""
-    if pe in CORE:
-        return CORE[pe]
-    if pe not in ENCODINGS and not (pe.isidentifier() and (ZOO / f"{pe}.py").is_file()):
-        near = f" (did you mean --pe {VARIANTS[pe]}?)" if pe in VARIANTS else did_you_mean(pe, ENCODINGS)
-        raise InputError(f"--pe must be {'the name of an encoding' if near else 'one of ' + ', '.join(ENCODINGS)}, got "
-                         f"{pe!r}{near}")
-    kind = zoo_part(pe, "Settings")
-    if not (isinstance(kind, type) and issubclass(kind, NoPE) and dataclasses.is_dataclass(kind)):
-        raise InputError(f"zoo/{pe}.py: Settings must be a dataclass that inherits from NoPE, as docs/change.md shows")
-    return kind
-
-def encodings_with(setting):
-    """The encodings that have a setting. All of zoo/ is imported, so this is for error messages."""
-    found = []
-    for pe in ENCODINGS:
-        with contextlib.suppress(Exception):                           # of a file of zoo/ that is not asked for
-            found += [pe] * (setting in {f.name for f in dataclasses.fields(settings_class(pe)) if f.metadata["help"]})
-    return found
-
-def make_encoding(pe="nope", **settings):
-    """The settings of an encoding. InputError for a name or a value that is wrong, TypeError for an unknown setting."""
-    return settings_class(pe)(pe, **settings)
-
 # ---- the model -------------------------------------------------------------------------------------------------------
 
-@dataclass
+@dataclass(frozen=True)
 class ModelConfig(Checked):
     """The shape of the GPT. mlp_width and the encoding's defaults are filled in when it is made."""
 
@@ -363,9 +48,15 @@ class ModelConfig(Checked):
             raise InputError(f"--nope-every must be 0, or from 2 to --layers, {self.layers}, got {self.nope_every}")
         if not self.causal and (self.window or self.softmax == "stick"):
             raise InputError("--window and --softmax stick look back: give no --no-causal, and no --objective mlm")
-        self.mlp_width = self.mlp_width or 4 * self.width
-        self.encoding = self.encoding.fit(self)
-        if "nope" not in [encoding.pe for encoding, _ in self.layer_pattern()] and self.softmax == "llama4":
+
+    def fill_in(self):
+        mlp_width = 4 * self.width if self.mlp_width is None else self.mlp_width
+        return super().fill_in() | {"mlp_width": mlp_width, "encoding": self.encoding.fit(self)}
+
+    def __post_init__(self):
+        super().__post_init__()
+        encodings = [encoding.pe for encoding, _ in self.layer_pattern()]             # InputError for a wrong --cycle
+        if self.softmax == "llama4" and "nope" not in encodings:
             raise InputError("--softmax llama4 is for blocks without an encoding: give --nope-every, --pe nope, "
                              "or a --cycle with nope")
 
@@ -375,8 +66,8 @@ class ModelConfig(Checked):
 
     def block(self, i):
         """(encoding, window) of block i, counted from 0: which encoding it has, and how many keys it sees (0: all)."""
-        turns = self.layer_pattern()
-        return turns[i % len(turns)]
+        pattern = self.layer_pattern()
+        return pattern[i % len(pattern)]
 
     def layer_pattern(self):
         """The (encoding, window) that blocks have in turn."""
@@ -462,43 +153,50 @@ PRESETS = {
         "micro_batch": 32, "tied": True},
 }
 
-def configure(preset, pe="expe", **flags):
-    """(ModelConfig, TrainConfig) of a preset with an encoding, and {field: value} of the flags that were given."""
-    values = PRESETS[preset] | flags
-    if "lr" in flags and "end_lr" not in flags:
-        values["end_lr"] = values["end_lr"] * flags["lr"] / PRESETS[preset]["lr"]
-    if "width" in flags and "mlp_width" not in flags:
-        values["mlp_width"] = None                                         # 4 times it
-    if values.get("objective") == "mlm":
-        values.setdefault("causal", False)
+def make_configs(preset, pe="expe", **given):
+    """(ModelConfig, TrainConfig) of a preset with an encoding, and {setting: value} of the flags that were given."""
+    values = PRESETS[preset] | given
+    if "lr" in given and "end_lr" not in given:
+        values["end_lr"] = values["end_lr"] * given["lr"] / PRESETS[preset]["lr"]
+    if "width" in given and "mlp_width" not in given:
+        values["mlp_width"] = None                                     # 4 times it, and not the preset's
+    if values.get("objective") == "mlm" and "causal" not in given:
+        values["causal"] = False
     encoding = make_encoding(pe, **pick(values, settings_class(pe)))
-    model, train = ModelConfig(encoding=encoding, **pick(values, ModelConfig)), TrainConfig(**pick(values, TrainConfig))
+    model = ModelConfig(encoding=encoding, **pick(values, ModelConfig))
+    train = TrainConfig(**pick(values, TrainConfig))
     check_together(model, train)
     return model, train
 
-def check_together(model, train):
-    """InputError for settings of a model and a training run that do not go together."""
+# ---- what only several settings decide -------------------------------------------------------------------------------
+
+# Each rule takes a ModelConfig and a TrainConfig, and returns what is wrong with them in one line, or None.
+
+def masked_tokens_need_both_sides(model, train):
     if train.objective == "mlm" and model.causal:
-        raise InputError("--objective mlm sees both sides: leave out --causal")
+        return "--objective mlm sees both sides: leave out --causal"
+
+def next_tokens_need_a_causal_mask(model, train):
     if train.objective == "lm" and not model.causal and not train.data.startswith("task:"):
-        raise InputError("--no-causal shows a query its target, the next token: leave it out, or add --objective mlm")
-    if not (model.causal or model.encoding.both_sides):
-        raise InputError(f"--pe {model.encoding.pe} looks back: give no --no-causal, and no --objective mlm")
-    if train.random_positions:
-        check_random_positions(train.random_positions, model)
-    check_tables(model, train)
+        return "--no-causal shows a query its target, the next token: leave it out, or add --objective mlm"
 
-def check_random_positions(drawn, model):
-    """InputError unless positions can be drawn from so many."""
-    kinds, longest = {type(encoding) for encoding, _ in model.layer_pattern()}, model.encoding.longest(model)
-    if all(kind.rows is NoPE.rows and kind.pairs is NoPE.pairs for kind in kinds):
-        raise InputError(f"--random-positions is for encodings that read positions, not {model.encoding.pe}")
-    if not model.context <= drawn <= longest:
+def some_encodings_look_back(model, train):
+    if not model.causal and not model.encoding.both_sides:
+        return f"--pe {model.encoding.pe} looks back: give no --no-causal, and no --objective mlm"
+
+def random_positions_need_a_table(model, train):
+    tables = {(type(encoding).rows, type(encoding).pairs) for encoding, _ in model.layer_pattern()}
+    if train.random_positions and tables == {(NoPE.rows, NoPE.pairs)}:
+        return f"--random-positions is for encodings that read positions, not {model.encoding.pe}"
+
+def random_positions_hold_a_window(model, train):
+    longest = model.encoding.longest(model)
+    if train.random_positions and not model.context <= train.random_positions <= longest:
         most = f" to {longest} (--n-positions)" if math.isfinite(longest) else " on"
-        raise InputError(f"--random-positions must be from {model.context} (--context){most}, got {drawn}")
+        return f"--random-positions must be from {model.context} (--context){most}, got {train.random_positions}"
 
-def check_tables(model, train):
-    """InputError if an encoding's table has a number beyond those of float32 at a trained position."""
+def tables_are_finite(model, train):
+    """Every number of an encoding's table must be one of float32, up to the last position that is trained."""
     last = (train.random_positions or model.context) - 1
     positions = np.array([0, last])
     for encoding, _ in model.layer_pattern():
@@ -507,19 +205,24 @@ def check_tables(model, train):
             finite = [np.isfinite(np.float32(table)).all() for table in tables if table is not None]
         if not all(finite):
             wrong = changed_numbers(model, train) or [f"--context {model.context}"]
-            raise InputError(f"{' with '.join(wrong)} cannot be: up to position {last:,} the "
-                             f"table of --pe {encoding.pe} has numbers beyond those of float32")
+            return (f"{' with '.join(wrong)} cannot be: up to position {last:,} the table of --pe {encoding.pe} has "
+                    "numbers beyond those of float32")
+
+RULES = (masked_tokens_need_both_sides, next_tokens_need_a_causal_mask, some_encodings_look_back,
+         random_positions_need_a_table, random_positions_hold_a_window, tables_are_finite)
+
+def check_together(model, train):
+    """InputError for settings of a model and a training run that do not go together."""
+    for rule in RULES:
+        if message := rule(model, train):
+            raise InputError(message)
 
 def changed_numbers(model, train):
     """["--theta 0.5", ...]: the fractions among encodings' settings that are no defaults, and --random-positions."""
     found = []
     for encoding in dict.fromkeys(encoding for encoding, _ in model.layer_pattern()):
-        names = {f.name: f.default for f in dataclasses.fields(encoding) if kind_of(f) is float}
-        usual = replace(encoding, **names).fit(model)
-        found += [f"{flag_of(name)} {getattr(encoding, name):g}" for name in names
-                  if getattr(encoding, name) != getattr(usual, name)]
+        defaults = {f.name: f.default for f in dataclasses.fields(encoding) if kind_of(f) is float}
+        plain = replace(encoding, **defaults).fit(model)
+        found += [f"{flag_of(name)} {getattr(encoding, name):g}" for name in defaults
+                  if getattr(encoding, name) != getattr(plain, name)]
     return found + ([f"--random-positions {train.random_positions}"] if train.random_positions else [])
-
-def pick(values, kind):
-    """Those of {field: value} that are fields of a dataclass."""
-    return {f.name: values[f.name] for f in dataclasses.fields(kind) if f.name in values}

@@ -11,21 +11,32 @@ shorter than L, the length is L/2, L/4, ..., the longest that at least half of t
 import functools
 import json
 import math
-import os
 from pathlib import Path
 
-import common
+from cli import PICTURES, CommandLine, at_least, listed, new_file
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")         # before torch: its idle threads soon leave the cores to others
-
+# cli comes first: it says in one line which package is missing
+# isort: split
 import numpy as np
 import torch
 from tqdm import tqdm
 
-import codehash
 import data
-from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device
-from config import InputError, prefix_errors, refuse_unless
+from backends import pick_device
+from files import write_text
+from runs import (
+    describe_progress,
+    load_model,
+    read_checkpoint,
+    read_named,
+    read_run,
+    require_finite,
+    try_to_read,
+    warn_of_changes,
+)
+from settings import InputError, prefix_errors
+from texts import LeftOut, documents, full_name
+from tokenizer import read_tokenizer
 
 MULTIPLES = (1, 2, 4, 8, 16)    # of the trained length, when no --lengths are given
 BATCH_TOKENS = 2**13            # in one forward pass, so that memory does not grow with the number of windows
@@ -37,15 +48,15 @@ def held_out(run, record, split, source):
     """
     if data.source_of(record["data"]["source"]) is not data:
         raise InputError(f"{run} is trained on a task: score it with python eval.py {run}")
-    if source and data.full_name(source) == record["data"]["source"]:       # of which most was trained on
+    if source and full_name(source) == record["data"]["source"]:       # of which most was trained on
         source = None
     folder = Path(record["data"]["folder"] if source is None else source)
     if source is not None and not (folder / "meta.json").exists():
-        tokenizer = data.run_tokenizer(run, record["data"])
-        left_out = data.LeftOut()
-        texts = [text for _, text in data.documents(source, left_out)]
+        tokenizer = read_tokenizer(run, record["data"])
+        left_out = LeftOut()
+        found = [text for _, text in documents(source, left_out)]
         left_out.print()
-        return source, [np.array([tokenizer.eot_token, *tokenizer.encode_ordinary(text)], np.uint16) for text in texts]
+        return source, [np.array([tokenizer.eot_token, *tokenizer.encode_ordinary(text)], np.uint16) for text in found]
     meta = data.read_meta(folder)
     if meta["tokenizer"]["sha256"] != record["data"]["tokenizer"]["sha256"]:
         raise InputError(f"{folder} was made with another tokenizer than {run}'s: give --data the text itself")
@@ -66,7 +77,7 @@ def mean_loss(model, windows, name):
         tokens = torch.from_numpy(np.stack(windows[i : i + at_once]).astype(np.int64))           # (B, T+1)
         tokens = tokens.to(model.embedding.weight.device)
         total += model.token_losses(tokens[:, :-1], tokens[:, 1:]).double().sum().item()
-    refuse_unless(math.isfinite(total))
+    require_finite(math.isfinite(total))
     return total / sum(len(window) - 1 for window in windows)
 
 def default_lengths(texts):
@@ -113,7 +124,7 @@ def evaluate(run, model, record, args, name, documents, lengths):
     if not usable:
         raise InputError(f"no document of {name} has {longest:,} tokens, the longest of --lengths: the longest one has "
                          f"{max(map(len, documents), default=1) - 1:,}")
-    tokenizer = data.run_tokenizer(run, record["data"])
+    tokenizer = read_tokenizer(run, record["data"])
     sizes = np.array([len(tokenizer.decode_single_token_bytes(i)) for i in range(tokenizer.eot_token)] + [0])
     n_bytes = sum(int(sizes[window[1:]].sum()) for window in cut_windows(usable, longest, longest))
     rows = []
@@ -156,17 +167,17 @@ def print_rows(rows, before, explained=()):
         label = "* trained length" if any("*" in length for length in lengths) else "tokens in the window"
         print(f"{label:30}" + "".join(lengths))
         print_numbers(GUESSES if of_task else {})
-    of_step = common.progress(rows[0]["step"], rows[0]["steps"])
+    of_step = describe_progress(rows[0]["step"], rows[0]["steps"])
     print(rows[0]["run"] + f" ({of_step})" * bool(of_step))
     print_numbers({name: TASK[name] for name in TASK if rows[0][name] is not None} if of_task else TEXT)
 
 def heading_of(row):
     return row["data"], row["length"], row["trained_length"], row.get("n_documents"), row.get("n_targets")
 
-def read_run(run, args):
+def read_to_score(run, args):
     """(config.json, what held_out gives, or None of a run on a task) of a run that can be scored."""
-    record = common.read_run(run)[2]
-    common.read_checkpoint(run, ())
+    record = read_run(run)[2]
+    read_checkpoint(run, ())
     if data.source_of(record["data"]["source"]) is not data:
         return record, None
     if not record["model"]["causal"]:
@@ -191,7 +202,7 @@ def main(argv=None):
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         device = pick_device(args.device)
-        read = common.read_named(args.runs, functools.partial(read_run, args=args))
+        read = read_named(args.runs, functools.partial(read_to_score, args=args))
         texts = {run: (args.data or record["data"]["source"], record["model"]["context"], text[1])
                  for run, (record, text) in read.items() if text}
         if args.lengths and texts and any(max(args.lengths) % length for length in args.lengths):
@@ -200,10 +211,10 @@ def main(argv=None):
         lengths = dict.fromkeys(texts, (sorted(args.lengths), [])) if args.lengths else default_lengths(texts)
         rows = []
         for run in read if args.runs else sorted(read, key=lambda run: read[run][0]["data"]["source"]):
-            if (loaded := common.try_to_read(run, common.load_model, args.runs)) is None:
+            if (loaded := try_to_read(run, load_model, args.runs)) is None:
                 continue
             model, record = loaded
-            codehash.warn_of_changes(run)
+            warn_of_changes(run)
             model.to(device)
             if run in texts:
                 score = functools.partial(evaluate, model=model, record=record, args=args, name=read[run][1][0],
@@ -211,13 +222,13 @@ def main(argv=None):
             else:
                 score = functools.partial(data.source_of(record["data"]["source"]).evaluate, model=model, record=record,
                                           args=args, multiples=MULTIPLES)
-            if (run_rows := common.try_to_read(run, score, args.runs)) is not None:
+            if (run_rows := try_to_read(run, score, args.runs)) is not None:
                 print_rows(run_rows, rows[-len(run_rows) :], lengths[run][1] if run in texts else ())
                 rows += run_rows
         if not rows:
             raise InputError("no run under runs/ can be scored: the lines above say why")
         if args.json:
-            common.write_text(args.json, json.dumps(rows, indent=1, allow_nan=False) + "\n")
+            write_text(args.json, json.dumps(rows, indent=1, allow_nan=False) + "\n")
         if args.plot:
             from lab import pictures
             pictures.losses(rows, args.plot)

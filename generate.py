@@ -11,20 +11,19 @@ tokens before it; --cache keeps their keys and values instead (longer/), and bri
 import codecs
 import functools
 import itertools
-import os
 import sys
 
-import common
+from cli import CommandLine, at_least, number
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")         # before torch: its idle threads soon leave the cores to others
-
+# cli comes first: it says in one line which package is missing
+# isort: split
 import numpy as np
 import torch
 
-import codehash
-import data
-from common import CommandLine, at_least, number, pick_device
-from config import InputError, prefix_errors, refuse_unless
+from backends import pick_device
+from runs import describe, load_model, require_finite
+from settings import InputError, prefix_errors
+from tokenizer import read_tokenizer
 
 TOKENS = 200  # of a text, when no --tokens are given
 
@@ -52,7 +51,7 @@ def choose(logits, rng, **sampling):
 
     InputError if the logits are not finite: a greedy choice among them would be the first token.
     """
-    refuse_unless(logits.isfinite().all(), "logits")
+    require_finite(logits.isfinite().all(), "logits")
     return draw(distribution(logits.cpu(), **sampling), rng)
 
 @torch.no_grad()
@@ -88,12 +87,12 @@ def main(argv=None):
         sampling = {"temperature": args.temperature, "top_k": args.top_k}
         if args.cache:
             return writing.write(args, functools.partial(choose, **sampling), print_text, TOKENS)
-        model, record = common.load_model(args.run)
-        codehash.describe(args.run, record)
+        model, record = load_model(args.run)
+        describe(args.run, record)
         model.to(pick_device(args.device))
         if not model.config.causal:
             raise InputError(f"{args.run} sees later tokens, and a text has none yet: name a run with a causal mask")
-        tokenizer = data.run_tokenizer(args.run, record["data"])
+        tokenizer = read_tokenizer(args.run, record["data"])
         prompt = [x for x in (tokenizer.eot_token, *tokenizer.encode_ordinary(args.prompt)) if x is not None]
         room = model.config.encoding.longest(model.config) - len(prompt) + 1     # the last token is drawn, and not read
         n_tokens = args.tokens or max(1, min(TOKENS, room))

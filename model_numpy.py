@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 import expe
-from config import CORE, zoo_module, zoo_part
+from positional_encodings import CORE, zoo_module, zoo_part
 
 # ---- linear, embedding, dropout --------------------------------------------------------------------------------------
 

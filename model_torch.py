@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import model_numpy
-from config import CORE, zoo_module, zoo_part
 from expe import alibi_slopes, integers
+from positional_encodings import CORE, zoo_module, zoo_part
 
 
 def score_divisor(q):

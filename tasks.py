@@ -23,7 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from config import PRESETS, SPLITS, InputError, did_you_mean, flag_of, prefix_errors, refuse_unless
+from config import PRESETS, SPLITS
+from runs import require_finite
+from settings import InputError, did_you_mean, flag_of, prefix_errors
 
 IGNORED = -100
 SEQUENCES = 512                          # that an evaluation scores at each length
@@ -403,7 +405,7 @@ def score(model, task, length, split="val", sequences=SEQUENCES, drawn=0):
         positions = np.sort(rng.choice(drawn, length, replace=False)) if drawn else None
         with torch.no_grad():
             logits = model(torch.from_numpy(part).to(device), positions=positions)
-        refuse_unless(logits.isfinite().all(), "logits")
+        require_finite(logits.isfinite().all(), "logits")
         chosen.append(logits.argmax(-1).cpu().numpy())
     chosen = np.concatenate(chosen)
     kind = find(task)

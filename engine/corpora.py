@@ -20,16 +20,37 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-import common
+from cli import CommandLine, at_least
 
-# common comes first: it says in one line which package is missing
+# cli comes first: it says in one line which package is missing
 # isort: split
 import numpy as np
 from tqdm import tqdm
 
 import data
-from config import PRESETS, InputError
+from config import PRESETS
 from engine.workers import end_with_parent, leave_ctrl_c_to_parent
+from files import lock, read_json, read_text, remove_unfinished, replacing, write_text
+from settings import InputError
+from texts import (
+    COPIES,
+    EMPTY,
+    NEAR,
+    NO_TEXT,
+    ROWS,
+    SHORT,
+    TEXT,
+    LeftOut,
+    full_name,
+    hash_shingles,
+    hash_source,
+    hash_text,
+    list_files,
+    read_rows,
+    split_texts,
+    with_ending,
+)
+from tokenizer import SPLIT_PATTERN, make_tokenizer, read_ranks, train_tokenizer, write_ranks
 
 try:
     from datatrove.data import Document
@@ -48,7 +69,7 @@ except ModuleNotFoundError as error:
     missing = (f"this source is read with datatrove, and {error.name} is missing: make setup-all installs "
                "it, or choose a file or folder of text with --data PATH, or --preset mini")
     if __name__ == "__main__":
-        common.CommandLine(prog="python -m engine.corpora").error(missing)
+        CommandLine(prog="python -m engine.corpora").error(missing)
     raise InputError(missing) from None
 
 HUB = {"fineweb": "hf://datasets/HuggingFaceFW/fineweb/sample/10BT",
@@ -56,7 +77,7 @@ HUB = {"fineweb": "hf://datasets/HuggingFaceFW/fineweb/sample/10BT",
 TEXTS = "files of text beside the .jsonl and .parquet files"
 REST = "the rest of a task's files, after its share of --max-tokens, from"
 TASKS = 16
-NEAR = MinhashConfig()              # 14 buckets of 8 hashes: near copies share some 0.7 of their shingles
+MINHASH = MinhashConfig()              # 14 buckets of 8 hashes: near copies share some 0.7 of their shingles
 TOKENIZER_CHARS = 2**28             # the tokenizer is trained on at most so much of a source
 logger.remove()                     # each task has a log of its own, in tasks/encode/logs
 
@@ -70,20 +91,20 @@ def reading():
 
 def list_rows(source, left_out):
     """(name, path) of the files of rows of a path; the files of text beside them are left out."""
-    files = data.list_files(source, left_out)
-    left_out.add(TEXTS, *(name for name, _ in data.with_ending(files, *data.TEXT)))
-    return data.with_ending(files, *data.ROWS)
+    files = list_files(source, left_out)
+    left_out.add(TEXTS, *(name for name, _ in with_ending(files, *TEXT)))
+    return with_ending(files, *ROWS)
 
-def read_rows(files, left_out):
+def read_files(files, left_out):
     """(name, text) of the rows of files."""
     with reading():
         for name, path in files:
-            read = data.read_rows if path.suffix.lower() == ".jsonl" else read_parquet
+            read = read_rows if path.suffix.lower() == ".jsonl" else read_parquet
             for where, text in read(path, name, left_out):
                 if text and not text.isspace():
                     yield where, text
                 else:
-                    left_out.add(data.EMPTY, where)
+                    left_out.add(EMPTY, where)
 
 def read_parquet(path, name, left_out):
     """(name, text) of the rows of a .parquet file that have a string in the column `text`."""
@@ -95,7 +116,7 @@ def read_parquet(path, name, left_out):
                 if isinstance(value, str):
                     yield f"{name}:{number}", value
                 else:
-                    left_out.add(data.NO_TEXT, f"{name}:{number}")
+                    left_out.add(NO_TEXT, f"{name}:{number}")
             count += len(values)
 
 def texts_of(documents):
@@ -119,37 +140,37 @@ def encode(documents, rank, world_size, folder, tokenizer, settings, files=None)
     RANK.bin has the tokens, RANK.txt the names of documents, RANK.npz their splits, sizes and hashes, and what was left
     out.
     """
-    encoding = data.make_tokenizer(data.read_ranks(tokenizer))
-    left_out = data.LeftOut()
-    texts = texts_of(documents) if files is None else read_rows(files[rank::world_size], left_out)
+    encoding = make_tokenizer(read_ranks(tokenizer))
+    left_out = LeftOut()
+    texts = texts_of(documents) if files is None else read_files(files[rank::world_size], left_out)
     splits = []
     sizes = []
     hashes = []
     names = []
-    with common.replacing(folder / f"{rank:05d}.bin") as file:
-        for split, name, text in data.split_texts(texts, settings, left_out):
+    with replacing(folder / f"{rank:05d}.bin") as file:
+        for split, name, text in split_texts(texts, settings, left_out):
             tokens = encoding.encode_ordinary(text)
             if len(tokens) < settings["min_doc_tokens"]:
-                left_out.add(data.SHORT, name)
+                left_out.add(SHORT, name)
                 continue
             file.write(np.array([encoding.eot_token, *tokens], np.uint16).tobytes())
             splits.append(data.SPLITS.index(split))
             sizes.append(len(tokens) + 1)
-            hashes.append(data.hash_text(text))
+            hashes.append(hash_text(text))
             names.append(name)
             yield Document(text=text, id=str(len(sizes)))
             if 0 < settings["max_tokens"] <= file.tell() // 2:
                 left_out.add(REST, name)
                 break
-    common.write_text(folder / f"{rank:05d}.txt", "".join(f"{name}\n" for name in names))
-    with common.replacing(folder / f"{rank:05d}.npz") as file:
+    write_text(folder / f"{rank:05d}.txt", "".join(f"{name}\n" for name in names))
+    with replacing(folder / f"{rank:05d}.npz") as file:
         np.savez(file, splits=splits, sizes=sizes, hashes=np.array(hashes, np.uint64), left_out=json.dumps(left_out))
 
 class Signatures(MinhashDedupSignature):
     """MinHash signatures of the shingles of data.py: of the 1,024 with the smallest hashes, so that none takes long."""
 
     def get_shingles(self, text):
-        return data.hash_shingles(text)[:1024, None]
+        return hash_shingles(text)[:1024, None]
 
 def make_pipelines(source, out, tasks=TASKS, **settings):
     """Pipelines of datatrove, for its executors: {"encode": steps} of `tasks` tasks, and those that find near copies.
@@ -157,7 +178,7 @@ def make_pipelines(source, out, tasks=TASKS, **settings):
     out holds tokenizer.tiktoken; settings are those of data.prepare. A task stops after its share of max_tokens.
     """
     settings = data.PREPARATION | settings
-    files = None if source in HUB else list_rows(source, data.LeftOut())
+    files = None if source in HUB else list_rows(source, LeftOut())
     with_files = min(tasks, len(list_hub(source) if files is None else files))
     folder = Path(out).resolve() / "tasks"                              # datatrove remembers relative paths
     (folder / "tokens").mkdir(parents=True, exist_ok=True)
@@ -167,9 +188,9 @@ def make_pipelines(source, out, tasks=TASKS, **settings):
     if files is None:
         return {"encode": [read_hub(source), step]}
     signatures, pairs, clusters = (str(folder / name) for name in ("signatures", "pairs", "clusters"))
-    return {"encode": [step, Signatures(signatures, NEAR, WhitespaceTokenizer())],
-            "pair": [MinhashDedupBuckets(signatures, pairs, config=NEAR)],
-            "cluster": [MinhashDedupCluster(pairs, clusters, config=NEAR, save_cluster_id=True)]}
+    return {"encode": [step, Signatures(signatures, MINHASH, WhitespaceTokenizer())],
+            "pair": [MinhashDedupBuckets(signatures, pairs, config=MINHASH)],
+            "cluster": [MinhashDedupCluster(pairs, clusters, config=MINHASH, save_cluster_id=True)]}
 
 def begin_worker():
     """What a worker does first: it ends with its parent, which alone answers a Ctrl-C."""
@@ -184,7 +205,7 @@ def run_tasks(pipelines, folder, tasks, processes):
         with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), begin_worker) as pool:
             try:
                 for name, steps in pipelines.items():
-                    tasks = {"encode": tasks, "pair": NEAR.num_buckets, "cluster": 1}[name]
+                    tasks = {"encode": tasks, "pair": MINHASH.num_buckets, "cluster": 1}[name]
                     executor = LocalPipelineExecutor(steps, tasks, logging_dir=str(folder / name))
                     left = executor.get_incomplete_ranks()
                     running = [pool.submit(executor._run_for_rank, rank, 1) for rank in left]   # 1: logs to files alone
@@ -201,11 +222,11 @@ def run_tasks(pipelines, folder, tasks, processes):
 
 def texts_for_tokenizer(source, max_doc_chars):
     """The texts of training documents, until they have TOKENIZER_CHARS characters. InputError if there is none."""
-    left_out = data.LeftOut()
-    texts = texts_of(read_hub(source).run()) if source in HUB else read_rows(list_rows(source, left_out), left_out)
+    left_out = LeftOut()
+    texts = texts_of(read_hub(source).run()) if source in HUB else read_files(list_rows(source, left_out), left_out)
     size = 0
     print(f"training a tokenizer on the first {TOKENIZER_CHARS:,} characters of {source} at most", flush=True)
-    for split, _, text in data.split_texts(texts, data.PREPARATION | {"max_doc_chars": max_doc_chars}, left_out):
+    for split, _, text in split_texts(texts, data.PREPARATION | {"max_doc_chars": max_doc_chars}, left_out):
         if split == "train":
             yield text
             size += len(text)
@@ -244,18 +265,18 @@ def join(out, tasks, left_out):
     copies = find_copies(tokens, tasks)
     near_copies = find_near(out / "tasks", [index["splits"] for index in indices])
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(common.replacing(out / f"{split}.bin")) for split in data.SPLITS]
+        files = [stack.enter_context(replacing(out / f"{split}.bin")) for split in data.SPLITS]
         for task, index in enumerate(indices):
-            names = common.read_text(tokens / f"{task:05d}.txt").splitlines()
+            names = read_text(tokens / f"{task:05d}.txt").splitlines()
             for reason, (count, first) in json.loads(str(index["left_out"])).items():
                 left_out.add(reason, *first, count=count)
             with open(tokens / f"{task:05d}.bin", "rb") as file:
                 for i, (split, size) in enumerate(zip(index["splits"], index["sizes"], strict=True)):
                     document = file.read(2 * size)
                     if copies[task][i]:
-                        left_out.add(data.COPIES, names[i])
+                        left_out.add(COPIES, names[i])
                     elif i in near_copies[task]:
-                        left_out.add(data.NEAR, names[i])
+                        left_out.add(NEAR, names[i])
                     else:
                         files[split].write(document)
                         documents[data.SPLITS[split]] += 1
@@ -270,26 +291,26 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, defau
     settings = data.fill_in(source, given, defaults)
     or_fewer = vocab is None if or_fewer is None else or_fewer
     out, vocab, ranks = data.target(source, out, vocab, tokenizer)
-    meta = {"source": data.full_name(source), "vocab": vocab, "pattern": data.SPLIT_PATTERN, "tasks": tasks, **settings,
-            "content": data.hash_source(source)}
+    meta = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "tasks": tasks, **settings,
+            "content": hash_source(source)}
     data.check_new(out, overwrite)
-    with common.lock(out):
+    with lock(out):
         data.check_new(out, overwrite)                                  # another process may have made it meanwhile
         if overwrite:
             begin_anew(out)
-        begun = common.read_json(out / "meta.json") if (out / "meta.json").exists() else meta
+        begun = read_json(out / "meta.json") if (out / "meta.json").exists() else meta
         if changed := [name for name, value in meta.items() if begun.get(name) != value]:
             raise InputError(f"{out} was begun with another value of {changed[0]}: choose another --out, or begin anew "
                              f"with python -m engine.corpora {source} --out {out} --overwrite")
-        common.write_text(out / "meta.json", json.dumps(meta))          # not whole yet, and from now on ours
-        common.remove_unfinished(out / "tasks/tokens")
+        write_text(out / "meta.json", json.dumps(meta))          # not whole yet, and from now on ours
+        remove_unfinished(out / "tasks/tokens")
         if not (out / "tokenizer.tiktoken").exists():
             texts = texts_for_tokenizer(source, settings["max_doc_chars"])
-            data.write_ranks(out / "tokenizer.tiktoken", ranks or data.train_tokenizer(texts, vocab, or_fewer))
-        meta["vocab"] = len(data.read_ranks(out / "tokenizer.tiktoken")) + 1
+            write_ranks(out / "tokenizer.tiktoken", ranks or train_tokenizer(texts, vocab, or_fewer))
+        meta["vocab"] = len(read_ranks(out / "tokenizer.tiktoken")) + 1
         run_tasks(make_pipelines(source, out, tasks, **settings), out.resolve() / "tasks", tasks,
                   workers or os.cpu_count())
-        left_out = data.LeftOut()
+        left_out = LeftOut()
         if source not in HUB:
             list_rows(source, left_out)                                 # which files are not read
         documents = join(out, tasks, left_out)
@@ -297,7 +318,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, defau
             left_out.print()
             raise InputError(f"{source}: no document is left for train or for val: give more text, or a smaller "
                              "--min-doc-tokens")
-        near = {"val": {}, "test": {}} | ({} if source in HUB else {"minhash": repr(NEAR)})
+        near = {"val": {}, "test": {}} | ({} if source in HUB else {"minhash": repr(MINHASH)})
         data.write_meta(out, meta, documents, left_out, near)
     print(f"{out}/tasks holds the work of the tasks, and may be deleted")
     return out
@@ -313,13 +334,13 @@ def main():
     parser.prog = "python -m engine.corpora"
     parser.description = __doc__
     parser.epilog = None
-    parser.add_argument("--workers", type=common.at_least(1), metavar="N",
+    parser.add_argument("--workers", type=at_least(1), metavar="N",
                         help="processes at once (default: one a core)")
-    parser.add_argument("--tasks", type=common.at_least(1), default=TASKS, metavar="M",
+    parser.add_argument("--tasks", type=at_least(1), default=TASKS, metavar="M",
                         help="into which the files are dealt out: the result depends on it (default: %(default)s)")
     with parser.one_line_errors():
         args = vars(parser.parse_args())
-        if args["source"] not in HUB and not list_rows(args["source"], data.LeftOut()):
+        if args["source"] not in HUB and not list_rows(args["source"], LeftOut()):
             raise InputError(f"{args['source']} has no .parquet or .jsonl file: python data.py {args['source']}")
         data.show(prepare(**args))
 

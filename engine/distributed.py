@@ -16,24 +16,25 @@ from datetime import timedelta
 
 TORCHRUN = os.getppid()                # before torch is loaded, which takes seconds in which it may be killed
 
-import common
+from cli import CommandLine, number, read_environment
 
-# common comes first: it says in one line which package is missing
+# cli comes first: it says in one line which package is missing
 # isort: split
 import torch
 import torch.distributed as dist
 
+import backends
 import train
-from common import CommandLine, number
-from config import InputError
 from engine.workers import end_with_parent
+from runs import Run, check_finite, lock
+from settings import InputError
 
 with CommandLine(prog="engine.distributed").one_line_errors():
-    RANK, WORLD = common.read_environment("RANK", 0), common.read_environment("WORLD_SIZE", 1)
+    RANK, WORLD = read_environment("RANK", 0), read_environment("WORLD_SIZE", 1)
 PREPARATION = timedelta(days=7)        # how long rank 0 may prepare data
 
 
-class DistributedBackend(train.TorchBackend):
+class DistributedBackend(backends.TorchBackend):
     """TorchBackend that computes a rank's share of each step. The ranks meet by join() when it is made."""
 
     def __init__(self, join, model_config, train_config, device, compiled=False):
@@ -44,14 +45,15 @@ class DistributedBackend(train.TorchBackend):
         super().__init__(model_config, train_config, device, compiled)
         self.shared = None                                              # made at the first step, after load
 
-    def step(self, batch, step, positions=None):
+    def step(self, batch, step):
         if self.shared is None:
             self.shared = torch.nn.parallel.DistributedDataParallel(self.model)
         config = self.train_config
+        positions = backends.draw_positions(config, step, batch[0].shape[1])
         self.model.train()
         torch.manual_seed(config.seed * 2**32 + step + RANK * config.steps)     # each rank draws its own dropout
-        tokens, targets, share = train.micro_batches(*batch, len(batch[0]) // WORLD)[RANK]
-        parts = train.micro_batches(tokens, targets, config.micro_batch or len(tokens))
+        tokens, targets, share = backends.micro_batches(*batch, len(batch[0]) // WORLD)[RANK]
+        parts = backends.micro_batches(tokens, targets, config.micro_batch or len(tokens))
         loss = 0
         for i, (tokens, targets, part) in enumerate(parts, 1):
             self.shared.require_backward_grad_sync = i == len(parts)    # only the last gradients are averaged
@@ -63,24 +65,27 @@ class DistributedBackend(train.TorchBackend):
         dist.all_reduce(loss)
         return loss / WORLD, self.update(step)
 
+    def share_of_gpu(self, rate):
+        return super().share_of_gpu(rate / WORLD)
+
 def own_device(device):
     """The device of this rank; InputError unless each rank of a machine has a GPU of its own."""
     if device.type != "cuda":
         return device
-    ranks = common.read_environment("LOCAL_WORLD_SIZE", 1)
+    ranks = read_environment("LOCAL_WORLD_SIZE", 1)
     if device.index or ranks > torch.cuda.device_count():
         raise InputError(f"--device {device} is not one for each of {ranks} processes: give --device cuda, and start "
                          f"at most {torch.cuda.device_count()} processes here with torchrun --nproc_per_node")
-    index = common.read_environment("LOCAL_RANK", 0)
+    index = read_environment("LOCAL_RANK", 0)
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
-class RankRun(train.Run):
+class RankRun(Run):
     """A Run of which rank 0 alone writes, and which stops where any rank has a signal to."""
 
-    quiet = True if RANK else train.Run.quiet
+    quiet = True if RANK else Run.quiet
 
-    def stops(self, signals):
+    def must_stop(self, signals):
         stop = torch.tensor(float(bool(signals)))
         dist.all_reduce(stop, dist.ReduceOp.MAX)
         return bool(stop)
@@ -88,12 +93,9 @@ class RankRun(train.Run):
     def save(self, backend, step, seconds):
         """Every rank checks what rank 0 saves, so that all of them end if it cannot be saved."""
         if RANK:
-            common.check_finite(backend.tensors(), step)
+            check_finite(backend.tensors(), step)
         else:
             super().save(backend, step, seconds)
-
-    def share_of_gpu(self, rate):
-        return super().share_of_gpu(rate / WORLD)
 
 if RANK:
     for name in ("start", "write", "log"):
@@ -130,10 +132,10 @@ def main():
     code = 0
     try:
         with parser.one_line_errors():
-            run = RankRun(argv)
+            run = train.open_run(argv, RankRun)
             if run.train_config.backend == "numpy":
                 raise InputError("--backend numpy is one process: start it with python train.py")
-            with common.lock(run.folder) if RANK == 0 else contextlib.nullcontext():
+            with lock(run.folder) if RANK == 0 else contextlib.nullcontext():
                 train.run_training(run, functools.partial(DistributedBackend, join))
     except SystemExit as stop:
         code = stop.code or 0

@@ -28,8 +28,9 @@ from torch import nn
 
 import model_numpy
 import model_torch
-from config import ExPE, InputError, Shaw
 from model_torch import at_least_fp32, score_divisor, unseen
+from positional_encodings import ExPE, Shaw
+from settings import InputError
 
 # Numbers in the largest array of logits that a loss keeps. On a CPU 42 MB: up to 32 MB the C library may leave what was
 # freed in a heap that is full of holes, and a process that only reads grew by a gigabyte.

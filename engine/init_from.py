@@ -10,24 +10,25 @@ from pathlib import Path
 
 import numpy as np
 
-import common
-import data
 import model_numpy
-from config import InputError, flag_of, prefix_errors
+from files import hash_file
+from runs import CHECKPOINT, load_model, read_checkpoint, read_run
+from settings import InputError, flag_of, prefix_errors
+from tokenizer import read_tokenizer
 
 SHARED = ("layers", "width", "heads", "vocab", "norm", "mlp", "mlp_width", "tied")      # what both must have
 
 
 def check_parent(run):
-    """InputError unless the parent of a train.Run is another run, with a checkpoint, whose weights have the same shapes
+    """InputError unless the parent of a Run is another run, with a checkpoint, whose weights have the same shapes
     but for those of its encoding, and whose tokenizer is the same."""
     parent, model = run.train_config.init_from, run.model_config
     if run.folder.resolve() == Path(parent).resolve():
         raise InputError(f"--init-from must be another run than --out, {run.folder}")
     with prefix_errors("--init-from"):
-        its, _, record = common.read_run(parent)
-        common.load_model(parent)                                      # which refuses an edited config.json
-        data.run_tokenizer(parent, record["data"])                     # and this another tokenizer
+        its, _, record = read_run(parent)
+        load_model(parent)                                      # which refuses an edited config.json
+        read_tokenizer(parent, record["data"])                     # and this another tokenizer
     for name in SHARED:
         if getattr(its, name) != getattr(model, name):
             raise InputError(f"{flag_of(name)} is {getattr(its, name)} in --init-from {parent}, and "
@@ -45,8 +46,8 @@ LEARNED = "encoding.weight"             # the two numbers that --learn trains, w
 
 def trained_settings(run):
     """The settings of a run's encoding, with the numbers that --learn trained instead of those it began with."""
-    encoding = common.read_run(run)[0].encoding
-    learned = common.read_checkpoint(run)[0].get(LEARNED)
+    encoding = read_run(run)[0].encoding
+    learned = read_checkpoint(run)[0].get(LEARNED)
     if getattr(encoding, "learn", "none") == "none" or learned is None:
         return encoding
     return dataclasses.replace(encoding, learn="init", **dict(zip(encoding.trained, learned.tolist(), strict=True)))
@@ -59,7 +60,7 @@ def short(x):
 def differences(model, args, parent):
     """A line for each number of the encoding that was not given as a flag and is another one in the parent."""
     trained, encoding = trained_settings(parent), model.encoding
-    other_context = common.read_run(parent)[0].context != model.context
+    other_context = read_run(parent)[0].context != model.context
     for f in dataclasses.fields(encoding) if trained.pe == encoding.pe else ():
         old, new = getattr(trained, f.name), getattr(encoding, f.name)
         if old == new or {type(old), type(new)} - {int, float} or getattr(args, f.name, new) is not None:
@@ -74,20 +75,20 @@ def differences(model, args, parent):
             yield f"{line}, which is too few for this context"
 
 def load_parent(run, backend):
-    """Fill the backend of a train.Run that begins from the checkpoint of its parent; returns what config.json holds of
+    """Fill the backend of a Run that begins from the checkpoint of its parent; returns what config.json holds of
     that. InputError if the run was killed before its first checkpoint, and its parent was replaced since."""
     parent, model = run.train_config.init_from, run.model_config
     with prefix_errors("--init-from"):
-        its, _, record = common.read_run(parent)
-        tensors, info = common.read_checkpoint(parent)
-    hashes = {name: common.hash_file(Path(parent) / name) for name in ("config.json", common.CHECKPOINT)}
+        its, _, record = read_run(parent)
+        tensors, info = read_checkpoint(parent)
+    hashes = {name: hash_file(Path(parent) / name) for name in ("config.json", CHECKPOINT)}
     known = run.record.get("parent")
     before = known.get("sha256", hashes) if isinstance(known, dict) else hashes         # older runs have no hashes
     if before != hashes:
         raise InputError(f"--init-from {parent} was replaced since {run.folder} was begun with it, which has no "
                          "checkpoint yet: begin it anew with --overwrite")
     with prefix_errors("--init-from"):
-        data.run_tokenizer(parent, record["data"])                     # which refuses another one than config.json says
+        read_tokenizer(parent, record["data"])                     # which refuses another one than config.json says
     new = model_numpy.init_params(model, run.train_config.seed)
     same = (its.encoding.pe, its.cycle) == (model.encoding.pe, model.cycle)
     kept = {name: w for name, w in tensors.items() if name in new and w.shape == new[name].shape

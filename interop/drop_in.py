@@ -5,9 +5,10 @@
 It needs transformers and, of this repository, only expe_torch, which pip installs.
 """
 
-from common import CommandLine
 
-# common comes first: it says in one line which package is missing
+from cli import CommandLine
+
+# cli comes first: it says in one line which package is missing
 # isort: split
 import torch
 

@@ -13,19 +13,21 @@ import os
 import re
 from pathlib import Path
 
-import common
+from cli import CommandLine
 
-# common comes first: it says in one line which package is missing
+# cli comes first: it says in one line which package is missing
 # isort: split
 import torch
 from safetensors.torch import save
 
-import data
-from config import InputError, prefix_errors, refuse_unless
+from files import is_unfinished, read_text, write_bytes, write_text
 from generate import TOKENS
 from interop.over import GPT2, LLAMA, NEOX, SHAPE
 from interop.tokens import CONFIG, to_tokenizers
 from model_torch import ENCODINGS
+from runs import load_model, read_run, require_finite
+from settings import InputError, prefix_errors
+from tokenizer import read_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ("expe", "config", "model_numpy", "model_torch")
@@ -53,18 +55,18 @@ def to_transformers(run, out):
     """Write the folder of a run; returns (its architecture's name, the run's step). InputError for what cannot be."""
     folder = Path(os.path.realpath(out))
     leftovers = unfinished(folder, out)
-    source = common.read_run(run)[2]["data"]["source"]
+    source = read_run(run)[2]["data"]["source"]
     if source.startswith("task:"):
         raise InputError(f"{run} is trained on {source}, whose symbols need no tokenizer, and transformers needs one: "
                          "export a run that is trained on text")
-    gpt, record = common.load_model(run)
+    gpt, record = load_model(run)
     config = gpt.config
-    tokenizer = data.run_tokenizer(run, record["data"])
+    tokenizer = read_tokenizer(run, record["data"])
     if not config.causal:
         raise InputError(f"{run} sees both sides, and what generates from a cache must be causal: export a run that "
                          "was trained with a causal mask")
     with prefix_errors(run), torch.no_grad():
-        refuse_unless(gpt(torch.arange(config.context)[None] % config.vocab).isfinite().all(), "logits")
+        require_finite(gpt(torch.arange(config.context)[None] % config.vocab).isfinite().all(), "logits")
     written = {"dtype": "float32", "bos_token_id": tokenizer.eot_token, "eos_token_id": tokenizer.eot_token,
                "use_cache": True}
     kind = next((kind for kind in (LLAMA, NEOX, GPT2) if kind.fits(gpt)), None)
@@ -84,7 +86,7 @@ def to_transformers(run, out):
         if others:
             raise InputError(f"{run} has {', '.join(sorted(others))} in its --cycle, which an export can have as --pe "
                              "alone: export another run")
-        files = sources(config.encoding.pe) | {"LICENSE": common.read_text(ROOT / "LICENSE")}
+        files = sources(config.encoding.pe) | {"LICENSE": read_text(ROOT / "LICENSE")}
     length = min(TOKENS, config.encoding.longest(config))
     files |= {
         "README.md": README.format(pe=config.encoding.pe, step=record["step"], own=kind is None, length=length),
@@ -93,13 +95,13 @@ def to_transformers(run, out):
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"OUT cannot be made: {error}") from None
-    common.write_text(folder / UNFINISHED, "\n".join([*leftovers, *files, "model.safetensors", "config.json"]))
+    write_text(folder / UNFINISHED, "\n".join([*leftovers, *files, "model.safetensors", "config.json"]))
     for name in leftovers:
         (folder / name).unlink()
-    common.write_bytes(folder / "model.safetensors", save(weights, {"format": "pt"}))
+    write_bytes(folder / "model.safetensors", save(weights, {"format": "pt"}))
     for name, text in files.items():
-        common.write_text(folder / name, text)
-    common.write_text(folder / "config.json", json.dumps(written, indent=1))           # last: no part of a model loads
+        write_text(folder / name, text)
+    write_text(folder / "config.json", json.dumps(written, indent=1))           # last: no part of a model loads
     (folder / UNFINISHED).unlink()
     return written["architectures"][0], record["step"]
 
@@ -110,9 +112,9 @@ def unfinished(folder, out):
     """
     names = {*os.listdir(folder)} - {UNFINISHED} if folder.is_dir() else set()
     list_of_files = folder / UNFINISHED
-    listed = common.read_text(list_of_files).split("\n") if list_of_files.exists() else []
+    listed = read_text(list_of_files).split("\n") if list_of_files.exists() else []
     known = {*listed} & {*FILES, *(path.name for path in (ROOT / "zoo").glob("*.py"))}
-    if not all((name in known or common.is_unfinished(name)) and (folder / name).is_file() for name in names):
+    if not all((name in known or is_unfinished(name)) and (folder / name).is_file() for name in names):
         raise InputError(f"OUT must be a new folder, and {str(out)!r} has files in it: choose another")
     return sorted(names, key=lambda name: name != "config.json")
 
@@ -126,7 +128,7 @@ def sources(pe):
     texts = {}
     for path in paths:                                                                 # which grows meanwhile
         if path.exists() and path.name not in texts:
-            text = common.read_text(path)
+            text = read_text(path)
             names = re.findall(r'(?:from zoo import |\bzoo\.|zoo_module\(")(\w+)', text)
             paths += [ROOT / f"zoo/{name}.py" for name in names]
             for ours, relative in RELATIVE.items():
@@ -147,7 +149,7 @@ RELATIVE = {                             # {an import of our files: the same amo
 }
 
 def main(argv=None):
-    parser = common.CommandLine(prog="python -m interop.export", epilog=(__doc__ or "").partition("\n\n")[2],
+    parser = CommandLine(prog="python -m interop.export", epilog=(__doc__ or "").partition("\n\n")[2],
                                 description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", metavar="RUN", help="run directory of train.py")
     parser.add_argument("--to", metavar="LIBRARY", choices=["transformers"], required=True,

@@ -17,17 +17,19 @@ import json
 import math
 from pathlib import Path
 
-from common import CommandLine, write_text
+from cli import CommandLine
 
-# common comes first: it says in one line which package is missing
+# cli comes first: it says in one line which package is missing
 # isort: split
 import numpy as np
 
 import expe
 import model_numpy
-from config import ModelConfig, make_encoding, settings_class
+from config import ModelConfig
+from files import write_text
 from interop.conform import tolerance
 from longer.scaling import ScaledRoPE
+from positional_encodings import make_encoding, settings_class
 from zoo.selective_rope import conv, scale_to_unit
 
 FOLDER = Path(__file__).resolve().parent / "vectors"

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from config import CORE, ModelConfig, zoo_module
+from config import ModelConfig
 from model_torch import GPT, Attention, as_tensor
+from positional_encodings import CORE, zoo_module
 
 
 class GPTConfig(PretrainedConfig):

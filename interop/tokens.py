@@ -8,7 +8,7 @@ Bytes are written as in GPT-2, each as one printable character (Radford et al. 2
 import itertools
 import math
 
-from data import EOT, SPLIT_PATTERN
+from tokenizer import EOT, SPLIT_PATTERN
 
 # The same pieces in Oniguruma's words, which tokenizers reads: there $ ends a line, and {1,3}+ is one of {1,3} or more.
 PATTERN = SPLIT_PATTERN.replace("{1,3}+", "{1,3}").replace("$", r"\z")

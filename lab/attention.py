@@ -6,20 +6,21 @@
 
 import functools
 
-from common import PICTURES, CommandLine, at_least, listed, new_file, pick_device, progress
+from cli import PICTURES, CommandLine, at_least, listed, new_file
 
-# common comes first: it says in one line which package is missing
+# cli comes first: it says in one line which package is missing
 # isort: split
 import numpy as np
 import torch
 
-import codehash
-from config import InputError, prefix_errors, refuse_unless
+from backends import pick_device
 from eval import held_out
 from lab import pictures
 from lab.measures import usable
 from longer import scaling
 from longer.reading import Reader, ReadingAttention, load
+from runs import describe_progress, require_finite, warn_of_changes
+from settings import InputError, prefix_errors
 from zoo.names import name, variant_of
 
 
@@ -72,9 +73,9 @@ def main(argv=None):
             model.scale_to(length, **options)
             weights[length] = weights_of(model, tokens[None, :length])[:, 0].float().cpu().numpy()     # (n, H, T, T)
             with prefix_errors(args.run):
-                refuse_unless(np.isfinite(weights[length]).all(), "attention weights")
-        codehash.warn_of_changes(args.run)
-        words = filter(None, (str(args.run), progress(record["step"], record["train"]["steps"]), source))
+                require_finite(np.isfinite(weights[length]).all(), "attention weights")
+        warn_of_changes(args.run)
+        words = filter(None, (str(args.run), describe_progress(record["step"], record["train"]["steps"]), source))
         title = args.title or f"Attention with {name(variant_of(args.run))}"
         pictures.attention(args.out, weights, f"{title} ({', '.join(words)})")
         print(f"picture: {args.out}")

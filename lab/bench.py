@@ -31,21 +31,26 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from common import CommandLine, at_least, listed, new_file, pick_device, write_text
+from cli import CommandLine, at_least, listed, new_file
 
-# common comes first: it says in one line which package is missing
+# cli comes first: it says in one line which package is missing
 # isort: split
 import numpy as np
 from tqdm import tqdm
 
+import backends
 import train
-from config import ENCODINGS, PRESETS, InputError, configure
+from backends import pick_device
+from config import PRESETS, make_configs
 from engine import fast
 from eval import MULTIPLES
+from files import write_text
 from lab.table import print_table
 from longer.scaling import SINKS
+from positional_encodings import ENCODINGS
+from settings import InputError
 
-BACKENDS = (*train.BACKENDS, "plain")     # torch and numpy with --fast, and torch without it
+BACKENDS = (*backends.BACKENDS, "plain")     # torch and numpy with --fast, and torch without it
 FLOOR = "nope"
 METHODS = {pe: f"--pe {pe}" for pe in ENCODINGS} | {"expe-on-k": "--pe expe --on k"}
 PARTS = ("train", "evaluate", "generate")
@@ -109,9 +114,9 @@ class Work:
         if backend not in BACKENDS:
             plain = replace(self.config, fast=False)
             model = make_nanogpt(backend, self.model, compiled)
-            self.backend = train.TorchBackend(self.model, plain, device, model=model)
+            self.backend = backends.TorchBackend(self.model, plain, device, model=model)
             return
-        kind = train.NumpyBackend if backend == "numpy" else train.TorchBackend
+        kind = backends.NumpyBackend if backend == "numpy" else backends.TorchBackend
         self.backend = kind(self.model, self.config, device, compiled)
         if backend == "plain":
             self.backend.model.cross_entropy = cross_entropy   # which --compile replaced
@@ -179,7 +184,7 @@ class Row:
     def __init__(self, pe, backend, args, floor=None):
         self.floor = floor or self
         self.repeats = args.repeats
-        self.model = configure(args.preset)[0]
+        self.model = make_configs(args.preset)[0]
         self.names = {"preset": args.preset, "pe": pe, "backend": backend, "batch": args.batch_size,
                       "dtype": args.dtype, "device": args.device}
         self.work = *self.names.values(), args.compile
@@ -288,7 +293,7 @@ def main(argv=None):
             raise InputError("numpy computes in fp32 on the CPU, uncompiled: leave it out of --backends")
         if args.nanogpt is not None and not Path(args.nanogpt).is_file():
             raise InputError(f"--nanogpt must be model.py of a clone of nanoGPT, and {args.nanogpt} is no file")
-        args.backends = args.backends or [name for name in train.BACKENDS if name != "numpy" or by_numpy]
+        args.backends = args.backends or [name for name in backends.BACKENDS if name != "numpy" or by_numpy]
         print(f"{platform.machine()}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}", flush=True)
         parts = measure(args)
         if args.json:

@@ -10,15 +10,16 @@ import itertools
 import json
 from pathlib import Path
 
-from common import PICTURES, CommandLine, new_file, progress, read_named, read_run, read_text
+from cli import PICTURES, CommandLine, new_file
 
-# common comes first: it says in one line which package is missing
+# cli comes first: it says in one line which package is missing
 # isort: split
 import numpy as np
 
-import codehash
-from config import InputError
+from files import read_text
 from lab import pictures
+from runs import describe_progress, read_named, read_run, warn_of_changes
+from settings import InputError
 
 POINTS = 100                             # of the longest run's curve, about: a mean over as many steps of each run
 
@@ -55,10 +56,10 @@ def main(argv=None):
         args = parser.parse_args(argv)
         runs = {str(run): lines for run, lines in read_named(args.runs, read_log).items()}
         size = max(1, max(map(len, runs.values())) // POINTS)
-        unfinished = {run: progress(int(lines[-1]["step"]) if lines else 0, read_run(run)[1].steps)
+        unfinished = {run: describe_progress(int(lines[-1]["step"]) if lines else 0, read_run(run)[1].steps)
                       for run, lines in runs.items()}
         for run in runs:
-            codehash.warn_of_changes(run)
+            warn_of_changes(run)
         pictures.training(args.out, {run: {key: curve(lines, key, size) for key in pictures.PANELS}
                                      for run, lines in runs.items()}, unfinished)
         print(f"{len(runs)} run{'s' * (len(runs) > 1)}: {args.out}")

@@ -42,16 +42,18 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from common import CHECKPOINT, CommandLine, at_least, checkpoint_info, hash_file, lock, read_run, read_text
+from cli import CommandLine, at_least
 
-# common comes first: it says in one line which package is missing
+# cli comes first: it says in one line which package is missing
 # isort: split
 import train
-from config import InputError
 from engine.workers import end_with_parent, leave_ctrl_c_to_parent
+from files import hash_file, read_text
 from lab import measure
 from lab.results import append, read_results
 from model_numpy import count_parameters
+from runs import CHECKPOINT, checkpoint_info, lock, read_run
+from settings import InputError
 
 OWN = {"--preset", "--seed", "--out", "--resume", "--overwrite", "--device", "--json", "--plot", "--help", "-h"}
 STUDY = {"title": str, "preset": str, "seeds": list, "runs": dict, "measures": dict, "data": str, "held_out": str,

@@ -12,34 +12,26 @@ import math
 import os
 from functools import partial
 
-from common import (
-    CommandLine,
-    at_least,
-    listed,
-    new_file,
-    pick_device,
-    progress,
-    read_named,
-    read_run,
-    write_rows,
-)
+from cli import CommandLine, at_least, listed, new_file
 
-# common comes first: it says in one line which package is missing
+# cli comes first: it says in one line which package is missing
 # isort: split
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-import codehash
-import data
-from config import InputError, prefix_errors, refuse_unless
+from backends import pick_device
 from engine.fast import at_least_fp32
+from files import write_rows
 from generate import choose
 from longer import scaling
 from longer.cache import Cache
 from longer.reading import BATCH_TOKENS, load
 from longer.writing import generate_cached
+from runs import describe_progress, read_named, read_run, require_finite, warn_of_changes
+from settings import InputError, prefix_errors
+from tokenizer import EOT, read_tokenizer
 
 PROG, VERSION = "python -m lab.harness", "0.4.13"
 try:
@@ -63,9 +55,9 @@ class Run(TemplateLM):
         super().__init__()
         self.run = run
         self.model, record = load(run, device, dtype)
-        self.encoding = data.run_tokenizer(run, record["data"])
+        self.encoding = read_tokenizer(run, record["data"])
         self.context = self.model.config.context
-        self.unfinished = progress(record["step"], record["train"]["steps"])
+        self.unfinished = describe_progress(record["step"], record["train"]["steps"])
 
     @property
     def eot_token_id(self):
@@ -98,7 +90,7 @@ class Run(TemplateLM):
                     end = len(texts[i]) - 1
                     logits = F.linear(h[end - len(targets) : end], self.model.output_weight)
                     with prefix_errors(self.run):
-                        refuse_unless(logits.isfinite().all(), "logits")
+                        require_finite(logits.isfinite().all(), "logits")
                     logs = at_least_fp32(logits).log_softmax(-1)                       # (n, V)
                     total = logs.gather(-1, targets[:, None]).double().sum().item()
                     by_request[i] = total, bool((logs.argmax(-1) == targets).all())
@@ -123,7 +115,7 @@ class Run(TemplateLM):
         for context, kwargs in tqdm([request.args for request in requests], desc="texts", disable=disable_tqdm):
             kwargs = normalize_gen_kwargs(kwargs)
             drawn = []
-            stop = [data.EOT, *filter(None, kwargs["until"])]
+            stop = [EOT, *filter(None, kwargs["until"])]
             room = max(self.context // 2, self.context - kwargs["max_gen_toks"])
             prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]          # as loglikelihood's empty context
             by = partial(choose, temperature=kwargs.get("temperature", 0))
@@ -139,7 +131,7 @@ class Run(TemplateLM):
 def score(run, args, manager):
     """Print lm_eval's table of a run; returns a dict for each task and metric."""
     model = Run(run, pick_device(args.device), args.dtype)
-    codehash.warn_of_changes(run)
+    warn_of_changes(run)
     try:
         scores = simple_evaluate(model, tasks=list(args.tasks), num_fewshot=args.shots, limit=args.limit,
                                 task_manager=manager, log_samples=False)

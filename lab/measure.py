@@ -16,32 +16,22 @@ import sys
 import textwrap
 from argparse import Namespace
 
-from common import (
-    PICTURES,
-    CommandLine,
-    at_least,
-    listed,
-    load_model,
-    new_file,
-    pick_device,
-    read_named,
-    read_run,
-    try_to_read,
-    write_rows,
-)
+from cli import PICTURES, CommandLine, at_least, listed, new_file
 
-# common comes first: it says in one line which package is missing
+# cli comes first: it says in one line which package is missing
 # isort: split
 from tqdm import tqdm
 
-import codehash
-import data
 import tasks
-from config import InputError, prefix_errors, refuse_unless
+from backends import pick_device
 from eval import MULTIPLES, default_lengths, held_out
+from files import write_rows
 from lab import measures, table
 from longer import scaling
 from longer.reading import CANNOT_STREAM, load
+from runs import load_model, read_named, read_run, require_finite, try_to_read, warn_of_changes
+from settings import InputError, prefix_errors
+from tokenizer import read_tokenizer
 
 TASK_ROW = ("accuracy", "whole", "end")  # of a task's row: what is stored of it
 
@@ -82,7 +72,7 @@ def windows_of(run, record, args, source, documents, lengths):
     if measure.whole and (odd := [str(length) for length in lengths if longest % length]):
         raise InputError(f"--lengths must divide the longest, {longest}, so that each scores the same tokens: not "
                          f"{', '.join(odd)}")
-    tokenizer = functools.cache(lambda: data.run_tokenizer(run, record["data"]))
+    tokenizer = functools.cache(lambda: read_tokenizer(run, record["data"]))
     usual = context if args.lengths or args.at else min(context, longest)          # where no document has L tokens
     settings = measures.Settings(context, longest, args.targets or max(1, usual // measure.share),
                                  args.stride or max(1, usual // 4), lambda text: tokenizer().encode_ordinary(text))
@@ -152,7 +142,7 @@ def evaluate(run, work, scalings, args, bar):
                 row |= measures.summary(conditions, losses)
                 if not row["how"]:                                      # other positions and dtypes may be too much
                     with prefix_errors(run):
-                        refuse_unless(row["loss"] is not None)
+                        require_finite(row["loss"] is not None)
                 row["targets_sha256"] = measures.fingerprint(conditions[0])
                 if job == "far-repeats" and row["loss"] is not None:
                     row["by_distance"] = measures.by_distance(conditions[0], losses[0], context)
@@ -184,7 +174,7 @@ def score(args):
     work = {run: windows_of(run, configs[run][2], args, *texts[run], lengths)
             for run, lengths in lengths_of(configs, texts, args).items()}
     for run in configs:
-        codehash.warn_of_changes(run)
+        warn_of_changes(run)
     ways = {run: len(scalings[run]) * len(args.dtype) for run in configs}
     total = sum(ways[run] * (len(window.tokens) - 1) for run, (_, _, jobs) in work.items()
                 for *_, conditions in jobs for windows in conditions for window in windows)
@@ -205,7 +195,7 @@ def score_task(run, args):
     if args.keys is not None:
         raise InputError(f"--keys is for runs on text, and {run} was trained on a task: leave it out")
     model, record = load_model(run)
-    codehash.warn_of_changes(run)
+    warn_of_changes(run)
     model.to(pick_device(args.device))
     asked = Namespace(data=args.data, lengths=args.lengths, split=args.split, plot=None)
     return tasks.evaluate(run, model, record, asked, args.at or MULTIPLES)

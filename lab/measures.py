@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from config import InputError
+from settings import InputError
 
 TRIALS = 32                              # of the probes that make up their own text
 ENDS = 16                                # of spread, in each document that has room for them

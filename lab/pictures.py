@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from common import write_bytes
-from config import InputError
+from files import write_bytes
 from lab.results import LEARNED, is_gain, progress_of, unfinished
+from settings import InputError
 from zoo.names import METHODS, colour, family, name, names_of, variant_of
 
 GREY = "#595959"                         # of all text

@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common import lock, progress, read_text
-from config import InputError
+from files import lock, read_text
+from runs import describe_progress
+from settings import InputError
 
 LEARNED = 0.95                           # accuracy at the trained length, from which a run has learned its task
 
@@ -52,7 +53,7 @@ class Row(NamedTuple):
 
 def progress_of(row):
     """"step 140 of 1,600" of a row of --json whose run was not finished; "" of others."""
-    return progress(row["step"], row["steps"]) if "steps" in row else ""          # older files have no steps
+    return describe_progress(row["step"], row["steps"]) if "steps" in row else ""          # older files have no steps
 
 def unfinished(rows, line):
     """" (step 140 of 1,600)" of a line of a table, with the seed if it has several; "" if its runs were finished."""

@@ -31,14 +31,15 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from common import PICTURES, CommandLine, listed, new_file, number, read_text
+from cli import PICTURES, CommandLine, listed, new_file, number
 
-# common comes first: it says in one line which package is missing
+# cli comes first: it says in one line which package is missing
 # isort: split
 import numpy as np
 
-from config import InputError
+from files import read_text
 from lab.results import LEARNED, Row, is_gain, read_results, read_rows, unfinished
+from settings import InputError
 
 MARGIN = 0.01                            # nats, of equivalence
 ALONE = "± half of a 95% interval over documents alone: it says nothing of another seed"

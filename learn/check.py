@@ -19,7 +19,7 @@ from unittest.mock import patch
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE.parent), str(HERE.parent / "tests")]
 
-import common  # noqa: F401  (it says in one line which package is missing)
+import cli  # noqa: F401  (it says in one line which package is missing)
 
 # isort: split
 import numpy as np

@@ -19,8 +19,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import load_model
-from config import InputError
 from engine import fast
 from engine.fast import from_the_last, has_band, in_a_row
 from expe import distances, integers
@@ -36,6 +34,8 @@ from longer.scaling import (
     self_extend_queries,
 )
 from model_torch import GPT, Encoding, as_tensor, project, score_divisor
+from runs import load_model
+from settings import InputError
 
 BLOCK = 256                              # queries read at a time where scores need a bias,
 PAIRS = 2**21                            # and queries times keys

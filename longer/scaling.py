@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common import at_least, listed, number, whole
-from config import InputError, Override, RoPE, setting
+from cli import at_least, listed, number, whole
 from engine import fast
 from expe import rope_inv_freq
+from positional_encodings import Override, RoPE
+from settings import InputError, setting
 
 DUAL_CHUNK, SELF_EXTEND, HOLD, LEAST = OWN = "dual-chunk", "self-extend", "hold", "least-slope"      # of --rope-scaling
 CLIPPED = "clipped"                      # the scaling of RoPE that has no factor

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import codehash
-import data
-from common import pick_device
-from config import InputError, prefix_errors
+from backends import pick_device
 from longer import scaling
 from longer.cache import Cache
 from longer.reading import load
+from runs import describe
+from settings import InputError, prefix_errors
+from tokenizer import read_tokenizer
 
 
 def add_flags(parser):
@@ -67,8 +67,8 @@ def write(args, choose, print_text, most):
         raise InputError("--sinks and --window say what a stream keeps: add --stream, or leave them out")
     texts = read_prompts(args)
     model, record = load(args.run, pick_device(args.device))
-    codehash.describe(args.run, record)
-    tokenizer = data.run_tokenizer(args.run, record["data"])
+    describe(args.run, record)
+    tokenizer = read_tokenizer(args.run, record["data"])
     prompts = [[x for x in (tokenizer.eot_token, *tokenizer.encode_ordinary(text)) if x is not None] for text in texts]
     sizes = [len(prompt) for prompt in prompts]
     if args.stream:

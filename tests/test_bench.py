@@ -15,13 +15,15 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import model_torch
-from common import new_file
-from config import InputError, configure, make_encoding
+from cli import new_file
+from config import make_configs
 from engine import fast
 from lab import bench
 from model_torch import GPT
+from positional_encodings import make_encoding
+from settings import InputError
 
-MINI = configure("mini")[0]
+MINI = make_configs("mini")[0]
 
 
 @pytest.mark.parametrize("config", [MINI, replace(MINI, norm="rmsnorm", mlp="swiglu", mlp_width=300, tied=True)])

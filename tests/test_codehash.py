@@ -7,8 +7,8 @@ import pytest
 from conftest import ROOT, TINY, command
 
 import codehash
-import common
-from config import configure
+from config import make_configs
+from runs import read_run
 
 CODE = '''
 class Encoding:
@@ -55,7 +55,7 @@ def test_config_py_counts_with_the_classes_of_a_runs_encodings_alone(tmp_path, m
 
     def config_of(pe, text):
         (tmp_path / "code/config.py").write_text(text, encoding="utf-8")
-        return codehash.code_of(*configure("mini", pe))["config.py"]
+        return codehash.code_of(*make_configs("mini", pe))["config.py"]
 
     for old, new, changed in [('"lr": 4e-3', '"lr": 5e-3', ()), ("overridden dimensions", "dimensions", ()),
                               ("self.slopes * (d", "2 * self.slopes * (d", ("alibi",)),
@@ -77,7 +77,7 @@ def test_config_py_counts_with_the_classes_of_a_runs_encodings_alone(tmp_path, m
     ("rope", {"norm": "rmsnorm"}, ["model_torch.py"]),
     ("rope", {"norm": "rmsnorm", "backend": "numpy"}, ["model_numpy.py", "zoo/llama.py"])])
 def test_the_files_are_those_that_the_run_uses(pe, flags, files):
-    hashes = codehash.code_of(*configure("mini", pe, **flags))
+    hashes = codehash.code_of(*make_configs("mini", pe, **flags))
     assert sorted(hashes) == sorted(["config.py", "expe.py", *files]) and "missing" not in hashes.values()
 
 
@@ -118,7 +118,7 @@ def test_a_run_that_goes_on_with_other_code_says_so_and_records_both(tokens, tmp
 
     stop_at(3)
     _, began = train()
-    assert began == codehash.code_of(*common.read_run(tmp_path / "run")[:2])
+    assert began == codehash.code_of(*read_run(tmp_path / "run")[:2])
     monkeypatch.undo()
     shutil.copytree(ROOT, tmp_path / "code", ignore=lambda folder, names: [n for n in names if not n.endswith(".py")])
     model = tmp_path / "code/model_torch.py"

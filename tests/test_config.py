@@ -12,32 +12,25 @@ from conftest import ROOT
 
 import model_numpy
 import model_torch
-from common import number, read_text, whole
-from config import (
-    CORE,
-    ENCODINGS,
-    InputError,
-    ModelConfig,
-    TrainConfig,
-    configure,
-    defines_settings,
-    make_encoding,
-    settings_class,
-)
+from cli import number, whole
+from config import ModelConfig, TrainConfig, make_configs
+from files import read_text
 from model_numpy import count_parameters
+from positional_encodings import CORE, ENCODINGS, defines_settings, make_encoding, settings_class
+from settings import InputError
 from train import read_flags
 
 SMALL = ModelConfig(layers=1, width=8, heads=2, context=16, vocab=10)
 
 
 def count(preset, pe="expe"):
-    return count_parameters(dataclasses.replace(configure(preset)[0], encoding=make_encoding(pe)))
+    return count_parameters(dataclasses.replace(make_configs(preset)[0], encoding=make_encoding(pe)))
 
 
 def test_parameter_counts_are_the_papers():
     for preset, millions in {"paper-35m": 35, "llama-135m": 135, "llama-342m": 342}.items():  # tables 6 and 8
         assert round(count(preset) / 1e6) == millions
-    model = configure("paper-35m")[0]
+    model = make_configs("paper-35m")[0]
     assert round((count("paper-35m") - model.vocab * model.width) / 1e6) == 23  # without the embedding
 
 
@@ -48,7 +41,7 @@ def test_encodings_add_the_parameters_of_their_papers():
 
 
 def test_presets_hold_the_papers_hyperparameters():
-    model, train = configure("paper-35m")  # tables 5 and 6
+    model, train = make_configs("paper-35m")  # tables 5 and 6
     shape = (model.layers, model.width, model.heads, model.d_head, model.context, model.vocab)
     assert shape == (6, 384, 12, 32, 512, 32000)
     assert (model.dropout, model.encoding.pe, model.encoding.l, model.encoding.theta) == (0.1, "expe", 24, 1 / 2048)
@@ -57,7 +50,7 @@ def test_presets_hold_the_papers_hyperparameters():
     assert adamw == (0.9, 0.95, 0.1, "fp32", 4000)
     assert train.steps * 512 * 512 == pytest.approx(600e6, rel=1e-3)
     for name, shape, lr, l in (("llama-135m", (12, 768, 12), 6e-4, 96), ("llama-342m", (24, 1024, 16), 3e-4, 128)):
-        model, train = configure(name)  # tables 8 and 9
+        model, train = make_configs(name)  # tables 8 and 9
         assert (model.layers, model.width, model.heads) == shape and model.d_head == 64 and model.norm_eps == 1e-5
         assert (model.norm, model.mlp, model.tied) == ("rmsnorm", "swiglu", name == "llama-342m")
         assert (train.lr, train.end_lr, train.warmup, train.dtype) == (lr, pytest.approx(lr / 10), 0.05, "bf16")
@@ -207,7 +200,7 @@ def test_a_wrong_setting_is_refused_with_flag_value_and_rule(make, changes, mess
 @pytest.mark.parametrize("dtype", ["tf32", "bf16"])
 def test_tf32_takes_every_theta_that_bf16_takes(dtype, pe, settings):
     """A factor of a product keeps 10 bits in TF32, and 7 in bf16: TF32 errs less at any theta."""
-    assert configure("mini", pe, dtype=dtype, **settings)[1].dtype == dtype
+    assert make_configs("mini", pe, dtype=dtype, **settings)[1].dtype == dtype
 
 
 def test_numbers_on_the_command_line():

@@ -13,6 +13,8 @@ import pytest
 from conftest import ROOT, command, need, process, refused, split_of, wait_for
 
 import data
+from texts import COPIES, EMPTY, NEAR, NO_TEXT, NOT_JSON, NOT_UTF8, SHORT
+from tokenizer import read_tokenizer
 
 need("datatrove")
 parquet = need("pyarrow.parquet")
@@ -59,7 +61,7 @@ def contents(folder):
 def test_tokens_are_those_of_a_loop_over_the_documents(texts, prepared):
     """Of copies one is kept; which one is not said, so documents are compared as a multiset."""
     meta = data.read_meta(prepared)
-    encoding = data.run_tokenizer(prepared, meta)
+    encoding = read_tokenizer(prepared, meta)
     expected = {split: collections.Counter() for split in data.SPLITS}
     for text in set(texts) - {"short"}:
         expected[split_of(text)][(meta["eot"], *encoding.encode_ordinary(text))] += 1
@@ -67,7 +69,7 @@ def test_tokens_are_those_of_a_loop_over_the_documents(texts, prepared):
         documents = data.split_documents(np.array(data.open_split(prepared, split)), meta["eot"])
         assert collections.Counter(tuple(document.tolist()) for document in documents) == expected[split]
         assert meta["splits"][split]["documents"] == len(documents)
-    assert {reason: count for reason, (count, _) in meta["dropped"].items()} == {data.SHORT: 7, data.COPIES: 20}
+    assert {reason: count for reason, (count, _) in meta["dropped"].items()} == {SHORT: 7, COPIES: 20}
 
 
 @pytest.mark.parametrize("victim, sent", [("worker", "SIGKILL"), ("parent", "SIGKILL"), ("parent", "SIGTERM"),
@@ -101,8 +103,8 @@ def test_a_file_of_lines_is_taken_by_its_name(texts, tmp_path, monkeypatch):
         assert "python -m engine.corpora takes the same flags" in refused(command("data.py", *flags, cwd=tmp_path))
     path.write_text('{"text": "cut\n{"text": null}\n' + path.read_text())
     done = command("engine.corpora", *flags, cwd=tmp_path)
-    assert f"{data.NOT_JSON}: 1 (all [1].jsonl:1)" in done.stdout, done.stderr
-    assert f"{data.NO_TEXT}: 1 (all [1].jsonl:2)" in done.stdout and corpora.REST in done.stdout
+    assert f"{NOT_JSON}: 1 (all [1].jsonl:1)" in done.stdout, done.stderr
+    assert f"{NO_TEXT}: 1 (all [1].jsonl:2)" in done.stdout and corpora.REST in done.stdout
     assert done.returncode == 0, done.stderr
     few = sum(split["tokens"] for split in data.read_meta(tmp_path / "few")["splits"].values())
     assert 20_000 <= few < 20_000 + 4_000
@@ -131,7 +133,7 @@ def test_errors_name_what_is_wrong(words, message, source, books, prepared, tmp_
 
 ROWS = {"null": '{"text": null}', "number": '{"text": 5}', "list": '{"text": ["a"]}', "row": "[1]", "word": "x",
         "latin": b'{"text": "\xe9"}', "empty": '{"text": " "}', "other": '{"texts": "a"}', "deep": "[" * 100_000}
-REASONS = {"word": data.NOT_JSON, "deep": data.NOT_JSON, "latin": data.NOT_UTF8, "empty": data.EMPTY}
+REASONS = {"word": NOT_JSON, "deep": NOT_JSON, "latin": NOT_UTF8, "empty": EMPTY}
 
 
 @pytest.mark.parametrize("bad", ROWS)
@@ -144,7 +146,7 @@ def test_a_row_that_is_no_text_is_counted_and_named_and_the_others_are_kept(scri
     (tmp_path / "rows/a.JSONL").write_bytes(b"\xef\xbb\xbf" + b"\n".join([lines[0], row, b"", *lines[1:]]))
     done = command(script, "rows", "--vocab", 300, "--out", "out", cwd=tmp_path)
     meta = data.read_meta(tmp_path / "out")
-    assert meta["dropped"] == {REASONS.get(bad, data.NO_TEXT): [1, ["a.JSONL:2"]]}, done.stderr
+    assert meta["dropped"] == {REASONS.get(bad, NO_TEXT): [1, ["a.JSONL:2"]]}, done.stderr
     assert sum(split["documents"] for split in meta["splits"].values()) == len(lines)
 
 
@@ -161,7 +163,7 @@ def test_held_out_near_copies_of_training_documents_are_left_out(books, tmp_path
     assert done.returncode == 0, done.stderr
     meta = data.read_meta(tmp_path / "out")
     held_out = [text for text in made if split_of(text) != "train"]
-    assert held_out and {reason: count for reason, (count, _) in meta["dropped"].items()} == {data.NEAR: len(held_out)}
+    assert held_out and {reason: count for reason, (count, _) in meta["dropped"].items()} == {NEAR: len(held_out)}
     for split in data.SPLITS:                                           # none of train, and no other one
         kept = sum(split_of(text) == split for text in (texts if split != "train" else [*texts, *made]))
         assert meta["splits"][split]["documents"] == kept

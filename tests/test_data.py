@@ -11,12 +11,15 @@ from conftest import TINY, command, refused, split_of
 
 import data
 import model_numpy
-from config import ModelConfig, make_encoding
+from config import ModelConfig
+from positional_encodings import make_encoding
+from texts import COPIES, HIDDEN, NEAR_COPIES, NOT_UTF8, SHORT, LeftOut, documents, drop_near, hash_source, split_texts
+from tokenizer import read_tokenizer
 
 
 def read(folder, split):
     meta = data.read_meta(folder)
-    encoding = data.run_tokenizer(folder, meta)
+    encoding = read_tokenizer(folder, meta)
     return [encoding.decode(document[1:].tolist())
             for document in data.split_documents(data.open_split(folder, split), meta["eot"])]
 
@@ -39,8 +42,8 @@ def test_short_duplicate_and_not_utf8_texts_are_left_out_and_counted(books, tmp_
     (folder / ".hidden.txt").write_text("hidden " * 900)
     meta = data.read_meta(data.prepare(str(folder), tmp_path / "out", 300, min_doc_tokens=256))
     assert {reason: count for reason, (count, _) in meta["dropped"].items()} == {
-        data.HIDDEN: 1, data.NOT_UTF8: 1, data.SHORT: 1, data.COPIES: 1}
-    assert meta["dropped"][data.NOT_UTF8][1] == ["latin.txt"] and meta["dropped"][data.SHORT][1] == ["short.txt"]
+        HIDDEN: 1, NOT_UTF8: 1, SHORT: 1, COPIES: 1}
+    assert meta["dropped"][NOT_UTF8][1] == ["latin.txt"] and meta["dropped"][SHORT][1] == ["short.txt"]
     assert sum(split["documents"] for split in meta["splits"].values()) == len(list(books.iterdir()))
 
 
@@ -49,12 +52,12 @@ def test_long_texts_are_cut_at_line_ends_lose_nothing_and_stay_in_one_split(limi
     text = "\n".join("x" * (i % 30) for i in range(200)) + "y" * 300
     texts = [("a", f"text {i}\n{text}\n") for i in range(40)]
     settings = data.PREPARATION | {"max_doc_chars": limit}
-    made = [*data.split_texts([("one", text)], settings, data.LeftOut())]
+    made = [*split_texts([("one", text)], settings, LeftOut())]
     assert "".join(piece for _, _, piece in made) == text or limit == 7            # where pieces repeat
     assert max(len(piece) for _, _, piece in made) <= limit
     assert limit == 10**6 or any(piece.endswith("\n") for _, _, piece in made)
     for name, whole in texts:
-        splits = {split for split, _, _ in data.split_texts([(name, whole)], settings, data.LeftOut())}
+        splits = {split for split, _, _ in split_texts([(name, whole)], settings, LeftOut())}
         assert splits == {split_of(whole)}
 
 
@@ -86,7 +89,7 @@ def test_one_list_of_files_is_read_and_hashed(tmp_path):
     (folder / "nowhere.txt").symlink_to(folder / "missing.txt")
     for name in (".git/h.txt", ".hidden.jsonl", "log.jsonl", "i.txt.gz", "j.png"):
         (folder / name).write_text("not to be read")
-    before = data.hash_source(str(folder))
+    before = hash_source(str(folder))
     done = command("data.py", "texts", "--vocab", "300", "--out", "out", cwd=tmp_path)
     assert decode_all(tmp_path / "out") == sorted(map(words, range(70))), done.stderr
     for line in ("hidden files and folders: 2 (.git, .hidden.jsonl)", "logs of runs: 1 (log.jsonl)",
@@ -94,13 +97,13 @@ def test_one_list_of_files_is_read_and_hashed(tmp_path):
         assert line in done.stdout
     for name in (".git/h.txt", "log.jsonl", "j.png"):
         (folder / name).write_text("changed")
-        assert data.hash_source(str(folder)) == before
+        assert hash_source(str(folder)) == before
     for name in ("deep/c.Md", "g.Jsonl"):                               # of the same size as before
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content.replace(b"a", b"b"))
-        assert data.hash_source(str(folder)) != before
+        assert hash_source(str(folder)) != before
         (folder / name).write_bytes(content)
-        assert data.hash_source(str(folder)) == before
+        assert hash_source(str(folder)) == before
 
 
 @pytest.mark.parametrize("number, size", [(1, 400), (2, 200), (5, 50), (5, 400), (40, 50), (200, 50), (2000, 10)])
@@ -130,7 +133,7 @@ def test_few_documents_are_cut_between_or_within_them_without_copies(tmp_path, c
     parts = {split: read(out, split) for split in data.SPLITS}
     assert "".join(parts["train"] + parts["test"] + parts["val"]) == "".join(texts)
     assert max(len(part) for split in data.SPLITS for part in parts[split]) <= 500
-    assert data.read_meta(out)["dropped"] == {data.COPIES: [1, ["4.txt"]]}
+    assert data.read_meta(out)["dropped"] == {COPIES: [1, ["4.txt"]]}
     assert sum(text in parts["train"] for text in texts) == 0 and len(parts["train"]) >= 12     # each has its mark
     assert not {*parts["train"]} & {*parts["val"], *parts["test"]}
 
@@ -155,7 +158,7 @@ def test_near_copies_among_few_documents_are_left_out_before_the_cut(tmp_path):
     for i, text in enumerate([*texts, texts[0].replace(" ", "\t  ")]):
         (tmp_path / f"texts/{i}.txt").write_text(text)
     out = data.prepare(str(tmp_path / "texts"), tmp_path / "out", 300)
-    assert data.read_meta(out)["dropped"] == {data.NEAR_COPIES: [1, ["3.txt"]]}
+    assert data.read_meta(out)["dropped"] == {NEAR_COPIES: [1, ["3.txt"]]}
     assert "".join(text for split in ("train", "test", "val") for text in read(out, split)) == "".join(texts)
 
 
@@ -192,13 +195,13 @@ def test_the_settings_of_a_prepared_folder_are_the_runs(tmp_path):
 def test_marked_ends_divide_a_file_and_a_byte_order_mark_is_no_text(tmp_path):
     stories = [f"Once upon a time {i}.\n" for i in range(60)]
     (tmp_path / "stories.txt").write_text("<|endoftext|>\n".join(stories), encoding="utf-8-sig")
-    assert [text for _, text in data.documents(tmp_path / "stories.txt")] == stories
+    assert [text for _, text in documents(tmp_path / "stories.txt")] == stories
     folder = data.prepare(str(tmp_path / "stories.txt"), tmp_path / "out", 300)
     texts = {split: read(folder, split) for split in data.SPLITS}
     assert sorted(sum(texts.values(), [])) == sorted(stories)
     assert all(split_of(text) == split for split, found in texts.items() for text in found)
     (tmp_path / "code.py").write_text('END = "<|endoftext|>"\n')                # no line of its own
-    assert len([*data.documents(tmp_path / "code.py")]) == 1
+    assert len([*texts.documents(tmp_path / "code.py")]) == 1
 
 
 @pytest.mark.parametrize("name", ["one.txt", "long_line.txt"])
@@ -274,7 +277,7 @@ def test_a_copy_with_other_blanks_or_case_is_a_near_copy_and_others_are_none(cha
     texts |= {("val", str(i)): CHANGES[change](words_of(i)) for i in range(20)}
     texts |= {("test", str(i)): words_of(i) for i in range(1000, 1040)}
     tokens = {split: {name: () for key, name in texts if key == split} for split in data.SPLITS}
-    near = data.drop_near(tokens, texts)
+    near = drop_near(tokens, texts)
     assert len(near["val"]) == 20 and not tokens["val"]
     assert not near["test"] and len(tokens["test"]) == 40
 

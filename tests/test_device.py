@@ -12,13 +12,14 @@ import pytest
 import torch
 from conftest import TINY, command, refused
 
-import train
-from config import ENCODINGS, ModelConfig, configure, make_encoding
+import backends
+from config import ModelConfig, make_configs
 from engine import fast
 from generate import distribution
 from longer.cache import Cache
 from longer.reading import Reader
 from model_torch import GPT
+from positional_encodings import ENCODINGS, make_encoding
 
 META = torch.device("meta")
 SMALL = ModelConfig(2, 64, 4, context=32, vocab=50, dropout=0.1)
@@ -84,10 +85,10 @@ def test_a_training_step_compiles_without_a_graph_break(name, dtype):
     config = dataclasses.replace(CONFIGS[name], dropout=0.0)
     changes = {"batch_size": 4, "micro_batch": 2, "lr": 0.01, "end_lr": 0.01, "warmup": 0.0, "fast": True,
                "dtype": dtype}
-    setting = dataclasses.replace(configure("mini")[1], **changes)
+    setting = dataclasses.replace(make_configs("mini")[1], **changes)
     found = []
     for compiled in (False, True):
-        backend = train.TorchBackend(config, setting, torch.device("cpu"))
+        backend = backends.TorchBackend(config, setting, torch.device("cpu"))
         if compiled:
             fast.compile(backend.model, fullgraph=True)
         batches = [np.random.default_rng(i).integers(0, 50, (4, 33)) for i in range(2)]
@@ -100,12 +101,12 @@ def test_a_training_step_compiles_without_a_graph_break(name, dtype):
 @pytest.mark.parametrize("encoding", [make_encoding("fox"), make_encoding("expe", on="k", theta=1 / 128)])
 def test_compiled_gradients_in_bf16_are_those_of_the_plain_graph(encoding):
     """At the size of `mini`, whose kernels transpose blocks of 32 x 32 numbers."""
-    config = dataclasses.replace(configure("mini")[0], encoding=encoding, layers=1)
-    setting = dataclasses.replace(configure("mini")[1], dtype="bf16", fast=True)
+    config = dataclasses.replace(make_configs("mini")[0], encoding=encoding, layers=1)
+    setting = dataclasses.replace(make_configs("mini")[1], dtype="bf16", fast=True)
     tokens, targets = (torch.from_numpy(np.random.default_rng(i).integers(0, 1024, (8, 128))) for i in (0, 1))
     found = []
     for compiled in (False, True):
-        backend = train.TorchBackend(config, setting, torch.device("cpu"), compiled)
+        backend = backends.TorchBackend(config, setting, torch.device("cpu"), compiled)
         with backend.autocast:
             loss = backend.model(tokens, targets, None)
         loss.backward()

@@ -9,7 +9,8 @@ import pytest
 from conftest import ROOT, command
 
 import train
-from config import ENCODINGS, InputError, settings_class
+from positional_encodings import ENCODINGS, settings_class
+from settings import InputError
 
 PAGES = [ROOT / "README.md", ROOT / "learn" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = [ROOT / "studies" / "README.md"]

@@ -11,9 +11,10 @@ import pytest
 import torch
 from conftest import TINY, command, read_log, refused, wait_for
 
-import common
-from config import InputError, configure
+from config import make_configs
 from engine import distributed
+from runs import CHECKPOINT, checkpoint_info, read_checkpoint, read_run, save_checkpoint
+from settings import InputError
 
 
 @pytest.mark.parametrize("pe, backend", [("expe", "torch"), ("learned", "torch"), ("t5", "numpy")])
@@ -22,11 +23,11 @@ def test_all_but_the_encodings_weights_go_on(pe, backend, workplace, tokens, tmp
     flags = [*TINY, "--pe", pe, "--backend", backend, "--steps", "1", "--lr", "1e-30", "--end-lr", "0"]
     done = command("train.py", *flags, "--data", tokens, "--init-from", parent, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    old, new = (common.read_checkpoint(run)[0] for run in (parent, tmp_path / "run"))
+    old, new = (read_checkpoint(run)[0] for run in (parent, tmp_path / "run"))
     for name in (name for name in new if name[:2] not in ("m.", "v.")):
         same = name in old and old[name].shape == new[name].shape and np.allclose(old[name], new[name], atol=1e-6)
         assert same == (pe == "learned" or "encoding." not in name), name
-    _, _, record = common.read_run(tmp_path / "run")
+    _, _, record = read_run(tmp_path / "run")
     assert (record["parent"]["run"], record["parent"]["step"]) == (str(parent), 8)
 
 
@@ -46,7 +47,7 @@ def test_a_child_that_was_killed_before_its_first_checkpoint_begins_with_its_par
     flags = [*TINY, "--data", tokens, "--init-from", workplace / "runs" / "expe", "--steps", "4"]
     assert command("train.py", *flags, "--out", "whole", cwd=tmp_path).returncode == 0
     command("train.py", *flags, "--out", "run", cwd=tmp_path)
-    (tmp_path / "run" / common.CHECKPOINT).unlink()
+    (tmp_path / "run" / CHECKPOINT).unlink()
     assert command("train.py", "--out", "run", "--resume", cwd=tmp_path).returncode == 0
     assert read_log(tmp_path / "run") == read_log(tmp_path / "whole")
 
@@ -57,11 +58,11 @@ def test_such_a_child_refuses_a_parent_that_was_replaced(change, workplace, toke
     shutil.copytree(workplace / "runs" / "expe", parent)
     flags = [*TINY, "--data", tokens, "--init-from", "parent", "--steps", "2", "--out", "run"]
     assert command("train.py", *flags, cwd=tmp_path).returncode == 0
-    (tmp_path / "run" / common.CHECKPOINT).unlink()
+    (tmp_path / "run" / CHECKPOINT).unlink()
     record = json.loads((parent / "config.json").read_text())
     if change == "weights":
-        tensors, info = common.read_checkpoint(parent)
-        common.save_checkpoint(parent, tensors | {"embedding.weight": -tensors["embedding.weight"]}, info["step"])
+        tensors, info = read_checkpoint(parent)
+        save_checkpoint(parent, tensors | {"embedding.weight": -tensors["embedding.weight"]}, info["step"])
     elif change == "tokenizer":
         record["data"]["tokenizer"]["sha256"] = "0" * 64
         (parent / "config.json").write_text(json.dumps(record))
@@ -108,8 +109,8 @@ def test_config_json_has_the_numbers_that_the_weights_begin_with(parent, line, s
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if "; the parent has" in line]
     assert len(lines) == len(said) and all(a.startswith(b) for a, b in zip(lines, said, strict=True)), lines
-    weights, old = (common.read_checkpoint(run)[0] for run in (tmp_path / "run", parents / parent))
-    encoding = common.read_run(tmp_path / "run")[0].encoding
+    weights, old = (read_checkpoint(run)[0] for run in (tmp_path / "run", parents / parent))
+    encoding = read_run(tmp_path / "run")[0].encoding
     if encoding.pe == "expe" and encoding.learn == "init":
         numbers = np.float32([encoding.start, encoding.theta])
         np.testing.assert_allclose(weights["encoding.weight"], numbers, rtol=0, atol=1e-29)
@@ -152,17 +153,17 @@ def test_ctrl_c_ends_all_processes_at_one_step_and_the_run_goes_on(tokens, tmp_p
     run = tmp_path / "run"
     flags = [*TINY, "--steps", "100000", "--data", tokens, "--checkpoint-every", "5", "--out", run]
     started = start_torchrun(2, *flags, cwd=tmp_path)
-    wait_for((run / common.CHECKPOINT).exists, started)
+    wait_for((run / CHECKPOINT).exists, started)
     os.killpg(started.pid, signal.SIGINT)
     printed, _ = started.communicate(timeout=60)
     assert printed.count("stopped; go on with") == 2, printed
-    step = common.checkpoint_info(run)["step"]
+    step = checkpoint_info(run)["step"]
     assert losses(run)[-1][0] == step
     record = json.loads((run / "config.json").read_text())
     record["train"]["steps"] = step + 4                                 # instead of 100,000
     (run / "config.json").write_text(json.dumps(record))
     printed, _ = start_torchrun(2, "--out", run, "--resume", cwd=run.parent).communicate(timeout=200)
-    assert "next: python eval.py" in printed and common.checkpoint_info(run)["step"] == step + 4, printed
+    assert "next: python eval.py" in printed and checkpoint_info(run)["step"] == step + 4, printed
     assert [line[0] for line in losses(run) if line[1]] == list(range(1, step + 5))
 
 
@@ -173,14 +174,14 @@ def test_all_processes_end_with_torchrun_and_keep_the_last_step(tokens, tmp_path
     wait_for((tmp_path / "run/log.jsonl").exists, started)
     started.kill()
     started.communicate(timeout=120)
-    assert common.checkpoint_info(tmp_path / "run")["step"] == losses(tmp_path / "run")[-1][0]
+    assert checkpoint_info(tmp_path / "run")["step"] == losses(tmp_path / "run")[-1][0]
 
 
 def test_errors_of_several_processes_name_the_flag(monkeypatch, tmp_path):
     monkeypatch.setattr(distributed, "WORLD", 2)
-    config = dataclasses.replace(configure("mini")[1], batch_size=3)
+    config = dataclasses.replace(make_configs("mini")[1], batch_size=3)
     with pytest.raises(InputError, match="--batch-size must be a multiple of the 2 processes, got 3"):
-        distributed.DistributedBackend(None, configure("mini")[0], config, torch.device("cpu"))
+        distributed.DistributedBackend(None, make_configs("mini")[0], config, torch.device("cpu"))
     monkeypatch.setenv("WORLD_SIZE", "2")
     line = refused(command("train.py", *TINY, cwd=tmp_path))
     assert "torchrun --nproc_per_node N -m -- engine.distributed FLAGS" in line

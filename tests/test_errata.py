@@ -8,9 +8,10 @@ import torch
 from test_ladder import T, tiny
 from test_model import some_input
 
-from config import ModelConfig, make_encoding
+from config import ModelConfig
 from expe import alibi_slopes, distances, expe_table, t5_bucket
 from longer.scaling import scaled_inv_freq, self_extend_queries
+from positional_encodings import make_encoding
 
 
 def softmax(x):

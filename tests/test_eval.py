@@ -8,19 +8,19 @@ import pytest
 import torch
 from conftest import TINY, command, refused
 
-import common
 import data
-from common import load_model
-from config import InputError
 from eval import default_lengths
 from lab import pictures
+from runs import CHECKPOINT, load_model, read_run
+from settings import InputError
+from tokenizer import make_tokenizer, read_ranks, read_tokenizer
 
 
 @pytest.fixture(scope="module")
 def few(tokens, tmp_path_factory):
     """(a folder of three texts, their documents as lists of tokens)."""
     folder = tmp_path_factory.mktemp("few")
-    encoding = data.make_tokenizer(data.read_ranks(tokens / "tokenizer.tiktoken"))
+    encoding = make_tokenizer(read_ranks(tokens / "tokenizer.tiktoken"))
     parts = zip(documents_of(tokens), (100, 300, 500), strict=False)
     texts = [encoding.decode(document[1:size]) for document, size in parts]
     for i, text in enumerate(texts):
@@ -65,8 +65,8 @@ def test_losses_equal_an_independent_loop_and_targets_are_the_same_at_every_leng
         assert row["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
         assert (row["run"], row["pe"], row["protocol"], row["trained_length"]) == (f"runs/{pe}", pe, "nonoverlap", 16)
         assert f"{loss:.3f}" in printed and f"{row['bits_per_byte']:.3f}" in printed
-        record = common.read_run(workplace / "runs" / pe)[2]
-        tokenizer = data.run_tokenizer(workplace / "runs" / pe, record["data"])
+        record = read_run(workplace / "runs" / pe)[2]
+        tokenizer = read_tokenizer(workplace / "runs" / pe, record["data"])
         text = [token for document in few[1] for token in document[1 : (len(document) - 1) // 128 * 128 + 1]]
         assert row["bits_per_byte"] == pytest.approx(loss / math.log(2) * count / len(tokenizer.decode_bytes(text)))
     assert f": 2 of 3 held-out documents are long enough, {rows[0]['n_targets']:,} targets at every length" in printed
@@ -103,7 +103,7 @@ def test_a_wrong_output_file_is_refused_before_anything_is_scored(flag, path, wo
 
 
 def test_other_text_is_scored_with_the_runs_own_tokenizer(workplace, tokens, tmp_path):
-    encoding = data.make_tokenizer(data.read_ranks(tokens / "tokenizer.tiktoken"))
+    encoding = make_tokenizer(read_ranks(tokens / "tokenizer.tiktoken"))
     for i, document in enumerate(documents_of(tokens)):
         (tmp_path / f"{i:03}.txt").write_text(encoding.decode(document[1:]), encoding="utf-8")
     own, prepared, text = (rows_of(workplace, "runs/expe", "--lengths", "32", *more)[0][0]
@@ -205,7 +205,7 @@ def test_a_file_in_the_place_of_a_run_is_refused_and_beside_runs_it_is_named(scr
 def test_without_names_runs_that_cannot_be_read_are_left_out_with_their_reason(script, desk):
     edit(desk / "runs/expe", "model", encoding={"pe": "mine"})
     edit(desk / "runs/learned", "data", folder="gone")
-    shutil.copytree(desk / "runs/rope", desk / "runs/killed", ignore=shutil.ignore_patterns(common.CHECKPOINT))
+    shutil.copytree(desk / "runs/rope", desk / "runs/killed", ignore=shutil.ignore_patterns(CHECKPOINT))
     done = command(script, "--lengths", "16", cwd=desk)
     assert done.returncode == 0 and "rope" in done.stdout and "learned" not in done.stdout
     said = sorted(done.stderr.splitlines())
@@ -214,7 +214,7 @@ def test_without_names_runs_that_cannot_be_read_are_left_out_with_their_reason(s
     assert said[2].startswith("runs/learned is left out: gone/meta.json is missing") and len(said) == 3
     named = command(script, "runs/rope", "runs/expe", "--lengths", "16", cwd=desk)
     assert "runs/expe needs zoo/mine.py, which is not here" in refused(named) and not named.stdout
-    (desk / "runs/rope" / common.CHECKPOINT).write_bytes(b"cut")
+    (desk / "runs/rope" / CHECKPOINT).write_bytes(b"cut")
     done = command(script, "--lengths", "16", cwd=desk)
     assert done.returncode == 2 and "no run under runs/ can be" in done.stderr.splitlines()[-1]
     assert "runs/rope is left out: checkpoint.safetensors is not a checkpoint" in done.stderr
@@ -223,7 +223,7 @@ def test_without_names_runs_that_cannot_be_read_are_left_out_with_their_reason(s
 def text_of(tokens, folder, sizes):
     """A folder of texts, one with each number of tokens."""
     folder.mkdir()
-    encoding = data.make_tokenizer(data.read_ranks(tokens / "tokenizer.tiktoken"))
+    encoding = make_tokenizer(read_ranks(tokens / "tokenizer.tiktoken"))
     long = [token for document in documents_of(tokens) for token in document[1:]]
     for i, size in enumerate(sizes):
         text = encoding.decode(long[i : i + size])

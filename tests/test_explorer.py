@@ -18,14 +18,14 @@ from conftest import ROOT, TINY, command, need, refused
 from test_export import NASTY, change, write_run
 from test_ladder import tiny
 
-import data
 import expe
 import model_numpy
 import tasks
-from common import load_model, read_run
 from eval import held_out
 from generate import generate
 from longer.scaling import scaled_inv_freq
+from runs import load_model, read_run
+from tokenizer import make_tokenizer, read_ranks
 from web import explorer
 
 KINDS = {                                # name: encoding, its settings
@@ -408,7 +408,7 @@ def test_rounding_is_torchs(opened):
 @pytest.mark.slow
 def test_the_tokenizer_is_tiktokens(opened, runs):
     page, rng = opened("tour"), random.Random(7)
-    encoding = data.make_tokenizer(data.read_ranks(runs["expe"] / "tokenizer.tiktoken"))
+    encoding = make_tokenizer(read_ranks(runs["expe"] / "tokenizer.tiktoken"))
     syllables = "".join(rng.choices(["la", "re", "th", "in", "er", "sel", "f"], k=3000))
     letters = "".join(rng.choices("etaoinshr", k=20_000))
     texts = ["x" * 3000, syllables, letters, *("".join(rng.choices(NASTY, k=rng.randrange(30))) for _ in range(4_000))]

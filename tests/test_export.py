@@ -20,10 +20,10 @@ from conftest import ROOT, command, need, refused
 from test_ladder import tiny
 from test_paths import snapshot
 
-import data
-from common import CHECKPOINT, load_model, read_checkpoint, read_run, save_checkpoint
-from config import ENCODINGS
 from generate import generate
+from positional_encodings import ENCODINGS
+from runs import CHECKPOINT, load_model, read_checkpoint, read_run, save_checkpoint
+from tokenizer import make_tokenizer, read_ranks
 
 OWN = {"rope": "GPTNeoXForCausalLM", "partial": "GPTNeoXForCausalLM", "learned": "GPT2LMHeadModel"}      # with gelu
 CASES = [
@@ -141,7 +141,7 @@ def test_the_code_of_the_readme_writes_what_generate_writes(library, export, mon
     names = {}
     exec(re.search("```python\n(.*?)```", Path("README.md").read_text(), re.S)[1], names)
     prompt, written = names["tokens"][0].tolist(), names["written"][0].tolist()
-    encoding = data.make_tokenizer(data.read_ranks("../run/tokenizer.tiktoken"))
+    encoding = make_tokenizer(read_ranks("../run/tokenizer.tiktoken"))
     assert prompt == [encoding.eot_token, *encoding.encode_ordinary("The")]
     new = [*itertools.islice(generate(ours, prompt, temperature=0), len(written) - len(prompt))]
     assert written == prompt + new
@@ -236,7 +236,7 @@ NASTY = [" ", "  ", "\n", "\r\n", "\r", "\t", "\v", "\x00", "\x1c", "\x85", "\xa
 def test_three_thousand_nasty_strings_are_the_same_tokens(library, export):
     folder, _ = export("rope")
     theirs = library.AutoTokenizer.from_pretrained(folder)
-    ours = data.make_tokenizer(data.read_ranks(folder.parent / "run/tokenizer.tiktoken"))
+    ours = make_tokenizer(read_ranks(folder.parent / "run/tokenizer.tiktoken"))
     rng = random.Random(0)
     anything = [chr(i) for i in range(0x110000) if unicodedata.category(chr(i)) != "Cs"]
     texts = ["", *("a" + c + "1" + c for c in anything[::700])]

@@ -10,12 +10,12 @@ import torch
 from conftest import ROOT, command, need, refused
 from test_ladder import tiny
 
-import common
-import data
 import generate
 from longer.cache import Cache
 from longer.reading import Reader, load
 from longer.writing import generate_cached
+from runs import load_model
+from tokenizer import read_tokenizer
 
 
 @pytest.mark.parametrize("temperature, top_k", [(1, None), (0.5, 7), (2, None), (0.9, 12)])
@@ -45,8 +45,8 @@ def test_draws_follow_the_distribution():
 @pytest.mark.parametrize("pe", ["expe", "rope", "learned"])
 def test_plain_and_cached_text_are_the_models_greedy_continuation(pe, workplace):
     run = workplace / "runs" / pe
-    model, record = common.load_model(run)
-    encoding = data.run_tokenizer(run, record["data"])
+    model, record = load_model(run)
+    encoding = read_tokenizer(run, record["data"])
     tokens = [encoding.eot_token, *encoding.encode_ordinary("imp")]
     for _ in range(8):
         tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))

@@ -15,10 +15,11 @@ from conftest import ROOT, command, group, process, read_log, refused, wait_for
 from safetensors.numpy import load_file
 
 import codehash
-import common
 import train
+from files import hash_file
 from lab import grid, measure
 from lab.results import append, read_results
+from runs import CHECKPOINT, checkpoint_info, read_run
 
 STUDY = """
 title = "Three encodings"
@@ -83,9 +84,9 @@ def test_each_run_is_done_once_and_then_none_is_left(done):
     assert command("lab.grid", "mine/three.toml", cwd=done).returncode == 0
     assert (done / "mine/three.jsonl").read_text() == before
     run = next(line for line in lines_of(done) if line.get("run") == "k.expe")
-    assert run["sha256"] == common.hash_file(done / "runs/three/k.expe-s0" / common.CHECKPOINT)
+    assert run["sha256"] == hash_file(done / "runs/three/k.expe-s0" / CHECKPOINT)
     assert run["command"].startswith("python train.py --preset mini --data ") and run["tokens"] == 60 * 4 * 16
-    assert run["code"] == codehash.code_of(*common.read_run(done / "runs/three/k.expe-s0")[:2])
+    assert run["code"] == codehash.code_of(*read_run(done / "runs/three/k.expe-s0")[:2])
     assert run["command"].endswith("--on k --pe expe --seed 0 --out runs/three/k.expe-s0")
 
 
@@ -104,7 +105,7 @@ def test_a_new_seed_or_measure_adds_what_is_missing_alone(done, text, tmp_path):
     (tmp_path / "three.toml").write_text(text.replace("[measures]", '[measures]\nswap = "--probe swap --at 4x"'))
     assert command("lab.grid", "three.toml", cwd=tmp_path).returncode == 0
     assert counts(tmp_path) == ALL | {(run, "swap"): 1 for run in ("expe", "nope", "k.expe")}
-    (tmp_path / "runs/three/expe-s0" / common.CHECKPOINT).unlink()       # of what is complete, no weights are needed
+    (tmp_path / "runs/three/expe-s0" / CHECKPOINT).unlink()       # of what is complete, no weights are needed
     assert not command("lab.grid", "three.toml", "--commands", cwd=tmp_path).stdout
     (tmp_path / "three.toml").write_text(text.replace("[measures]", '[measures]\nmore = "--at 2x"'))
     done = command("lab.grid", "three.toml", "--commands", cwd=tmp_path)
@@ -122,7 +123,7 @@ def test_two_workers_of_which_one_is_killed_do_each_job_once(done, text, tmp_pat
     (tmp_path / "three.toml").write_text(text)
     words = [sys.executable, "-m", "lab.grid", "three.toml"]
     workers = [start(words, cwd=tmp_path, environment=ONE_THREAD, **QUIET) for _ in range(2)]
-    checkpoint = tmp_path / "runs/three/expe-s0" / common.CHECKPOINT
+    checkpoint = tmp_path / "runs/three/expe-s0" / CHECKPOINT
     end = time.monotonic() + 120
     while not checkpoint.exists() and time.monotonic() < end:
         time.sleep(0.002)
@@ -139,14 +140,14 @@ def test_two_workers_of_which_one_is_killed_do_each_job_once(done, text, tmp_pat
     assert said[-1] == "three.jsonl: 3 of 3 runs are complete" and said.count(said[-1]) == 1
     assert counts(tmp_path) == ALL
     for run in ("expe", "nope", "k.expe"):
-        one, other = (load_file(folder / f"runs/three/{run}-s0" / common.CHECKPOINT) for folder in (tmp_path, done))
+        one, other = (load_file(folder / f"runs/three/{run}-s0" / CHECKPOINT) for folder in (tmp_path, done))
         assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_a_run_that_another_process_holds_is_left_to_it(text, tmp_path, start):
     (tmp_path / "three.toml").write_text(text.replace("--steps 60", "--steps 2"))
     (tmp_path / "runs/three/expe-s0").mkdir(parents=True)
-    holder = start([sys.executable, "-c", "import sys, common\nwith common.lock('runs/three/expe-s0'):\n"
+    holder = start([sys.executable, "-c", "import sys\nfrom runs import lock\nwith lock('runs/three/expe-s0'):\n"
                     "    print('held', flush=True)\n    sys.stdin.read()"], cwd=tmp_path, stdin=subprocess.PIPE)
     assert holder.stdout.readline() == "held\n"
     assert command("lab.grid", "three.toml", cwd=tmp_path).returncode == 0
@@ -158,7 +159,7 @@ def test_ctrl_c_keeps_the_last_step_and_ends_all_workers(text, tmp_path, start):
     (tmp_path / "three.toml").write_text(text.replace("--steps 60", "--steps 100000"))
     grid = start([sys.executable, "-m", "lab.grid", "three.toml", "--jobs", "2"], cwd=tmp_path, environment=ONE_THREAD,
                  stdout=subprocess.DEVNULL)
-    checkpoints = [tmp_path / f"runs/three/{run}-s0" / common.CHECKPOINT for run in ("expe", "nope")]
+    checkpoints = [tmp_path / f"runs/three/{run}-s0" / CHECKPOINT for run in ("expe", "nope")]
     end = time.monotonic() + 120
     while not all(path.exists() for path in checkpoints) and time.monotonic() < end:
         time.sleep(0.01)
@@ -167,7 +168,7 @@ def test_ctrl_c_keeps_the_last_step_and_ends_all_workers(text, tmp_path, start):
     with contextlib.suppress(ProcessLookupError):                       # none of the group is left
         os.killpg(grid.pid, 0)
         pytest.fail("a worker goes on")
-    assert grid.returncode and all(common.checkpoint_info(path.parent)["step"] for path in checkpoints)
+    assert grid.returncode and all(checkpoint_info(path.parent)["step"] for path in checkpoints)
 
 
 @pytest.mark.parametrize("sent", ["SIGKILL", "SIGHUP"])
@@ -184,7 +185,7 @@ def test_workers_end_with_their_parent_and_keep_the_last_step(sent, text, tmp_pa
     grid.send_signal(getattr(signal, sent))
     grid.communicate(timeout=120)
     for folder in folders:
-        assert common.checkpoint_info(folder)["step"] == json.loads(read_log(folder)[-1])["step"]
+        assert checkpoint_info(folder)["step"] == json.loads(read_log(folder)[-1])["step"]
 
 
 def test_a_line_that_a_kill_cut_short_is_taken_back(tmp_path):

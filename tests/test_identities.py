@@ -16,10 +16,11 @@ from test_ladder import T, tiny
 from test_model import attend, some_input, some_tokens
 
 import model_numpy
-from config import TrainConfig, configure, make_encoding
+from backends import TorchBackend
+from config import TrainConfig, make_configs
 from expe import expe_table, exqpe_table
 from model_torch import project
-from train import TorchBackend
+from positional_encodings import make_encoding
 
 C, H, D, RAMP = 16, 2, 8, 1 / (4 * T)
 ON = pytest.mark.parametrize("on", ["k", "q", "qk"])
@@ -220,7 +221,7 @@ def test_at_the_start_of_training_the_slope_is_as_large_as_theta_times_the_root_
 
     On keys only, of a normalised h, the slope a_m . w / sqrt(D) then has one of 0.02^2 theta sqrt(l C).
     """
-    config, slopes, places = configure("mini")[0], [], []
+    config, slopes, places = make_configs("mini")[0], [], []
     config = dataclasses.replace(config, encoding=make_encoding("expe", l=l, theta=theta, on="k"))
     for seed in range(4):
         h = np.random.default_rng(seed).standard_normal((256, config.width))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from conftest import ROOT, TINY, command, group, read_log, refused
 
-import common
+from files import lock, write_text
+from runs import CHECKPOINT, NEW_RUN, read_checkpoint, read_run
 
 FLAGS = [*TINY, "--layers", "1", "--width", "32", "--heads", "2", "--steps", "4", "--checkpoint-every", "2",
          "--eval-every", "3"]
@@ -86,7 +87,7 @@ def read_all(run):
 
 
 def is_finished_as(run, finished):
-    one, other = (common.read_checkpoint(folder)[0] for folder in (run, finished))
+    one, other = (read_checkpoint(folder)[0] for folder in (run, finished))
     return read_log(run) == read_log(finished) and all(np.array_equal(one[name], other[name]) for name in other)
 
 
@@ -106,14 +107,14 @@ def test_a_run_that_is_killed_anywhere_resumes(begin, runs, finished, tokens, tm
             shutil.copytree(before, run)
         if not train(["--data", tokens, "--out", run, *flags], tmp_path, monkeypatch, n):
             break
-        if begin == "overwrite" and not (run / common.NEW_RUN / common.CHECKPOINT).exists():
+        if begin == "overwrite" and not (run / NEW_RUN / CHECKPOINT).exists():
             own = {name: content for name, content in read_all(run).items() if not name.startswith(".unfinished-")}
-            seed = common.read_run(run)[1].seed
+            seed = read_run(run)[1].seed
             assert seed == 7 or own == read_all(finished), n
         again = ["--resume"] if (run / "config.json").exists() else [*FLAGS, "--data", tokens]
         done = command("train.py", "--out", run, *again, cwd=tmp_path)
         assert done.returncode == 0, (n, done.stderr)
-        seeds.append(common.read_run(run)[1].seed)
+        seeds.append(read_run(run)[1].seed)
         assert is_finished_as(run, runs[seeds[-1]]), n
         assert not [name for name in os.listdir(run) if name.startswith(".unfinished-")]
     assert n > (6 if begin == "resume" else 15)                         # changes of files in a run
@@ -122,8 +123,8 @@ def test_a_run_that_is_killed_anywhere_resumes(begin, runs, finished, tokens, tm
 
 def test_a_run_whose_replacement_was_killed_between_two_renames_is_not_read(runs, tokens, tmp_path):
     shutil.copytree(runs[0], tmp_path / "run")
-    shutil.copytree(runs[7], tmp_path / "run" / common.NEW_RUN, ignore=shutil.ignore_patterns(".lock"))
-    os.replace(tmp_path / "run" / common.NEW_RUN / "config.json", tmp_path / "run/config.json")
+    shutil.copytree(runs[7], tmp_path / "run" / NEW_RUN, ignore=shutil.ignore_patterns(".lock"))
+    os.replace(tmp_path / "run" / NEW_RUN / "config.json", tmp_path / "run/config.json")
     line = refused(command("generate.py", "run", "--tokens", "3", cwd=tmp_path))
     assert "--overwrite was killed while it replaced the files: python train.py --out run --resume" in line
     assert command("train.py", "--out", "run", "--resume", cwd=tmp_path).returncode == 0
@@ -134,9 +135,9 @@ def test_a_new_run_that_cannot_be_trained_leaves_the_old_one(finished, tokens, t
     """Whatever its error; and --overwrite follows no link in the place of its own folder."""
     shutil.copytree(finished, tmp_path / "run")
     shutil.copytree(finished, tmp_path / "another")
-    (tmp_path / "another" / common.CHECKPOINT).unlink()
+    (tmp_path / "another" / CHECKPOINT).unlink()
     before = read_all(tmp_path / "another")
-    (tmp_path / "run" / common.NEW_RUN).symlink_to(tmp_path / "another")
+    (tmp_path / "run" / NEW_RUN).symlink_to(tmp_path / "another")
     flags = [*FLAGS, "--data", tokens, "--out", "run", "--overwrite", "--lr", "1e30", "--warmup", "0"]
     assert "try a lower --lr" in refused(command("train.py", *flags, cwd=tmp_path))
     assert read_all(tmp_path / "run") == read_all(finished) and read_all(tmp_path / "another") == before
@@ -147,20 +148,20 @@ def test_what_a_killed_process_left_is_removed_by_the_next_that_owns_the_folder(
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     shutil.copytree(tokens, tmp_path / "tokens")
-    common.write_text(tmp_path / "new.json", "")
+    write_text(tmp_path / "new.json", "")
     left = [folder / f".unfinished-0123456789abcdef-{name}" for folder, name in (
-        (run, common.CHECKPOINT), (tmp_path / "tokens", "train.bin"), (tmp_path, "a.json"), (tmp_path, "b.json"))]
+        (run, CHECKPOINT), (tmp_path / "tokens", "train.bin"), (tmp_path, "a.json"), (tmp_path, "b.json"))]
     mine = [run / ".unfinished-thesis", tmp_path / ".unfinished-0123456789abcdef"]
     for path in (*left, *mine):
         path.write_bytes(b"half")
     assert command("train.py", "--out", "run", "--resume", cwd=tmp_path).returncode == 0
-    with common.lock(tmp_path / "tokens"):
+    with lock(tmp_path / "tokens"):
         pass
-    common.write_text(tmp_path / "a.json", "")                          # another process may write it now
+    write_text(tmp_path / "a.json", "")                          # another process may write it now
     assert [path.exists() for path in left] == [False, False, True, True]
     for path in left[2:]:
         os.utime(path, (0, 0))
-    common.write_text(tmp_path / "a.json", "")
+    write_text(tmp_path / "a.json", "")
     assert [path.exists() for path in left] == [False, False, False, True] and all(path.exists() for path in mine)
 
 
@@ -170,7 +171,7 @@ SMALL_FILES = ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh", sys.executable]    
 @pytest.mark.skipif(sys.platform == "win32", reason="ulimit is of POSIX")
 def test_a_file_that_cannot_be_written_leaves_the_old_one_and_no_new_one(tmp_path):
     (tmp_path / "a.json").write_text("old")
-    program = "import common; common.write_bytes('a.json', bytes(10**6))"
+    program = "from files import write_bytes; write_bytes('a.json', bytes(10**6))"
     with group([*SMALL_FILES, "-c", program], tmp_path) as started:
         _, said = started.communicate(timeout=300)
     assert "File too large: 'a.json'" in said and read_all(tmp_path) == {"a.json": b"old"}
@@ -185,7 +186,7 @@ def test_a_full_disk_is_named_in_one_line_and_leaves_the_old_run(flags, finished
     with group([*SMALL_FILES, ROOT / words[0], *words[1:]], tmp_path) as started:
         _, said = started.communicate(timeout=300)
     assert started.returncode == 2 and len(said.splitlines()) == 1, said
-    assert f"{common.CHECKPOINT} cannot be written: File too large" in said
+    assert f"{CHECKPOINT} cannot be written: File too large" in said
     after = read_all(tmp_path / "run")
     if "--resume" in flags:                                             # whose log grows until then
         before |= {name: after[name] for name in ("log.jsonl", "config.json")}

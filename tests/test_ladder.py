@@ -19,15 +19,16 @@ import numpy as np
 import pytest
 import torch
 
-import config as configs
+import backends
 import expe
 import model_numpy
-import train
-from config import ENCODINGS, ModelConfig, TrainConfig, make_encoding
+from config import ModelConfig, TrainConfig
 from engine import fast
 from longer.cache import Cache
 from longer.reading import Reader
 from model_torch import GPT, Attention
+from positional_encodings import CORE, ENCODINGS, make_encoding, settings_class
+from settings import InputError
 from zoo import softmax
 
 B, T, V = 3, 12, 40
@@ -56,7 +57,7 @@ def settings(pe, **changes):
     if "rope_scaling" in changes:
         from longer.scaling import ScaledRoPE
         return ScaledRoPE(pe, **changes)
-    known = {f.name for f in dataclasses.fields(configs.settings_class(pe))}
+    known = {f.name for f in dataclasses.fields(settings_class(pe))}
     return make_encoding(pe, **{name: SMALL[name] for name in SMALL if name in known} | changes)
 
 
@@ -144,7 +145,7 @@ FIRST_CONSTANTS = {f"{norm}.{name}": value for norm in ("norm", "norm1", "norm2"
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("pe", configs.CORE)
+@pytest.mark.parametrize("pe", CORE)
 def test_each_parameter_is_in_both_backends_and_has_first_values_of_its_own(pe, style):
     """A new parameter of the core is named here, until both models have it and its first values are written down."""
     config = ModelConfig(layers=2, width=64, heads=2, context=64, vocab=300, encoding=make_encoding(pe, **(
@@ -188,7 +189,7 @@ def climb(model, tolerance, positions=None, steps=STEPS):
     config = model.config
     dtype = model.embedding.weight.detach().numpy().dtype
     rates = TrainConfig(steps=steps, batch_size=B, lr=3e-3, end_lr=3e-4, weight_decay=0.3, clip=0.5)
-    backend = train.TorchBackend(config, rates, torch.device("cpu"), model=model)
+    backend = backends.TorchBackend(config, rates, torch.device("cpu"), model=model)
     params = numpy_params(model)
     state = model_numpy.adamw_state(params)
     rng = np.random.default_rng(0)
@@ -215,7 +216,7 @@ def climb(model, tolerance, positions=None, steps=STEPS):
         norm = model_numpy.clip_grads(grads, rates.clip)
         assert norm > rates.clip, "the gradient is too small for clipping to be tested"
         close(f"gradient norm of step {step}", norm, backend.update(step), tolerance)
-        model_numpy.adamw_step(params, grads, state, train.learning_rate(rates, step), rates.beta1, rates.beta2,
+        model_numpy.adamw_step(params, grads, state, backends.learning_rate(rates, step), rates.beta1, rates.beta2,
                                weight_decay=rates.weight_decay)
     for name, weight in numpy_params(model).items():
         close(f"{name} after {steps} steps", params[name], weight, tolerance)
@@ -352,12 +353,12 @@ def enter_block_1(model, tokens, n, variant):
 
 
 LOOPED = {name_case(**case): case for case in [
-    *(dict(pe=pe) for pe in configs.CORE if pe != "learned"), dict(pe="learned", variant={"n_positions": 134}),
+    *(dict(pe=pe) for pe in CORE if pe != "learned"), dict(pe="learned", variant={"n_positions": 134}),
     *(dict(pe="expe", variant={"on": on}) for on in ("k", "q", "qkv")), dict(pe="exqpe", variant={"on": "k"}),
     dict(pe="expe", variant={"constant": True}), dict(pe="expe", variant={"learn": "init"}),
     dict(pe="expe", variant={"once": True}), dict(pe="exqpe", variant={"once": True, "learn": "init"}),
     dict(pe="exqpe", variant={"learn": "random", "start": 0.3}), dict(pe="alibi", variant={"slopes": 3}),
-    *(dict(pe=pe, **BLOCKS["both"]) for pe in configs.CORE if pe != "learned"),
+    *(dict(pe=pe, **BLOCKS["both"]) for pe in CORE if pe != "learned"),
     dict(pe="nope", **BLOCKS["window"]), dict(pe="expe", window=1), dict(pe="rope", window=T),
     dict(pe="alibi", layers=3, nope_every=3)]}
 
@@ -395,9 +396,9 @@ def test_learning_rate_equals_values_worked_out_by_hand():
     config = TrainConfig(steps=9, batch_size=1, lr=1.0, end_lr=0.1, warmup=4 / 9)
     rates = [0.25, 0.5, 0.75, 1.0, 1.0, 0.8681980515, 0.55, 0.2318019485, 0.1]
     for step, right in enumerate(rates):
-        close(f"rate of step {step} of {config.steps}", train.learning_rate(config, step), right, EXACT,
+        close(f"rate of step {step} of {config.steps}", backends.learning_rate(config, step), right, EXACT,
               ("train.py", "the right value"))
-    assert train.learning_rate(dataclasses.replace(config, warmup=0.0), 0) == 1.0
+    assert backends.learning_rate(dataclasses.replace(config, warmup=0.0), 0) == 1.0
 
 
 # ---- 5: the model as it stands, edited or not, in every other path ---------------------------------------------------
@@ -434,7 +435,7 @@ def test_an_edit_that_a_path_does_not_share_is_refused(monkeypatch):
                      for how in ({"make": Reader}, {"parts": fast.PARTS}))
     monkeypatch.setattr(Attention, "project", edited)
     for model, where, half in ((reader, "longer/reading.py", False), (quick, "engine/fast.py", True)):
-        with pytest.raises(configs.InputError, match=f"^{where} has another attention than model_torch.py"):
+        with pytest.raises(InputError, match=f"^{where} has another attention than model_torch.py"):
             fast.check_same_as_plain(model, where, half)
 
 
@@ -449,5 +450,5 @@ def test_a_cap_on_scores_is_refused_where_bf16_takes_them_apart(pe, variant, mon
 
     fast.check_same_as_plain(quick, "engine/fast.py", half=True)
     monkeypatch.setattr(Attention, "attend", capped)
-    with pytest.raises(configs.InputError, match="^engine/fast.py has another attention"):
+    with pytest.raises(InputError, match="^engine/fast.py has another attention"):
         fast.check_same_as_plain(quick, "engine/fast.py", half=True)

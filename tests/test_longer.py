@@ -26,7 +26,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import longer.reading
 import model_numpy
-from config import CORE, ENCODINGS, InputError
 from expe import expe_table, exqpe_table
 from lab.measures import Window
 from longer.cache import Cache
@@ -34,6 +33,8 @@ from longer.reading import Reader
 from longer.scaling import STEEP, scaled, stream_sizes
 from longer.scaling import scaled_inv_freq as rope_inv_freq
 from model_torch import GPT, Attention, project
+from positional_encodings import CORE, ENCODINGS
+from settings import InputError
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 

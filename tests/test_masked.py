@@ -11,9 +11,9 @@ from test_ladder import T, V, tiny
 from test_model import some_tokens
 
 import model_numpy
-from config import ENCODINGS, settings_class
 from engine.masking import mask_tokens
 from model_numpy import IGNORED
+from positional_encodings import ENCODINGS, settings_class
 
 BOTH = [pe for pe in ENCODINGS if settings_class(pe).both_sides]
 

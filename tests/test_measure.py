@@ -9,11 +9,11 @@ import torch
 from conftest import TINY, command, refused
 
 import data
-from common import load_model
 from lab.measure import stored
 from lab.table import student
 from longer.cache import Cache
 from longer.reading import load
+from runs import load_model
 
 
 @pytest.fixture(scope="module")

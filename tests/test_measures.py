@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from config import InputError
 from lab import measures
 from lab.measures import PROTOCOLS, Settings
+from settings import InputError
 
 LENGTHS = (16, 32, 128)
 DOCUMENTS = [1000 * (d + 1) + np.arange(size) for d, size in enumerate((129, 200, 300, 401))]  # token = where it is

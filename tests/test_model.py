@@ -18,10 +18,11 @@ from test_ladder import BLOCKS, STYLES, T, V, numpy_params, settings, tiny
 import expe
 import model_numpy
 import model_torch
-from config import ENCODINGS, ModelConfig, make_encoding
+from config import ModelConfig
 from engine import fast
 from interop.over import GPT2, LLAMA
 from model_torch import GPT, Encoding
+from positional_encodings import ENCODINGS, make_encoding
 
 
 def some_tokens(*shape, seed=1):

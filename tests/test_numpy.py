@@ -15,7 +15,7 @@ from test_ladder import BLOCKS, EXACT, POSITIONS, SOFTMAXES, B, T, V, climb, clo
 
 import model_numpy
 import model_torch
-from config import ENCODINGS
+from positional_encodings import ENCODINGS
 from zoo import ablations, llama
 
 

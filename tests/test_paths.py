@@ -10,8 +10,8 @@ import pytest
 import torch
 from conftest import ROOT, TINY, command, group, process, refused
 
-import common
-import train
+import backends
+from cli import PICTURES, new_file
 
 PATHS = ["", ".", "..", "missing/../existing", "link", "file", "existing", "loop", "file/inside", "existing/file",
          "foreign-config", "foreign-meta"]
@@ -94,7 +94,7 @@ def test_a_bug_keeps_its_traceback(error, tokens, tmp_path, monkeypatch):
     def step(self, batch, step, positions):
         raise error
 
-    monkeypatch.setattr(train.TorchBackend, "step", step)
+    monkeypatch.setattr(backends.TorchBackend, "step", step)
     with pytest.raises(type(error)) as found:
         command("train.py", *TINY, "--data", tokens, "--out", "run", cwd=tmp_path)
     assert found.value is error
@@ -106,13 +106,13 @@ def test_too_large_a_model_is_named_in_one_line(error, tokens, tmp_path, monkeyp
     def step(self, batch, step, positions):
         raise error
 
-    monkeypatch.setattr(train.TorchBackend, "step", step)
+    monkeypatch.setattr(backends.TorchBackend, "step", step)
     line = refused(command("train.py", *TINY, "--data", tokens, "--out", "run", cwd=tmp_path))
     assert "not enough memory: use smaller sizes" in line and "8 TiB" in line
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="it makes pipes and sockets by name")
-@pytest.mark.parametrize("ending", [".json", ".html", *common.PICTURES])
+@pytest.mark.parametrize("ending", [".json", ".html", *PICTURES])
 def test_no_output_replaces_what_is_no_file(ending, tmp_path):
     """All of --json, --plot and --out of a file are read by new_file."""
     os.mkfifo(tmp_path / f"pipe{ending}")
@@ -122,7 +122,7 @@ def test_no_output_replaces_what_is_no_file(ending, tmp_path):
         (tmp_path / (name + ending)).symlink_to(target)
     for name in ("pipe", "socket", "device", "link", "loop"):
         with pytest.raises(argparse.ArgumentTypeError, match="is not a file"):
-            common.new_file(ending)(str(tmp_path / (name + ending)))
+            new_file(ending)(str(tmp_path / (name + ending)))
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it writes to a device that is always full")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from conftest import ROOT, command
 
-from config import InputError
 from lab import pictures
+from settings import InputError
 from train import read_flags
 from zoo import names
 

@@ -12,9 +12,9 @@ from test_model import some_tokens
 
 import model_numpy
 import model_torch
-from common import read_checkpoint
+from backends import BACKENDS, draw_positions
 from config import ModelConfig, TrainConfig
-from train import BACKENDS, draw_positions
+from runs import read_checkpoint
 
 P = 40
 CONFIG = TrainConfig(9, 4, lr=1e-3, end_lr=1e-3, micro_batch=2, random_positions=P, seed=7)

@@ -12,10 +12,11 @@ import pytest
 import safetensors.numpy
 from conftest import ROOT, TINY, command, process, refused
 
-import common
 import config
+import model_numpy
 import model_torch
-import train
+from files import hash_file
+from runs import CHECKPOINT, read_checkpoint, read_run, save_checkpoint
 
 READERS = {                              # a run's readers, but for lab.harness, which tests/test_harness.py has
     "eval": ["eval.py", "RUN", "--json", "x.json"],
@@ -46,9 +47,9 @@ def desk(workplace, tokens, tmp_path):
 
 def change_weights(run, edit):
     """Write {name: edit(name, array)} in the place of a run's checkpoint."""
-    tensors, info = common.read_checkpoint(run)
+    tensors, info = read_checkpoint(run)
     made = {name: edit(name, x) for name, x in tensors.items()}
-    (run / common.CHECKPOINT).write_bytes(safetensors.numpy.save(made, {name: str(x) for name, x in info.items()}))
+    (run / CHECKPOINT).write_bytes(safetensors.numpy.save(made, {name: str(x) for name, x in info.items()}))
 
 
 def change_settings(run, path, value):
@@ -70,7 +71,7 @@ def test_no_reader_takes_weights_of_another_dtype(reader, desk):
     folder, read = desk
     change_weights(folder / "broken", lambda name, x: x.astype(np.int64) if name == "norm.weight" else x)
     line = refused(read(reader))
-    assert f"broken/{common.CHECKPOINT} is not of the model in config.json: norm.weight is of dtype I64" in line
+    assert f"broken/{CHECKPOINT} is not of the model in config.json: norm.weight is of dtype I64" in line
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "float16", "float64"])
@@ -79,7 +80,7 @@ def test_every_other_dtype_is_refused(dtype, desk):
     change_weights(folder / "broken", lambda name, x: x.astype(dtype))
     for names in (None, ()):                                            # also where the step alone is read
         with pytest.raises(config.InputError, match="is of dtype [A-Z0-9]+, and not F32, so one of them was edited"):
-            common.read_checkpoint(folder / "broken", names)
+            read_checkpoint(folder / "broken", names)
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -138,18 +139,18 @@ def test_weights_that_are_not_finite_are_not_saved(backend, tokens, tmp_path):
     line = refused(command("train.py", *flags, "--steps", "9", "--out", "b", cwd=tmp_path))
     assert re.search("after step 1 [a-z0-9.]+ has numbers that are NaN or infinite, so nothing is saved: try a", line)
     for run in "ab":
-        assert not (tmp_path / run / common.CHECKPOINT).exists()
+        assert not (tmp_path / run / CHECKPOINT).exists()
         assert "NaN" not in (tmp_path / run / "log.jsonl").read_text()
 
 
 def test_the_old_checkpoint_stays_where_a_new_one_is_not_finite(workplace, tmp_path):
     run = shutil.copytree(workplace / "runs/rope", tmp_path / "run")
-    before = (run / common.CHECKPOINT).read_bytes()
-    tensors, _ = common.read_checkpoint(run)
+    before = (run / CHECKPOINT).read_bytes()
+    tensors, _ = read_checkpoint(run)
     tensors["m.norm.bias"][0] = np.inf
     with pytest.raises(config.InputError, match="after step 9 m.norm.bias has numbers"):
-        common.save_checkpoint(run, tensors, 9)
-    assert (run / common.CHECKPOINT).read_bytes() == before
+        save_checkpoint(run, tensors, 9)
+    assert (run / CHECKPOINT).read_bytes() == before
 
 
 def test_several_processes_save_no_weights_that_are_not_finite(tokens, tmp_path, start_torchrun):
@@ -158,14 +159,14 @@ def test_several_processes_save_no_weights_that_are_not_finite(tokens, tmp_path,
     printed, _ = started.communicate(timeout=200)
     assert started.returncode and "numbers that are NaN or infinite, so nothing is saved" in printed, printed
     assert "[rank" not in printed                                       # of a traceback
-    assert not (tmp_path / "run" / common.CHECKPOINT).exists()
+    assert not (tmp_path / "run" / CHECKPOINT).exists()
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reader", ["eval", "generate", "--init-from", "--resume"])
-@pytest.mark.parametrize("name", ["config.json", common.CHECKPOINT, "tokenizer.tiktoken", "log.jsonl"])
+@pytest.mark.parametrize("name", ["config.json", CHECKPOINT, "tokenizer.tiktoken", "log.jsonl"])
 def test_a_folder_in_the_place_of_a_file_of_a_run(name, reader, desk):
     folder, read = desk
     (folder / "broken" / name).unlink()
@@ -190,7 +191,7 @@ def test_an_odd_number_of_bytes_is_no_file_of_tokens(tokens, tmp_path):
     with open(tmp_path / "tokens/train.bin", "ab") as file:
         file.write(b"x")
     meta = json.loads((tmp_path / "tokens/meta.json").read_text())
-    meta["splits"]["train"]["sha256"] = common.hash_file(tmp_path / "tokens/train.bin")
+    meta["splits"]["train"]["sha256"] = hash_file(tmp_path / "tokens/train.bin")
     (tmp_path / "tokens/meta.json").write_text(json.dumps(meta))
     line = refused(command("train.py", *TINY, "--data", "tokens", "--steps", "1", cwd=tmp_path))
     assert "train.bin has an odd number of bytes" in line
@@ -241,14 +242,14 @@ def test_a_weight_that_the_loss_does_not_read_is_named_at_the_first_step(tokens,
     flags = [*TINY, "--pe", "shaw", "--data", tokens, "--steps", "1", "--out", "run"]
     line = refused(command("train.py", *flags, cwd=tmp_path))
     assert "the weight encoding.values has no gradient, since the loss does not depend on it" in line
-    loss_and_grads = train.model_numpy.loss_and_grads
+    loss_and_grads = model_numpy.loss_and_grads
 
     def without_one(*arguments):
         loss, grads = loss_and_grads(*arguments)
         grads.pop("encoding.keys")
         return loss, grads
 
-    monkeypatch.setattr(train.model_numpy, "loss_and_grads", without_one)
+    monkeypatch.setattr(model_numpy, "loss_and_grads", without_one)
     line = refused(command("train.py", *flags, "--backend", "numpy", cwd=tmp_path))
     assert "the weight encoding.keys has no gradient" in line
 
@@ -300,7 +301,7 @@ def test_a_whole_number_is_a_float_where_a_setting_is_one(workplace, tmp_path):
     """As JSON of other programs may have it."""
     run = shutil.copytree(workplace / "runs/rope", tmp_path / "run")
     change_settings(run, "model.encoding.base", 10000)
-    base = common.read_run(run)[0].encoding.base
+    base = read_run(run)[0].encoding.base
     assert (base, type(base)) == (10000, float)
 
 
@@ -349,7 +350,7 @@ def test_help_without_docstrings(script, tmp_path):
     assert done.returncode == 0 and re.match("usage: ", done.stdout), done.stderr
 
 
-@pytest.mark.parametrize("name", ["config.json", common.CHECKPOINT, "tokenizer.tiktoken"])
+@pytest.mark.parametrize("name", ["config.json", CHECKPOINT, "tokenizer.tiktoken"])
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name, workplace, tmp_path):
     shutil.copytree(workplace / "runs/rope", tmp_path / "run")
     (tmp_path / "run" / name).unlink()
@@ -361,7 +362,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name, workplace, tmp_pa
 def test_a_rate_that_overflows_ends_in_one_line(tokens, tmp_path):
     flags = [*TINY, "--layers", "1", "--steps", "1", "--data", tokens, "--out", "run"]
     refused(command("train.py", *flags, "--lr", "1e308", cwd=tmp_path))
-    assert not (tmp_path / "run" / common.CHECKPOINT).exists()
+    assert not (tmp_path / "run" / CHECKPOINT).exists()
 
 
 @pytest.mark.parametrize("what", ["parent", "own"])
@@ -369,7 +370,7 @@ def test_a_tokenizer_that_was_replaced_is_refused(what, workplace, tmp_path):
     """A parent's by --init-from, and a run's own by --resume."""
     shutil.copytree(workplace / "runs/rope", tmp_path / "run")
     (tmp_path / "run/tokenizer.tiktoken").write_text("QQ== 0\n")
-    folder = common.read_run(tmp_path / "run")[2]["data"]["folder"]
+    folder = read_run(tmp_path / "run")[2]["data"]["folder"]
     flags = {"parent": [*TINY, "--pe", "rope", "--data", folder, "--init-from", "run", "--out", "child"],
              "own": ["--out", "run", "--resume", "--steps", "9"]}
     assert "tokenizer" in refused(command("train.py", *flags[what], cwd=tmp_path))

@@ -8,7 +8,7 @@ import sys
 
 from conftest import ROOT
 
-from config import CORE
+from positional_encodings import CORE
 
 SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path

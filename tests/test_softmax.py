@@ -12,9 +12,9 @@ from test_model import attend, like, some_input, some_tokens
 import longer.reading
 import model_numpy
 import zoo.softmax
-from config import InputError
 from longer.cache import Cache
 from longer.reading import Reader
+from settings import InputError
 
 NUMBERS = zoo.softmax.FLOOR_SCALE, zoo.softmax.ATTN_SCALE
 

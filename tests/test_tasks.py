@@ -9,8 +9,8 @@ import pytest
 import torch
 from conftest import command, read_log, refused
 
-import common
 import tasks
+from runs import load_model
 from tasks import IGNORED, TASKS, open_split
 
 SMALL = ["--preset", "mini", "--layers", "1", "--width", "32", "--heads", "2", "--batch-size", "4", "--steps", "3"]
@@ -180,7 +180,7 @@ def test_runs_resume_and_are_scored_by_their_data(runs):
 
 
 def test_accuracies_are_those_of_a_loop(runs):
-    model, _ = common.load_model(runs / "runs/copy-torch")
+    model, _ = load_model(runs / "runs/copy-torch")
     found = tasks.score(model, "task:copy", 40, "test", 20)
     tokens, targets = TASKS["copy"].draw(2, 40, 40, 20, True)
     right, ends, whole = [], [], []
@@ -200,7 +200,7 @@ def test_runs_with_random_positions_are_scored_at_drawn_ones(runs):
     done = command("eval.py", "drawn", "--lengths", "20,60", "--json", "drawn.json", cwd=runs)
     assert done.returncode == 0 and "--lengths must be at most 60" in refused(
         command("eval.py", "drawn", "--lengths", "61", cwd=runs))
-    model, _ = common.load_model(runs / "drawn")
+    model, _ = load_model(runs / "drawn")
     for row in json.loads((runs / "drawn.json").read_text()):
         tokens, targets = TASKS["copy"].draw(1, row["length"], row["length"], 512, True)
         positions = np.sort(np.random.default_rng(row["length"]).choice(60, row["length"], replace=False))

@@ -14,18 +14,20 @@ import pytest
 import torch
 from conftest import ROOT, TINY, command, process, read_log, refused, wait_for
 
-import common
+import backends
 import data
 import model_numpy
 import tasks
 import train
 from engine import masking
+from files import hash_file
+from runs import CHECKPOINT, checkpoint_info, commit_of, read_checkpoint, read_run
 
 SMALL = [*TINY, "--steps", "12", "--eval-every", "5", "--checkpoint-every", "4", "--dropout", "0.1"]
 
 
 def tensors(run):
-    return common.read_checkpoint(run)[0]
+    return read_checkpoint(run)[0]
 
 
 def same_run(a, b):
@@ -49,11 +51,11 @@ def finished(tokens, tmp_path_factory):
 
 def test_a_run_leaves_what_it_promises(finished, tokens):
     _, run = finished["torch"]
-    names = {"config.json", common.CHECKPOINT, "log.jsonl", "tokenizer.tiktoken", ".lock"}
+    names = {"config.json", CHECKPOINT, "log.jsonl", "tokenizer.tiktoken", ".lock"}
     assert {path.name for path in run.iterdir()} == names
-    model, config, record = common.read_run(run)
+    model, config, record = read_run(run)
     shapes = model_numpy.parameter_shapes(model)
-    found, info = common.read_checkpoint(run)
+    found, info = read_checkpoint(run)
     assert {name: x.shape for name, x in found.items()} == {
         f"{kind}{name}": shape for name, shape in shapes.items() for kind in ("", "m.", "v.")}
     assert info["step"] == config.steps == 12
@@ -72,7 +74,7 @@ def test_ctrl_c_keeps_the_last_step_and_resumes(name, finished, tokens, tmp_path
     done = command(*arguments, cwd=tmp_path)
     monkeypatch.undo()
     assert done.returncode == 130 and "go on with: python train.py --out run --resume" in done.stderr
-    assert common.checkpoint_info(tmp_path / "run")["step"] == 7
+    assert checkpoint_info(tmp_path / "run")["step"] == 7
     assert command("train.py", "--out", "run", "--resume", cwd=tmp_path).returncode == 0
     assert same_run(tmp_path / "run", whole)
     done = command(*arguments, "--resume", cwd=tmp_path)
@@ -87,7 +89,7 @@ def test_a_run_goes_on_with_its_tokens_where_the_text_has_changed(books, tmp_pat
     assert "has changed since" in refused(command("train.py", *flags, "--overwrite", cwd=tmp_path))
     (tmp_path / "run/log.jsonl").unlink()
     done = command("train.py", "--out", "run", "--resume", "--steps", "6", cwd=tmp_path)
-    assert done.returncode == 0 and common.checkpoint_info(tmp_path / "run")["step"] == 6, done.stderr
+    assert done.returncode == 0 and checkpoint_info(tmp_path / "run")["step"] == 6, done.stderr
 
 
 @pytest.mark.parametrize("changed", [*data.SPLITS, "tokenizer"])
@@ -103,7 +105,7 @@ def test_a_run_goes_on_with_its_own_data_alone(changed, tokens, tmp_path):
         path.write_text("".join(f"{line}\n" for line in [last, *lines]))
     else:
         path.write_bytes(path.read_bytes()[:-2])
-    (meta["tokenizer"] if changed == "tokenizer" else meta["splits"][changed])["sha256"] = common.hash_file(path)
+    (meta["tokenizer"] if changed == "tokenizer" else meta["splits"][changed])["sha256"] = hash_file(path)
     (tmp_path / "data/meta.json").write_text(json.dumps(meta))
     line = refused(command("train.py", "--out", "run", "--resume", "--steps", "2", cwd=tmp_path))
     assert f"data is not the data that run was trained on: the hash of {changed} differs" in line
@@ -117,9 +119,9 @@ def test_a_finished_run_goes_on_to_more_steps(tokens, tmp_path):
         done = command("train.py", "--out", "run", "--resume", "--steps", more, cwd=tmp_path)
         assert (done.returncode == 0) == (more == "9"), done.stderr
     assert read_log(tmp_path / "run")[: len(before)] == before
-    assert common.checkpoint_info(tmp_path / "run")["step"] == common.read_run(tmp_path / "run")[1].steps == 9
+    assert checkpoint_info(tmp_path / "run")["step"] == read_run(tmp_path / "run")[1].steps == 9
     rates = [line["lr"] for line in map(json.loads, read_log(tmp_path / "run")) if "lr" in line]
-    assert rates[4:] == [train.learning_rate(common.read_run(tmp_path / "run")[1], step) for step in range(4, 9)]
+    assert rates[4:] == [backends.learning_rate(read_run(tmp_path / "run")[1], step) for step in range(4, 9)]
 
 
 VARIANTS = ["--pe expe --once --learn random", "--pe exqpe --theta2 1/8 --softmax sinks", "--pe t5 --window 9",
@@ -148,7 +150,7 @@ def test_gradient_accumulation_is_the_whole_batch(line, tokens):
     batch = source.batch(source.open_split(folder, "train"), model.context, 6, 0, 0)
     if config.objective == "mlm":
         batch = masking.mask_tokens(batch[0], model.vocab, np.random.default_rng(0))
-    for kind in (train.TorchBackend, train.NumpyBackend):
+    for kind in (backends.TorchBackend, backends.NumpyBackend):
         found = []
         for size in (0, 1, 4):
             backend = kind(model, dataclasses.replace(config, micro_batch=size), torch.device("cpu"))
@@ -160,7 +162,7 @@ def test_gradient_accumulation_is_the_whole_batch(line, tokens):
 def test_a_step_waits_for_no_number_of_the_device(tokens, monkeypatch):
     """.item(), float() and .cpu() would; the loop reads a loss when the next step is on its way."""
     _, model, config = train.read_flags([*TINY, "--micro-batch", "2"])
-    backend = train.TorchBackend(model, config, torch.device("cpu"))
+    backend = backends.TorchBackend(model, config, torch.device("cpu"))
     batch = data.batch(data.open_split(tokens, "train"), model.context, 4, 0, 0)
     backend.step(batch, 0)
     with monkeypatch.context() as patched:
@@ -174,16 +176,16 @@ def test_a_step_waits_for_no_number_of_the_device(tokens, monkeypatch):
 @pytest.mark.parametrize("pause", ["--checkpoint-every", "--eval-every"])
 def test_a_nan_before_a_pause_ends_the_run_there(tokens, tmp_path, monkeypatch, pause, nan):
     """Losses are read a step late, but a checkpoint or a validation loss waits for all that come before it."""
-    step = train.TorchBackend.step
+    step = backends.TorchBackend.step
 
     def broken(self, batch, number, positions=None):
         loss, norm = step(self, batch, number, positions)
         return loss if number != nan else loss * np.nan, norm
 
-    monkeypatch.setattr(train.TorchBackend, "step", broken)
+    monkeypatch.setattr(backends.TorchBackend, "step", broken)
     with pytest.raises(SystemExit) as stop:
         train.main([*TINY, "--data", str(tokens), "--out", str(tmp_path / "run"), "--steps", "12", pause, "8"])
-    assert stop.value.code == 2 and not (tmp_path / "run" / common.CHECKPOINT).exists()
+    assert stop.value.code == 2 and not (tmp_path / "run" / CHECKPOINT).exists()
     lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
     assert [(line["step"], "loss" in line) for line in map(json.loads, lines)] == [(i, True) for i in range(1, nan + 1)]
 
@@ -192,8 +194,8 @@ def test_a_full_gpu_memory_halves_the_micro_batch(tokens, monkeypatch, capsys):
     """The step is repeated whole: its loss and weights are those of a run that began so."""
     _, model, config = train.read_flags([*TINY, "--dropout", "0.1", "--batch-size", "4"])
     batch = data.batch(data.open_split(tokens, "train"), model.context, 4, 0, 0)
-    right = train.TorchBackend(model, dataclasses.replace(config, micro_batch=1), torch.device("cpu"))
-    backend = train.TorchBackend(model, config, torch.device("cpu"))
+    right = backends.TorchBackend(model, dataclasses.replace(config, micro_batch=1), torch.device("cpu"))
+    backend = backends.TorchBackend(model, config, torch.device("cpu"))
     forward, calls = backend.model.forward, []
 
     def short(tokens, *more):
@@ -208,7 +210,7 @@ def test_a_full_gpu_memory_halves_the_micro_batch(tokens, monkeypatch, capsys):
     assert all(torch.equal(x, y) for x, y in zip(backend.model.parameters(), right.model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("kind", [train.TorchBackend, train.NumpyBackend])
+@pytest.mark.parametrize("kind", [backends.TorchBackend, backends.NumpyBackend])
 def test_dropout_is_a_function_of_seed_and_step(kind, tokens):
     _, model, config = train.read_flags([*TINY, "--dropout", "0.3", "--lr", "1e-30", "--layers", "1"])
     batch = data.batch(data.open_split(tokens, "train"), model.context, 4, 0, 0)
@@ -315,7 +317,7 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tokens, tmp_path):
     flags = [*TINY, "--lr", "1e30", "--clip", "1e30", "--steps", "50", "--checkpoint-every", "1", "--data", tokens]
     said = refused(command("train.py", *flags, "--out", "run", cwd=tmp_path))
     assert "try a lower --lr" in said
-    assert common.checkpoint_info(tmp_path / "run")["step"] >= 1
+    assert checkpoint_info(tmp_path / "run")["step"] >= 1
 
 
 @pytest.mark.parametrize("name, change", [
@@ -327,7 +329,7 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tokens, tmp_path):
     ("config.json was edited: model.encoding.pe", lambda text: text.replace(b'"pe": "', b'"pe": 5, "of": "')),
     ("config.json was edited: data.splits.val.sha256", lambda text: text.replace(b'"val": {\n', b'"other": {\n')),
     ("config.json was edited: provenance", lambda text: text.replace(b'"provenance": {', b'"provenance": 1, "x": {')),
-    (common.CHECKPOINT, lambda text: text[:-40]),
+    (CHECKPOINT, lambda text: text[:-40]),
     ("tokenizer.tiktoken", lambda text: text[:-40])])
 def test_a_damaged_run_is_named_in_one_line(name, change, finished, tmp_path):
     _, run = finished["torch"]
@@ -343,7 +345,7 @@ TRAIN = [sys.executable, ROOT / "train.py"]
 def test_a_real_kill_leaves_a_run_that_resumes(finished, tokens, tmp_path, start):
     flags = [*SMALL, "--data", tokens, "--out", "run", "--checkpoint-every", "1"]
     running = start([*TRAIN, *flags], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
-    wait_for((tmp_path / "run" / common.CHECKPOINT).exists, running)
+    wait_for((tmp_path / "run" / CHECKPOINT).exists, running)
     running.kill()
     running.wait()
     assert command("train.py", "--out", "run", "--resume", cwd=tmp_path).returncode == 0
@@ -362,7 +364,7 @@ def test_a_run_belongs_to_one_process_and_is_kept_where_nobody_reads_what_it_pri
     running.send_signal(signal.SIGINT)
     assert running.wait(60) == 141
     last = json.loads(read_log(tmp_path / "run")[-1])["step"]
-    assert common.checkpoint_info(tmp_path / "run")["step"] == last
+    assert checkpoint_info(tmp_path / "run")["step"] == last
 
 
 @pytest.mark.parametrize("sent, ignored", [
@@ -376,7 +378,7 @@ def test_a_signal_keeps_the_last_step_unless_it_is_ignored(sent, ignored, tokens
         assert command("train.py", *flags, cwd=tmp_path).returncode == (0 if ignored else 130)
     finally:
         signal.signal(sent, before)
-    assert common.checkpoint_info(tmp_path / "run")["step"] == (3 if ignored else 2)
+    assert checkpoint_info(tmp_path / "run")["step"] == (3 if ignored else 2)
 
 
 @pytest.mark.parametrize("name", ["x'; touch touched; echo '", "it's", "$(touch touched)", "a b"])
@@ -384,19 +386,19 @@ def test_the_path_of_the_code_is_no_command(name, tmp_path):
     """A repository in a folder of this name: the commit is git's; without git or a repository there is none."""
     folder = tmp_path / name
     folder.mkdir()
-    assert train.commit_of(folder) == {}
+    assert commit_of(folder) == {}
     git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
         subprocess.run([*git, *words], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    assert train.commit_of(folder) == {"git": head}
+    assert commit_of(folder) == {"git": head}
     (folder / "below").mkdir()
-    assert train.commit_of(folder / "below") == {}                      # the commit is not that of another project
+    assert commit_of(folder / "below") == {}                      # the commit is not that of another project
     assert not any((place / "touched").exists() for place in (tmp_path, folder, ROOT, Path.cwd()))
 
 
 def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
     (tmp_path / ".git").mkdir()
-    assert train.commit_of(tmp_path) == {}
+    assert commit_of(tmp_path) == {}
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert train.commit_of(tmp_path) == {}
+    assert commit_of(tmp_path) == {}

@@ -16,10 +16,10 @@ import torch
 from conftest import ROOT, command
 
 import expe as reference
-from config import CORE
 from interop import conform, make_vectors
 from interop.make_vectors import Case, document, frequencies, kept, text
 from model_torch import as_tensor, make_encoding_module, score_divisor
+from positional_encodings import CORE
 
 VECTORS = ROOT / "interop/vectors"
 FILES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(VECTORS.glob("*.json"))}

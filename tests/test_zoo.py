@@ -19,8 +19,10 @@ from test_model import attend, doors_of, some_input, some_tokens
 import config
 import model_numpy
 import zoo
-from config import InputError, ModelConfig, make_encoding
+from config import ModelConfig
 from model_torch import GPT, make_encoding_module
+from positional_encodings import make_encoding
+from settings import InputError
 from zoo.path import reflections
 
 ODD = np.array([9, 0, 3, 3, 40, 7, 1, 2, 100, 5, 6, 8])  # positions: gaps, a repeat, no order

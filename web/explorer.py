@@ -18,29 +18,22 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
-from common import (
-    CommandLine,
-    at_least,
-    checkpoint_info,
-    load_model,
-    new_file,
-    read_run,
-    read_text,
-    write_text,
-)
+from cli import CommandLine, at_least, new_file
 
-# common comes first: it says in one line which package is missing
+# cli comes first: it says in one line which package is missing
 # isort: split
 import numpy as np
 import torch
 
-import codehash
 import data
 import tasks
 import train
-from config import InputError, prefix_errors, refuse_unless
 from eval import MULTIPLES, held_out
+from files import read_text, write_text
 from model_torch import GPT
+from runs import checkpoint_info, describe, load_model, read_run, require_finite
+from settings import InputError, prefix_errors
+from tokenizer import read_tokenizer
 from zoo.names import COLOURS, changed, colour, names_of, variant_of
 
 WEB = Path(__file__).parent
@@ -180,7 +173,7 @@ def results_of(gpt, documents):
         positions = np.arange(start, start + length)
         losses = [model.token_losses(x[:, :-1], x[:, 1:], positions)[0, -context:] for x in windows]
         mean = torch.cat(losses).double().mean().item()
-        refuse_unless(math.isfinite(mean))
+        require_finite(math.isfinite(mean))
         return mean
 
     return {"losses": [loss(gpt, multiple * context) for multiple in MULTIPLES],
@@ -210,7 +203,7 @@ def task_of(runs):
 
 def texts_of(run, record, documents, length):
     """[{"title", "text"}] of the first of these documents, each cut after so many tokens."""
-    encoding = data.run_tokenizer(run, record["data"])
+    encoding = read_tokenizer(run, record["data"])
     texts = []
     for i, document in enumerate(documents[:TEXTS]):
         text = encoding.decode([int(token) for token in document[1 : length + 1]], errors="ignore")
@@ -281,7 +274,7 @@ def page(runs, repository=""):
     if not documents:
         raise InputError(f"no document of {title} has {longest:,} tokens, 16 times the trained length: give more text")
     for run in runs:
-        codehash.describe(run, read_run(run)[2] | checkpoint_info(run))
+        describe(run, read_run(run)[2] | checkpoint_info(run))
     read = [read_run(run) for run in kinds[False]]
     either = lambda found: " or ".join(dict.fromkeys(found))  # noqa: E731
     sizes = either(f"{model.layers} blocks and {model.width} dimensions" for model, _, _ in read)

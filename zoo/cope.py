@@ -15,8 +15,9 @@ from typing import ClassVar
 import numpy as np
 
 import model_numpy
-from config import NoPE, setting
 from model_torch import Encoding, at_least_fp32
+from positional_encodings import NoPE
+from settings import setting
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ Blocks with the settings of --pe share its parameters, if it shares any; each ot
 import math
 from dataclasses import fields, replace
 
-from config import InputError, Learned, Sinusoidal, kind_of, make_encoding
+from positional_encodings import Learned, Sinusoidal, make_encoding
+from settings import InputError, kind_of
 
 WORDS = {"true": True, "false": False}
 
@@ -53,7 +54,7 @@ def read(part, model):
         if hasattr(e, "defaults"):                                   # some of which depend on other settings
             before, after = e.defaults(model.context), new.defaults(model.context)
             for name in after.keys() - values.keys():
-                if after[name] != before[name] and getattr(e, name) is not None:
+                if after[name] != before.get(name) and getattr(e, name) is not None:
                     raise InputError(f"it needs its own {name}: add :{name}={after[name]:g}, its default, or another")
         return new.fit(model), window
     except InputError as error:

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 
 import model_numpy
-from config import setting
 from model_torch import ALiBi, score_divisor
+from settings import setting
 from zoo import kerple
 
 HIDDEN = 32

@@ -18,8 +18,9 @@ import torch
 
 import expe
 import model_numpy
-from config import NoPE, setting
 from model_torch import Encoding
+from positional_encodings import NoPE
+from settings import setting
 
 PAIRS = 2**12                            # of query and key, whose hidden numbers are in memory at a time, and in cache
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch.nn.functional as F
 
 import model_numpy
-from config import NoPE
 from model_torch import Encoding, at_least_fp32
+from positional_encodings import NoPE
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 import expe
 import model_numpy
-from config import NoPE
 from model_torch import ALiBi, score_divisor
+from positional_encodings import NoPE
 
 
 @dataclass(frozen=True)

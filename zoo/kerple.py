@@ -12,8 +12,8 @@ import numpy as np
 
 import expe
 import model_numpy
-from config import NoPE
 from model_torch import Encoding
+from positional_encodings import NoPE
 
 
 @dataclass(frozen=True)

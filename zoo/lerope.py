@@ -14,8 +14,8 @@ import torch
 
 import expe
 import model_numpy
-from config import RoPE, Sinusoidal
 from model_torch import Encoding, at_least_fp32, rotate_pairs
+from positional_encodings import RoPE, Sinusoidal
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
-from common import read_run
-from config import make_encoding
+from positional_encodings import make_encoding
+from runs import read_run
 
 METHODS = {                              # how a run of studies/ or --pe begins: (its name in pictures, its colour)
     "expe": ("ExPE", "#194DCD"), "rope": ("RoPE", "#7D3B04"), "expe-on-k": ("ExPE-K", "#2DC269"),

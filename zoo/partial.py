@@ -11,8 +11,9 @@ import torch
 
 import expe
 import model_numpy
-from config import InputError, Sinusoidal, setting
 from model_torch import RoPE
+from positional_encodings import Sinusoidal
+from settings import InputError, setting
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import numpy as np
 import torch.nn.functional as F
 
 import model_numpy
-from config import setting
 from model_torch import score_divisor
+from settings import setting
 from zoo import partial
 
 

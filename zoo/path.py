@@ -24,8 +24,9 @@ import torch
 import torch.nn.functional as F
 
 import model_numpy
-from config import NoPE, setting
 from model_torch import Encoding, at_least_fp32, score_divisor
+from positional_encodings import NoPE
+from settings import setting
 from zoo.selective_rope import conv, convolve, scale_to_unit, unit
 
 TAPS = 3                                                             # tokens that the convolution sees

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 import expe
 import model_numpy
-from config import Sinusoidal
 from model_torch import Encoding
+from positional_encodings import Sinusoidal
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 
 import expe
 import model_numpy
-from config import NoPE, setting
 from model_torch import Encoding
+from positional_encodings import NoPE
+from settings import setting
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 
 import model_numpy
 import model_torch
-from config import RoPE, Sinusoidal
+from positional_encodings import RoPE, Sinusoidal
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 import expe
 import model_numpy
-from config import NoPE, RoPE, setting
 from model_torch import Encoding, at_least_fp32, rotate_pairs, score_divisor
+from positional_encodings import NoPE, RoPE
+from settings import setting
 
 TAPS = 4                                                             # tokens that the convolution sees
 EPS = 1e-6                                                           # as in fla's l2norm

@@ -14,8 +14,9 @@ import numpy as np
 
 import expe
 import model_numpy
-from config import RoPE, Sinusoidal, setting
 from model_torch import Encoding, rotate_pairs
+from positional_encodings import RoPE, Sinusoidal
+from settings import setting
 
 
 @dataclass(frozen=True)
