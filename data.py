@@ -64,7 +64,7 @@ def source_of(name):
 
 # ---- preparing: a source to a folder of tokens -----------------------------------------------------------------------
 
-def target(source, out=None, vocab=None, tokenizer=None):
+def find_target(source, out=None, vocab=None, tokenizer=None):
     """(folder, size of the vocabulary, ranks of a ready tokenizer or None) of a preparation with these flags."""
     if vocab is not None and tokenizer is not None:
         raise InputError("--vocab is the size of the tokenizer: leave out --vocab, or --tokenizer")
@@ -90,29 +90,22 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, defau
     """Turn a source into a folder of tokens, `out` or data/<name>-v<vocab>; returns its path.
 
     A tokenizer of `vocab` entries is trained on the training documents (of fewer, if the text has pairs for fewer and
-    or_fewer says so: by default if no vocab is given), or `tokenizer` is a .tiktoken file. `given` and `usual` are
+    or_fewer says so: by default if no vocab is given), or `tokenizer` is a .tiktoken file. `given` and `defaults` are
     settings as fill_in takes them: documents with fewer than min_doc_tokens tokens are dropped, those with more than
     max_doc_chars characters are cut, and encoding ends at max_tokens (0: never). Copies are dropped, and so are
     held-out documents that are nearly in train.
     """
     settings = fill_in(source, given, defaults)
     or_fewer = vocab is None if or_fewer is None else or_fewer
-    out, vocab, ranks = target(source, out, vocab, tokenizer)
+    out, vocab, ranks = find_target(source, out, vocab, tokenizer)
     check_new(out, overwrite)
     print(f"preparing {out} from {source}", flush=True)
     left_out = LeftOut()
     found = list(drop_copies(documents(source, left_out), settings["min_doc_tokens"], left_out))
-    made, dropped = None, left_out
-    if are_many(found):
-        made = make_splits(split_by_hash(found), vocab, ranks, or_fewer, settings, dropped := LeftOut(left_out))
-    if not made and found and not settings["max_tokens"] and settings["min_doc_tokens"] == 1:
-        print(f"too few documents to be split by a hash of their text ({len(found)}): the last tenth of the text "
-              "becomes val, the tenth before that test")
-        few = split_by_tenths(list(drop_near_copies(found, dropped := LeftOut(left_out))))
-        made = make_splits(few, vocab, ranks, or_fewer, settings, dropped)
-    if not made:
-        dropped.print()
-        remedy = next((remedy for reason, remedy in REMEDIES.items() if reason in dropped), "give more text")
+    made = split_and_encode(found, vocab, ranks, or_fewer, settings, left_out)
+    if made is None:
+        left_out.print()
+        remedy = next((remedy for reason, remedy in REMEDIES.items() if reason in left_out), "give more text")
         remedy = "leave --max-tokens out, or give more documents" if settings["max_tokens"] else remedy
         raise InputError(f"{source} has too little text for train and val: {remedy}")
     ranks, tokens, near = made
@@ -125,10 +118,30 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, defau
         for split in SPLITS:
             together = np.concatenate([*tokens[split].values(), np.zeros(0, np.uint16)])
             files.write_bytes(out / f"{split}.bin", together.tobytes())
-        write_meta(out, meta, {split: len(documents) for split, documents in tokens.items()}, dropped, near)
+        write_meta(out, meta, {split: len(documents) for split, documents in tokens.items()}, left_out, near)
     if (source, vocab, meta["min_doc_tokens"]) == ("stdlib", 1024, 2048) and hash_file(out / "train.bin") != STDLIB:
         print(f"Python {meta['python']}'s library is another text than that of README's numbers, Python 3.11.7's")
     return out
+
+def split_and_encode(found, vocab, ranks, or_fewer, settings, left_out):
+    """(ranks, {split: {name: tokens}}, near copies) of documents (name, text); None if train or val is left empty.
+
+    Documents fall to the splits by a hash of their text. If they are too few for that, the end of the text is held out.
+    What one of the two ways leaves out is added to left_out.
+    """
+    of_documents = LeftOut(left_out)
+    if are_many(found):
+        made = make_splits(split_by_hash(found), vocab, ranks, or_fewer, settings, left_out)
+        if made:
+            return made
+    if not found or settings["max_tokens"] or settings["min_doc_tokens"] > 1:
+        return None
+    left_out.clear()                                        # what the other way left out
+    left_out.update(of_documents)
+    print(f"too few documents to be split by a hash of their text ({len(found)}): the last tenth of the text "
+          "becomes val, the tenth before that test")
+    texts = split_by_tenths(list(drop_near_copies(found, left_out)))
+    return make_splits(texts, vocab, ranks, or_fewer, settings, left_out)
 
 def are_many(found):
     """Whether a hash of their text splits documents well: some fall to val, and train has half of the text or more."""
@@ -186,17 +199,22 @@ def encode_texts(texts, tokenizer, settings, left_out):
 def ensure(source, vocab, prepare=prepare, defaults=PRESETS["mini"], given=()):
     """(folder, meta.json) of a source's tokens: the source itself if it is one, found under data/, or prepared now.
 
-    usual: settings of a preparation, for a text with a name; given: those on the command line, "vocab" among them. What
-    is given must be the folder's. A text with pairs for fewer than `vocab` entries gets fewer if vocab is not given.
+    defaults: settings of a preparation, for a text with a name. given: those on the command line, "vocab" among them;
+    they must be the folder's. A text with pairs for fewer than `vocab` entries gets fewer if vocab is not given.
     """
     given = dict(given)
     folder = Path(source) if is_whole(Path(source)) else folder_of(source, vocab)
-    settings = {name: given[name] for name in PREPARATION if name in given}
     if not is_whole(folder):
+        settings = {name: given[name] for name in PREPARATION if name in given}
         with files.lock(folder.parent, wait=True):         # of several runs that begin at once, one prepares the data
             if not is_whole(folder):
                 show(prepare(source, folder, vocab, defaults=defaults, or_fewer="vocab" not in given, **settings))
     meta = read_meta(folder)
+    check_folder(folder, meta, source, vocab, given)
+    return folder, meta
+
+def check_folder(folder, meta, source, vocab, given):
+    """InputError unless a prepared folder is of the source as it is now, and was prepared as it is asked for."""
     if folder != Path(source):
         content = hash_source(source)
         if (meta["source"], meta.get("content", content)) != (full_name(source), content):
@@ -207,13 +225,12 @@ def ensure(source, vocab, prepare=prepare, defaults=PRESETS["mini"], given=()):
     if "vocab" in given and meta["vocab"] != vocab:
         raise InputError(f"{folder} has a vocabulary of {meta['vocab']}, and --vocab {vocab} was given: leave it out, "
                          "or prepare the text again")
-    for name, value in settings.items():
-        if meta.get(name, value) != value:
+    for name in PREPARATION:
+        if name in given and meta.get(name, given[name]) != given[name]:
             flag = flag_of(name)
-            raise InputError(f"{folder} was prepared with {flag} {meta[name]}, and {flag} {value} was given: leave it "
-                             f"out, or prepare another folder with python data.py {shlex.quote(meta['source'])} {flag} "
-                             f"{value} --out DIR")
-    return folder, meta
+            command = f"python data.py {shlex.quote(meta['source'])} {flag} {given[name]} --out DIR"
+            raise InputError(f"{folder} was prepared with {flag} {meta[name]}, and {flag} {given[name]} was given: "
+                             f"leave it out, or prepare another folder with {command}")
 
 def is_whole(folder):
     """Whether a folder of tokens was prepared to its end."""

@@ -24,17 +24,8 @@ from tqdm import tqdm
 import data
 from backends import pick_device
 from files import write_text
-from runs import (
-    describe_progress,
-    load_model,
-    read_checkpoint,
-    read_named,
-    read_run,
-    require_finite,
-    try_to_read,
-    warn_of_changes,
-)
-from settings import InputError, prefix_errors
+from runs import describe_progress, load_model, read_checkpoint, read_named, read_run, try_to_read, warn_of_changes
+from settings import InputError, prefix_errors, require_finite
 from texts import LeftOut, documents, full_name
 from tokenizer import read_tokenizer
 

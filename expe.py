@@ -1,7 +1,7 @@
 """Positions in, numbers out: every encoding as a pure function of integer positions, in float64.
 
 The positions may have any shape and order, and hold any integers that fit int64; every table has one more axis than
-they have. What is no such integer raises ValueError. Sizes are checked where they are given (config.py).
+they have. What is no such integer raises ValueError. Sizes are checked where they are given (positional_encodings.py).
 NumPy alone: no torch, no model.
 
 n a position, j a dimension, l the number of overridden dimensions, start the paper's S, D the width of a head.

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from backends import pick_device
-from runs import describe, load_model, require_finite
-from settings import InputError, prefix_errors
+from runs import describe, load_model
+from settings import InputError, prefix_errors, require_finite
 from tokenizer import read_tokenizer
 
 TOKENS = 200  # of a text, when no --tokens are given

@@ -191,12 +191,6 @@ def check_shapes(run, tensors, config, prefixes=("",)):
             prefix + name: shape for prefix in prefixes for name, shape in shapes.items()}:
         raise InputError(f"{Path(run) / CHECKPOINT} is not of the model in config.json: one of them was edited")
 
-def require_finite(finite, what="losses"):
-    """InputError unless the losses, or whatever else was computed of a model, are finite."""
-    if not finite:
-        raise InputError(f"its {what} are not finite numbers: its weights are too large, or its positions as they are "
-                         "scaled here: train it again with a lower --lr, or scale less")
-
 # ---- what is said of a run -------------------------------------------------------------------------------------------
 
 def describe_progress(step, steps):
@@ -326,9 +320,6 @@ class Run:
                            "code": codehash.code_of(self.model_config, self.train_config)}}
         if args.resume:
             self.check_same_data()
-        elif self.train_config.init_from != "none":
-            from engine import init_from
-            init_from.check_parent(self)
 
     def check_folder(self):
         """InputError unless the folder is new or empty or, with --resume or --overwrite, holds a run."""
@@ -338,14 +329,6 @@ class Run:
             read_run(self.folder)
             if not self.args.overwrite:
                 raise InputError(f"{self.folder} exists: add --resume to go on with it, or --overwrite to replace it")
-
-    def begin(self, backend):
-        """(steps done, seconds trained) before now, with the backend filled where it does not begin anew."""
-        step, seconds = self.go_on(backend) if self.args.resume else (0, 0.0)
-        if step == 0 and self.train_config.init_from != "none":
-            from engine import init_from
-            self.record["parent"] = init_from.load_parent(self, backend)
-        return step, seconds
 
     # ---- files
 
@@ -430,7 +413,7 @@ class Run:
         if checkpoint_info(self.folder)["step"]:
             read_tokenizer(self.folder, stored)                         # which refuses another one
 
-    def go_on(self, backend):
+    def resume(self, backend):
         """Fill the backend from the last checkpoint; returns (steps done, seconds trained).
 
         What was logged after the checkpoint is trained again, and goes. If the code is not the one that trained so far,

@@ -21,6 +21,12 @@ def prefix_errors(flag):
     except InputError as error:
         raise InputError(f"{flag}: {error}") from None
 
+def require_finite(finite, what="losses"):
+    """InputError unless the losses, or whatever else was computed of a model, are finite."""
+    if not finite:
+        raise InputError(f"its {what} are not finite numbers: its weights are too large, or its positions as they are "
+                         "scaled here: train it again with a lower --lr, or scale less")
+
 def did_you_mean(word, names):
     """A question for the end of an error message, " (did you mean expe?)"; "" if none of the names is near the word."""
     near = difflib.get_close_matches(str(word), names, 1)

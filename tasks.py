@@ -24,8 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from config import PRESETS, SPLITS
-from runs import require_finite
-from settings import InputError, did_you_mean, flag_of, prefix_errors
+from settings import InputError, did_you_mean, flag_of, prefix_errors, require_finite
 
 IGNORED = -100
 SEQUENCES = 512                          # that an evaluation scores at each length

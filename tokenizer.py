@@ -58,7 +58,8 @@ def write_ranks(path, ranks):
 
 def make_tokenizer(ranks):
     """A tiktoken.Encoding; <|endoftext|> is its last rank + 1."""
-    return tiktoken.Encoding("data.py", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={EOT: len(ranks)})
+    return tiktoken.Encoding("tokenizer.py", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks,
+                             special_tokens={EOT: len(ranks)})
 
 def read_tokenizer(folder, meta):
     """The tokenizer in a run directory or a folder of tokens; InputError unless its hash is the one in meta."""

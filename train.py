@@ -120,7 +120,11 @@ def open_run(argv, make=runs.Run):
     """The Run that the flags ask for, with its data; InputError for a wrong flag, folder or text."""
     args, model_config, train_config = read_flags(argv)
     on_cpu = train_config.backend == "numpy" and args.device == "auto"
-    return make(argv, args, model_config, train_config, pick_device("cpu" if on_cpu else args.device))
+    run = make(argv, args, model_config, train_config, pick_device("cpu" if on_cpu else args.device))
+    if train_config.init_from != "none" and not args.resume:
+        from engine import init_from
+        init_from.check_parent(run)
+    return run
 
 def train_run(run, make_backend):
     """Train what is left of a run, with the backend that is made of (ModelConfig, TrainConfig, device, compiled)."""
@@ -129,7 +133,10 @@ def train_run(run, make_backend):
     if run.args.resume and runs.checkpoint_info(run.folder)["step"] >= config.steps:
         return print(f"{run.folder} is complete: {config.steps:,} of {config.steps:,} steps")
     backend = make_backend(run.model_config, config, run.device, run.args.compile)
-    first, seconds = run.begin(backend)
+    first, seconds = run.resume(backend) if run.args.resume else (0, 0.0)
+    if first == 0 and config.init_from != "none":
+        from engine import init_from
+        run.record["parent"] = init_from.load_parent(run, backend)
     print(describe(run, first))
     if train(run, backend, first, seconds) < config.steps:
         print(f"stopped; go on with: python train.py --out {shlex.quote(str(run.folder))} --resume", file=sys.stderr)

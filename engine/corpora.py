@@ -7,7 +7,7 @@ encodes the others, and notes a hash of each and a signature of its shingles. Th
 order of the tasks, without exact copies, and without held-out documents that MinHash finds to be nearly in train
 (Broder 1997; not for FineWeb, of which near copies are dropped already). The result depends on --tasks and not on
 --workers. The same command continues work that was stopped, and skips the tasks that are done; --overwrite begins anew.
-Rows and files that are not used are counted and named, as in data.py.
+Rows and files that are not used are counted and named, as in texts.py.
 """
 
 import contextlib
@@ -167,7 +167,7 @@ def encode(documents, rank, world_size, folder, tokenizer, settings, files=None)
         np.savez(file, splits=splits, sizes=sizes, hashes=np.array(hashes, np.uint64), left_out=json.dumps(left_out))
 
 class Signatures(MinhashDedupSignature):
-    """MinHash signatures of the shingles of data.py: of the 1,024 with the smallest hashes, so that none takes long."""
+    """MinHash signatures of the shingles of texts.py: of the 1,024 smallest hashes, so that none takes long."""
 
     def get_shingles(self, text):
         return hash_shingles(text)[:1024, None]
@@ -290,7 +290,7 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, defau
     """
     settings = data.fill_in(source, given, defaults)
     or_fewer = vocab is None if or_fewer is None else or_fewer
-    out, vocab, ranks = data.target(source, out, vocab, tokenizer)
+    out, vocab, ranks = data.find_target(source, out, vocab, tokenizer)
     meta = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "tasks": tasks, **settings,
             "content": hash_source(source)}
     data.check_new(out, overwrite)

@@ -25,8 +25,8 @@ from generate import TOKENS
 from interop.over import GPT2, LLAMA, NEOX, SHAPE
 from interop.tokens import CONFIG, to_tokenizers
 from model_torch import ENCODINGS
-from runs import load_model, read_run, require_finite
-from settings import InputError, prefix_errors
+from runs import load_model, read_run
+from settings import InputError, prefix_errors, require_finite
 from tokenizer import read_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,8 +19,8 @@ from lab import pictures
 from lab.measures import usable
 from longer import scaling
 from longer.reading import Reader, ReadingAttention, load
-from runs import describe_progress, require_finite, warn_of_changes
-from settings import InputError, prefix_errors
+from runs import describe_progress, warn_of_changes
+from settings import InputError, prefix_errors, require_finite
 from zoo.names import name, variant_of
 
 

@@ -29,8 +29,8 @@ from longer import scaling
 from longer.cache import Cache
 from longer.reading import BATCH_TOKENS, load
 from longer.writing import generate_cached
-from runs import describe_progress, read_named, read_run, require_finite, warn_of_changes
-from settings import InputError, prefix_errors
+from runs import describe_progress, read_named, read_run, warn_of_changes
+from settings import InputError, prefix_errors, require_finite
 from tokenizer import EOT, read_tokenizer
 
 PROG, VERSION = "python -m lab.harness", "0.4.13"

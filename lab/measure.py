@@ -29,8 +29,8 @@ from files import write_rows
 from lab import measures, table
 from longer import scaling
 from longer.reading import CANNOT_STREAM, load
-from runs import load_model, read_named, read_run, require_finite, try_to_read, warn_of_changes
-from settings import InputError, prefix_errors
+from runs import load_model, read_named, read_run, try_to_read, warn_of_changes
+from settings import InputError, prefix_errors, require_finite
 from tokenizer import read_tokenizer
 
 TASK_ROW = ("accuracy", "whole", "end")  # of a task's row: what is stored of it

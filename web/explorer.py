@@ -31,8 +31,8 @@ import train
 from eval import MULTIPLES, held_out
 from files import read_text, write_text
 from model_torch import GPT
-from runs import checkpoint_info, describe, load_model, read_run, require_finite
-from settings import InputError, prefix_errors
+from runs import checkpoint_info, describe, load_model, read_run
+from settings import InputError, prefix_errors, require_finite
 from tokenizer import read_tokenizer
 from zoo.names import COLOURS, changed, colour, names_of, variant_of
 

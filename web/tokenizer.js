@@ -1,7 +1,7 @@
 "use strict";
-// Byte-pair encoding with the ranks of a .tiktoken file, as tiktoken does it by data.py's SPLIT_PATTERN.
+// Byte-pair encoding with the ranks of a .tiktoken file, as tiktoken does it by tokenizer.py's SPLIT_PATTERN.
 
-// data.py's pattern in JavaScript's words: \s there is White_Space, and its (?i:s) finds the long s too. What its
+// tokenizer.py's pattern in JavaScript's words: \s there is White_Space, and its (?i:s) finds the long s too. What its
 // possessive quantifiers would forbid can't happen here: no part can give back what the next one takes.
 const SPLIT = new RegExp(
   "'(?:[sdmtSDMT\\u017F]|[lL][lL]|[vV][eE]|[rR][eE])|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" +
