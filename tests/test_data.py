@@ -201,7 +201,7 @@ def test_marked_ends_divide_a_file_and_a_byte_order_mark_is_no_text(tmp_path):
     assert sorted(sum(texts.values(), [])) == sorted(stories)
     assert all(split_of(text) == split for split, found in texts.items() for text in found)
     (tmp_path / "code.py").write_text('END = "<|endoftext|>"\n')                # no line of its own
-    assert len([*texts.documents(tmp_path / "code.py")]) == 1
+    assert len([*documents(tmp_path / "code.py")]) == 1
 
 
 @pytest.mark.parametrize("name", ["one.txt", "long_line.txt"])

@@ -91,7 +91,7 @@ def test_an_empty_folder_and_a_link_to_one_take_a_run(desk, tokens):
 
 @pytest.mark.parametrize("error", [OSError(5, "an edit of yours"), RuntimeError("the memory of this edit")])
 def test_a_bug_keeps_its_traceback(error, tokens, tmp_path, monkeypatch):
-    def step(self, batch, step, positions):
+    def step(self, batch, step):
         raise error
 
     monkeypatch.setattr(backends.TorchBackend, "step", step)
@@ -103,7 +103,7 @@ def test_a_bug_keeps_its_traceback(error, tokens, tmp_path, monkeypatch):
 @pytest.mark.parametrize("error", [MemoryError("8 TiB"), torch.OutOfMemoryError("CUDA: 8 TiB"),
                                    RuntimeError("DefaultCPUAllocator: can't allocate 8 TiB")])
 def test_too_large_a_model_is_named_in_one_line(error, tokens, tmp_path, monkeypatch):
-    def step(self, batch, step, positions):
+    def step(self, batch, step):
         raise error
 
     monkeypatch.setattr(backends.TorchBackend, "step", step)

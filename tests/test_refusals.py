@@ -12,9 +12,10 @@ import pytest
 import safetensors.numpy
 from conftest import ROOT, TINY, command, process, refused
 
-import config
 import model_numpy
 import model_torch
+import positional_encodings
+import settings
 from files import hash_file
 from runs import CHECKPOINT, read_checkpoint, read_run, save_checkpoint
 
@@ -79,7 +80,7 @@ def test_every_other_dtype_is_refused(dtype, desk):
     folder, _ = desk
     change_weights(folder / "broken", lambda name, x: x.astype(dtype))
     for names in (None, ()):                                            # also where the step alone is read
-        with pytest.raises(config.InputError, match="is of dtype [A-Z0-9]+, and not F32, so one of them was edited"):
+        with pytest.raises(settings.InputError, match="is of dtype [A-Z0-9]+, and not F32, so one of them was edited"):
             read_checkpoint(folder / "broken", names)
 
 
@@ -148,7 +149,7 @@ def test_the_old_checkpoint_stays_where_a_new_one_is_not_finite(workplace, tmp_p
     before = (run / CHECKPOINT).read_bytes()
     tensors, _ = read_checkpoint(run)
     tensors["m.norm.bias"][0] = np.inf
-    with pytest.raises(config.InputError, match="after step 9 m.norm.bias has numbers"):
+    with pytest.raises(settings.InputError, match="after step 9 m.norm.bias has numbers"):
         save_checkpoint(run, tensors, 9)
     assert (run / CHECKPOINT).read_bytes() == before
 
@@ -232,7 +233,7 @@ def test_a_bug_in_an_encodings_file_is_not_called_an_edited_config(workplace, mo
     def fit(self, model):
         return None + model.context
 
-    monkeypatch.setattr(config.RoPE, "fit", fit)
+    monkeypatch.setattr(positional_encodings.RoPE, "fit", fit)
     with pytest.raises(TypeError, match="unsupported operand"):
         command("eval.py", "runs/rope", cwd=workplace)
 
