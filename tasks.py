@@ -381,7 +381,7 @@ class Symbols:
     def decode_bytes(self, tokens):
         return "".join(f" {self.symbols[token]}" for token in tokens).encode()
 
-def run_tokenizer(folder, meta):
+def read_tokenizer(folder, meta):
     if meta["tokenizer"]["sha256"] != hash_symbols(meta["source"]):
         raise InputError(f"{meta['source']} has other symbols than when {folder} was trained: train again")
     return Symbols(find(meta["source"]).symbols)
