@@ -11,6 +11,7 @@ embedding and on each residual branch, never on attention weights; the output la
 """
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import model_numpy
-from config import CORE, zoo_module, zoo_part
+from config import CORE, InputError, zoo_module, zoo_part
 from expe import alibi_slopes, integers
 
 
@@ -36,7 +37,7 @@ class Encoding(nn.Module):
     """No encoding (NoPE, Haviv et al. 2022): the six doors, all shut. Every other encoding opens some.
 
     Its settings (config.py) make `table` of the positions: their `rows` for embed, override and rotate, their `pairs`
-    for score and value. Its own parameters are those that model_numpy.py names.
+    for score and value. Its own parameters are those that its half in NumPy declares.
     """
 
     softmax = None                       # softmax(scores): in the place of the plain one; masked scores (B, H, T, S)
@@ -46,10 +47,8 @@ class Encoding(nn.Module):
         super().__init__()
         self.settings = settings
         self.n_heads = config.heads
-        doors = model_numpy.doors_of(settings, config)
-        self.each_block = doors.each_block
-        for name, shape in doors.shapes(config).items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        for name, parameter in model_numpy.build_encoding(settings, config).parameters(config).items():
+            self.register_parameter(name, nn.Parameter(torch.empty(parameter.shape)))
 
     def embed(self, x, table):
         """The residual stream x (B, T, C), once, before block 1."""
@@ -83,17 +82,21 @@ class Learned(Encoding):
     def embed(self, x, table):
         return x + F.embedding(table, self.weight)                                     # (..., T, C)
 
+def phi(h, table):
+    """The paper's equation 3: h (B, T, C) with the table (..., T, l) in the place of its first l dimensions."""
+    l = table.shape[-1]
+    return torch.cat((table.expand(*h.shape[:-1], l), h[..., l:]), -1)                 # (B, T, C)
+
 class ExPE(Encoding):
-    """The paper's equations 2 and 3, or by ExQPE's rows 4 and 5: in every block phi, of which the first l numbers are
-    the position's row, enters W_q and W_k; --on k|q|qk|qkv says which.
+    """The paper's equation 2, with phi by ExPE's rows or by ExQPE's: in every block phi(h) enters W_q and W_k; --on
+    k|q|qk|qkv says which.
     """
 
-    def override(self, h, table):                                          # h (B, T, C), table (T, l)
-        l = table.shape[-1]
-        phi = torch.cat((table.expand(*h.shape[:-1], l), h[..., l:]), -1)  # equation 3
-        return [phi if part in self.settings.on else h for part in "qkv"]  # equation 2
+    def override(self, h, table):
+        phi_h = phi(h, table)
+        return [phi_h if part in self.settings.on else h for part in "qkv"]
 
-def expe(settings, config):
+def build_expe(settings, config):
     """ExPE or ExQPE; the ablations --once and --learn are in zoo/ablations.py."""
     if settings.once or settings.learn != "none":
         return zoo_module("ablations").Layer(settings, config)
@@ -153,10 +156,10 @@ class Shaw(Encoding):
         by_distance = by_distance.scatter_add(-1, table.expand_as(weights), weights)
         return weights @ v + by_distance @ self.values                                 # (B, H, T, D)
 
-ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": expe, "exqpe": expe, "rope": RoPE,
-             "alibi": ALiBi, "t5": T5, "shaw": Shaw}
+ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": build_expe, "exqpe": build_expe,
+             "rope": RoPE, "alibi": ALiBi, "t5": T5, "shaw": Shaw}
 
-def make_encoding_module(settings, config):
+def build_encoding(settings, config):
     """The Encoding of these settings, with the softmax of the model's config."""
     kind = ENCODINGS[settings.pe] if settings.pe in CORE else zoo_part(settings.pe, "Layer")
     encoding = kind(settings, config)
@@ -227,10 +230,8 @@ class Attention(nn.Module):
         self.window = window
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)           # W_q, W_k and W_v, stacked
         self.proj = nn.Linear(config.width, config.width, bias=False)
-        if encoding.each_block:
-            self.encoding = encoding
-        else:
-            self.__dict__["encoding"] = encoding                                       # shared: GPT's own parameters
+        # Blocks may share an encoding, so this refers to it and registers nothing: GPT says whose parameters it has.
+        object.__setattr__(self, "encoding", encoding)
 
     def forward(self, h, pos):
         q, k, v = self.project(h, pos)                                                 # (B, H, T, D) each
@@ -304,6 +305,13 @@ def cross_entropy(h, w, targets, reduction="mean"):
     losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), reduction=reduction)
     return losses if reduction == "mean" else losses.view(targets.shape)
 
+class Tables(NamedTuple):
+    """model_numpy.Tables, and the positions n that they are made of, for engine/fast.py."""
+
+    rows: Any
+    pairs: Any
+    n: Any
+
 class GPT(nn.Module):
     """A decoder-only transformer with any encoding of config.ENCODINGS.
 
@@ -322,17 +330,21 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(config.vocab, config.width)
         self.dropout = dropout(config.dropout)
         self.blocks = nn.ModuleList()
-        shared = {}                                                     # one encoding for all blocks of a kind
-        for i in range(config.layers):
-            settings, window = config.block(i)
-            encoding = shared.get(settings) or make_encoding_module(settings, config)
-            if not encoding.each_block:
-                shared[settings] = encoding
-            self.blocks.append(Block(config, attention(config, encoding, window), dropout(config.dropout)))
+        shared = None                                                   # the one encoding that blocks may share
+        for settings, window, _, is_shared, _ in model_numpy.encodings_of_blocks(config):
+            if is_shared:
+                encoding = shared = shared or build_encoding(settings, config)
+            else:
+                encoding = build_encoding(settings, config)
+            block = Block(config, attention(config, encoding, window), dropout(config.dropout))
+            if not is_shared:
+                block.attn.encoding = encoding                          # as blocks.i.attn.encoding.NAME
+            self.blocks.append(block)
         self.norm = NORMS[config.norm](config.width, eps=config.norm_eps)
         if not config.tied:
             self.head = nn.Linear(config.width, config.vocab, bias=False)
-        self.encoding = shared.get(config.encoding)                     # its parameters; None where each block has some
+        self.encoding = shared                                          # as encoding.NAME; None if blocks share none
+        check_parameters(self)
         if seed is not None:
             weights = model_numpy.init_params(config, seed)
             self.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
@@ -375,8 +387,22 @@ class GPT(nn.Module):
             self._tables = (key, {})
             for s in {block.attn.encoding.settings for block in self.blocks}:
                 parts = s.rows(n, self.config), s.pairs(n, n, self.config), n
-                self._tables[1][s] = model_numpy.Tables(*(as_tensor(x, w) for x in parts))
+                self._tables[1][s] = Tables(*(as_tensor(x, w) for x in parts))
         return self._tables[1]
+
+def check_parameters(model):
+    """InputError that names a parameter of a GPT which model_numpy.py does not declare, or the other way round."""
+    in_torch = {name: tuple(w.shape) for name, w in model.named_parameters()}
+    in_numpy = model_numpy.parameter_shapes(model.config)
+    for name in in_torch | in_numpy:
+        here, there = (shapes.get(name) for shapes in (in_torch, in_numpy))
+        if here != there:
+            settings = model_numpy.encoding_with(name, model.config)
+            in_zoo = settings is not None and settings.pe not in CORE
+            module = f"the Layer of zoo/{settings.pe}.py" if in_zoo else "model_torch.py"
+            declaration = "what its doors declare" if in_zoo else "what model_numpy.py declares"
+            raise InputError(f"{name} is {here or 'missing'} in {module} and {there or 'missing'} in {declaration}: "
+                             "both must have it, with one shape")
 
 def as_tensor(table, like):
     """An encoding's table, or None, on the device of a tensor; floats in its dtype, cast once."""

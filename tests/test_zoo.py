@@ -20,7 +20,7 @@ import config
 import model_numpy
 import zoo
 from config import InputError, ModelConfig, make_encoding
-from model_torch import GPT, make_encoding_module
+from model_torch import GPT, build_encoding
 from zoo.path import reflections
 
 ODD = np.array([9, 0, 3, 3, 40, 7, 1, 2, 100, 5, 6, 8])  # positions: gaps, a repeat, no order
@@ -63,7 +63,7 @@ WRONG_FILES = {                          # an edit of zoo/kerple.py: what is sai
     ("class Settings", "class Setting"): "zoo/mine.py has no Settings",
     ("class Settings(NoPE)", "class Settings"): "zoo/mine.py: Settings must be a dataclass that inherits from NoPE",
     ("def doors(", "def door("): "zoo/mine.py has no doors",
-    ('{"p": dp', '{"pp": dp'): "zoo/mine.py: no pullback gives a gradient of p, which shapes names",
+    ('{"p": dp', '{"pp": dp'): "zoo/mine.py: no pullback gives a gradient of p, which its parameters declare",
     ("def doors(settings):", "def doors(settings)"): "zoo/mine.py, line 34: expected ':'",
 }
 
@@ -152,8 +152,9 @@ def test_grape_is_its_formula():
         return -int(ODD[m] - ODD[s]) * slope * math.log(1 + math.exp(p["w"][head])) * gate
 
     follows(model, ODD, bias)
-    first = doors_of(model.config.encoding).start(np.random.default_rng(0), "v", (2, 1024))
-    assert np.linalg.norm(first, axis=-1) == pytest.approx(1, rel=0.1)
+    wide = ModelConfig(1, 2048, 2, T, 40, encoding=make_encoding("grape"))
+    first = doors_of(wide.encoding).parameters(wide)["v"].first_values(np.random.default_rng(0))
+    assert first.shape == (2, 1024) and np.linalg.norm(first, axis=-1) == pytest.approx(1, rel=0.1)
 
 
 def test_fox_is_its_formula():
@@ -276,7 +277,7 @@ def test_path_equals_flash_linear_attention(pe, seed):
     config = ModelConfig(1, H * D, H, T, 8, encoding=make_encoding(pe))
     encoding = doors_of(config.encoding)
     q, k, v, h = *random(3, 2, H, T, D), random(2, T, H * D)
-    learned = {name: 0.5 * random(*shape) for name, shape in encoding.shapes(config).items()}
+    learned = {name: 0.5 * random(*own.shape) for name, own in encoding.parameters(config).items()}
     bias, _ = encoding.score(q, k, h, None, learned)
     scores = np.where(np.tri(T, dtype=bool), q @ k.swapaxes(-1, -2) / math.sqrt(D) + bias, -np.inf)
     ours = model_numpy.softmax(scores, {})[0] @ v
@@ -300,7 +301,7 @@ def test_relative_bank_is_the_bias_of_inkling(seed):
     n = first + np.arange(T + more) if seed % 2 else random(T + more).argsort()
     settings = make_encoding("relative_bank", d_rel=R, rel_extent=extent)
     config = ModelConfig(1, 4 * H, H, 64, 8, encoding=settings)
-    ours, theirs = make_encoding_module(settings, config).double(), InklingRelativeLogits(R, extent).double()
+    ours, theirs = build_encoding(settings, config).double(), InklingRelativeLogits(R, extent).double()
     h, q, w, bank = map(torch.from_numpy, (random(2, T + more, 4 * H), random(2, H, T, 4), random(H * R, 4 * H),
                                            random(R, extent)))
     ours.load_state_dict({"weight": w, "bank": bank})
@@ -323,7 +324,7 @@ def test_lerope_turns_as_transformers_mistral_large_4_does(seed):
         qk_rope_head_dim=D, head_dim=D, rope_parameters=rope))
     encoding = make_encoding("lerope", base=float(base))
     config = ModelConfig(1, 2 * D, 2, T, 40, encoding=encoding)
-    ours = make_encoding_module(encoding, config).double()
+    ours = build_encoding(encoding, config).double()
     q, k = torch.from_numpy(random(2, 1, 2, T, D))
     table = torch.from_numpy(encoding.rows(n, config))
     for alpha in (torch.zeros(pairs).double(), torch.from_numpy(0.5 * random(pairs))):
@@ -374,9 +375,9 @@ def test_wall_equals_flash_linear_attention(seed, part, monkeypatch):
     H, T, D = drawn(seed, (1, 5), (1, 80), (1, 20))
     encoding = make_encoding("wall")
     config = ModelConfig(1, H * D, H, T, 8, encoding=encoding)
-    ours = make_encoding_module(encoding, config).double()
+    ours = build_encoding(encoding, config).double()
     q, k, v, h = *map(torch.from_numpy, random(3, 2, H, T, D)), torch.from_numpy(random(2, T, H * D))
-    learned = {name: 0.5 * random(*shape) for name, shape in doors_of(encoding).shapes(config).items()}
+    learned = {name: 0.5 * random(*own.shape) for name, own in doors_of(encoding).parameters(config).items()}
     ours.load_state_dict({name: torch.from_numpy(w) for name, w in learned.items()})
     kept = ours.key_state(h)
 

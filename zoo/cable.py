@@ -40,7 +40,8 @@ def score(q, k, h, table, learned):
 def doors(settings):
     return model_numpy.Encoding(
         score=score,
-        shapes=lambda model: {name: (model.heads, model.width) for name in ("tokens", "query")},
+        parameters=lambda model: {
+            name: model_numpy.normal((model.heads, model.width)) for name in ("tokens", "query")},
         each_block=True,
     )
 

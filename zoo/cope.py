@@ -49,8 +49,7 @@ def score(q, k, h, table, learned):
 def doors(settings):
     return model_numpy.Encoding(
         score=score,
-        shapes=lambda model: {"e": (settings.count_to, model.d_head)},
-        start=lambda rng, name, shape: np.zeros(shape, np.float32),
+        parameters=lambda model: {"e": model_numpy.constant((settings.count_to, model.d_head), 0)},
         each_block=True,
     )
 

@@ -19,6 +19,7 @@ import torch
 import expe
 import model_numpy
 from config import NoPE, setting
+from model_numpy import constant, uniform
 from model_torch import Encoding
 
 PAIRS = 2**12                            # of query and key, whose hidden numbers are in memory at a time, and in cache
@@ -71,19 +72,14 @@ def score(q, k, h, table, learned):
     return np.moveaxis(hidden @ w2.T, -1, -3), pullback                                        # (..., H, T, S)
 
 def doors(settings):
-    def start(rng, name, shape):
-        if name in ("c", "L"):
-            return np.full(shape, math.log({"c": 0.1, "L": settings.threshold}[name]), np.float32)
-        reach = {"w1": 1, "b1": 1, "w2": settings.fire_width**-0.5}[name]                      # torch's own, of a layer
-        return rng.uniform(-reach, reach, shape).astype(np.float32)
+    def parameters(model):
+        """The weights start as those of torch's linear layers, uniform within 1/sqrt(inputs)."""
+        width = settings.fire_width
+        return {"c": constant((1,), math.log(0.1)), "L": constant((1,), math.log(settings.threshold)),
+                "w1": uniform((width,), -1, 1), "b1": uniform((width,), -1, 1),
+                "w2": uniform((model.heads, width), -(width**-0.5), width**-0.5)}
 
-    return model_numpy.Encoding(
-        score=score,
-        shapes=lambda model: {"c": (1,), "L": (1,), "w1": (settings.fire_width,), "b1": (settings.fire_width,),
-                              "w2": (model.heads, settings.fire_width)},
-        start=start,
-        each_block=True,
-    )
+    return model_numpy.Encoding(score=score, parameters=parameters, each_block=True)
 
 class Layer(Encoding):
     def score(self, q, k, h, table):

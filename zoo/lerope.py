@@ -43,8 +43,7 @@ def rotate(base, q, k, table, learned):
 def doors(settings):
     return model_numpy.Encoding(
         rotate=functools.partial(rotate, settings.base),
-        shapes=lambda model: {"alpha": (model.d_head // 2,)},
-        start=lambda rng, name, shape: np.zeros(shape, np.float32),
+        parameters=lambda model: {"alpha": model_numpy.constant((model.d_head // 2,), 0)},
     )
 
 class Layer(Encoding):

@@ -34,7 +34,7 @@ class Settings(Sinusoidal):                                          # --base is
 def rotate(q, k, table, learned):
     """The first r of D dimensions turn. q and k (B, H, T, D); table (..., 1, T, r): cosines, then sines."""
     r = table.shape[-1]
-    turned_q, turned_k, pull = model_numpy.rotate(q[..., :r], k[..., :r], table, learned)
+    turned_q, turned_k, pull = model_numpy.rope_rotate(q[..., :r], k[..., :r], table, learned)
     def pullback(dq, dk):
         """The rest passes through."""
         back_q, back_k, down = pull(dq[..., :r], dk[..., :r])

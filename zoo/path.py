@@ -25,6 +25,7 @@ import torch.nn.functional as F
 
 import model_numpy
 from config import NoPE, setting
+from model_numpy import constant, normal
 from model_torch import Encoding, at_least_fp32, score_divisor
 from zoo.selective_rope import conv, convolve, scale_to_unit, unit
 
@@ -87,11 +88,12 @@ def score(q, k, h, table, learned):
     return -scale * (p @ z), pullback
 
 def doors(settings):
-    def shapes(model):
+    def parameters(model):
         C, H = model.width, model.heads
-        return {"w1": (settings.rank, C), "w2": (C, settings.rank), "conv": (C, TAPS), "strength": (H, C), "bias": (H,)}
+        return {"w1": normal((settings.rank, C)), "w2": normal((C, settings.rank)), "conv": normal((C, TAPS)),
+                "strength": normal((H, C)), "bias": constant((H,), 0)}
 
-    return model_numpy.Encoding(score=score, shapes=shapes, each_block=True)
+    return model_numpy.Encoding(score=score, parameters=parameters, each_block=True)
 
 def keep_reflections(encoding, h):
     """Of tensors: W2 W1 x and b of each head and token, (B, H, S, D + 1), in fp32 at least. h (B, S, C)."""

@@ -28,11 +28,11 @@ def score(q, k, h, table, learned):
     return turned + forgotten, pullback
 
 def doors(settings):
-    def shapes(model):
-        own = {"forget": (model.heads, model.width), "forget_bias": (model.heads,)}
-        return path.doors(settings).shapes(model) | own
+    def parameters(model):
+        gates = fox.doors(settings).parameters(model)
+        return path.doors(settings).parameters(model) | {ours: gates[theirs] for ours, theirs in OWN.items()}
 
-    return model_numpy.Encoding(score=score, shapes=shapes, each_block=True)
+    return model_numpy.Encoding(score=score, parameters=parameters, each_block=True)
 
 class Layer(Encoding):
     def key_state(self, h):

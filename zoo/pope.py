@@ -51,8 +51,7 @@ def rotate(q, k, table, learned):
 def doors(settings):
     return model_numpy.Encoding(
         rotate=rotate,
-        shapes=lambda model: {"e": (model.heads, model.d_head)},
-        start=lambda rng, name, shape: np.zeros(shape, np.float32),
+        parameters=lambda model: {"e": model_numpy.constant((model.heads, model.d_head), 0)},
         each_block=True,
     )
 

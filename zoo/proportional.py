@@ -37,6 +37,6 @@ class Settings(Sinusoidal):                                          # --base is
         return table[..., None, :, :]                                                               # (..., 1, T, D)
 
 def doors(settings):
-    return model_numpy.Encoding(rotate=model_numpy.rotate)
+    return model_numpy.Encoding(rotate=model_numpy.rope_rotate)
 
 Layer = RoPE

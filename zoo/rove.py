@@ -39,7 +39,7 @@ def value(p, v, table, learned):
     return model_numpy.rotate_pairs(y, cos, -sin), pullback
 
 def doors(settings):
-    return model_numpy.Encoding(rotate=model_numpy.rotate, value=value)
+    return model_numpy.Encoding(rotate=model_numpy.rope_rotate, value=value)
 
 class Layer(model_torch.RoPE):
     def value(self, weights, v, table):

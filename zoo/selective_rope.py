@@ -21,6 +21,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 import expe
 import model_numpy
 from config import NoPE, RoPE, setting
+from model_numpy import normal
 from model_torch import Encoding, at_least_fp32, rotate_pairs, score_divisor
 
 TAPS = 4                                                             # tokens that the convolution sees
@@ -92,11 +93,12 @@ def score(base, q, k, h, table, learned):
     return (turned[0] @ turned[1].swapaxes(-1, -2) - q @ k.swapaxes(-1, -2)) * scale, pullback
 
 def doors(settings):
-    def shapes(model):
+    def parameters(model):
         angles = model.width // 2
-        return {"w1": (settings.rank, model.width), "w2": (angles, settings.rank), "conv": (angles, TAPS)}
+        return {"w1": normal((settings.rank, model.width)), "w2": normal((angles, settings.rank)),
+                "conv": normal((angles, TAPS))}
 
-    return model_numpy.Encoding(score=functools.partial(score, settings.base), shapes=shapes, each_block=True)
+    return model_numpy.Encoding(score=functools.partial(score, settings.base), parameters=parameters, each_block=True)
 
 class Layer(Encoding):
     def key_state(self, h):
