@@ -259,6 +259,7 @@ CASES = {name_case(**case): case for case in [
     dict(pe="expe+sinks", variant={"once": True, "learn": "init"}),
     *(dict(pe=pe, style="llama", **BLOCKS["both"]) for pe in ("t5+log", "shaw+sinks", "rope+llama4")),
     *(dict(pe=pe, cycle=cycle, layers=4, positions="odd") for pe, cycle in CYCLES.items()),
+    dict(pe="expe", variant={"once": True}, cycle="expe,rope,expe:once=false:l=3", layers=4),
     *(dict(pe=pe, causal=False) for pe in ("rope+log", "rope+sinks", "nope+llama4"))]}
 
 

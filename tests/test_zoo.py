@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TINY, command, need, refused
-from test_ladder import T, V, attention_in_loops, tiny
+from test_ladder import EXACT, T, V, attention_in_loops, climb, tiny
 from test_model import attend, doors_of, some_input, some_tokens
 
 import config
+import data
 import model_numpy
 import zoo
 from config import InputError, ModelConfig, make_encoding
@@ -64,18 +65,23 @@ WRONG_FILES = {                          # an edit of zoo/kerple.py: what is sai
     ("class Settings(NoPE)", "class Settings"): "zoo/mine.py: Settings must be a dataclass that inherits from NoPE",
     ("def doors(", "def door("): "zoo/mine.py has no doors",
     ('{"p": dp', '{"pp": dp'): "zoo/mine.py: no pullback gives a gradient of p, which its parameters declare",
-    ("def doors(settings):", "def doors(settings)"): "zoo/mine.py, line 34: expected ':'",
+    ("def doors(settings):", "def doors(settings)"): "zoo/mine.py, line 38: expected ':'",
 }
+
+
+def put_mine(text, tmp_path, monkeypatch):
+    """Let zoo/mine.py be a file with this text."""
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(config, "ZOO", tmp_path)
+    monkeypatch.setattr(zoo, "__path__", [*zoo.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "zoo.mine", raising=False)
 
 
 def train_mine(edit, backend, tmp_path, monkeypatch):
     """train.py --pe mine, of a zoo/mine.py that is an edit of zoo/kerple.py."""
     text = (ROOT / "zoo/kerple.py").read_text(encoding="utf-8")
     assert text.count(edit[0]) == 1
-    (tmp_path / "mine.py").write_text(text.replace(*edit), encoding="utf-8")
-    monkeypatch.setattr(config, "ZOO", tmp_path)
-    monkeypatch.setattr(zoo, "__path__", [*zoo.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "zoo.mine", raising=False)
+    put_mine(text.replace(*edit), tmp_path, monkeypatch)
     flags = "--preset mini --context 16 --layers 1 --batch-size 2 --steps 1 --data task:reverse --pe mine --backend"
     return command("train.py", *flags.split(), backend, "--out", "run", cwd=tmp_path)
 
@@ -93,6 +99,41 @@ def test_a_file_that_lacks_a_part_is_named_in_one_line(edit, tmp_path, monkeypat
 def test_an_exception_inside_a_file_keeps_its_traceback(edit, kind, tmp_path, monkeypatch):
     with pytest.raises(kind):
         train_mine(edit, "numpy", tmp_path, monkeypatch)
+
+
+def test_a_parameter_that_a_layer_makes_itself_is_named_with_both_places(tmp_path, monkeypatch):
+    own = """class Layer(Encoding):
+    def __init__(self, settings, config):
+        super().__init__(settings, config)
+        self.c = __import__("torch").nn.Parameter(self.p.detach().clone())
+"""
+    said = refused(train_mine(("class Layer(Encoding):\n", own), "torch", tmp_path, monkeypatch))
+    assert said.endswith("encoding.c is (4,) in the Layer of zoo/mine.py and missing in what its doors declare: both "
+                         "must have it, with one shape")
+
+
+ADDED_ROWS = """
+import config
+import model_numpy
+import model_torch
+class Settings(config.Sinusoidal):
+    pass
+def doors(settings):
+    return model_numpy.Encoding(embed=model_numpy.sinusoidal_embed)
+Layer = model_torch.Sinusoidal
+"""
+
+
+def test_a_file_whose_encoding_enters_at_the_embedding_can_be_pe_but_no_other_part_of_a_cycle(tmp_path, monkeypatch):
+    put_mine(ADDED_ROWS, tmp_path, monkeypatch)
+    monkeypatch.setattr(data, "prepare", None)                        # nothing is prepared
+    flags = "--preset mini --layers 2 --data books --pe rope --cycle".split()
+    assert refused(command("train.py", *flags, "rope,mine:base=50", cwd=tmp_path)).endswith(
+        "--cycle cannot have 'mine:base=50' in some blocks, since mine enters once, before the first block: make it "
+        "the encoding of --pe and the first part")
+    model, bare = tiny("mine", cycle="mine,rope"), tiny("nope", cycle="nope,rope")
+    climb(model, EXACT, steps=1)
+    assert not torch.allclose(model(some_tokens(1, T)), bare(some_tokens(1, T)))
 
 
 def queries_and_keys(model):
