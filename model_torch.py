@@ -63,10 +63,10 @@ class Encoding(nn.Module):
         return q, k
 
     def key_state(self, h):
-        """What score reads of the keys' inputs h (B, S, C), and a cache keeps: h, or (B, H, S, n) numbers of it."""
+        """What score reads of the keys' inputs h (B, S, C), and a cache holds: h, or (B, H, S, n) numbers of it."""
         return h
 
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         """What is added to the scores q k^T / sqrt(D) before mask and softmax, (..., H or 1, T, S), or None."""
         return None
 
@@ -109,7 +109,7 @@ def rotate_pairs(x, table):
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
 
 class RoPE(Encoding):
-    """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions turns by the angle n * inv_freq_i."""
+    """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions is rotated by n * inv_freq_i."""
 
     def rotate(self, q, k, table):
         return rotate_pairs(q, table), rotate_pairs(k, table)
@@ -127,7 +127,7 @@ class ALiBi(Encoding):
             self.slopes = table.new_tensor(alibi_slopes(q.shape[1]))[:, None, None]
         return self.slopes
 
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         return -self.of_each_head(q, table) * table                                    # (..., H, T, S)
 
 class T5(Encoding):
@@ -136,7 +136,7 @@ class T5(Encoding):
     As in T5 all blocks share them. T5 has no 1/sqrt(D) before; here scores are divided, and the bias is added after.
     """
 
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         bias = self.weight.T.index_select(1, table.flatten())                          # (H, ...)
         return bias.view(-1, *table.shape).movedim(0, -3)                              # (..., H, T, S)
 
@@ -147,7 +147,7 @@ class Shaw(Encoding):
     share the vectors, and all blocks do, as with T5, so that an encoding is one thing for the whole model.
     """
 
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         by_distance = q @ self.keys.T / score_divisor(q)                               # (B, H, T, r)
         return by_distance.gather(-1, table.expand(*q.shape[:2], *table.shape[-2:]))   # (B, H, T, S)
 
@@ -169,7 +169,7 @@ def build_encoding(settings, config):
 
 # ---- the layers ------------------------------------------------------------------------------------------------------
 
-class GELU(nn.Module):
+class GeluMLP(nn.Module):
     """W_down gelu(W_up h), in the tanh form."""
 
     def __init__(self, config):
@@ -180,7 +180,7 @@ class GELU(nn.Module):
     def forward(self, h):
         return self.down(F.gelu(self.up(h), approximate="tanh"))
 
-class SwiGLU(nn.Module):
+class SwigluMLP(nn.Module):
     """W_down (silu(W_gate h) * W_up h), Shazeer 2020."""
 
     def __init__(self, config):
@@ -193,7 +193,7 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(h)) * self.up(h))
 
 NORMS = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
-MLPS = {"gelu": GELU, "swiglu": SwiGLU}
+MLPS = {"gelu": GeluMLP, "swiglu": SwigluMLP}
 
 def project(parts, w):
     """W_q h_q, W_k h_k and W_v h_v, (B, T, C) each, w (3C, C); neighbours that are one array share one product."""
@@ -379,7 +379,7 @@ class GPT(nn.Module):
     def tables(self, n):
         """{settings: Tables} of positions n, (T,) or (B, T): exact, then cast once to the weights' dtype.
 
-        The last result is kept: a training run asks for the same over and over.
+        It remembers the last result: a training run asks for the same over and over.
         """
         w = self.embedding.weight
         key = (self.config, n.shape, n.tobytes(), w.dtype, w.device)

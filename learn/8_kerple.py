@@ -29,5 +29,5 @@ def doors(settings):
         score=score, parameters=lambda model: {name: model_numpy.normal((model.heads,)) for name in ("p", "a")})
 
 class Layer(Encoding):
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         raise NotImplementedError("return the bias in torch; self.p and self.a are P and A")

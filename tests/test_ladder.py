@@ -275,8 +275,8 @@ def test_numpy_equals_torch(case):
 # ---- 3: attention against loops --------------------------------------------------------------------------------------
 
 
-def attention_in_loops(h, w_qkv, w_proj, n_heads, override=None, turn=None, on="qk", bias=None, shaw=None, window=0):
-    """Equations 1 to 3 token by token and head by head. h (T, C); override (T, l) for q and k; turn (T, D/2) angles;
+def attention_in_loops(h, w_qkv, w_proj, n_heads, override=None, angles=None, on="qk", bias=None, shaw=None, window=0):
+    """Equations 1 to 3 token by token and head by head. h (T, C); override (T, l) for q and k; angles (T, D/2) of RoPE;
 
     bias(head, m, n) is added to a score; shaw(m, n) returns the vectors that are added to key n and to value n. A query
     sees the last `window` keys, its own among them; with 0 all up to its own.
@@ -296,9 +296,9 @@ def attention_in_loops(h, w_qkv, w_proj, n_heads, override=None, turn=None, on="
                 q, k, v = (w_q @ enters["q"][m])[part], (w_k @ enters["k"][n])[part], (w_v @ enters["v"][n])[part]
                 if shaw is not None:
                     k, v = k + shaw(m, n)[0], v + shaw(m, n)[1]
-                if turn is not None:
-                    q = (q[: D // 2] + 1j * q[D // 2 :]) * np.exp(1j * turn[m])
-                    k = (k[: D // 2] + 1j * k[D // 2 :]) * np.exp(1j * turn[n])
+                if angles is not None:
+                    q = (q[: D // 2] + 1j * q[D // 2 :]) * np.exp(1j * angles[m])
+                    k = (k[: D // 2] + 1j * k[D // 2 :]) * np.exp(1j * angles[n])
                 scores.append(np.vdot(q, k).real / math.sqrt(D) + (bias(head, m, n) if bias else 0))
                 values.append(v)
             weights = np.exp(np.subtract(scores, max(scores)))
@@ -334,7 +334,7 @@ def attend_in_loops(model, i, h, n, variant):
     if pe in ("expe", "exqpe"):
         options["override"] = expected_rows(n, own, pe, variant)
     if pe == "rope":
-        options["turn"] = np.outer(n, [10000.0 ** (-2 * j / 8) for j in range(4)])
+        options["angles"] = np.outer(n, [10000.0 ** (-2 * j / 8) for j in range(4)])
     if pe == "alibi":
         options["bias"] = lambda head, m, s: -variant.get("slopes", 1) * 2 ** (-4 * (head + 1)) * (n[m] - n[s])
     if pe == "t5":

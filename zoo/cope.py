@@ -54,7 +54,7 @@ def doors(settings):
     )
 
 class Layer(Encoding):
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         T, S, last = q.shape[2], k.shape[2], len(self.e) - 1
         gates = at_least_fp32(q @ k.mT).sigmoid().tril(S - T)                              # (B, H, T, S)
         p = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)

@@ -67,8 +67,8 @@ def doors(settings):
     return model_numpy.Encoding(score=score, parameters=parameters, each_block=True)
 
 class Layer(ALiBi):
-    def score(self, q, k, h, table):
-        b = (kerple.Layer if self.settings.bias == "kerple" else ALiBi).score(self, q, k, h, table)
+    def score(self, q, k, key_state, table):
+        b = (kerple.Layer if self.settings.bias == "kerple" else ALiBi).score(self, q, k, key_state, table)
         s = q @ k.mT / score_divisor(q)                                                    # (B, H, T, S)
         x = torch.cat((s, b.expand_as(s).type_as(s)), 1).movedim(1, -1)                    # (B, T, S, 2H)
         w1, w2 = self.w1.type_as(x), self.w2.type_as(x)

@@ -82,7 +82,7 @@ def doors(settings):
     return model_numpy.Encoding(score=score, parameters=parameters, each_block=True)
 
 class Layer(Encoding):
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         m, d, c, L = table[..., :1], table[..., 1:], self.c.exp(), self.L.exp()
         x = (c * d).log1p() / (c * torch.maximum(m, L)).log1p()                            # (..., T, S)
         below, floor = self.b1.clamp(max=0), (-self.b1).clamp(max=0)                       # (32,) each

@@ -61,7 +61,7 @@ class Layer(ALiBi):
         omega, gate = (F.softplus(x, threshold=40) for x in (w, z))                        # exact in float64
         return self.of_each_head(q, like)[..., 0] * omega[:, None] * gate
 
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         return -self.slope(q, table)[..., None] * table                                    # (B, H, T, S)
 
     def linear(self, q, key_state, w, n):

@@ -42,6 +42,6 @@ def doors(settings):
     )
 
 class Layer(Encoding):
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         p, a = self.p.exp()[:, None, None], self.a.exp()[:, None, None]                    # (H, 1, 1) each
         return -p * (a * table).log1p()                                                    # (..., H, T, S)

@@ -76,8 +76,8 @@ def score(q, k, h, table, learned):
         """Of L Z = R: dR = L^-T dZ, dL = -dR Z^T. b scales rows of both W W^T and W K^T; W stands twice in W W^T."""
         dproduct = -scale * dbias
         dp = np.tril(dproduct @ z.swapaxes(-1, -2))                                            # of P, through Q and W
-        turned = lower.swapaxes(-1, -2)[..., ::-1, ::-1]                                       # L^T, from the last row
-        dright = solve(turned, (p.swapaxes(-1, -2) @ dproduct)[..., ::-1, :])[..., ::-1, :]
+        upper = lower.swapaxes(-1, -2)[..., ::-1, ::-1]                                        # L^T, from the last row
+        dright = solve(upper, (p.swapaxes(-1, -2) @ dproduct)[..., ::-1, :])[..., ::-1, :]
         dlower = -np.tril(dright @ z.swapaxes(-1, -2), -1)
         dright = np.tril(dright, -1)
         db = (dlower * gram + dright * wk).sum(-1, keepdims=True)                              # (B, H, T, 1)
@@ -95,15 +95,8 @@ def doors(settings):
 
     return model_numpy.Encoding(score=score, parameters=parameters, each_block=True)
 
-def keep_reflections(encoding, h):
-    """Of tensors: W2 W1 x and b of each head and token, (B, H, S, D + 1), in fp32 at least. h (B, S, C)."""
-    u = F.linear(F.linear(h, encoding.w1.type_as(h)), encoding.w2.type_as(h))                  # (B, S, C)
-    u = at_least_fp32(u).unflatten(-1, (encoding.n_heads, -1))                                 # (B, S, H, D)
-    z = at_least_fp32(F.linear(h, encoding.strength.type_as(h), encoding.bias.type_as(h)))     # (B, S, H)
-    return torch.cat((u, 2 * z.sigmoid()[..., None]), -1).transpose(1, 2)
-
 def reflect(encoding, q, k, key_state):
-    """Of tensors: what PaTH adds to the scores, (B, H, T, S); kept as keep_reflections makes it, of all S keys.
+    """Of tensors: what PaTH adds to the scores, (B, H, T, S); key_state as Layer makes it, of all S keys.
 
     In parts of C tokens, as in the paper's algorithm; the first is filled up with zeros. The reflections of a part's
     tokens are I - W^T U W. Keys are taken to the end of their part and queries to the start of theirs, and from there
@@ -139,7 +132,11 @@ def reflect(encoding, q, k, key_state):
 
 class Layer(Encoding):
     def key_state(self, h):
-        return keep_reflections(self, h)
+        """W2 W1 x and b of each head and token, (B, H, S, D + 1), in fp32 at least."""
+        u = F.linear(F.linear(h, self.w1.type_as(h)), self.w2.type_as(h))                      # (B, S, C)
+        u = at_least_fp32(u).unflatten(-1, (self.n_heads, -1))                                 # (B, S, H, D)
+        z = at_least_fp32(F.linear(h, self.strength.type_as(h), self.bias.type_as(h)))         # (B, S, H)
+        return torch.cat((u, 2 * z.sigmoid()[..., None]), -1).transpose(1, 2)
 
     def score(self, q, k, key_state, table):
         return reflect(self, q, k, key_state)
