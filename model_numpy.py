@@ -54,7 +54,7 @@ def constant(shape, value):
     return Parameter(shape, lambda rng: np.full(shape, value))
 
 def residual_std(config):
-    """What ends a residual branch starts smaller, as in GPT-2, since 2 layers of them are summed."""
+    """What ends a residual branch starts smaller, as in GPT-2, since 2 * layers of them are summed."""
     return 0.02 / math.sqrt(2 * config.layers)
 
 # ---- linear, embedding, dropout --------------------------------------------------------------------------------------
@@ -364,14 +364,14 @@ def encodings_of_blocks(config):
     """
     pattern = config.layer_pattern()
     encodings = {settings: build_encoding(settings, config) for settings in {settings for settings, _ in pattern}}
-    blocks = []
+    plans = []
     for i in range(config.layers):
         settings, window = pattern[i % len(pattern)]
         encoding = encodings[settings]
         shared = settings == config.encoding and not encoding.each_block
         prefix = "encoding." if shared else f"blocks.{i}.attn.encoding."
-        blocks.append(BlockEncoding(settings, window, encoding, shared, prefix))
-    return blocks
+        plans.append(BlockEncoding(settings, window, encoding, shared, prefix))
+    return plans
 
 # ---- attention -------------------------------------------------------------------------------------------------------
 
@@ -541,11 +541,11 @@ def model_parameters(config):
     _, norm_parameters = norm_of(config)
     parameters = {"embedding.weight": normal((V, C), 0.02 if config.tied else 1.0)}
     shared = {}
-    for i, block in enumerate(encodings_of_blocks(config)):
-        own = block.encoding.parameters(config)
-        parameters |= add_prefix(f"blocks.{i}.", block_parameters(config, {} if block.shared else own))
-        if block.shared:
-            shared = own
+    for i, plan in enumerate(encodings_of_blocks(config)):
+        own = plan.encoding.parameters(config)
+        if plan.shared:
+            shared, own = own, {}
+        parameters |= add_prefix(f"blocks.{i}.", block_parameters(config, own))
     parameters |= add_prefix("norm.", norm_parameters(config))
     if not config.tied:
         parameters["head.weight"] = normal((V, C))
@@ -561,7 +561,7 @@ def count_parameters(config):
 
 def encoding_with(name, config):
     """The settings of the encoding that has the parameter of this name; None for a parameter of the rest."""
-    return next((block.settings for block in encodings_of_blocks(config) if name.startswith(block.prefix)), None)
+    return next((plan.settings for plan in encodings_of_blocks(config) if name.startswith(plan.prefix)), None)
 
 def init_params(config, seed=0):
     """The first weights of a run, {name: float32}: those of model_torch.GPT(config, seed) too, which loads them.
@@ -570,7 +570,7 @@ def init_params(config, seed=0):
     """
     rng = np.random.default_rng(seed)
     parameters = model_parameters(config)
-    prefixes = tuple(block.prefix for block in encodings_of_blocks(config))
+    prefixes = tuple(plan.prefix for plan in encodings_of_blocks(config))
     params = dict.fromkeys(parameters)
     for name in sorted(parameters, key=lambda name: name.startswith(prefixes)):
         params[name] = parameters[name].first_values(rng)
@@ -583,10 +583,10 @@ def forward(params, tokens, config, positions=None, masks=None):
     Raises ValueError for positions that are not integers, and for one without a row.
     """
     n = np.arange(tokens.shape[1]) if positions is None else expe.integers(positions)
-    blocks = encodings_of_blocks(config)
-    first = blocks[0]
+    plans = encodings_of_blocks(config)
+    first = plans[0]
     dtype = params["embedding.weight"].dtype
-    pos = {settings: tables(settings, n, config, dtype) for settings in {block.settings for block in blocks}}
+    pos = {settings: tables(settings, n, config, dtype) for settings in {plan.settings for plan in plans}}
     norm, _ = norm_of(config)
     head = "embedding.weight" if config.tied else "head.weight"
     masks = itertools.repeat(None) if masks is None else iter(masks)
@@ -596,10 +596,11 @@ def forward(params, tokens, config, positions=None, masks=None):
     x, pull_dropout = dropout(x, next(masks))
     pullbacks = [(lambda dx: (None, pull_embedding(dx)), "embedding.weight"),     # and the prefixes of what it gives
                  (lambda dx: pull_embed(pull_dropout(dx)), first.prefix)]
-    for i, (settings, window, encoding, _, prefix) in enumerate(blocks):
+    for i, plan in enumerate(plans):
         p = strip_prefix(f"blocks.{i}.", params)
-        x, pull_block = block(x, p, config, encoding, pos[settings], strip_prefix(prefix, params), window, masks)
-        pullbacks.append((pull_block, f"blocks.{i}.", prefix))
+        learned = strip_prefix(plan.prefix, params)
+        x, pull_block = block(x, p, config, plan.encoding, pos[plan.settings], learned, plan.window, masks)
+        pullbacks.append((pull_block, f"blocks.{i}.", plan.prefix))
     h, pull_norm = norm(x, config.norm_eps, **strip_prefix("norm.", params))
     logits, pull_head = linear(h, params[head])                                   # (B, T, V)
     return logits, [*pullbacks, (pull_norm, "norm."), (pull_head, head)]

@@ -88,13 +88,13 @@ def phi(h, table):
     return torch.cat((table.expand(*h.shape[:-1], l), h[..., l:]), -1)                 # (B, T, C)
 
 class ExPE(Encoding):
-    """The paper's equation 2, with phi by ExPE's rows or by ExQPE's: in every block phi(h) enters W_q and W_k; --on
+    """The paper's equations 2 and 3, with ExQPE's rows 4 and 5: in every block phi(h) enters W_q and W_k; --on
     k|q|qk|qkv says which.
     """
 
     def override(self, h, table):
         phi_h = phi(h, table)
-        return [phi_h if part in self.settings.on else h for part in "qkv"]
+        return [phi_h if part in self.settings.on else h for part in "qkv"]            # equation 2
 
 def build_expe(settings, config):
     """ExPE or ExQPE; the ablations --once and --learn are in zoo/ablations.py."""
@@ -230,7 +230,7 @@ class Attention(nn.Module):
         self.window = window
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)           # W_q, W_k and W_v, stacked
         self.proj = nn.Linear(config.width, config.width, bias=False)
-        # Blocks may share an encoding, so this refers to it and registers nothing: GPT says whose parameters it has.
+        # A reference, by which torch registers nothing: blocks may share an encoding, and GPT registers each once.
         object.__setattr__(self, "encoding", encoding)
 
     def forward(self, h, pos):
@@ -331,19 +331,18 @@ class GPT(nn.Module):
         self.dropout = dropout(config.dropout)
         self.blocks = nn.ModuleList()
         shared = None                                                   # the one encoding that blocks may share
-        for settings, window, _, is_shared, _ in model_numpy.encodings_of_blocks(config):
-            if is_shared:
-                encoding = shared = shared or build_encoding(settings, config)
-            else:
-                encoding = build_encoding(settings, config)
-            block = Block(config, attention(config, encoding, window), dropout(config.dropout))
-            if not is_shared:
-                block.attn.encoding = encoding                          # as blocks.i.attn.encoding.NAME
+        for plan in model_numpy.encodings_of_blocks(config):
+            if plan.shared and shared is None:
+                shared = build_encoding(plan.settings, config)
+            encoding = shared if plan.shared else build_encoding(plan.settings, config)
+            block = Block(config, attention(config, encoding, plan.window), dropout(config.dropout))
+            if not plan.shared:
+                block.attn.encoding = encoding                          # registered as blocks.i.attn.encoding
             self.blocks.append(block)
         self.norm = NORMS[config.norm](config.width, eps=config.norm_eps)
         if not config.tied:
             self.head = nn.Linear(config.width, config.vocab, bias=False)
-        self.encoding = shared                                          # as encoding.NAME; None if blocks share none
+        self.encoding = shared                                          # registered as encoding; None if there is none
         check_parameters(self)
         if seed is not None:
             weights = model_numpy.init_params(config, seed)

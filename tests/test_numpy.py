@@ -181,6 +181,24 @@ def test_own_parameters_lie_in_the_blocks_that_have_them(each_block, blocks, mon
     assert all(np.array_equal(ours[name], plain[name]) for name in plain)
 
 
+@pytest.mark.parametrize("pe, changes, shared", [
+    ("t5", dict(layers=3), [0, 1, 2]), ("t5", dict(layers=4, nope_every=2), [0, 2]), ("fox", {}, []),
+    ("t5+sinks", {}, []), ("learned+sinks", dict(layers=3, nope_every=3), [0, 1]),
+    ("t5", dict(layers=5, cycle="t5:window=3,t5:buckets=4:max_distance=3,kerple,t5"), [0, 3, 4]),
+    ("fox", dict(layers=4, cycle="fox,t5"), [])], ids=str)
+def test_blocks_with_the_settings_of_pe_share_an_encoding_and_all_others_have_their_own(pe, changes, shared):
+    model = tiny(pe, **changes)
+    plans = model_numpy.encodings_of_blocks(model.config)
+    own = [f"blocks.{i}.attn.encoding." for i in range(model.config.layers)]
+    assert [plan.prefix for plan in plans] == ["encoding." if i in shared else own[i] for i in range(len(own))]
+    modules = [block.attn.encoding for block in model.blocks]
+    assert all((modules[i] is modules[j]) == (i == j or {i, j} <= {*shared}) for i, j in np.ndindex(len(own), len(own)))
+    assert (model.encoding is modules[shared[0]]) if shared else model.encoding is None
+    names = [plan.prefix + name for plan, module in zip(plans, modules, strict=True)
+             for name, _ in module.named_parameters()]
+    assert {*names} == {name for name in model.state_dict() if "encoding." in name}
+
+
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
