@@ -466,6 +466,34 @@ def test_popes_first_angles_are_at_the_clamps_edge_and_train():
     np.testing.assert_allclose(grads[name], model.get_parameter(name).grad.numpy(), rtol=1e-3, atol=1e-9)
 
 
+NORMAL = 0, 0.02
+UNIFORM = 0, 3**-0.5                                                  # in (-1, 1)
+FIRST_VALUES = {                                                      # {parameter: (mean, standard deviation)}, D = 16
+    "cable": dict(tokens=NORMAL, query=NORMAL), "cope": dict(e=(0, 0)),
+    "dape": dict(p=(-0.280, 0.926), a=(-0.954, 0.885), w1=(0, 96**-0.5), w2=(0, 96**-0.5)),
+    "fire": dict(c=(math.log(0.1), 0), L=(math.log(64), 0), w1=UNIFORM, b1=UNIFORM, w2=(0, 96**-0.5)),
+    "fox": dict(weight=NORMAL, bias=(0, 0)), "grape": dict(v=(0, 1 / 4), w=(math.log(math.e - 1), 0)),
+    "kerple": dict(p=(-0.280, 0.926), a=(-0.954, 0.885)), "lerope": dict(alpha=(0, 0)), "partial": {},
+    "partial_key_offset": {}, "path": dict(w1=NORMAL, w2=NORMAL, conv=NORMAL, strength=NORMAL, bias=(0, 0)),
+    "path_fox": dict(w1=NORMAL, w2=NORMAL, conv=NORMAL, strength=NORMAL, bias=(0, 0), forget=NORMAL,
+                     forget_bias=(0, 0)),
+    "pope": dict(e=(0, 0)), "proportional": {}, "relative_bank": dict(weight=NORMAL, bank=NORMAL), "rove": {},
+    "selective_rope": dict(w1=NORMAL, w2=NORMAL, conv=NORMAL), "wall": dict(weight=NORMAL, bias=(8, 0)), "xpos": {}}
+
+
+@pytest.mark.parametrize("pe", FIRST_VALUES)
+def test_first_values_are_those_that_the_file_says(pe):
+    """Up to five standard errors; the logarithm of a number drawn from 0.01 to 2 has the mean -0.280."""
+    model = ModelConfig(1, 256, 16, 64, 40, encoding=make_encoding(pe))
+    first = {name.rpartition(".")[2]: w.astype(float) for name, w in model_numpy.init_params(model, 3).items()
+             if "encoding." in name}
+    assert first.keys() == FIRST_VALUES[pe].keys()
+    for name, (mean, std) in FIRST_VALUES[pe].items():
+        n = first[name].size
+        assert first[name].mean() == pytest.approx(mean, rel=1e-6, abs=5 * std / n**0.5), name
+        assert first[name].std() == pytest.approx(std, rel=5 / (2 * n) ** 0.5), name
+
+
 def test_dapes_first_values_are_those_of_its_authors_layers():
     """p uniform in (0, 2), a in (0, 1); a linear layer of n inputs within 1/sqrt(n), of 2H without its bias."""
     config = ModelConfig(1, 128, 64, T, 40, encoding=make_encoding("dape"))
