@@ -173,8 +173,8 @@ def name_the_file(model_config, params):
             raise
         if (pe := model_numpy.encoding_with(name, model_config).pe) in CORE:
             raise
-        raise InputError(f"zoo/{pe}.py: no pullback gives a gradient of {name.rpartition('.')[2]}, which shapes "
-                         "names") from None
+        raise InputError(f"zoo/{pe}.py: no pullback gives a gradient of {name.rpartition('.')[2]}, which its "
+                         "parameters declare") from None
 
 class NumpyBackend:
     """The same in NumPy, in fp32 on the CPU. Dropout's masks are drawn by NumPy, and so are not torch's."""

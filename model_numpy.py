@@ -3,16 +3,17 @@
 Every layer is one function, which returns its output and its pullback. The pullback takes the gradient of the loss by
 the output and returns those of what went in; it stands under the lines that it undoes, and reads their names. `dx` is
 the gradient by x, and has x's shape. The model's backward is the list of its pullbacks, from the end. Functions keep no
-state, and change no array that came in unless they say so.
+state, and change no array that came in unless they say so. A layer with weights has a second function under it, such
+as attention_parameters, which declares their names, shapes and first values.
 
 Where the paper's equations are (preprint's numbers; tables are in expe.py):
 
     1, 6, 8, 11    attention, softmax(q k^T / sqrt(D)) v      attend
     2, 4, 7, 9     q = W_q phi(h), k = W_k phi(h), v = W_v h  project, override
     3, 5           phi, by ExPE's and by ExQPE's rows         phi, expe_table, exqpe_table
-    12             learned positions                          add_learned
-    13, 14         sinusoidal positions                       add, sinusoidal_table
-    15, 16         RoPE                                       rotate, rope_table
+    12             learned positions                          learned_embed
+    13, 14         sinusoidal positions                       sinusoidal_embed, sinusoidal_table
+    15, 16         RoPE                                       rope_rotate, rope_table
 
 B batch, T query length, S key length (here S = T), H heads, D width of a head, C = H*D model width, V vocabulary,
 l overridden dimensions, n a position; a linear layer has I inputs and O outputs. Weights lie as in torch, (O, I), and
@@ -22,12 +23,39 @@ params is a flat dict of them by the names of torch's state_dict. All is compute
 import itertools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import expe
 from positional_encodings import CORE, zoo_module, zoo_part
+
+# ---- parameters ------------------------------------------------------------------------------------------------------
+
+class Parameter(NamedTuple):
+    """The declaration of a parameter: its shape, and a function of a random generator that makes its first values."""
+
+    shape: tuple
+    draw: Callable
+
+    def first_values(self, rng):
+        return self.draw(rng).astype(np.float32)
+
+def normal(shape, std=0.02):
+    """A parameter that starts from N(0, std^2); GPT-2's 0.02 if std is left out."""
+    return Parameter(shape, lambda rng: np.float32(std) * rng.standard_normal(shape, dtype=np.float32))
+
+def uniform(shape, low, high):
+    """A parameter whose first values are drawn from low to high."""
+    return Parameter(shape, lambda rng: rng.uniform(low, high, shape))
+
+def constant(shape, value):
+    """A parameter that starts at a value, or at an array of that shape."""
+    return Parameter(shape, lambda rng: np.full(shape, value))
+
+def residual_std(config):
+    """What ends a residual branch starts smaller, as in GPT-2, since 2 * layers of them are summed."""
+    return 0.02 / math.sqrt(2 * config.layers)
 
 # ---- linear, embedding, dropout --------------------------------------------------------------------------------------
 
@@ -79,6 +107,15 @@ def layernorm(x, eps, weight, bias):
         return dx, {"weight": dweight, "bias": dbias}
     return z * weight + bias, pullback
 
+def layernorm_parameters(config):
+    return {"weight": constant((config.width,), 1), "bias": constant((config.width,), 0)}
+
+NORMS = {"layernorm": (layernorm, layernorm_parameters)}
+
+def norm_of(config):
+    """The model's norm: its function and its declaration of parameters. rmsnorm is in zoo/llama.py."""
+    return NORMS[config.norm] if config.norm in NORMS else zoo_module("llama").NORMS[config.norm]
+
 # ---- the MLP ---------------------------------------------------------------------------------------------------------
 
 ROOT = math.sqrt(2 / math.pi)                                                     # of the tanh form (Hendrycks 2016)
@@ -89,28 +126,13 @@ def sigmoid(x):
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 def gelu(x):
-    """x s, s = (1 + tanh(u))/2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). Any shape.
-
-    In place, since plain expressions would add 6% to a training step of `mini`.
-    """
-    s = x * x                                                                     # x**3 would take ten times as long
-    s *= ROOT * CUBIC
-    s += ROOT
-    s *= x                                                                        # u
-    np.tanh(s, out=s)
-    s += 1
-    s *= 0.5
+    """x s, s = (1 + tanh(u))/2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). Any shape."""
+    u = x * (ROOT + ROOT * CUBIC * (x * x))                                       # x**3 would take ten times as long
+    s = 0.5 * (1 + np.tanh(u))
     def pullback(dout):
         """ds/dx = 2 s (1 - s) du/dx, so dx = dout s (1 + x (1 - s) 2 du/dx)."""
-        dx = x * x
-        dx *= 6 * ROOT * CUBIC
-        dx += 2 * ROOT                                                            # 2 du/dx
-        dx *= x
-        dx *= 1 - s
-        dx += 1
-        dx *= s
-        dx *= dout
-        return dx
+        twice_du = 2 * ROOT + 6 * ROOT * CUBIC * (x * x)                          # 2 du/dx
+        return dout * (s * (1 + x * twice_du * (1 - s)))
     return x * s, pullback
 
 def gelu_mlp(h, p):
@@ -124,17 +146,17 @@ def gelu_mlp(h, p):
         return dh, {"up.weight": dw_up, "down.weight": dw_down}
     return out, pullback
 
-LAYERS = {"layernorm": layernorm, "gelu": gelu_mlp}
+def gelu_mlp_parameters(config):
+    C, hidden = config.width, config.mlp_width
+    return {"up.weight": normal((hidden, C)), "down.weight": normal((C, hidden), residual_std(config))}
 
-def layer(name):
-    """A norm or an MLP; rmsnorm and swiglu are in zoo/llama.py."""
-    return LAYERS[name] if name in LAYERS else zoo_module("llama").LAYERS[name]
+MLPS = {"gelu": (gelu_mlp, gelu_mlp_parameters)}
+
+def mlp_of(config):
+    """The model's MLP: its function and its declaration of parameters. swiglu is in zoo/llama.py."""
+    return MLPS[config.mlp] if config.mlp in MLPS else zoo_module("llama").MLPS[config.mlp]
 
 # ---- the encodings ---------------------------------------------------------------------------------------------------
-
-def small_numbers(rng, name, shape):
-    """N(0, 0.02^2), and 0 for a bias."""
-    return np.zeros(shape, np.float32) if name.endswith("bias") else 0.02 * rng.standard_normal(shape, dtype=np.float32)
 
 def embed_nothing(x, table, learned):
     """The residual stream as it is. x (B, T, C)."""
@@ -182,8 +204,8 @@ class Encoding(NamedTuple):
 
     embed takes the residual stream x (B, T, C), once; override h (B, T, C), in each block; rotate queries and keys
     (B, H, T, D); score returns what is added to the scores, (..., T, S) or None; softmax makes weights of masked
-    scores, (B, H, T, S) each; value makes the output of weights and values, (B, H, T, D). And its own parameters:
-    shapes(model) names their shapes, start(rng, name, shape) their first values.
+    scores, (B, H, T, S) each; value makes the output of weights and values, (B, H, T, D). And parameters(model)
+    declares the encoding's own, {name: Parameter}.
     """
 
     embed: Callable = embed_nothing
@@ -192,15 +214,14 @@ class Encoding(NamedTuple):
     score: Callable = score_nothing
     softmax: Callable = softmax
     value: Callable = weighted_sum
-    shapes: Callable = lambda model: {}
-    start: Callable = small_numbers
+    parameters: Callable = lambda model: {}
     each_block: bool = False                                            # whether each block has parameters of its own
 
-def add(x, table, learned):
+def sinusoidal_embed(x, table, learned):
     """x + table, which is fixed. x (B, T, C); table (..., T, C)."""
     return x + table, lambda dout: (dout, {})
 
-def add_learned(x, table, learned):
+def learned_embed(x, table, learned):
     """x + w[table]. x (B, T, C); table the positions, (T,) or (B, T); w (rows, C)."""
     rows, pull_rows = embedding(table, learned["weight"])                         # (..., T, C)
     def pullback(dout):
@@ -220,7 +241,7 @@ def phi(h, table, learned):
         return dh, {}
     return out, pullback
 
-def override_on(on, phi=phi):
+def expe_override(on, phi=phi):
     """The override door of ExPE or ExQPE: phi(h) enters those of W_q, W_k and W_v in `on`, h the others. Equation 2."""
     def override(h, table, learned):
         phi_h, pull_phi = phi(h, table, learned)
@@ -232,14 +253,14 @@ def override_on(on, phi=phi):
 
     return override
 
-def overriding(settings):
-    """The doors of ExPE or ExQPE; the ablations --once and --learn are in zoo/ablations.py."""
+def build_expe(settings):
+    """ExPE or ExQPE; the ablations --once and --learn are in zoo/ablations.py."""
     if settings.once or settings.learn != "none":
         return zoo_module("ablations").doors(settings)
-    return Encoding(override=override_on(settings.on))
+    return Encoding(override=expe_override(settings.on))
 
 def rotate_pairs(x, cos, sin):
-    """Each pair (a, b) = (x_i, x_(i + D/2)) turned by its angle: (a cos - b sin, b cos + a sin). x (B, H, T, D)."""
+    """Each pair (a, b) = (x_i, x_(i + D/2)) rotated by its angle: (a cos - b sin, b cos + a sin). x (B, H, T, D)."""
     a, b = np.split(x, 2, axis=-1)                                                # (B, H, T, D/2) each
     out = np.empty_like(x)
     out_a, out_b = np.split(out, 2, axis=-1)                                      # views of out
@@ -247,11 +268,11 @@ def rotate_pairs(x, cos, sin):
     np.add(b * cos, a * sin, out=out_b)
     return out
 
-def rotate(q, k, table, learned):
+def rope_rotate(q, k, table, learned):
     """R_n q, R_n k (Su et al. 2021, equation 34). table (..., 1, T, D): cosines, then sines."""
     cos, sin = np.split(table, 2, axis=-1)                                        # (..., 1, T, D/2) each
     def pullback(dq, dk):
-        """out = R q with R orthogonal, so dq = R^T dout, and R^T turns by minus the angle."""
+        """out = R q with R orthogonal, so dq = R^T dout, and R^T rotates by minus the angle."""
         return rotate_pairs(dq, cos, -sin), rotate_pairs(dk, cos, -sin), {}
     return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin), pullback
 
@@ -259,7 +280,7 @@ def score_divisor(q):
     """What q k^T is divided by: sqrt(D). q (..., D)."""
     return math.sqrt(q.shape[-1])
 
-def alibi(q, k, h, table, learned):
+def alibi_score(q, k, h, table, learned):
     """-slope (m - n), by a fixed slope for each head. table m - n (..., 1, T, S)."""
     slopes = expe.alibi_slopes(q.shape[1]).astype(table.dtype)                    # (H,)
     return -slopes[:, None, None] * table, fixed                                  # (..., H, T, S)
@@ -306,28 +327,51 @@ def shaw_value(p, v, table, learned):
         return dp, dv, {"values": by_distance.reshape(-1, len(a)).T @ dy.reshape(-1, a.shape[1])}
     return y, pullback
 
-ENCODINGS = {                                                                     # settings to doors
+ENCODINGS = {                                                                     # settings to Encoding
     "nope": lambda settings: Encoding(),
-    "sinusoidal": lambda settings: Encoding(embed=add),
-    "learned": lambda settings: Encoding(embed=add_learned, shapes=lambda model: {
-        "weight": (model.encoding.longest(model), model.width)}),
-    "expe": overriding, "exqpe": overriding,
-    "rope": lambda settings: Encoding(rotate=rotate),
-    "alibi": lambda settings: Encoding(score=alibi),
-    "t5": lambda settings: Encoding(score=t5_score, shapes=lambda model: {
-        "weight": (settings.buckets, model.heads)}),
-    "shaw": lambda settings: Encoding(score=shaw_score, value=shaw_value, shapes=lambda model: {
-        name: (settings.max_distance * (1 if model.causal else 2) + 1, model.d_head) for name in ("keys", "values")}),
+    "sinusoidal": lambda settings: Encoding(embed=sinusoidal_embed),
+    "learned": lambda settings: Encoding(embed=learned_embed, parameters=lambda model: {
+        "weight": normal((settings.longest(model), model.width))}),
+    "expe": build_expe, "exqpe": build_expe,
+    "rope": lambda settings: Encoding(rotate=rope_rotate),
+    "alibi": lambda settings: Encoding(score=alibi_score),
+    "t5": lambda settings: Encoding(score=t5_score, parameters=lambda model: {
+        "weight": normal((settings.buckets, model.heads))}),
+    "shaw": lambda settings: Encoding(score=shaw_score, value=shaw_value, parameters=lambda model: {
+        name: normal((settings.max_distance * (1 if model.causal else 2) + 1, model.d_head))
+        for name in ("keys", "values")}),
 }
 
-def doors_of(settings, config):
-    """The Encoding that these settings open, with the softmax of the model's config."""
-    doors = (ENCODINGS[settings.pe] if settings.pe in CORE else zoo_part(settings.pe, "doors"))(settings)
-    if settings != config.encoding:
-        doors = doors._replace(each_block=True)
-    if config.softmax == "plain":
-        return doors
-    return zoo_module("softmax").doors(doors, settings, config)
+def build_encoding(settings, config):
+    """The Encoding of these settings, with the softmax of the model's config."""
+    encoding = (ENCODINGS[settings.pe] if settings.pe in CORE else zoo_part(settings.pe, "doors"))(settings)
+    return encoding if config.softmax == "plain" else zoo_module("softmax").doors(encoding, settings, config)
+
+class BlockEncoding(NamedTuple):
+    """What encodes positions in one block, and which keys it sees."""
+
+    settings: Any                                                                 # of config.py
+    window: int                                                                   # keys that a query sees; 0: all
+    encoding: Encoding
+    shared: bool                                                                  # with others of these settings
+    prefix: str                                                                   # of its parameters' names in params
+
+def encodings_of_blocks(config):
+    """A BlockEncoding for each block. What both backends share among blocks is said here and nowhere else.
+
+    Blocks with the settings of --pe share one encoding and its parameters, encoding.NAME, unless it is declared with
+    each_block. Every other block has its own, blocks.i.attn.encoding.NAME. The first block's enters the embedding, too.
+    """
+    pattern = config.layer_pattern()
+    encodings = {settings: build_encoding(settings, config) for settings in {settings for settings, _ in pattern}}
+    plans = []
+    for i in range(config.layers):
+        settings, window = pattern[i % len(pattern)]
+        encoding = encodings[settings]
+        shared = settings == config.encoding and not encoding.each_block
+        prefix = "encoding." if shared else f"blocks.{i}.attn.encoding."
+        plans.append(BlockEncoding(settings, window, encoding, shared, prefix))
+    return plans
 
 # ---- attention -------------------------------------------------------------------------------------------------------
 
@@ -400,11 +444,16 @@ def attention(h, p, config, encoding, pos, learned, window=0):
         return dh + dh_score, grads | {"proj.weight": dw_proj}, summed(down_attend, down_project)
     return out, pullback
 
+def attention_parameters(config):
+    C = config.width
+    return {"qkv.weight": normal((3 * C, C)), "proj.weight": normal((C, C), residual_std(config))}
+
 # ---- the block -------------------------------------------------------------------------------------------------------
 
 def block(x, p, config, encoding, pos, learned, window, masks):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x))). x (B, T, C)."""
-    norm, mlp = layer(config.norm), layer(config.mlp)
+    norm, _ = norm_of(config)
+    mlp, _ = mlp_of(config)
     h, pull_norm1 = norm(x, config.norm_eps, **strip_prefix("norm1.", p))
     a, pull_attention = attention(h, strip_prefix("attn.", p), config, encoding, pos, learned, window)
     a, pull_dropout1 = dropout(a, next(masks))
@@ -423,6 +472,14 @@ def block(x, p, config, encoding, pos, learned, window, masks):
         parts = {"norm1.": dnorm1, "attn.": dattn, "norm2.": dnorm2, "mlp.": dmlp}
         return dx, join(parts), down
     return x + m, pullback
+
+def block_parameters(config, encoding):
+    """Those of a block; encoding: those of its encoding that it does not share, in their place among torch's."""
+    _, norm_parameters = norm_of(config)
+    _, mlp_parameters = mlp_of(config)
+    attn = attention_parameters(config) | add_prefix("encoding.", encoding)
+    return join({"norm1.": norm_parameters(config), "attn.": attn,
+                 "norm2.": norm_parameters(config), "mlp.": mlp_parameters(config)})
 
 def strip_prefix(prefix, p):
     """The entries whose names start with the prefix, by the rest of their names."""
@@ -473,65 +530,50 @@ class Tables(NamedTuple):
 
     rows: np.ndarray | None
     pairs: np.ndarray | None
-    n: np.ndarray | None = None          # the positions themselves, for engine/fast.py
+
+def model_parameters(config):
+    """{name: Parameter} of the whole model, in the order of torch's state_dict.
+
+    An embedding that is not the output layer too starts at 1, torch's own default: no smaller than the rows that the
+    sinusoidal encoding adds to it.
+    """
+    C, V = config.width, config.vocab
+    _, norm_parameters = norm_of(config)
+    parameters = {"embedding.weight": normal((V, C), 0.02 if config.tied else 1.0)}
+    shared = {}
+    for i, plan in enumerate(encodings_of_blocks(config)):
+        own = plan.encoding.parameters(config)
+        if plan.shared:
+            shared, own = own, {}
+        parameters |= add_prefix(f"blocks.{i}.", block_parameters(config, own))
+    parameters |= add_prefix("norm.", norm_parameters(config))
+    if not config.tied:
+        parameters["head.weight"] = normal((V, C))
+    return parameters | add_prefix("encoding.", shared)
 
 def parameter_shapes(config):
     """{name: shape} of all parameters, in the order of torch's state_dict."""
-    C, V = config.width, config.vocab
-    norm = {"weight": (C,), "bias": (C,)} if config.norm == "layernorm" else {"weight": (C,)}
-    attn = {"qkv.weight": (3 * C, C), "proj.weight": (C, C)}
-    mlp = {"up.weight": (config.mlp_width, C), "down.weight": (C, config.mlp_width)}
-    if config.mlp == "swiglu":
-        mlp = {"gate.weight": (config.mlp_width, C), **mlp}
-    shapes = {"embedding.weight": (V, C)}
-    for i in range(config.layers):
-        doors = doors_of(config.block(i)[0], config)
-        own = add_prefix("encoding.", doors.shapes(config)) if doors.each_block else {}
-        block = join({"norm1.": norm, "attn.": attn | own, "norm2.": norm, "mlp.": mlp})
-        shapes |= add_prefix(f"blocks.{i}.", block)
-    shapes |= add_prefix("norm.", norm)
-    if not config.tied:
-        shapes["head.weight"] = (V, C)
-    doors = doors_of(config.encoding, config)
-    return shapes if doors.each_block else shapes | add_prefix("encoding.", doors.shapes(config))
+    return {name: parameter.shape for name, parameter in model_parameters(config).items()}
 
 def count_parameters(config):
     """The number of all parameters. A tied matrix counts once."""
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
 
 def encoding_with(name, config):
-    """The settings of the encoding that has the parameter of this name: its block's, where each block has some."""
-    number = name.split(".")[1]
-    return config.block(int(number))[0] if number.isdigit() else config.encoding
+    """The settings of the encoding that has the parameter of this name; None for a parameter of the rest."""
+    return next((plan.settings for plan in encodings_of_blocks(config) if name.startswith(plan.prefix)), None)
 
 def init_params(config, seed=0):
     """The first weights of a run, {name: float32}: those of model_torch.GPT(config, seed) too, which loads them.
 
-    GPT-2's normal numbers of 0.02, and 0.02 / sqrt(2 layers) for what ends a residual branch; norms start as weight
-    1, bias 0. An embedding that is not the output layer too starts at 1, torch's own default: no smaller than the rows
-    that the sinusoidal encoding adds to it. The encoding's own come last: every encoding starts from the same others.
-    A new parameter of the model needs a line here: without first values it raises NotImplementedError.
+    The encodings' own are drawn last, so that a model starts from the same others with every encoding.
     """
     rng = np.random.default_rng(seed)
-    shapes = parameter_shapes(config)
-    end = 0.02 / math.sqrt(2 * config.layers)
-    stds = {"embedding.weight": 0.02 if config.tied else 1.0, "head.weight": 0.02,
-            "attn.qkv.weight": 0.02, "attn.proj.weight": end,
-            "mlp.gate.weight": 0.02, "mlp.up.weight": 0.02, "mlp.down.weight": end}
-    constants = {f"{norm}.{own}": value for norm in ("norm", "norm1", "norm2")
-                 for own, value in (("weight", 1), ("bias", 0))}
-    params = dict.fromkeys(shapes)
-    for name in sorted(shapes, key=lambda name: "encoding." in name):
-        kind = name.split(".", 2)[2] if name.startswith("blocks.") else name      # the same in every block
-        if "encoding." in name:
-            doors = doors_of(encoding_with(name, config), config)
-            params[name] = doors.start(rng, name.rpartition(".")[2], shapes[name])
-        elif kind in constants:
-            params[name] = np.full(shapes[name], constants[kind], np.float32)
-        elif kind in stds:
-            params[name] = np.float32(stds[kind]) * rng.standard_normal(shapes[name], dtype=np.float32)
-        else:
-            raise NotImplementedError(f"{name} has no first values: say in model_numpy.init_params what they are")
+    parameters = model_parameters(config)
+    prefixes = tuple(plan.prefix for plan in encodings_of_blocks(config))
+    params = dict.fromkeys(parameters)
+    for name in sorted(parameters, key=lambda name: name.startswith(prefixes)):
+        params[name] = parameters[name].first_values(rng)
     return params
 
 def forward(params, tokens, config, positions=None, masks=None):
@@ -541,26 +583,25 @@ def forward(params, tokens, config, positions=None, masks=None):
     Raises ValueError for positions that are not integers, and for one without a row.
     """
     n = np.arange(tokens.shape[1]) if positions is None else expe.integers(positions)
-    blocks = [config.block(i) for i in range(config.layers)]
+    plans = encodings_of_blocks(config)
+    first = plans[0]
     dtype = params["embedding.weight"].dtype
-    pos = {settings: tables(settings, n, config, dtype) for settings in {settings for settings, _ in blocks}}
-    shared = strip_prefix("encoding.", params)
+    pos = {settings: tables(settings, n, config, dtype) for settings in {plan.settings for plan in plans}}
+    norm, _ = norm_of(config)
     head = "embedding.weight" if config.tied else "head.weight"
     masks = itertools.repeat(None) if masks is None else iter(masks)
 
     x, pull_embedding = embedding(tokens, params["embedding.weight"])             # (B, T, C)
-    x, pull_embed = doors_of(config.encoding, config).embed(x, pos[config.encoding].rows, shared)
+    x, pull_embed = first.encoding.embed(x, pos[first.settings].rows, strip_prefix(first.prefix, params))
     x, pull_dropout = dropout(x, next(masks))
     pullbacks = [(lambda dx: (None, pull_embedding(dx)), "embedding.weight"),     # and the prefixes of what it gives
-                 (lambda dx: pull_embed(pull_dropout(dx)), "encoding.")]
-    for i, (settings, window) in enumerate(blocks):
+                 (lambda dx: pull_embed(pull_dropout(dx)), first.prefix)]
+    for i, plan in enumerate(plans):
         p = strip_prefix(f"blocks.{i}.", params)
-        doors = doors_of(settings, config)
-        own = f"blocks.{i}.attn.encoding." if doors.each_block else "encoding."
-        learned = strip_prefix("attn.encoding.", p) if doors.each_block else shared
-        x, pull_block = block(x, p, config, doors, pos[settings], learned, window, masks)
-        pullbacks.append((pull_block, f"blocks.{i}.", own))
-    h, pull_norm = layer(config.norm)(x, config.norm_eps, **strip_prefix("norm.", params))
+        learned = strip_prefix(plan.prefix, params)
+        x, pull_block = block(x, p, config, plan.encoding, pos[plan.settings], learned, plan.window, masks)
+        pullbacks.append((pull_block, f"blocks.{i}.", plan.prefix))
+    h, pull_norm = norm(x, config.norm_eps, **strip_prefix("norm.", params))
     logits, pull_head = linear(h, params[head])                                   # (B, T, V)
     return logits, [*pullbacks, (pull_norm, "norm."), (pull_head, head)]
 

@@ -11,6 +11,7 @@ embedding and on each residual branch, never on attention weights; the output la
 """
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import nn
 import model_numpy
 from expe import alibi_slopes, integers
 from positional_encodings import CORE, zoo_module, zoo_part
+from settings import InputError
 
 
 def score_divisor(q):
@@ -36,7 +38,7 @@ class Encoding(nn.Module):
     """No encoding (NoPE, Haviv et al. 2022): the six doors, all shut. Every other encoding opens some.
 
     Its settings (config.py) make `table` of the positions: their `rows` for embed, override and rotate, their `pairs`
-    for score and value. Its own parameters are those that model_numpy.py names.
+    for score and value. Its own parameters are those that its half in NumPy declares.
     """
 
     softmax = None                       # softmax(scores): in the place of the plain one; masked scores (B, H, T, S)
@@ -46,10 +48,8 @@ class Encoding(nn.Module):
         super().__init__()
         self.settings = settings
         self.n_heads = config.heads
-        doors = model_numpy.doors_of(settings, config)
-        self.each_block = doors.each_block
-        for name, shape in doors.shapes(config).items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        for name, parameter in model_numpy.build_encoding(settings, config).parameters(config).items():
+            self.register_parameter(name, nn.Parameter(torch.empty(parameter.shape)))
 
     def embed(self, x, table):
         """The residual stream x (B, T, C), once, before block 1."""
@@ -64,10 +64,10 @@ class Encoding(nn.Module):
         return q, k
 
     def key_state(self, h):
-        """What score reads of the keys' inputs h (B, S, C), and a cache keeps: h, or (B, H, S, n) numbers of it."""
+        """What score reads of the keys' inputs h (B, S, C), and a cache holds: h, or (B, H, S, n) numbers of it."""
         return h
 
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         """What is added to the scores q k^T / sqrt(D) before mask and softmax, (..., H or 1, T, S), or None."""
         return None
 
@@ -83,17 +83,21 @@ class Learned(Encoding):
     def embed(self, x, table):
         return x + F.embedding(table, self.weight)                                     # (..., T, C)
 
+def phi(h, table):
+    """The paper's equation 3: h (B, T, C) with the table (..., T, l) in the place of its first l dimensions."""
+    l = table.shape[-1]
+    return torch.cat((table.expand(*h.shape[:-1], l), h[..., l:]), -1)                 # (B, T, C)
+
 class ExPE(Encoding):
-    """The paper's equations 2 and 3, or by ExQPE's rows 4 and 5: in every block phi, of which the first l numbers are
-    the position's row, enters W_q and W_k; --on k|q|qk|qkv says which.
+    """The paper's equations 2 and 3, with ExQPE's rows 4 and 5: in every block phi(h) enters W_q and W_k; --on
+    k|q|qk|qkv says which.
     """
 
-    def override(self, h, table):                                          # h (B, T, C), table (T, l)
-        l = table.shape[-1]
-        phi = torch.cat((table.expand(*h.shape[:-1], l), h[..., l:]), -1)  # equation 3
-        return [phi if part in self.settings.on else h for part in "qkv"]  # equation 2
+    def override(self, h, table):
+        phi_h = phi(h, table)
+        return [phi_h if part in self.settings.on else h for part in "qkv"]            # equation 2
 
-def expe(settings, config):
+def build_expe(settings, config):
     """ExPE or ExQPE; the ablations --once and --learn are in zoo/ablations.py."""
     if settings.once or settings.learn != "none":
         return zoo_module("ablations").Layer(settings, config)
@@ -106,7 +110,7 @@ def rotate_pairs(x, table):
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
 
 class RoPE(Encoding):
-    """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions turns by the angle n * inv_freq_i."""
+    """Su et al. 2021: each pair (i, i + D/2) of a query's and a key's dimensions is rotated by n * inv_freq_i."""
 
     def rotate(self, q, k, table):
         return rotate_pairs(q, table), rotate_pairs(k, table)
@@ -124,7 +128,7 @@ class ALiBi(Encoding):
             self.slopes = table.new_tensor(alibi_slopes(q.shape[1]))[:, None, None]
         return self.slopes
 
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         return -self.of_each_head(q, table) * table                                    # (..., H, T, S)
 
 class T5(Encoding):
@@ -133,7 +137,7 @@ class T5(Encoding):
     As in T5 all blocks share them. T5 has no 1/sqrt(D) before; here scores are divided, and the bias is added after.
     """
 
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         bias = self.weight.T.index_select(1, table.flatten())                          # (H, ...)
         return bias.view(-1, *table.shape).movedim(0, -3)                              # (..., H, T, S)
 
@@ -144,7 +148,7 @@ class Shaw(Encoding):
     share the vectors, and all blocks do, as with T5, so that an encoding is one thing for the whole model.
     """
 
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         by_distance = q @ self.keys.T / score_divisor(q)                               # (B, H, T, r)
         return by_distance.gather(-1, table.expand(*q.shape[:2], *table.shape[-2:]))   # (B, H, T, S)
 
@@ -153,10 +157,10 @@ class Shaw(Encoding):
         by_distance = by_distance.scatter_add(-1, table.expand_as(weights), weights)
         return weights @ v + by_distance @ self.values                                 # (B, H, T, D)
 
-ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": expe, "exqpe": expe, "rope": RoPE,
-             "alibi": ALiBi, "t5": T5, "shaw": Shaw}
+ENCODINGS = {"nope": Encoding, "sinusoidal": Sinusoidal, "learned": Learned, "expe": build_expe, "exqpe": build_expe,
+             "rope": RoPE, "alibi": ALiBi, "t5": T5, "shaw": Shaw}
 
-def make_encoding_module(settings, config):
+def build_encoding(settings, config):
     """The Encoding of these settings, with the softmax of the model's config."""
     kind = ENCODINGS[settings.pe] if settings.pe in CORE else zoo_part(settings.pe, "Layer")
     encoding = kind(settings, config)
@@ -166,7 +170,7 @@ def make_encoding_module(settings, config):
 
 # ---- the layers ------------------------------------------------------------------------------------------------------
 
-class GELU(nn.Module):
+class GeluMLP(nn.Module):
     """W_down gelu(W_up h), in the tanh form."""
 
     def __init__(self, config):
@@ -177,7 +181,7 @@ class GELU(nn.Module):
     def forward(self, h):
         return self.down(F.gelu(self.up(h), approximate="tanh"))
 
-class SwiGLU(nn.Module):
+class SwigluMLP(nn.Module):
     """W_down (silu(W_gate h) * W_up h), Shazeer 2020."""
 
     def __init__(self, config):
@@ -190,7 +194,7 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(h)) * self.up(h))
 
 NORMS = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
-MLPS = {"gelu": GELU, "swiglu": SwiGLU}
+MLPS = {"gelu": GeluMLP, "swiglu": SwigluMLP}
 
 def project(parts, w):
     """W_q h_q, W_k h_k and W_v h_v, (B, T, C) each, w (3C, C); neighbours that are one array share one product."""
@@ -227,10 +231,8 @@ class Attention(nn.Module):
         self.window = window
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)           # W_q, W_k and W_v, stacked
         self.proj = nn.Linear(config.width, config.width, bias=False)
-        if encoding.each_block:
-            self.encoding = encoding
-        else:
-            self.__dict__["encoding"] = encoding                                       # shared: GPT's own parameters
+        # A reference, by which torch registers nothing: blocks may share an encoding, and GPT registers each once.
+        object.__setattr__(self, "encoding", encoding)
 
     def forward(self, h, pos):
         q, k, v = self.project(h, pos)                                                 # (B, H, T, D) each
@@ -304,6 +306,13 @@ def cross_entropy(h, w, targets, reduction="mean"):
     losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), reduction=reduction)
     return losses if reduction == "mean" else losses.view(targets.shape)
 
+class Tables(NamedTuple):
+    """model_numpy.Tables, and the positions n that they are made of, for engine/fast.py."""
+
+    rows: Any
+    pairs: Any
+    n: Any
+
 class GPT(nn.Module):
     """A decoder-only transformer with any encoding of config.ENCODINGS.
 
@@ -322,17 +331,20 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(config.vocab, config.width)
         self.dropout = dropout(config.dropout)
         self.blocks = nn.ModuleList()
-        shared = {}                                                     # one encoding for all blocks of a kind
-        for i in range(config.layers):
-            settings, window = config.block(i)
-            encoding = shared.get(settings) or make_encoding_module(settings, config)
-            if not encoding.each_block:
-                shared[settings] = encoding
-            self.blocks.append(Block(config, attention(config, encoding, window), dropout(config.dropout)))
+        shared = None                                                   # the one encoding that blocks may share
+        for plan in model_numpy.encodings_of_blocks(config):
+            if plan.shared and shared is None:
+                shared = build_encoding(plan.settings, config)
+            encoding = shared if plan.shared else build_encoding(plan.settings, config)
+            block = Block(config, attention(config, encoding, plan.window), dropout(config.dropout))
+            if not plan.shared:
+                block.attn.encoding = encoding                          # registered as blocks.i.attn.encoding
+            self.blocks.append(block)
         self.norm = NORMS[config.norm](config.width, eps=config.norm_eps)
         if not config.tied:
             self.head = nn.Linear(config.width, config.vocab, bias=False)
-        self.encoding = shared.get(config.encoding)                     # its parameters; None where each block has some
+        self.encoding = shared                                          # registered as encoding; None if there is none
+        check_parameters(self)
         if seed is not None:
             weights = model_numpy.init_params(config, seed)
             self.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
@@ -367,7 +379,7 @@ class GPT(nn.Module):
     def tables(self, n):
         """{settings: Tables} of positions n, (T,) or (B, T): exact, then cast once to the weights' dtype.
 
-        The last result is kept: a training run asks for the same over and over.
+        It remembers the last result: a training run asks for the same over and over.
         """
         w = self.embedding.weight
         key = (self.config, n.shape, n.tobytes(), w.dtype, w.device)
@@ -375,8 +387,22 @@ class GPT(nn.Module):
             self._tables = (key, {})
             for s in {block.attn.encoding.settings for block in self.blocks}:
                 parts = s.rows(n, self.config), s.pairs(n, n, self.config), n
-                self._tables[1][s] = model_numpy.Tables(*(as_tensor(x, w) for x in parts))
+                self._tables[1][s] = Tables(*(as_tensor(x, w) for x in parts))
         return self._tables[1]
+
+def check_parameters(model):
+    """InputError that names a parameter of a GPT which model_numpy.py does not declare, or the other way round."""
+    in_torch = {name: tuple(w.shape) for name, w in model.named_parameters()}
+    in_numpy = model_numpy.parameter_shapes(model.config)
+    for name in in_torch | in_numpy:
+        here, there = (shapes.get(name) for shapes in (in_torch, in_numpy))
+        if here != there:
+            settings = model_numpy.encoding_with(name, model.config)
+            in_zoo = settings is not None and settings.pe not in CORE
+            module = f"the Layer of zoo/{settings.pe}.py" if in_zoo else "model_torch.py"
+            declaration = "what its doors declare" if in_zoo else "what model_numpy.py declares"
+            raise InputError(f"{name} is {here or 'missing'} in {module} and {there or 'missing'} in {declaration}: "
+                             "both must have it, with one shape")
 
 def as_tensor(table, like):
     """An encoding's table, or None, on the device of a tensor; floats in its dtype, cast once."""

@@ -92,7 +92,7 @@ def load_parent(run, backend):
     new = model_numpy.init_params(model, run.train_config.seed)
     same = (its.encoding.pe, its.cycle) == (model.encoding.pe, model.cycle)
     kept = {name: w for name, w in tensors.items() if name in new and w.shape == new[name].shape
-            and ("encoding." not in name or same and begins_alike(name, w.shape, its, model))}
+            and ("encoding." not in name or same and begins_alike(name, its, model))}
     fresh = [name for name in new if name not in kept and not np.array_equal(new[name], tensors.get(name))]
     print(f"from step {info['step']:,} of {parent}, {its.encoding.pe} to {model.encoding.pe}; new weights: "
           f"{', '.join(fresh) or 'none'}; the optimizer begins anew")
@@ -101,14 +101,12 @@ def load_parent(run, backend):
     backend.load(new | kept, 0)
     return {"run": str(parent), "step": info["step"], "sha256": hashes}
 
-def begins_alike(name, shape, *configs):
+def begins_alike(name, *configs):
     """Whether the settings of two configs give a parameter the same first value, so that the parent's may go on.
 
     What --learn trains never does: start and theta are settings, and begin as config.json has them.
     """
-    settings = [model_numpy.encoding_with(name, config) for config in configs]
-    if name == LEARNED and hasattr(settings[0], "learn"):
+    if name == LEARNED and hasattr(model_numpy.encoding_with(name, configs[0]), "learn"):
         return False
-    doors = [model_numpy.doors_of(*pair) for pair in zip(settings, configs, strict=True)]
-    first = [door.start(np.random.default_rng(0), name.rpartition(".")[2], shape) for door in doors]
-    return np.array_equal(*first)
+    parameters = [model_numpy.model_parameters(config)[name] for config in configs]
+    return np.array_equal(*(parameter.first_values(np.random.default_rng(0)) for parameter in parameters))

@@ -143,7 +143,7 @@ def forward(case, x, n=same, key_n=None, rows=same, pairs=same, bias=same, score
     x = x | dict(inputs)
     model = case.model(x["length"], **changes)
     learned = case.learned(changes)
-    doors = model_numpy.doors_of(model.encoding, model)
+    doors = model_numpy.build_encoding(model.encoding, model)
     queries = n(x["positions"])
     keys = (key_n or n)(x["key_positions"])
     table = rows(case.table(model, queries), queries)

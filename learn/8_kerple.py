@@ -25,8 +25,9 @@ def score(q, k, h, table, learned):
     raise NotImplementedError("return bias, pullback")
 
 def doors(settings):
-    return model_numpy.Encoding(score=score, shapes=lambda model: {"p": (model.heads,), "a": (model.heads,)})
+    return model_numpy.Encoding(
+        score=score, parameters=lambda model: {name: model_numpy.normal((model.heads,)) for name in ("p", "a")})
 
 class Layer(Encoding):
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         raise NotImplementedError("return the bias in torch; self.p and self.a are P and A")

@@ -30,7 +30,7 @@ import config
 import model_numpy
 from interop import conform
 from learn.mistakes import LAYERS, MISTAKES, layer
-from model_torch import make_encoding_module
+from model_torch import build_encoding
 
 X, DOUT = np.random.default_rng(0).standard_normal((2, 2, 6, 8))        # two texts of 6 tokens, and gradients
 W_Q, W_K, WEIGHT = np.random.default_rng(1).standard_normal((3, 4, 8))  # of one head (D, C)
@@ -125,7 +125,7 @@ def check_6(mine):
         return {"dx": np.reshape(dx, (-1, 8)), **{f"d{name}": g for name, g in grads.items()}}
 
     yield judge(6, gradients, mine, gradients(model_numpy))
-    with patch.dict(model_numpy.LAYERS, layernorm=mine.layernorm):
+    with patch.dict(model_numpy.NORMS, layernorm=(mine.layernorm, model_numpy.layernorm_parameters)):
         yield ladder()
 
 def check_7(mine):
@@ -150,7 +150,7 @@ def check_8(mine):
         return {"bias": mine.score(q, k, None, table, {"p": np.log(p), "a": np.log(a)})[0]}
 
     def torch_half(positions, key_positions, q, k, p, a):
-        encoding = make_encoding_module(model.encoding, model)
+        encoding = build_encoding(model.encoding, model)
         encoding.load_state_dict({"p": torch.tensor(p).log(), "a": torch.tensor(a).log()}, assign=True)
         table = torch.tensor(model.encoding.pairs(positions, key_positions, model))
         return {"bias": encoding.score(torch.tensor(q), torch.tensor(k), None, table).detach().numpy()}

@@ -129,8 +129,11 @@ def test_a_part_of_a_cycle_has_the_settings_of_pe_but_for_those_that_it_changes(
     ("rope,rope:window=1e30", {}, "1e30' is not a whole number .of at most 2.53"),
     ("rope,rope:base=2:base=3", {}, "base stands there twice"),
     ("rope,expe", {}, "--l must be from 1 to the width, 8, got 24"), ("rope,expe:constant=1", {}, "--constant must be"),
-    ("rope,rope,nope", {}, "at most as many parts as --layers, 2, got 3"), ("rope,learned", {}, "cannot have learned"),
-    ("rope,expe:l=3:once=true", {}, "--cycle cannot have expe in some blocks: it enters before the first one"),
+    ("rope,rope,nope", {}, "at most as many parts as --layers, 2, got 3"),
+    ("rope,learned", {}, "--cycle cannot have 'learned' in some blocks, since learned enters once, before the first "
+     "block: make it the encoding of --pe and the first part$"),
+    ("rope,expe:l=3:once=true", {}, "cannot have 'expe:l=3:once=true' in some blocks, since expe enters once, before "
+     "the first block: make it the encoding of --pe and the first part, or add :once=false to it$"),
     ("rope,nope", {"window": 3}, "leave out --window"), ("rope,nope", {"causal": False}, "leave out .*--no-causal")])
 def test_a_cycle_that_cannot_be_is_refused(cycle, changes, message):
     with pytest.raises(InputError, match=f"--cycle.*{message.removeprefix('--cycle')}"):

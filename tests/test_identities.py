@@ -72,7 +72,7 @@ def test_the_door_is_affine_in_the_table(on):
     for how, seed, first in draw_cases():
         model, h = expe(on, **how), some_input(seed)
         P = torch.from_numpy(model.config.encoding.rows(np.arange(T) + 20_000 * first, model.config))
-        override = model_numpy.doors_of(model.config.encoding, model.config).override
+        override = model_numpy.build_encoding(model.config.encoding, model.config).override
         in_numpy = lambda h, P: override(h.numpy(), P.numpy(), {})[0]  # noqa: E731, B023
         for door in (model.encoding.override, in_numpy):
             for part, a, b, c in zip("qkv", door(h, P), door(h, 0 * P), door(0 * h, P), strict=True):

@@ -150,16 +150,11 @@ def test_each_parameter_is_in_both_backends_and_has_first_values_of_its_own(pe, 
     """A new parameter of the core is named here, until both models have it and its first values are written down."""
     config = ModelConfig(layers=2, width=64, heads=2, context=64, vocab=300, encoding=make_encoding(pe, **(
         {"l": 24} if pe in ("expe", "exqpe") else {})), **STYLES[style])
-    in_torch = {name: tuple(w.shape) for name, w in GPT(config, seed=None).named_parameters()}
-    in_numpy = model_numpy.parameter_shapes(config)
-    for name in in_torch | in_numpy:
-        shapes = in_torch.get(name, "nothing"), in_numpy.get(name, "nothing")
-        assert shapes[0] == shapes[1], (f"{name}: GPT of model_torch.py has {shapes[0]}, parameter_shapes of "
-                                        f"model_numpy.py has {shapes[1]}")
+    GPT(config, seed=None)                                            # which names a parameter that is in one alone
     rng, found = np.random.default_rng(1), model_numpy.init_params(config, seed=1)
     for name in sorted(found, key=lambda name: name.startswith("encoding.")):                 # the encoding's are last
         kind = re.sub(r"^blocks\.\d+\.", "", name)
-        known = f"{name}: say its first values in model_numpy.py, and write them down in this test"
+        known = f"{name}: write its first values down in this test, too"
         assert kind in FIRST_STDS | FIRST_CONSTANTS, known
         if kind in FIRST_CONSTANTS:
             right = np.full(found[name].shape, FIRST_CONSTANTS[kind], np.float32)
@@ -169,12 +164,25 @@ def test_each_parameter_is_in_both_backends_and_has_first_values_of_its_own(pe, 
         assert found[name].dtype == np.float32 and found[name].tobytes() == right.tobytes(), f"{name} has other values"
 
 
-def test_a_parameter_without_first_values_is_refused(monkeypatch):
-    plain = model_numpy.parameter_shapes
-    for new in ("blocks.1.gain", "gain", "blocks.0.attn.up.weight", "blocks.0.norm1.gain", "blocks.0.mlp.up.bias"):
-        monkeypatch.setattr(model_numpy, "parameter_shapes", lambda config, new=new: plain(config) | {new: (16,)})
-        with pytest.raises(NotImplementedError, match=f"^{new} has no first values: say in model_numpy.init_params"):
-            model_numpy.init_params(ModelConfig(layers=2, width=16, heads=2, context=T, vocab=V))
+def test_a_parameter_of_one_backend_alone_is_named_with_both_places(monkeypatch):
+    config = ModelConfig(layers=2, width=16, heads=2, context=T, vocab=V)
+
+    class GatedAttention(Attention):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.gate = torch.nn.Linear(16, 2, bias=False)
+
+    alone = r"^blocks.0.attn.gate.weight is \(2, 16\) in model_torch.py and missing in what model_numpy.py declares"
+    with pytest.raises(InputError, match=f"{alone}: both must have it, with one shape$"):
+        GPT(config, attention=GatedAttention)
+    plain = model_numpy.attention_parameters
+    for name, shape, in_torch in (("gate.weight", (2, 16), "missing"), ("proj.weight", (16, 8), "(16, 16)")):
+        monkeypatch.setattr(model_numpy, "attention_parameters",
+                            lambda config, name=name, shape=shape: plain(config) | {name: model_numpy.normal(shape)})
+        said = f"blocks.0.attn.{name} is {in_torch} in model_torch.py and {shape} in what model_numpy.py declares"
+        for seed in (None, 0):
+            with pytest.raises(InputError, match=f"^{re.escape(said)}"):
+                GPT(config, seed)
 
 
 def set_masks(model, masks):
@@ -252,6 +260,7 @@ CASES = {name_case(**case): case for case in [
     dict(pe="expe+sinks", variant={"once": True, "learn": "init"}),
     *(dict(pe=pe, style="llama", **BLOCKS["both"]) for pe in ("t5+log", "shaw+sinks", "rope+llama4")),
     *(dict(pe=pe, cycle=cycle, layers=4, positions="odd") for pe, cycle in CYCLES.items()),
+    dict(pe="expe", variant={"once": True}, cycle="expe,rope,expe:once=false:l=3", layers=4),
     *(dict(pe=pe, causal=False) for pe in ("rope+log", "rope+sinks", "nope+llama4"))]}
 
 
@@ -267,8 +276,8 @@ def test_numpy_equals_torch(case):
 # ---- 3: attention against loops --------------------------------------------------------------------------------------
 
 
-def attention_in_loops(h, w_qkv, w_proj, n_heads, override=None, turn=None, on="qk", bias=None, shaw=None, window=0):
-    """Equations 1 to 3 token by token and head by head. h (T, C); override (T, l) for q and k; turn (T, D/2) angles;
+def attention_in_loops(h, w_qkv, w_proj, n_heads, override=None, angles=None, on="qk", bias=None, shaw=None, window=0):
+    """Equations 1 to 3 token by token and head by head. h (T, C); override (T, l) for q and k; angles (T, D/2) of RoPE;
 
     bias(head, m, n) is added to a score; shaw(m, n) returns the vectors that are added to key n and to value n. A query
     sees the last `window` keys, its own among them; with 0 all up to its own.
@@ -288,9 +297,9 @@ def attention_in_loops(h, w_qkv, w_proj, n_heads, override=None, turn=None, on="
                 q, k, v = (w_q @ enters["q"][m])[part], (w_k @ enters["k"][n])[part], (w_v @ enters["v"][n])[part]
                 if shaw is not None:
                     k, v = k + shaw(m, n)[0], v + shaw(m, n)[1]
-                if turn is not None:
-                    q = (q[: D // 2] + 1j * q[D // 2 :]) * np.exp(1j * turn[m])
-                    k = (k[: D // 2] + 1j * k[D // 2 :]) * np.exp(1j * turn[n])
+                if angles is not None:
+                    q = (q[: D // 2] + 1j * q[D // 2 :]) * np.exp(1j * angles[m])
+                    k = (k[: D // 2] + 1j * k[D // 2 :]) * np.exp(1j * angles[n])
                 scores.append(np.vdot(q, k).real / math.sqrt(D) + (bias(head, m, n) if bias else 0))
                 values.append(v)
             weights = np.exp(np.subtract(scores, max(scores)))
@@ -326,7 +335,7 @@ def attend_in_loops(model, i, h, n, variant):
     if pe in ("expe", "exqpe"):
         options["override"] = expected_rows(n, own, pe, variant)
     if pe == "rope":
-        options["turn"] = np.outer(n, [10000.0 ** (-2 * j / 8) for j in range(4)])
+        options["angles"] = np.outer(n, [10000.0 ** (-2 * j / 8) for j in range(4)])
     if pe == "alibi":
         options["bias"] = lambda head, m, s: -variant.get("slopes", 1) * 2 ** (-4 * (head + 1)) * (n[m] - n[s])
     if pe == "t5":
@@ -383,7 +392,7 @@ def test_attention_of_each_block_equals_loops(case):
         encoding, window = model.config.block(i)
         by_numpy, _ = model_numpy.attention(
             h, model_numpy.strip_prefix(f"blocks.{i}.attn.", params), model.config,
-            model_numpy.doors_of(encoding, model.config), model_numpy.tables(encoding, n, model.config, h.dtype),
+            model_numpy.build_encoding(encoding, model.config), model_numpy.tables(encoding, n, model.config, h.dtype),
             model_numpy.strip_prefix("encoding.", params), window)
         close(f"attention of block {i}", by_numpy[0], right, EXACT, ("NumPy", "loops"))
 

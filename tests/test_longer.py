@@ -511,20 +511,20 @@ def stream_by_doors(model, tokens, sinks, window):
     strip_prefix, inputs, logits = model_numpy.strip_prefix, [[] for _ in model.blocks], []
 
     def norm(x, p):
-        return model_numpy.layer(c.norm)(x, c.norm_eps, **p)[0]
+        return model_numpy.norm_of(c)[0](x, c.norm_eps, **p)[0]
 
     for t, token in enumerate(tokens.T.tolist()):
         x = p["embedding.weight"][token][:, None]  # (B, 1, C)
         seen = [*sorted({*range(min(sinks, t)), *range(max(0, t - window), t)}), t]
         for i, kept in enumerate(inputs):
-            (settings, block_window), block = c.block(i), strip_prefix(f"blocks.{i}.", p)
-            doors, attn = model_numpy.doors_of(settings, c), strip_prefix("attn.", block)
-            own = strip_prefix("encoding.", attn if doors.each_block else p)
+            settings, block_window, encoding, _, prefix = model_numpy.encodings_of_blocks(c)[i]
+            block, own = strip_prefix(f"blocks.{i}.", p), strip_prefix(prefix, p)
+            attn = strip_prefix("attn.", block)
             kept.append(norm(x, strip_prefix("norm1.", block)))
             h = np.concatenate([kept[s] for s in seen], axis=1)
             at = model_numpy.tables(settings, np.arange(len(seen)), c, float)
-            x = x + model_numpy.attention(h, attn, c, doors, at, own, block_window)[0][:, -1:]
-            x = x + model_numpy.layer(c.mlp)(norm(x, strip_prefix("norm2.", block)), strip_prefix("mlp.", block))[0]
+            x = x + model_numpy.attention(h, attn, c, encoding, at, own, block_window)[0][:, -1:]
+            x = x + model_numpy.mlp_of(c)[0](norm(x, strip_prefix("norm2.", block)), strip_prefix("mlp.", block))[0]
         logits.append(norm(x, strip_prefix("norm.", p)) @ p["head.weight"].T)
     return np.concatenate(logits, axis=1)
 

@@ -40,7 +40,7 @@ def attend(model, h, n=tuple(range(T))):
 
 
 def doors_of(settings, softmax="plain"):
-    return model_numpy.doors_of(settings, SimpleNamespace(softmax=softmax, encoding=settings))
+    return model_numpy.build_encoding(settings, SimpleNamespace(softmax=softmax))
 
 
 # ---- against another library's models --------------------------------------------------------------------------------

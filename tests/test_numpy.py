@@ -46,7 +46,7 @@ BROKEN = [
     (model_numpy, "- z * along_z", "+ z * along_z", "nope", "gpt", "gradient of blocks.1.mlp.down"),
     (model_numpy, "dz - dz.mean", "dz + dz.mean", "nope", "gpt", "gradient of blocks.1.mlp.down"),
     (llama, "- z * along_z", "+ z * along_z", "nope", "llama", "gradient of blocks.1.mlp.down"),
-    (model_numpy, "dx *= 1 - s", "dx *= 1 + s", "nope", "gpt", "gradient of blocks.1.mlp.up"),
+    (model_numpy, "twice_du * (1 - s)", "twice_du * (1 + s)", "nope", "gpt", "gradient of blocks.1.mlp.up"),
     (llama, "gate * (1 - s))", "gate * (1 + s))", "nope", "llama", "gradient of blocks.1.mlp.gate"),
     (model_numpy, "pull_up(pull_gelu", "pull_up(-pull_gelu", "nope", "gpt", "gradient of blocks.1.mlp.up"),
     (llama, "dh_up + dh_gate", "dh_up - dh_gate", "nope", "llama", "gradient of blocks.1.norm2"),
@@ -155,13 +155,13 @@ def test_without_mask_and_encoding_a_permuted_input_gives_the_permuted_output(pe
 
 def set_each_block(monkeypatch, pe, value=True):
     """Let each block have parameters of its own of an encoding, or let all share them."""
-    original = model_numpy.doors_of
+    original = model_numpy.build_encoding
 
     def changed(settings, config):
-        doors = original(settings, config)
-        return doors._replace(each_block=value) if settings.pe == pe else doors
+        encoding = original(settings, config)
+        return encoding._replace(each_block=value) if settings.pe == pe else encoding
 
-    monkeypatch.setattr(model_numpy, "doors_of", changed)
+    monkeypatch.setattr(model_numpy, "build_encoding", changed)
 
 
 @pytest.mark.parametrize("blocks", [{}, BLOCKS["both"]], ids=["plain", "both"])
@@ -179,6 +179,24 @@ def test_own_parameters_lie_in_the_blocks_that_have_them(each_block, blocks, mon
     assert all(not list(model.blocks[i].attn.encoding.parameters()) for i in blind)
     plain = model_numpy.init_params(tiny(**blocks).config, 5)
     assert all(np.array_equal(ours[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("pe, changes, shared", [
+    ("t5", dict(layers=3), [0, 1, 2]), ("t5", dict(layers=4, nope_every=2), [0, 2]), ("fox", {}, []),
+    ("t5+sinks", {}, []), ("learned+sinks", dict(layers=3, nope_every=3), [0, 1]),
+    ("t5", dict(layers=5, cycle="t5:window=3,t5:buckets=4:max_distance=3,kerple,t5"), [0, 3, 4]),
+    ("fox", dict(layers=4, cycle="fox,t5"), [])], ids=str)
+def test_blocks_with_the_settings_of_pe_share_an_encoding_and_all_others_have_their_own(pe, changes, shared):
+    model = tiny(pe, **changes)
+    plans = model_numpy.encodings_of_blocks(model.config)
+    own = [f"blocks.{i}.attn.encoding." for i in range(model.config.layers)]
+    assert [plan.prefix for plan in plans] == ["encoding." if i in shared else own[i] for i in range(len(own))]
+    modules = [block.attn.encoding for block in model.blocks]
+    assert all((modules[i] is modules[j]) == (i == j or {i, j} <= {*shared}) for i, j in np.ndindex(len(own), len(own)))
+    assert (model.encoding is modules[shared[0]]) if shared else model.encoding is None
+    names = [plan.prefix + name for plan, module in zip(plans, modules, strict=True)
+             for name, _ in module.named_parameters()]
+    assert {*names} == {name for name in model.state_dict() if "encoding." in name}
 
 
 # ---- training --------------------------------------------------------------------------------------------------------

@@ -77,6 +77,6 @@ def test_no_imports_at_module_level_form_a_circle():
 def test_tables_settings_and_data_are_read_without_torch():
     said = run_python("import sys, config, data, expe, model_numpy, tasks\n"
                       "model, _ = config.configure('mini')\n"
-                      "for pe in config.CORE: model_numpy.doors_of(config.make_encoding(pe), model)\n"
+                      "for pe in config.CORE: model_numpy.build_encoding(config.make_encoding(pe), model)\n"
                       "print('torch' in sys.modules)", ROOT)
     assert said == "False\n"

@@ -18,7 +18,7 @@ from conftest import ROOT, command
 import expe as reference
 from interop import conform, make_vectors
 from interop.make_vectors import Case, document, frequencies, kept, text
-from model_torch import as_tensor, make_encoding_module, score_divisor
+from model_torch import as_tensor, build_encoding, score_divisor
 from positional_encodings import CORE
 
 VECTORS = ROOT / "interop/vectors"
@@ -149,7 +149,7 @@ def by_torch(name, n=same, **x):
     case = Case(name)
     parameters = case.learned({key: x[key] for key in case.p.keys() & x.keys()})
     model = case.model(x["length"])
-    encoding = make_encoding_module(model.encoding, model)
+    encoding = build_encoding(model.encoding, model)
     x = {key: torch.as_tensor(y) if isinstance(y, np.ndarray) else y for key, y in x.items()}
     q, k, v = (x[part] for part in "qkv")
     for key, y in parameters.items():

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TINY, command, need, refused
-from test_ladder import T, V, attention_in_loops, tiny
+from test_ladder import EXACT, T, V, attention_in_loops, climb, tiny
 from test_model import attend, doors_of, some_input, some_tokens
 
 import config
+import data
 import model_numpy
 import zoo
 from config import ModelConfig
-from model_torch import GPT, make_encoding_module
+from model_torch import GPT, build_encoding
 from positional_encodings import make_encoding
 from settings import InputError
 from zoo.path import reflections
@@ -65,19 +66,24 @@ WRONG_FILES = {                          # an edit of zoo/kerple.py: what is sai
     ("class Settings", "class Setting"): "zoo/mine.py has no Settings",
     ("class Settings(NoPE)", "class Settings"): "zoo/mine.py: Settings must be a dataclass that inherits from NoPE",
     ("def doors(", "def door("): "zoo/mine.py has no doors",
-    ('{"p": dp', '{"pp": dp'): "zoo/mine.py: no pullback gives a gradient of p, which shapes names",
-    ("def doors(settings):", "def doors(settings)"): "zoo/mine.py, line 34: expected ':'",
+    ('{"p": dp', '{"pp": dp'): "zoo/mine.py: no pullback gives a gradient of p, which its parameters declare",
+    ("def doors(settings):", "def doors(settings)"): "zoo/mine.py, line 38: expected ':'",
 }
+
+
+def put_mine(text, tmp_path, monkeypatch):
+    """Let zoo/mine.py be a file with this text."""
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(config, "ZOO", tmp_path)
+    monkeypatch.setattr(zoo, "__path__", [*zoo.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "zoo.mine", raising=False)
 
 
 def train_mine(edit, backend, tmp_path, monkeypatch):
     """train.py --pe mine, of a zoo/mine.py that is an edit of zoo/kerple.py."""
     text = (ROOT / "zoo/kerple.py").read_text(encoding="utf-8")
     assert text.count(edit[0]) == 1
-    (tmp_path / "mine.py").write_text(text.replace(*edit), encoding="utf-8")
-    monkeypatch.setattr(config, "ZOO", tmp_path)
-    monkeypatch.setattr(zoo, "__path__", [*zoo.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "zoo.mine", raising=False)
+    put_mine(text.replace(*edit), tmp_path, monkeypatch)
     flags = "--preset mini --context 16 --layers 1 --batch-size 2 --steps 1 --data task:reverse --pe mine --backend"
     return command("train.py", *flags.split(), backend, "--out", "run", cwd=tmp_path)
 
@@ -95,6 +101,41 @@ def test_a_file_that_lacks_a_part_is_named_in_one_line(edit, tmp_path, monkeypat
 def test_an_exception_inside_a_file_keeps_its_traceback(edit, kind, tmp_path, monkeypatch):
     with pytest.raises(kind):
         train_mine(edit, "numpy", tmp_path, monkeypatch)
+
+
+def test_a_parameter_that_a_layer_makes_itself_is_named_with_both_places(tmp_path, monkeypatch):
+    own = """class Layer(Encoding):
+    def __init__(self, settings, config):
+        super().__init__(settings, config)
+        self.c = __import__("torch").nn.Parameter(self.p.detach().clone())
+"""
+    said = refused(train_mine(("class Layer(Encoding):\n", own), "torch", tmp_path, monkeypatch))
+    assert said.endswith("encoding.c is (4,) in the Layer of zoo/mine.py and missing in what its doors declare: both "
+                         "must have it, with one shape")
+
+
+ADDED_ROWS = """
+import config
+import model_numpy
+import model_torch
+class Settings(config.Sinusoidal):
+    pass
+def doors(settings):
+    return model_numpy.Encoding(embed=model_numpy.sinusoidal_embed)
+Layer = model_torch.Sinusoidal
+"""
+
+
+def test_a_file_whose_encoding_enters_at_the_embedding_can_be_pe_but_no_other_part_of_a_cycle(tmp_path, monkeypatch):
+    put_mine(ADDED_ROWS, tmp_path, monkeypatch)
+    monkeypatch.setattr(data, "prepare", None)                        # nothing is prepared
+    flags = "--preset mini --layers 2 --data books --pe rope --cycle".split()
+    assert refused(command("train.py", *flags, "rope,mine:base=50", cwd=tmp_path)).endswith(
+        "--cycle cannot have 'mine:base=50' in some blocks, since mine enters once, before the first block: make it "
+        "the encoding of --pe and the first part")
+    model, bare = tiny("mine", cycle="mine,rope"), tiny("nope", cycle="nope,rope")
+    climb(model, EXACT, steps=1)
+    assert not torch.allclose(model(some_tokens(1, T)), bare(some_tokens(1, T)))
 
 
 def queries_and_keys(model):
@@ -154,8 +195,9 @@ def test_grape_is_its_formula():
         return -int(ODD[m] - ODD[s]) * slope * math.log(1 + math.exp(p["w"][head])) * gate
 
     follows(model, ODD, bias)
-    first = doors_of(model.config.encoding).start(np.random.default_rng(0), "v", (2, 1024))
-    assert np.linalg.norm(first, axis=-1) == pytest.approx(1, rel=0.1)
+    wide = ModelConfig(1, 2048, 2, T, 40, encoding=make_encoding("grape"))
+    first = doors_of(wide.encoding).parameters(wide)["v"].first_values(np.random.default_rng(0))
+    assert first.shape == (2, 1024) and np.linalg.norm(first, axis=-1) == pytest.approx(1, rel=0.1)
 
 
 def test_fox_is_its_formula():
@@ -278,7 +320,7 @@ def test_path_equals_flash_linear_attention(pe, seed):
     config = ModelConfig(1, H * D, H, T, 8, encoding=make_encoding(pe))
     encoding = doors_of(config.encoding)
     q, k, v, h = *random(3, 2, H, T, D), random(2, T, H * D)
-    learned = {name: 0.5 * random(*shape) for name, shape in encoding.shapes(config).items()}
+    learned = {name: 0.5 * random(*own.shape) for name, own in encoding.parameters(config).items()}
     bias, _ = encoding.score(q, k, h, None, learned)
     scores = np.where(np.tri(T, dtype=bool), q @ k.swapaxes(-1, -2) / math.sqrt(D) + bias, -np.inf)
     ours = model_numpy.softmax(scores, {})[0] @ v
@@ -302,7 +344,7 @@ def test_relative_bank_is_the_bias_of_inkling(seed):
     n = first + np.arange(T + more) if seed % 2 else random(T + more).argsort()
     settings = make_encoding("relative_bank", d_rel=R, rel_extent=extent)
     config = ModelConfig(1, 4 * H, H, 64, 8, encoding=settings)
-    ours, theirs = make_encoding_module(settings, config).double(), InklingRelativeLogits(R, extent).double()
+    ours, theirs = build_encoding(settings, config).double(), InklingRelativeLogits(R, extent).double()
     h, q, w, bank = map(torch.from_numpy, (random(2, T + more, 4 * H), random(2, H, T, 4), random(H * R, 4 * H),
                                            random(R, extent)))
     ours.load_state_dict({"weight": w, "bank": bank})
@@ -325,7 +367,7 @@ def test_lerope_turns_as_transformers_mistral_large_4_does(seed):
         qk_rope_head_dim=D, head_dim=D, rope_parameters=rope))
     encoding = make_encoding("lerope", base=float(base))
     config = ModelConfig(1, 2 * D, 2, T, 40, encoding=encoding)
-    ours = make_encoding_module(encoding, config).double()
+    ours = build_encoding(encoding, config).double()
     q, k = torch.from_numpy(random(2, 1, 2, T, D))
     table = torch.from_numpy(encoding.rows(n, config))
     for alpha in (torch.zeros(pairs).double(), torch.from_numpy(0.5 * random(pairs))):
@@ -376,9 +418,9 @@ def test_wall_equals_flash_linear_attention(seed, part, monkeypatch):
     H, T, D = drawn(seed, (1, 5), (1, 80), (1, 20))
     encoding = make_encoding("wall")
     config = ModelConfig(1, H * D, H, T, 8, encoding=encoding)
-    ours = make_encoding_module(encoding, config).double()
+    ours = build_encoding(encoding, config).double()
     q, k, v, h = *map(torch.from_numpy, random(3, 2, H, T, D)), torch.from_numpy(random(2, T, H * D))
-    learned = {name: 0.5 * random(*shape) for name, shape in doors_of(encoding).shapes(config).items()}
+    learned = {name: 0.5 * random(*own.shape) for name, own in doors_of(encoding).parameters(config).items()}
     ours.load_state_dict({name: torch.from_numpy(w) for name, w in learned.items()})
     kept = ours.key_state(h)
 
@@ -424,6 +466,34 @@ def test_popes_first_angles_are_at_the_clamps_edge_and_train():
     _, grads = model_numpy.loss_and_grads(params, tokens[:, :-1].numpy(), tokens[:, 1:].numpy(), config)
     assert (params[name] == 0).all() and np.abs(grads[name]).min() > 0
     np.testing.assert_allclose(grads[name], model.get_parameter(name).grad.numpy(), rtol=1e-3, atol=1e-9)
+
+
+NORMAL = 0, 0.02
+UNIFORM = 0, 3**-0.5                                                  # in (-1, 1)
+FIRST_VALUES = {                                                      # {parameter: (mean, standard deviation)}, D = 16
+    "cable": dict(tokens=NORMAL, query=NORMAL), "cope": dict(e=(0, 0)),
+    "dape": dict(p=(-0.280, 0.926), a=(-0.954, 0.885), w1=(0, 96**-0.5), w2=(0, 96**-0.5)),
+    "fire": dict(c=(math.log(0.1), 0), L=(math.log(64), 0), w1=UNIFORM, b1=UNIFORM, w2=(0, 96**-0.5)),
+    "fox": dict(weight=NORMAL, bias=(0, 0)), "grape": dict(v=(0, 1 / 4), w=(math.log(math.e - 1), 0)),
+    "kerple": dict(p=(-0.280, 0.926), a=(-0.954, 0.885)), "lerope": dict(alpha=(0, 0)), "partial": {},
+    "partial_key_offset": {}, "path": dict(w1=NORMAL, w2=NORMAL, conv=NORMAL, strength=NORMAL, bias=(0, 0)),
+    "path_fox": dict(w1=NORMAL, w2=NORMAL, conv=NORMAL, strength=NORMAL, bias=(0, 0), forget=NORMAL,
+                     forget_bias=(0, 0)),
+    "pope": dict(e=(0, 0)), "proportional": {}, "relative_bank": dict(weight=NORMAL, bank=NORMAL), "rove": {},
+    "selective_rope": dict(w1=NORMAL, w2=NORMAL, conv=NORMAL), "wall": dict(weight=NORMAL, bias=(8, 0)), "xpos": {}}
+
+
+@pytest.mark.parametrize("pe", FIRST_VALUES)
+def test_first_values_are_those_that_the_file_says(pe):
+    """Up to five standard errors; the logarithm of a number drawn from 0.01 to 2 has the mean -0.280."""
+    model = ModelConfig(1, 256, 16, 64, 40, encoding=make_encoding(pe))
+    first = {name.rpartition(".")[2]: w.astype(float) for name, w in model_numpy.init_params(model, 3).items()
+             if "encoding." in name}
+    assert first.keys() == FIRST_VALUES[pe].keys()
+    for name, (mean, std) in FIRST_VALUES[pe].items():
+        n = first[name].size
+        assert first[name].mean() == pytest.approx(mean, rel=1e-6, abs=5 * std / n**0.5), name
+        assert first[name].std() == pytest.approx(std, rel=5 / (2 * n) ** 0.5), name
 
 
 def test_dapes_first_values_are_those_of_its_authors_layers():

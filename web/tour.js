@@ -93,7 +93,7 @@ const STEPS = [
     seen: () => `With ${TRAINED} tokens that begin at position ${START} in place of 0, ` +
       `${[EXPE, ROPE].filter(Boolean).map((thread) => change(thread, plain(TRAINED), { ...plain(TRAINED), start: START })).join("; ")} nats. ` +
       positionsAlone(),
-    links: [["override_on", "{{model_numpy.py: def override_on}}"], ["docs", "docs/why-length-breaks.md"]],
+    links: [["expe_override", "{{model_numpy.py: def expe_override}}"], ["docs", "docs/why-length-breaks.md"]],
   },
   {
     title: "A straight ramp", where: "by-distance",
@@ -118,14 +118,14 @@ const STEPS = [
     },
     seen: ([near, far]) => `At position ${TRAINED - 1} the head's slope is ${signed(near.slope)}, and at position ${count() - 1} it is ` +
       `${signed(far.slope)}: it ${far.slope > near.slope ? "grew" : "did not grow"}. On the same targets ${change(EXPE)} nats.`,
-    links: [["override_on", "{{model_numpy.py: def override_on}}"], ["docs", "docs/explained.md"]],
+    links: [["expe_override", "{{model_numpy.py: def expe_override}}"], ["docs", "docs/explained.md"]],
   },
   {
     title: "ExPE on keys only", where: "by-length", needs: [KEYS],
     text: "ExPE-K overrides the keys alone. Its slopes depend on what the query says, and not on where it stands. Read everything again.",
     do: readFar,
     seen: () => `With ${count()} tokens in place of ${TRAINED}, ${[KEYS, EXPE, ROPE].filter(Boolean).map((thread) => change(thread)).join("; ")} nats.`,
-    links: [["--on k", "{{model_numpy.py: def override_on}}"], ["docs", "docs/explained.md"]],
+    links: [["--on k", "{{model_numpy.py: def expe_override}}"], ["docs", "docs/explained.md"]],
   },
   {
     title: "Weights that fetch nothing", where: "weights", needs: [KEYS],

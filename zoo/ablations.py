@@ -7,8 +7,8 @@ ramp, ExPE's start and theta, ExQPE's theta1 and theta2: the table is affine in 
 import numpy as np
 
 import model_numpy
-from model_numpy import Encoding, override_on
-from model_torch import ExPE
+import model_torch
+from model_numpy import Encoding, constant, expe_override, normal
 
 
 def learned_phi(h, table, learned):
@@ -25,25 +25,23 @@ def learned_phi(h, table, learned):
 def doors(settings):
     """ExPE or ExQPE: --learn, --once and --on choose how."""
     phi = model_numpy.phi if settings.learn == "none" else learned_phi
-    door = {"embed": phi} if settings.once else {"override": override_on(settings.on, phi)}
+    door = {"embed": phi} if settings.once else {"override": expe_override(settings.on, phi)}
     if settings.learn == "none":
         return Encoding(**door)
+    if settings.learn == "random":
+        weight = normal((2,), 1.0)
+    else:
+        weight = constant((2,), [getattr(settings, name) for name in settings.trained])
+    return Encoding(**door, parameters=lambda model: {"weight": weight})
 
-    def start(rng, name, shape):
-        if settings.learn == "random":
-            return rng.standard_normal(shape, dtype=np.float32)
-        return np.array([getattr(settings, name) for name in settings.trained], np.float32)
-
-    return Encoding(**door, shapes=lambda model: {"weight": (2,)}, start=start)
-
-class Layer(ExPE):
+class Layer(model_torch.ExPE):
     def trained(self, table):
         if self.settings.learn == "none":
             return table
         return table[..., 0] + table[..., 1:] @ self.weight                                # (..., T, l)
 
     def embed(self, x, table):
-        return super().override(x, self.trained(table))[0] if self.settings.once else x
+        return model_torch.phi(x, self.trained(table)) if self.settings.once else x
 
     def override(self, h, table):
         return (h, h, h) if self.settings.once else super().override(h, self.trained(table))

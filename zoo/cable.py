@@ -2,7 +2,7 @@
 
     bias_mn = -g_m (r_(n+1) + .. + r_m),  r_j = relu(w_h . x_j),  g_m = softplus(u_h . x_m),  x the block's input
 
-The authors' code has no g, and softplus in the place of relu. That is FoX with the signs of its weights turned, since
+The authors' code has no g, and softplus in the place of relu. That is FoX with the signs of its weights flipped, since
 -softplus(z) = ln sigmoid(-z). (It also leaves out the division of scores by sqrt(D); here they are divided.) The paper
 prints the bias without the minus that makes it a penalty. w and u start from N(0, 0.02^2), in every block anew. Tokens
 are counted in the order in which they stand: other positions do not exist here.
@@ -40,7 +40,8 @@ def score(q, k, h, table, learned):
 def doors(settings):
     return model_numpy.Encoding(
         score=score,
-        shapes=lambda model: {name: (model.heads, model.width) for name in ("tokens", "query")},
+        parameters=lambda model: {
+            name: model_numpy.normal((model.heads, model.width)) for name in ("tokens", "query")},
         each_block=True,
     )
 

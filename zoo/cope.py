@@ -50,13 +50,12 @@ def score(q, k, h, table, learned):
 def doors(settings):
     return model_numpy.Encoding(
         score=score,
-        shapes=lambda model: {"e": (settings.count_to, model.d_head)},
-        start=lambda rng, name, shape: np.zeros(shape, np.float32),
+        parameters=lambda model: {"e": model_numpy.constant((settings.count_to, model.d_head), 0)},
         each_block=True,
     )
 
 class Layer(Encoding):
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         T, S, last = q.shape[2], k.shape[2], len(self.e) - 1
         gates = at_least_fp32(q @ k.mT).sigmoid().tril(S - T)                              # (B, H, T, S)
         p = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)

@@ -6,29 +6,34 @@
 
 A part is a name that --pe takes, its settings, and the number of keys that its blocks see, which are all if it is left
 out. Parts with the name of --pe have the settings of its flags, but for those that they change; the first changes none.
-Blocks with the settings of --pe share its parameters, if it shares any; each other block has its own.
+Blocks with the settings of --pe share its parameters, if it shares any; each other block has its own. Only --pe's own
+encoding may enter before the first block.
 """
 
 import math
 from dataclasses import fields, replace
 
-from positional_encodings import Learned, Sinusoidal, make_encoding
+import model_numpy
+from positional_encodings import make_encoding
 from settings import InputError, kind_of
 
 WORDS = {"true": True, "false": False}
 
 def layer_pattern(model):
     """[(encoding, window)] of the parts of a ModelConfig's cycle. InputError that names --cycle for what is wrong."""
-    found = [read(part, model) for part in model.cycle.split(",")]
+    parts = model.cycle.split(",")
+    found = [read(part, model) for part in parts]
     if model.window or model.nope_every or not model.causal:
         raise InputError("--cycle has its own windows and looks back: leave out --window, --nope-every and --no-causal")
     if len(found) > model.layers:
         raise InputError(f"--cycle must have at most as many parts as --layers, {model.layers}, got {len(found)}")
     if found[0][0] != model.encoding:
         raise InputError(f"--cycle must begin with the encoding of --pe, {model.encoding.pe}, whose settings are flags")
-    for e in (e for e, _ in found if e != model.encoding):
-        if type(e) in (Sinusoidal, Learned) or getattr(e, "once", False):
-            raise InputError(f"--cycle cannot have {e.pe} in some blocks: it enters before the first one")
+    for part, (e, _) in zip(parts, found, strict=True):
+        if e != model.encoding and model_numpy.build_encoding(e, model).embed is not model_numpy.embed_nothing:
+            more = ", or add :once=false to it" if getattr(e, "once", False) else ""
+            raise InputError(f"--cycle cannot have {part.strip()!r} in some blocks, since {e.pe} enters once, before "
+                             f"the first block: make it the encoding of --pe and the first part{more}")
     return found
 
 def read(part, model):

@@ -30,7 +30,7 @@ class Settings(kerple.Settings):
 def score(q, k, h, table, learned):
     """b + w2 leaky(w1 [s; b; 1]). q, k (B, H, T, D); table (..., 1, T, S); w1 (32, 2H + 1), w2 (H, 32)."""
     s = (q * (1 / model_numpy.score_divisor(q))) @ k.swapaxes(-1, -2)                          # (B, H, T, S)
-    b, pull_b = (kerple.score if "p" in learned else model_numpy.alibi)(q, k, h, table, learned)
+    b, pull_b = (kerple.score if "p" in learned else model_numpy.alibi_score)(q, k, h, table, learned)
     x = np.concatenate((s, np.broadcast_to(b, s.shape), np.ones_like(s[:, :1])), 1)            # (B, 2H + 1, T, S)
     z = mix(learned["w1"], x)                                                                  # (B, 32, T, S)
     y = np.where(z > 0, z, SLOPE * z)
@@ -53,22 +53,22 @@ def outer(dout, x):
     """The gradient of w in mix(w, x): dout (B, m, T, S), x (B, n, T, S)."""
     return np.einsum("bmts,bnts->mn", dout, x)
 
-def start(rng, name, shape):
-    if name in ("p", "a"):
-        return kerple.doors(None).start(rng, name, shape)
-    inputs = shape[-1] - (name == "w1")
-    return rng.uniform(-1, 1, shape).astype(np.float32) / np.float32(np.sqrt(inputs))
+def linear_weight(shape, inputs):
+    """A weight that starts as torch's linear layers do, uniform within 1/sqrt(inputs)."""
+    return model_numpy.Parameter(
+        shape, lambda rng: rng.uniform(-1, 1, shape).astype(np.float32) / np.float32(np.sqrt(inputs)))
 
 def doors(settings):
-    def shapes(model):
-        own = {"p": (model.heads,), "a": (model.heads,)} if settings.bias == "kerple" else {}
-        return own | {"w1": (HIDDEN, 2 * model.heads + 1), "w2": (model.heads, HIDDEN)}
+    def parameters(model):
+        H = model.heads
+        bias = kerple.doors(None).parameters(model) if settings.bias == "kerple" else {}
+        return bias | {"w1": linear_weight((HIDDEN, 2 * H + 1), 2 * H), "w2": linear_weight((H, HIDDEN), HIDDEN)}
 
-    return model_numpy.Encoding(score=score, shapes=shapes, start=start, each_block=True)
+    return model_numpy.Encoding(score=score, parameters=parameters, each_block=True)
 
 class Layer(ALiBi):
-    def score(self, q, k, h, table):
-        b = (kerple.Layer if self.settings.bias == "kerple" else ALiBi).score(self, q, k, h, table)
+    def score(self, q, k, key_state, table):
+        b = (kerple.Layer if self.settings.bias == "kerple" else ALiBi).score(self, q, k, key_state, table)
         s = q @ k.mT / score_divisor(q)                                                    # (B, H, T, S)
         x = torch.cat((s, b.expand_as(s).type_as(s)), 1).movedim(1, -1)                    # (B, T, S, 2H)
         w1, w2 = self.w1.type_as(x), self.w2.type_as(x)

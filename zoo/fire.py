@@ -18,6 +18,7 @@ import torch
 
 import expe
 import model_numpy
+from model_numpy import constant, uniform
 from model_torch import Encoding
 from positional_encodings import NoPE
 from settings import setting
@@ -72,22 +73,17 @@ def score(q, k, h, table, learned):
     return np.moveaxis(hidden @ w2.T, -1, -3), pullback                                        # (..., H, T, S)
 
 def doors(settings):
-    def start(rng, name, shape):
-        if name in ("c", "L"):
-            return np.full(shape, math.log({"c": 0.1, "L": settings.threshold}[name]), np.float32)
-        reach = {"w1": 1, "b1": 1, "w2": settings.fire_width**-0.5}[name]                      # torch's own, of a layer
-        return rng.uniform(-reach, reach, shape).astype(np.float32)
+    def parameters(model):
+        """The weights start as those of torch's linear layers, uniform within 1/sqrt(inputs)."""
+        width = settings.fire_width
+        return {"c": constant((1,), math.log(0.1)), "L": constant((1,), math.log(settings.threshold)),
+                "w1": uniform((width,), -1, 1), "b1": uniform((width,), -1, 1),
+                "w2": uniform((model.heads, width), -(width**-0.5), width**-0.5)}
 
-    return model_numpy.Encoding(
-        score=score,
-        shapes=lambda model: {"c": (1,), "L": (1,), "w1": (settings.fire_width,), "b1": (settings.fire_width,),
-                              "w2": (model.heads, settings.fire_width)},
-        start=start,
-        each_block=True,
-    )
+    return model_numpy.Encoding(score=score, parameters=parameters, each_block=True)
 
 class Layer(Encoding):
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         m, d, c, L = table[..., :1], table[..., 1:], self.c.exp(), self.L.exp()
         x = (c * d).log1p() / (c * torch.maximum(m, L)).log1p()                            # (..., T, S)
         below, floor = self.b1.clamp(max=0), (-self.b1).clamp(max=0)                       # (32,) each

@@ -41,7 +41,8 @@ def score(q, k, h, table, learned):
 def doors(settings):
     return model_numpy.Encoding(
         score=score,
-        shapes=lambda model: {"weight": (model.heads, model.width), "bias": (model.heads,)},
+        parameters=lambda model: {"weight": model_numpy.normal((model.heads, model.width)),
+                                  "bias": model_numpy.constant((model.heads,), 0)},
         each_block=True,
     )
 

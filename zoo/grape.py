@@ -45,18 +45,14 @@ def score(q, k, h, table, learned):
         return dz[..., None] * u[:, None], 0, 0, {"v": dv, "w": dw}
     return -(omega[:, None] * gate)[..., None] * table, pullback
 
-def start(rng, name, shape):
-    if name == "w":
-        return np.full(shape, math.log(math.e - 1), np.float32)                                # softplus of it is 1
-    return rng.standard_normal(shape, dtype=np.float32) / np.float32(math.sqrt(shape[-1]))
-
 def doors(settings):
-    return model_numpy.Encoding(
-        score=score,
-        shapes=lambda model: {"v": (model.heads, model.d_head), "w": (model.heads,)},
-        start=start,
-        each_block=True,
-    )
+    def parameters(model):
+        H, D = model.heads, model.d_head
+        return {"v": model_numpy.Parameter((H, D), lambda rng: (
+                    rng.standard_normal((H, D), dtype=np.float32) / np.float32(math.sqrt(D)))),
+                "w": model_numpy.constant((H,), math.log(math.e - 1))}                         # softplus of it is 1
+
+    return model_numpy.Encoding(score=score, parameters=parameters, each_block=True)
 
 class Layer(ALiBi):
     def slope(self, q, like):
@@ -65,7 +61,7 @@ class Layer(ALiBi):
         omega, gate = (F.softplus(x, threshold=40) for x in (w, z))                        # exact in float64
         return self.of_each_head(q, like)[..., 0] * omega[:, None] * gate
 
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         return -self.slope(q, table)[..., None] * table                                    # (B, H, T, S)
 
     def linear(self, q, key_state, w, n):

@@ -31,14 +31,17 @@ def score(q, k, h, table, learned):
         return 0, 0, 0, {"p": dp.sum((0, 2, 3)), "a": da.sum((0, 2, 3))}
     return bias, pullback
 
+def log_uniform(shape, high):
+    """A parameter that starts as the logarithm of a number drawn from 0.01 to high."""
+    return model_numpy.Parameter(shape, lambda rng: np.log(rng.uniform(0.01, high, shape)))
+
 def doors(settings):
     return model_numpy.Encoding(
         score=score,
-        shapes=lambda model: {"p": (model.heads,), "a": (model.heads,)},
-        start=lambda rng, name, shape: np.log(rng.uniform(0.01, {"p": 2, "a": 1}[name], shape)).astype(np.float32),
+        parameters=lambda model: {"p": log_uniform((model.heads,), 2), "a": log_uniform((model.heads,), 1)},
     )
 
 class Layer(Encoding):
-    def score(self, q, k, h, table):
+    def score(self, q, k, key_state, table):
         p, a = self.p.exp()[:, None, None], self.a.exp()[:, None, None]                    # (H, 1, 1) each
         return -p * (a * table).log1p()                                                    # (..., H, T, S)

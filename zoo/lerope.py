@@ -1,6 +1,6 @@
 """LeRoPE (Karypis et al. 2026, arXiv 2607.10134, section 3.1): RoPE with trained frequencies, as in Mistral Large 4.
 
-    inv_freq_i = base^(-2i/D) e^(alpha_i),  i = 0 .. D/2-1;  pairs (i, i + D/2) turn by n inv_freq_i, as RoPE's do
+    inv_freq_i = base^(-2i/D) e^(alpha_i),  i = 0 .. D/2-1;  pairs (i, i + D/2) rotate by n inv_freq_i, as RoPE's do
 
 alpha (D/2,) starts at 0, where this is RoPE, and all heads and blocks share it. A vector has no weight decay here, and
 none in the paper. Its table holds the integer positions, so that angles are computed in fp32 at least from exact ones.
@@ -30,21 +30,20 @@ def rotate(base, q, k, table, learned):
     freq = expe.rope_inv_freq(q.shape[-1], base).astype(q.dtype) * np.exp(learned["alpha"])        # (D/2,)
     angle = table.astype(q.dtype) * freq                                                           # (..., 1, T, D/2)
     cos, sin = np.cos(angle), np.sin(angle)
-    turned = model_numpy.rotate_pairs(q, cos, sin), model_numpy.rotate_pairs(k, cos, sin)
+    rotated = model_numpy.rotate_pairs(q, cos, sin), model_numpy.rotate_pairs(k, cos, sin)
     def pullback(dq, dk):
-        """Of a turned pair (a, b), of q and of k: dangle = a db - b da; dangle/dalpha is the angle itself."""
+        """Of a rotated pair (a, b), of q and of k: dangle = a db - b da; dangle/dalpha is the angle itself."""
         dalpha = 0
-        for out, dout in zip(turned, (dq, dk), strict=True):
+        for out, dout in zip(rotated, (dq, dk), strict=True):
             (a, b), (da, db) = np.split(out, 2, axis=-1), np.split(dout, 2, axis=-1)               # (B, H, T, D/2) each
             dalpha = dalpha + ((a * db - b * da) * angle).sum((0, 1, 2))
         return model_numpy.rotate_pairs(dq, cos, -sin), model_numpy.rotate_pairs(dk, cos, -sin), {"alpha": dalpha}
-    return *turned, pullback
+    return *rotated, pullback
 
 def doors(settings):
     return model_numpy.Encoding(
         rotate=functools.partial(rotate, settings.base),
-        shapes=lambda model: {"alpha": (model.d_head // 2,)},
-        start=lambda rng, name, shape: np.zeros(shape, np.float32),
+        parameters=lambda model: {"alpha": model_numpy.constant((model.d_head // 2,), 0)},
     )
 
 class Layer(Encoding):

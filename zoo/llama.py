@@ -17,6 +17,9 @@ def rmsnorm(x, eps, weight):
         return rstd * (dz - z * along_z), {"weight": dweight}
     return z * weight, pullback
 
+def rmsnorm_parameters(config):
+    return {"weight": model_numpy.constant((config.width,), 1)}
+
 def swiglu(gate, up):
     """gate s up, s = sigmoid(gate). Any shape."""
     s = model_numpy.sigmoid(gate)
@@ -40,4 +43,9 @@ def swiglu_mlp(h, p):
         return dh_up + dh_gate, {"gate.weight": dw_gate, "up.weight": dw_up, "down.weight": dw_down}
     return out, pullback
 
-LAYERS = {"rmsnorm": rmsnorm, "swiglu": swiglu_mlp}
+def swiglu_mlp_parameters(config):
+    gate = {"gate.weight": model_numpy.normal((config.mlp_width, config.width))}
+    return gate | model_numpy.gelu_mlp_parameters(config)
+
+NORMS = {"rmsnorm": (rmsnorm, rmsnorm_parameters)}
+MLPS = {"swiglu": (swiglu_mlp, swiglu_mlp_parameters)}

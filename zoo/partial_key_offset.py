@@ -1,4 +1,4 @@
-"""Partial key offset (ClassicLarry 2025): a part of each head turns as RoPE does, the rest reads the key before.
+"""Partial key offset (ClassicLarry 2025): a part of each head rotates as RoPE does, the rest reads the key before.
 
     score_mn = (R q_m . R k_n over the first r dimensions + q_m . k_(n-1) over the rest) / sqrt(D),  r = fraction * D
 
@@ -24,10 +24,10 @@ from zoo import partial
 
 @dataclass(frozen=True)
 class Settings(partial.Settings):                                    # --base is there already
-    rotary_fraction: float = setting(0.5, "share of each head's dimensions that turn", above=0, below=1)
+    rotary_fraction: float = setting(0.5, "share of each head's dimensions that rotate", above=0, below=1)
 
 def score(fraction, q, k, h, table, learned):
-    """bias_mn = q_m . (k_(n-1) - k_n) / sqrt(D), 0 for n = 0, over the dimensions that do not turn."""
+    """bias_mn = q_m . (k_(n-1) - k_n) / sqrt(D), 0 for n = 0, over the dimensions that do not rotate."""
     r = round(fraction * q.shape[-1])
     scale = 1 / model_numpy.score_divisor(q)
     change = -np.diff(k[..., r:], axis=-2, prepend=k[..., :1, r:])                         # (B, H, S, D-r)

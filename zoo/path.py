@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 
 import model_numpy
+from model_numpy import constant, normal
 from model_torch import Encoding, at_least_fp32, score_divisor
 from positional_encodings import NoPE
 from settings import setting
@@ -76,8 +77,8 @@ def score(q, k, h, table, learned):
         """Of L Z = R: dR = L^-T dZ, dL = -dR Z^T. b scales rows of both W W^T and W K^T; W stands twice in W W^T."""
         dproduct = -scale * dbias
         dp = np.tril(dproduct @ z.swapaxes(-1, -2))                                            # of P, through Q and W
-        turned = lower.swapaxes(-1, -2)[..., ::-1, ::-1]                                       # L^T, from the last row
-        dright = solve(turned, (p.swapaxes(-1, -2) @ dproduct)[..., ::-1, :])[..., ::-1, :]
+        upper = lower.swapaxes(-1, -2)[..., ::-1, ::-1]                                        # L^T, from the last row
+        dright = solve(upper, (p.swapaxes(-1, -2) @ dproduct)[..., ::-1, :])[..., ::-1, :]
         dlower = -np.tril(dright @ z.swapaxes(-1, -2), -1)
         dright = np.tril(dright, -1)
         db = (dlower * gram + dright * wk).sum(-1, keepdims=True)                              # (B, H, T, 1)
@@ -88,21 +89,15 @@ def score(q, k, h, table, learned):
     return -scale * (p @ z), pullback
 
 def doors(settings):
-    def shapes(model):
+    def parameters(model):
         C, H = model.width, model.heads
-        return {"w1": (settings.rank, C), "w2": (C, settings.rank), "conv": (C, TAPS), "strength": (H, C), "bias": (H,)}
+        return {"w1": normal((settings.rank, C)), "w2": normal((C, settings.rank)), "conv": normal((C, TAPS)),
+                "strength": normal((H, C)), "bias": constant((H,), 0)}
 
-    return model_numpy.Encoding(score=score, shapes=shapes, each_block=True)
-
-def keep_reflections(encoding, h):
-    """Of tensors: W2 W1 x and b of each head and token, (B, H, S, D + 1), in fp32 at least. h (B, S, C)."""
-    u = F.linear(F.linear(h, encoding.w1.type_as(h)), encoding.w2.type_as(h))                  # (B, S, C)
-    u = at_least_fp32(u).unflatten(-1, (encoding.n_heads, -1))                                 # (B, S, H, D)
-    z = at_least_fp32(F.linear(h, encoding.strength.type_as(h), encoding.bias.type_as(h)))     # (B, S, H)
-    return torch.cat((u, 2 * z.sigmoid()[..., None]), -1).transpose(1, 2)
+    return model_numpy.Encoding(score=score, parameters=parameters, each_block=True)
 
 def reflect(encoding, q, k, key_state):
-    """Of tensors: what PaTH adds to the scores, (B, H, T, S); kept as keep_reflections makes it, of all S keys.
+    """Of tensors: what PaTH adds to the scores, (B, H, T, S); key_state as Layer makes it, of all S keys.
 
     In parts of C tokens, as in the paper's algorithm; the first is filled up with zeros. The reflections of a part's
     tokens are I - W^T U W. Keys are taken to the end of their part and queries to the start of theirs, and from there
@@ -138,7 +133,11 @@ def reflect(encoding, q, k, key_state):
 
 class Layer(Encoding):
     def key_state(self, h):
-        return keep_reflections(self, h)
+        """W2 W1 x and b of each head and token, (B, H, S, D + 1), in fp32 at least."""
+        u = F.linear(F.linear(h, self.w1.type_as(h)), self.w2.type_as(h))                      # (B, S, C)
+        u = at_least_fp32(u).unflatten(-1, (self.n_heads, -1))                                 # (B, S, H, D)
+        z = at_least_fp32(F.linear(h, self.strength.type_as(h), self.bias.type_as(h)))         # (B, S, H)
+        return torch.cat((u, 2 * z.sigmoid()[..., None]), -1).transpose(1, 2)
 
     def score(self, q, k, key_state, table):
         return reflect(self, q, k, key_state)

@@ -19,25 +19,25 @@ OWN = {"forget": "weight", "forget_bias": "bias"}                    # of FoX, b
 
 def score(q, k, h, table, learned):
     """The sum of both biases, (B, H, T, S)."""
-    turned, pull_path = path.score(q, k, h, table, learned)
+    reflected, pull_path = path.score(q, k, h, table, learned)
     forgotten, pull_fox = fox.score(q, k, h, table, {theirs: learned[ours] for ours, theirs in OWN.items()})
     def pullback(dbias):
         dq, dk, dh, down = pull_path(dbias)
         _, _, dh_fox, down_fox = pull_fox(dbias)
         return dq, dk, dh + dh_fox, down | {ours: down_fox[theirs] for ours, theirs in OWN.items()}
-    return turned + forgotten, pullback
+    return reflected + forgotten, pullback
 
 def doors(settings):
-    def shapes(model):
-        own = {"forget": (model.heads, model.width), "forget_bias": (model.heads,)}
-        return path.doors(settings).shapes(model) | own
+    def parameters(model):
+        gates = fox.doors(settings).parameters(model)
+        return path.doors(settings).parameters(model) | {ours: gates[theirs] for ours, theirs in OWN.items()}
 
-    return model_numpy.Encoding(score=score, shapes=shapes, each_block=True)
+    return model_numpy.Encoding(score=score, parameters=parameters, each_block=True)
 
 class Layer(Encoding):
     def key_state(self, h):
-        """What PaTH keeps, and ln f, (B, H, S, D + 2)."""
-        key_state = path.keep_reflections(self, h)
+        """PaTH's, and ln f, (B, H, S, D + 2)."""
+        key_state = path.Layer.key_state(self, h)
         z = F.linear(h, self.forget.type_as(h), self.forget_bias.type_as(h)).to(key_state)  # (B, S, H)
         return torch.cat((key_state, F.logsigmoid(z).mT[..., None]), -1)
 

@@ -2,8 +2,8 @@
 
     score_mn = (1 / sqrt(D)) sum over c of softplus(q_mc) softplus(k_nc) cos((n - m) t_c + e_hc),  t_c = base^(-c/D)
 
-Equations 3 to 8. Each of the D components of a query and of a key is the length of an arrow, which turns with the
-position; RoPE turns pairs, whose own angle is content. e (H, D) is trained, in every block anew, starts at 0 and is
+Equations 3 to 8. Each of the D components of a query and of a key is the length of an arrow, which rotates with the
+position; RoPE rotates pairs, whose own angle is content. e (H, D) is trained, in every block anew, starts at 0 and is
 clamped to [-2 pi, 0]; the paper calls it theta. The printed t_c lacks the minus. Queries and keys become twice as wide,
 values do not, and the division stays sqrt(D), as in the library PoPE-pytorch.
 """
@@ -51,8 +51,7 @@ def rotate(q, k, table, learned):
 def doors(settings):
     return model_numpy.Encoding(
         rotate=rotate,
-        shapes=lambda model: {"e": (model.heads, model.d_head)},
-        start=lambda rng, name, shape: np.zeros(shape, np.float32),
+        parameters=lambda model: {"e": model_numpy.constant((model.heads, model.d_head), 0)},
         each_block=True,
     )
 
@@ -64,6 +63,6 @@ class Layer(Encoding):
         def point(x, cos, sin):
             return torch.cat((x * cos, x * sin), -1).type_as(q)                                # (B, H, T, 2D)
 
-        turned = cos * e.cos() - sin * e.sin(), sin * e.cos() + cos * e.sin()
+        rotated = cos * e.cos() - sin * e.sin(), sin * e.cos() + cos * e.sin()
         length_q, length_k = (F.softplus(x, threshold=40) for x in (q, k))                     # exact in float64
-        return point(math.sqrt(2) * length_q, cos, sin), point(length_k, *turned)
+        return point(math.sqrt(2) * length_q, cos, sin), point(length_k, *rotated)

@@ -52,10 +52,11 @@ def score(q, k, h, table, learned):
     return model_numpy.to_keys(r @ bank, table, k.shape[2]), pullback                  # (B, H, T, S)
 
 def doors(settings):
-    def shapes(model):
-        return {"weight": (model.heads * settings.d_rel, model.width), "bank": (settings.d_rel, settings.extent(model))}
+    def parameters(model):
+        return {"weight": model_numpy.normal((model.heads * settings.d_rel, model.width)),
+                "bank": model_numpy.normal((settings.d_rel, settings.extent(model)))}
 
-    return model_numpy.Encoding(score=score, shapes=shapes, each_block=True)
+    return model_numpy.Encoding(score=score, parameters=parameters, each_block=True)
 
 class Layer(Encoding):
     def key_state(self, h):

@@ -1,9 +1,9 @@
-"""RoVE (García-Castellanos et al. 2026, arXiv 2606.11275): RoPE, and values turn with their keys.
+"""RoVE (García-Castellanos et al. 2026, arXiv 2606.11275): RoPE, and values rotate with their keys.
 
     out_m = sum over n of p_mn R_(n-m) v_n = R_m^T (sum over n of p_mn R_n v_n),  R and p_mn as RoPE has them
 
 A value thus tells from how far away it comes. VO-RoPE (Su 2025, kexue.fm/archives/10862) and Harik's RoPER are the same
-operation. The output must be turned back: RoFormer's option rotary_value in transformers turns the values alone, which
+operation. The output must be rotated back: RoFormer's option rotary_value in transformers rotates values alone, which
 leaves them at absolute positions.
 """
 
@@ -33,13 +33,13 @@ def value(p, v, table, learned):
     (cos, sin), (cos_k, sin_k) = (np.split(x, 2, axis=-1) for x in np.split(table, [p.shape[-2]], axis=-2))
     y, pull = model_numpy.weighted_sum(p, model_numpy.rotate_pairs(v, cos_k, sin_k), None, learned)
     def pullback(dy):
-        """A turn's transpose is the turn back: the same steps, from the last to the first."""
+        """The transpose of a rotation rotates back: the same steps, from the last to the first."""
         dp, dv, _ = pull(model_numpy.rotate_pairs(dy, cos, sin))
         return dp, model_numpy.rotate_pairs(dv, cos_k, -sin_k), {}
     return model_numpy.rotate_pairs(y, cos, -sin), pullback
 
 def doors(settings):
-    return model_numpy.Encoding(rotate=model_numpy.rotate, value=value)
+    return model_numpy.Encoding(rotate=model_numpy.rope_rotate, value=value)
 
 class Layer(model_torch.RoPE):
     def value(self, weights, v, table):

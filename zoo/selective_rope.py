@@ -3,9 +3,10 @@
     angle_t = c (z_1 + .. + z_t),  z = conv(W2 W1 x),  c_i = base^(-2i/D),  i = 0 .. D/2-1 in each head
 
 x is the block's input, each head's slice of it scaled to length 1; W1 has --rank rows; conv is causal, over four
-tokens, for each angle by itself. Pairs (i, i + D/2) of queries and keys turn, as RoPE's do. This is the default of the
-authors' code, without its activation, bias and gate. All weights start from N(0, 0.02^2), in every block anew: training
-begins close to NoPE. The door `rotate` does not see x, so the turned product less the plain one is added to the score.
+tokens, for each angle by itself. Pairs (i, i + D/2) of queries and keys rotate, as RoPE's do. This is the default of
+the authors' code, without its activation, bias and gate. All weights start from N(0, 0.02^2), in every block anew:
+training begins close to NoPE. The door `rotate` does not see x, so the rotated product less the plain one is added to
+the score.
 Tokens are counted in the order in which they stand: other positions do not exist here.
 """
 
@@ -20,6 +21,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 import expe
 import model_numpy
+from model_numpy import normal
 from model_torch import Encoding, at_least_fp32, rotate_pairs, score_divisor
 from positional_encodings import NoPE, RoPE
 from settings import setting
@@ -73,16 +75,16 @@ def score(base, q, k, h, table, learned):
     c = expe.rope_inv_freq(D, base).astype(q.dtype)                                                # (D/2,)
     angle = c * model_numpy.split_heads(z, H).cumsum(-2)                                           # (B, H, T, D/2)
     cos, sin = np.cos(angle), np.sin(angle)
-    turned = model_numpy.rotate_pairs(q, cos, sin), model_numpy.rotate_pairs(k, cos, sin)
+    rotated = model_numpy.rotate_pairs(q, cos, sin), model_numpy.rotate_pairs(k, cos, sin)
     scale = 1 / model_numpy.score_divisor(q)
     def pullback(dbias):
-        """Of a turned pair (a, b), of q and of k: dangle = a db - b da; z_t is in every angle from t on."""
+        """Of a rotated pair (a, b), of q and of k: dangle = a db - b da; z_t is in every angle from t on."""
         dscore = dbias * scale
-        dturned = dscore @ turned[1], dscore.swapaxes(-1, -2) @ turned[0]
-        dq = model_numpy.rotate_pairs(dturned[0], cos, -sin) - dscore @ k
-        dk = model_numpy.rotate_pairs(dturned[1], cos, -sin) - dscore.swapaxes(-1, -2) @ q
+        drotated = dscore @ rotated[1], dscore.swapaxes(-1, -2) @ rotated[0]
+        dq = model_numpy.rotate_pairs(drotated[0], cos, -sin) - dscore @ k
+        dk = model_numpy.rotate_pairs(drotated[1], cos, -sin) - dscore.swapaxes(-1, -2) @ q
         dangle = 0
-        for out, dout in zip(turned, dturned, strict=True):
+        for out, dout in zip(rotated, drotated, strict=True):
             (a, b), (da, db) = np.split(out, 2, axis=-1), np.split(dout, 2, axis=-1)               # (B, H, T, D/2) each
             dangle = dangle + a * db - b * da
         dz = (c * dangle)[..., ::-1, :].cumsum(-2)[..., ::-1, :]
@@ -90,14 +92,15 @@ def score(base, q, k, h, table, learned):
         dy, dw2 = pull_2(du)
         dx, dw1 = pull_1(dy)
         return dq, dk, pull_x(dx.reshape(x.shape)).reshape(h.shape), {"w1": dw1, "w2": dw2, "conv": dconv}
-    return (turned[0] @ turned[1].swapaxes(-1, -2) - q @ k.swapaxes(-1, -2)) * scale, pullback
+    return (rotated[0] @ rotated[1].swapaxes(-1, -2) - q @ k.swapaxes(-1, -2)) * scale, pullback
 
 def doors(settings):
-    def shapes(model):
+    def parameters(model):
         angles = model.width // 2
-        return {"w1": (settings.rank, model.width), "w2": (angles, settings.rank), "conv": (angles, TAPS)}
+        return {"w1": normal((settings.rank, model.width)), "w2": normal((angles, settings.rank)),
+                "conv": normal((angles, TAPS))}
 
-    return model_numpy.Encoding(score=functools.partial(score, settings.base), shapes=shapes, each_block=True)
+    return model_numpy.Encoding(score=functools.partial(score, settings.base), parameters=parameters, each_block=True)
 
 class Layer(Encoding):
     def key_state(self, h):
@@ -111,5 +114,5 @@ class Layer(Encoding):
         c = torch.as_tensor(expe.rope_inv_freq(q.shape[-1], self.settings.base)).to(z)
         angle = c * z.cumsum(-2)                                                               # (B, H, S, D/2)
         angles = torch.cat((angle.cos(), angle.sin()), -1)
-        turned_q, turned_k = rotate_pairs(q, angles[:, :, -q.shape[2] :]), rotate_pairs(k, angles)
-        return (turned_q @ turned_k.mT - q @ k.mT) / score_divisor(q)                          # (B, H, T, S)
+        rotated_q, rotated_k = rotate_pairs(q, angles[:, :, -q.shape[2] :]), rotate_pairs(k, angles)
+        return (rotated_q @ rotated_k.mT - q @ k.mT) / score_divisor(q)                          # (B, H, T, S)

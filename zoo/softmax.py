@@ -36,11 +36,14 @@ An encoding that enters at the embedding shares the parameters of log and sinks 
 other encoding, each block has all parameters of its own, T5's buckets too.
 """
 
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 import model_numpy
+from model_numpy import constant, normal
 from model_torch import at_least_fp32
 
 FLOOR_SCALE = 8192
@@ -100,11 +103,9 @@ def stick(scores, learned):
         return a - b * (rest + a.cumsum(-1)), {}
     return p, pullback
 
-def start_temperature(rng, name, shape):
-    return np.full(shape, 1 / (np.log(1024) - 1), np.float32)
-
 KINDS = {"log": log, "sinks": sinks, "llama4": llama4, "stick": stick}
-PARAMETERS = {"log": ("temperature", start_temperature), "sinks": ("sinks", model_numpy.small_numbers)}
+PARAMETERS = {"log": lambda model: {"temperature": constant((model.heads,), 1 / (math.log(1024) - 1))},
+              "sinks": lambda model: {"sinks": normal((model.heads,))}}
 
 def doors(inner, settings, config):
     """The doors `inner` of an encoding with the softmax of the model's config."""
@@ -112,16 +113,12 @@ def doors(inner, settings, config):
         return inner._replace(softmax=llama4) if settings.pe == "nope" else inner
     if config.softmax == "stick":
         return inner._replace(softmax=stick)
-    own, start_own = PARAMETERS[config.softmax]
 
-    def shapes(model):
-        return inner.shapes(model) | {own: (model.heads,)}
+    def parameters(model):
+        return inner.parameters(model) | PARAMETERS[config.softmax](model)
 
-    def start(rng, name, shape):
-        return (start_own if name == own else inner.start)(rng, name, shape)
-
-    in_blocks = inner.embed is model_numpy.Encoding().embed
-    return inner._replace(softmax=KINDS[config.softmax], shapes=shapes, start=start, each_block=in_blocks)
+    in_blocks = inner.embed is model_numpy.embed_nothing
+    return inner._replace(softmax=KINDS[config.softmax], parameters=parameters, each_block=in_blocks)
 
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------

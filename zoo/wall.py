@@ -42,8 +42,8 @@ def score(q, k, h, table, learned):
 def doors(settings):
     return model_numpy.Encoding(
         score=score,
-        shapes=lambda model: {"weight": (model.width, model.width), "bias": (model.width,)},
-        start=lambda rng, name, shape: model_numpy.small_numbers(rng, name, shape) + np.float32(8 * (name == "bias")),
+        parameters=lambda model: {"weight": model_numpy.normal((model.width, model.width)),
+                                  "bias": model_numpy.constant((model.width,), 8)},
         each_block=True,
     )
 

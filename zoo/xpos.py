@@ -38,7 +38,7 @@ def rotate(q, k, table, learned):
     """s_m R_m q, R_n k / s_n. q and k (B, H, T, D); table (..., 1, T, 2D): s cos, s sin, cos / s, sin / s."""
     cos_q, sin_q, cos_k, sin_k = np.split(table, 4, axis=-1)                                        # (..., 1, T, D/2)
     def pullback(dq, dk):
-        """out = s R q: dq = s R^T dout, and s R^T turns by minus the angle."""
+        """out = s R q: dq = s R^T dout, and s R^T rotates by minus the angle."""
         return model_numpy.rotate_pairs(dq, cos_q, -sin_q), model_numpy.rotate_pairs(dk, cos_k, -sin_k), {}
     return model_numpy.rotate_pairs(q, cos_q, sin_q), model_numpy.rotate_pairs(k, cos_k, sin_k), pullback
 
