@@ -10,7 +10,7 @@ from conftest import command, need, refused
 need("lm_eval")
 from lm_eval.api.instance import Instance  # noqa: E402  (it skips this module where lm_eval is missing)
 
-from config import InputError  # noqa: E402
+from settings import InputError  # noqa: E402
 from lab import harness  # noqa: E402
 
 CHOICES = [

@@ -95,7 +95,7 @@ def test_a_file_that_lacks_a_part_is_named_in_one_line(edit, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("edit, kind", [
-    (("from config import NoPE", "from config import NoPEs"), ImportError),
+    (("from positional_encodings import NoPE", "from positional_encodings import NoPEs"), ImportError),
     (("class Layer", "1 / 0\nclass Layer"), ZeroDivisionError),
     (('np.exp(learned["a"])', 'np.exp(learned["b"])'), KeyError)])
 def test_an_exception_inside_a_file_keeps_its_traceback(edit, kind, tmp_path, monkeypatch):
