@@ -70,6 +70,7 @@ def test_tokens_are_those_of_a_loop_over_the_documents(texts, prepared):
     assert {reason: count for reason, (count, _) in meta["dropped"].items()} == {data.SHORT: 7, data.COPIES: 20}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim, sent", [("worker", "SIGKILL"), ("parent", "SIGKILL"), ("parent", "SIGTERM"),
                                           ("all", "SIGINT")])
 def test_killed_work_continues_to_the_same_bytes_with_two_workers(victim, sent, source, prepared, tmp_path, start):

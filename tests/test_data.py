@@ -11,7 +11,7 @@ from conftest import TINY, command, refused, split_of
 
 import data
 import model_numpy
-from config import ModelConfig, make_encoding
+from config import PRESETS, ModelConfig, make_encoding
 
 
 def read(folder, split):
@@ -187,6 +187,20 @@ def test_the_settings_of_a_prepared_folder_are_the_runs(tmp_path):
             assert settings["min_doc_tokens"] == 100 and record["model"]["vocab"] == record["data"]["vocab"]
     done = command(*train, "made", "--tokenizer", "x", cwd=tmp_path)
     assert "python data.py SOURCE --tokenizer FILE" in refused(done)
+
+
+@pytest.mark.parametrize("preset", ["mini", "small"])
+def test_a_text_with_a_name_is_prepared_with_the_limits_of_the_preset(preset, tmp_path, monkeypatch):
+    texts = [(str(i), words(i, 2400 if i % 2 else 20)) for i in range(50)]
+    monkeypatch.setattr(data, "documents", lambda source, left_out=None: iter(texts))
+    flags = "--layers 1 --width 32 --heads 2 --context 16 --batch-size 4 --vocab 300 --steps 1 --out run"
+    done = command("train.py", "--preset", preset, *flags.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "run/config.json").read_text())
+    limits = {name: PRESETS[preset].get(name, default) for name, default in data.PREPARATION.items()}
+    assert limits["min_doc_tokens"] > 2000
+    assert limits.items() <= record["data"].items() and limits.items() <= record["train"].items()
+    assert record["data"]["dropped"][data.SHORT][0] == 25
 
 
 def test_marked_ends_divide_a_file_and_a_byte_order_mark_is_no_text(tmp_path):

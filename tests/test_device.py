@@ -114,9 +114,9 @@ def test_compiled_gradients_in_bf16_are_those_of_the_plain_graph(encoding):
         assert (found[1][w] - plain).norm() < 0.01 * plain.norm(), w
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which(fast.COMPILER), reason="torch.compile needs a C++ compiler")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, *(pytest.param(x, marks=pytest.mark.slow)
-                                                     for x in (torch.float16, torch.float32))])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_compiled_code_keeps_all_digits_of_a_linear_bias(dtype):
     """torch.compile leaves out a conversion to a shorter dtype and back."""
     q, k = torch.zeros(2, 1, 1, 300, 16, dtype=dtype)
