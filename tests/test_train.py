@@ -351,12 +351,11 @@ def test_a_real_kill_leaves_a_run_that_resumes(finished, tokens, tmp_path, start
 
 def test_a_run_belongs_to_one_process_and_is_kept_where_nobody_reads_what_it_prints(tokens, tmp_path, start):
     """As with `train.py 2>&1 | tee file`, where Ctrl-C ends tee, too."""
-    flags = [*TINY, "--layers", "1", "--width", "32", "--heads", "2", "--steps", "100000", "--eval-every", "100000",
-             "--checkpoint-every", "100000"]
-    running = start([*TRAIN, *flags, "--data", tokens, "--out", "run"], cwd=tmp_path, stderr=subprocess.STDOUT)
+    flags = [*TINY, "--steps", "100000", "--eval-every", "100000", "--checkpoint-every", "100000", "--data", tokens]
+    running = start([*TRAIN, *flags, "--out", "run"], cwd=tmp_path, stderr=subprocess.STDOUT)
     wait_for((tmp_path / "run" / "log.jsonl").exists, running)
-    for flags in (["--resume"], ["--preset", "mini", "--overwrite"]):
-        assert "in use by another process" in refused(command("train.py", "--out", "run", *flags, cwd=tmp_path))
+    for more in (["--resume"], [*flags, "--overwrite"]):
+        assert "in use by another process" in refused(command("train.py", "--out", "run", *more, cwd=tmp_path))
     running.stdout.close()
     running.send_signal(signal.SIGINT)
     assert running.wait(60) == 141
