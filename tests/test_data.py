@@ -61,7 +61,7 @@ def test_long_texts_are_cut_at_line_ends_lose_nothing_and_stay_in_one_split(limi
 def words(i, n=60):
     """A text of n words that no other i has."""
     rng = np.random.default_rng(i)
-    return " ".join("".join(rng.choice(list("abcdefgh"), rng.integers(2, 7))) for _ in range(n)) + "\n"
+    return " ".join("".join("abcdefgh"[j] for j in rng.integers(8, size=rng.integers(2, 7))) for _ in range(n)) + "\n"
 
 
 def decode_all(folder):
@@ -103,7 +103,7 @@ def test_one_list_of_files_is_read_and_hashed(tmp_path):
         assert data.hash_source(str(folder)) == before
 
 
-@pytest.mark.parametrize("number, size", [(1, 400), (2, 200), (5, 50), (5, 400), (40, 50), (200, 50), (2000, 10)])
+@pytest.mark.parametrize("number, size", [(1, 400), (2, 200), (5, 50), (40, 50), (2000, 10)])
 def test_any_number_of_short_texts_trains_and_none_is_dropped(number, size, tmp_path):
     (tmp_path / "texts").mkdir()
     for i in range(number):
@@ -191,7 +191,7 @@ def test_the_settings_of_a_prepared_folder_are_the_runs(tmp_path):
 
 @pytest.mark.parametrize("preset", ["mini", "small"])
 def test_a_text_with_a_name_is_prepared_with_the_limits_of_the_preset(preset, tmp_path, monkeypatch):
-    texts = [(str(i), words(i, 2400 if i % 2 else 20)) for i in range(50)]
+    texts = [(str(i), words(i, 40) * (60 if i % 2 else 1)) for i in range(50)]
     monkeypatch.setattr(data, "documents", lambda source, left_out=None: iter(texts))
     flags = "--layers 1 --width 32 --heads 2 --context 16 --batch-size 4 --vocab 300 --steps 1 --out run"
     done = command("train.py", "--preset", preset, *flags.split(), cwd=tmp_path)
