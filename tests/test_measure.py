@@ -123,7 +123,8 @@ def test_scaled_rows_equal_a_loop_and_each_encoding_takes_what_it_has(workplace,
             assert row["loss"] == pytest.approx(loss, rel=1e-6)
             if how.startswith("longrope"):  # by the short list
                 assert short["loss"] != found[run, "", 16]["loss"]
-            elif "auto" in how or how == "dual-chunk":  # nothing changes at the trained length
+            elif (run == "runs/rope" or "dual-chunk" not in how) and ("auto" in how or how == "dual-chunk"):
+                # nothing changes at the trained length; but chunks of 12 tokens keep distances alone, and not positions
                 assert short["loss"] == pytest.approx(found[run, "", 16]["loss"], rel=1e-6)
         assert len({found[run, how, 64]["loss"] for how in ways}) == len(ways)
 
