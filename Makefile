@@ -77,12 +77,8 @@ task: .venv/installed
 	        --out $(call quote,runs/task-$(pe)) $(if $(wildcard runs/task-$(pe)/config.json),--resume);) \
 	.venv/bin/python eval.py $(foreach pe,$(PE),$(call quote,runs/task-$(pe)))
 
-# The ladder first: after a wrong edit it speaks alone.
+# The ladder first: after a wrong edit it speaks alone. What is marked slow is left out: pytest -m slow runs it.
 test: .venv/installed
 	@files=$$(git ls-files '*.py' '*.ipynb' 2>/dev/null); .venv/bin/ruff check $${files:-.}           # not what lies beside them
 	.venv/bin/python -m pytest -q -x -n auto --tb=line tests/test_ladder.py
 	.venv/bin/python -m pytest -q -n auto --dist worksteal --ignore tests/test_ladder.py
-	@folder=$$(mktemp -d); flags="--preset mini --context 16 --vocab 300 --steps 3 --data $$folder/data --out $$folder/run"; \
-	.venv/bin/python data.py README.md --vocab 300 --out $$folder/data >$$folder/said; \
-	for line in "train.py $$flags" "eval.py $$folder/run" "generate.py $$folder/run --tokens 5"; do \
-	    .venv/bin/python tests/walk.py $$line 2>/dev/null | tail -1; done; rm -r $$folder             # printed, not tested

@@ -75,7 +75,7 @@ def read_log(run):
     return [line for line in (run / "log.jsonl").read_text().splitlines() if '"resumed"' not in line]
 
 
-TINY = ["--preset", "mini", "--context", "16", "--batch-size", "4", "--vocab", "300"]
+TINY = ["--preset", "mini", "--layers", "2", "--width", "64", "--context", "16", "--batch-size", "4", "--vocab", "300"]
 
 
 def command(script, *arguments, cwd):

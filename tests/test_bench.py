@@ -49,6 +49,7 @@ class Now:
         pass
 
 
+@pytest.mark.slow
 def test_rows_stand_beside_nope(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "ProcessPoolExecutor", lambda *how: Now())  # each process loads torch for seconds
     monkeypatch.setattr(bench, "REST", 0)
@@ -87,6 +88,7 @@ def fail(reason):
     raise RuntimeError(reason)
 
 
+@pytest.mark.slow
 def test_a_row_has_a_process_of_its_own_with_a_peak_of_its_own_and_says_in_one_line_what_fails():
     asked = Namespace(preset="mini", batch_size=2, dtype="fp32", device="cpu", compile=False, repeats=1)
     row = bench.Row("nope", "torch", asked)

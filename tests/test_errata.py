@@ -9,7 +9,7 @@ from test_ladder import T, tiny
 from test_model import some_input
 
 from config import ModelConfig
-from expe import alibi_slopes, distances, expe_table, t5_bucket
+from expe import alibi_slopes, expe_table, t5_bucket
 from longer.scaling import scaled_inv_freq, self_extend_queries
 from positional_encodings import make_encoding
 
@@ -58,14 +58,6 @@ def test_alibi_slopes_are_powers_of_8_over_the_head_count():
     assert wrong(12)[-1] == 2.0**-18 and alibi_slopes(12).min() == 2.0**-8
 
 
-def test_alibi_is_one_number_a_key():
-    """The tutorial stores 128 GB at 32K tokens and 32 heads; 68.7 GB would do, and under a causal softmax nothing."""
-    n, slope = np.arange(50), 0.25
-    assert 32 * 32768 * 32768 * 2 == pytest.approx(68.7e9, rel=1e-3)
-    scores = np.random.default_rng(0).standard_normal((50, 50)) + np.triu(np.full((50, 50), -np.inf), 1)
-    np.testing.assert_allclose(softmax(scores - slope * distances(n, n)), softmax(scores + slope * n), rtol=1e-12)
-
-
 def test_yarn_stretches_the_slow_pairs():
     """The tutorial has (1 - ramp)/s + ramp over wavelengths: the fast pairs stretched, the slow ones left alone."""
     s, L, D = 4, 512, 32
@@ -85,15 +77,6 @@ def test_yarns_temperature_is_an_inverse_square():
     assert (queries * keys).sum(-1)[0, 0, 0].item() / 8 == pytest.approx((0.1 * math.log(4) + 1) ** 2)
 
 
-def test_dynamic_ntk_depends_on_the_length():
-    """The tutorial's is the static rule: the base times s^(D/(D-2)) at every length."""
-    wrong = (10000.0 * 4 ** (32 / 30)) ** (-np.arange(0, 32, 2) / 32)
-    np.testing.assert_allclose(wrong, scaled_inv_freq(32, scaling="ntk", factor=4)[0])
-    inside, beyond, farther = (scaled_inv_freq(32, scaling="dynamic", factor=4, length=n)[0] for n in (512, 1024, 4096))
-    np.testing.assert_array_equal(inside, scaled_inv_freq(32)[0])
-    assert not np.allclose(wrong, inside) and beyond[-1] > farther[-1]
-
-
 # ---- public code -----------------------------------------------------------------------------------------------------
 
 
@@ -106,16 +89,6 @@ def test_a_forget_gate_is_added_as_a_logarithm():
     encoding.weight.data[:], encoding.bias.data[:] = 0, math.log(0.01 / 0.99)
     bias = encoding.score(q, q, encoding.key_state(some_input()), None)[0, 0, -1].detach().numpy()
     np.testing.assert_allclose(bias, math.log(0.01) * np.arange(T - 1, -1, -1), rtol=1e-9)  # once for each later token
-
-
-def test_cope_between_two_whole_positions():
-    """An explainer gives e[floor p] the weight 1 - p - floor p: at p = 2.25 the two weights sum to -3."""
-    encoding = tiny("cope", variant={"count_to": 64}).blocks[0].attn.encoding
-    q, k = torch.zeros(2, 1, 2, 3, 8, dtype=torch.float64)
-    q[..., 0], k[..., 0] = 1.0, math.log(3)  # gates of 3/4: three of them make 2.25
-    low, high = encoding.e[2:4, 0].tolist()
-    found = encoding.score(q, k, None, None)[0, 0, 2, 0].item()
-    assert found == pytest.approx(0.25 * high + 0.75 * low) != pytest.approx(0.25 * high + (1 - 2.25 - 2) * low)
 
 
 def test_self_extend_has_no_fractions_of_a_position():

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, command, group, process, read_log, refused, wait_for
+from conftest import ROOT, command, process, read_log, refused, wait_for
 from safetensors.numpy import load_file
 
 import codehash
@@ -64,16 +64,17 @@ def text(tokens):
 
 @pytest.fixture(scope="module")
 def done(text, tmp_path_factory):
-    """A folder in which the study was done by its --commands, all at once; the file stands in another folder."""
+    """A folder in which the study was done by its --commands; the file stands in another folder."""
     folder = tmp_path_factory.mktemp("grid")
     (folder / "mine").mkdir()
     (folder / "mine/three.toml").write_text(text)
-    lines = command("lab.grid", "mine/three.toml", "--commands", cwd=folder).stdout
-    assert [path.name for path in folder.iterdir()] == ["mine"] and len(lines.splitlines()) == 3
-    lines = lines.replace("python ", f"{shlex.quote(sys.executable)} ")
-    with group(["xargs", "-P", "3", "-I{}", "sh", "-c", "{}"], folder, ONE_THREAD, stdin=subprocess.PIPE) as made:
-        _, said = made.communicate(lines, timeout=300)
-    assert made.returncode == 0, said
+    lines = command("lab.grid", "mine/three.toml", "--commands", cwd=folder).stdout.splitlines()
+    assert [path.name for path in folder.iterdir()] == ["mine"] and len(lines) == 3
+    for line in lines:
+        *python, module = shlex.split(line)[:3]
+        assert python == ["python", "-m"]
+        made = command(module, *shlex.split(line)[3:], cwd=folder)
+        assert made.returncode == 0, made.stderr
     return folder
 
 
@@ -118,8 +119,14 @@ def test_a_new_seed_or_measure_adds_what_is_missing_alone(done, text, tmp_path):
     assert "has nope of another command" in refused(command("lab.grid", "three.toml", cwd=tmp_path))
 
 
-def test_two_workers_of_which_one_is_killed_do_each_job_once(done, text, tmp_path, start):
+@pytest.mark.slow
+def test_two_workers_of_which_one_is_killed_do_each_job_once(text, tmp_path, start):
     """The training of a killed worker goes on from its checkpoint, and has the weights of one that was not killed."""
+    right, tmp_path = tmp_path / "right", tmp_path / "killed"
+    for folder in (right, tmp_path):
+        folder.mkdir()
+    (right / "three.toml").write_text(text)
+    assert process("lab.grid", "three.toml", cwd=right, **ONE_THREAD).returncode == 0
     (tmp_path / "three.toml").write_text(text)
     words = [sys.executable, "-m", "lab.grid", "three.toml"]
     workers = [start(words, cwd=tmp_path, environment=ONE_THREAD, **QUIET) for _ in range(2)]
@@ -131,7 +138,7 @@ def test_two_workers_of_which_one_is_killed_do_each_job_once(done, text, tmp_pat
         worker.kill()                                                   # whichever of the two trains it
         worker.wait()
     assert checkpoint.exists()
-    grid = process("lab.grid", "three.toml", "--jobs", "2", cwd=tmp_path)
+    grid = process("lab.grid", "three.toml", "--jobs", "2", cwd=tmp_path, **ONE_THREAD)
     said = grid.stdout.splitlines()
     assert grid.returncode == 0 and "runs/three/expe-s0: training" in said
     before = "three.jsonl: {} of 3 runs are complete, {} left".format    # one may be done
@@ -140,7 +147,7 @@ def test_two_workers_of_which_one_is_killed_do_each_job_once(done, text, tmp_pat
     assert said[-1] == "three.jsonl: 3 of 3 runs are complete" and said.count(said[-1]) == 1
     assert counts(tmp_path) == ALL
     for run in ("expe", "nope", "k.expe"):
-        one, other = (load_file(folder / f"runs/three/{run}-s0" / CHECKPOINT) for folder in (tmp_path, done))
+        one, other = (load_file(folder / f"runs/three/{run}-s0" / CHECKPOINT) for folder in (tmp_path, right))
         assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
@@ -155,6 +162,7 @@ def test_a_run_that_another_process_holds_is_left_to_it(text, tmp_path, start):
     assert {run for run, _ in counts(tmp_path)} == {"nope", "k.expe"}
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_last_step_and_ends_all_workers(text, tmp_path, start):
     (tmp_path / "three.toml").write_text(text.replace("--steps 60", "--steps 100000"))
     grid = start([sys.executable, "-m", "lab.grid", "three.toml", "--jobs", "2"], cwd=tmp_path, environment=ONE_THREAD,
@@ -171,6 +179,7 @@ def test_ctrl_c_keeps_the_last_step_and_ends_all_workers(text, tmp_path, start):
     assert grid.returncode and all(checkpoint_info(path.parent)["step"] for path in checkpoints)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", ["SIGKILL", "SIGHUP"])
 def test_workers_end_with_their_parent_and_keep_the_last_step(sent, text, tmp_path, start):
     """The signal comes to the parent alone. While a worker lives, the pipe of its output stays open."""

@@ -10,8 +10,8 @@ from conftest import command, need, refused
 need("lm_eval")
 from lm_eval.api.instance import Instance  # noqa: E402  (it skips this module where lm_eval is missing)
 
-from settings import InputError  # noqa: E402
 from lab import harness  # noqa: E402
+from settings import InputError  # noqa: E402
 
 CHOICES = [
     {"question": "import", "choices": ["os", "zebra crossing", "numbers"], "label": 0},

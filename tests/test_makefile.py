@@ -40,6 +40,7 @@ def test_train_with_steps_makes_runs_of_its_own(words, trains, scores, tmp_path)
     assert ("TQDM_DISABLE=1" in lines) == (len(trains) > 1 and "JOBS=1" not in words)
 
 
+@pytest.mark.slow
 def test_setup_says_what_it_does_and_makes_the_instruments_be_found_from_any_folder(tmp_path):
     project = tmp_path / "project"
     project.mkdir()

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from conftest import ROOT, need
 
 PATH = ROOT / "learn" / "expe_in_60_lines.ipynb"
@@ -21,6 +22,7 @@ def test_every_cell_is_announced_and_has_no_output():
     assert sum("**Predict.**" in source for _, source, _ in CELLS) == 3
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(monkeypatch):
     nbclient, nbformat = need("nbclient"), need("nbformat")
     need("ipykernel")

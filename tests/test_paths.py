@@ -134,10 +134,9 @@ def test_a_full_disk_is_named_in_one_line_where_it_is_that_of_the_output(workpla
 
 
 def test_a_terminal_that_lacks_a_character_shows_another_one(workplace):
-    for encoding in ("ascii", "cp1252"):
-        done = process("generate.py", "runs/expe", "--prompt", "ж☃", "--tokens", "2", cwd=workplace,
-                       PYTHONIOENCODING=encoding, PYTHONUTF8="0")
-        assert done.returncode == 0 and done.stdout.startswith("?") and not done.stderr, done.stderr
+    done = process("generate.py", "runs/expe", "--prompt", "ж☃", "--tokens", "2", cwd=workplace,
+                   PYTHONIOENCODING="cp1252", PYTHONUTF8="0")
+    assert done.returncode == 0 and done.stdout.startswith("?") and not done.stderr, done.stderr
 
 
 def test_a_system_without_a_closed_terminals_signal_trains(tokens, tmp_path, monkeypatch):

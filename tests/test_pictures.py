@@ -90,8 +90,7 @@ def test_a_table_is_drawn_with_its_seeds(drawn):
 
 
 @pytest.mark.parametrize("flags", ["best.jsonl --measures test-spread --runs fox*,rope*",
-                                   "tokens.jsonl --measures copies", "tasks.jsonl --measures accuracy",
-                                   "best.jsonl --measures test-spread --rises"])
+                                   "tasks.jsonl --measures accuracy", "best.jsonl --measures test-spread --rises"])
 def test_studies_are_drawn_from_their_results(flags, tmp_path):
     file, *more = flags.split()
     flag = [] if "--rises" in more else ["--plot"]

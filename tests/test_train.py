@@ -131,7 +131,7 @@ VARIANTS = ["--pe expe --once --learn random", "--pe exqpe --theta2 1/8 --softma
 
 @pytest.mark.parametrize("line", VARIANTS)
 def test_variants_train_stop_and_resume_bit_for_bit(line, tokens, tmp_path, stop_at, monkeypatch):
-    flags = [*TINY, *line.split(), "--layers", "2", "--steps", "4", "--data", tokens]
+    flags = [*TINY, *line.split(), "--steps", "4", "--data", tokens]
     assert command("train.py", *flags, "--out", "whole", cwd=tmp_path).returncode == 0
     stop_at(1)
     assert command("train.py", *flags, "--out", "run", cwd=tmp_path).returncode == 130
@@ -282,14 +282,13 @@ def test_a_python_without_the_packages_is_told_where_they_are(script):
     assert "this Python has no numpy; activate .venv: source .venv/bin/activate (make setup creates it)" in line
 
 
-@pytest.mark.parametrize("name", ["torch", "tiktoken"])
-def test_another_missing_package_is_named_and_a_missing_module_of_an_edit_keeps_its_traceback(name, tmp_path):
+@pytest.mark.parametrize("script, name", [("generate.py", "torch"), ("lab.measure", "torch"), ("data.py", "tiktoken")])
+def test_another_missing_package_is_named_and_a_missing_module_of_an_edit_keeps_its_traceback(script, name, tmp_path):
     (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no module', name='{name}.nn')")
-    for script in ("generate.py", "lab.measure"):
-        done = process(script, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
-        assert f"this Python has no {name}; activate" in refused(done)
+    done = process(script, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert f"this Python has no {name}; activate" in refused(done)
     (tmp_path / f"{name}.py").write_text("import mine")
-    done = process("generate.py", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    done = process(script, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == 1 and done.stderr.startswith("Traceback") and "'mine'" in done.stderr
 
 
@@ -301,7 +300,7 @@ def test_where_there_is_no_bar_the_lines_say_how_long_it_takes(tokens, tmp_path)
 
 def test_a_contradicting_flag_is_named_when_a_run_is_resumed(finished, tokens, tmp_path):
     _, run = finished["torch"]
-    for line, message in {"--lr 1": "--lr is 0.004", "--pe rope": "--pe is expe", "--width 64": "is 128"}.items():
+    for line, message in {"--lr 1": "--lr is 0.004", "--pe rope": "--pe is expe", "--width 32": "is 64"}.items():
         assert message in refused(command("train.py", "--out", run, "--resume", *line.split(), cwd=tmp_path))
 
 
@@ -323,9 +322,9 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tokens, tmp_path):
 @pytest.mark.parametrize("name, change", [
     ("config.json", lambda text: text[:-40]), ("config.json", lambda text: b"[1]"),
     ("config.json", lambda text: text.replace(b'"heads": 4', b'"heads": 0')),
-    ("config.json", lambda text: text.replace(b'"width": 128', b'"width": 64')),
-    ("config.json", lambda text: text.replace(b'"layers": 4', b'"layers": 3')),  # block 3 has weights all the same
-    ("config.json: ", lambda text: text.replace(b'"layers": 4', b'"tied": true')),
+    ("config.json", lambda text: text.replace(b'"width": 64', b'"width": 32')),
+    ("config.json", lambda text: text.replace(b'"layers": 2', b'"layers": 1')),  # block 1 has weights all the same
+    ("config.json: ", lambda text: text.replace(b'"layers": 2', b'"tied": true')),
     ("config.json was edited: model.encoding.pe", lambda text: text.replace(b'"pe": "', b'"pe": 5, "of": "')),
     ("config.json was edited: data.splits.val.sha256", lambda text: text.replace(b'"val": {\n', b'"other": {\n')),
     ("config.json was edited: provenance", lambda text: text.replace(b'"provenance": {', b'"provenance": 1, "x": {')),
@@ -354,12 +353,11 @@ def test_a_real_kill_leaves_a_run_that_resumes(finished, tokens, tmp_path, start
 
 def test_a_run_belongs_to_one_process_and_is_kept_where_nobody_reads_what_it_prints(tokens, tmp_path, start):
     """As with `train.py 2>&1 | tee file`, where Ctrl-C ends tee, too."""
-    flags = [*TINY, "--layers", "1", "--width", "32", "--heads", "2", "--steps", "100000", "--eval-every", "100000",
-             "--checkpoint-every", "100000"]
-    running = start([*TRAIN, *flags, "--data", tokens, "--out", "run"], cwd=tmp_path, stderr=subprocess.STDOUT)
+    flags = [*TINY, "--steps", "100000", "--eval-every", "100000", "--checkpoint-every", "100000", "--data", tokens]
+    running = start([*TRAIN, *flags, "--out", "run"], cwd=tmp_path, stderr=subprocess.STDOUT)
     wait_for((tmp_path / "run" / "log.jsonl").exists, running)
-    for flags in (["--resume"], ["--preset", "mini", "--overwrite"]):
-        assert "in use by another process" in refused(command("train.py", "--out", "run", *flags, cwd=tmp_path))
+    for more in (["--resume"], [*flags, "--overwrite"]):
+        assert "in use by another process" in refused(command("train.py", "--out", "run", *more, cwd=tmp_path))
     running.stdout.close()
     running.send_signal(signal.SIGINT)
     assert running.wait(60) == 141
