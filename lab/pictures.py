@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from files import write_bytes
-from lab.results import LEARNED, is_gain, progress_of, unfinished
+from lab.results import LEARNED, describe_progress, describe_unfinished, is_gain
 from settings import InputError
 from zoo.names import METHODS, colour, family, name, names_of, variant_of
 
@@ -46,42 +46,46 @@ def draw(path, rows, args):
     if rows[0].protocol == "task":
         return heat(path, rows, args.title)
     protocol = next((row.protocol for row in rows if row.protocol != "sliding"), "sliding")
-    lines = {}
+    values = {}                                                        # {label: {length: values of seeds}}
     for row in rows:
-        if row.protocol == protocol and row.loss is not None:
-            lines.setdefault(row.line, {}).setdefault(row.length, []).append(row.loss)
-    gain = is_gain(rows)
-    seeds = {len(losses) for line in lines.values() for losses in line.values()}
-    number = " or ".join(map(str, sorted(seeds)))
-    label = f"{PROTOCOLS[protocol]}; {number} seeds" + "; bars: ±1 sd" * any(n > 1 for n in seeds)
-    curves(path, {name(line) + unfinished(rows, line): (colour(line), values) for line, values in lines.items()},
-           args.title or "Loss past the trained length", label, {row.context for row in rows}, gain)
+        if row.protocol == protocol and row.value is not None:
+            values.setdefault(row.label, {}).setdefault(row.length, []).append(row.value)
+    seeds = sorted({len(of_seeds) for of_line in values.values() for of_seeds in of_line.values()})
+    subtitle = f"{PROTOCOLS[protocol]}; {' or '.join(map(str, seeds))} seeds"
+    if any(number > 1 for number in seeds):
+        subtitle += "; bars: ±1 sd"
+    lines = {name(label) + describe_unfinished(rows, label): (colour(label), of_line)
+             for label, of_line in values.items()}
+    curves(path, lines, args.title or "Loss past the trained length", subtitle, {row.context for row in rows},
+           is_gain(rows))
 
 def rises(path, rows, title):
     """Each run's loss at its last length minus that at the trained one, against its training tokens a parameter.
 
-    A dot is one seed; it is hollow if the text is a path, as books are, and none of the named sources.
+    A dot is one seed; it is hollow if the training text is a path, as books are, and none of the named sources.
     """
-    ends = {}
+    rows_of = {}                                                       # {(run, seed, measure): {length: Row}}
     for row in rows:
-        if row.loss is not None and not row.how and "budget" in row.more:
-            ends.setdefault((row.run, row.seed, row.measure), {})[row.length] = row
+        if row.value is not None and not row.condition and "budget" in row.details:
+            rows_of.setdefault((row.run, row.seed, row.measure), {})[row.length] = row
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axis = figure.subplots()
-    methods = list(dict.fromkeys(family(run.rpartition("/")[2]) for run, *_ in ends))
-    for (run, _, _), lengths in ends.items():
-        first, last = lengths.get(min(lengths)), lengths[max(lengths)]
+    methods = list(dict.fromkeys(family(run.rpartition("/")[2]) for run, *_ in rows_of))
+    for (run, _, _), row_at in rows_of.items():
+        first, last = row_at[min(row_at)], row_at[max(row_at)]
         if first.length == first.context < last.length:
             i = methods.index(family(run.rpartition("/")[2]))
             shade = colour(methods[i])
-            axis.plot(first.more["budget"] * 1.04 ** (i - len(methods) / 2), last.loss - first.loss, color=shade,
+            beside = 1.04 ** (i - len(methods) / 2)                    # so that dots of one budget do not hide others
+            is_path = "/" in first.details["source"]
+            axis.plot(first.details["budget"] * beside, last.value - first.value, color=shade,
                       marker=MARKERS[i % len(MARKERS)], linestyle="", alpha=0.9,
-                      markerfacecolor="none" if "/" in first.more["source"] else shade)
+                      markerfacecolor="none" if is_path else shade)
     if not axis.lines:
         raise InputError("there is nothing to draw: no run has losses at its trained length and at a longer one")
     for i, method in enumerate(methods):
-        called, shade = METHODS.get(method, (method, colour(method)))
-        axis.plot([], [], color=shade, marker=MARKERS[i % len(MARKERS)], linestyle="", label=called)
+        label, shade = METHODS.get(method, (method, colour(method)))
+        axis.plot([], [], color=shade, marker=MARKERS[i % len(MARKERS)], linestyle="", label=label)
     axis.axhline(0, color=GREY, linewidth=1)
     axis.set_xscale("log")
     axis.set_yscale("symlog", linthresh=0.1)
@@ -95,87 +99,100 @@ def rises(path, rows, title):
     save(figure, path)
 
 def losses(rows, path):
-    """What the rows of eval.py or lab.measure say, a curve a run and its positions."""
+    """What the rows of eval.py or lab.measure say: a curve for each run and condition, such as scaled positions."""
     protocol = rows[0]["protocol"]
-    called = {run: ", ".join(filter(None, (word, *{progress_of(row) for row in rows if row["run"] == run})))
-              for run, word in names_of({row["run"] for row in rows}).items()}
-    lines = {}
+    names = {}                                                         # {run: its name, and its step if unfinished}
+    for run, word in names_of({row["run"] for row in rows}).items():
+        progress = {describe_progress(row) for row in rows if row["run"] == run}
+        names[run] = ", ".join(filter(None, (word, *progress)))
+    values = {}                                                        # {(run, condition): {length: [value]}}
     for row in rows:
         value = row.get("gain", row["loss"])
         if row["protocol"] == protocol and value is not None:
-            lines.setdefault((row["run"], row["how"]), {})[row["length"]] = [value]
-    drawn = {", ".join(filter(None, (called[run], how))): (colour(variant_of(run)), line)
-             for (run, how), line in lines.items()}
-    curves(path, drawn, "Past the trained length", PROTOCOLS[protocol], {row["trained_length"] for row in rows},
+            values.setdefault((row["run"], row["how"]), {})[row["length"]] = [value]
+    lines = {", ".join(filter(None, (names[run], condition))): (colour(variant_of(run)), line)
+             for (run, condition), line in values.items()}
+    curves(path, lines, "Past the trained length", PROTOCOLS[protocol], {row["trained_length"] for row in rows},
            any("gain" in row for row in rows))
 
-def curves(path, lines, title, label, trained, gain=False):
-    """Curves of {name: (colour, {length: values of seeds})}; x on a log axis, dotted lines at the trained lengths.
+def curves(path, lines, title, subtitle, trained, gain=False):
+    """Curves of {label: (colour, {length: values of seeds})}; x on a log axis, dotted lines at the trained lengths.
 
-    Each is named with its value at its end, or in a legend where the ends lie less than half as far apart as the
+    Each is labelled with its value at its end, or in a legend where the ends lie less than half as far apart as the
     curves elsewhere. InputError if there is no point to draw.
     """
-    lines = {name: line for name, line in lines.items() if line[1]}
+    lines = {label: line for label, line in lines.items() if line[1]}
     if not lines:
         raise InputError("there is nothing to draw: no run has a loss at these lengths")
     figure = Figure(figsize=(8, max(4.5, 0.24 * len(lines) + 1.5)), layout="constrained")
     axis = figure.subplots()
-    alike = Counter()
-    means = {called: {length: np.mean(x) for length, x in values.items()} for called, (_, values) in lines.items()}
-    lengths = sorted({length for some in means.values() for length in some})
-    apart_at = {length: np.ptp([some[length] for some in means.values() if length in some]) for length in lengths}
-    widest = max(reversed(lengths), key=apart_at.get)
-    at = lengths[-1] if apart_at[lengths[-1]] > apart_at[widest] / 2 else widest
-    for i, (called, (shade, values)) in enumerate(lines.items()):
+    means = {label: {length: np.mean(of_seeds) for length, of_seeds in values.items()}
+             for label, (_, values) in lines.items()}
+    lengths = sorted({length for of_line in means.values() for length in of_line})
+    ranges = {length: np.ptp([of_line[length] for of_line in means.values() if length in of_line])
+              for length in lengths}
+    last = lengths[-1]
+    widest = max(reversed(lengths), key=ranges.get)
+    label_at_ends = widest == last or ranges[last] > ranges[widest] / 2
+    labelled = last if label_at_ends else widest                       # the length whose values the labels have
+    drawn = Counter()                                                  # {colour: curves that have it}
+    for i, (label, (shade, values)) in enumerate(lines.items()):
         x = sorted(values)
         errors = [np.std(values[length], ddof=1) if len(values[length]) > 1 else 0 for length in x]
-        axis.errorbar(x, [means[called][length] for length in x], errors, color=shade, capsize=2, markersize=5,
-                      linestyle=DASHES[alike[shade] % len(DASHES)], marker=MARKERS[i % len(MARKERS)], linewidth=1.5,
-                      elinewidth=1, label=f"{called}: {means[called].get(at, math.nan):.2f} at {at:,}")
-        alike[shade] += 1
-    if at == lengths[-1]:
-        ends = [(some[max(some)], max(some), f"{called}: {some[max(some)]:.2f}", lines[called][0])
-                for called, some in means.items()]
-        name_ends(axis, sorted(ends))
+        axis.errorbar(x, [means[label][length] for length in x], errors, color=shade, capsize=2, markersize=5,
+                      linestyle=DASHES[drawn[shade] % len(DASHES)], marker=MARKERS[i % len(MARKERS)], linewidth=1.5,
+                      elinewidth=1, label=f"{label}: {means[label].get(labelled, math.nan):.2f} at {labelled:,}")
+        drawn[shade] += 1
+    if label_at_ends:
+        ends = [(of_line[max(of_line)], max(of_line), f"{label}: {of_line[max(of_line)]:.2f}", lines[label][0])
+                for label, of_line in means.items()]
+        label_ends(axis, sorted(ends))
     else:
-        order = sorted(range(len(lines)), key=lambda i: -[*means.values()][i].get(at, -math.inf))
+        downwards = sorted(range(len(lines)), key=lambda i: -[*means.values()][i].get(labelled, -math.inf))
         handles, words = axis.get_legend_handles_labels()
-        axis.legend([handles[i] for i in order], [words[i] for i in order], loc="upper right")
+        axis.legend([handles[i] for i in downwards], [words[i] for i in downwards], loc="upper right")
     if gain:
         axis.axhline(0, color=GREY, linewidth=1)
     ticks = sorted({*lengths} | trained)
     axis.set_xscale("log", base=2)
-    axis.set_xticks(ticks, [f"{tick:,}" + "\n(trained)" * (tick in trained) for tick in ticks])
+    axis.set_xticks(ticks, [f"{tick:,}\n(trained)" if tick in trained else f"{tick:,}" for tick in ticks])
     axis.minorticks_off()
     for length in trained:
         axis.axvline(length, color=GREY, linestyle=":", linewidth=1)
-    axis.set(xlabel="tokens in the window", title=f"{title}\n({label})",
+    axis.set(xlabel="tokens in the window", title=f"{title}\n({subtitle})",
              ylabel=f"{'gain' if gain else 'loss'}, nats a token")
     save(figure, path)
 
-def name_ends(axis, ends):
-    """Write the words of each curve, (y, x, words, colour) of its last point, right of all, none over another."""
+def label_ends(axis, ends):
+    """Write the label of each curve, (y, x, label, colour) of its last point, right of all, none over another."""
     bottom, top = axis.get_ylim()
-    if top - bottom < 0.5:                                             # 0.02 is to look small
-        bottom, top = bottom - (0.5 - top + bottom) / 2, top + (0.5 - top + bottom) / 2
+    if top - bottom < 0.5:                                             # so that a difference of 0.02 looks small
+        margin = (0.5 - top + bottom) / 2
+        bottom -= margin
+        top += margin
     space = (top - bottom) / 22
-    heights = apart([y for y, *_ in ends], space)
-    for (y, x, words, shade), height in zip(ends, heights, strict=True):
+    heights = spread_heights([y for y, *_ in ends], space)
+    for (y, x, label, shade), height in zip(ends, heights, strict=True):
         line = {"arrowstyle": "-", "color": shade, "linewidth": 0.5, "relpos": (0, 0.5)}
-        axis.annotate(words, (x, y), (1.01, height), textcoords=axis.get_yaxis_transform(), color=shade, va="center",
+        axis.annotate(label, (x, y), (1.01, height), textcoords=axis.get_yaxis_transform(), color=shade, va="center",
                       arrowprops=line)
     axis.set_ylim(min(bottom, heights[0] - space), max(top, heights[-1] + space))
 
-def apart(heights, space):
-    """Ascending heights, moved as little as possible (in squares) to be `space` apart: pools of those that are not."""
-    pools = []  # (sum, count) of heights less what the labels below take
+def spread_heights(heights, space):
+    """Ascending heights, moved to be at least `space` apart with the least sum of squared moves.
+
+    Less `space` for each one below it, the new heights must only ascend. That is isotonic regression: neighbours that
+    would descend share their mean (pool adjacent violators; Barlow et al. 1972).
+    """
+    pools = []                                                         # (sum, count) of heights that share a mean
     for i, height in enumerate(heights):
         pools.append((height - i * space, 1))
         while len(pools) > 1 and pools[-2][0] / pools[-2][1] > pools[-1][0] / pools[-1][1]:
-            (a, m), (b, n) = pools.pop(), pools.pop()
-            pools.append((a + b, m + n))
-    level = [total / count for total, count in pools for _ in range(count)]
-    return [height + i * space for i, height in enumerate(level)]
+            upper_sum, upper_count = pools.pop()
+            lower_sum, lower_count = pools.pop()
+            pools.append((upper_sum + lower_sum, upper_count + lower_count))
+    means = [total / count for total, count in pools for _ in range(count)]
+    return [mean + i * space for i, mean in enumerate(means)]
 
 # ---- training, tasks, attention --------------------------------------------------------------------------------------
 
@@ -185,15 +202,15 @@ def training(path, runs, unfinished):
     unfinished: {run: "step 140 of 1,600", or "" of a run that is finished}.
     """
     figure = Figure(figsize=(9, 6.4), layout="constrained")
-    called = {run: ", ".join(filter(None, (word, unfinished[run]))) for run, word in names_of(runs).items()}
+    names = {run: ", ".join(filter(None, (word, unfinished[run]))) for run, word in names_of(runs).items()}
     axes = dict(zip(PANELS, figure.subplots(2, 2).flat, strict=True))
     for key, axis in axes.items():
-        alike = Counter()
+        drawn = Counter()                                              # {colour: curves that have it}
         for run, panels in runs.items():
             shade = colour(variant_of(run))
-            axis.plot(*panels[key], color=shade, linestyle=DASHES[alike[shade] % len(DASHES)], linewidth=1.2,
-                      label=called[run])
-            alike[shade] += 1
+            axis.plot(*panels[key], color=shade, linestyle=DASHES[drawn[shade] % len(DASHES)], linewidth=1.2,
+                      label=names[run])
+            drawn[shade] += 1
         axis.set(title=PANELS[key], xlabel="tokens seen", xlim=(0, None))
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.legend(*axes["val_loss"].get_legend_handles_labels(), loc="outside lower center", ncols=2)
@@ -204,28 +221,29 @@ def heat(path, rows, title):
 
     A cell has the accuracy in %, how many seeds have learned the task, and a colour from the best guess to 100%.
     """
-    cells = {}
+    cells = {}                                                         # {(task, method): {multiple: Rows of seeds}}
     for row in rows:
         task, _, method = row.run.rpartition(".")
-        cells.setdefault((task, method), {}).setdefault(row.at, []).append(row)
-    tasks, methods = (list(dict.fromkeys(pair[i] for pair in cells)) for i in (0, 1))
+        cells.setdefault((task, method), {}).setdefault(row.multiple, []).append(row)
+    tasks = list(dict.fromkeys(task for task, _ in cells))
+    methods = list(dict.fromkeys(method for _, method in cells))
     figure = Figure(figsize=(0.52 * len(methods) + 2.2, 0.8 * len(tasks) + 2.4), layout="constrained")
     shades = matplotlib.colormaps["cividis"].resampled(20)
     places = {1: "the trained length", 4: "4 times it"}
     for axis, (multiple, words) in zip(figure.subplots(2, 1), places.items(), strict=True):
-        above = np.full((len(tasks), len(methods)), np.nan)
-        for (task, method), found in cells.items():
-            i, j = tasks.index(task), methods.index(method)
-            some = found.get(multiple, [])
-            if not some:
+        above_guess = np.full((len(tasks), len(methods)), np.nan)      # 0: the best guess, 1: all right
+        for (task, method), rows_at in cells.items():
+            if multiple not in rows_at:
                 continue
-            guess = some[0].more["guess"]
-            accuracy = np.mean([row.loss for row in some])
-            above[i, j] = max(0, (accuracy - guess) / max(1 - guess, 1e-9)) if guess < 1 else accuracy
-            learned = sum(row.loss >= LEARNED for row in found[min(found)])
-            axis.text(j, i, f"{100 * accuracy:.0f}\n{learned}/{len(some)}", ha="center", va="center", fontsize=6,
-                      color="black" if above[i, j] > 0.6 else "white")
-        axis.imshow(above, shades, vmin=0, vmax=1, aspect="auto", interpolation="none")
+            i, j = tasks.index(task), methods.index(method)
+            accuracies = [row.value for row in rows_at[multiple]]
+            accuracy = np.mean(accuracies)
+            guess = rows_at[multiple][0].details["guess"]
+            above_guess[i, j] = max(0, (accuracy - guess) / max(1 - guess, 1e-9)) if guess < 1 else accuracy
+            learned = sum(row.value >= LEARNED for row in rows_at[min(rows_at)])
+            axis.text(j, i, f"{100 * accuracy:.0f}\n{learned}/{len(accuracies)}", ha="center", va="center", fontsize=6,
+                      color="black" if above_guess[i, j] > 0.6 else "white")
+        axis.imshow(above_guess, shades, vmin=0, vmax=1, aspect="auto", interpolation="none")
         axis.set_yticks(range(len(tasks)), tasks)
         axis.set_xticks(range(len(methods)), [*map(name, methods)], rotation=45, ha="right")
         axis.set_title(f"At {words}", fontsize=10)
@@ -249,9 +267,10 @@ def attention(path, weights, title):
     for part, (length, maps) in zip(parts, weights.items(), strict=True):
         part.suptitle(f"{length:,} tokens", fontsize=10)
         axes = part.subplots(blocks, heads, squeeze=False)
-        for at, axis in np.ndenumerate(axes):
-            x = pooled(maps[at] / maps[at].max(-1, keepdims=True))
-            image = axis.imshow(x, shades, vmin=0, vmax=1, extent=(0, length, length, 0), interpolation="none")
+        for (block, head), axis in np.ndenumerate(axes):
+            weight = maps[block, head]
+            relative = pool_maxima(weight / weight.max(-1, keepdims=True))
+            image = axis.imshow(relative, shades, vmin=0, vmax=1, extent=(0, length, length, 0), interpolation="none")
             axis.set(xticks=[], yticks=[], frame_on=False)
         for head, axis in enumerate(axes[0]):
             axis.set_title(f"head {head}", fontsize=8)
@@ -261,7 +280,7 @@ def attention(path, weights, title):
     last.colorbar(image, cax=last.subplots(), label="weight over the query's largest one")
     save(figure, path, dpi=90)
 
-def pooled(x):
+def pool_maxima(x):
     """(T, T) as at most PIXELS a side, each the maximum of its square."""
     edges = np.linspace(0, len(x), min(len(x), PIXELS) + 1).astype(int)[:-1]
     return np.maximum.reduceat(np.maximum.reduceat(x, edges, axis=0), edges, axis=1)

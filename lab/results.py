@@ -30,42 +30,46 @@ class Row(NamedTuple):
     """One measurement of one run at one length."""
 
     run: str                             # its name without the seed
-    how: str                             # how positions were scaled or keys hidden; "" as trained
+    condition: str                       # how positions were scaled or keys hidden; "" as trained
     seed: int
-    measure: str
+    measure: str                         # the measure's name in its study, or the protocol
     protocol: str
     length: int
     context: int                         # the trained length
-    loss: float | None                   # or a probe's gain, or a task's accuracy
-    losses: np.ndarray | None            # of each unit: a document or a trial
-    counts: np.ndarray | None            # targets in each unit
-    targets: str                         # equal for rows that scored the same
-    more: dict                           # what else the row has
+    value: float | None                  # a loss, a probe's gain, or a task's accuracy
+    unit_values: np.ndarray | None       # the same for each unit: a document or a trial
+    unit_counts: np.ndarray | None       # targets in each unit
+    targets: str                         # equal for rows that scored the same targets
+    details: dict                        # what else the file says of this measurement, its targets and its run
     chosen: bool = False                 # whether this seed chose the run's values
 
     @property
-    def line(self):
-        return ", ".join(filter(None, (self.run, self.how)))
+    def label(self):
+        """What the line of this row is called in a table."""
+        return ", ".join(filter(None, (self.run, self.condition)))
 
     @property
-    def at(self):
+    def multiple(self):
+        """The length as a multiple of the trained one."""
         return self.length / self.context
 
-def progress_of(row):
+def describe_row_progress(details):
     """"step 140 of 1,600" of a row of --json whose run was not finished; "" of others."""
-    return describe_progress(row["step"], row["steps"]) if "steps" in row else ""          # older files have no steps
+    return describe_progress(details["step"], details["steps"]) if "steps" in details else ""   # older files have none
 
-def unfinished(rows, line):
+def describe_unfinished(rows, label):
     """" (step 140 of 1,600)" of a line of a table, with the seed if it has several; "" if its runs were finished."""
-    its = [row for row in rows if row.line == line]
-    alone = len({row.seed for row in its}) == 1
-    words = dict.fromkeys(f"seed {row.seed}: " * (not alone) + progress_of(row.more) for row in its
-                          if progress_of(row.more))
-    return f" ({', '.join(words)})" if words else ""
+    line_rows = [row for row in rows if row.label == label]
+    several = len({row.seed for row in line_rows}) > 1
+    words = []
+    for row in line_rows:
+        if steps := describe_row_progress(row.details):
+            words.append(f"seed {row.seed}: {steps}" if several else steps)
+    return f" ({', '.join(dict.fromkeys(words))})" if words else ""
 
 def is_gain(rows):
-    """Whether Rows are of a probe, whose loss is a gain."""
-    return any("without" in row.more or "gain" in row.more for row in rows)
+    """Whether Rows are of a probe, whose value is a gain."""
+    return any("without" in row.details or "gain" in row.details for row in rows)
 
 # ---- reading and appending -------------------------------------------------------------------------------------------
 
@@ -101,11 +105,11 @@ MISSING = object()                       # the value of a field that a line lack
 def optional(check):
     return lambda x: x is MISSING or check(x)
 
-def first_wrong(line, checks):
-    """The name of the first field of {field: check} that a line has not or has otherwise; or None."""
+def find_wrong_field(line, checks):
+    """The name of the first field of {field: check} that a line lacks, or whose value fails the check; or None."""
     return next((name for name, check in checks.items() if not check(line.get(name, MISSING))), None)
 
-FIELDS = {                               # {what a line is of, by its first field that is one of these: {field: check}}
+LINE_FIELDS = {                          # {the first of these fields that a line has says its kind: {field: check}}
     "measure": {"measure": is_text, "run": is_text, "seed": is_count, "flags": is_text, "sha256": is_text,
                 "rows": list_of(lambda row: type(row) is dict)},
     "run": {"run": is_text, "seed": is_count, "command": is_text, "context": is_size, "sha256": is_text,
@@ -115,30 +119,36 @@ FIELDS = {                               # {what a line is of, by its first fiel
     "data": {"data": is_text, "source": is_text},
     "targets": {"targets": is_text, "counts": lambda x: list_of(is_count)(x) and sum(x) > 0, "text": optional(is_text),
                 "guess": optional(is_share)}}
-ROW = {"protocol": is_text, "length": is_size, "how": optional(is_text), "targets": optional(is_text),
-       "by_distance": optional(dict_of(is_loss_of_targets))}
+ROW_FIELDS = {                           # of each row of a measurement
+    "protocol": is_text, "length": is_size, "how": optional(is_text), "targets": optional(is_text),
+    "by_distance": optional(dict_of(is_loss_of_targets))}
 
-def find_wrong(line, facts):
-    """The first field of a line that is missing, or of another type, or does not fit the facts before it; or None."""
-    kind = next((name for name in FIELDS if type(line) is dict and name in line), None)
+def find_wrong_in_line(line, facts):
+    """The first field of a line that is missing, or of another type, or does not fit the facts before it; or None.
+
+    facts: {key: a line of data or targets}, as Results has them.
+    """
+    kind = next((name for name in LINE_FIELDS if type(line) is dict and name in line), None)
     if kind is None:
         return "the field that says what it is of"
-    if wrong := first_wrong(line, FIELDS[kind]):
+    if wrong := find_wrong_field(line, LINE_FIELDS[kind]):
         return wrong
     if kind == "run" and line.get("parameters") and not (
             line.get("tokens") is not None and "source" in facts.get(line.get("data"), {})):
         return "data"                                                   # old lines of tasks have no parameters
     for row in line.get("rows", ()):
-        if wrong := find_wrong_of_row(row, facts):
+        if wrong := find_wrong_in_row(row, facts):
             return f"{wrong} in a row"
 
-def find_wrong_of_row(row, facts):
-    """The same of a row of a measurement."""
-    if wrong := first_wrong(row, ROW):
+def find_wrong_in_row(row, facts):
+    """The first such field of a row of a measurement; or None."""
+    if wrong := find_wrong_field(row, ROW_FIELDS):
         return wrong
     fact = facts.get(row.get("targets"), {})
     if row["protocol"] == "task":
-        return "accuracy" if not is_share(row.get("accuracy")) else "targets" if fact.get("guess") is None else None
+        if not is_share(row.get("accuracy")):
+            return "accuracy"
+        return "targets" if fact.get("guess") is None else None
     if "losses" not in row:
         return "losses"
     if row["losses"] is not None:
@@ -149,14 +159,15 @@ def find_wrong_of_row(row, facts):
                 return name
 
 NUMBERS = optional(or_null(list_of(is_number)))
-OF_JSON = {"run": is_text, "protocol": is_text, "how": is_text, "data": is_text, "length": is_size,
-           "trained_length": is_size, "loss": or_null(is_number), "gain": optional(or_null(is_number)),
-           "accuracy": optional(is_share), "guess": optional(is_share), "n_targets": optional(is_count),
-           "targets_sha256": optional(is_text), "unit_losses": NUMBERS, "unit_losses_without": NUMBERS,
-           "unit_targets": optional(or_null(list_of(is_count))), "by_distance": ROW["by_distance"],
-           "step": optional(is_count), "steps": optional(is_size), "code": optional(or_null(dict_of(is_text)))}
+JSON_FIELDS = {                          # of each row of --json
+    "run": is_text, "protocol": is_text, "how": is_text, "data": is_text, "length": is_size,
+    "trained_length": is_size, "loss": or_null(is_number), "gain": optional(or_null(is_number)),
+    "accuracy": optional(is_share), "guess": optional(is_share), "n_targets": optional(is_count),
+    "targets_sha256": optional(is_text), "unit_losses": NUMBERS, "unit_losses_without": NUMBERS,
+    "unit_targets": optional(or_null(list_of(is_count))), "by_distance": ROW_FIELDS["by_distance"],
+    "step": optional(is_count), "steps": optional(is_size), "code": optional(or_null(dict_of(is_text)))}
 
-def find_wrong_of_units(row):
+def find_wrong_in_units(row):
     """The field that does not fit the others of a row of --json; or None."""
     if "steps" in row and "step" not in row:
         return "step"
@@ -176,8 +187,8 @@ def read_rows(path):
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is no file of results or of --json: {error}") from None
     for number, row in enumerate(rows, start=1):
-        wrong = first_wrong(row, OF_JSON) if type(row) is dict else "every field"
-        wrong = wrong or find_wrong_of_units(row)
+        wrong = find_wrong_field(row, JSON_FIELDS) if type(row) is dict else "every field"
+        wrong = wrong or find_wrong_in_units(row)
         if wrong:
             raise InputError(f"{path} is no file of results or of --json: in row {number} {wrong} is missing or wrong")
     return rows
@@ -190,7 +201,7 @@ def read_number(text):
     return value
 
 class Results(NamedTuple):
-    """The lines of a file, each by what it is of."""
+    """The lines of a file by their kind."""
 
     study: dict
     facts: dict                          # {key: a line of data or targets}
@@ -211,7 +222,7 @@ def read_results(path):
             line = json.loads(line, parse_float=read_number, parse_int=read_number, parse_constant=read_number)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}, line {number}, is no line of results: {error}; mend or remove it") from None
-        if wrong := find_wrong(line, results.facts):
+        if wrong := find_wrong_in_line(line, results.facts):
             raise InputError(f"{path}, line {number}, is no line of results: {wrong} is missing or wrong; mend or "
                              "remove it")
         if "measure" in line:
@@ -225,7 +236,7 @@ def read_results(path):
     return results
 
 def append(path, *lines):
-    """Add lines to a file of results at once, after what is whole of it; facts that it has are left out."""
+    """Add lines to a file of results in one write; a last line that a kill cut short, and facts that it has, go."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with lock(path.parent, wait=True):

@@ -22,14 +22,11 @@ Of tasks there are accuracies in %, means over all seeds, and how many seeds lea
 
 import contextlib
 import fnmatch
-import functools
-import itertools
 import math
 import re
 from argparse import ArgumentTypeError
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
 
 from cli import PICTURES, CommandLine, listed, new_file, number
 
@@ -38,54 +35,68 @@ from cli import PICTURES, CommandLine, listed, new_file, number
 import numpy as np
 
 from files import read_text
-from lab.results import LEARNED, Row, is_gain, read_results, read_rows, unfinished
+from lab.results import LEARNED, Row, describe_unfinished, is_gain, read_results, read_rows
+from lab.statistics import estimate_difference, find_significant, pool_deviations
 from settings import InputError
 
-MARGIN = 0.01                            # nats, of equivalence
-ALONE = "± half of a 95% interval over documents alone: it says nothing of another seed"
+MARGIN = 0.01                            # nats: a difference is equal to 0 if its interval lies within it
+LEGEND_OF_ONE_SEED = "± half of a 95% interval over documents alone: it says nothing of another seed"
 LEGEND = """± half of a 95% interval over seeds and documents (of one seed: documents alone);
 * differs from 0 after Holm's correction; = equal within {:g}; neither: not separated.
 Methods that vary more, or have two seeds, show their seeds. + a seed chose its values."""
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
+# ---- from files to rows ----------------------------------------------------------------------------------------------
 
 def read_files(paths):
-    """The Rows of files of results, or of --json; a run that is in several files is called FILE/RUN."""
+    """The Rows of files of results, or of --json; a run that several files have is called FILE/RUN."""
     stems = [Path(path).stem for path in paths]
-    parts = {}
+    rows_of_file = {}
     for path, stem in zip(paths, stems, strict=True):
-        rows = from_rows(read_rows(path)) if read_text(path).startswith("[") else from_results(path)
-        parts[path if stems.count(stem) > 1 else stem] = rows
-    often = Counter(run for rows in parts.values() for run in {row.run for row in rows})
-    return [row._replace(run=f"{stem}/{row.run}") if often[row.run] > 1 else row
-            for stem, rows in parts.items() for row in rows]
+        name = path if stems.count(stem) > 1 else stem
+        is_json = read_text(path).startswith("[")
+        rows_of_file[name] = from_rows(read_rows(path)) if is_json else from_results(path)
+    files_with = Counter(run for rows in rows_of_file.values() for run in {row.run for row in rows})
+    return [row._replace(run=f"{name}/{row.run}") if files_with[row.run] > 1 else row
+            for name, rows in rows_of_file.items() for row in rows]
 
 def from_results(path):
-    """The Rows of a file of results."""
+    """The Rows of a file of results, in the order of the study's runs."""
     results = read_results(path)
     chosen = results.study.get("chosen", {})
     rows = []
-    for (run, seed, measure), line in results.measured.items():
-        trained = results.runs.get((run, seed))
-        if trained is None or trained["sha256"][:16] != line["sha256"]:     # of weights that were trained again since
-            continue
-        context = trained["context"]
-        of = {} if "parameters" not in trained else {                   # old lines of tasks have none
-            "budget": trained["tokens"] / trained["parameters"], "source": results.facts[trained["data"]]["source"]}
-        of["code"] = trained.get("code")
-        for row in line["rows"]:
-            fact = results.facts.get(row.get("targets"), {})
-            value, losses, counts = None, None, np.array(fact.get("counts", []))
-            if row["protocol"] == "task":
-                value = row["accuracy"]
-            elif row["losses"] is not None:
-                losses = np.array(row["losses"])
-                losses = np.array(row["without"]) - losses if "without" in row else losses
-                value = float(losses @ counts / counts.sum())
-            rows.append(Row(run, row.get("how", ""), seed, measure, row["protocol"], row["length"], context, value,
-                            losses, counts, row.get("targets", ""), row | fact | of, seed in chosen.get(run, ())))
+    for (run, seed, measure), measurement in results.measured.items():
+        training = results.runs.get((run, seed))
+        if training is None or training["sha256"][:16] != measurement["sha256"]:
+            continue                                                   # the run was trained again since
+        for stored in measurement["rows"]:
+            targets = results.facts.get(stored.get("targets"), {})
+            counts = np.array(targets.get("counts", []))
+            value, unit_values = read_values(stored, counts)
+            details = stored | targets | describe_training(training, results.facts)
+            rows.append(Row(run, stored.get("how", ""), seed, measure, stored["protocol"], stored["length"],
+                            training["context"], value, unit_values, counts, stored.get("targets", ""), details,
+                            seed in chosen.get(run, ())))
     order = results.study.get("runs", [])
     return sorted(rows, key=lambda row: order.index(row.run) if row.run in order else len(order))
+
+def read_values(stored, counts):
+    """(value, values of the units) of a row in a file of results; (None, None) where the loss is not finite."""
+    if stored["protocol"] == "task":
+        return stored["accuracy"], None
+    if stored["losses"] is None:
+        return None, None
+    unit_values = np.array(stored["losses"])
+    if "without" in stored:                                            # a probe: the gain
+        unit_values = np.array(stored["without"]) - unit_values
+    return float(unit_values @ counts / counts.sum()), unit_values
+
+def describe_training(training, facts):
+    """What Row.details has of a training: tokens a parameter, the text, and hashes of the code."""
+    details = {"code": training.get("code")}
+    if "parameters" in training:                                       # old lines of tasks have none
+        details["budget"] = training["tokens"] / training["parameters"]
+        details["source"] = facts[training["data"]]["source"]
+    return details
 
 def from_rows(rows):
     """The Rows of what eval.py and lab.measure write: runs NAME-s0, NAME-s1, .. are seeds of one."""
@@ -93,291 +104,250 @@ def from_rows(rows):
     for row in rows:
         run, seed = re.fullmatch(r"(.*?)(?:-s(\d+))?", row["run"].removeprefix("runs/").rstrip("/")).groups()
         protocol = row["protocol"]
-        value, losses, counts = row.get("accuracy", row["loss"]), row.get("unit_losses"), row.get("unit_targets")
-        if losses is not None:
-            losses, counts = np.array(losses), np.array(counts)
-            if "unit_losses_without" in row:
-                losses = np.array(row["unit_losses_without"]) - losses
+        measure = "same-targets" if protocol == "sliding" else protocol          # which stands beside it in one table
+        value, unit_values, counts = row.get("accuracy", row["loss"]), row.get("unit_losses"), row.get("unit_targets")
+        if unit_values is not None:
+            unit_values = np.array(unit_values)
+            counts = np.array(counts)
+            if "unit_losses_without" in row:                           # a probe
+                unit_values = np.array(row["unit_losses_without"]) - unit_values
                 value = row["gain"]
         targets = row.get("targets_sha256", "")[:16] or f"{row['data']}, {row.get('n_targets')}"
-        found.append(Row(run, row["how"], int(seed or 0), protocol if protocol != "sliding" else "same-targets",
-                         protocol, row["length"], row["trained_length"], value, losses, counts, targets, row))
+        found.append(Row(run, row["how"], int(seed or 0), measure, protocol, row["length"], row["trained_length"],
+                         value, unit_values, counts, targets, row))
     return found
 
-# ---- statistics ------------------------------------------------------------------------------------------------------
+# ---- from rows to differences ----------------------------------------------------------------------------------------
+# A line of a table is a run and its condition, and a place is (protocol, multiple of the trained length). Where a line
+# and a place cross there is a cell, {seed: Row}.
 
-@functools.cache
-def student(freedom, level=0.95):
-    """The t within which Student's lies with this probability: sqrt(freedom) tan x, x of density cos(x)^(freedom - 1).
-
-    freedom: at least 1.
-    """
-    x = np.linspace(0, np.pi / 2, 10_001)
-    mass = np.cumsum(np.cos((x[1:] + x[:-1]) / 2) ** (freedom - 1))    # from 0 to x[1:]
-    return math.sqrt(freedom) * math.tan(np.interp(level * mass[-1], mass, x[1:]))
-
-@functools.cache
-def gaps(methods, seeds, level=0.99):
-    """By how much each of ordered variances exceeds the mean of all smaller ones in at most one table of 100.
-
-    Simulated, of methods that vary alike; (methods - 1,).
-    """
-    drawn = np.sort(np.random.default_rng(0).chisquare(seeds - 1, (200_000, methods)))
-    ratios = drawn[:, 1:] / (np.cumsum(drawn, 1)[:, :-1] / np.arange(1, methods))
-    return np.quantile(ratios, 1 - (1 - level) / (methods - 1), axis=0)
-
-class Pool(NamedTuple):
-    """The standard deviation over seeds that methods share, its degrees of freedom, and the methods that it is of."""
-
-    sd: float
-    freedom: int
-    methods: tuple
-
-def pool(groups):
-    """The Pool of {method: its seeds' values}: of those with three seeds or more, without those that vary more."""
-    groups = {name: values for name, values in groups.items() if len(values) > 2}
-    names = sorted(groups, key=lambda name: np.var(groups[name], ddof=1))
-    variances = np.array([np.var(groups[name], ddof=1) for name in names])
-    if len(names) > 1:
-        before = np.cumsum(variances)[:-1] / np.arange(1, len(names))
-        most = np.minimum(gaps(len(names), min(map(len, groups.values()))), 100 if len(names) < 5 else np.inf)
-        wide = variances[1:] > before * most
-        names = names[: 1 + int(np.argmax(wide))] if wide.any() else names
-    freedom = sum(len(groups[name]) - 1 for name in names)
-    total = sum((len(groups[name]) - 1) * np.var(groups[name], ddof=1) for name in names)
-    return Pool(math.sqrt(total / freedom) if freedom else 0.0, freedom, tuple(names))
-
-class Difference(NamedTuple):
-    """A mean difference, its seeds, and the standard errors of its interval, which is missing if `freedom` is empty."""
-
-    mean: float
-    seeds: list
-    errors: tuple = ()                   # over seeds, over documents
-    freedom: tuple = ()                  # of each of them
-
-    def half(self, level=0.95):
-        return math.hypot(*(student(f, level) * error for f, error in zip(self.freedom, self.errors, strict=True)))
-
-    def p_value(self):
-        """One less the level of the widest interval that leaves out 0, to 1e-5; nan without an interval over seeds."""
-        if not self.freedom or len(self.seeds) == 1:
-            return math.nan
-        low, high = 0.0, 1.0
-        while high - low > 1e-5:
-            level = (low + high) / 2
-            low, high = (level, high) if self.half(level) < abs(self.mean) else (low, level)
-        return 1 - low
-
-def difference(pairs, shared, both):
-    """The Difference of [(Row, Row), ...], one pair a seed; shared: the Pool, or None; both: whether each varies."""
-    mean = float(np.mean([a.loss - b.loss for a, b in pairs]))
-    tested = [(a, b) for a, b in pairs if not (a.chosen or b.chosen)]
-    seeds = [a.loss - b.loss for a, b in pairs]
-    errors, freedom = [], []
-    if len(tested) > 2 and shared is not None:
-        errors.append(shared.sd * math.sqrt((1 + both) / len(tested)))
-        freedom.append(shared.freedom)
-    elif len(pairs) > 1 or not tested:
-        return Difference(mean, seeds)
-    if all(a.losses is not None for a, _ in tested):
-        weights = tested[0][0].counts / tested[0][0].counts.sum()
-        n = 1 / float(weights @ weights)                               # documents that weigh alike (Kish 1965)
-        by_document = np.mean([a.losses - b.losses for a, b in tested], axis=0)
-        if n > 1.5:
-            spread = float(weights @ (by_document - weights @ by_document) ** 2)
-            errors.append(math.sqrt(spread / (n - 1)))
-            freedom.append(n - 1)
-    return Difference(mean, seeds, tuple(errors), tuple(freedom))
-
-def holm(p_values):
-    """{key: whether it is below 5%} of {key: p} after Holm's correction (1979)."""
-    ordered = sorted((p, key) for key, p in p_values.items() if not math.isnan(p))
-    passed = itertools.takewhile(lambda at: at[1][0] * (len(ordered) - at[0]) < 0.05, enumerate(ordered))
-    return {key for _, (_, key) in passed}
-
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-def lines_of(rows):
-    """{line: {(protocol, multiple of the trained length): {seed: Row}}}."""
+def group_rows(rows):
+    """{label of a line: {place: cell}}."""
     lines = {}
     for row in rows:
-        lines.setdefault(row.line, {}).setdefault((row.protocol, row.at), {})[row.seed] = row
+        cells = lines.setdefault(row.label, {})
+        cells.setdefault((row.protocol, row.multiple), {})[row.seed] = row
     return lines
 
-def pairs_of(a, b):
-    """[(Row, Row)] of the seeds that two cells {seed: Row} share, if both have a loss of the same targets."""
-    pairs = [(a[seed], b[seed]) for seed in sorted(a.keys() & b.keys())]
-    alike = all(None not in (x.loss, y.loss) and x.targets == y.targets for x, y in pairs)
-    return pairs if alike else []
+def pair_seeds(cell, other):
+    """[(Row, Row)] of the seeds that two cells share; [] unless all have a value, and the same targets."""
+    pairs = [(cell[seed], other[seed]) for seed in sorted(cell.keys() & other.keys())]
+    comparable = all(None not in (a.value, b.value) and a.targets == b.targets for a, b in pairs)
+    return pairs if comparable else []
 
-def changes(cells, first, last):
-    """{line: Difference of its losses at two places}."""
-    pairs = {name: pairs_of(cell.get(last, {}), cell.get(first, {})) for name, cell in cells.items()}
-    shared = pool({name: [a.loss - b.loss for a, b in some if not a.chosen] for name, some in pairs.items()})
-    return {name: difference(some, shared if name in shared.methods else None, False)
-            for name, some in pairs.items() if some}
+def compare_places(lines, first, last):
+    """{label: Difference of the line's values at the place `last` from those at `first`}."""
+    pairs_of = {label: pair_seeds(cells.get(last, {}), cells.get(first, {})) for label, cells in lines.items()}
+    pooled = pool_deviations({label: [a.value - b.value for a, b in pairs if not a.chosen]
+                              for label, pairs in pairs_of.items()})
+    return {label: estimate_difference(pairs, pooled if label in pooled.methods else None, both_vary=False)
+            for label, pairs in pairs_of.items() if pairs}
 
-def differences(cells, at, than):
-    """{line: Difference of its loss from another line's} at one place."""
-    shared = pool({name: [row.loss for row in cell.get(at, {}).values() if row.loss is not None and not row.chosen]
-                   for name, cell in cells.items()})
-    pairs = {name: pairs_of(cell.get(at, {}), cells[than].get(at, {})) for name, cell in cells.items() if name != than}
-    return {name: difference(some, shared if {name, than} <= {*shared.methods} else None, True)
-            for name, some in pairs.items() if some}
+def compare_lines(lines, place, reference):
+    """{label: Difference of the line's values at a place from those of the line `reference`}."""
+    pooled = pool_deviations({label: [row.value for row in cells.get(place, {}).values()
+                                      if row.value is not None and not row.chosen]
+                              for label, cells in lines.items()})
+    differences = {}
+    for label, cells in lines.items():
+        pairs = pair_seeds(cells.get(place, {}), lines[reference].get(place, {}))
+        if label != reference and pairs:
+            both_pooled = label in pooled.methods and reference in pooled.methods
+            differences[label] = estimate_difference(pairs, pooled if both_pooled else None, both_vary=True)
+    return differences
 
-def describe(value, marks, margin):
-    """"-0.088 ±0.029 *" of a Difference, or its seeds."""
-    if not value.freedom:
-        return " ".join(f"{seed:+.3f}" if abs(value.mean) < 0.1 else f"{seed:+.2f}" for seed in value.seeds)
-    half = value.half()
-    equal = abs(value.mean) + half <= margin and len(value.seeds) > 1
-    return f"{value.mean:+.3f} ±{half:.3f}" + (" *" if marks else " =" if equal else "")
+def find_significant_lines(differences, changes, reference, margin):
+    """{(place, label)} of {place: {label: Difference}} from a reference that are significant, by one correction.
 
-def compare(cells, places, than, margin):
-    """{(line, place): text} of all lines' differences from one of them, with Holm's correction over the methods.
-
-    Where a method and the other one are flat, all places are one test, of the largest p-value.
+    changes: {label: Difference of the last place from the first}. Where a line and the reference are flat, which is a
+    change within the margin, all places are one test, with the largest p-value.
     """
-    values = {at: differences(cells, at, than) for at in places}
-    change = changes(cells, places[0], places[-1]) if len(places) > 1 else {}
-    p_values = {}
-    for name in dict.fromkeys(name for found in values.values() for name in found):
-        some = {at: found[name].p_value() for at, found in values.items() if name in found}
-        flat = all(one in change and abs(change[one].mean) <= margin for one in (name, than))
-        p_values |= {(name, None): max(some.values())} if flat else {(name, at): p for at, p in some.items()}
-    passed = holm(p_values)
-    return {(name, at): describe(value, (name, at) in passed or (name, None) in passed, margin)
-            for at, found in values.items() for name, value in found.items()}
+    def is_flat(label):
+        return label in changes and abs(changes[label].mean) <= margin
 
-def times(at):
-    return f"{at:g}x"
+    p_values = {}                                                      # {(label, place, or None for all): p}
+    for label in dict.fromkeys(label for of_place in differences.values() for label in of_place):
+        tests = {place: of_place[label].p_value() for place, of_place in differences.items() if label in of_place}
+        if is_flat(label) and is_flat(reference):
+            p_values[label, None] = max(tests.values())
+        else:
+            p_values |= {(label, place): p for place, p in tests.items()}
+    significant = find_significant(p_values)
+    return {(place, label) for place, of_place in differences.items() for label in of_place
+            if (label, place) in significant or (label, None) in significant}
 
-def table_of(rows, args):
-    """(heads, lines of cells) of the Rows of one measure."""
-    cells = lines_of(rows)
+# ---- the text of cells -----------------------------------------------------------------------------------------------
+
+def format_multiple(multiple):
+    return f"{multiple:g}x"
+
+def format_difference(difference, is_significant, margin):
+    """"-0.088 ±0.029 *" of a Difference, or its seeds if it has no interval."""
+    if not difference.errors:
+        digits = 3 if abs(difference.mean) < 0.1 else 2
+        return " ".join(f"{seed:+.{digits}f}" for seed in difference.seeds)
+    half = difference.half_width()
+    text = f"{difference.mean:+.3f} ±{half:.3f}"
+    if is_significant:
+        return f"{text} *"
+    is_equal = abs(difference.mean) + half <= margin and len(difference.seeds) > 1
+    return f"{text} =" if is_equal else text
+
+def format_values(cell, each_seed):
+    """The mean over the seeds of a cell, or each of them; "-" where there is none, as past the last position."""
+    values = [row.value for _, row in sorted(cell.items())]
+    if None in values:
+        has_targets = any(row.details.get("n_targets") for row in cell.values())
+        return "not finite" if has_targets else "-"
+    if not values:
+        return ""
+    return " ".join(f"{value:.3f}" for value in values) if each_seed else f"{np.mean(values):.3f}"
+
+def format_accuracies(cells, multiples, each_seed):
+    """"100, 66 (2/3)": means over seeds in % at some lengths, and how many learned the task, unless all did.
+
+    cells: {multiple: {seed: Row}}.
+    """
+    values = [[row.value for _, row in sorted(cells[multiple].items())] for multiple in multiples if multiple in cells]
+    if not values:
+        return ""
+    if each_seed:
+        return "; ".join(" ".join(f"{100 * value:.1f}" for value in of_seeds) for of_seeds in values)
+    means = ", ".join(f"{100 * np.mean(of_seeds):.0f}" for of_seeds in values)
+    shortest = cells[min(cells)]
+    learned = sum(row.value >= LEARNED for row in shortest.values())
+    seeds = len(values[0])
+    return f"{means} ({learned}/{seeds})" if learned < seeds else means
+
+# ---- the layout of tables --------------------------------------------------------------------------------------------
+
+def make_loss_table(rows, args):
+    """(heads, lines of cells) of the Rows of one measure: values at each place, and differences to the right of them.
+
+    Differences are the last place's from the first, and with --than those from another line at each place. `sliding`,
+    which is measured beside another protocol, stands in columns of its own and has no differences.
+    """
+    lines = group_rows(rows)
     protocol = next((row.protocol for row in rows if row.protocol != "sliding"), rows[0].protocol)
-    places = sorted({at for found in cells.values() for at in found if at[0] == protocol})
-    places = [at for at in places if args.at is None or at[1] in args.at]
+    all_places = sorted({place for cells in lines.values() for place in cells})
+    places = [place for place in all_places if place[0] == protocol and (args.at is None or place[1] in args.at)]
     if not places:
         raise InputError(f"--at has no place of {rows[0].measure}")
-    beside = sorted({at for found in cells.values() for at in found if at[0] != protocol} if args.at is None else [])
-    heads = ["run", *(times(at) for _, at in places), *(f"{name} {times(at)}" for name, at in beside)]
-    texts = {}                                                         # {(line, head): text} of the differences
+    beside = [place for place in all_places if place[0] != protocol and args.at is None]
+    first, last = places[0], places[-1]
+
+    changes = compare_places(lines, first, last) if len(places) > 1 else {}
+    columns = {}                                                       # {head: {label: text}} of the differences
     if len(places) > 1 and not is_gain(rows):
-        heads.append(head := f"{times(places[-1][1])} - {times(places[0][1])}")
-        change = changes(cells, places[0], places[-1])
-        passed = holm({name: value.p_value() for name, value in change.items()})
-        texts |= {(name, head): describe(value, name in passed, args.margin) for name, value in change.items()}
-    if args.than in cells:
-        names = {at: f"{times(at[1])} - {args.than}'s" for at in places}
-        heads += names.values()
-        texts |= {(name, names[at]): text
-                  for (name, at), text in compare(cells, places, args.than, args.margin).items()}
+        significant = find_significant({label: change.p_value() for label, change in changes.items()})
+        columns[f"{format_multiple(last[1])} - {format_multiple(first[1])}"] = {
+            label: format_difference(change, label in significant, args.margin) for label, change in changes.items()}
+    if args.than in lines:
+        differences = {place: compare_lines(lines, place, args.than) for place in places}
+        significant = find_significant_lines(differences, changes, args.than, args.margin)
+        for place in places:
+            columns[f"{format_multiple(place[1])} - {args.than}'s"] = {
+                label: format_difference(difference, (place, label) in significant, args.margin)
+                for label, difference in differences[place].items()}
+
+    heads = ["run", *(format_multiple(multiple) for _, multiple in places),
+             *(f"{protocol} {format_multiple(multiple)}" for protocol, multiple in beside), *columns]
     body = []
-    for name, found in cells.items():
-        mark = " +" if any(row.chosen for cell in found.values() for row in cell.values()) else ""
-        means = [mean_of(found.get(at, {}), args.seeds) for at in (*places, *beside)]
-        differences_of = [texts.get((name, head), "") for head in heads[1 + len(means) :]]
-        body.append([name + mark + unfinished(rows, name), *means, *differences_of])
+    for label, cells in lines.items():
+        has_chosen = any(row.chosen for cell in cells.values() for row in cell.values())
+        name = label + (" +" if has_chosen else "") + describe_unfinished(rows, label)
+        values = [format_values(cells.get(place, {}), args.seeds) for place in (*places, *beside)]
+        body.append([name, *values, *(column.get(label, "") for column in columns.values())])
     return heads, body
 
-def mean_of(cell, each):
-    """The mean over the seeds of a cell, or each of them; "-" where there is none, as past the last position."""
-    losses = [row.loss for _, row in sorted(cell.items())]
-    if None in losses:
-        return "not finite" if any(row.more.get("n_targets") for row in cell.values()) else "-"
-    if not losses:
-        return ""
-    return " ".join(f"{loss:.3f}" for loss in losses) if each else f"{np.mean(losses):.3f}"
-
-def tasks_table(rows, args):
+def make_task_table(rows, args):
     """(heads, lines of cells) of accuracies in %, of runs that are called TASK.METHOD: a line a task."""
-    places = sorted({row.at for row in rows if args.at is None or row.at in args.at})
-    cells, trained, guesses = {}, {}, {}
+    multiples = sorted({row.multiple for row in rows if args.at is None or row.multiple in args.at})
+    cells_of = {}                                                      # {task: {method: {multiple: {seed: Row}}}}
+    trained_length = {}                                                # {task: tokens}
+    guesses = {}                                                       # {task: {multiple: accuracy of the best guess}}
+    rows_of_method = {}
     for row in rows:
         task, _, method = row.run.rpartition(".")
         task = task or row.measure
-        cells.setdefault(task, {}).setdefault(method, {}).setdefault(row.at, {})[row.seed] = row
-        trained[task] = row.context
-        guesses.setdefault(task, {})[row.at] = row.more["guess"]
-    methods = list(dict.fromkeys(method for found in cells.values() for method in found))
+        cells = cells_of.setdefault(task, {}).setdefault(method, {})
+        cells.setdefault(row.multiple, {})[row.seed] = row
+        trained_length[task] = row.context
+        guesses.setdefault(task, {})[row.multiple] = row.details["guess"]
+        rows_of_method.setdefault(method, []).append(row._replace(run=method))
+    methods = list(dict.fromkeys(method for of_task in cells_of.values() for method in of_task))
+    heads = [method + describe_unfinished(rows_of_method[method], method) for method in methods]
     body = []
-    for task, found in cells.items():
-        guess = ", ".join(f"{100 * guesses[task][at]:.0f}" for at in places if at in guesses[task])
-        values = [accuracies(found.get(method, {}), places, args.seeds) for method in methods]
-        body.append([task, str(trained[task]), *values, guess])
-    of_method = {method: [row._replace(run=method) for row in rows if row.run.rpartition(".")[2] == method]
-                 for method in methods}
-    heads = [method + unfinished(of_method[method], method) for method in methods]
+    for task, of_task in cells_of.items():
+        guess = ", ".join(f"{100 * guesses[task][multiple]:.0f}" for multiple in multiples if multiple in guesses[task])
+        values = [format_accuracies(of_task.get(method, {}), multiples, args.seeds) for method in methods]
+        body.append([task, str(trained_length[task]), *values, guess])
     return ["task", "trained", *heads, "best guess"], body
 
-def accuracies(cell, places, each):
-    """"100, 66 (2/3)": means over seeds in % at some lengths, and how many have learned the task, unless all have."""
-    values = [[row.loss for _, row in sorted(cell[at].items())] for at in places if at in cell]
-    if not values:
-        return ""
-    if each:
-        return "; ".join(" ".join(f"{100 * value:.1f}" for value in some) for some in values)
-    learned = sum(row.loss >= LEARNED for row in cell[min(cell)].values())
-    text = ", ".join(f"{100 * np.mean(some):.0f}" for some in values)
-    return text + f" ({learned}/{len(values[0])})" * (learned < len(values[0]))
-
 def print_table(heads, body):
-    """A table in Markdown."""
+    """Print a table in Markdown."""
     widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
     for cells in (heads, ["-" * width for width in widths], *body):
-        print(f"| {' | '.join(f'{cell:{width}}' for cell, width in zip(cells, widths, strict=True))} |")
+        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        print(f"| {' | '.join(padded)} |")
 
 def print_tables(rows, args=None):
-    """Print a table for each measure of some Rows; args: those of this script (default: its defaults)."""
+    """Print a table for each measure of some Rows, and what is to be known of it; args: those of this script."""
     args = args or command_line().parse_args(["-"])
     for measure in dict.fromkeys(row.measure for row in rows):
-        some = [row for row in rows if row.measure == measure]
-        task = some[0].protocol == "task"
-        print(f"\n{measure}: {what_of(some)}\n")
-        heads, body = (tasks_table if task else table_of)(some, args)
+        of_measure = [row for row in rows if row.measure == measure]
+        print(f"\n{measure}: {describe_measure(of_measure)}\n")
+        is_task = of_measure[0].protocol == "task"
+        heads, body = (make_task_table if is_task else make_loss_table)(of_measure, args)
         print_table(heads, body)
-        print_distances(some)
+        print_distances(of_measure)
         if any("±" in cell for line in body for cell in line):
-            alone = len({row.seed for row in some}) == 1
-            print("\n" + (ALONE if alone else LEGEND).format(args.margin))
-    print_code(rows)
+            has_one_seed = len({row.seed for row in of_measure}) == 1
+            print("\n" + (LEGEND_OF_ONE_SEED if has_one_seed else LEGEND.format(args.margin)))
+    print_different_code(rows)
 
-def print_code(rows):
-    """Name the lines whose seeds were trained with different code, as far as that was stored."""
-    codes = {}                                                         # {run: {seed: {file: hash}}}
-    for row in rows:
-        if row.more.get("code"):
-            codes.setdefault(row.run, {})[row.seed] = row.more["code"]
-    for run, by_seed in codes.items():
-        files = sorted(set().union(*by_seed.values()))
-        if other := [file for file in files if len({code.get(file) for code in by_seed.values()}) > 1]:
-            print(f"\n{run}: its seeds were trained with different code: {', '.join(other)}")
-
-def what_of(rows):
+def describe_measure(rows):
     """What was scored, in a line."""
-    scored = [row for row in rows if row.loss is not None]
     unit = "accuracy, %" if rows[0].protocol == "task" else "gain, nats" if is_gain(rows) else "loss, nats a token"
-    texts = list(dict.fromkeys(row.more.get("data") or row.more.get("text", "") for row in scored))
-    words = {f"{row.counts.sum():,} targets in {len(row.losses)} units" for row in scored if row.losses is not None}
-    return "; ".join(filter(None, [unit, " or ".join(texts) * (len(texts) < 3),
-                                   " or ".join(sorted(words)) * (len(words) < 3)]))
+    scored = [row for row in rows if row.value is not None]
+    texts = list(dict.fromkeys(row.details.get("data") or row.details.get("text", "") for row in scored))
+    sizes = sorted({f"{row.unit_counts.sum():,} targets in {len(row.unit_values)} units"
+                    for row in scored if row.unit_values is not None})
+    parts = [unit, *(" or ".join(words) for words in (texts, sizes) if len(words) < 3)]
+    return "; ".join(filter(None, parts))
 
 def print_distances(rows):
-    """The loss by the distance of the copy, where rows have it."""
-    by_distance = {}                                                   # {line: {(bin, multiple): losses of seeds}}
+    """Print losses by the distance of the copy that a target repeats, in rows that have them."""
+    losses = {}                                                        # {label: {(bin, multiple): losses of seeds}}
     for row in rows:
-        for name, (loss, _) in row.more.get("by_distance", {}).items():
-            by_distance.setdefault(row.line, {}).setdefault((name, row.at), []).append(loss)
-    if by_distance:
-        bins = dict.fromkeys(name for found in by_distance.values() for name, _ in found)
-        first, last = (f(at for found in by_distance.values() for _, at in found) for f in (min, max))
-        print(f"\n{times(first)} and {times(last)}, by the distance of the copy in trained lengths\n")
-        print_table(["run", *bins], [[name, *(
-            ", ".join(f"{np.mean(found[bin, at]):.3f}" for at in (first, last) if (bin, at) in found) for bin in bins)]
-            for name, found in by_distance.items()])
+        for bin_name, (loss, _) in row.details.get("by_distance", {}).items():
+            losses.setdefault(row.label, {}).setdefault((bin_name, row.multiple), []).append(loss)
+    if not losses:
+        return
+    bins = list(dict.fromkeys(bin_name for of_line in losses.values() for bin_name, _ in of_line))
+    multiples = [multiple for of_line in losses.values() for _, multiple in of_line]
+    first, last = min(multiples), max(multiples)
+    body = []
+    for label, of_line in losses.items():
+        cells = [", ".join(f"{np.mean(of_line[bin_name, multiple]):.3f}" for multiple in (first, last)
+                           if (bin_name, multiple) in of_line) for bin_name in bins]
+        body.append([label, *cells])
+    print(f"\n{format_multiple(first)} and {format_multiple(last)}, by the distance of the copy in trained lengths\n")
+    print_table(["run", *bins], body)
 
-# ---- as a script -----------------------------------------------------------------------------------------------------
+def print_different_code(rows):
+    """Name the runs whose seeds were trained with different code, as far as that was stored."""
+    codes = {}                                                         # {run: {seed: {file: hash}}}
+    for row in rows:
+        if row.details.get("code"):
+            codes.setdefault(row.run, {})[row.seed] = row.details["code"]
+    for run, code_of_seed in codes.items():
+        files = sorted(set().union(*code_of_seed.values()))
+        different = [file for file in files if len({code.get(file) for code in code_of_seed.values()}) > 1]
+        if different:
+            print(f"\n{run}: its seeds were trained with different code: {', '.join(different)}")
+
+# ---- the command line ------------------------------------------------------------------------------------------------
 
 def multiple(text):
     """16 from "16x", a multiple of the trained length, for argparse."""
@@ -402,6 +372,18 @@ def command_line():
     add("--title", default="", metavar="TEXT", help="what the picture shows")
     return parser
 
+def select_rows(rows, field, patterns, flag):
+    """The Rows whose field matches one of the patterns, in the order of these; InputError for one that has no row."""
+    names = dict.fromkeys(getattr(row, field) for row in rows)
+    order = {}                                                         # {name: the first pattern that it matches}
+    for i, pattern in enumerate(patterns):
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
+            raise InputError(f"{flag} has {pattern}, and there are {', '.join(names)}")
+        for name in matching:
+            order.setdefault(name, i)
+    return sorted((row for row in rows if getattr(row, field) in order), key=lambda row: order[getattr(row, field)])
+
 def main(argv=None):
     parser = command_line()
     with parser.one_line_errors():
@@ -409,16 +391,11 @@ def main(argv=None):
         rows = read_files(args.files)
         if not rows:
             raise InputError(f"{' and '.join(args.files)}: there is no measurement in it yet")
-        for flag, key in (("measures", "measure"), ("runs", "run")):
-            names = dict.fromkeys(getattr(row, key) for row in rows)
-            patterns = getattr(args, flag) or ["*"]
-            if missing := [word for word in patterns if not fnmatch.filter(names, word)]:
-                raise InputError(f"--{flag} has {missing[0]}, and there are {', '.join(names)}")
-            order = {name: i for i, word in reversed([*enumerate(patterns)]) for name in fnmatch.filter(names, word)}
-            rows = sorted((row for row in rows if getattr(row, key) in order), key=lambda row: order[getattr(row, key)])
-        lines = dict.fromkeys(row.line for row in rows)
-        if args.than is not None and args.than not in lines:
-            raise InputError(f"--than must be one of {', '.join(lines)}, got {args.than}")
+        rows = select_rows(rows, "measure", args.measures or ["*"], "--measures")
+        rows = select_rows(rows, "run", args.runs or ["*"], "--runs")
+        labels = dict.fromkeys(row.label for row in rows)
+        if args.than is not None and args.than not in labels:
+            raise InputError(f"--than must be one of {', '.join(labels)}, got {args.than}")
         if not args.margin >= 0:
             raise InputError(f"--margin must be at least 0, got {args.margin}")
         if args.plot and len({row.measure for row in rows}) > 1:

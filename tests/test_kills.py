@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from conftest import TINY, command, read_log, refused
 
-import train
 from files import lock, write_bytes, write_text
 from runs import CHECKPOINT, NEW_RUN, read_checkpoint, read_run
 

@@ -10,7 +10,7 @@ from conftest import TINY, command, refused
 
 import data
 from lab.measure import stored
-from lab.table import student
+from lab.statistics import t_quantile
 from longer.cache import Cache
 from longer.reading import load
 from runs import load_model
@@ -220,7 +220,7 @@ def test_same_targets_and_sliding_equal_a_loop_over_targets(workplace, tokens):
         assert row["loss"] == pytest.approx(losses.mean(), abs=1e-5)
     one, four, sliding = (np.array(row["unit_losses"]) for row in rows)
     change = (four - one).mean()
-    half = student(len(one) - 1) * np.std(four - one, ddof=1) / np.sqrt(len(one))
+    half = t_quantile(len(one) - 1) * np.std(four - one, ddof=1) / np.sqrt(len(one))
     assert f"| {change:+.3f} ±{half:.3f}" in printed and f"| {sliding.mean():.3f}" in printed
     assert "over documents alone" in printed
 

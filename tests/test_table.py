@@ -11,7 +11,8 @@ import pytest
 from conftest import ROOT, command, refused
 
 from lab import table
-from lab.table import Row
+from lab.results import Row
+from lab.statistics import PooledDeviation, estimate_difference, find_significant, pool_deviations, t_quantile
 
 
 def rows(losses, context=128, length=128, run="a", chosen=(), counts=None):
@@ -28,13 +29,13 @@ def rows(losses, context=128, length=128, run="a", chosen=(), counts=None):
     "freedom, value", [(1, math.tan(0.475 * math.pi)), (2, 1.9 / math.sqrt(2 - 1.9**2 / 2)), (3, 3.182446),
                        (4, 2.776445), (9, 2.262157), (26, 2.055529), (120, 1.979930), (1e5, 1.95999)])
 def test_students_t_is_that_of_the_tables(freedom, value):
-    assert table.student(freedom) == pytest.approx(value, rel=3e-4 if freedom > 1000 else 1e-6)
+    assert t_quantile(freedom) == pytest.approx(value, rel=3e-4 if freedom > 1000 else 1e-6)
 
 
 def test_the_deviation_over_seeds_is_pooled_without_methods_that_vary_more():
     groups = {"a": [1, 2, 3], "b": [5.0, 5.5, 6.0], "c": [0, 1.5, 1.5], "d": [0, 1, 0.5], "e": [3, 2, 2], "two": [0, 9],
               "wild": [0, 200, 400], "wilder": [0, -900, 900]}
-    pool = table.pool(groups)
+    pool = pool_deviations(groups)
     variances = [statistics.variance(groups[name]) for name in "abcde"]
     assert sorted(pool.methods) == ["a", "b", "c", "d", "e"] and pool.freedom == 10
     assert pool.sd == pytest.approx(math.sqrt(statistics.mean(variances)))
@@ -43,10 +44,10 @@ def test_the_deviation_over_seeds_is_pooled_without_methods_that_vary_more():
 @pytest.mark.parametrize("methods, most", [(2, 0.035), (5, 0.035), (18, 0.02)])
 def test_of_methods_that_vary_alike_hardly_ever_one_is_left_out(methods, most):
     rng = np.random.default_rng(5)
-    left = [len(table.pool(dict(enumerate(rng.normal(size=(methods, 3))))).methods) < methods for _ in range(1000)]
+    left = [len(pool_deviations(dict(enumerate(rng.normal(size=(methods, 3))))).methods) < methods for _ in range(1000)]
     assert 0 < np.mean(left) < most
     tenfold = np.where(np.arange(methods) < (methods + 1) // 2, 1, 1000)[:, None]
-    kept = [table.pool(dict(enumerate(tenfold * rng.normal(size=(methods, 3))))).methods for _ in range(50)]
+    kept = [pool_deviations(dict(enumerate(tenfold * rng.normal(size=(methods, 3))))).methods for _ in range(50)]
     assert methods == 2 or all(max(names) < (methods + 1) // 2 for names in kept)
 
 
@@ -54,49 +55,51 @@ def test_an_interval_has_the_pooled_deviation_over_seeds_and_that_of_the_documen
     rng = np.random.default_rng(0)
     a, b = rng.normal(3, 1, (3, 10)), rng.normal(2, 1, (3, 10))
     pairs = list(zip(rows(a), rows(b), strict=True))
-    found = table.difference(pairs, table.Pool(0.3, 20, ()), True)
+    found = estimate_difference(pairs, PooledDeviation(0.3, 20, ()), True)
     over_seeds = 2.085963 * 0.3 * math.sqrt(2 / 3)
     over_documents = 2.262157 * statistics.stdev((a - b).mean(0)) / math.sqrt(10)
     assert found.mean == pytest.approx((a - b).mean())
-    assert found.half() == pytest.approx(math.hypot(over_seeds, over_documents), rel=1e-5)
-    assert found.half(1 - found.p_value()) == pytest.approx(abs(found.mean), rel=1e-3)
-    change = table.difference(pairs, table.Pool(0.3, 20, ()), False)    # of one method: its seeds vary, and no other's
-    assert change.half() == pytest.approx(math.hypot(over_seeds / math.sqrt(2), over_documents), rel=1e-5)
+    assert found.half_width() == pytest.approx(math.hypot(over_seeds, over_documents), rel=1e-5)
+    assert found.half_width(1 - found.p_value()) == pytest.approx(abs(found.mean), rel=1e-3)
+    change = estimate_difference(pairs, PooledDeviation(0.3, 20, ()), False)    # of one method, whose seeds alone vary
+    assert change.half_width() == pytest.approx(math.hypot(over_seeds / math.sqrt(2), over_documents), rel=1e-5)
 
 
 def test_documents_are_weighted_by_their_targets():
     """Of three documents, two that weigh a quarter each, n is 1 / (1/16 + 1/16 + 1/4) = 8/3."""
     pairs = list(zip(rows([[1, 5, 3]], counts=[5, 5, 10]), rows([[0, 0, 0]], counts=[5, 5, 10]), strict=True))
-    found = table.difference(pairs, None, True)
-    right = table.student(8 / 3 - 1) * math.sqrt((4 / 4 + 4 / 4) / (8 / 3 - 1))
-    assert (found.mean, found.half()) == pytest.approx((3, right)) and math.isnan(found.p_value())
+    found = estimate_difference(pairs, None, True)
+    right = t_quantile(8 / 3 - 1) * math.sqrt((4 / 4 + 4 / 4) / (8 / 3 - 1))
+    assert (found.mean, found.half_width()) == pytest.approx((3, right)) and math.isnan(found.p_value())
 
 
 @pytest.mark.parametrize("seeds, chosen", [(2, ()), (3, (1,)), (3, (1, 2, 3))])
 def test_two_seeds_and_seeds_that_chose_a_value_make_no_interval(seeds, chosen):
     a, b = np.random.default_rng(0).normal(3, 1, (2, seeds, 10))
     pairs = list(zip(rows(a, chosen=chosen), rows(b), strict=True))
-    found = table.difference(pairs, table.Pool(0.3, 20, ()), True)
-    assert found.freedom == () and math.isnan(found.p_value()) and len(found.seeds) == seeds
+    found = estimate_difference(pairs, PooledDeviation(0.3, 20, ()), True)
+    assert found.errors == () and math.isnan(found.p_value()) and len(found.seeds) == seeds
     assert found.mean == pytest.approx((a - b).mean())
 
 
 def test_holms_correction_is_that_of_his_example():
     """Holm 1979: 0.01, 0.02, 0.03 and 0.005 at 5%: the smallest passes 0.05/4, and the next 0.05/3; 0.02 > 0.05/2
     does not hold, and 0.03 stops at 0.05/1 only if all before it pass."""
-    assert table.holm({"a": 0.01, "b": 0.02, "c": 0.03, "d": 0.005}) == {"d", "a", "b", "c"}
-    assert table.holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == {"d", "a"}
-    assert table.holm({"a": 0.02, "b": 0.04, "c": 0.001, "d": math.nan}) == {"c", "a", "b"}
+    assert find_significant({"a": 0.01, "b": 0.02, "c": 0.03, "d": 0.005}) == {"d", "a", "b", "c"}
+    assert find_significant({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == {"d", "a"}
+    assert find_significant({"a": 0.02, "b": 0.04, "c": 0.001, "d": math.nan}) == {"c", "a", "b"}
 
 
 def test_a_flat_method_is_one_test_and_a_rising_one_two(monkeypatch):
     asked = []
-    monkeypatch.setattr(table, "holm", lambda p_values: asked.append(p_values) or set())
+    monkeypatch.setattr(table, "find_significant", lambda p_values: asked.append(p_values) or set())
     noise = np.random.default_rng(0).normal(0, 0.02, (3, 3, 10))
-    cells = table.lines_of([row for i, (run, rise) in enumerate((("a", 0), ("b", 0), ("c", 1)))
+    cells = table.group_rows([row for i, (run, rise) in enumerate((("a", 0), ("b", 0), ("c", 1)))
                             for length in (128, 2048)
                             for row in rows(3 + noise[i] + rise * (length > 128), length=length, run=run)])
-    table.compare(cells, [("spread", 1), ("spread", 16)], "a", 0.01)
+    places = [("spread", 1), ("spread", 16)]
+    differences = {place: table.compare_lines(cells, place, "a") for place in places}
+    table.find_significant_lines(differences, table.compare_places(cells, *places), "a", 0.01)
     assert asked[0].keys() == {("b", None), ("c", ("spread", 1)), ("c", ("spread", 16))}
 
 
@@ -107,9 +110,9 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     for _ in range(150):
         parts = ((0.02, (8, 3, 1)), (0.1, (8, 1, 24)), (0.05, (8, 3, 24)))                      # seeds, documents, both
         losses = sum(size * rng.normal(size=shape) for size, shape in parts)
-        cells = table.lines_of([row for i, x in enumerate(losses) for row in rows(x, run=str(i))])
-        found = table.differences(cells, ("spread", 1), "0")
-        held += [abs(value.mean) <= value.half() for value in found.values() if value.freedom]
+        cells = table.group_rows([row for i, x in enumerate(losses) for row in rows(x, run=str(i))])
+        found = table.compare_lines(cells, ("spread", 1), "0")
+        held += [abs(value.mean) <= value.half_width() for value in found.values() if value.errors]
     assert len(held) > 900 and 0.93 < np.mean(held) < 0.995
 
 
@@ -118,9 +121,9 @@ def test_a_pair_with_a_lucky_small_deviation_gets_no_star():
     rng = np.random.default_rng(2)
     seeds = {"ref": [0, 0.05, -0.05], "lucky": [0.021, 0.071, -0.029], "c": [0.1, -0.1, 0], "d": [0.06, 0, -0.06]}
     documents = 1e-4 * rng.normal(size=24)
-    cells = table.lines_of([row for name, x in seeds.items() for row in rows(np.add.outer(x, documents), run=name)])
-    found = table.differences(cells, ("spread", 1), "ref")["lucky"]
-    assert np.std(found.seeds) < 1e-9 and found.p_value() > 0.5 and found.half() > 0.05
+    cells = table.group_rows([row for name, x in seeds.items() for row in rows(np.add.outer(x, documents), run=name)])
+    found = table.compare_lines(cells, ("spread", 1), "ref")["lucky"]
+    assert np.std(found.seeds) < 1e-9 and found.p_value() > 0.5 and found.half_width() > 0.05
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------
