@@ -154,7 +154,8 @@ def check_own(run, gpt, written):
                          f"{function_to_edit(gpt, CachedGPT)} there too")
     if found:
         raise InputError(f"{run}: a step of model_torch.py reads more than the tokens that it is given "
-                         f"({found.words}): let CachedAttention.forward in interop/modeling_gpt.py keep what it reads")
+                         f"({found.words}): keep what it reads in the cache, in CachedAttention.forward or "
+                         "CachedGPT.hidden of interop/modeling_gpt.py")
 
 def unfinished(folder, out):
     """What an export that was killed left in the folder, config.json first; InputError if it has any other file.

@@ -5,7 +5,8 @@
 
 The page is one file that loads nothing from elsewhere: its models' weights in 8 bits, their tokenizer, some held-out
 texts and the losses of all of them, computed from these weights, are in it. The files beside this one are its parts;
-model.js is a third backend, for layernorm and gelu.
+model.js is a third backend, for layernorm and gelu. It must be a copy of model_torch.py, and vectors.py says whether
+that is so still.
 """
 
 import base64
@@ -41,6 +42,7 @@ import train
 from config import InputError, prefix_errors, refuse_unless
 from eval import MULTIPLES, held_out
 from model_torch import GPT
+from web import vectors
 from zoo.names import COLOURS, changed, colour, names_of, variant_of
 
 WEB = Path(__file__).parent
@@ -323,6 +325,7 @@ def main(argv=None):
             raise InputError(f"--repository must be as https://github.com/OWNER/NAME, got {args.repository}")
         if args.runs and args.steps:
             raise InputError("--steps is for runs that are trained here: leave it out, or the runs")
+        vectors.check()
         html = page([Path(run) for run in args.runs] or train_missing(args.steps), args.repository)
         write_text(args.out, html)
         print(f"open {args.out}: {len(html.encode()) / 1e6:.1f} MB")
