@@ -1,4 +1,4 @@
-"""The GPT of model_torch.py for transformers: its config, and a forward pass with a cache, so that `generate` works.
+"""The GPT of model_torch.py for transformers: its config, and attention over a cache, so that `generate` works.
 
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -36,16 +35,20 @@ class GPTConfig(PretrainedConfig):
         return ModelConfig(**self.model | {"encoding": kind(**encoding), "vocab": vocab})
 
 class At(NamedTuple):
-    """Where the tokens of one pass are, as an encoding sees it."""
+    """Where the tokens of one pass are, as an encoding sees it: model_numpy.Tables, and what a cache needs besides."""
 
     rows: Any                            # of the T new tokens, or None
     pairs: Any                           # of the new tokens and all S keys, or None
+    n: Any                               # the positions of the new tokens, (T,) or (B, T)
     padding: Any                         # (B, 1, T, S), -inf where a key only pads; or None
     seen: Any                            # (B, 1, T, 1), whether a new token is one, and no padding; or None
     cache: Any                           # transformers', or None
 
 class CachedAttention(Attention):
-    """Attention over all keys that a cache of transformers holds."""
+    """Attention over all keys that a cache of transformers holds: model_torch.py's, with the cache and the padding.
+
+    An edit of Attention's own forward there is needed here too; its other steps are shared.
+    """
 
     def forward(self, h, pos):
         q, k, v = self.project(h, pos)                                                 # (B, H, T, D) each
@@ -64,15 +67,50 @@ class CachedAttention(Attention):
             bias = pos.padding if bias is None else bias + pos.padding
         return self.output(self.attend(q, k, v, bias, pos.pairs), h)                   # (B, T, C)
 
+class CachedGPT(GPT):
+    """GPT, whose passes also read from a cache and give their hidden states.
+
+    hidden, and so a call of the model, takes besides
+    states: a list, which gets the input of each block and the norm's output, (B, T, C) each, or None
+    chosen: which of the T tokens' outputs are returned, all if left out
+    keys, padding, seen, cache: of tables
+    """
+
+    def __init__(self, config):
+        super().__init__(config, seed=None, attention=CachedAttention)
+        for i, block in enumerate(self.blocks):
+            block.attn.layer = i
+
+    def hidden(self, tokens, positions=None, states=None, chosen=slice(None), **options):
+        def keep(block, inputs):
+            states.append(inputs[0])
+
+        hooks = [] if states is None else [block.register_forward_pre_hook(keep) for block in self.blocks]
+        try:
+            h = super().hidden(tokens, positions, **options)                           # (B, T, C)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if states is not None:
+            states.append(h)
+        return h[:, chosen]
+
+    def tables(self, n, keys, padding, seen, cache):
+        """{settings: At} of new tokens at positions n, (T,) or (B, T), among all keys at (S,) or (B, S)."""
+        w = self.embedding.weight
+        tables = {}
+        for s in {block.attn.encoding.settings for block in self.blocks}:
+            parts = s.rows(n, self.config), s.pairs(n, keys, self.config), n
+            tables[s] = At(*(as_tensor(x, w) for x in parts), padding, seen, cache)
+        return tables
+
 class GPTForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = GPTConfig
     _no_split_modules = ["Block"]
 
     def __init__(self, config):
         super().__init__(config)
-        self.gpt = GPT(config.model_config(), seed=None, attention=CachedAttention)
-        for i, block in enumerate(self.gpt.blocks):
-            block.attn.layer = i
+        self.gpt = CachedGPT(config.model_config())
         self.post_init()
 
     def get_input_embeddings(self):
@@ -118,21 +156,10 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
             padding = padding.masked_fill(~(seen[:, None] | itself)[:, None], -torch.inf)
         queries = keys[..., -T:] if position_ids is None else position_ids.cpu().numpy()
         keys = queries if S == T else keys
-        gpt = self.gpt
-        x = gpt.embedding(input_ids)                                                   # (B, T, C)
-        pos = {}
-        for s in {block.attn.encoding.settings for block in gpt.blocks}:
-            tables = s.rows(queries, gpt.config), s.pairs(queries, keys, gpt.config)
-            pos[s] = At(*(as_tensor(table, x) for table in tables), padding, new, cache)
-        first = gpt.blocks[0].attn.encoding
-        x = gpt.dropout(first.embed(x, pos[first.settings].rows))
         keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        states = []
-        for block in gpt.blocks:
-            states += [x] * keep
-            x = block(x, pos[block.attn.encoding.settings])
-        normed = gpt.norm(x)
-        x = normed[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
-        logits = F.linear(x, gpt.output_weight)                                        # (B, T, V)
+        states = [] if keep else None
+        chosen = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.gpt(input_ids, None, queries, states=states, chosen=chosen, keys=keys, padding=padding, seen=new,
+                          cache=cache)                                                 # (B, T, V)
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **options)
-        return CausalLMOutputWithPast(loss, logits, cache, (*states, normed) if keep else None)
+        return CausalLMOutputWithPast(loss, logits, cache, tuple(states) if keep else None)

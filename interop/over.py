@@ -4,10 +4,6 @@ import math
 import re
 from typing import Any, NamedTuple
 
-import torch
-
-from model_torch import score_divisor
-
 
 class Kind(NamedTuple):
     """An architecture of transformers: what its config.json says, and how its weights are called and laid out."""
@@ -23,14 +19,20 @@ class Kind(NamedTuple):
     biased: str = "never"                # which of our matrices have a bias there
     lay_out: Any = lambda name, w, n_heads: w          # our weight, laid out as there
 
-    def fits(self, model):
-        """Whether a GPT of model_torch.py is a model of this architecture."""
-        c = model.config
-        alike = not (c.nope_every or c.window or c.cycle)
-        plain = alike and c.softmax == "plain" and self.ours.items() <= vars(c).items()
-        root = score_divisor(torch.empty(c.d_head)) == c.d_head**0.5                   # theirs divide scores by sqrt(D)
-        named = all(module_of(name) in self.modules for name in model.state_dict())
-        return c.encoding.pe in self.encodings and plain and root and named
+    def fits(self, config):
+        """Whether a GPT of this ModelConfig is a model of this architecture, unless model_torch.py was edited."""
+        alike = not (config.nope_every or config.window or config.cycle) and config.softmax == "plain"
+        return alike and config.encoding.pe in self.encodings and self.ours.items() <= vars(config).items()
+
+    def settings(self, config):
+        """What its config.json says of a ModelConfig."""
+        named = {"architectures": [self.architecture], "model_type": self.model_type}
+        values = {name: getattr(config, field) for name, field in self.fields.items()}
+        return named | values | self.fixed | self.positions(config.encoding, config)
+
+    def homeless(self, weights):
+        """The names of our {name: tensor} that this architecture has no place for."""
+        return [name for name in weights if module_of(name) not in self.modules]
 
     def theirs(self, weights, n_heads):
         """{their name: tensor} of our {name: tensor}."""

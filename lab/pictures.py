@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from files import write_bytes
-from lab.results import LEARNED, describe_progress, describe_unfinished, is_gain
+from lab.results import LEARNED, describe_row_progress, describe_unfinished, is_gain
 from settings import InputError
 from zoo.names import METHODS, colour, family, name, names_of, variant_of
 
@@ -103,7 +103,7 @@ def losses(rows, path):
     protocol = rows[0]["protocol"]
     names = {}                                                         # {run: its name, and its step if unfinished}
     for run, word in names_of({row["run"] for row in rows}).items():
-        progress = {describe_progress(row) for row in rows if row["run"] == run}
+        progress = {describe_row_progress(row) for row in rows if row["run"] == run}
         names[run] = ", ".join(filter(None, (word, *progress)))
     values = {}                                                        # {(run, condition): {length: [value]}}
     for row in rows:

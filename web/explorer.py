@@ -5,7 +5,8 @@
 
 The page is one file that loads nothing from elsewhere: its models' weights in 8 bits, their tokenizer, some held-out
 texts and the losses of all of them, computed from these weights, are in it. The files beside this one are its parts;
-model.js is a third backend, for layernorm and gelu.
+model.js is a third backend, for layernorm and gelu. It must be a copy of model_torch.py, and vectors.py says whether
+that is so still.
 """
 
 import base64
@@ -34,6 +35,7 @@ from model_torch import GPT
 from runs import checkpoint_info, describe, load_model, read_run
 from settings import InputError, prefix_errors, require_finite
 from tokenizer import read_tokenizer
+from web import vectors
 from zoo.names import COLOURS, changed, colour, names_of, variant_of
 
 WEB = Path(__file__).parent
@@ -316,6 +318,7 @@ def main(argv=None):
             raise InputError(f"--repository must be as https://github.com/OWNER/NAME, got {args.repository}")
         if args.runs and args.steps:
             raise InputError("--steps is for runs that are trained here: leave it out, or the runs")
+        vectors.check()
         html = page([Path(run) for run in args.runs] or train_missing(args.steps), args.repository)
         write_text(args.out, html)
         print(f"open {args.out}: {len(html.encode()) / 1e6:.1f} MB")
