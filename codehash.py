@@ -14,19 +14,20 @@ import common
 from config import CORE, NoPE, setting
 
 ROOT = Path(__file__).parent
+FAST = [f"engine/{name}.py" for name in ("fast", "cross_entropy", "linear_bias", "banded", "precision")]
 FROM = ", from step "                    # between the hashes of a file that changed while the run was trained
 
 def code_of(model, train):
     """{file: hash} of a run's ModelConfig and TrainConfig: the tables, the model of its backend, and its encodings.
 
     Of config.py only the classes of these encodings' settings count, since a new preset or flag changes no loss. Files
-    of zoo/ count with those that they import from there, and engine/fast.py where --fast computes with it.
+    of zoo/ count with those that they import from there, and those of engine/ that --fast computes with.
     """
     encodings = [encoding for encoding, _ in model.layer_pattern()]
     classes = {kind.__name__ for e in encodings for kind in type(e).__mro__
                if issubclass(kind, NoPE) and kind.__module__ == NoPE.__module__}
     files = ["expe.py", f"model_{train.backend}.py"]
-    files += ["engine/fast.py"] * (train.fast and train.backend == "torch")
+    files += FAST * (train.fast and train.backend == "torch")
     files += with_imports(zoo_files(model, train, encodings))
     hashes = {file: hash_code(ROOT / file) for file in files}
     config = f"{NoPE.__module__}.py"

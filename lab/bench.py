@@ -43,7 +43,7 @@ from config import ENCODINGS, PRESETS, InputError, configure
 from engine import fast
 from eval import MULTIPLES
 from lab.table import print_table
-from longer.scaling import SINKS
+from longer.flags import SINKS
 
 BACKENDS = (*train.BACKENDS, "plain")     # torch and numpy with --fast, and torch without it
 FLOOR = "nope"

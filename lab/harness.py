@@ -34,12 +34,12 @@ from tqdm import tqdm
 import codehash
 import data
 from config import InputError, prefix_errors, refuse_unless
-from engine.fast import at_least_fp32
 from generate import choose
-from longer import scaling
+from longer import flags
 from longer.cache import Cache
 from longer.reading import BATCH_TOKENS, load
 from longer.writing import generate_cached
+from model_torch import at_least_fp32
 
 PROG, VERSION = "python -m lab.harness", "0.4.13"
 try:
@@ -169,7 +169,7 @@ def main(argv=None):
     add("--limit", type=at_least(1), metavar="N", help="the first N examples of each task only")
     add("--shots", type=at_least(0), metavar="N", help="examples in the prompt (default: the task's)")
     add("--task-path", metavar="DIR", help="a folder of tasks in lm_eval's own YAML format")
-    add("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
+    add("--dtype", choices=flags.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     add("--json", type=new_file(".json"), metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():

@@ -409,7 +409,7 @@ def test_cached_measured_and_fast_models_compute_what_the_plain_one_does(pe, var
     """For one encoding of each door. An edit of model_torch.py that does not reach one of them fails here."""
     tokens = torch.from_numpy(np.random.default_rng(2).integers(0, V, (2, T)))
     plain = tiny(pe, variant=variant)
-    quick = tiny(pe, variant=variant, parts=fast.PARTS)
+    quick = tiny(pe, variant=variant, make=fast.FastGPT)
     reader = tiny(pe, variant=variant, make=Reader)
     with torch.no_grad():
         right = plain(tokens)
@@ -431,7 +431,7 @@ def test_an_edit_that_a_path_does_not_share_is_refused(monkeypatch):
         return q, torch.nn.functional.normalize(k, dim=-1), v
 
     reader, quick = (tiny("expe", variant={"on": "k"}, **how).float()
-                     for how in ({"make": Reader}, {"parts": fast.PARTS}))
+                     for how in ({"make": Reader}, {"make": fast.FastGPT}))
     monkeypatch.setattr(Attention, "project", edited)
     for model, where, half in ((reader, "longer/reading.py", False), (quick, "engine/fast.py", True)):
         with pytest.raises(configs.InputError, match=f"^{where} has another attention than model_torch.py"):
@@ -441,7 +441,7 @@ def test_an_edit_that_a_path_does_not_share_is_refused(monkeypatch):
 @pytest.mark.parametrize("pe, variant", [("alibi", {}), ("fox", {}), ("expe", {"on": "k"})], ids=str)
 def test_a_cap_on_scores_is_refused_where_bf16_takes_them_apart(pe, variant, monkeypatch):
     """It changes large scores alone, of which the first weights make none."""
-    quick = tiny(pe, variant=variant, parts=fast.PARTS).float()
+    quick = tiny(pe, variant=variant, make=fast.FastGPT).float()
 
     def capped(self, q, k, v, bias, table):
         scores = self.scores(q, k) if bias is None else self.scores(q, k) + bias
