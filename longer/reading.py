@@ -5,6 +5,7 @@ Reader is the model of model_torch.py with ReadingAttention (longer/attention.py
 B batch, T new tokens, S keys (S > T with a cache), H heads, D width of a head, C = H*D model width.
 """
 
+import functools
 import itertools
 import math
 from dataclasses import replace
@@ -19,10 +20,11 @@ from engine.banded import has_band, in_a_row
 from engine.fast import zeros_like
 from engine.linear_bias import from_the_last
 from expe import integers
+from longer import compare
 from longer.attention import Positions, ReadingAttention
 from longer.cache import Cache
 from longer.chunks import Groups, Move, dual_chunk_moves, self_extend_moves
-from longer.methods import HOLD, LEAST, STEEP, limit_windows, scaled
+from longer.methods import DUAL_CHUNK, HOLD, LEAST, SELF_EXTEND, STEEP, limit_windows, scaled
 from model_torch import GPT, Encoding, as_tensor
 
 BLOCK = 256                              # queries read at a time where scores need a bias,
@@ -41,6 +43,8 @@ class Reader(GPT):
     def __init__(self, config, seed=0, attention=ReadingAttention):
         super().__init__(config, seed, **fast.PARTS | {"attention": attention})
         self.trained = config
+        self.another = functools.partial(type(self), attention=attention)    # of a config, for longer/compare.py
+        self.compared = set()                                                # what longer/compare.py has checked
         self.chunk = 0
         self.hold = False
 
@@ -52,6 +56,9 @@ class Reader(GPT):
         windows = limit_windows(self.trained, keys)
         self.config, self.chunk = scaled(self.trained, length, **how)
         method, factor = how.get("rope_scaling"), how.get("factor", "auto")
+        if method in (DUAL_CHUNK, SELF_EXTEND, HOLD) and method not in self.compared:
+            compare.check_positions_apart(self.another, self.trained, method)
+            self.compared.add(method)
         self.hold = method == HOLD
         least = (STEEP if factor == "auto" else factor) / self.trained.context if method == LEAST else -math.inf
         for i, block in enumerate(self.blocks):
@@ -59,6 +66,8 @@ class Reader(GPT):
             block.attn.least = least
             block.attn.encoding.settings, _ = self.config.block(i)
             block.attn.__dict__.pop("linear", None)                     # was of the settings before
+        if method == LEAST:
+            compare.check_least_slope(self)
         return self
 
     @property
@@ -208,6 +217,9 @@ class Reader(GPT):
     def check_stream(self):
         if not self.streams():
             raise InputError(f"{self.config.encoding.pe} {CANNOT_STREAM}")
+        if "stream" not in self.compared:
+            compare.check_stream(self.another, self.trained)
+            self.compared.add("stream")
 
     def check_cache(self, cache, tokens, positions):
         if not self.config.causal:
@@ -229,6 +241,7 @@ def load(run, device="cpu", dtype="fp32", make=Reader):
     int8: each row of a matrix is rounded to 255 levels from minus to plus its largest number; products stay in fp32.
     """
     model, record = load_model(run, make)
+    compare.check_reading(model.another, model.config)
     if dtype == "int8":
         with torch.no_grad():
             for w in (w for w in model.parameters() if w.ndim == 2):
