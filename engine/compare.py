@@ -83,14 +83,35 @@ def refuse(error, message, limit=EXACT):
     if not error <= limit:
         raise InputError(message.format(error=f"{error:.2g}" if error < 0.001 else f"{error:.1%}"))
 
-def attention_step(attention, linear):
-    """(the function, what to do) where a block's attention differs; linear: whether a linear bias is used."""
-    if has_band(attention):
-        return "attend_banded", "make your edit in engine/banded.py too, or let has_band return False"
-    if linear and attention.linear is not None:
-        return "attend_linear", ("make your edit there too, or let linear_of in engine/linear_bias.py return None for "
-                                 f"{attention.encoding.settings.pe}")
-    return "attend or mask", "make your edit there too, or remove the one that differs"
+def describe_attention(ours, theirs, h, pos, linear):
+    """(the function in which two blocks' attention differs, what to do); pos: of the plain block.
+
+    linear: whether a linear bias is used where there is one.
+    """
+    if has_band(ours):
+        return "engine/fast.py: attend_banded", "make your edit in engine/banded.py too, or let has_band return False"
+    if linear and ours.linear is not None:
+        return "engine/fast.py: attend_linear", ("make your edit there too, or let linear_of in engine/linear_bias.py "
+                                                 f"return None for {ours.encoding.settings.pe}")
+    q, k, v = theirs.project(h, pos.rows)
+    q, k = theirs.encoding.rotate(q, k, pos.rows)
+    bias = theirs.encoding.score(q, k, theirs.encoding.key_state(h), pos.pairs)
+    results = []
+    for attention in (ours, theirs):
+        torch.manual_seed(0)
+        results.append(attention.attend(q, k, v, bias, pos.pairs))
+    if relative_error(*results) > EXACT:
+        return "engine/fast.py: attend or mask", "make your edit there too, or remove the one that differs"
+    file = f"{type(ours).__module__.replace('.', '/')}.py"
+    return f"{file}: forward of {type(ours).__name__}", "make your edit there too, or in one of the steps that it calls"
+
+def check_attention(ours, theirs, h, pos, linear, found, right):
+    """InputError that names the function if what two blocks' attention made is not the same."""
+    error = max(map(relative_error, found, right))
+    if not error <= EXACT:
+        name, advice = describe_attention(ours, theirs, h, pos, linear)
+        refuse(error, f"{name} does not compute what the attention of model_torch.py does now ({{error}} off): "
+               f"{advice}")
 
 # ---- training --------------------------------------------------------------------------------------------------------
 
@@ -109,16 +130,14 @@ def check_training(make, config, half=False):
             ours.attn.linear_in_fp32 = half
             if config.block(i) in [config.block(j) for j in range(i)]:
                 continue
-            name, advice = attention_step(ours.attn, half)
-            message = (f"{path}: {name} does not compute what the attention of model_torch.py does now ({{error}} off"
-                       f"{{how}}): {advice}")
             settings = theirs.attn.encoding.settings
             pos = [table[settings] for table in tables]
             h = some_input(config, 1, len(n))
-            right = forward_and_backward(theirs.attn, h, pos[1])
-            refuse(largest_error(forward_and_backward(ours.attn, h, pos[0]), right), message.replace("{how}", ""))
+            found, right = (forward_and_backward(block.attn, h, at)
+                            for block, at in zip((ours, theirs), pos, strict=True))
+            check_attention(ours.attn, theirs.attn, h, pos[1], half, found, right)
             if half:
-                check_in_bf16(ours.attn, theirs.attn, h, pos, message.replace("{how}", " in bf16"))
+                check_in_bf16(path, ours.attn, theirs.attn, h, pos)
         check_loss(fast, plain, config)
         check_all_gradients(path, fast, plain, config, n)
 
@@ -133,10 +152,7 @@ def forward_and_backward(attention, h, pos):
     grads = torch.autograd.grad((y * (1 + upstream)).sum(), [h, *weights.values()], allow_unused=True)
     return [y.detach(), *(torch.zeros(()) if g is None else g for g in grads)]
 
-def largest_error(found, right):
-    return max(map(relative_error, found, right))
-
-def check_in_bf16(ours, theirs, h, pos, message):
+def check_in_bf16(path, ours, theirs, h, pos):
     """Two blocks' attention by autocast in bf16; right is the plain one in fp32, or in bf16.
 
     Either may be nearer: the plain one loses digits of positions, too. What is allowed grows with what it costs to
@@ -148,15 +164,16 @@ def check_in_bf16(ours, theirs, h, pos, message):
 
     def run(attention, h, at, half=False):
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            return forward_and_backward(attention, h, at)[:1]
+            return forward_and_backward(attention, h, at)[0]
 
     with torch.no_grad():
         rounded.qkv.weight.copy_(rounded.qkv.weight.bfloat16())
     exact = run(theirs, h, pos[1])
-    cost = largest_error(run(rounded, h.bfloat16().float(), pos[1]), exact)
+    cost = relative_error(run(rounded, h.bfloat16().float(), pos[1]), exact)
     found = run(ours, h, pos[0], half=True)
-    error = min(largest_error(found, right) for right in (exact, run(theirs, h, pos[1], half=True)))
-    refuse(error, message, ROUNDED + 3 * cost)
+    error = min(relative_error(found, right) for right in (exact, run(theirs, h, pos[1], half=True)))
+    refuse(error, f"{path}: in bf16, attend_linear or attend does not compute what the attention of model_torch.py "
+           "does now ({error} off): make your edit there too", ROUNDED + 3 * cost)
 
 def in_fp32(attention):
     attention = copy.deepcopy(attention).float()
@@ -180,7 +197,7 @@ def check_loss(ours, plain, config):
         results.append([loss.detach(), *torch.autograd.grad(loss, (x, w))])
         with torch.no_grad():
             results[-1].append(model.cross_entropy(x, w, targets, reduction="none"))
-    refuse(largest_error(*results), "engine/cross_entropy.py: cross_entropy does not compute what that of "
+    refuse(max(map(relative_error, *results)), "engine/cross_entropy.py: cross_entropy does not compute what that of "
            "model_torch.py does now ({error} off): make your edit there too")
 
 def check_all_gradients(path, ours, plain, config, n):

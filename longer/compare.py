@@ -11,7 +11,7 @@ import torch
 from config import InputError
 from engine.banded import has_band
 from engine.compare import (
-    attention_step,
+    check_attention,
     pair_of_models,
     positions,
     refuse,
@@ -23,6 +23,7 @@ from engine.compare import (
 from longer.attention import Positions
 from longer.cache import Cache
 from longer.chunks import Move
+from longer.methods import DUAL_CHUNK, HOLD, SELF_EXTEND
 from model_torch import as_tensor
 
 PATH = "longer/attention.py"
@@ -40,13 +41,11 @@ def check_reading(make, config):
         reader, plain = readers(make, config)
         n = positions(reader.config)
         for ours, theirs in zip(reader.blocks, plain.blocks, strict=True):
-            name, advice = attention_step(ours.attn, linear=True)
             settings = theirs.attn.encoding.settings
             h = some_input(config, 1, len(n))
-            found, right = (block.attn(h, model.tables(n)[settings])
-                            for model, block in ((reader, ours), (plain, theirs)))
-            refuse(relative_error(found, right), f"engine/fast.py: {name} does not compute what the attention of "
-                   f"model_torch.py does now ({{error}} off): {advice}")
+            pos = plain.tables(n)[settings]
+            found, right = ours.attn(h, reader.tables(n)[settings]), theirs.attn(h, pos)
+            check_attention(ours.attn, theirs.attn, h, pos, True, [found], [right])
         tokens, targets = (torch.arange(len(n))[None] * step % reader.config.vocab for step in (7, 11))
         right = plain.token_losses(tokens, targets, positions=n)
         found = reader.token_losses(tokens, targets, positions=n)
@@ -85,23 +84,16 @@ def check_stream(make, config):
                 settings = theirs.attn.encoding.settings
                 found = ours.attn(h[:, new], at[settings])[:, -1]
                 right = theirs.attn(kept, tables[settings])[:, -1]
-                message = step_in_a_stream(ours.attn, at[settings])
-                refuse(relative_error(found, right), f"{PATH}: in a stream, {message}")
-
-def step_in_a_stream(attention, pos):
-    """What to say of a block that a stream computes otherwise."""
-    if pos.key_rows is None:
-        name, advice = attention_step(attention, linear=True)
-        return f"{name} does not compute what the attention of model_torch.py does now ({{error}} off): {advice}"
-    return ("move_queries and move_keys do not give what Attention.project of model_torch.py gives now ({error} off): "
-            "they add what a position adds to content, so a stream needs a project that is linear in its input, and "
-            "steps that are the same for any T queries")
+                refuse(relative_error(found, right), f"{PATH}: in a stream, ReadingAttention does not compute what the "
+                       "attention of model_torch.py does now ({error} off): move_queries and move_keys add what a "
+                       "position adds to content, so that a stream needs a project that is linear in its input, and "
+                       "the T queries of attend, mask and unseen are the last of S tokens")
 
 @torch.no_grad()
 def check_positions_apart(make, config, method):
     """InputError unless make(config), a Reader, computes plain attention with queries and keys at other positions.
 
-    That is what hold, dual chunks and Self-Extend rest on; method names one of them.
+    That is what hold, dual chunks and Self-Extend rest on; method is one of them, as --rope-scaling names it.
     """
     with refused_in_one_line(PATH):
         reader, plain = readers(make, config)
@@ -115,15 +107,17 @@ def check_positions_apart(make, config, method):
             nowhere = torch.zeros_like(as_tensor(settings.rows(n[:1], config), w))
             pairs = as_tensor(settings.pairs(n, n, config), w)
             h = some_input(config, 1, len(n))
-            for pos, queries, keys, name in (
-                (Positions(moved, pairs, at, nowhere=nowhere), moved, at, "move_queries and move_keys"),
-                (Positions(at, pairs, at, (Move(moved, None, True),), nowhere), moved, at, "change_of_scores"),
-                (Positions(at, pairs, at, (Move(moved, grouped, True),), nowhere), moved, grouped, "change_of_scores"),
-            ):
-                right = attention_of(theirs.attn, h, queries, keys, pairs)
-                refuse(relative_error(ours.attn(h, pos), right), f"{PATH}: for {method}, {name} does not give what "
-                       "project and attend of model_torch.py give now ({error} off): it needs a project that is linear "
-                       "in its input, and scores q k^T / sqrt(D) to which a bias is added")
+            pos, queries, keys, name = {
+                HOLD: (Positions(moved, pairs, at, nowhere=nowhere), moved, at, "move_queries or move_keys"),
+                DUAL_CHUNK: (Positions(at, pairs, None, (Move(moved, None, True),), nowhere), moved, at,
+                             "change_of_scores"),
+                SELF_EXTEND: (Positions(at, pairs, at, (Move(moved, grouped, True),), nowhere), moved, grouped,
+                              "change_of_scores"),
+            }[method]
+            right = attention_of(theirs.attn, h, queries, keys, pairs)
+            refuse(relative_error(ours.attn(h, pos), right), f"{PATH}: for {method}, {name} does not give what project "
+                   "and attend of model_torch.py give now ({error} off): it needs a project that is linear in its "
+                   "input, and scores q k^T / sqrt(D) to which a bias is added")
 
 def attention_of(attention, h, query_rows, key_rows, pairs):
     """Plain attention with queries at other rows than keys, (B, T, C)."""
