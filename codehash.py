@@ -13,19 +13,20 @@ from positional_encodings import CORE, NoPE
 from settings import setting
 
 ROOT = Path(__file__).parent
+FAST = [f"engine/{name}.py" for name in ("fast", "cross_entropy", "linear_bias", "banded", "precision")]
 FROM = ", from step "                    # between the hashes of a file that changed while the run was trained
 
 def code_of(model, train):
     """{file: hash} of a run's ModelConfig and TrainConfig: the tables, the model of its backend, and its encodings.
 
     Of positional_encodings.py only the classes of these encodings' settings count. Files of zoo/ count with those that
-    they import from there, and engine/fast.py where --fast computes with it.
+    they import from there, and those of engine/ that --fast computes with.
     """
     encodings = [encoding for encoding, _ in model.layer_pattern()]
     classes = {kind.__name__ for e in encodings for kind in type(e).__mro__
                if issubclass(kind, NoPE) and kind.__module__ == NoPE.__module__}
     files = ["expe.py", f"model_{train.backend}.py"]
-    files += ["engine/fast.py"] * (train.fast and train.backend == "torch")
+    files += FAST * (train.fast and train.backend == "torch")
     files += with_imports(zoo_files(model, train, encodings))
     hashes = {file: hash_code(ROOT / file) for file in files}
     core = f"{NoPE.__module__}.py"

@@ -199,7 +199,7 @@ def weighted_sum(p, v, table, learned):
     return np.matmul(p, v, out=np.empty_like(v)), pullback                        # as v lies in memory
 
 class Encoding(NamedTuple):
-    """The doors of an encoding; left out, a door is shut, as here. `table` is what config.py makes of the positions,
+    """The doors of an encoding; left out, a door is shut, as here. `table` is what its settings make of the positions,
     `learned` the encoding's own parameters, and every pullback ends with their gradients.
 
     embed takes the residual stream x (B, T, C), once; override h (B, T, C), in each block; rotate queries and keys
@@ -350,7 +350,7 @@ def build_encoding(settings, config):
 class BlockEncoding(NamedTuple):
     """What encodes positions in one block, and which keys it sees."""
 
-    settings: Any                                                                 # of config.py
+    settings: Any                                                                 # of positional_encodings.py
     window: int                                                                   # keys that a query sees; 0: all
     encoding: Encoding
     shared: bool                                                                  # with others of these settings
@@ -526,7 +526,7 @@ def cross_entropy(logits, targets):
 # ---- the model -------------------------------------------------------------------------------------------------------
 
 class Tables(NamedTuple):
-    """What an encoding derives from the positions n of one pass: config.NoPE says what rows and pairs are."""
+    """What an encoding derives from the positions n of one pass, as NoPE in positional_encodings.py says."""
 
     rows: np.ndarray | None
     pairs: np.ndarray | None

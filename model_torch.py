@@ -11,7 +11,6 @@ embedding and on each residual branch, never on attention weights; the output la
 """
 
 import math
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,8 +36,8 @@ def at_least_fp32(x):
 class Encoding(nn.Module):
     """No encoding (NoPE, Haviv et al. 2022): the six doors, all shut. Every other encoding opens some.
 
-    Its settings (config.py) make `table` of the positions: their `rows` for embed, override and rotate, their `pairs`
-    for score and value. Its own parameters are those that its half in NumPy declares.
+    Its settings (positional_encodings.py) make `table` of the positions: their `rows` for embed, override and rotate,
+    their `pairs` for score and value. Its own parameters are those that its half in NumPy declares.
     """
 
     softmax = None                       # softmax(scores): in the place of the plain one; masked scores (B, H, T, S)
@@ -196,8 +195,8 @@ class SwigluMLP(nn.Module):
 NORMS = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
 MLPS = {"gelu": GeluMLP, "swiglu": SwigluMLP}
 
-def project(parts, w):
-    """W_q h_q, W_k h_k and W_v h_v, (B, T, C) each, w (3C, C); neighbours that are one array share one product."""
+def apply_qkv(parts, w):
+    """W_q h_q, W_k h_k and W_v h_v, (..., T, C) each, w (3C, C); neighbours that are one array share one product."""
     h_q, h_k, h_v = parts
     C = w.shape[1]
     if h_q is h_k is h_v:
@@ -210,7 +209,7 @@ def unseen(T, S, causal, window, device):
     """Which keys a query does not see, (T, S), the queries being the last T of S; None if it sees all.
 
     causal: those ahead of its own index, whatever the positions. With a window, all but the last so many, its own
-    among them.
+    among them. Attention.attend leaves the plain causal mask to the kernel: an edit here needs one of its condition.
     """
     if not causal or (T == 1 and not window):
         return None
@@ -221,7 +220,9 @@ def unseen(T, S, causal, window, device):
 class Attention(nn.Module):
     """Multi-head attention, the paper's equations 1 and 2, with the encoding and the window of one block.
 
-    Classes that are faster, or read with a cache, override one of its steps, and share the others.
+    The classes that are faster (engine/fast.py) or read with a cache (longer/attention.py) call these same steps in
+    another order or for other positions, so that an edit of a step is theirs too; where one replaces a step,
+    engine/compare.py compares the two before anything is computed.
     """
 
     def __init__(self, config, encoding, window):
@@ -235,18 +236,15 @@ class Attention(nn.Module):
         object.__setattr__(self, "encoding", encoding)
 
     def forward(self, h, pos):
-        q, k, v = self.project(h, pos)                                                 # (B, H, T, D) each
+        q, k, v = self.project(h, pos.rows)                                            # (B, H, T, D) each
+        q, k = self.encoding.rotate(q, k, pos.rows)
         bias = self.encoding.score(q, k, self.encoding.key_state(h), pos.pairs)        # (..., H or 1, T, S) or None
         return self.output(self.attend(q, k, v, bias, pos.pairs), h)                   # (B, T, C)
 
-    def project(self, h, pos):
-        """The queries, keys and values of a block's input h (B, T, C), (B, H, T, D) each."""
-        q, k, v = self.heads(project(self.encoding.override(h, pos.rows), self.qkv.weight))
-        return *self.encoding.rotate(q, k, pos.rows), v
-
-    def heads(self, parts):
-        """(..., T, C) each, to (..., H, T, D)."""
-        return [x.view(*x.shape[:-1], self.n_heads, -1).transpose(-2, -3) for x in parts]
+    def project(self, h, rows):
+        """The queries, keys and values of a block's input h (..., T, C) before rotate, (..., H, T, D) each."""
+        parts = apply_qkv(self.encoding.override(h, rows), self.qkv.weight)            # (..., T, C) each
+        return [x.unflatten(-1, (self.n_heads, -1)).transpose(-2, -3) for x in parts]
 
     def attend(self, q, k, v, bias, table):
         """softmax(q k^T / sqrt(D) + bias) v over the keys that are seen, or what the encoding's doors make of it."""
@@ -254,20 +252,13 @@ class Attention(nn.Module):
         plain_softmax = self.encoding.value is None and self.encoding.softmax is None
         if plain_softmax and bias is None and not self.window and T in (1, S):
             return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and T > 1, scale=1 / score_divisor(q))
-        bias = self.mask(q, k, bias)
-        if plain_softmax:                                                              # if bias has 2 or 4 axes
-            if bias.requires_grad and q.device.type == "cpu" and q.dtype.itemsize > 2:   # a slow case of the kernel's
-                root = score_divisor(q) ** -0.5
-                return ((q * root) @ (k * root).mT + bias).softmax(-1) @ v
-            bias = bias[None] if bias.ndim == 3 else bias
+        bias = self.mask(q, k, bias)                                                   # (..., T, S)
+        if plain_softmax:
+            bias = bias[None] if bias.ndim == 3 else bias                              # the kernel wants 2 or 4 axes
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1 / score_divisor(q))
         soften = self.encoding.softmax or nn.Softmax(-1)
-        weights = soften(self.scores(q, k) + bias)                                     # (B, H, T, S)
+        weights = soften(q @ k.mT / score_divisor(q) + bias)                           # (B, H, T, S)
         return self.encoding.value(weights, v, table) if self.encoding.value else weights @ v
-
-    def scores(self, q, k):
-        """q k^T / sqrt(D), (B, H, T, S), for softmaxes that are not the plain one: attend has a kernel for that."""
-        return q @ k.mT / score_divisor(q)
 
     def mask(self, q, k, bias):
         """The bias, or 0, with -inf at keys that are not seen."""
@@ -305,13 +296,6 @@ def cross_entropy(h, w, targets, reduction="mean"):
     logits = F.linear(h, w)                                                            # (B, T, V)
     losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), reduction=reduction)
     return losses if reduction == "mean" else losses.view(targets.shape)
-
-class Tables(NamedTuple):
-    """model_numpy.Tables, and the positions n that they are made of, for engine/fast.py."""
-
-    rows: Any
-    pairs: Any
-    n: Any
 
 class GPT(nn.Module):
     """A decoder-only transformer with any encoding of config.ENCODINGS.
@@ -386,8 +370,8 @@ class GPT(nn.Module):
         if self._tables[0] != key:
             self._tables = (key, {})
             for s in {block.attn.encoding.settings for block in self.blocks}:
-                parts = s.rows(n, self.config), s.pairs(n, n, self.config), n
-                self._tables[1][s] = Tables(*(as_tensor(x, w) for x in parts))
+                parts = s.rows(n, self.config), s.pairs(n, n, self.config)
+                self._tables[1][s] = model_numpy.Tables(*(as_tensor(x, w) for x in parts))
         return self._tables[1]
 
 def check_parameters(model):

@@ -51,7 +51,8 @@ class CachedAttention(Attention):
     """
 
     def forward(self, h, pos):
-        q, k, v = self.project(h, pos)                                                 # (B, H, T, D) each
+        q, k, v = self.project(h, pos.rows)                                            # (B, H, T, D) each
+        q, k = self.encoding.rotate(q, k, pos.rows)
         kept = self.encoding.key_state(h)
         if pos.seen is not None and kept.shape != h.shape:
             kept = kept * pos.seen                                                     # padding says nothing

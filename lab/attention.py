@@ -17,7 +17,7 @@ from backends import pick_device
 from eval import held_out
 from lab import pictures
 from lab.measures import usable
-from longer import scaling
+from longer import flags
 from longer.reading import Reader, ReadingAttention, load
 from runs import describe_progress, warn_of_changes
 from settings import InputError, prefix_errors, require_finite
@@ -30,9 +30,17 @@ class WatchedAttention(ReadingAttention):
     fused = False                        # ALiBi's and the like: a bias, and no further dimensions of q and k
 
     def attend(self, q, k, v, bias, table):
-        soften = self.encoding.softmax or torch.nn.Softmax(-1)
-        self.weights = soften(self.scores(q, k) + self.mask(q, k, bias)).detach()
-        return super().attend(q, k, v, bias, table)
+        value = self.encoding.value
+
+        def watch(weights, v, table):
+            self.weights = weights.detach()
+            return value(weights, v, table) if value else weights @ v
+
+        self.encoding.value = watch      # so that attend makes the weights, and hands them over
+        try:
+            return super().attend(q, k, v, bias, table)
+        finally:
+            del self.encoding.value
 
 def load_watched(run, device="cpu", dtype="fp32", attention=WatchedAttention):
     """longer.reading.load, of a Reader with WatchedAttention or a kind of it."""
@@ -54,12 +62,12 @@ def main(argv=None):
     add("--lengths", type=listed(at_least(1)), metavar="N,N,...", help="default: the trained length and 4 times it")
     add("--split", choices=("val", "test"), default="val", help="held-out documents (default: val)")
     add("--data", metavar="DIR|PATH", help="read other text: a prepared folder, or text as data.py reads it")
-    add("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
+    add("--dtype", choices=flags.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
-    scaling.add_scaling_flags(parser)
+    flags.add_scaling_flags(parser)
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        options = scaling.scaling_of(args)
+        options = flags.scaling_of(args)
         model, record = load_watched(args.run, pick_device(args.device), args.dtype)
         context = model.config.context
         weights = {}

@@ -46,7 +46,7 @@ from engine import fast
 from eval import MULTIPLES
 from files import write_text
 from lab.table import print_table
-from longer.scaling import SINKS
+from longer.flags import SINKS
 from positional_encodings import ENCODINGS
 from settings import InputError
 

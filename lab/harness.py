@@ -22,13 +22,13 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from backends import pick_device
-from engine.fast import at_least_fp32
 from files import write_rows
 from generate import choose
-from longer import scaling
+from longer import flags
 from longer.cache import Cache
 from longer.reading import BATCH_TOKENS, load
 from longer.writing import generate_cached
+from model_torch import at_least_fp32
 from runs import describe_progress, read_named, read_run, warn_of_changes
 from settings import InputError, prefix_errors, require_finite
 from tokenizer import EOT, read_tokenizer
@@ -161,7 +161,7 @@ def main(argv=None):
     add("--limit", type=at_least(1), metavar="N", help="the first N examples of each task only")
     add("--shots", type=at_least(0), metavar="N", help="examples in the prompt (default: the task's)")
     add("--task-path", metavar="DIR", help="a folder of tasks in lm_eval's own YAML format")
-    add("--dtype", choices=scaling.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
+    add("--dtype", choices=flags.PRECISIONS, default="fp32", help="as in lab.measure (default: fp32)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     add("--json", type=new_file(".json"), metavar="FILE", help="write the numbers as a list of objects")
     with parser.one_line_errors():

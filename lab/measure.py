@@ -27,8 +27,9 @@ from backends import pick_device
 from eval import MULTIPLES, default_lengths, held_out
 from files import write_rows
 from lab import measures, table
-from longer import scaling
+from longer import flags, methods
 from longer.reading import CANNOT_STREAM, load
+from longer.scaling import CLIPPED
 from runs import load_model, read_named, read_run, try_to_read, warn_of_changes
 from settings import InputError, prefix_errors, require_finite
 from tokenizer import read_tokenizer
@@ -49,9 +50,9 @@ def scalings_of(configs, options):
         errors = []
         for run, (model, _, _) in configs.items():
             try:
-                scaling.scaled(model, model.context, **plain | {name: value})
+                methods.scaled(model, model.context, **plain | {name: value})
                 by_run[run][name].append(value)
-            except scaling.NotForThisEncoding as error:
+            except methods.NotForThisEncoding as error:
                 errors.append(f"{run}: {error}")
             except InputError as error:
                 raise InputError(f"{run}: {error}") from None
@@ -111,9 +112,9 @@ def name_of(how, dtype):
     scale, method = how["scale"], how["rope_scaling"]
     parts = [f"scale {scale}"] * (scale != 1)
     if method != "none":
-        alone = method in (scaling.DUAL_CHUNK, scaling.HOLD, scaling.CLIPPED)
-        steep = method == scaling.LEAST and how["factor"] == "auto"
-        parts.append(method if alone else f"{method} {float(scaling.STEEP) if steep else how['factor']}")
+        alone = method in (methods.DUAL_CHUNK, methods.HOLD, CLIPPED)
+        steep = method == methods.LEAST and how["factor"] == "auto"
+        parts.append(method if alone else f"{method} {float(methods.STEEP) if steep else how['factor']}")
     parts += [f"keys {how['keys']}"] * (how["keys"] is not None)
     return ", ".join(parts + [dtype] * (dtype != "fp32"))
 
@@ -127,7 +128,7 @@ def evaluate(run, work, scalings, args, bar):
     for dtype, how in itertools.product(args.dtype, scalings):
         model, record = load(run, pick_device(args.device), dtype)
         context = model.trained.context
-        stream = scaling.stream_sizes(args, context) if measures.MEASURES[args.measure].stream else None
+        stream = flags.stream_sizes(args, context) if measures.MEASURES[args.measure].stream else None
         for job, length, conditions in jobs:
             span = min(length, sum(stream) + 1) if stream else length                  # no position is beyond that
             pe = model.scale_to(span, **how).config.encoding.pe
@@ -162,7 +163,7 @@ def score(args):
         raise InputError(f"{next(iter(of_tasks))} was trained on a task: measure it apart from runs on text")
     for run, (model, _, _) in configs.items():
         with prefix_errors(run):
-            scaling.limit_windows(model, args.keys)
+            methods.limit_windows(model, args.keys)
     if masked := [run for run, (_, train, _) in configs.items() if train.objective == "mlm"]:
         raise InputError(f"{masked[0]} predicts masked tokens, not the next one: python -m lab.curves draws its losses")
     texts = {run: text for run, (_, _, record) in configs.items() if (text := try_to_read(
@@ -170,7 +171,7 @@ def score(args):
     if not texts:
         raise InputError("no run under runs/ can be measured: the lines above say why")
     configs = {run: configs[run] for run in texts}
-    scalings = scalings_of(configs, scaling.scaling_of(args))
+    scalings = scalings_of(configs, flags.scaling_of(args))
     work = {run: windows_of(run, configs[run][2], args, *texts[run], lengths)
             for run, lengths in lengths_of(configs, texts, args).items()}
     for run in configs:
@@ -250,9 +251,9 @@ def command_line():
                           "trained length); spread: at each place (default: an eighth of it)")
     how.add_argument("--stride", type=at_least(1), metavar="N",
                      help="sliding: targets that one window scores (default: a quarter of the trained length)")
-    scaling.add_stream_flags(how)
-    scaling.add_scaling_flags(parser, several=True)
-    add("--dtype", type=listed(str, *scaling.PRECISIONS), default=["fp32"], metavar="NAME,...",
+    flags.add_stream_flags(how)
+    flags.add_scaling_flags(parser, several=True)
+    add("--dtype", type=listed(str, *flags.PRECISIONS), default=["fp32"], metavar="NAME,...",
         help="of the weights and of what is computed: fp32, bf16, fp16, or int8 (weights alone); each a row")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto, a GPU if any)")
     add("--json", type=new_file(".json"), metavar="FILE", help="write the numbers: a list of objects")

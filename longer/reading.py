@@ -1,39 +1,29 @@
-"""A trained GPT that continues after what it has read: with a cache, in a stream, in dual chunks, in linear memory.
+"""A trained GPT that goes on after what it has read: with a cache, in a stream, at other positions, in linear memory.
 
-Reader is the model of model_torch.py with another attention, which calls the same methods of the encodings; tests
-compare it with the plain model. A key's content and its position come apart because the override is affine:
-phi(h, P) = phi(h, 0) + phi(0, P). So a key's content is the override of h with a table of zeros, and its position is
-the override of zeros with the table. Streams and dual chunks need nothing else, and the model knows nothing of them.
-Where an encoding has a linear bias (engine/fast.py: linear_of), its keys never hold a position, and all queries are
-read at once.
+Reader is the model of model_torch.py with ReadingAttention (longer/attention.py). Tests compare it with the plain one.
 
 B batch, T new tokens, S keys (S > T with a cache), H heads, D width of a head, C = H*D model width.
 """
 
+import functools
 import itertools
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from engine import fast
-from engine.fast import from_the_last, has_band, in_a_row
-from expe import distances, integers
+from engine.banded import has_band, in_a_row
+from engine.fast import zeros_like
+from engine.linear_bias import from_the_last
+from expe import integers
+from longer import compare
+from longer.attention import Positions, ReadingAttention
 from longer.cache import Cache
-from longer.scaling import (
-    HOLD,
-    LEAST,
-    STEEP,
-    Groups,
-    dual_chunk_positions,
-    limit_windows,
-    scaled,
-    self_extend_queries,
-)
-from model_torch import GPT, Encoding, as_tensor, project, score_divisor
+from longer.chunks import Groups, Move, dual_chunk_moves, self_extend_moves
+from longer.methods import DUAL_CHUNK, HOLD, LEAST, SELF_EXTEND, STEEP, limit_windows, scaled
+from model_torch import GPT, Encoding, as_tensor
 from runs import load_model
 from settings import InputError
 
@@ -44,75 +34,6 @@ STREAM_TOKENS = 2**14                    # that all the streams of one forward p
 CANNOT_STREAM = ("cannot stream as trained here: positions are part of the embeddings or enter W_v, or are no sum "
                  "apart from a key's content, and cannot be changed later")
 
-@dataclass
-class At:
-    """Where the tokens of one pass are, as an encoding sees it: model_numpy.Tables, and more."""
-
-    rows: Any = None                     # of the T new tokens
-    pairs: Any = None                    # of the new tokens and all S keys
-    n: Any = None                        # the positions of all S keys counted from the last, for a linear bias
-    keys: Any = None                     # the rows of all S keys, if these are kept without a position
-    further: tuple = ()                  # of chunks and groups: (rows of queries, of keys or None, of which pairs)
-    batch: tuple = ()                    # the batch dimensions of the positions: () or (B,)
-    banded: bool = False                 # whether engine/fast.py's attend_banded is used, which needs no table
-    cache: Cache | None = None
-    places: dict = field(default_factory=dict)       # what `positioned` adds, for the next step of a stream
-
-class ReadingAttention(fast.Attention):
-    """Attention over all keys that a cache holds; keys without a position get theirs at each step."""
-
-    least = -math.inf                    # of least-slope: by how much a score falls a token at least
-
-    def factors(self, *content):
-        a, b = super().factors(*content)
-        return a.clamp(min=self.least) if self.least > -math.inf else a, b
-
-    def forward(self, h, pos):
-        if pos.keys is None and not pos.further:         # keys get their position once, here
-            q, k, v = self.project(h, pos)
-        else:
-            content, k, v = self.project_content(h, pos)
-            q = self.positioned(0, content, pos.rows, pos)
-            k = self.positioned(1, k, pos.rows, pos) if pos.keys is None else k
-        kept = self.kept(h)
-        if pos.cache is not None:                                       # it holds what an encoding makes of h, too
-            more = () if kept is h else (kept,)
-            k, v, *more = pos.cache.extend(self, k, v, *more)           # of all S keys, (B, H, S, D) and (B, H, S, n)
-            kept = more[0] if more else kept
-        free = k
-        if pos.keys is not None:
-            k = self.positioned(1, free, pos.keys, pos)
-        if pos.banded:
-            return self.output(self.attend_banded(q, k, v), h)
-        if pos.n is not None:
-            return self.output(self.attend_linear(q, k, v, kept, pos.n), h)
-        bias = self.encoding.score(q, k, kept, pos.pairs)               # (..., H or 1, T, S) or None
-        for rows, keys, chosen in pos.further:                          # dual chunks and groups
-            moved = self.positioned(0, content, rows, pos)
-            moved = (moved - q) @ k.mT if keys is None else moved @ self.positioned(1, free, keys, pos).mT - q @ k.mT
-            moved = moved / score_divisor(q) * chosen                   # (B, H, T, S)
-            bias = moved if bias is None else bias + moved
-        return self.output(self.attend(q, k, v, bias, pos.pairs), h)    # (B, T, C)
-
-    def project_content(self, h, pos):
-        """As project, queries and keys without a position: the override with rows of zeros, and no rotation."""
-        zeros = None if pos.rows is None else torch.zeros_like(pos.rows)
-        return self.heads(project(self.encoding.override(h, zeros), self.qkv.weight))
-
-    def positioned(self, part, content, rows, pos):
-        """Queries (part 0) or keys (1) without a position, (B, H, T, D), at the positions of rows."""
-        if rows is None:
-            return content
-        key = self, part, rows
-        place = None if torch.is_grad_enabled() else pos.places.get(key)
-        if place is None:
-            w = self.qkv.weight.chunk(3)[part]
-            zeros = w.new_zeros(*pos.batch, content.shape[2], len(w))                  # (..., T, C)
-            [place] = self.heads([F.linear(self.encoding.override(zeros, rows)[part], w)])
-            pos.places[key] = place.detach()                                             # W phi(0, P), (..., H, T, D)
-        x = content + place
-        return self.encoding.rotate(x, x, rows)[part]
-
 class Reader(GPT):
     """GPT for reading: its losses and logits at any length, with a cache or without one, and at other positions.
 
@@ -122,17 +43,22 @@ class Reader(GPT):
     def __init__(self, config, seed=0, attention=ReadingAttention):
         super().__init__(config, seed, **fast.PARTS | {"attention": attention})
         self.trained = config
+        self.another = functools.partial(type(self), attention=attention)    # of a config, for longer/compare.py
+        self.compared = set()                                                # what longer/compare.py has checked
         self.chunk = 0
         self.hold = False
 
     def scale_to(self, length, keys=None, **how):
-        """Use the positions that longer.scaling.scaled makes of the trained ones from now on. Returns self.
+        """Use the positions that longer.methods.scaled makes of the trained ones from now on. Returns self.
 
         keys: from now on every block sees the last `keys` keys at most; None: as many as it was trained with.
         """
         windows = limit_windows(self.trained, keys)
         self.config, self.chunk = scaled(self.trained, length, **how)
         method, factor = how.get("rope_scaling"), how.get("factor", "auto")
+        if method in (DUAL_CHUNK, SELF_EXTEND, HOLD) and method not in self.compared:
+            compare.check_positions_apart(self.another, self.trained, method)
+            self.compared.add(method)
         self.hold = method == HOLD
         least = (STEEP if factor == "auto" else factor) / self.trained.context if method == LEAST else -math.inf
         for i, block in enumerate(self.blocks):
@@ -140,6 +66,8 @@ class Reader(GPT):
             block.attn.least = least
             block.attn.encoding.settings, _ = self.config.block(i)
             block.attn.__dict__.pop("linear", None)                     # was of the settings before
+        if method == LEAST:
+            compare.check_least_slope(self)
         return self
 
     @property
@@ -234,7 +162,7 @@ class Reader(GPT):
             for attn in (block.attn for block in self.blocks))
 
     def tables(self, n, cache=None):
-        """{settings: At} of new tokens at positions n, which are added to the cache.
+        """{settings: Positions} of new tokens at positions n, which are added to the cache.
 
         All steps of a full stream have the same positions: its cache keeps what the first of them makes.
         """
@@ -246,53 +174,52 @@ class Reader(GPT):
         else:
             free = stream or self.hold or isinstance(self.chunk, Groups)
             attentions = {block.attn.encoding.settings: block.attn for block in self.blocks}
-            tables = {settings: self.pos(attn, n, keys, free) for settings, attn in attentions.items()}
+            tables = {settings: self.positions(attn, n, keys, free) for settings, attn in attentions.items()}
         if cache is not None:
             cache.positions = keys
         if stream:
             cache.tables = key, tables
         return {settings: replace(pos, cache=cache) for settings, pos in tables.items()}
 
-    def pos(self, attention, n, keys, free=False):
-        """Where tokens at n, the last of those at keys, are among them, as one encoding sees it.
+    def positions(self, attention, n, keys, free=False):
+        """The Positions of tokens at n, the last of those at keys, for a block's attention.
 
-        A linear bias is used where a pass reads all keys at once, and in every pass if the encoding has no table of
-        pairs, whose distances are exact. Rows of zeros then keep all keys without a position.
+        free: whether keys are kept without a position. A linear bias is used where a pass reads all keys at once, and
+        in every pass if the encoding has no table of pairs, whose distances are exact. Rows of zeros then keep all keys
+        without a position.
         """
         settings = attention.encoding.settings
         w = self.embedding.weight
         queries = keys[..., -n.shape[-1] :]
 
         def rows(n):
-            return as_tensor(settings.rows(n, self.config), w)
+            return None if n is None else as_tensor(settings.rows(n, self.config), w)
 
         if attention.linear is not None:
             one = np.arange(1)
             if queries.shape == keys.shape or settings.pairs(one, one, self.config) is None:
-                zeros = rows(queries)
-                return At(None if zeros is None else torch.zeros_like(zeros), n=as_tensor(from_the_last(keys), w))
+                return Positions(zeros_like(rows(queries)), n=as_tensor(from_the_last(keys), w))
         if has_band(attention) and in_a_row(keys):
-            return At(banded=True)
+            return Positions(banded=True)
         pairs = as_tensor(settings.pairs(queries, keys, self.config), w)
-        further = ()
+        moves = []
         if isinstance(self.chunk, Groups):
-            far = distances(queries, keys)[..., None, :, :] >= self.chunk.window
-            beyond = rows(self_extend_queries(queries, *self.chunk)), rows(keys // self.chunk.size)
-            further = ((*beyond, torch.as_tensor(far, device=w.device)),) if far.any() else ()
+            moves = self_extend_moves(queries, keys, self.chunk)
         elif self.chunk:
-            local = self.config.context - 1 - self.chunk                # so that all distances are trained ones
-            apart = distances(queries // self.chunk, keys // self.chunk)[..., None, :, :]      # in chunks
-            queries, before, beyond = dual_chunk_positions(queries, self.chunk, local)
-            keys, _, _ = dual_chunk_positions(keys, self.chunk, local)
-            further = tuple((rows(n), None, torch.as_tensor(chosen, device=w.device))
-                            for n, chosen in ((before, apart == 1), (beyond, apart > 1)) if chosen.any())
+            queries, keys, moves = dual_chunk_moves(queries, keys, self.chunk, self.config.context)
         if self.hold:
             queries = np.minimum(queries, self.config.context - 1)
-        return At(rows(queries), pairs, keys=rows(keys) if free else None, further=further, batch=queries.shape[:-1])
+        moves = tuple(Move(rows(move.queries), rows(move.keys), torch.as_tensor(move.chosen, device=w.device))
+                      for move in moves)
+        return Positions(rows(queries), pairs, rows(keys) if free else None, moves, zeros_like(rows(np.arange(1))),
+                         queries.shape[:-1])
 
     def check_stream(self):
         if not self.streams():
             raise InputError(f"{self.config.encoding.pe} {CANNOT_STREAM}")
+        if "stream" not in self.compared:
+            compare.check_stream(self.another, self.trained)
+            self.compared.add("stream")
 
     def check_cache(self, cache, tokens, positions):
         if not self.config.causal:
@@ -310,11 +237,11 @@ class Reader(GPT):
 def load(run, device="cpu", dtype="fp32", make=Reader):
     """(Reader, or make's, in eval mode, all of config.json) of a run; InputError that says what is wrong with it.
 
-    dtype: one of longer.scaling.PRECISIONS. bf16 and fp16: the weights, and so the tables too and all that is computed.
+    dtype: one of longer.flags.PRECISIONS. bf16 and fp16: the weights, and so the tables too and all that is computed.
     int8: each row of a matrix is rounded to 255 levels from minus to plus its largest number; products stay in fp32.
     """
     model, record = load_model(run, make)
-    fast.check_same_as_plain(model, "longer/reading.py")
+    compare.check_reading(model.another, model.config)
     if dtype == "int8":
         with torch.no_grad():
             for w in (w for w in model.parameters() if w.ndim == 2):

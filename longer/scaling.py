@@ -1,33 +1,15 @@
-"""Other positions for a trained model: scaled tables, dual chunks, a window of keys, and the flags for them.
+"""RoPE's angles for texts past the trained length: what --rope-scaling changes after training in them alone."""
 
-After training a model's positions can be scaled, for texts longer than those it was trained on: ExPE's and ExQPE's
-values are multiplied by a number, RoPE's frequencies are scaled, keys and queries are counted anew in chunks or far
-ones in groups, ExPE's queries stay at the last trained position (hold), or ExPE-K's slopes get a least value
-(least-slope). For every encoding all but the last keys can be hidden.
-"""
-
-import itertools
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
-from cli import at_least, listed, number, whole
-from engine import fast
 from expe import rope_inv_freq
-from positional_encodings import Override, RoPE
+from positional_encodings import RoPE
 from settings import InputError, setting
 
-DUAL_CHUNK, SELF_EXTEND, HOLD, LEAST = OWN = "dual-chunk", "self-extend", "hold", "least-slope"      # of --rope-scaling
-CLIPPED = "clipped"                      # the scaling of RoPE that has no factor
-PRECISIONS = ("fp32", "bf16", "fp16", "int8")
-STEEP = 1                                # least-slope's default factor
-SINKS = 4                                # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
+CLIPPED = "clipped"                      # the scaling that has no factor
 
-class NotForThisEncoding(InputError):
-    """What the user gave is for other encodings, and this one cannot use it."""
-
-# ---- RoPE's scalings -------------------------------------------------------------------------------------------------
 
 def scaled_inv_freq(d_head, base=10000.0, scaling="none", factor=1.0, trained_length=512, length=None, **lists):
     """RoPE's angles per position, expe.rope_inv_freq, for texts past the trained length L, s being the factor:
@@ -95,7 +77,6 @@ def _longrope(D, base, s, L, length, long=(), short=None):
 
 ROPE_SCALINGS = {"none": _none, "linear": _linear, "ntk": _ntk, "dynamic": _dynamic, "yarn": _yarn, "llama3": _llama3,
                  "longrope": _longrope, CLIPPED: _clipped}
-METHODS = (*ROPE_SCALINGS, *OWN)
 FACTORS = tuple(ROPE_SCALINGS)[1:-1]     # those that a factor scales
 
 @dataclass(frozen=True)
@@ -128,165 +109,3 @@ class ScaledRoPE(RoPE):
         angle = np.asarray(positions)[..., None] * inv_freq                                    # (..., D/2)
         table = np.concatenate((np.cos(angle), np.sin(angle)), axis=-1) * attention_factor
         return table[..., None, :, :]                                                          # (..., 1, T, D)
-
-# ---- a trained model's positions -------------------------------------------------------------------------------------
-
-class Groups(NamedTuple):
-    """Of Self-Extend: distances below `window` are as they are, and beyond it `size` positions count as one."""
-
-    window: int
-    size: int
-
-def limit_windows(config, keys=None):
-    """How many keys each block of a model sees, 0 being all, if none sees more than the last `keys`; None: as trained.
-
-    Raises InputError for a model that sees later keys, too.
-    """
-    windows = [config.block(i)[1] for i in range(config.layers)]
-    if keys is None:
-        return windows
-    if not config.causal:
-        raise InputError(f"--keys {keys} is for runs that look back only, and this one was trained with --no-causal, "
-                         "or with --objective mlm: leave --keys out")
-    return [min(window or keys, keys) for window in windows]
-
-def scaled(trained, length, scale=1.0, rope_scaling="none", factor="auto", chunk=None, **lists):
-    """A trained model's positions for sequences of `length` tokens: (its config, dual chunks' size in tokens or 0).
-
-    scale multiplies ExPE's and ExQPE's values. rope_scaling is one of ROPE_SCALINGS with a factor (and for longrope
-    with the tuples `long` and `short`); or dual-chunk, for RoPE, ExPE and ExQPE, in chunks of `chunk` tokens (default:
-    3/4 of the trained length); or self-extend, likewise, which returns Groups instead, with a window of `chunk` tokens
-    (default: half the trained length) and a whole number as factor, the size; or hold, for ExPE and ExQPE; or
-    least-slope, for ExPE-K. The factor "auto" is length/context and the scale "auto" its inverse, both 1 up to the
-    trained length; for self-extend it is the least size with which no distance is above the trained ones.
-    Raises NotForThisEncoding for what the encoding cannot use, and InputError for a wrong value.
-    """
-    e = trained.encoding
-    moved = isinstance(e, Override) and e.on == "qk" and not e.once    # queries and keys have positions, in every block
-    chunks = "rope, and expe and exqpe with --on qk and without --once", moved or isinstance(e, RoPE)
-    whose, fits = {"none": ("all", True), DUAL_CHUNK: chunks, SELF_EXTEND: chunks,
-                   HOLD: ("expe and exqpe with --on qk and without --once", moved),
-                   LEAST: ("expe --on k without --learn and --softmax",
-                           fast.is_straight(e) and trained.softmax == "plain"),
-                   }.get(rope_scaling, ("rope", isinstance(e, RoPE)))
-    own = f"{e.pe} --on {e.on}" + " --once" * e.once if isinstance(e, Override) else e.pe
-    if not fits:
-        raise NotForThisEncoding(f"--rope-scaling {rope_scaling} is for {whose}, and this run has {own}: leave it out")
-    if trained.cycle and (rope_scaling != "none" or scale != 1):
-        raise NotForThisEncoding("--rope-scaling and --scale are for one encoding, and this run has a --cycle: leave "
-                                 "them out")
-    if scale != 1 and not isinstance(e, Override):
-        raise NotForThisEncoding(f"--scale is for expe and exqpe, and this run has {own}: leave it out")
-
-    auto = max(1.0, length / trained.context)
-    if scale != 1:
-        e = replace(e, scale=1 / auto if scale == "auto" else scale)
-    if rope_scaling not in ("none", *OWN):
-        lists = lists if rope_scaling == "longrope" else {}
-        e = ScaledRoPE(e.pe, e.base, rope_scaling, auto if factor == "auto" else factor, length, **lists)
-    config = replace(trained, encoding=e)
-    if rope_scaling == LEAST and factor != "auto" and not 0 <= factor <= 1e6:
-        raise InputError(f"--factor must be from 0 to 1e6 for least-slope, got {factor:g}")
-    if rope_scaling not in (DUAL_CHUNK, SELF_EXTEND):
-        return config, 0
-
-    quarters = 3 if rope_scaling == DUAL_CHUNK else 2
-    chunk = max(1, quarters * trained.context // 4) if chunk is None else chunk
-    if not isinstance(chunk, int) or not 1 <= chunk < trained.context:
-        raise InputError(f"--chunk must be from 1 to {trained.context - 1}, got {chunk}")
-    if rope_scaling == DUAL_CHUNK:
-        return config, chunk
-    if factor == "auto":
-        factor = next(G for G in itertools.count(1) if self_extend_queries(length - 1, chunk, G) < trained.context)
-    if factor < 1 or factor % 1:
-        raise InputError(f"--factor must be a whole number of at least 1 for self-extend, got {factor:g}")
-    return config, Groups(chunk, int(factor))
-
-def dual_chunk_positions(positions, chunk, local):
-    """The positions that dual chunk attention gives to the tokens at integer positions. An et al. 2024, section 3.
-
-    A key lies at n mod c. A query lies at m mod c for the keys of its own chunk; at min(m mod c + c, c + w) for those
-    of the chunk before, w being the local window in which these distances are true; and at min(2c - 1, c + w) for all
-    further back. So no distance is above c + w, and up to one chunk nothing changes.
-    Returns (same, before, further), integers of the same shape; keys lie at `same`.
-    """
-    n = np.asarray(positions)
-    farthest = chunk + local
-    same = n % chunk
-    return same, np.minimum(same + chunk, farthest), np.full_like(n, min(2 * chunk - 1, farthest))
-
-def self_extend_queries(positions, window, size):
-    """Where Self-Extend puts queries for keys that are `window` positions back or more. Jin et al. 2024, section 3.
-
-    Such a key lies at floor(n/G), and the query at floor(m/G) + w - floor(w/G), all in whole numbers: so the distances
-    go on from w, each for G positions. Nearer pairs stay where they are.
-    """
-    return positions // size + window - window // size
-
-# ---- the flags -------------------------------------------------------------------------------------------------------
-
-def number_or_auto(text):
-    """A float, or "auto", for argparse."""
-    return text if text == "auto" else number(text)
-
-def numbers(text):
-    """A tuple of finite floats from "X,X,...", for argparse."""
-    return tuple(number(part) for part in text.split(","))
-
-READ_BY = {"factor": (*FACTORS, SELF_EXTEND, LEAST), "chunk": (DUAL_CHUNK, SELF_EXTEND),
-           "long_factors": ("longrope",), "short_factors": ("longrope",)}      # the methods that read a flag
-
-def add_scaling_flags(parser, several=False):
-    """--keys, and scaled's keywords --scale, --rope-scaling, --factor and others; of the first two a list, if several.
-    """
-    add = parser.add_argument_group("past the trained length, after training").add_argument
-    more = ", or several, each a row" * several
-    scale, method = {"type": number_or_auto, "default": 1.0}, {"choices": METHODS, "default": "none"}
-    if several:
-        scale = {"type": listed(number_or_auto), "default": [1.0]}
-        method = {"type": listed(str, *METHODS), "default": ["none"]}
-    add("--keys", type=at_least(1), metavar="N",
-        help="hide all but the last N keys of each query in every block, its own among them; a block that was trained "
-        "with a smaller window keeps it (default: as trained)")
-    add("--scale", metavar="X" + ",X,..." * several, **scale,
-        help=f"multiply ExPE's and ExQPE's values by a number; auto: trained length / length, 1 within it{more}")
-    add("--rope-scaling", metavar="METHOD" + ",METHOD,..." * several, **method,
-        help=f"for RoPE: {', '.join(ROPE_SCALINGS)}; for RoPE, ExPE and ExQPE: {DUAL_CHUNK}, {SELF_EXTEND}; for ExPE "
-        f"and ExQPE: {HOLD}, queries past the trained length stay at its last position; for ExPE-K: {LEAST}, a score "
-        f"falls by at least --factor / trained length a token{more} (default: none)")
-    add("--factor", type=number_or_auto, metavar="X",
-        help=f"how far {', '.join(FACTORS)} lengthen the context (default: auto, length / trained length; in "
-        f"generate.py the length of prompt and --tokens, or of a full stream); positions in a group of {SELF_EXTEND} "
-        f"(default: the fewest that do); of {LEAST} (default: {STEEP})")
-    add("--long-factors", type=numbers, metavar="X,X,...",
-        help="the numbers by which longrope divides each pair's frequency past the trained length")
-    add("--short-factors", type=numbers, metavar="X,X,...", help="and up to the trained length (default: all 1)")
-    add("--chunk", type=whole, metavar="N", help=f"tokens in a chunk of {DUAL_CHUNK} (default: 3/4 of the trained "
-        f"length), or before the groups of {SELF_EXTEND} (default: half of it)")
-
-def scaling_of(args):
-    """What add_scaling_flags read, as the keywords of Reader.scale_to; InputError for a flag that no method reads."""
-    methods = {args.rope_scaling} if isinstance(args.rope_scaling, str) else {*args.rope_scaling}
-    for name, readers in READ_BY.items():
-        if getattr(args, name) is not None and not methods & {*readers}:
-            raise InputError(f"--{name.replace('_', '-')} is for --rope-scaling {', '.join(readers)}: leave it out, "
-                             "or ask for one of these")
-    lists = {"long": args.long_factors, "short": args.short_factors}
-    return {"keys": args.keys, "scale": args.scale, "rope_scaling": args.rope_scaling, "chunk": args.chunk,
-            "factor": "auto" if args.factor is None else args.factor,
-            **{name: factors for name, factors in lists.items() if factors is not None}}
-
-def add_stream_flags(group):
-    """--sinks and --window, which stream_sizes reads."""
-    group.add_argument("--sinks", type=at_least(0), metavar="N",
-                       help=f"first tokens that a stream keeps (default: {SINKS})")
-    group.add_argument("--window", type=at_least(1), metavar="N",
-                       help="last tokens that a stream keeps (default: what makes a full stream as long as the trained "
-                       "length)")
-
-def stream_sizes(args, context):
-    """(sinks, window) of a stream; InputError if the sinks leave no window."""
-    sinks = SINKS if args.sinks is None else args.sinks
-    if args.window is None and sinks > context - 2:
-        raise InputError(f"--sinks {sinks} leave no window within the trained length, {context}: give --window too")
-    return sinks, args.window or context - sinks - 1

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from backends import pick_device
-from longer import scaling
+from longer import flags
 from longer.cache import Cache
 from longer.reading import load
 from runs import describe
@@ -25,8 +25,8 @@ def add_flags(parser):
     parser.add_argument("--prompts", metavar="FILE", help="one prompt per line; the texts are written side by "
                         "side, an empty line between them, and scalings that depend on the length use the longest")
     parser.add_argument("--stream", action="store_true", help="keep only the first and last tokens; write until Ctrl-C")
-    scaling.add_stream_flags(parser)
-    scaling.add_scaling_flags(parser)
+    flags.add_stream_flags(parser)
+    flags.add_scaling_flags(parser)
 
 @torch.no_grad()
 def generate_cached(model, prompts, cache, choose, seed=0):
@@ -62,7 +62,7 @@ def read_prompts(args):
 
 def write(args, choose, print_text, most):
     """What generate.py does with --cache, by its own choose and print_text; most: tokens of a text without --tokens."""
-    positions = scaling.scaling_of(args)
+    positions = flags.scaling_of(args)
     if not args.stream and (args.sinks is not None or args.window is not None):
         raise InputError("--sinks and --window say what a stream keeps: add --stream, or leave them out")
     texts = read_prompts(args)
@@ -73,7 +73,7 @@ def write(args, choose, print_text, most):
     sizes = [len(prompt) for prompt in prompts]
     if args.stream:
         model.check_stream()
-        cache = Cache(*scaling.stream_sizes(args, model.config.context))
+        cache = Cache(*flags.stream_sizes(args, model.config.context))
         n_tokens = args.tokens
         longest = cache.sinks + cache.window + 1
     else:

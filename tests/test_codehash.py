@@ -68,7 +68,7 @@ def test_settings_count_with_the_classes_of_a_runs_encodings_alone(tmp_path, mon
 
 @pytest.mark.parametrize("pe, flags, files", [
     ("expe", {}, ["model_torch.py"]), ("rope", {"backend": "numpy"}, ["model_numpy.py"]),
-    ("rope", {"fast": True}, ["model_torch.py", "engine/fast.py"]),
+    ("rope", {"fast": True}, ["model_torch.py", *codehash.FAST]),
     ("fox", {}, ["model_torch.py", "zoo/fox.py"]),
     ("path_fox", {}, ["model_torch.py", "zoo/path_fox.py", "zoo/path.py", "zoo/fox.py", "zoo/selective_rope.py"]),
     ("cable", {"softmax": "sinks"}, ["model_torch.py", "zoo/cable.py", "zoo/fox.py", "zoo/softmax.py"]),

@@ -14,7 +14,7 @@ from conftest import TINY, command, refused
 
 import backends
 from config import ModelConfig, make_configs
-from engine import fast
+from engine import fast, linear_bias
 from generate import distribution
 from longer.cache import Cache
 from longer.reading import Reader
@@ -33,8 +33,8 @@ CONFIGS |= {f"{pe}-blocks": dataclasses.replace(CONFIGS[pe], nope_every=2, windo
 @pytest.mark.parametrize("name", CONFIGS)
 def test_loss_and_gradients_are_on_the_device(name):
     tokens = torch.zeros(2, 32, dtype=torch.long, device=META)
-    for parts, autocast in (({}, False), (fast.PARTS, True)):
-        model = GPT(CONFIGS[name], **parts).to(META)
+    for make, autocast in ((GPT, False), (fast.FastGPT, False), (fast.FastGPT, True)):
+        model = make(CONFIGS[name]).to(META)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = model(tokens, tokens)
         loss.backward()
@@ -125,7 +125,7 @@ def test_compiled_code_keeps_all_digits_of_a_linear_bias(dtype):
     torch.compiler.reset()
 
     def parts(q, k, a, b):
-        return tuple(fast.further(q, k, a, b))
+        return tuple(linear_bias.augment_qk(q, k, a, b))
 
     for function in (parts, torch.compile(parts, fullgraph=True)):
         q8, k8 = (x.double() for x in function(q, k, a, b))

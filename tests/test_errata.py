@@ -10,7 +10,8 @@ from test_model import some_input
 
 from config import ModelConfig
 from expe import alibi_slopes, expe_table, t5_bucket
-from longer.scaling import scaled_inv_freq, self_extend_queries
+from longer.chunks import self_extend_queries
+from longer.scaling import scaled_inv_freq
 from positional_encodings import make_encoding
 
 

@@ -19,7 +19,6 @@ import model_numpy
 from backends import TorchBackend
 from config import TrainConfig, make_configs
 from expe import expe_table, exqpe_table
-from model_torch import project
 from positional_encodings import make_encoding
 
 C, H, D, RAMP = 16, 2, 8, 1 / (4 * T)
@@ -91,7 +90,7 @@ def test_a_score_is_content_and_three_terms_of_the_positions(on):
         attention = model.blocks[0].attn
         with torch.no_grad():
             rows = model.tables(n)[attention.encoding.settings].rows
-            q, k, _ = attention.heads(project(attention.encoding.override(h, rows), attention.qkv.weight))
+            q, k, _ = attention.project(h, rows)
         for i, (a, u, b, w) in enumerate(by_head(model, h[0].numpy())):
             scores = a @ b.T + n * (a @ w)[:, None] + n[:, None] * (b @ u) + np.outer(n, n) * (u @ w)
             close((q[0, i] @ k[0, i].T).numpy(), scores)

@@ -24,6 +24,8 @@ import expe
 import model_numpy
 from config import ModelConfig, TrainConfig
 from engine import fast
+from engine.compare import check_training as compare_training
+from longer import compare
 from longer.cache import Cache
 from longer.reading import Reader
 from model_torch import GPT, Attention
@@ -419,7 +421,7 @@ def test_cached_measured_and_fast_models_compute_what_the_plain_one_does(pe, var
     """For one encoding of each door. An edit of model_torch.py that does not reach one of them fails here."""
     tokens = torch.from_numpy(np.random.default_rng(2).integers(0, V, (2, T)))
     plain = tiny(pe, variant=variant)
-    quick = tiny(pe, variant=variant, parts=fast.PARTS)
+    quick = tiny(pe, variant=variant, make=fast.FastGPT)
     reader = tiny(pe, variant=variant, make=Reader)
     with torch.no_grad():
         right = plain(tokens)
@@ -429,35 +431,7 @@ def test_cached_measured_and_fast_models_compute_what_the_plain_one_does(pe, var
             cache = Cache()
             cached = torch.cat([reader(some, cache=cache) for some in tokens.split(3, 1)], 1)
             close("cached logits", cached, right, EXACT, ("longer/reading.py", "model_torch.py"))
-    for model, where in ((quick, "engine/fast.py"), (reader, "longer/reading.py")):
-        fast.check_same_as_plain(model.float(), where, half=where == "engine/fast.py")
-
-
-def test_an_edit_that_a_path_does_not_share_is_refused(monkeypatch):
-    plain = Attention.project
-
-    def edited(self, h, pos):
-        q, k, v = plain(self, h, pos)
-        return q, torch.nn.functional.normalize(k, dim=-1), v
-
-    reader, quick = (tiny("expe", variant={"on": "k"}, **how).float()
-                     for how in ({"make": Reader}, {"parts": fast.PARTS}))
-    monkeypatch.setattr(Attention, "project", edited)
-    for model, where, half in ((reader, "longer/reading.py", False), (quick, "engine/fast.py", True)):
-        with pytest.raises(InputError, match=f"^{where} has another attention than model_torch.py"):
-            fast.check_same_as_plain(model, where, half)
-
-
-@pytest.mark.parametrize("pe, variant", [("alibi", {}), ("fox", {}), ("expe", {"on": "k"})], ids=str)
-def test_a_cap_on_scores_is_refused_where_bf16_takes_them_apart(pe, variant, monkeypatch):
-    """It changes large scores alone, of which the first weights make none."""
-    quick = tiny(pe, variant=variant, parts=fast.PARTS).float()
-
-    def capped(self, q, k, v, bias, table):
-        scores = self.scores(q, k) if bias is None else self.scores(q, k) + bias
-        return self.mask(q, k, 2 * torch.tanh(scores / 2)).softmax(-1) @ v
-
-    fast.check_same_as_plain(quick, "engine/fast.py", half=True)
-    monkeypatch.setattr(Attention, "attend", capped)
-    with pytest.raises(InputError, match="^engine/fast.py has another attention"):
-        fast.check_same_as_plain(quick, "engine/fast.py", half=True)
+    compare_training(fast.FastGPT, plain.config, half=True)
+    compare.check_reading(Reader, plain.config)
+    if reader.streams():
+        compare.check_stream(Reader, plain.config)

@@ -29,10 +29,11 @@ import model_numpy
 from expe import expe_table, exqpe_table
 from lab.measures import Window
 from longer.cache import Cache
+from longer.flags import stream_sizes
+from longer.methods import STEEP, scaled
 from longer.reading import Reader
-from longer.scaling import STEEP, scaled, stream_sizes
 from longer.scaling import scaled_inv_freq as rope_inv_freq
-from model_torch import GPT, Attention, project
+from model_torch import GPT, Attention
 from positional_encodings import CORE, ENCODINGS
 from settings import InputError
 
@@ -312,8 +313,8 @@ class Held(Attention):
 
     def forward(self, h, at):
         last = torch.arange(len(at.rows)).clamp(max=T - 1)
-        of_queries, of_others = (self.encoding.override(h, rows) for rows in (at.rows[last], at.rows))
-        q, k, v = self.heads(project((of_queries[0].clone(), *of_others[1:]), self.qkv.weight))
+        q, _, _ = self.project(h, at.rows[last])
+        _, k, v = self.project(h, at.rows)
         return self.output(self.attend(q, k, v, None, None), h)
 
 
@@ -323,9 +324,8 @@ class Steep(Attention):
     least = STEEP / T
 
     def forward(self, h, at):
-        q, k, v = self.heads(project(self.encoding.override(h, 0 * at.rows), self.qkv.weight))
-        _, k1, _ = self.heads(project(self.encoding.override(h, 0 * at.rows + at.rows[1:2] - at.rows[:1]),
-                                      self.qkv.weight))
+        q, k, v = self.project(h, 0 * at.rows)
+        _, k1, _ = self.project(h, 0 * at.rows + at.rows[1:2] - at.rows[:1])
         slope = (q @ (k1 - k).mT)[..., :1] / math.sqrt(q.shape[-1])                    # (B, H, T, 1)
         n = torch.arange(h.shape[1]).double()
         return self.output(self.attend(q, k, v, -slope.clamp(min=self.least) * (n[:, None] - n), None), h)
@@ -591,7 +591,7 @@ def test_no_array_grows_with_the_square_of_the_length(pe, variant, monkeypatch):
 def test_a_linear_bias_needs_no_blocks_of_queries(pe, variant):
     model = reading(pe, variant=variant)
     assert model.begins(4096, None) == [0] == reading().begins(4096, None) != reading("t5").begins(4096, None)
-    assert model.at(model.blocks[0].attn, np.arange(4096), np.arange(4096)).pairs is None
+    assert model.positions(model.blocks[0].attn, np.arange(4096), np.arange(4096)).pairs is None
 
 
 # ---- digits ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import expe
 import model_numpy
 import model_torch
 from config import ModelConfig
-from engine import fast
+from engine import cross_entropy, fast, linear_bias
 from interop.over import GPT2, LLAMA
 from model_torch import GPT, Encoding
 from positional_encodings import ENCODINGS, make_encoding
@@ -193,8 +193,8 @@ def test_first_weights_are_those_of_the_rule():
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_model_of_fast_parts_has_the_plain_ones_loss_and_gradients(style, monkeypatch):
-    monkeypatch.setitem(fast.LOGITS, "cpu", 7 * V)
-    plain, quick = tiny("t5", style), tiny("t5", style, parts=fast.PARTS)
+    monkeypatch.setitem(cross_entropy.LOGITS, "cpu", 7 * V)
+    plain, quick = tiny("t5", style), tiny("t5", style, make=fast.FastGPT)
     assert (quick.cross_entropy, type(quick.dropout), type(quick.blocks[0].dropout), type(quick.blocks[0].attn)) == (
         fast.cross_entropy, fast.Dropout, fast.Dropout, fast.Attention)
     same_losses_and_gradients(quick, plain, 1e-12)
@@ -225,12 +225,14 @@ DOUBLE, SINGLE = (torch.float64, 1e-9), (torch.float32, 1e-5)
 @pytest.mark.parametrize("pe, variant", LINEAR, ids=str)
 def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
         pe, variant, dtype, digits, positions, changes, monkeypatch):
-    quick, plain = (tiny(pe, variant=variant, parts=parts, **changes).to(dtype) for parts in (fast.PARTS, {}))
+    quick, plain = (tiny(pe, variant=variant, make=make, **changes).to(dtype)
+                   for make in (fast.FastGPT, GPT))
     with torch.no_grad():
         assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T)))  # the plain form, in fp32 and above
     monkeypatch.setattr(fast, "in_half_precision", lambda x: True)
-    monkeypatch.setitem(fast.PAIRS, "cpu", 100)                           # the backward takes few queries at a time
-    shut = fast.linear_of(quick.blocks[0].attn.encoding, quick.config.causal) is None  # no product of two numbers
+    monkeypatch.setitem(linear_bias.PAIRS, "cpu", 100)                    # the backward takes few queries at a time
+    linear = linear_bias.linear_of(quick.blocks[0].attn.encoding, quick.config.causal)
+    shut = linear is None                                                 # no product of two numbers
     assert shut == (changes == {"causal": False} and pe in ("alibi", "grape"))
     assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T))) == shut
     if pe == "grape":  # the gradient of its w is a sum that cancels: in fp32 its terms' digits count
@@ -244,7 +246,7 @@ def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
 @pytest.mark.parametrize("pe", ["fox", "grape", "cope", "cable", "path"])
 def test_trained_biases_added_by_the_product_have_the_plain_ones_loss_and_gradients(
         pe, dtype, digits, changes, monkeypatch):
-    quick = tiny(pe, parts=fast.PARTS, **changes).to(dtype)
+    quick = tiny(pe, make=fast.FastGPT, **changes).to(dtype)
     plain = tiny(pe, **changes).double()  # whose own gradients in fp32 have larger errors
     calls = []
     monkeypatch.setattr(torch, "baddbmm", lambda *given, baddbmm=torch.baddbmm, **how: (
@@ -262,8 +264,8 @@ LATE = np.arange(7, 7 + T)
         {"nope_every": 2}, {"causal": False}, {"window": 4}, {"softmax": "sinks"}))])
 def test_shaws_vectors_on_a_band_have_the_plain_ones_loss_and_gradients(
         far, positions, changes, dtype, digits, monkeypatch):
-    quick, plain = (tiny("shaw", variant={"max_distance": far}, parts=parts, **changes).to(dtype)
-                    for parts in (fast.PARTS, {}))
+    quick, plain = (tiny("shaw", variant={"max_distance": far}, make=make, **changes).to(dtype)
+                    for make in (fast.FastGPT, GPT))
     calls = []
     forward = fast.Attention.attend_banded
     monkeypatch.setattr(fast.Attention, "attend_banded", lambda *args: calls.append(args) or forward(*args))
@@ -305,8 +307,8 @@ def keeps_its_digits(error, bare, pe, variant):
 @pytest.mark.parametrize("window, pe, variant", [
     *((window, *case) for case in SCORED for window in (0, 64)), *((0, *case) for case in OTHERS)], ids=str)
 def test_positions_cost_bf16_training_no_digits(window, pe, variant):
-    bare = error_by_quarter(tiny(parts=fast.PARTS, window=window).float(), "nope")
-    model = tiny(pe, variant=variant, parts=fast.PARTS, window=window).float()
+    bare = error_by_quarter(tiny(make=fast.FastGPT, window=window).float(), "nope")
+    model = tiny(pe, variant=variant, make=fast.FastGPT, window=window).float()
     assert keeps_its_digits(error_by_quarter(model, pe, variant), bare, pe, variant)
 
 
@@ -318,7 +320,7 @@ def bf16_gradient_errors(pe, variant, length, window=0):
     """
     known = {"encoding": make_encoding(pe, **dict(variant)), "window": window}
     config = ModelConfig(2, 32, 2, context=length, vocab=V, mlp_width=40, **known)
-    model, rounded, exact = GPT(config, 0, **fast.PARTS), *(GPT(config, seed=None).double() for _ in "12")
+    model, rounded, exact = fast.FastGPT(config, 0), *(GPT(config, seed=None).double() for _ in "12")
     with torch.no_grad():
         for w in model.parameters():
             w.add_(0.1 * torch.randn(w.shape, generator=torch.Generator().manual_seed(w.numel())))
@@ -351,9 +353,9 @@ def test_positions_cost_bf16_gradients_no_digits(pe, variant, length, window):
 
 
 def has_linear_door(pe, variant):
-    fast.is_straight.cache_clear()
-    fast.is_distance.cache_clear()
-    return fast.linear_of(tiny(pe, variant=variant).blocks[0].attn.encoding, True) is not None
+    linear_bias.is_straight.cache_clear()
+    linear_bias.is_distance.cache_clear()
+    return linear_bias.linear_of(tiny(pe, variant=variant).blocks[0].attn.encoding, True) is not None
 
 
 @pytest.mark.parametrize("pe, variant, name, edited", [
@@ -373,7 +375,7 @@ def test_further_dimensions_keep_their_digits_over_8192_keys(dtype, digits):
     S, D, rows = 8192, 32, torch.tensor([0, 1, 100, 4096, 8191])
     q, k, v = torch.randn(3, 1, 2, S, D, generator=torch.Generator().manual_seed(0)).to(dtype)
     slopes, n = torch.tensor([[0.25], [1 / 128]]) * 1.0039 / math.sqrt(2), torch.arange(1.0 - S, 1.0)[None]
-    wide, bias = [*fast.augment_qk(q, k, slopes, n)], slopes.double()[..., None] * (n - n.mT[rows])
+    wide, bias = [*linear_bias.augment_qk(q, k, slopes, n)], slopes.double()[..., None] * (n - n.mT[rows])
 
     def scores(q, k):
         return q.double()[:, :, rows] @ k.double().mT / math.sqrt(D)
@@ -399,10 +401,10 @@ def test_what_would_cost_bf16_digits(monkeypatch):
         assert (error_by_quarter(tiny(pe, variant=variant).float(), pe, variant) > 4 * bare)[quarters].all()
 
 
-@pytest.mark.parametrize("parts", [{}, fast.PARTS], ids=["plain", "fast"])
-def test_token_losses_are_the_terms_of_the_mean_loss(parts, monkeypatch):
-    model, tokens, targets = tiny("rope", parts=parts), some_tokens(3, 50), some_tokens(3, 50, seed=5)
-    monkeypatch.setitem(fast.LOGITS, "cpu", 7 * V)
+@pytest.mark.parametrize("make", [GPT, fast.FastGPT])
+def test_token_losses_are_the_terms_of_the_mean_loss(make, monkeypatch):
+    model, tokens, targets = tiny("rope", make=make), some_tokens(3, 50), some_tokens(3, 50, seed=5)
+    monkeypatch.setitem(cross_entropy.LOGITS, "cpu", 7 * V)
     losses = model.token_losses(tokens, targets)
     assert losses.shape == (3, 50)
     by_hand = -model(tokens).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
@@ -415,7 +417,7 @@ def test_token_losses_are_the_terms_of_the_mean_loss(parts, monkeypatch):
 @pytest.mark.parametrize("rows, size, reduction", [
     (1, 1, "none"), (7, 1, "mean"), (7, 1e4, "none"), (1000, 1e4, "mean")])  # 1e4: exp would overflow
 def test_fast_cross_entropy_and_its_gradients_are_the_plain_ones(rows, size, reduction, monkeypatch):
-    monkeypatch.setitem(fast.LOGITS, "cpu", rows * V)
+    monkeypatch.setitem(cross_entropy.LOGITS, "cpu", rows * V)
     rng = np.random.default_rng(0)
     h, w, upstream = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((2, 5, 8), (V, 8), (2, 5)))
     h, w, targets = h.requires_grad_(), w.requires_grad_(), torch.from_numpy(rng.integers(0, V, (2, 5)))
@@ -436,8 +438,8 @@ def test_bf16_loss_sums_its_gradients_in_fp32(monkeypatch):
     w = (torch.from_numpy(rng.standard_normal((V, 16))) / 4).requires_grad_()
     targets = torch.from_numpy(rng.integers(0, V, 4096))
     right = torch.autograd.grad(F.cross_entropy(F.linear(h, w), targets), (h, w))
-    monkeypatch.setitem(fast.LOGITS, "cpu", 16 * V)  # 256 parts, whose sum in bf16 would be off by 10% and more
-    found = torch.autograd.grad(fast.CrossEntropy.apply(h.bfloat16(), w.bfloat16(), targets), (h, w))
+    monkeypatch.setitem(cross_entropy.LOGITS, "cpu", 16 * V)  # 256 parts, whose sum in bf16 is off by 10% and more
+    found = torch.autograd.grad(cross_entropy.CrossEntropy.apply(h.bfloat16(), w.bfloat16(), targets), (h, w))
     for x, y in zip(found, right, strict=True):
         assert (x - y).norm() < 0.01 * y.norm()
 

@@ -7,7 +7,7 @@ from test_model import doors_of
 
 import model_numpy
 from config import ModelConfig
-from model_torch import make_encoding_module
+from model_torch import build_encoding
 from positional_encodings import make_encoding
 from zoo import wall
 
@@ -43,7 +43,7 @@ def formula(q, k, h, weight, bias, G):
 
 def in_torch(x, G, T):
     """The scores of the last T queries, and the gradients."""
-    layer = make_encoding_module(CONFIG.encoding, CONFIG).to(torch.from_numpy(G).dtype)
+    layer = build_encoding(CONFIG.encoding, CONFIG).to(torch.from_numpy(G).dtype)
     layer.load_state_dict({name: torch.from_numpy(x[name]) for name in ("weight", "bias")})
     q, k, h = (torch.from_numpy(x[name]).requires_grad_() for name in "qkh")
     found = layer.score(q[:, :, S - T :], k, layer.key_state(h), None)
