@@ -573,7 +573,12 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("pe, variant", [(pe, v) for pe, v in KINDS if reading(pe).longest > T], ids=str)
+QUICK = ("expe", "alibi", "t5")          # of each way to score a pair one; the others are slow
+GROWING = [pytest.param(pe, v, marks=[] if pe in QUICK and not v else pytest.mark.slow)
+           for pe, v in KINDS if reading(pe).longest > T]
+
+
+@pytest.mark.parametrize("pe, variant", GROWING, ids=str)
 def test_no_array_grows_with_the_square_of_the_length(pe, variant, monkeypatch):
     monkeypatch.setattr(longer.reading, "BLOCK", 16)
     model, sizes = reading(pe, variant=variant).float(), []

@@ -612,6 +612,7 @@ MODELS = {                               # {a model of transformers: (its config
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
+@pytest.mark.slow
 def test_the_attention_of_blocks_in_turn_is_that_of_transformers(name):
     """Each layer of a whole random model of theirs gives its attention an input, and so its output, without norms of
     queries and keys, which ours has not."""
