@@ -42,7 +42,14 @@ def save(figure, path, dpi=110):
 # ---- losses by length ------------------------------------------------------------------------------------------------
 
 def draw(path, rows, args):
-    """The Rows of one measure of lab.table, as it prints them: curves by length, or a map of tasks."""
+    """The Rows of one measure of lab.table, as it prints them: curves by length, or a map of tasks.
+
+    Means are without the seeds that chose a run's values, unless it has no other seed; then its name says so.
+    """
+    tested = {row.label for row in rows if not row.chosen}
+    has_chosen = any(row.chosen for row in rows if row.label in tested)
+    rows = [row if row.label in tested else row._replace(condition=f"{row.condition}, chose its values".lstrip(", "))
+            for row in rows if not (row.chosen and row.label in tested)]
     if rows[0].protocol == "task":
         return heat(path, rows, args.title)
     protocol = next((row.protocol for row in rows if row.protocol != "sliding"), "sliding")
@@ -54,6 +61,8 @@ def draw(path, rows, args):
     subtitle = f"{PROTOCOLS[protocol]}; {' or '.join(map(str, seeds))} seeds"
     if any(number > 1 for number in seeds):
         subtitle += "; bars: ±1 sd"
+    if has_chosen:
+        subtitle += "; without seeds that chose values"
     lines = {name(label) + describe_unfinished(rows, label): (colour(label), of_line)
              for label, of_line in values.items()}
     curves(path, lines, args.title or "Loss past the trained length", subtitle, {row.context for row in rows},

@@ -42,6 +42,7 @@ class Row(NamedTuple):
     targets: str                         # equal for rows that scored the same targets
     details: dict                        # what else the file says of this measurement, its targets and its run
     chosen: bool = False                 # whether this seed chose the run's values
+    file: str = ""                       # of which file of results, or of --json, it was read
 
     @property
     def label(self):

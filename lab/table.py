@@ -5,25 +5,29 @@
     python -m lab.table mine.json other.json --than other                       what lab.measure or eval.py wrote
     python -m lab.table studies/best.jsonl --measures spread --plot best.png --title "FoX and ALiBi stay flat"
 
-A number after ± makes a 95% interval for other seeds and other documents, sqrt(h1^2 + h2^2) of two half widths:
+A difference such as "+0.084 ±0.041 * (+0.091 +0.070 +0.091)" is a mean, half of its 95% interval for other seeds and
+other documents, and the difference of each seed. The half is sqrt(h1^2 + h2^2) of two half widths:
 
-    h1 = t(f) s sqrt(1/n + 1/n)   s: the standard deviation over seeds, pooled over the methods of the table, f: their
-                                  summed degrees of freedom, n: seeds; for the change of one method, s/sqrt(n)
-    h2 = t(m - 1) d / sqrt(m)     d: the standard deviation of the difference over m documents, weighted by targets
+    h1 = t(n - 1) s / sqrt(n)     over n seeds, three or more; s: the standard deviation of their differences. If the
+                                  deviations of all methods of the study lie within a factor of 2 of the pooled one,
+                                  h1 has that and its degrees of freedom (and sqrt(1/n + 1/n) for two methods)
+    h2 = t(m - 1) d / sqrt(m)     over m documents; d: the standard deviation of the difference, weighted by targets
 
-docs/evidence.md explains which methods vary more and have no interval, and what one, two or choosing (+) seeds give.
+One seed has h2 alone, and two seeds have no interval.
 
-    *   differs from 0 at 5%, after Holm's correction over all differences from --than, once a method: two lengths of a
+    *   significant at 5%, after Holm's correction over all differences from --than in the table; two lengths of a
         method that is flat are one test; the changes of all methods are corrected apart. It may be within the margin
     =   equal within the margin: the interval lies inside of it; neither: not separated here
 
-Of tasks there are accuracies in %, means over all seeds, and how many seeds learned: 95% or more at the trained length.
+Seeds that chose a run's values are behind "chose:" and in no mean, interval or test. Of tasks there are accuracies in
+%, means over all other seeds, and how many seeds learned: 95% or more at the trained length.
 """
 
 import contextlib
 import fnmatch
 import math
 import re
+import textwrap
 from argparse import ArgumentTypeError
 from collections import Counter
 from pathlib import Path
@@ -38,12 +42,13 @@ from files import read_text
 from lab.results import LEARNED, Row, describe_unfinished, is_gain, read_results, read_rows
 from lab.statistics import estimate_difference, find_significant, pool_deviations
 from settings import InputError
+from lab.statistics import MIN_SEEDS, estimate_difference, find_significant, pool_deviations
 
 MARGIN = 0.01                            # nats: a difference is equal to 0 if its interval lies within it
+WIDTH = 100                              # columns of a line; a wider table is printed in parts
 LEGEND_OF_ONE_SEED = "± half of a 95% interval over documents alone: it says nothing of another seed"
-LEGEND = """± half of a 95% interval over seeds and documents (of one seed: documents alone);
-* differs from 0 after Holm's correction; = equal within {:g}; neither: not separated.
-Methods that vary more, or have two seeds, show their seeds. + a seed chose its values."""
+LEGEND = """± half of a 95% interval over seeds and documents (of one seed: documents alone), then each seed;
+* significant after Holm's correction; = equal within {:g}; neither: not separated."""
 
 # ---- from files to rows ----------------------------------------------------------------------------------------------
 
@@ -56,7 +61,7 @@ def read_files(paths):
         is_json = read_text(path).startswith("[")
         rows_of_file[name] = from_rows(read_rows(path)) if is_json else from_results(path)
     files_with = Counter(run for rows in rows_of_file.values() for run in {row.run for row in rows})
-    return [row._replace(run=f"{name}/{row.run}") if files_with[row.run] > 1 else row
+    return [row._replace(run=f"{name}/{row.run}" if files_with[row.run] > 1 else row.run, file=name)
             for name, rows in rows_of_file.items() for row in rows]
 
 def from_results(path):
@@ -135,25 +140,44 @@ def pair_seeds(cell, other):
     comparable = all(None not in (a.value, b.value) and a.targets == b.targets for a, b in pairs)
     return pairs if comparable else []
 
-def compare_places(lines, first, last):
-    """{label: Difference of the line's values at the place `last` from those at `first`}."""
-    pairs_of = {label: pair_seeds(cells.get(last, {}), cells.get(first, {})) for label, cells in lines.items()}
-    pooled = pool_deviations({label: [a.value - b.value for a, b in pairs if not a.chosen]
-                              for label, pairs in pairs_of.items()})
-    return {label: estimate_difference(pairs, pooled if label in pooled.methods else None, both_vary=False)
-            for label, pairs in pairs_of.items() if pairs}
+def find_pools(values, lines):
+    """{label: PooledDeviation} of the lines of those files whose lines vary alike.
 
-def compare_lines(lines, place, reference):
-    """{label: Difference of the line's values at a place from those of the line `reference`}."""
-    pooled = pool_deviations({label: [row.value for row in cells.get(place, {}).values()
-                                      if row.value is not None and not row.chosen]
-                              for label, cells in lines.items()})
+    values: {label: values of seeds}; lines: {label: {place: cell}}, of whole files.
+    """
+    values_of_file = {}
+    for label, seeds in values.items():
+        first_cell = next(iter(lines[label].values()))
+        file = next(iter(first_cell.values())).file
+        values_of_file.setdefault(file, {})[label] = seeds
+    pools = map(pool_deviations, values_of_file.values())
+    return {label: pooled for pooled in pools if pooled is not None for label in pooled.methods}
+
+def compare_places(lines, study, first, last):
+    """{label: Difference of the line's values at the place `last` from those at `first`}.
+
+    study: the lines of the whole files, whose deviations may be pooled.
+    """
+    pairs_of = {label: pair_seeds(cells.get(last, {}), cells.get(first, {})) for label, cells in study.items()}
+    pools = find_pools({label: [a.value - b.value for a, b in pairs if not a.chosen]
+                        for label, pairs in pairs_of.items()}, study)
+    return {label: estimate_difference(pairs_of[label], pools.get(label), both_vary=False)
+            for label in lines if pairs_of[label]}
+
+def compare_lines(lines, study, place, reference):
+    """{label: Difference of the line's values at a place from those of the line `reference`}.
+
+    study: the lines of the whole files, whose deviations may be pooled.
+    """
+    pools = find_pools({label: [row.value for row in cells.get(place, {}).values()
+                                if row.value is not None and not row.chosen]
+                        for label, cells in study.items()}, study)
     differences = {}
     for label, cells in lines.items():
         pairs = pair_seeds(cells.get(place, {}), lines[reference].get(place, {}))
         if label != reference and pairs:
-            both_pooled = label in pooled.methods and reference in pooled.methods
-            differences[label] = estimate_difference(pairs, pooled if both_pooled else None, both_vary=True)
+            share_a_pool = pools.get(label) is pools.get(reference)
+            differences[label] = estimate_difference(pairs, pools.get(label) if share_a_pool else None, both_vary=True)
     return differences
 
 def find_significant_lines(differences, changes, reference, margin):
@@ -182,52 +206,90 @@ def format_multiple(multiple):
     return f"{multiple:g}x"
 
 def format_difference(difference, is_significant, margin):
-    """"-0.088 ±0.029 *" of a Difference, or its seeds if it has no interval."""
-    if not difference.errors:
-        digits = 3 if abs(difference.mean) < 0.1 else 2
-        return " ".join(f"{seed:+.{digits}f}" for seed in difference.seeds)
-    half = difference.half_width()
-    text = f"{difference.mean:+.3f} ±{half:.3f}"
-    if is_significant:
-        return f"{text} *"
-    is_equal = abs(difference.mean) + half <= margin and len(difference.seeds) > 1
-    return f"{text} =" if is_equal else text
+    """"+0.084 ±0.041 * (+0.091 +0.070 +0.091)" of a Difference; one seed, which is the mean, is not repeated."""
+    words = []
+    if difference.seeds:
+        words.append(f"{difference.mean:+.3f}")
+    if difference.errors:
+        half = difference.half_width()
+        words.append(f"±{half:.3f}")
+        if is_significant:
+            words.append("*")
+        elif difference.over_seeds is not None and abs(difference.mean) + half <= margin:
+            words.append("=")
+    groups = []
+    if len(difference.seeds) > 1:
+        groups.append(" ".join(f"{seed:+.3f}" for seed in difference.seeds))
+    if difference.chosen:
+        groups.append("chose: " + " ".join(f"{seed:+.3f}" for seed in difference.chosen))
+    if groups:
+        words.append(f"({'; '.join(groups)})")
+    return " ".join(words)
+
+def format_mean(rows, each_seed=False, value_of=lambda row: row.value):
+    """"2.715 (chose: 2.735)": the mean over Rows of seeds or each of them, and apart from it the seeds that chose."""
+    counted = [value_of(row) for row in rows if not row.chosen]
+    chosen = [value_of(row) for row in rows if row.chosen]
+    words = []
+    if counted:
+        words += [f"{value:.3f}" for value in counted] if each_seed else [f"{np.mean(counted):.3f}"]
+    if chosen:
+        words.append(f"(chose: {' '.join(f'{value:.3f}' for value in chosen)})")
+    return " ".join(words)
 
 def format_values(cell, each_seed):
     """The mean over the seeds of a cell, or each of them; "-" where there is none, as past the last position."""
-    values = [row.value for _, row in sorted(cell.items())]
-    if None in values:
-        has_targets = any(row.details.get("n_targets") for row in cell.values())
-        return "not finite" if has_targets else "-"
-    if not values:
-        return ""
-    return " ".join(f"{value:.3f}" for value in values) if each_seed else f"{np.mean(values):.3f}"
+    rows = [row for _, row in sorted(cell.items())]
+    if any(row.value is None for row in rows):
+        return "not finite" if any(row.details.get("n_targets") for row in rows) else "-"
+    return format_mean(rows, each_seed)
 
 def format_accuracies(cells, multiples, each_seed):
     """"100, 66 (2/3)": means over seeds in % at some lengths, and how many learned the task, unless all did.
 
-    cells: {multiple: {seed: Row}}.
+    cells: {multiple: {seed: Row}}. Seeds that chose values are apart.
     """
-    values = [[row.value for _, row in sorted(cells[multiple].items())] for multiple in multiples if multiple in cells]
-    if not values:
-        return ""
-    if each_seed:
-        return "; ".join(" ".join(f"{100 * value:.1f}" for value in of_seeds) for of_seeds in values)
-    means = ", ".join(f"{100 * np.mean(of_seeds):.0f}" for of_seeds in values)
-    shortest = cells[min(cells)]
-    learned = sum(row.value >= LEARNED for row in shortest.values())
-    seeds = len(values[0])
-    return f"{means} ({learned}/{seeds})" if learned < seeds else means
+    def format_seeds(is_chosen):
+        rows_at = {multiple: [row for _, row in sorted(cell.items()) if row.chosen == is_chosen]
+                   for multiple, cell in cells.items()}
+        values = [[row.value for row in rows_at[multiple]] for multiple in multiples if rows_at.get(multiple)]
+        if not values:
+            return ""
+        if each_seed:
+            return "; ".join(" ".join(f"{100 * value:.1f}" for value in of_seeds) for of_seeds in values)
+        means = ", ".join(f"{100 * np.mean(of_seeds):.0f}" for of_seeds in values)
+        learned = sum(row.value >= LEARNED for row in rows_at[min(cells)])
+        seeds = len(values[0])
+        return f"{means} ({learned}/{seeds})" if learned < seeds else means
+
+    chosen = format_seeds(is_chosen=True)
+    return " ".join(filter(None, (format_seeds(is_chosen=False), chosen and f"(chose: {chosen})")))
+
+def describe_deviations(columns):
+    """Which deviation over seeds the intervals of a table have: {head: {label: Difference}} as sentences."""
+    heads_of = {}                                                      # {sentence: heads that it is true of}
+    for head, differences in columns.items():
+        with_interval = {label: one for label, one in differences.items() if one.over_seeds is not None}
+        own = [label for label, one in with_interval.items() if one.pooled is None]
+        pools = dict.fromkeys(one.pooled for one in with_interval.values() if one.pooled is not None)
+        sentences = [f"pooled over {len(pooled.methods)} lines ({pooled.sd:.3f}, {pooled.freedom} degrees of freedom)"
+                     for pooled in pools]
+        if own:
+            sentences.append("each line's own" + (f" ({', '.join(own)})" if pools else ""))
+        if sentences:
+            heads_of.setdefault(" or ".join(sentences), []).append(head)
+    return "; ".join(f"{sentence} in {', '.join(heads)}" for sentence, heads in heads_of.items())
 
 # ---- the layout of tables --------------------------------------------------------------------------------------------
 
-def make_loss_table(rows, args):
-    """(heads, lines of cells) of the Rows of one measure: values at each place, and differences to the right of them.
+def make_loss_table(rows, study_rows, args):
+    """(heads, lines of cells, words below) of the Rows of one measure: values at each place, then differences.
 
     Differences are the last place's from the first, and with --than those from another line at each place. `sliding`,
     which is measured beside another protocol, stands in columns of its own and has no differences.
     """
     lines = group_rows(rows)
+    study = group_rows(study_rows)
     protocol = next((row.protocol for row in rows if row.protocol != "sliding"), rows[0].protocol)
     all_places = sorted({place for cells in lines.values() for place in cells})
     places = [place for place in all_places if place[0] == protocol and (args.at is None or place[1] in args.at)]
@@ -236,32 +298,48 @@ def make_loss_table(rows, args):
     beside = [place for place in all_places if place[0] != protocol and args.at is None]
     first, last = places[0], places[-1]
 
-    changes = compare_places(lines, first, last) if len(places) > 1 else {}
-    columns = {}                                                       # {head: {label: text}} of the differences
+    columns = {}                                                       # {head: {label: Difference}}
+    significant = set()                                                # {(head, label)}
+    changes = compare_places(lines, study, first, last) if len(places) > 1 else {}
     if len(places) > 1 and not is_gain(rows):
-        significant = find_significant({label: change.p_value() for label, change in changes.items()})
-        columns[f"{format_multiple(last[1])} - {format_multiple(first[1])}"] = {
-            label: format_difference(change, label in significant, args.margin) for label, change in changes.items()}
+        head = f"{format_multiple(last[1])} - {format_multiple(first[1])}"
+        columns[head] = changes
+        p_values = {(head, label): change.p_value() for label, change in changes.items()}
+        significant |= find_significant(p_values)
     if args.than in lines:
-        differences = {place: compare_lines(lines, place, args.than) for place in places}
-        significant = find_significant_lines(differences, changes, args.than, args.margin)
-        for place in places:
-            columns[f"{format_multiple(place[1])} - {args.than}'s"] = {
-                label: format_difference(difference, (place, label) in significant, args.margin)
-                for label, difference in differences[place].items()}
+        head_of = {place: f"{format_multiple(place[1])} - {args.than}'s" for place in places}
+        differences = {place: compare_lines(lines, study, place, args.than) for place in places}
+        columns |= {head_of[place]: differences[place] for place in places}
+        significant |= {(head_of[place], label) for place, label in
+                        find_significant_lines(differences, changes, args.than, args.margin)}
 
     heads = ["run", *(format_multiple(multiple) for _, multiple in places),
              *(f"{protocol} {format_multiple(multiple)}" for protocol, multiple in beside), *columns]
     body = []
     for label, cells in lines.items():
-        has_chosen = any(row.chosen for cell in cells.values() for row in cell.values())
-        name = label + (" +" if has_chosen else "") + describe_unfinished(rows, label)
         values = [format_values(cells.get(place, {}), args.seeds) for place in (*places, *beside)]
-        body.append([name, *values, *(column.get(label, "") for column in columns.values())])
-    return heads, body
+        texts = [format_difference(column[label], (head, label) in significant, args.margin) if label in column else ""
+                 for head, column in columns.items()]
+        body.append([label + describe_unfinished(rows, label), *values, *texts])
+    return heads, body, describe_intervals(rows, columns, args.margin)
+
+def describe_intervals(rows, columns, margin):
+    """What stands below a table with the columns {head: {label: Difference}}, of Rows of one measure."""
+    differences = [difference for column in columns.values() for difference in column.values()]
+    parts = []
+    if any(difference.errors for difference in differences):
+        has_one_seed = len({row.seed for row in rows}) == 1
+        parts.append(LEGEND_OF_ONE_SEED if has_one_seed else LEGEND.format(margin))
+    if deviations := describe_deviations(columns):
+        parts.append(textwrap.fill(f"Deviation over seeds: {deviations}.", WIDTH, break_on_hyphens=False))
+    if any(len(difference.seeds) in range(2, MIN_SEEDS) for difference in differences):
+        parts.append("Two seeds have no interval.")
+    if any(row.chosen for row in rows):
+        parts.append("chose: seeds that chose the run's values; they are in no mean, interval or test.")
+    return "\n".join(parts)
 
 def make_task_table(rows, args):
-    """(heads, lines of cells) of accuracies in %, of runs that are called TASK.METHOD: a line a task."""
+    """(heads, lines of cells, words below) of accuracies in %, of runs that are called TASK.METHOD: a line a task."""
     multiples = sorted({row.multiple for row in rows if args.at is None or row.multiple in args.at})
     cells_of = {}                                                      # {task: {method: {multiple: {seed: Row}}}}
     trained_length = {}                                                # {task: tokens}
@@ -282,28 +360,43 @@ def make_task_table(rows, args):
         guess = ", ".join(f"{100 * guesses[task][multiple]:.0f}" for multiple in multiples if multiple in guesses[task])
         values = [format_accuracies(of_task.get(method, {}), multiples, args.seeds) for method in methods]
         body.append([task, str(trained_length[task]), *values, guess])
-    return ["task", "trained", *heads, "best guess"], body
+    below = "chose: seeds that chose the run's values; they are in no mean." if any(row.chosen for row in rows) else ""
+    return ["task", "trained", *heads, "best guess"], body, below
 
-def print_table(heads, body):
-    """Print a table in Markdown."""
-    widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
-    for cells in (heads, ["-" * width for width in widths], *body):
-        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-        print(f"| {' | '.join(padded)} |")
+def print_table(heads, body, width=math.inf):
+    """Print a table in Markdown, in parts of at most `width` columns that each begin with the first column."""
+    columns = list(zip(heads, *body, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    parts = [[0]]                                                      # numbers of columns
+    for i in range(1, len(columns)):
+        needed = sum(widths[j] + 3 for j in parts[-1]) + widths[i] + 4
+        if needed > width and len(parts[-1]) > 1:
+            parts.append([0])
+        parts[-1].append(i)
+    for part in parts:
+        if part is not parts[0]:
+            print()
+        for cells in (heads, ["-" * width for width in widths], *body):
+            print(f"| {' | '.join(cells[i].ljust(widths[i]) for i in part)} |")
 
-def print_tables(rows, args=None):
-    """Print a table for each measure of some Rows, and what is to be known of it; args: those of this script."""
+def print_tables(rows, args=None, study_rows=None):
+    """Print a table for each measure of some Rows, and what is to be known of it.
+
+    args: those of this script; study_rows: the Rows of the whole files, from which `rows` were selected.
+    """
     args = args or command_line().parse_args(["-"])
     for measure in dict.fromkeys(row.measure for row in rows):
         of_measure = [row for row in rows if row.measure == measure]
+        study_of_measure = [row for row in study_rows or rows if row.measure == measure]
         print(f"\n{measure}: {describe_measure(of_measure)}\n")
-        is_task = of_measure[0].protocol == "task"
-        heads, body = (make_task_table if is_task else make_loss_table)(of_measure, args)
-        print_table(heads, body)
+        if of_measure[0].protocol == "task":
+            heads, body, below = make_task_table(of_measure, args)
+        else:
+            heads, body, below = make_loss_table(of_measure, study_of_measure, args)
+        print_table(heads, body, WIDTH)
         print_distances(of_measure)
-        if any("±" in cell for line in body for cell in line):
-            has_one_seed = len({row.seed for row in of_measure}) == 1
-            print("\n" + (LEGEND_OF_ONE_SEED if has_one_seed else LEGEND.format(args.margin)))
+        if below:
+            print(f"\n{below}")
     print_different_code(rows)
 
 def describe_measure(rows):
@@ -318,22 +411,25 @@ def describe_measure(rows):
 
 def print_distances(rows):
     """Print losses by the distance of the copy that a target repeats, in rows that have them."""
-    losses = {}                                                        # {label: {(bin, multiple): losses of seeds}}
+    rows_of = {}                                                       # {label: {(bin, multiple): Rows of seeds}}
     for row in rows:
-        for bin_name, (loss, _) in row.details.get("by_distance", {}).items():
-            losses.setdefault(row.label, {}).setdefault((bin_name, row.multiple), []).append(loss)
-    if not losses:
+        for bin_name in row.details.get("by_distance", {}):
+            rows_of.setdefault(row.label, {}).setdefault((bin_name, row.multiple), []).append(row)
+    if not rows_of:
         return
-    bins = list(dict.fromkeys(bin_name for of_line in losses.values() for bin_name, _ in of_line))
-    multiples = [multiple for of_line in losses.values() for _, multiple in of_line]
+    bins = list(dict.fromkeys(bin_name for of_line in rows_of.values() for bin_name, _ in of_line))
+    multiples = [multiple for of_line in rows_of.values() for _, multiple in of_line]
     first, last = min(multiples), max(multiples)
-    body = []
-    for label, of_line in losses.items():
-        cells = [", ".join(f"{np.mean(of_line[bin_name, multiple]):.3f}" for multiple in (first, last)
-                           if (bin_name, multiple) in of_line) for bin_name in bins]
-        body.append([label, *cells])
+
+    def format_bin(of_line, bin_name):
+        def loss_of(row):
+            return row.details["by_distance"][bin_name][0]             # (loss, targets)
+        return ", ".join(format_mean(of_line[bin_name, multiple], value_of=loss_of) for multiple in (first, last)
+                         if (bin_name, multiple) in of_line)
+
+    body = [[label, *(format_bin(of_line, bin_name) for bin_name in bins)] for label, of_line in rows_of.items()]
     print(f"\n{format_multiple(first)} and {format_multiple(last)}, by the distance of the copy in trained lengths\n")
-    print_table(["run", *bins], body)
+    print_table(["run", *bins], body, WIDTH)
 
 def print_different_code(rows):
     """Name the runs whose seeds were trained with different code, as far as that was stored."""
@@ -391,8 +487,8 @@ def main(argv=None):
         rows = read_files(args.files)
         if not rows:
             raise InputError(f"{' and '.join(args.files)}: there is no measurement in it yet")
-        rows = select_rows(rows, "measure", args.measures or ["*"], "--measures")
-        rows = select_rows(rows, "run", args.runs or ["*"], "--runs")
+        study_rows = select_rows(rows, "measure", args.measures or ["*"], "--measures")
+        rows = select_rows(study_rows, "run", args.runs or ["*"], "--runs")
         labels = dict.fromkeys(row.label for row in rows)
         if args.than is not None and args.than not in labels:
             raise InputError(f"--than must be one of {', '.join(labels)}, got {args.than}")
@@ -400,7 +496,7 @@ def main(argv=None):
             raise InputError(f"--margin must be at least 0, got {args.margin}")
         if args.plot and len({row.measure for row in rows}) > 1:
             raise InputError("--plot draws one measure: name it with --measures")
-        print_tables(rows, args)
+        print_tables(rows, args, study_rows)
         if args.plot:
             from lab import pictures
             pictures.draw(args.plot, rows, args)

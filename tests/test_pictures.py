@@ -1,5 +1,6 @@
 """What the pictures of lab/pictures.py show: whose colour, which names, at what height."""
 
+import argparse
 import itertools
 import shutil
 
@@ -9,6 +10,7 @@ from conftest import ROOT, command
 
 from lab import pictures
 from settings import InputError
+from lab.results import Row
 from train import read_flags
 from zoo import names
 
@@ -87,6 +89,17 @@ def test_a_table_is_drawn_with_its_seeds(drawn):
     assert drawn[0].axes[0].get_title(loc="left") == "RoPE rises\n(2 seeds)"
     with pytest.raises(InputError, match="there is nothing to draw"):
         pictures.curves("", {"none": ("#000000", {})}, "", "", {16})
+
+
+def test_a_seed_that_chose_a_runs_values_is_in_no_mean_of_a_picture(drawn):
+    seeds = {("fox", 1, True): 9.0, ("fox", 2, False): 3.0, ("fox", 3, False): 3.2, ("rope", 1, True): 4.0}
+    found = [Row(run, "", seed, "spread", "spread", 16, 16, value, None, None, "", {}, chosen)
+             for (run, seed, chosen), value in seeds.items()]
+    pictures.draw("", found, argparse.Namespace(title="t"))
+    axis = drawn[0].axes[0]
+    assert [list(container.lines[0].get_ydata()) for container in axis.containers] == [[pytest.approx(3.1)], [4.0]]
+    assert {text.get_text() for text in axis.texts} == {"FoX: 3.10", "RoPE, chose its values: 4.00"}
+    assert "without seeds that chose values" in axis.get_title(loc="left")
 
 
 @pytest.mark.parametrize("flags", ["best.jsonl --measures test-spread --runs fox*,rope*",
