@@ -1,4 +1,7 @@
-"""The explorer's page: what is in it, and in a real browser its third backend against NumPy, tiktoken and vectors/."""
+"""The explorer's page: what is in it, and in a real browser its third backend against web/vectors.json and tiktoken.
+
+model_torch.py, model_numpy.py and the page's JavaScript are held to the losses of web/vectors.json.
+"""
 
 import base64
 import dataclasses
@@ -19,7 +22,9 @@ from test_export import NASTY, change, write_run
 from test_ladder import tiny
 
 import expe
+import data
 import model_numpy
+import model_torch
 import tasks
 from eval import held_out
 from generate import generate
@@ -27,12 +32,9 @@ from longer.scaling import scaled_inv_freq
 from runs import load_model, read_run
 from tokenizer import make_tokenizer, read_ranks
 from web import explorer
+from web import explorer, vectors
 
-KINDS = {                                # name: encoding, its settings
-    "expe": ("expe", {"l": 5}), "keys": ("expe", {"l": 5, "on": "k", "theta": 0.5}), "rope": ("rope", {}),
-    "alibi": ("alibi", {"slopes": 2.0}), "fox": ("fox", {}), "exqpe": ("exqpe", {"l": 5}), "nope": ("nope", {}),
-    "sinusoidal": ("sinusoidal", {"base": 500.0}), "stable": ("expe", {"l": 5, "constant": True}),
-}
+KINDS = {name: (pe, settings) for name, (pe, settings, where) in vectors.CASES.items() if not where}
 TOUR = ("expe", "keys", "rope", "alibi", "fox")
 TASKS = {"first-last": ("task-keys", "task-rope"), "needle": ("needle-fox", "needle-rope")}
 SOURCE = "texts <!--<script> of </script>"             # as it stands, this would end the page's data or hide the rest
@@ -82,34 +84,19 @@ def of(html, name):
 
 def test_the_page_holds_all_it_needs_and_each_matrix_in_8_bits(runs):
     html = explorer.page([runs[name] for name in KINDS])
+    links = re.findall(r"\{\{[\w./]+: .+?\}\}", (ROOT / "web/tour.js").read_text(encoding="utf-8"))
+    assert links and all("#L" in explorer.links(link) for link in links)
     assert not re.search(r"\{\{[\w./]+(: .*)?\}\}", html)
     assert not re.search(r"src=.?https?:|<link|url\(|@import", html)
     known = json.loads(of(html, "data"))
     assert known["trained"] == 16 and len(known["texts"]) == explorer.TEXTS
     assert SOURCE in known["about"] and "<" not in of(html, "data")
-    for run, model in zip(runs.values(), known["models"], strict=False):
-        tensors, _ = rounded_of(run)
-        packed = base64.b85decode(of(html, f"weights-{model['id']}").replace(",", "<"))[: model["bytes"]]
-        content = zlib.decompress(packed)
-        matrices = sum(w.size for w in tensors.values() if w.ndim == 2)
-        codes, others = np.frombuffer(content[:matrices], np.int8), np.frombuffer(content[matrices:], "<f4")
-        for w in tensors.values():
-            if w.ndim == 2:
-                own, codes = codes[: w.size].reshape(w.shape), codes[w.size :]
-                scale, others = others[: len(w), None], others[len(w) :]
-                np.testing.assert_array_equal(own * scale, w)
-            else:
-                np.testing.assert_array_equal(others[: w.size], w)
-                others = others[w.size :]
-        assert len(codes) == len(others) == 0
-        assert model["tensors"] == [[name, list(w.shape)] for name, w in tensors.items()]
-
-
-def test_a_published_page_links_to_its_code_and_a_picture(runs):
-    html = explorer.page([runs["rope"]], "https://github.com/someone/something")
-    assert 'property="og:image" content="https://github.com/someone/something/raw/main/docs/explorer.png"' in html
-    assert json.loads(of(html, "data"))["root"] == "https://github.com/someone/something/blob/main/"
-    assert "og:image" not in explorer.page([runs["rope"]])
+    assert [model["id"] for model in known["models"]] == [*KINDS]
+    for model in known["models"]:
+        content = base64.b85decode(of(html, f"weights-{model['id']}").replace(",", "<"))[: model["bytes"]]
+        sizes = [np.prod(shape) if len(shape) == 2 else 4 * np.prod(shape) for _, shape in model["tensors"]]
+        rows = sum(4 * shape[0] for _, shape in model["tensors"] if len(shape) == 2)        # their scales
+        assert len(zlib.decompress(content)) == sum(sizes) + rows
 
 
 def test_a_run_of_the_explorer_is_found_again(workplace, monkeypatch):
@@ -159,6 +146,52 @@ def test_a_run_that_the_page_cannot_read_is_refused(workplace, runs, tmp_path):
     assert "another tokenizer or trained length" in said(runs["expe"], runs["task-rope"], runs["needle-rope"])
 
 
+# ---- one oracle for three models -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", vectors.CASES)
+def test_the_vectors_are_numpys(name):
+    case = vectors.make_case(name)
+    params = {key: w.astype(float) for key, w in case.weights.items()}
+    losses = model_numpy.token_losses(params, case.tokens[None, :-1], case.tokens[None, 1:], case.config,
+                                      case.start + np.arange(vectors.TOKENS))[0]
+    np.testing.assert_allclose(losses[:: vectors.EVERY], vectors.read_vectors()[name], rtol=0, atol=1e-6)
+
+
+def test_the_vectors_are_of_the_javascript_as_it_is():
+    """Otherwise the command could not see that an edit is on one side alone."""
+    assert json.loads(vectors.FILE.read_text())["copy"] == vectors.hash_copy(), "python -m web.vectors makes it anew"
+
+
+def norm_queries(heads):
+    def edited(self, parts):
+        q, k, v = heads(self, parts)
+        return torch.nn.functional.normalize(q, dim=-1), k, v
+
+    return edited
+
+
+EDITS = {  # what is edited: (its new value, made of the old one; the file that a refusal names)
+    (model_torch.Attention, "heads"): (norm_queries, "web/model.js (its class Model)"),
+    (model_torch, "rotate_pairs"): (
+        lambda old: lambda x, table: old(old(x, table), table), "web/encodings.js (doorsOf: rope)"),
+    (model_torch, "score_divisor"): (lambda old: lambda q: 2 * old(q), "web/model.js (its class Model)"),
+    (model_torch.GPT, "output_weight"): (
+        lambda old: property(lambda self: 2 * old.fget(self)), "web/model.js (its class Model)"),
+}
+
+
+@pytest.mark.parametrize("place, name", EDITS, ids=lambda x: getattr(x, "__name__", x))
+def test_no_page_is_written_of_another_model(place, name, runs, tmp_path, monkeypatch):
+    edit, file = EDITS[place, name]
+    monkeypatch.setattr(place, name, edit(getattr(place, name)))
+    said = refused(command("web.explorer", runs["rope"], "--out", tmp_path / "page.html", cwd=tmp_path))
+    assert f"make the edit in {file} too" in said and not (tmp_path / "page.html").exists()
+    before = vectors.FILE.read_bytes()
+    assert "make the edit there first" in refused(command("web.vectors", cwd=tmp_path))
+    assert vectors.FILE.read_bytes() == before
+
+
 # ---- in a browser ----------------------------------------------------------------------------------------------------
 
 
@@ -205,57 +238,44 @@ def opened(browsers, html):
     assert wrong == []
 
 
-# [tokens kept of another text that was read before, logits, whether the GPU is there] of model i; with a GPU that is
-# lost at a product, or -1 for never, if `lost` is given.
-READ = """async ([i, tokens, see, start, ends, before, lost]) => {
-    const made = DATA.models[i], how = { see: see || Infinity, start };
-    const gpu = lost === null ? null : await Gpu.find(), product = gpu?.product;
+# [tokens kept of another text that was read before, losses, whether the GPU is there]; with a GPU that is lost at a
+# product, or at -1 for never, if `lost` is given.
+READ = """async ([config, tensors, weights, tokens, how, before, lost]) => {
+    const gpu = lost === null ? null : await Gpu.find(), product = gpu?.product, losses = [];
     let products = 0;
     if (gpu) gpu.product = async (...what) => {
         if (products++ === lost) gpu.device.destroy();
         await product.apply(gpu, what);
     };
-    const weights = await weightsOf(at(`weights-${made.id}`).textContent, made.bytes, made.tensors), logits = [];
-    const model = new Model(made, weights, tokens.length + 10, gpu), first = model.context(before, how);
+    const model = new Model({ config, tensors }, Float32Array.from(weights), tokens.length, gpu);
+    const text = tokens.slice(0, -1), first = model.context(before, how);
     for (let at = 0; at < before.length; at += 40) await model.read(before.slice(at, at + 40), first);
-    const context = model.context(tokens, how), kept = context.tokens.length;
-    for (const end of ends) {
-        if (end > context.tokens.length) await model.read(tokens.slice(context.tokens.length, end), context);
+    const context = model.context(text, how), kept = context.tokens.length;
+    for (const end of [7, 40, 41, 64, 128, text.length]) {
+        if (end > context.tokens.length) await model.read(text.slice(context.tokens.length, end), context);
     }
-    for (let from = 0; from < tokens.length; from += 32) {
-        logits.push(...(await model.logits(context, from, Math.min(from + 32, tokens.length))).map((z) => [...z]));
+    for (let from = 0; from < text.length; from += 64) {
+        const to = Math.min(from + 64, text.length);
+        losses.push(...lossesOf(await model.logits(context, from, to), tokens.slice(from + 1, to + 1)));
     }
-    return [kept, logits, Boolean(model.gpu)];
+    return [kept, losses, Boolean(model.gpu)];
 }"""
 
 
-def read_with(page, i, run, tokens, see, start, ends, before=(), lost=None):
-    """(what READ gives, NumPy's logits)."""
-    found = page.evaluate(READ, [i, tokens.tolist(), see, start, ends, list(before), lost])
-    halves, config = rounded_of(run)
-    config = dataclasses.replace(config, window=see)
-    return found, model_numpy.forward(halves, tokens[None], config, start + np.arange(len(tokens)))[0][0]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("see, start, kept", [(0, 0, 0), (20, 333, 50)])
-def test_logits_are_numpys_whatever_the_pieces_and_what_is_kept_of_another_text(opened, runs, see, start, kept):
-    page, tokens = opened("all"), np.random.default_rng(5).integers(300, size=70)
-    before = [*tokens[:kept].tolist(), *((tokens[kept:] + 1) % 300).tolist()]
-    for i, name in enumerate(KINDS):
-        found, wanted = read_with(page, i, runs[name], tokens, see, start, [7, 40, 41, 64, 70], before)
-        assert found[0] == kept
-        np.testing.assert_allclose(found[1], wanted, atol=2e-4 * max(1, np.abs(wanted).max() / 10), err_msg=name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", [-1, 4])
-def test_logits_of_a_gpu_are_numpys_and_go_on_without_it_where_it_is_lost(opened, runs, lost):
-    page, tokens = opened("tour", gpu=True), np.random.default_rng(8).integers(300, size=256 + 20)
-    for i, name in enumerate(TOUR):
-        found, wanted = read_with(page, i, runs[name], tokens, 0, 0, [256, 276], lost=lost)
-        assert found[2] == (lost < 0) and np.abs(wanted).max() > 1
-        np.testing.assert_allclose(found[1], wanted, rtol=0, atol=1e-3, err_msg=name)
+@pytest.mark.parametrize("kept, lost", [(0, None), (90, None), (0, -1), (0, 4)])
+def test_the_vectors_are_javascripts_whatever_the_pieces_and_what_is_kept_and_on_a_gpu(opened, kept, lost):
+    """A GPU is not there any more once it is lost, and the losses are still right."""
+    page = opened("alone", gpu=lost is not None)
+    for name, right in vectors.read_vectors().items():
+        config, weights, tokens, start = vectors.make_case(name)
+        before = [*tokens[:kept].tolist(), *((tokens[kept:-1] + 1) % config.vocab).tolist()]
+        found = page.evaluate(READ, [
+            dataclasses.asdict(config), [[key, w.shape] for key, w in weights.items()],
+            np.concatenate([w.ravel() for w in weights.values()]).tolist(), tokens.tolist(),
+            {"start": start} | ({"see": config.window} if config.window else {}), before, lost])
+        assert found[0] == kept and found[2] == (lost == -1)
+        np.testing.assert_allclose(found[1][:: vectors.EVERY], right, rtol=0, atol=2e-4, err_msg=name)
 
 
 @pytest.mark.slow
@@ -277,76 +297,30 @@ def test_losses_on_the_page_are_numpys_at_every_length_and_with_each_switch(open
 
 @pytest.mark.slow
 @pytest.mark.parametrize("see", [0, 16])
-def test_what_is_seen_inside_is_what_pytorch_attends_to(opened, runs, monkeypatch, see):
-    """Of query 49; and the line of ExPE and of ALiBi is what is left of its scores without the keys' content."""
-    page, seen = opened("tour"), slice(50 - (see or 50), 50)
+def test_what_is_seen_inside_and_far_back_are_pytorchs_weights(opened, runs, monkeypatch, see):
+    """Of query 49; and the last 16 queries' weights on keys that are 16 or more back."""
+    page = opened("tour")
+    page.evaluate("(see) => show({ length: 64, see })", see)
     window = page.evaluate("windowOf(64)")
     for name in TOUR:
-        model, kept = rounded_model(runs[name]), []
+        model, weights = rounded_model(runs[name]), []
         for block in model.blocks:
-            def watched(q, k, v, bias, table, attend=block.attn.attend, kept=kept):
-                kept.append((q[0, :, 49].numpy(), (q @ k.mT / math.sqrt(8) + (0 if bias is None else bias))[0, :, 49]))
+            def watched(q, k, v, bias, table, block=block, attend=block.attn.attend, weights=weights):
+                weights.extend((q @ k.mT / math.sqrt(8) + block.attn.mask(q, k, bias)).softmax(-1)[0])     # (T, S) each
                 return attend(q, k, v, bias, table)
 
             monkeypatch.setattr(block.attn, "attend", watched)
             monkeypatch.setattr(block.attn, "window", see)
         with torch.no_grad():
             model(torch.tensor([window[:-1]]))
-        heads = page.evaluate("""async ([id, see]) => {
-            const thread = threads.find((each) => each.id === id);
-            const { heads } = await thread.ask({ inside: windowOf(64), how: how({ see, start: 0 }), index: 50 });
-            return heads.map(({ scores, added, weights, ...where }) => ({
-                ...where, scores: [...scores], weights: [...weights], added: added && [...added] }));
+        heads, far = page.evaluate("""async ([id, see]) => {
+            const { heads } = await threadOf(id).ask({ inside: windowOf(64), how: how({ see, start: 0 }), index: 50 });
+            return [heads.map(({ weights }) => [...weights]), [...farAt(threadOf(id), now())]];
         }""", [name, see])
-        assert len(heads) == 4
-        for each in heads:
-            (q, scores), head = kept[each["block"]], each["head"]
-            scores = scores[head, seen]
-            np.testing.assert_allclose(each["weights"][seen], scores.softmax(-1), atol=1e-4)
-            shown = np.subtract(each["scores"], each["scores"][-1])[seen]
-            np.testing.assert_allclose(shown, scores - scores[-1], atol=1e-3)
-            assert (each["added"] is None) == (name == "rope")
-            if name == "alibi":
-                line = 2 * expe.alibi_slopes(2)[head] * np.arange(-49, 1)
-                np.testing.assert_allclose(each["added"], line, atol=1e-6)
-            if name in ("expe", "keys") and not see:
-                e, w_k = model.config.encoding, model.blocks[each["block"]].attn.qkv.weight.detach().numpy()[16:32]
-                k = expe.expe_table(np.arange(50), 5, e.start, e.theta) @ w_k[8 * head : 8 * head + 8, :5].T
-                np.testing.assert_allclose(each["added"], (k - k[-1]) @ q[head] / math.sqrt(8), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.slow
-def test_a_heads_far_weights_are_worth_what_pytorch_loses_without_them(opened, runs, monkeypatch):
-    page, model = opened("tour"), rounded_model(runs["fox"])
-    window, found = page.evaluate("""async () => {
-        const all = [], what = { worth: windowOf(64), how: how(plain(64)), targets: TRAINED, near: NEAR };
-        await threadOf("fox").ask(what, ({ worth }) => all.push(worth));
-        return [windowOf(64), all];
-    }""")
-    attention, far = model.blocks[1].attn, torch.arange(48, 64)[:, None] - torch.arange(64) >= 4
-    losses, mask, pair = [], attention.mask, torch.tensor([window])
-    for heads in ([], [0], [1]):
-        lost = torch.zeros(2, 64, 64, dtype=torch.bool)
-        lost[heads, -16:] = far
-        monkeypatch.setattr(attention, "mask", lambda *x, lost=lost: mask(*x).masked_fill(lost, -math.inf))
-        monkeypatch.setattr(attention, "window", 64)  # or else no mask is made
-        losses.append(model.token_losses(pair[:, :-1], pair[:, 1:])[0, -16:].mean().item())
-    np.testing.assert_allclose(found[2:], np.subtract(losses[1:], losses[0]), rtol=0, atol=1e-4)
-    assert np.abs(found[2:]).max() > 1e-2
-
-
-@pytest.mark.slow
-def test_two_models_write_what_pytorch_writes(opened, runs):
-    page = opened("tour")
-    page.evaluate("show({ length: 64, see: 0, start: 0, chosen: 9 })")
-    page.select_option("#write-a", "keys")
-    page.select_option("#write-b", "rope")
-    page.click("#write-do")
-    page.wait_for_function("at('write-words').textContent.startsWith('Each model wrote 40')", timeout=60_000)
-    prompt = page.evaluate("windowOf(64)")[:55]
-    for name in ("keys", "rope"):
-        written = generate(rounded_model(runs[name]), prompt, temperature=0)
-        assert page.evaluate("(id) => threadOf(id).written", name) == [*itertools.islice(written, 40)]
+        np.testing.assert_allclose(heads, [w[49, :50] for w in weights], atol=1e-4)
+        right = [w[-16:].tril(64 - 16 - 16).sum(-1).mean() for w in weights]
+        np.testing.assert_allclose(far, right, rtol=1e-2, atol=1e-6)
+        assert (max(far) > 1e-4) == (see == 0)
 
 
 @pytest.mark.slow
@@ -369,43 +343,6 @@ def test_answers_to_the_task_are_pytorchs(opened, runs, source, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["expe", "exqpe", "sinusoidal"])
-def test_its_tables_are_those_of_the_vectors(opened, name):
-    page, case = opened("tour"), json.loads((ROOT / "interop/vectors" / f"{name}.json").read_text())
-    for part in case["parts"].values():
-        table = part["outputs"]["table"]
-        width = np.shape(table)[-1]
-        found = page.evaluate(f"""([n, width, s]) => n.map((row) => row.map((m) =>
-            Array.from({{length: width}}, (_, j) => {name}Entry(m, j, s))))""",
-            [part["inputs"]["positions"], width, {"width": width, **case["parameters"]}])
-        np.testing.assert_allclose(found, table, atol=1e-9 * max(1, np.abs(table).max()))
-
-
-@pytest.mark.slow
-def test_frequencies_are_expes_for_every_scaling_of_the_knobs(opened):
-    page = opened("tour")
-    for scaling in ("none", "linear", "ntk", "yarn"):
-        for D, base, factor, trained in ((64, 500.0, 1.0, 512), (32, 1e6, 16.0, 128)):
-            found = page.evaluate("([D, s]) => ropeFrequencies(D, s)",
-                                  [D, {"base": base, "scaling": scaling, "factor": factor, "trained": trained}])
-            wanted = scaled_inv_freq(D, base, scaling, factor, trained)
-            np.testing.assert_allclose(found[0], wanted[0], rtol=1e-12)
-            assert found[1] == pytest.approx(wanted[1], rel=1e-12)
-
-
-@pytest.mark.slow
-def test_rounding_is_torchs(opened):
-    rng = np.random.default_rng(2)
-    numbers = np.concatenate([rng.normal(size=500) * 10.0 ** rng.integers(-9, 6, 500), np.arange(2040, 2060) + 0.5,
-                              [0, 65504, 65519.99, 65520, 6e-8, 2.9e-8, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-11]])
-    page, numbers = opened("tour"), numbers.astype(np.float32).astype(float)
-    for name, kind in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
-        found = page.evaluate(f"(numbers) => numbers.map((x) => String(FORMATS.{name}(x)))", numbers.tolist())
-        wanted = torch.tensor(numbers, dtype=torch.float32).to(kind).double().numpy()
-        np.testing.assert_array_equal([float(x.replace("Infinity", "inf")) for x in found], wanted)
-
-
-@pytest.mark.slow
 def test_the_tokenizer_is_tiktokens(opened, runs):
     page, rng = opened("tour"), random.Random(7)
     encoding = make_tokenizer(read_ranks(runs["expe"] / "tokenizer.tiktoken"))
@@ -416,30 +353,6 @@ def test_the_tokenizer_is_tiktokens(opened, runs):
     for text, mine in zip(texts, found, strict=True):
         assert mine == encoding.encode_ordinary(text), repr(text)
     assert page.evaluate("TOKENIZER.eot") == encoding.eot_token
-
-
-@pytest.mark.slow
-def test_the_weights_on_far_keys_are_pytorchs(opened, runs, monkeypatch):
-    """Of the last 16 queries of 64, on keys that are 16 or more back; and none is left where only 16 are seen."""
-    page = opened("tour")
-    page.evaluate("show({ length: 64 })")
-    window = page.evaluate("windowOf(64)")
-    for name in TOUR:
-        model, kept = rounded_model(runs[name]), []
-        for block in model.blocks:
-            def watched(q, k, v, bias, table, block=block, attend=block.attn.attend, kept=kept):
-                scores = q @ k.mT / math.sqrt(8) + block.attn.mask(q, k, bias)
-                kept.append(scores.softmax(-1)[0, :, -16:].tril(64 - 16 - 16).sum(-1).mean(-1))
-                return attend(q, k, v, bias, table)
-
-            monkeypatch.setattr(block.attn, "attend", watched)
-        with torch.no_grad():
-            model(torch.tensor([window[:-1]]))
-        found = page.evaluate("(id) => farAt(threadOf(id), now())", name)
-        np.testing.assert_allclose(found, torch.cat(kept), rtol=1e-2, atol=1e-6)
-        assert max(found) > 1e-4
-    page.evaluate("show({ see: TRAINED })")
-    assert page.evaluate("threads.every((thread) => farAt(thread, now()).every((x) => x === 0))")
 
 
 @pytest.mark.slow
@@ -454,58 +367,13 @@ def test_what_goes_wrong_is_said(browsers, html):
     page = browsers[False].new_page(bypass_csp=True)
     page.goto(address)
     page.wait_for_function("threads.every((thread) => thread.bar.value === thread.bar.max)")
-    assert page.locator("#not-run").count() == 0
     page.evaluate("threads[0].ask({ read: [1, 2, 3], how: null })")
     page.wait_for_function("at('read-note').textContent.includes('failed')")
-    assert page.evaluate("show({ length: 64 })")                        # the others, and this one, go on
-    page.evaluate("doStep()")
-    page.wait_for_function("at('tour-seen').textContent.includes('failed')")
-    page.close()
-    broken = html / "broken.html"
-    broken.write_text((html / "tour.html").read_text().replace("new WebAssembly.Memory(", "new WebAssembly.Lost("))
-    page = browsers[False].new_page(bypass_csp=True)
-    page.goto(broken.as_uri())
-    page.wait_for_function("at('read-note').textContent.includes('Lost is not a constructor')")
-    page.evaluate("doStep()")
-    page.wait_for_function("at('tour-seen').textContent.includes('Lost is not a constructor')")
-    page.wait_for_function("at('task-models').textContent.includes('No answer')")
     page.close()
     page = browsers[False].new_page(java_script_enabled=False)
     page.goto(address)
     assert "needs JavaScript" in page.inner_text("#not-run")
     page.close()
-
-
-@pytest.mark.slow
-def test_a_link_shows_what_was_shown(opened, browsers):
-    page = opened("tour")
-    page.select_option("#text", "1")
-    page.evaluate("show({ length: 64, see: 16, start: START, chosen: null })")
-    page.wait_for_function("threads.every((thread) => thread.bar.value === thread.bar.max)")
-    page.evaluate("showStep(2)")
-    page.locator(".model .tokens span").nth(60).click()                 # of 64: 3 before the last
-    page.wait_for_function("location.hash.includes('chosen=3')")
-    other = browsers[False].new_page(bypass_csp=True)
-    other.goto(page.url)
-    other.wait_for_function("threads.every((thread) => thread.bar.value === thread.bar.max)")
-    shown = "[at('text').value, state.length, state.see, state.start, state.chosen, step, windowOf(64)]"
-    assert other.evaluate(shown) == page.evaluate(shown)
-    assert other.evaluate(shown)[:6] == ["1", 64, 16, 240, 3, 2]
-    for broken in ("text=99&length=x&see=7&chosen=-4&step=1e9", "text=-1&length=3&chosen=x&step=-2&start=x"):
-        other.goto(page.url.partition("#")[0] + "#" + broken)           # of the same page: it follows
-        other.wait_for_function("state.see === 0 && state.length === 16 && state.chosen === null")
-        other.wait_for_function("threads.every((thread) => thread.bar.value === thread.bar.max)")
-    other.close()
-
-
-@pytest.mark.slow
-def test_another_text_keeps_the_length_and_clears_what_was_written(opened):
-    page = opened("tour")
-    page.evaluate("show({ length: 64 })")
-    page.click("#write-do")
-    page.wait_for_function("at('write-words').textContent.startsWith('Each model wrote 40')", timeout=60_000)
-    page.select_option("#text", "1")
-    assert page.evaluate("[state.length, at('written').children.length]") == [64, 0]
 
 
 @pytest.mark.slow
@@ -517,10 +385,8 @@ def test_any_own_text_is_read_whole_and_as_text(opened):
         page.evaluate("(text) => { at('own').value = text; at('own').oninput(); }", text)
         page.wait_for_function("state.of === at('own').value.length")
         page.wait_for_function("threads.every((thread) => thread.bar.value === thread.bar.max)")
-        assert ("say little" in page.inner_text("#read-note")) == page.evaluate(
-            "threads.every((thread) => targetsMean(thread, now()) > Math.log(300))")
-        read = page.evaluate("[TOKENIZER.encode(at('own').value).slice(0, 256), state.tokens.slice(1), state.length]")
-        assert read[0] == read[1] and read[2] == len(read[0])
+        read, tokens = page.evaluate("[TOKENIZER.encode(at('own').value).slice(0, 256), state.tokens.slice(1)]")
+        assert read == tokens
         assert page.evaluate("document.querySelectorAll('#models script, #models img').length") == 0
 
 

@@ -217,11 +217,11 @@ def id_of(run):
     return re.sub(r"\W+", "-", Path(run).name)
 
 def links(text, root=WEB.parent):
-    """Every {{file: words}} made into file#Ln, n being the line that begins with these words."""
+    """Every {{file: words}} made into file#Ln, n being the line that begins with these words; without one, into file."""
     def place(match):
         path, words = match.groups()
-        lines = (root / path).read_text(encoding="utf-8").splitlines()
-        return f"{path}#L{1 + next(i for i, line in enumerate(lines) if line.startswith(words))}"
+        lines = enumerate((root / path).read_text(encoding="utf-8").splitlines(), 1)
+        return path + next((f"#L{n}" for n, line in lines if line.startswith(words)), "")
 
     return re.sub(r"\{\{([\w./]+): (.+?)\}\}", place, text)
 
