@@ -29,7 +29,7 @@ from longer.methods import DUAL_CHUNK, HOLD, SELF_EXTEND
 from model_torch import as_tensor
 
 PATH = "longer/attention.py"
-PARTS = 1, 7, 64                         # tokens of a pass with a cache; the rest is a fourth
+PARTS = 1, 7, 64                         # tokens of the first passes with a cache; the last two come one by one
 SINKS, WINDOW, STEPS = 4, 131, 6         # of a stream, and how many tokens it drops
 
 def readers(make, config):
@@ -60,7 +60,7 @@ def check_reading(make, config):
 def check_parts(reader, tokens, targets, n, right):
     """InputError unless a Reader that reads some tokens after others has the losses of one pass."""
     cache = Cache()
-    ends = [0, *(end for end in np.cumsum(PARTS) if end < len(n)), len(n)]
+    ends = sorted({0, *(end for end in np.cumsum(PARTS) if end < len(n)), len(n) - 2, len(n) - 1, len(n)})
     pieces = [slice(i, j) for i, j in itertools.pairwise(ends)]
     found = [reader.token_losses(tokens[:, piece], targets[:, piece], positions=n[piece], cache=cache)
              for piece in pieces]
