@@ -1,7 +1,8 @@
 """The GPT in PyTorch, as plain as it can be said, with six doors for a positional encoding.
 
-This is the plain version. Others make it fast (engine/fast.py) and take it past the trained length (longer/): each
-replaces a part that GPT is given, and tests compare it with what stands here. model_numpy.py is the same model by hand.
+This is the plain version. Others make it fast (engine/fast.py) and take it past the trained length (longer/): they call
+the steps of Attention, and each is compared with what stands here before it computes anything. model_numpy.py is the
+same model by hand.
 
 B batch, T query length, S key length (here S = T), H heads, D width of a head, C = H*D model width, V vocabulary,
 l overridden dimensions, n a position.

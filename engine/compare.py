@@ -9,6 +9,7 @@ edit. longer/compare.py does the same for what reads a trained model. Plain trai
 
 import contextlib
 import copy
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -46,6 +47,8 @@ def pair_of_models(make, config):
                 w.copy_(1.75 * noise / w.shape[-1] ** 0.5)             # queries and keys of 1.75, scores of 1.75^2
             else:
                 w.add_(noise / w.shape[-1] ** 0.5 if w.ndim > 1 else 0.1 * noise)
+            if re.search(r"encoding\..*bias$", name):
+                w.add_(8 * torch.rand(w.shape, generator=generator))   # gates of all kinds, or FoX forgets what is far
     ours.load_state_dict(plain.state_dict())
     return ours.double(), plain.double()
 

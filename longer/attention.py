@@ -21,19 +21,26 @@ from model_torch import score_divisor
 
 
 @dataclass
-class Positions:
-    """Where the tokens of one pass are, as one encoding sees it: what its tables are for, and where keys get theirs."""
+class Apart:
+    """What keeps content and position apart until a pass is read: for streams, hold, dual chunks and Self-Extend."""
 
-    rows: Any = None                     # of the T new tokens, as in model_numpy.Tables
-    pairs: Any = None                    # of the new tokens and all S keys, likewise
-    # Without key_rows a key gets its position once, when it is read, and is kept with it.
-    key_rows: Any = None                 # rows of all S keys, which are kept without a position and get it at each pass
+    nowhere: Any                         # the rows of one token, all zeros
+    key_rows: Any = None                 # rows of all S keys, which have no position in a cache; None: theirs is kept
     moves: tuple = ()                    # Moves of longer/chunks.py, of rows: pairs that are scored at other positions
-    nowhere: Any = None                  # of these two: the rows of one token, all zeros,
-    batch: tuple = ()                    # the batch dimensions of the positions, () or (B,),
-    shares: dict = field(default_factory=dict)       # and what position_shares has made, for the next step of a stream
-    # Two kinds of encoding need none of these, and no key has a position.
-    n: Any = None                        # the positions of all S keys counted from the last: scores get a linear bias
+    batch: tuple = ()                    # the batch dimensions of the positions: () or (B,)
+    shares: dict = field(default_factory=dict)       # what position_shares has made, for the next step of a stream
+
+@dataclass
+class Positions:
+    """Where the tokens of one pass are, as one encoding sees it.
+
+    Of an encoding with a linear bias and of Shaw's vectors on a band, no key has a position: n or banded says so.
+    """
+
+    rows: Any = None                     # of the T new tokens, as in model_numpy.Tables; zeros for a linear bias
+    pairs: Any = None                    # of the new tokens and all S keys, likewise
+    apart: Apart | None = None           # None: a key gets its position once, when it is read
+    n: Any = None                        # integer positions of all S keys, counted from the last, for a linear bias
     banded: bool = False                 # whether engine/banded.py is used
     cache: Cache | None = None
 
@@ -43,65 +50,70 @@ class ReadingAttention(fast.Attention):
     least = -math.inf                    # of least-slope: by how much a score falls a token at least
 
     def forward(self, h, pos):
-        content_q = None
-        if pos.moves or pos.key_rows is not None:
-            content_q, content_k, v = self.project(h, zeros_like(pos.rows))
-            q = self.move_queries(content_q, pos.rows, pos)
-            k = self.move_keys(content_k, pos.rows, pos) if pos.key_rows is None else content_k
-        else:
-            q, k, v = self.project(h, pos.rows)
-            if pos.n is None:
-                q, k = self.encoding.rotate(q, k, pos.rows)
-        key_state = self.key_state(h)
-        if pos.cache is not None:
-            k, v, key_state = self.extend(pos.cache, h, k, v, key_state)               # of all S keys
-        content_k = k
-        if pos.key_rows is not None:
-            k = self.move_keys(content_k, pos.key_rows, pos)
-
+        if pos.apart is not None:
+            return self.read_apart(h, pos, pos.apart)
+        q, k, v = self.project(h, pos.rows)
+        if pos.n is None:
+            q, k = self.encoding.rotate(q, k, pos.rows)
+        k, v, key_state = self.extend(pos.cache, h, k, v)                              # of all S keys
         if pos.banded:
             y = self.attend_banded(q, k, v)
         elif pos.n is not None:
             y = self.attend_linear(q, k, v, key_state, pos.rows, pos.n)
         else:
             bias = self.encoding.score(q, k, key_state, pos.pairs)                     # (..., H or 1, T, S) or None
-            for move in pos.moves:
-                moved_q = self.move_queries(content_q, move.queries, pos)
-                moved_k = None if move.keys is None else self.move_keys(content_k, move.keys, pos)
-                change = self.change_of_scores(q, k, moved_q, moved_k) * move.chosen
-                bias = change if bias is None else bias + change
             y = self.attend(q, k, v, bias, pos.pairs)
         return self.output(y, h)                                                       # (B, T, C)
 
-    def extend(self, cache, h, k, v, key_state):
-        """k and v (B, H, S, D) and the key_state of all S keys, of which a cache holds those before the new ones."""
+    def read_apart(self, h, pos, apart):
+        """As forward, where some pairs of queries and keys are at other positions, or all keys get theirs only now."""
+        content_q, content_k, v = self.project(h, zeros_like(pos.rows))
+        q = self.move_queries(content_q, pos.rows, apart)
+        if apart.key_rows is None:
+            k, v, key_state = self.extend(pos.cache, h, self.move_keys(content_k, pos.rows, apart), v)
+        else:
+            content_k, v, key_state = self.extend(pos.cache, h, content_k, v)
+            k = self.move_keys(content_k, apart.key_rows, apart)
+        bias = self.encoding.score(q, k, key_state, pos.pairs)
+        for move in apart.moves:
+            moved_q = self.move_queries(content_q, move.queries, apart)
+            moved_k = None if move.keys is None else self.move_keys(content_k, move.keys, apart)
+            change = self.change_of_scores(q, k, moved_q, moved_k) * move.chosen
+            bias = change if bias is None else bias + change
+        return self.output(self.attend(q, k, v, bias, pos.pairs), h)
+
+    def extend(self, cache, h, k, v):
+        """k and v (B, H, S, D) of all S keys, of which a cache holds those before the new ones, and their key_state."""
+        key_state = self.key_state(h)
+        if cache is None:
+            return k, v, key_state
         if key_state is h:                                                             # nothing reads that of a cache
             return *cache.extend(self, k, v), h
         return cache.extend(self, k, v, key_state)
 
-    def move_queries(self, content, rows, pos):
+    def move_queries(self, content, rows, apart):
         """Queries (B, H, T, D) at the positions of rows, of their content: what project makes without a position."""
         if rows is None:
             return content
-        share, _ = self.position_shares(content.shape[2], rows, pos)
+        share, _ = self.position_shares(content.shape[2], rows, apart)
         return self.encoding.rotate(content + share, content + share, rows)[0]
 
-    def move_keys(self, content, rows, pos):
+    def move_keys(self, content, rows, apart):
         """Keys (B, H, S, D), likewise."""
         if rows is None:
             return content
-        _, share = self.position_shares(content.shape[2], rows, pos)
+        _, share = self.position_shares(content.shape[2], rows, apart)
         return self.encoding.rotate(content + share, content + share, rows)[1]
 
-    def position_shares(self, T, rows, pos):
+    def position_shares(self, T, rows, apart):
         """What the positions of T tokens add to queries and to keys before rotate, (..., H, T, D) each."""
         key = self, rows
-        shares = None if torch.is_grad_enabled() else pos.shares.get(key)
+        shares = None if torch.is_grad_enabled() else apart.shares.get(key)
         if shares is None:
-            zeros = self.qkv.weight.new_zeros(*(pos.batch or (1,)), T, self.qkv.weight.shape[1])
-            somewhere, nowhere = self.project(zeros, rows), self.project(zeros[:, :1], pos.nowhere)
+            zeros = self.qkv.weight.new_zeros(*(apart.batch or (1,)), T, self.qkv.weight.shape[1])
+            somewhere, nowhere = self.project(zeros, rows), self.project(zeros[:, :1], apart.nowhere)
             shares = [x - y for x, y in zip(somewhere[:2], nowhere[:2], strict=True)]
-            pos.shares[key] = [x.detach() for x in shares]
+            apart.shares[key] = [x.detach() for x in shares]
         return shares
 
     def change_of_scores(self, q, k, moved_q, moved_k=None):

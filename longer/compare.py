@@ -5,6 +5,8 @@ attention of the tokens that it keeps, and queries and keys at positions of thei
 of them when it is first used.
 """
 
+import itertools
+
 import numpy as np
 import torch
 
@@ -19,7 +21,7 @@ from engine.compare import (
     small_config,
     some_input,
 )
-from longer.attention import Positions
+from longer.attention import Apart, Positions
 from longer.cache import Cache
 from longer.chunks import Move
 from longer.methods import DUAL_CHUNK, HOLD, SELF_EXTEND
@@ -27,7 +29,7 @@ from model_torch import as_tensor
 from settings import InputError
 
 PATH = "longer/attention.py"
-PARTS = 1, 7, 64                         # tokens of a pass with a cache; the rest is a fourth
+PARTS = 1, 7, 64                         # tokens of the first passes with a cache; the last two come one by one
 SINKS, WINDOW, STEPS = 4, 131, 6         # of a stream, and how many tokens it drops
 
 def readers(make, config):
@@ -58,9 +60,8 @@ def check_reading(make, config):
 def check_parts(reader, tokens, targets, n, right):
     """InputError unless a Reader that reads some tokens after others has the losses of one pass."""
     cache = Cache()
-    sizes = [size for size in PARTS if sum(PARTS) < len(n)]
-    ends = np.cumsum([0, *sizes, len(n) - sum(sizes)])
-    pieces = [slice(i, j) for i, j in zip(ends, ends[1:], strict=False)]
+    ends = sorted({0, *(end for end in np.cumsum(PARTS) if end < len(n)), len(n) - 2, len(n) - 1, len(n)})
+    pieces = [slice(i, j) for i, j in itertools.pairwise(ends)]
     found = [reader.token_losses(tokens[:, piece], targets[:, piece], positions=n[piece], cache=cache)
              for piece in pieces]
     refuse(relative_error(torch.cat(found, 1), right), f"{PATH}: with a cache, ReadingAttention does not compute what "
@@ -107,15 +108,15 @@ def check_positions_apart(make, config, method):
             nowhere = torch.zeros_like(as_tensor(settings.rows(n[:1], config), w))
             pairs = as_tensor(settings.pairs(n, n, config), w)
             h = some_input(config, 1, len(n))
-            pos, queries, keys, name = {
-                HOLD: (Positions(moved, pairs, at, nowhere=nowhere), moved, at, "move_queries or move_keys"),
-                DUAL_CHUNK: (Positions(at, pairs, None, (Move(moved, None, True),), nowhere), moved, at,
-                             "change_of_scores"),
-                SELF_EXTEND: (Positions(at, pairs, at, (Move(moved, grouped, True),), nowhere), moved, grouped,
+            rows, apart, queries, keys, name = {
+                HOLD: (moved, Apart(nowhere, at), moved, at, "move_queries or move_keys"),
+                DUAL_CHUNK: (at, Apart(nowhere, None, (Move(moved, None, True),)), moved, at, "change_of_scores"),
+                SELF_EXTEND: (at, Apart(nowhere, at, (Move(moved, grouped, True),)), moved, grouped,
                               "change_of_scores"),
             }[method]
             right = attention_of(theirs.attn, h, queries, keys, pairs)
-            refuse(relative_error(ours.attn(h, pos), right), f"{PATH}: for {method}, {name} does not give what project "
+            found = ours.attn(h, Positions(rows, pairs, apart))
+            refuse(relative_error(found, right), f"{PATH}: for {method}, {name} does not give what project "
                    "and attend of model_torch.py give now ({error} off): it needs a project that is linear in its "
                    "input, and scores q k^T / sqrt(D) to which a bias is added")
 

@@ -19,7 +19,7 @@ from engine.fast import zeros_like
 from engine.linear_bias import from_the_last
 from expe import integers
 from longer import compare
-from longer.attention import Positions, ReadingAttention
+from longer.attention import Apart, Positions, ReadingAttention
 from longer.cache import Cache
 from longer.chunks import Groups, Move, dual_chunk_moves, self_extend_moves
 from longer.methods import DUAL_CHUNK, HOLD, LEAST, SELF_EXTEND, STEEP, limit_windows, scaled
@@ -211,8 +211,11 @@ class Reader(GPT):
             queries = np.minimum(queries, self.config.context - 1)
         moves = tuple(Move(rows(move.queries), rows(move.keys), torch.as_tensor(move.chosen, device=w.device))
                       for move in moves)
-        return Positions(rows(queries), pairs, rows(keys) if free else None, moves, zeros_like(rows(np.arange(1))),
-                         queries.shape[:-1])
+        key_rows = rows(keys) if free else None
+        apart = None
+        if moves or key_rows is not None:
+            apart = Apart(zeros_like(rows(np.arange(1))), key_rows, moves, queries.shape[:-1])
+        return Positions(rows(queries), pairs, apart)
 
     def check_stream(self):
         if not self.streams():

@@ -232,20 +232,21 @@ def test_a_table_that_ends_past_the_trained_length_is_seen(owner, name, edited, 
     assert all(why or off < EXACT for off, why in found.values())
 
 
-@pytest.mark.parametrize("pe", ["alibi", "rope", "shaw"])
-def test_keys_that_are_hidden_far_away_are_hidden_everywhere_or_refused(pe, monkeypatch):
+@pytest.mark.parametrize("pe, refused", [
+    ("alibi", {"reading", "stream", "fast in bf16"}), ("fox", {"reading", "stream", "fast in bf16"}),
+    ("rope", {"reading", "stream"}), ("t5", {"reading", "stream"}), ("shaw", {"reading", "stream"})])
+def test_keys_that_are_hidden_far_away_are_hidden_everywhere_or_refused(pe, refused, monkeypatch):
+    """unseen hides nothing of a single query, and attend leaves the causal mask to the kernel."""
     plain = model_torch.unseen
 
     def edited(T, S, causal, window, device):
         never = plain(T, S, causal, window, device)
-        far = torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T - 101)
-        return far if never is None else never | far
+        return never if never is None else never | torch.ones_like(never).tril(S - T - 101)
 
     monkeypatch.setattr(model_torch, "unseen", edited)
     banded.minus_infinity.cache_clear()
     try:
-        assert {"rope": {"reading", "stream"}, "alibi": {"reading", "stream", "fast in bf16"}, "shaw": set()}[pe] == {
-            path for path, (_, why) in paths(pe, {}).items() if why}
+        assert {path for path, (_, why) in paths(pe, {}).items() if why} == refused
     finally:
         banded.minus_infinity.cache_clear()
 
