@@ -40,9 +40,8 @@ import numpy as np
 
 from files import read_text
 from lab.results import LEARNED, Row, describe_unfinished, is_gain, read_results, read_rows
-from lab.statistics import estimate_difference, find_significant, pool_deviations
-from settings import InputError
 from lab.statistics import MIN_SEEDS, estimate_difference, find_significant, pool_deviations
+from settings import InputError
 
 MARGIN = 0.01                            # nats: a difference is equal to 0 if its interval lies within it
 WIDTH = 100                              # columns of a line; a wider table is printed in parts

@@ -21,17 +21,12 @@ from conftest import ROOT, TINY, command, need, refused
 from test_export import NASTY, change, write_run
 from test_ladder import tiny
 
-import expe
-import data
 import model_numpy
 import model_torch
 import tasks
 from eval import held_out
-from generate import generate
-from longer.scaling import scaled_inv_freq
 from runs import load_model, read_run
 from tokenizer import make_tokenizer, read_ranks
-from web import explorer
 from web import explorer, vectors
 
 KINDS = {name: (pe, settings) for name, (pe, settings, where) in vectors.CASES.items() if not where}

@@ -9,8 +9,8 @@ import pytest
 from conftest import ROOT, command
 
 from lab import pictures
-from settings import InputError
 from lab.results import Row
+from settings import InputError
 from train import read_flags
 from zoo import names
 
