@@ -326,7 +326,7 @@ def with_gate_at_the_end(forward):
 
 
 REFUSED = {  # what is edited: (how, what is said)
-    "Attention.forward": (with_gate_at_the_end, r"logits differ by \d+%\): make it in CachedAttention.forward there too"),
+    "Attention.forward": (with_gate_at_the_end, r"logits differ by \d+%\): make it in CachedAttention.forward there"),
     "GPT.tables": (with_half_positions, r"logits differ by \d+%\): make it in CachedGPT.tables there too"),
     "GPT.hidden": (with_the_token_before, r"logits in parts with a cache differ by \d+%\): keep what it reads in the"),
 }
