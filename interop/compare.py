@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 TOLERANCE = 1e-4                         # of the largest logit, in fp32
 BEYOND = 70                              # tokens past the trained length, if the encoding has positions there
@@ -54,10 +55,8 @@ def difference(gpt, build):
     from transformers.utils import logging
 
     logging.disable_progress_bar()                                      # of loading weights
-    config = gpt.config
-    T = min(config.context + BEYOND, config.encoding.longest(config))
-    tokens = torch.randint(config.vocab, (1, T), generator=torch.Generator().manual_seed(0))
-    louder = type(gpt)(config, seed=None).eval()
+    tokens = random_text(gpt.config)
+    louder = type(gpt)(gpt.config, seed=None).eval()
     louder.load_state_dict(raise_weights(gpt.state_dict()))
     for plain in (louder, gpt):
         right = plain(tokens)                                                          # (1, T, V)
@@ -75,6 +74,19 @@ def difference(gpt, build):
                 amount = f"{error:.0%}" if error >= 0.01 else f"{error:.0e} of the largest"
                 return Difference(read is read_at_once, f"{name} differ by {amount}")
     return None
+
+def random_text(config):
+    """(1, T) tokens, past the trained length if the encoding has positions there."""
+    T = min(config.context + BEYOND, config.encoding.longest(config))
+    return torch.randint(config.vocab, (1, T), generator=torch.Generator().manual_seed(0))
+
+@torch.no_grad()
+def has_its_logits_losses(gpt):
+    """Whether a GPT's losses are the cross-entropy of its logits, as those of a model of transformers are."""
+    tokens = random_text(gpt.config)
+    losses = gpt.token_losses(tokens[:, :-1], tokens[:, 1:])[0]
+    right = F.cross_entropy(gpt(tokens[:, :-1])[0], tokens[0, 1:], reduction="none")
+    return torch.allclose(losses, right, rtol=TOLERANCE, atol=TOLERANCE)
 
 def told(error):
     """An exception in one line, with its place."""

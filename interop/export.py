@@ -26,7 +26,7 @@ from safetensors.torch import save
 
 from files import is_unfinished, read_text, write_bytes, write_text
 from generate import TOKENS
-from interop.compare import difference, function_to_edit
+from interop.compare import difference, function_to_edit, has_its_logits_losses
 from interop.over import GPT2, LLAMA, NEOX, SHAPE
 from interop.tokens import CONFIG, to_tokenizers
 from model_torch import ENCODINGS
@@ -56,7 +56,7 @@ print(tokenizer.decode(written[0], skip_special_tokens=True))
 """
 
 def to_transformers(run, out):
-    """Write the folder of a run; returns (its architecture's name, the run's step, a note for the user or None).
+    """Write the folder of a run; returns (its architecture's name, the run's step, notes for the user).
 
     InputError for what cannot be.
     """
@@ -76,7 +76,10 @@ def to_transformers(run, out):
         require_finite(gpt(torch.arange(config.context)[None] % config.vocab).isfinite().all(), "logits")
     written = {"dtype": "float32", "bos_token_id": tokenizer.eot_token, "eos_token_id": tokenizer.eot_token,
                "use_cache": True}
-    kind, note = find_kind(run, gpt, written, out)
+    kind, notes = find_kind(run, gpt, written, out)
+    if not has_its_logits_losses(gpt):
+        notes.append("model_torch.py's cross_entropy was edited: the loss of an exported model is still the "
+                     "cross-entropy of its logits")
     if kind:
         written |= kind.settings(config)
         weights = kind.theirs(gpt.state_dict(), config.heads)
@@ -102,16 +105,16 @@ def to_transformers(run, out):
         write_text(folder / name, text)
     write_text(folder / "config.json", json.dumps(written, indent=1))           # last: no part of a model loads
     (folder / UNFINISHED).unlink()
-    return written["architectures"][0], record["step"], note
+    return written["architectures"][0], record["step"], notes
 
 def find_kind(run, gpt, written, out):
-    """(the Kind that a GPT is, or None, a note for the user or None). written: what config.json says besides."""
+    """(the Kind that a GPT is or None, notes for the user). written: what config.json says besides."""
     kind = next((kind for kind in (LLAMA, NEOX, GPT2) if kind.fits(gpt.config)), None)
     reason = kind and why_not(kind, gpt, written | kind.settings(gpt.config))
     if not reason:
-        return kind, None
-    return None, (f"{run} is no {kind.architecture} any more, since model_torch.py was edited ({reason}): {out} has "
-                  "its own code instead")
+        return kind, []
+    return None, [f"{run} is no {kind.architecture} any more, since the model was edited ({reason}): {out} has its own "
+                  "code instead"]
 
 def why_not(kind, gpt, written):
     """Why a GPT is not the model of transformers with this config.json, in words; None if it is."""
@@ -229,8 +232,8 @@ def main(argv=None):
     parser.add_argument("out", metavar="OUT", help="the folder to write, a new one")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        architecture, step, note = to_transformers(args.run, args.out)
-        if note:
+        architecture, step, notes = to_transformers(args.run, args.out)
+        for note in notes:
             print(note)
         print(f"{args.out}: {architecture}, step {step:,} of {args.run}")
 

@@ -15,11 +15,16 @@ from pathlib import Path
 
 import pytest
 import safetensors.numpy
+import safetensors.torch
 import torch
 from conftest import ROOT, command, need, refused
 from test_ladder import tiny
 from test_paths import snapshot
 
+import data
+import model_torch
+from common import CHECKPOINT, load_model, read_checkpoint, read_run, save_checkpoint
+from config import ENCODINGS
 from generate import generate
 from positional_encodings import ENCODINGS
 from runs import CHECKPOINT, load_model, read_checkpoint, read_run, save_checkpoint
@@ -268,6 +273,89 @@ def test_lm_eval_finds_the_same_log_likelihoods(library, export):
     for (found, same), (right, greedy) in zip(*(lm.loglikelihood(requests, disable_tqdm=True)
                                                 for lm in (theirs, ours)), strict=True):
         assert found == pytest.approx(right, abs=1e-4) and same == greedy
+
+
+# ---- an edited model_torch.py ----------------------------------------------------------------------------------------
+
+
+def with_gate(step):
+    """Of output(y, h): the block's input gates what a head has found."""
+    return lambda self, y, h: step(self, y, h) * torch.sigmoid(h)
+
+
+@pytest.fixture
+def run_export(workplace, tmp_path):
+    """A function that exports a run of such a model to "x", whatever comes of it."""
+
+    def exported(pe, style="gpt"):
+        write_run(tiny(pe, style, vocab=300), tmp_path / "run", workplace / "runs" / "rope")
+        return command("interop.export", "run", "--to", "transformers", "x", cwd=tmp_path)
+
+    return exported
+
+
+@pytest.mark.parametrize("pe, style, architecture", [
+    ("rope", "llama", "LlamaForCausalLM"), ("partial", "gpt", "GPTNeoXForCausalLM"),
+    ("learned", "gpt", "GPT2LMHeadModel"), ("expe", "gpt", None)])
+@torch.no_grad()
+def test_an_edit_of_a_shared_step_is_exported_with_its_own_code(library, run_export, tmp_path, monkeypatch, pe, style,
+                                                                architecture):
+    from interop.modeling_gpt import GPTConfig, GPTForCausalLM
+
+    monkeypatch.setattr(model_torch.Attention, "output", with_gate(model_torch.Attention.output))
+    done = run_export(pe, style)
+    assert done.returncode == 0, done.stderr
+    assert architecture is None or f"run is no {architecture} any more, since the model was edited (l" in done.stdout
+    assert done.stdout.endswith("x: GPTForCausalLM, step 8 of run\n") and (tmp_path / "x/modeling_gpt.py").exists()
+    theirs = GPTForCausalLM(GPTConfig.from_dict(json.loads((tmp_path / "x/config.json").read_text()))).eval()
+    theirs.load_state_dict(safetensors.torch.load_file(tmp_path / "x/model.safetensors"))
+    ours = load_model(tmp_path / "run")[0]
+    torch.testing.assert_close(theirs(some(2, 12)).logits, ours(some(2, 12)), rtol=1e-5, atol=1e-5)
+
+
+def with_half_positions(tables):
+    return lambda self, n: tables(self, n // 2)
+
+
+def with_the_token_before(hidden):
+    def edited(self, tokens, *positions, **options):
+        return hidden(self, tokens, *positions, **options) + self.embedding(tokens.roll(1, dims=1))
+
+    return edited
+
+
+def with_gate_at_the_end(forward):
+    return lambda self, h, pos: forward(self, h, pos) * torch.sigmoid(h)
+
+
+REFUSED = {  # what is edited: (how, what is said)
+    "Attention.forward": (with_gate_at_the_end, r"logits differ by \d+%\): make it in CachedAttention.forward there"),
+    "GPT.tables": (with_half_positions, r"logits differ by \d+%\): make it in CachedGPT.tables there too"),
+    "GPT.hidden": (with_the_token_before, r"logits in parts with a cache differ by \d+%\): keep what it reads in the"),
+}
+
+
+@pytest.mark.parametrize("step", REFUSED)
+def test_an_edit_that_an_export_cannot_have_is_refused(library, run_export, tmp_path, monkeypatch, step):
+    edit, words = REFUSED[step]
+    owner, name = step.split(".")
+    owner = getattr(model_torch, owner)
+    monkeypatch.setattr(owner, name, edit(getattr(owner, name)))
+    assert re.search(words, refused(run_export("sinusoidal")))
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_loss_that_is_not_that_of_the_logits_is_said(library, run_export, monkeypatch):
+    plain = model_torch.GPT.token_losses
+    monkeypatch.setattr(model_torch.GPT, "token_losses", lambda self, *x: 0.9 * plain(self, *x) + 0.1)
+    done = run_export("expe")
+    assert done.returncode == 0 and "cross_entropy was edited" in done.stdout
+
+
+def test_without_transformers_nothing_is_written(run_export, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "make setup-all" in refused(run_export("rope", "llama"))
+    assert not (tmp_path / "x").exists()
 
 
 # ---- what cannot be --------------------------------------------------------------------------------------------------
