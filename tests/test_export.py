@@ -21,10 +21,7 @@ from conftest import ROOT, command, need, refused
 from test_ladder import tiny
 from test_paths import snapshot
 
-import data
 import model_torch
-from common import CHECKPOINT, load_model, read_checkpoint, read_run, save_checkpoint
-from config import ENCODINGS
 from generate import generate
 from positional_encodings import ENCODINGS
 from runs import CHECKPOINT, load_model, read_checkpoint, read_run, save_checkpoint
