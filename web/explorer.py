@@ -224,7 +224,7 @@ def id_of(run):
     return re.sub(r"\W+", "-", Path(run).name)
 
 def links(text, root=WEB.parent):
-    """Every {{file: words}} made into file#Ln, n being the line that begins with these words; without one, into file."""
+    """Every {{file: words}} made into file#Ln, n being the first line that begins with these words, or into file."""
     def place(match):
         path, words = match.groups()
         lines = enumerate((root / path).read_text(encoding="utf-8").splitlines(), 1)
