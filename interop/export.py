@@ -78,8 +78,8 @@ def to_transformers(run, out):
                "use_cache": True}
     kind, notes = find_kind(run, gpt, written, out)
     if not has_its_logits_losses(gpt):
-        notes.append("model_torch.py's cross_entropy was edited: the loss of an exported model is still the "
-                     "cross-entropy of its logits")
+        notes.append("the losses of model_torch.py are not the cross-entropy of its logits any more, and those of an "
+                     "exported model are")
     if kind:
         written |= kind.settings(config)
         weights = kind.theirs(gpt.state_dict(), config.heads)
