@@ -162,6 +162,7 @@ UNNAMED = ("seed", "fast", "micro_batch", "eval_every", "checkpoint_every")    #
 ENCODING_FLAGS = {name: name for name in ENCODINGS} | VARIANTS
 SYNONYMS = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context",
             "--tokenizer": "python data.py SOURCE --tokenizer FILE --out DIR and then --data DIR",
+            **{name: f"--pe {flags}" for name, flags in ENCODING_FLAGS.items()},
             **{f"--{name}": f"--pe {flags}" for name, flags in ENCODING_FLAGS.items()}}
 
 def read_flags(argv):

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from test_ladder import BLOCKS, EXACT, climb, tiny
 
-import config
 import model_numpy
+import positional_encodings
 from interop import conform
 from learn.mistakes import LAYERS, MISTAKES, layer
 from model_torch import build_encoding
@@ -160,7 +160,8 @@ def check_8(mine):
         grads = module.score(q, q, None, d, {"p": P, "a": A})[1](BIASES)[3]
         return {f"d{name.upper()}": g for name, g in grads.items()}
 
-    with patch.object(config, "ENCODINGS", (*config.ENCODINGS, "mine")), patch.dict(sys.modules, {"zoo.mine": mine}):
+    encodings = (*positional_encodings.ENCODINGS, "mine")
+    with patch.object(positional_encodings, "ENCODINGS", encodings), patch.dict(sys.modules, {"zoo.mine": mine}):
         model = tiny("mine").config
         for words, half in (("the NumPy half, ", numpy_half), ("the PyTorch half, ", torch_half)):
             fine, line = conforms(half, "kerple")

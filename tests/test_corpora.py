@@ -100,7 +100,7 @@ def test_a_file_of_lines_is_taken_by_its_name(texts, tmp_path, monkeypatch):
     path.write_text("\n\n".join(json.dumps({"text": text}) for text in texts))
     flags = [path.name, "--vocab", 300, "--max-tokens", 20_000, "--out", "few"]
     with monkeypatch.context() as patch:
-        patch.setattr(data, "ROWS_IN_MEMORY", path.stat().st_size - 1)
+        patch.setattr("texts.ROWS_IN_MEMORY", path.stat().st_size - 1)
         assert "python -m engine.corpora takes the same flags" in refused(command("data.py", *flags, cwd=tmp_path))
     path.write_text('{"text": "cut\n{"text": null}\n' + path.read_text())
     done = command("engine.corpora", *flags, cwd=tmp_path)

@@ -158,16 +158,16 @@ def test_the_vectors_are_of_the_javascript_as_it_is():
     assert json.loads(vectors.FILE.read_text())["copy"] == vectors.hash_copy(), "python -m web.vectors makes it anew"
 
 
-def norm_queries(heads):
-    def edited(self, parts):
-        q, k, v = heads(self, parts)
+def norm_queries(project):
+    def edited(self, h, rows):
+        q, k, v = project(self, h, rows)
         return torch.nn.functional.normalize(q, dim=-1), k, v
 
     return edited
 
 
 EDITS = {  # what is edited: (its new value, made of the old one; the file that a refusal names)
-    (model_torch.Attention, "heads"): (norm_queries, "web/model.js (its class Model)"),
+    (model_torch.Attention, "project"): (norm_queries, "web/model.js (its class Model)"),
     (model_torch, "rotate_pairs"): (
         lambda old: lambda x, table: old(old(x, table), table), "web/encodings.js (doorsOf: rope)"),
     (model_torch, "score_divisor"): (lambda old: lambda q: 2 * old(q), "web/model.js (its class Model)"),

@@ -230,6 +230,7 @@ def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
     with torch.no_grad():
         assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T)))  # the plain form, in fp32 and above
     monkeypatch.setattr(fast, "in_half_precision", lambda x: True)
+    monkeypatch.setattr(fast, "is_full_on_cpu", lambda x: False)
     monkeypatch.setitem(linear_bias.PAIRS, "cpu", 100)                    # the backward takes few queries at a time
     linear = linear_bias.linear_of(quick.blocks[0].attn.encoding, quick.config.causal)
     shut = linear is None                                                 # no product of two numbers

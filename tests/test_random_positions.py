@@ -44,7 +44,7 @@ def seen_by(name, monkeypatch, steps):
     trained = backend(name)
     for step in steps:
         seen.append([])
-        trained.step(batch(), step, draw_positions(CONFIG, step, T))
+        trained.step(batch(), step)
     return seen
 
 
@@ -71,8 +71,7 @@ def test_every_position_is_as_likely_as_any_other_and_seeds_differ():
 def test_both_backends_train_alike_and_score_at_0_1_2(pe):
     ours = {name: backend(name, pe) for name in BACKENDS}
     for step in range(3):
-        positions = draw_positions(CONFIG, step, T)
-        losses, norms = zip(*(b.step(batch(step), step, positions) for b in ours.values()), strict=True)
+        losses, norms = zip(*(b.step(batch(step), step) for b in ours.values()), strict=True)
         assert losses[0] == pytest.approx(losses[1], rel=1e-5) and norms[0] == pytest.approx(norms[1], rel=1e-3)
     tensors, config = ours["numpy"].tensors(), ours["numpy"].model_config
     right = model_numpy.token_losses(tensors, *batch(), config, np.arange(T)).mean()

@@ -178,8 +178,8 @@ def test_a_nan_before_a_pause_ends_the_run_there(tokens, tmp_path, monkeypatch, 
     """Losses are read a step late, but a checkpoint or a validation loss waits for all that come before it."""
     step = backends.TorchBackend.step
 
-    def broken(self, batch, number, positions=None):
-        loss, norm = step(self, batch, number, positions)
+    def broken(self, batch, number):
+        loss, norm = step(self, batch, number)
         return loss if number != nan else loss * np.nan, norm
 
     monkeypatch.setattr(backends.TorchBackend, "step", broken)
@@ -279,7 +279,7 @@ def test_a_python_without_the_packages_is_told_where_they_are(script):
     words = [script] if script.endswith(".py") else ["-m", script]
     done = subprocess.run([sys.executable, "-S", *words], cwd=ROOT, text=True, capture_output=True)
     line = refused(done)
-    assert "this Python has no numpy; activate .venv: source .venv/bin/activate (make setup creates it)" in line
+    assert re.search(r"this Python has no \w+; activate .venv: source .venv/bin/activate \(make setup", line)
 
 
 @pytest.mark.parametrize("script, name", [("generate.py", "torch"), ("lab.measure", "torch"), ("data.py", "tiktoken")])

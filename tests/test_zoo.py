@@ -16,9 +16,9 @@ from conftest import ROOT, TINY, command, need, refused
 from test_ladder import EXACT, T, V, attention_in_loops, climb, tiny
 from test_model import attend, doors_of, some_input, some_tokens
 
-import config
 import data
 import model_numpy
+import positional_encodings
 import zoo
 from config import ModelConfig
 from model_torch import GPT, build_encoding
@@ -74,7 +74,7 @@ WRONG_FILES = {                          # an edit of zoo/kerple.py: what is sai
 def put_mine(text, tmp_path, monkeypatch):
     """Let zoo/mine.py be a file with this text."""
     (tmp_path / "mine.py").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(config, "ZOO", tmp_path)
+    monkeypatch.setattr(positional_encodings, "ZOO", tmp_path)
     monkeypatch.setattr(zoo, "__path__", [*zoo.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "zoo.mine", raising=False)
 
@@ -115,10 +115,10 @@ def test_a_parameter_that_a_layer_makes_itself_is_named_with_both_places(tmp_pat
 
 
 ADDED_ROWS = """
-import config
 import model_numpy
 import model_torch
-class Settings(config.Sinusoidal):
+import positional_encodings
+class Settings(positional_encodings.Sinusoidal):
     pass
 def doors(settings):
     return model_numpy.Encoding(embed=model_numpy.sinusoidal_embed)
