@@ -229,13 +229,14 @@ def test_a_bias_as_further_dimensions_has_the_plain_ones_loss_and_gradients(
                    for make in (fast.FastGPT, GPT))
     with torch.no_grad():
         assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T)))  # the plain form, in fp32 and above
-    monkeypatch.setattr(fast, "in_half_precision", lambda x: True)
-    monkeypatch.setattr(fast, "is_full_on_cpu", lambda x: False)
+    for block in quick.blocks:
+        block.attn.linear_in_fp32 = True
     monkeypatch.setitem(linear_bias.PAIRS, "cpu", 100)                    # the backward takes few queries at a time
     linear = linear_bias.linear_of(quick.blocks[0].attn.encoding, quick.config.causal)
     shut = linear is None                                                 # no product of two numbers
     assert shut == (changes == {"causal": False} and pe in ("alibi", "grape"))
-    assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T))) == shut
+    with torch.no_grad():
+        assert torch.equal(quick(some_tokens(3, T)), plain(some_tokens(3, T))) == shut
     if pe == "grape":  # the gradient of its w is a sum that cancels: in fp32 its terms' digits count
         digits *= 10 if dtype == torch.float32 else 2
     same_losses_and_gradients(quick, plain, digits, positions=positions)
