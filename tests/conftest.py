@@ -44,6 +44,11 @@ def need(name):
         pytest.skip(f"this test needs {name}: make setup-all ({error})", allow_module_level=True)
 
 
+def slow(*cases):
+    """The same cases of a parametrized test, with the mark slow; a case of several arguments is a tuple."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+
+
 @pytest.fixture
 def start_torchrun(start):
     """start_torchrun(n, ...): torchrun with n processes."""

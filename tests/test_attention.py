@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import command, refused
+from conftest import command, refused, slow
 from test_model import LINEAR, tiny
 
 from lab import attention
@@ -46,8 +46,9 @@ def test_shaws_attention_is_shown_in_full():
     torch.testing.assert_close(model(tokens), tiny("shaw")(tokens))
 
 
-@pytest.mark.parametrize("flags", ["runs/expe --lengths 16,64", "runs/learned --dtype int8",
-                                   "runs/rope --lengths 64 --rope-scaling dual-chunk"])
+@pytest.mark.parametrize("flags", [
+    "runs/rope --lengths 64 --rope-scaling dual-chunk",
+    *slow("runs/expe --lengths 16,64", "runs/learned --dtype int8")])
 def test_a_picture(workplace, flags):
     done = command("lab.attention", *flags.split(), "--out", "a.png", cwd=workplace)
     assert done.returncode == 0, done.stderr

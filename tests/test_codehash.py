@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from conftest import ROOT, TINY, command
+from conftest import ROOT, TINY, command, slow
 
 import codehash
 from config import make_configs
@@ -92,9 +92,9 @@ def edit(run, **code):
 
 
 @pytest.mark.parametrize("line", [
-    "eval.py runs/expe --lengths 16", "lab.measure runs/expe --lengths 16 --dtype fp32,bf16", "generate.py runs/expe",
-    "generate.py runs/expe --cache --tokens 2", "lab.attention runs/expe --out a.png",
-    "lab.curves runs/expe --out a.png"])
+    "eval.py runs/expe --lengths 16", "generate.py runs/expe",
+    *slow("lab.measure runs/expe --lengths 16 --dtype fp32,bf16", "generate.py runs/expe --cache --tokens 2",
+          "lab.attention runs/expe --out a.png", "lab.curves runs/expe --out a.png")])
 def test_what_prints_a_number_names_code_that_has_changed_since(line, workplace, tmp_path):
     def said():
         done = command(*line.split(), cwd=tmp_path)

@@ -79,6 +79,7 @@ def test_what_a_file_of_zoo_defines_makes_it_an_encoding(text, is_one, tmp_path)
     assert not defines_settings(tmp_path / "link.py")
 
 
+@pytest.mark.slow
 def test_a_broken_file_of_zoo_breaks_its_own_encoding_alone(tmp_path):
     """In a copy of the scripts, beside a file that is no text and one that Python cannot read."""
     for path in ROOT.glob("*.py"):

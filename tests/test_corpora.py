@@ -153,6 +153,7 @@ def test_a_row_that_is_no_text_is_counted_and_named_and_the_others_are_kept(flag
     assert sum(split["documents"] for split in meta["splits"].values()) == len(lines)
 
 
+@pytest.mark.slow
 def test_held_out_near_copies_of_training_documents_are_left_out(books, tmp_path):
     """Of each text of train there is a copy with other blanks and one in capitals; some fall to val and to test."""
     texts = [path.read_text(encoding="utf-8") for path in sorted(books.iterdir())]
@@ -172,6 +173,7 @@ def test_held_out_near_copies_of_training_documents_are_left_out(books, tmp_path
         assert meta["splits"][split]["documents"] == kept
 
 
+@pytest.mark.slow
 def test_begun_work_is_begun_anew_with_overwrite(source, prepared, tmp_path):
     words = ["engine.corpora", source, "--out", "out", "--workers", 1, *TASKS]
     (tmp_path / "out").mkdir()
@@ -185,6 +187,7 @@ def test_begun_work_is_begun_anew_with_overwrite(source, prepared, tmp_path):
     assert command(*words, "--overwrite", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_missing_datatrove_is_named(source, tmp_path):
     (tmp_path / "datatrove.py").write_text("raise ModuleNotFoundError('No module named datatrove', name='datatrove')")
     for line in ("engine.corpora {} --out out", "train.py --preset mini --data {} --out run"):

@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, command, refused
+from conftest import TINY, command, refused, slow
 
 import backends
 from config import ModelConfig, make_configs
@@ -30,7 +30,11 @@ CONFIGS |= {f"{pe}-blocks": dataclasses.replace(CONFIGS[pe], nope_every=2, windo
             for pe in ("expe", "rope", "alibi")}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+QUICK = ("expe", "rope", "alibi", "fox", "shaw", "learned", "expe-k", "rope-blocks")
+FEW = [*QUICK, *slow(*(name for name in CONFIGS if name not in QUICK))]
+
+
+@pytest.mark.parametrize("name", FEW)
 def test_loss_and_gradients_are_on_the_device(name):
     tokens = torch.zeros(2, 32, dtype=torch.long, device=META)
     for make, autocast in ((GPT, False), (fast.FastGPT, False), (fast.FastGPT, True)):
@@ -67,6 +71,7 @@ def test_compile_without_a_compiler_is_refused(tokens, tmp_path, monkeypatch):
     assert "--compile needs the C++ compiler no-such-compiler: install it, or leave out --compile" in refused(done)
 
 
+@pytest.mark.slow
 def test_models_that_one_process_compiles_in_turn_are_all_compiled(monkeypatch):
     """lab.grid trains so. torch runs a function without its graph, and fullgraph ends it, at the ninth graph."""
     monkeypatch.setattr(fast, "COMPILER", "sh")                             # which the backend does not need

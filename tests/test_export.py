@@ -395,6 +395,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.slow
 def test_a_killed_export_loads_as_nothing_and_the_same_command_completes_it(export, tmp_path, monkeypatch):
     whole, _ = export("fox")
     right, config = snapshot(whole), "config.json"

@@ -9,7 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import TINY, command, read_log, refused
+from conftest import TINY, command, read_log, refused, slow
 
 from files import lock, write_bytes, write_text
 from runs import CHECKPOINT, NEW_RUN, read_checkpoint, read_run
@@ -91,7 +91,7 @@ def is_finished_as(run, finished):
     return read_log(run) == read_log(finished) and all(np.array_equal(one[name], other[name]) for name in other)
 
 
-@pytest.mark.parametrize("begin", ["new", "overwrite", "resume"])
+@pytest.mark.parametrize("begin", ["overwrite", *slow("new", "resume")])
 def test_a_run_that_is_killed_anywhere_resumes(begin, runs, finished, tokens, tmp_path, monkeypatch, stop_at):
     """Or begins again, if it has no step yet; with --overwrite the old run is whole until the new one is."""
     flags = {"new": [], "overwrite": ["--seed", "7", "--overwrite"], "resume": ["--resume"]}[begin]

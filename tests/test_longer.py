@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import need
+from conftest import need, slow
 from test_ladder import T, attention_in_loops, tiny
 from test_model import (
     LINEAR,
@@ -530,8 +530,9 @@ def stream_by_doors(model, tokens, sinks, window):
 
 
 @pytest.mark.parametrize("sinks, window, pe, variant", [
-    *((2, 6, pe, v) for pe, v in STREAM if not {"chunk", "groups"} & {*v}),
-    *((*sizes, *kind) for sizes in ((0, 4), (4, 1)) for kind in FEW[:5])], ids=str)
+    *((2, 6, *kind) for kind in FEW[:5]),
+    *slow(*((2, 6, pe, v) for pe, v in STREAM if (pe, v) not in FEW[:5] and not {"chunk", "groups"} & {*v}),
+          *((*sizes, *kind) for sizes in ((0, 4), (4, 1)) for kind in FEW[:5]))], ids=str)
 def test_a_stream_of_ten_windows_equals_brute_force(pe, variant, sinks, window):
     model, cache = reading(pe, variant=variant), Cache(sinks, window)
     tokens = some_tokens(2, 10 * (sinks + window))
@@ -574,8 +575,8 @@ class Largest(TorchDispatchMode):
 
 
 QUICK = ("expe", "alibi", "t5")          # of each way to score a pair one; the others are slow
-GROWING = [pytest.param(pe, v, marks=[] if pe in QUICK and not v else pytest.mark.slow)
-           for pe, v in KINDS if reading(pe).longest > T]
+GROWING = [*((pe, {}) for pe in QUICK),
+           *slow(*((pe, v) for pe, v in KINDS if reading(pe).longest > T and (v or pe not in QUICK)))]
 
 
 @pytest.mark.parametrize("pe, variant", GROWING, ids=str)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import need
+from conftest import need, slow
 from test_ladder import BLOCKS, STYLES, T, V, numpy_params, settings, tiny
 
 import expe
@@ -344,8 +344,8 @@ WORSE = {"fire": 25, "dape": 12, "grape": 12, "selective_rope": 8}      # of som
 
 
 @pytest.mark.parametrize("pe, variant, length, window", [
-    *((*case, 512, 0) for case in FUSED), *((*case, 512, 100) for case in FUSED + UNFUSED),
-    *(pytest.param(*case, 2048, 0, marks=pytest.mark.slow) for case in FUSED + UNFUSED)])
+    *((*case, 512, 0) for case in FUSED), ("expe", (("on", "k"),), 512, 100),
+    *slow(*((*case, 512, 100) for case in FUSED[:-1] + UNFUSED), *((*case, 2048, 0) for case in FUSED + UNFUSED))])
 def test_positions_cost_bf16_gradients_no_digits(pe, variant, length, window):
     """No parameter's error is above three times NoPE's largest and 4 times that of rounded weights alone."""
     found, rounded = bf16_gradient_errors(pe, variant, length, window)

@@ -347,6 +347,7 @@ def test_no_check_is_an_assert_and_no_docstring_is_needed():
             assert getattr(inner, "id", None) != "__doc__", f"{name}:{node.lineno}"
 
 
+@pytest.mark.slow
 def test_help_without_docstrings(tmp_path):
     done = process("train.py", "--help", cwd=tmp_path, PYTHONOPTIMIZE="2")
     assert done.returncode == 0 and re.match("usage: ", done.stdout), done.stderr

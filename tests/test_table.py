@@ -334,6 +334,7 @@ def edited(line, path, *values):
     return json.dumps(line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["tasks", "tokens"])
 def test_an_edited_line_of_results_is_read_or_named(file, tmp_path):
     """Of each kind of line of one run, each field is removed or has a value of another type; none is a traceback."""
