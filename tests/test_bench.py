@@ -77,6 +77,7 @@ def test_rows_stand_beside_nope(tmp_path, monkeypatch):
     assert all(row["cache, B/token"] == 4 * 2 * 128 * 4 for row in parts["generate"])          # blocks, k and v, fp32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_plain_backend_has_none_of_the_parts_of_fast_py(compiled):
     model = bench.Work("mini", "nope", "plain", 2, "fp32", "cpu", compiled).backend.model

@@ -359,6 +359,7 @@ def relative_bank_of_transformers(positions, key_positions, h, weight, bank):
     return [theirs(x[None], *map(torch.tensor, n))[0] for x, *n in zip(r, positions, key_positions, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, theirs, dtype", [
     ("lerope", lerope_of_transformers, "float32"), ("relative-bank", relative_bank_of_transformers, "float32"),
     ("lerope", functools.partial(lerope_of_transformers, dtype=torch.bfloat16), "bfloat16")])

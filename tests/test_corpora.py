@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT, command, need, process, refused, split_of, wait_for
+from conftest import ROOT, command, need, process, refused, slow, split_of, wait_for
 
 import data
 from texts import COPIES, EMPTY, NEAR, NO_TEXT, NOT_JSON, NOT_UTF8, SHORT
@@ -115,8 +115,8 @@ def test_a_file_of_lines_is_taken_by_its_name(texts, tmp_path, monkeypatch):
     ("books --out out", "has no .parquet or .jsonl file: python data.py books"),
     ("rows --out whole", "whole exists: use it with --data"),
     ("rows --out begun --tasks 2", "begun was begun with another value of tasks"),
-    ("numbers --out out", "numbers: no document is left for train or for val"),
-    ("damaged --out out", "the source cannot be read (Arrow"),
+    *slow(("numbers --out out", "numbers: no document is left for train or for val"),
+          ("damaged --out out", "the source cannot be read (Arrow")),
     ("rows --out out --workers 0", "--workers: must be at least 1")])
 def test_errors_name_what_is_wrong(words, message, source, books, prepared, tmp_path):
     for name, target in {"rows": source, "books": books, "whole": prepared}.items():

@@ -162,6 +162,7 @@ def test_hidden_keys_give_the_losses_of_a_config_with_that_window(workplace, win
     assert {stored(row)[1]["how"] for row in rows} == {row["how"] for row in rows}
 
 
+@pytest.mark.slow
 def test_streaming_equals_a_loop_and_also_where_blocks_have_windows_and_no_encoding(workplace, windowed, tokens):
     runs, flags = ["runs/expe", "runs/learned", windowed], ["--lengths", "16,64", "--max-docs", "1"]
     rows, _ = rows_of(workplace, *runs, *flags, "--protocol", "streaming", "--sinks", "2", "--window", "13")

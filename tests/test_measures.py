@@ -72,6 +72,7 @@ def test_a_spread_target_has_its_whole_context_at_the_trained_length_and_nearly_
     assert {len(window.tokens) for window in measures.spread(DOCUMENTS, 127, SETTINGS)[0]} <= {127, 128}
 
 
+@pytest.mark.slow
 def test_far_repeats_are_those_of_a_search_through_the_whole_document(monkeypatch):
     monkeypatch.setattr(measures, "REPEATS", 10**6)
     rng = np.random.default_rng(3)

@@ -65,6 +65,7 @@ def like(ours, **changes):
                 eos_token_id=None, attn_implementation="eager") | changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"tied": False}, *BLOCKS.values()], ids=str)
 def test_llama_style_with_nope_every_and_window_equals_transformers_smollm3(changes):
     """Far past the trained length. SmolLM3 is Llama in blocks that have RoPE alone and no window."""
