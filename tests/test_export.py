@@ -17,7 +17,7 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
-from conftest import ROOT, command, need, refused
+from conftest import ROOT, command, need, refused, slow
 from test_ladder import tiny
 from test_paths import snapshot
 
@@ -112,7 +112,12 @@ def greedy(model, tokens, steps):
 # ---- to transformers -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pe, style, changes", CASES, ids=str)
+QUICK = ("expe", "rope", "alibi", "fox", "learned", "shaw", "partial", "path")
+
+
+@pytest.mark.parametrize("pe, style, changes", [
+    *(case for case in CASES if case[0] in QUICK and not case[2]),
+    *slow(*(case for case in CASES if case[0] not in QUICK or case[2]))], ids=str)
 @torch.no_grad()
 def test_logits_loss_and_greedy_tokens_are_our_models_and_padding_changes_nothing(library, export, pe, style, changes):
     folder, ours = export(pe, style, **changes)
