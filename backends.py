@@ -187,6 +187,7 @@ class NumpyBackend:
             fast.keep_freed_memory()
         self.model_config = model_config
         self.train_config = train_config
+        self.size = train_config.micro_batch or train_config.batch_size
         self.params = model_numpy.init_params(model_config, train_config.seed)
         self.state = model_numpy.adamw_state(self.params)
 
@@ -209,7 +210,7 @@ class NumpyBackend:
         rng = np.random.default_rng([train_config.seed, step])          # of dropout
         loss = 0
         grads = {}
-        for tokens, targets, share in micro_batches(*batch, train_config.micro_batch or train_config.batch_size):
+        for tokens, targets, share in micro_batches(*batch, self.size):
             masks = model_numpy.dropout_masks(model_config, *tokens.shape, rng) if model_config.dropout else None
             with name_the_file(model_config, self.params):
                 part, part_grads = model_numpy.loss_and_grads(self.params, tokens, targets, model_config, positions,
@@ -227,9 +228,8 @@ class NumpyBackend:
     @QUIET
     def validation_loss(self, batch):
         """The mean loss of a batch, in nats."""
-        size = self.train_config.micro_batch or self.train_config.batch_size
         total = 0
-        for tokens, targets, _ in micro_batches(*batch, size):
+        for tokens, targets, _ in micro_batches(*batch, self.size):
             total += model_numpy.token_losses(self.params, tokens, targets, self.model_config).sum(dtype="float64")
         return float(total / np.count_nonzero(batch[1] != model_numpy.IGNORED))
 

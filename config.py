@@ -107,7 +107,7 @@ class TrainConfig(Checked):
     fast: bool = setting(False, "use engine/fast.py: the same losses in less time and memory")
     objective: str = setting("lm", "mlm: masked tokens (Devlin 2019), sets --no-causal", one_of=("lm", "mlm"))
     random_positions: int = setting(0, "P: train at positions drawn from 0 .. P-1 (Ruoss et al. 2023)", at_least=0,
-                                at_most=2**24)
+                                    at_most=2**24)
     seed: int = setting(0, "seed of the first weights, the order of the data and dropout", at_least=0, below=2**32)
     data: str = setting("stdlib", "stdlib, packages, fineweb, fineweb-edu, task:NAME, or a path of text or tokens")
     init_from: str = setting("none", "begin with the weights of the run in this directory")
@@ -154,7 +154,7 @@ PRESETS = {
 }
 
 def make_configs(preset, pe="expe", **given):
-    """(ModelConfig, TrainConfig) of a preset with an encoding, and {setting: value} of the flags that were given."""
+    """(ModelConfig, TrainConfig) of a preset with an encoding; given: {setting: value} of the flags that were given."""
     values = PRESETS[preset] | given
     if "lr" in given and "end_lr" not in given:
         values["end_lr"] = values["end_lr"] * given["lr"] / PRESETS[preset]["lr"]

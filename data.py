@@ -17,6 +17,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import cli
 from cli import CommandLine, at_least, whole
@@ -64,25 +65,37 @@ def source_of(name):
 
 # ---- preparing: a source to a folder of tokens -----------------------------------------------------------------------
 
-def find_target(source, out=None, vocab=None, tokenizer=None):
-    """(folder, size of the vocabulary, ranks of a ready tokenizer or None) of a preparation with these flags."""
+class Vocabulary(NamedTuple):
+    """The vocabulary that is asked for: a tokenizer of this size is trained, or there is a ready one."""
+
+    size: int
+    or_fewer: bool = False               # whether a text with pairs for fewer entries gets fewer
+    ranks: dict | None = None            # {token bytes: rank} of a ready tokenizer
+
+def choose_vocabulary(vocab=None, tokenizer=None, or_fewer=None):
+    """The Vocabulary of a preparation with these flags; or_fewer: by default if no size is given."""
     if vocab is not None and tokenizer is not None:
         raise InputError("--vocab is the size of the tokenizer: leave out --vocab, or --tokenizer")
     ranks = None if tokenizer is None else read_ranks(tokenizer)
-    vocab = len(ranks) + 1 if ranks else PRESETS["mini"]["vocab"] if vocab is None else vocab
-    if not 257 <= vocab <= 2**16:
-        raise InputError(f"--vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {vocab}")
+    or_fewer = vocab is None if or_fewer is None else or_fewer
+    size = len(ranks) + 1 if ranks else PRESETS["mini"]["vocab"] if vocab is None else vocab
+    if not 257 <= size <= 2**16:
+        raise InputError(f"--vocab must be from 257 (256 bytes and {EOT}) to 65,536 (tokens are uint16), got {size}")
+    return Vocabulary(size, or_fewer, ranks)
+
+def choose_folder(source, out, vocab):
+    """Where a preparation writes: `out`, or data/<name>-v<vocab>."""
     out = folder_of(source, vocab) if out is None else Path(out)
     if file := next((path for path in (out, *out.parents) if path.is_file()), None):
         raise InputError(f"--out must be a folder, and {file} is a file")
-    return out, vocab, ranks
+    return out
 
 PREPARATION = {"min_doc_tokens": 1, "max_tokens": 0, "max_doc_chars": 2**20}      # its settings beside the vocabulary
 
-def fill_in(source, given, defaults):
-    """The settings of a preparation: those given; else, for a text with a name, the usual ones; else the defaults."""
-    defaults = defaults if source in NAMED_SOURCES else {}
-    return {name: given[name] if given.get(name) is not None else defaults.get(name, default)
+def choose_settings(source, given, of_named):
+    """The settings of a preparation: those given; else, for a text with a name, of_named; else PREPARATION's."""
+    of_named = of_named if source in NAMED_SOURCES else {}
+    return {name: given[name] if given.get(name) is not None else of_named.get(name, default)
             for name, default in PREPARATION.items()}
 
 def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, defaults=PRESETS["mini"], or_fewer=None,
@@ -91,18 +104,18 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, defau
 
     A tokenizer of `vocab` entries is trained on the training documents (of fewer, if the text has pairs for fewer and
     or_fewer says so: by default if no vocab is given), or `tokenizer` is a .tiktoken file. `given` and `defaults` are
-    settings as fill_in takes them: documents with fewer than min_doc_tokens tokens are dropped, those with more than
-    max_doc_chars characters are cut, and encoding ends at max_tokens (0: never). Copies are dropped, and so are
+    settings as choose_settings takes them: documents with fewer than min_doc_tokens tokens are dropped, those with more
+    than max_doc_chars characters are cut, and encoding ends at max_tokens (0: never). Copies are dropped, and so are
     held-out documents that are nearly in train.
     """
-    settings = fill_in(source, given, defaults)
-    or_fewer = vocab is None if or_fewer is None else or_fewer
-    out, vocab, ranks = find_target(source, out, vocab, tokenizer)
+    settings = choose_settings(source, given, defaults)
+    vocabulary = choose_vocabulary(vocab, tokenizer, or_fewer)
+    out = choose_folder(source, out, vocabulary.size)
     check_new(out, overwrite)
     print(f"preparing {out} from {source}", flush=True)
     left_out = LeftOut()
     found = list(drop_copies(documents(source, left_out), settings["min_doc_tokens"], left_out))
-    made = split_and_encode(found, vocab, ranks, or_fewer, settings, left_out)
+    made = split_and_encode(found, vocabulary, settings, left_out)
     if made is None:
         left_out.print()
         remedy = next((remedy for reason, remedy in REMEDIES.items() if reason in left_out), "give more text")
@@ -119,11 +132,12 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, defau
             together = np.concatenate([*tokens[split].values(), np.zeros(0, np.uint16)])
             files.write_bytes(out / f"{split}.bin", together.tobytes())
         write_meta(out, meta, {split: len(documents) for split, documents in tokens.items()}, left_out, near)
-    if (source, vocab, meta["min_doc_tokens"]) == ("stdlib", 1024, 2048) and hash_file(out / "train.bin") != STDLIB:
+    is_of_readme = (source, vocabulary.size, settings["min_doc_tokens"]) == ("stdlib", 1024, 2048)
+    if is_of_readme and hash_file(out / "train.bin") != STDLIB:
         print(f"Python {meta['python']}'s library is another text than that of README's numbers, Python 3.11.7's")
     return out
 
-def split_and_encode(found, vocab, ranks, or_fewer, settings, left_out):
+def split_and_encode(found, vocabulary, settings, left_out):
     """(ranks, {split: {name: tokens}}, near copies) of documents (name, text); None if train or val is left empty.
 
     Documents fall to the splits by a hash of their text. If they are too few for that, the end of the text is held out.
@@ -131,7 +145,7 @@ def split_and_encode(found, vocab, ranks, or_fewer, settings, left_out):
     """
     of_documents = LeftOut(left_out)
     if are_many(found):
-        made = make_splits(split_by_hash(found), vocab, ranks, or_fewer, settings, left_out)
+        made = make_splits(split_by_hash(found), vocabulary, settings, left_out)
         if made:
             return made
     if not found or settings["max_tokens"] or settings["min_doc_tokens"] > 1:
@@ -141,7 +155,7 @@ def split_and_encode(found, vocab, ranks, or_fewer, settings, left_out):
     print(f"too few documents to be split by a hash of their text ({len(found)}): the last tenth of the text "
           "becomes val, the tenth before that test")
     texts = split_by_tenths(list(drop_near_copies(found, left_out)))
-    return make_splits(texts, vocab, ranks, or_fewer, settings, left_out)
+    return make_splits(texts, vocabulary, settings, left_out)
 
 def are_many(found):
     """Whether a hash of their text splits documents well: some fall to val, and train has half of the text or more."""
@@ -150,15 +164,17 @@ def are_many(found):
         sizes[split] += len(text)
     return sizes["val"] > 0 and sizes["train"] >= sum(sizes.values()) / 2
 
-def make_splits(texts, vocab, ranks, or_fewer, settings, left_out):
+def make_splits(texts, vocabulary, settings, left_out):
     """(ranks, {split: {name: tokens}}, near copies) of (split, name, text); None if train or val is left empty."""
     texts = list(cut_long(texts, settings, left_out))
     training = [text for split, _, text in texts if split == "train"]
     if not training:
         return None
+    ranks = vocabulary.ranks
     if ranks is None:
-        print(f"training a tokenizer of {vocab:,} entries on {sum(map(len, training)):,} characters", flush=True)
-        ranks = train_tokenizer(training, vocab, or_fewer)
+        print(f"training a tokenizer of {vocabulary.size:,} entries on {sum(map(len, training)):,} characters",
+              flush=True)
+        ranks = train_tokenizer(training, vocabulary.size, vocabulary.or_fewer)
     tokens = encode_texts(texts, make_tokenizer(ranks), settings, left_out)
     near = drop_near(tokens, {(split, name): text for split, name, text in texts})
     left_out.add(NEAR, *near["val"], *near["test"])

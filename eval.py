@@ -104,7 +104,7 @@ def half_have(length, sizes):
         length //= 2
     return length
 
-def evaluate(run, model, record, args, name, documents, lengths):
+def evaluate(run, model, record, name, documents, lengths):
     """A row for each length: what --json writes. The loss is None past the positions that an encoding has.
 
     name, documents: what held_out gives.
@@ -208,7 +208,7 @@ def main(argv=None):
             warn_of_changes(run)
             model.to(device)
             if run in texts:
-                score = functools.partial(evaluate, model=model, record=record, args=args, name=read[run][1][0],
+                score = functools.partial(evaluate, model=model, record=record, name=read[run][1][0],
                                           documents=read[run][1][1], lengths=lengths[run][0])
             else:
                 score = functools.partial(data.source_of(record["data"]["source"]).evaluate, model=model, record=record,

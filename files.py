@@ -136,7 +136,7 @@ def lock(folder, wait=False):
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {folder} cannot be made: {error.strerror}") from None
+        raise InputError(f"the folder {folder} cannot be made: {error.strerror}") from None
     try:                                                               # a singleton: this process may take it again
         with FileLock(f"{os.path.realpath(folder)}/.lock", timeout=-1 if wait else 0, is_singleton=True):
             if not wait:

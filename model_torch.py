@@ -299,7 +299,7 @@ def cross_entropy(h, w, targets, reduction="mean"):
     return losses if reduction == "mean" else losses.view(targets.shape)
 
 class GPT(nn.Module):
-    """A decoder-only transformer with any encoding of config.ENCODINGS.
+    """A decoder-only transformer with any encoding of positional_encodings.ENCODINGS.
 
     tokens: integers below V, (B, T). With targets, likewise or -100, it returns the scalar mean cross-entropy in nats,
     without them the logits (B, T, V). positions: any integers, (T,) or (B, T); 0 .. T-1 if left out. Any length works,

@@ -77,7 +77,8 @@ def keeps_rule(value, f):
 class Checked:
     """The base of the classes of settings: each field is checked by its rule, then what ties some of them together.
 
-    Then the values that were left out are filled in. This is the only place where a config gets a value.
+    Then the values that were left out are filled in. Nothing else writes to a config: what changes one makes another
+    with dataclasses.replace.
     """
 
     def __post_init__(self):

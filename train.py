@@ -3,9 +3,8 @@
     python train.py --pe expe --l 24           writes runs/mini-expe-s0
     python train.py --pe expe --l 24 --resume  goes on, bit for bit on a CPU
 
-A run is a pure function of its configs: the batch of a step, and dropout's
-mask, depend on (seed, step) alone. The step itself is in backends.py, and what
-is written in the run's folder in runs.py.
+A run is a pure function of its configs: the batch of a step, and dropout's mask, depend on (seed, step) alone. The step
+itself is in backends.py, and what is written in the run's folder in training_run.py.
 """
 
 import argparse
@@ -26,6 +25,7 @@ import torch
 from tqdm import tqdm
 
 import runs
+import training_run
 from backends import BACKENDS, learning_rate, pick_device
 from config import PRESETS, ModelConfig, TrainConfig, make_configs
 from model_numpy import count_parameters
@@ -40,28 +40,28 @@ def train(run, backend, first=0, seconds=0.0):
     """Train from a step on until train_config.steps or a signal; returns the steps done. seconds: trained before."""
     config = run.train_config
     context = run.model_config.context
-    tokens = run.source.open_split(run.tokens, "train")
-    held_out = run.source.held_out(run.tokens, context, VALIDATION_WINDOWS)
+    tokens = run.source.open_split(run.data_folder, "train")
+    held_out = run.source.held_out(run.data_folder, context, VALIDATION_WINDOWS)
     begun = time.perf_counter()
-    with runs.catch_signals() as signals, Progress(run, backend, first) as progress:
+    with training_run.catch_signals() as signals, Progress(run, backend, first) as progress:
         for step in range(first, config.steps):
             batch = run.source.batch(tokens, context, config.batch_size, config.seed, step)
             loss, norm = backend.step(batch, step)
             run.add_step(step, learning_rate(config, step), loss, norm)
             done = step + 1
-            stops = run.must_stop(signals) or done == config.steps
-            scores = done % config.eval_every == 0 or done == config.steps
-            saves = done % config.checkpoint_every == 0 or stops
-            on_time = scores or saves or step == first                  # other losses are read a step late, since to
-            run.log_steps(all_but=0 if on_time else 1)                  # read one makes a GPU wait
-            if scores:
+            is_last = run.must_stop(signals) or done == config.steps
+            is_scored = done % config.eval_every == 0 or done == config.steps
+            is_saved = done % config.checkpoint_every == 0 or is_last
+            # To read a loss makes a GPU wait. So a step's loss is read while the next one is computed, except here.
+            run.log_steps(all_but=0 if is_scored or is_saved or step == first else 1)
+            if is_scored:
                 loss = backend.validation_loss(held_out)
                 run.log_validation(done, loss)
                 progress.print(done, loss)
-            if saves:
+            if is_saved:
                 run.save(backend, done, seconds + time.perf_counter() - begun)
             progress.count(done)
-            if stops:
+            if is_last:
                 break
     return done
 
@@ -116,7 +116,7 @@ def main(argv=None):
         with runs.lock(run.folder):
             train_run(run, BACKENDS[run.train_config.backend])
 
-def open_run(argv, make=runs.Run):
+def open_run(argv, make=training_run.Run):
     """The Run that the flags ask for, with its data; InputError for a wrong flag, folder or text."""
     args, model_config, train_config = read_flags(argv)
     on_cpu = train_config.backend == "numpy" and args.device == "auto"
@@ -137,13 +137,13 @@ def train_run(run, make_backend):
     if first == 0 and config.init_from != "none":
         from engine import init_from
         run.record["parent"] = init_from.load_parent(run, backend)
-    print(describe(run, first))
+    print(describe_training(run, first))
     if train(run, backend, first, seconds) < config.steps:
         print(f"stopped; go on with: python train.py --out {shlex.quote(str(run.folder))} --resume", file=sys.stderr)
         sys.exit(130)
     print(f"next: python eval.py {shlex.quote(str(run.folder))}")
 
-def describe(run, first):
+def describe_training(run, first):
     """What is trained, in a line."""
     model, config = run.model_config, run.train_config
     theta = getattr(model.encoding, "theta", None)
@@ -158,7 +158,7 @@ def describe(run, first):
 
 READERS = {int: {"type": whole, "metavar": "N"}, float: {"type": number, "metavar": "X"}, str: {"metavar": "NAME"},
            bool: {"action": argparse.BooleanOptionalAction}}
-UNNAMED = ("seed", "fast", "micro_batch", "eval_every", "checkpoint_every")    # in a run's name
+UNNAMED = ("seed", "fast", "micro_batch", "eval_every", "checkpoint_every")    # settings that no run is named after
 ENCODING_FLAGS = {name: name for name in ENCODINGS} | VARIANTS
 SYNONYMS = {"--batch": "--batch-size", "--epochs": "--steps", "--learning-rate": "--lr", "--block-size": "--context",
             "--tokenizer": "python data.py SOURCE --tokenizer FILE --out DIR and then --data DIR",
@@ -182,7 +182,7 @@ def read_flags(argv):
     add("--compile", action="store_true", help="use torch.compile for the blocks; it needs a C++ compiler")
     args, _ = parser.parse_known_args(argv)
     if args.resume and args.out is not None:
-        runs.resume_preset(args)                                        # --preset and --pe of the run
+        training_run.resume_preset(args)                                        # --preset and --pe of the run
     args.preset = args.preset or ("paper-35m" if torch.cuda.is_available() else "mini")
     args.pe = args.pe or "expe"
 
@@ -191,7 +191,7 @@ def read_flags(argv):
     args.given = {name: getattr(args, name) for name in settings if getattr(args, name) is not None}
     args.out = args.out or Path("runs", name_run(args.preset, args.pe, args.given))
     if args.resume:
-        return args, *runs.resume_configs(args.out, args.given)
+        return args, *training_run.resume_configs(args.out, args.given)
     given = args.given
     if given.get("data", "").startswith("task:"):
         import tasks

@@ -288,10 +288,10 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, defau
 
     InputError if the folder exists, or was begun with other settings, unless overwrite begins it anew.
     """
-    settings = data.fill_in(source, given, defaults)
-    or_fewer = vocab is None if or_fewer is None else or_fewer
-    out, vocab, ranks = data.find_target(source, out, vocab, tokenizer)
-    meta = {"source": full_name(source), "vocab": vocab, "pattern": SPLIT_PATTERN, "tasks": tasks, **settings,
+    settings = data.choose_settings(source, given, defaults)
+    vocabulary = data.choose_vocabulary(vocab, tokenizer, or_fewer)
+    out = data.choose_folder(source, out, vocabulary.size)
+    meta = {"source": full_name(source), "vocab": vocabulary.size, "pattern": SPLIT_PATTERN, "tasks": tasks, **settings,
             "content": hash_source(source)}
     data.check_new(out, overwrite)
     with lock(out):
@@ -306,7 +306,8 @@ def prepare(source, out=None, vocab=None, tokenizer=None, overwrite=False, defau
         remove_unfinished(out / "tasks/tokens")
         if not (out / "tokenizer.tiktoken").exists():
             texts = texts_for_tokenizer(source, settings["max_doc_chars"])
-            write_ranks(out / "tokenizer.tiktoken", ranks or train_tokenizer(texts, vocab, or_fewer))
+            ranks = vocabulary.ranks or train_tokenizer(texts, vocabulary.size, vocabulary.or_fewer)
+            write_ranks(out / "tokenizer.tiktoken", ranks)
         meta["vocab"] = len(read_ranks(out / "tokenizer.tiktoken")) + 1
         run_tasks(make_pipelines(source, out, tasks, **settings), out.resolve() / "tasks", tasks,
                   workers or os.cpu_count())

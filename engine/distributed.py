@@ -24,10 +24,11 @@ import torch
 import torch.distributed as dist
 
 import backends
-import train
 from engine.workers import end_with_parent
-from runs import Run, check_finite, lock
+from runs import check_finite, lock
 from settings import InputError
+from train import open_run, train_run
+from training_run import Run
 
 with CommandLine(prog="engine.distributed").one_line_errors():
     RANK, WORLD = read_environment("RANK", 0), read_environment("WORLD_SIZE", 1)
@@ -132,11 +133,11 @@ def main():
     code = 0
     try:
         with parser.one_line_errors():
-            run = train.open_run(argv, RankRun)
+            run = open_run(argv, RankRun)
             if run.train_config.backend == "numpy":
                 raise InputError("--backend numpy is one process: start it with python train.py")
             with lock(run.folder) if RANK == 0 else contextlib.nullcontext():
-                train.run_training(run, functools.partial(DistributedBackend, join))
+                train_run(run, functools.partial(DistributedBackend, join))
     except SystemExit as stop:
         code = stop.code or 0
     finally:

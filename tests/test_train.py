@@ -21,7 +21,8 @@ import tasks
 import train
 from engine import masking
 from files import hash_file
-from runs import CHECKPOINT, checkpoint_info, commit_of, read_checkpoint, read_run
+from runs import CHECKPOINT, checkpoint_info, read_checkpoint, read_run
+from training_run import commit_of
 
 SMALL = [*TINY, "--steps", "12", "--eval-every", "5", "--checkpoint-every", "4", "--dropout", "0.1"]
 
