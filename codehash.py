@@ -1,4 +1,7 @@
-"""Which code computes a run's loss: a short hash of each of its files, so that a number can be traced to its code.
+"""Which code computes the loss of a model: a short hash of each file, so that a number can be traced to its code.
+
+That is the tables, the model and its encodings. How a text is prepared and a step is taken has no hash: of the text
+config.json has its own, and the step's effect is in the weights.
 
 train.py stores {file: hash} in config.json; what prints a number compares it with the files of today. The hash is of
 what a file computes: docstrings, comments, layout, line endings, the words of errors and the help of flags have no part

@@ -12,6 +12,7 @@ import functools
 import json
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 from cli import PICTURES, CommandLine, at_least, listed, new_file
 
@@ -32,8 +33,14 @@ from tokenizer import read_tokenizer
 MULTIPLES = (1, 2, 4, 8, 16)    # of the trained length, when no --lengths are given
 BATCH_TOKENS = 2**13            # in one forward pass, so that memory does not grow with the number of windows
 
+class HeldOut(NamedTuple):
+    """Text that a run is scored on."""
+
+    name: str
+    documents: list                      # of arrays, each <|endoftext|> and the document's own tokens
+
 def held_out(run, record, split, source):
-    """(name, documents) a run is scored on; each document is an array of <|endoftext|> and its own tokens.
+    """The HeldOut that a run is scored on.
 
     source: a prepared folder, or text; None for what the run was trained on, if that is still as it was then.
     """
@@ -47,13 +54,14 @@ def held_out(run, record, split, source):
         left_out = LeftOut()
         found = [text for _, text in documents(source, left_out)]
         left_out.print()
-        return source, [np.array([tokenizer.eot_token, *tokenizer.encode_ordinary(text)], np.uint16) for text in found]
+        encoded = [[tokenizer.eot_token, *tokenizer.encode_ordinary(text)] for text in found]
+        return HeldOut(source, [np.array(tokens, np.uint16) for tokens in encoded])
     meta = data.read_meta(folder)
     if meta["tokenizer"]["sha256"] != record["data"]["tokenizer"]["sha256"]:
         raise InputError(f"{folder} was made with another tokenizer than {run}'s: give --data the text itself")
     if not source and meta["splits"][split]["sha256"] != record["data"]["splits"][split]["sha256"]:
         raise InputError(f"{folder}/{split}.bin is not what it was when {run} was trained: give --data {folder}")
-    return f"{split} of {folder}", data.split_documents(data.open_split(folder, split), meta["eot"])
+    return HeldOut(f"{split} of {folder}", data.split_documents(data.open_split(folder, split), meta["eot"]))
 
 def cut_windows(documents, length, longest):
     """Windows (length + 1,) that do not overlap; of a document, a multiple of the longest length in targets."""
@@ -166,7 +174,7 @@ def heading_of(row):
     return row["data"], row["length"], row["trained_length"], row.get("n_documents"), row.get("n_targets")
 
 def read_to_score(run, args):
-    """(config.json, what held_out gives, or None of a run on a task) of a run that can be scored."""
+    """(config.json, its HeldOut, or None of a run on a task) of a run that can be scored."""
     record = read_run(run)[2]
     read_checkpoint(run, ())
     if data.source_of(record["data"]["source"]) is not data:
@@ -175,6 +183,41 @@ def read_to_score(run, args):
         raise InputError(f"{run} sees later tokens, so that the next one is no test of it: name other runs, or draw "
                          "its losses with python -m lab.curves")
     return record, held_out(run, record, args.split, args.data)
+
+def score(args):
+    """The rows of the runs that are asked for; each run's numbers are printed as soon as they are known."""
+    device = pick_device(args.device)
+    read = read_named(args.runs, functools.partial(read_to_score, args=args))
+    texts = {run: (args.data or record["data"]["source"], record["model"]["context"], text.documents)
+             for run, (record, text) in read.items() if text}
+    if args.lengths and texts and any(max(args.lengths) % length for length in args.lengths):
+        raise InputError(f"--lengths must divide the longest of them, {max(args.lengths)}, so that each scores the "
+                         "same tokens")
+    chosen = dict.fromkeys(texts, (sorted(args.lengths), [])) if args.lengths else default_lengths(texts)
+    rows = []
+    for run in read if args.runs else sorted(read, key=lambda run: read[run][0]["data"]["source"]):
+        loaded = try_to_read(run, load_model, args.runs)
+        if loaded is None:
+            continue
+        model, record = loaded
+        warn_of_changes(run)
+        model.to(device)
+        if run in texts:
+            _, text = read[run]
+            lengths, explained = chosen[run]
+            score_run = functools.partial(evaluate, model=model, record=record, name=text.name,
+                                          documents=text.documents, lengths=lengths)
+        else:
+            explained = ()
+            score_run = functools.partial(data.source_of(record["data"]["source"]).evaluate, model=model,
+                                          record=record, args=args, multiples=MULTIPLES)
+        run_rows = try_to_read(run, score_run, args.runs)
+        if run_rows is not None:
+            print_rows(run_rows, rows[-len(run_rows) :], explained)
+            rows += run_rows
+    if not rows:
+        raise InputError("no run under runs/ can be scored: the lines above say why")
+    return rows
 
 def main(argv=None):
     parser = CommandLine(prog="eval.py", description="Score runs past their trained length.",
@@ -192,32 +235,7 @@ def main(argv=None):
     add("--plot", type=new_file(*PICTURES), metavar="FILE", help="draw loss against length: .png, .svg or .pdf")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
-        device = pick_device(args.device)
-        read = read_named(args.runs, functools.partial(read_to_score, args=args))
-        texts = {run: (args.data or record["data"]["source"], record["model"]["context"], text[1])
-                 for run, (record, text) in read.items() if text}
-        if args.lengths and texts and any(max(args.lengths) % length for length in args.lengths):
-            raise InputError(f"--lengths must divide the longest of them, {max(args.lengths)}, so that each scores the "
-                             "same tokens")
-        lengths = dict.fromkeys(texts, (sorted(args.lengths), [])) if args.lengths else default_lengths(texts)
-        rows = []
-        for run in read if args.runs else sorted(read, key=lambda run: read[run][0]["data"]["source"]):
-            if (loaded := try_to_read(run, load_model, args.runs)) is None:
-                continue
-            model, record = loaded
-            warn_of_changes(run)
-            model.to(device)
-            if run in texts:
-                score = functools.partial(evaluate, model=model, record=record, name=read[run][1][0],
-                                          documents=read[run][1][1], lengths=lengths[run][0])
-            else:
-                score = functools.partial(data.source_of(record["data"]["source"]).evaluate, model=model, record=record,
-                                          args=args, multiples=MULTIPLES)
-            if (run_rows := try_to_read(run, score, args.runs)) is not None:
-                print_rows(run_rows, rows[-len(run_rows) :], lengths[run][1] if run in texts else ())
-                rows += run_rows
-        if not rows:
-            raise InputError("no run under runs/ can be scored: the lines above say why")
+        rows = score(args)
         if args.json:
             write_text(args.json, json.dumps(rows, indent=1, allow_nan=False) + "\n")
         if args.plot:
