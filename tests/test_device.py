@@ -49,7 +49,7 @@ def test_loss_and_gradients_are_on_the_device(name):
 def test_caches_and_streams_compute_on_the_device(name, monkeypatch):
     """Twice the trained length; a cache that is read on token by token, and a stream past its window; in bf16."""
     reader = Reader(CONFIGS[name]).eval()
-    streams = reader.streams()
+    streams = reader.can_stream()
     reader.to(META, dtype := torch.bfloat16)
     longest = min(64, reader.longest)
     tokens = torch.zeros(2, longest, dtype=torch.long, device=META)
