@@ -42,7 +42,7 @@ class Positions:
     """Where the tokens of one pass are, as one encoding sees it: these fields are set, and the others have no part.
 
         every key gets its position as it is read    rows and pairs, each None if the encoding has no such table
-        a stream, hold, dual-chunk, self-extend      rows and pairs, likewise; apart
+        a stream, hold, dual-chunk, self-extend      rows and pairs, likewise; apart where there are rows
         a linear bias (engine/linear_bias.py)        rows, all zeros, so that no key has a position; n
         Shaw's vectors on a band (engine/banded.py)  banded
         tokens read before these                     cache, beside any of the above

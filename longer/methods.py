@@ -129,7 +129,7 @@ class Method(NamedTuple):
 
     users: str                           # the encodings that can use it, in an error's words
     fits: Callable                       # of a trained ModelConfig: whether its encoding is one of them
-    make_mode: Callable                  # of (context, length, factor, chunk)
+    make_mode: Callable                  # of (context, length, factor, chunk), of which it reads what it needs
 
 EXPE_QK = "expe and exqpe with --on qk and without --once"
 OWN_METHODS = {
