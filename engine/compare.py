@@ -31,7 +31,7 @@ def small_config(config):
     layers = max(kinds.index(kind) for kind in kinds) + 1
     return replace(config, layers=layers, vocab=min(config.vocab, VOCAB), dropout=0.0)
 
-def positions(config):
+def some_positions(config):
     """Some positions in a row, (T,), up to 70 past the trained length where there are any."""
     end = int(min(config.encoding.longest(config), max(config.context + 70, FEWEST)))
     return np.arange(max(0, end - MOST), end)
@@ -81,8 +81,8 @@ def relative_error(found, right):
     size = right.norm()
     return float((found - right).norm() / (size if size > 0 else 1))
 
-def refuse(error, message, limit=EXACT):
-    """InputError of a message, with {error} in it, if the error is above the limit."""
+def refuse_above(error, limit, message):
+    """InputError of a message, with {error} in it, if a relative error is above the limit."""
     if not error <= limit:
         raise InputError(message.format(error=f"{error:.2g}" if error < 0.001 else f"{error:.1%}"))
 
@@ -113,8 +113,8 @@ def check_attention(ours, theirs, h, pos, linear, found, right):
     error = max(map(relative_error, found, right))
     if not error <= EXACT:
         name, advice = describe_attention(ours, theirs, h, pos, linear)
-        refuse(error, f"{name} does not compute what the attention of model_torch.py does now ({{error}} off): "
-               f"{advice}")
+        refuse_above(error, EXACT, f"{name} does not compute what the attention of model_torch.py does now "
+                     f"({{error}} off): {advice}")
 
 # ---- training --------------------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ def check_training(make, config, half=False):
     """
     path = "engine/fast.py"
     config = small_config(config)
-    n = positions(config)
+    n = some_positions(config)
     with refused_in_one_line(path), torch.enable_grad():
         fast, plain = pair_of_models(make, config)
         tables = [model.tables(n) for model in (fast, plain)]
@@ -175,8 +175,8 @@ def check_in_bf16(path, ours, theirs, h, pos):
     cost = relative_error(run(rounded, h.bfloat16().float(), pos[1]), exact)
     found = run(ours, h, pos[0], half=True)
     error = min(relative_error(found, right) for right in (exact, run(theirs, h, pos[1], half=True)))
-    refuse(error, f"{path}: in bf16, attend_linear or attend does not compute what the attention of model_torch.py "
-           "does now ({error} off): make your edit there too", ROUNDED + 3 * cost)
+    refuse_above(error, ROUNDED + 3 * cost, f"{path}: in bf16, attend_linear or attend does not compute what the "
+                 "attention of model_torch.py does now ({error} off): make your edit there too")
 
 def in_fp32(attention):
     attention = copy.deepcopy(attention).float()
@@ -200,8 +200,9 @@ def check_loss(ours, plain, config):
         results.append([loss.detach(), *torch.autograd.grad(loss, (x, w))])
         with torch.no_grad():
             results[-1].append(model.cross_entropy(x, w, targets, reduction="none"))
-    refuse(max(map(relative_error, *results)), "engine/cross_entropy.py: cross_entropy does not compute what that of "
-           "model_torch.py does now ({error} off): make your edit there too")
+    error = max(map(relative_error, *results))
+    refuse_above(error, EXACT, "engine/cross_entropy.py: cross_entropy does not compute what that of model_torch.py "
+                 "does now ({error} off): make your edit there too")
 
 def check_all_gradients(path, ours, plain, config, n):
     """InputError unless two models have the same loss of some tokens, and the same gradient of each parameter."""
@@ -210,11 +211,12 @@ def check_all_gradients(path, ours, plain, config, n):
     for model in (ours, plain):
         torch.manual_seed(0)
         losses.append(model.train()(tokens, targets, positions=n))
-    refuse(relative_error(*losses), f"{path}: FastGPT has another loss than model_torch.py's GPT now ({{error}} off): "
-           "make your edit there too")
+    refuse_above(relative_error(*losses), EXACT, f"{path}: FastGPT has another loss than model_torch.py's GPT now "
+                 "({error} off): make your edit there too")
     weights = [dict(model.named_parameters()) for model in (ours, plain)]
     grads = [torch.autograd.grad(loss, [*own.values()], allow_unused=True)
              for loss, own in zip(losses, weights, strict=True)]
     for name, *both in zip(weights[0], *grads, strict=True):
-        refuse(relative_error(*(torch.zeros(()) if g is None else g for g in both)), f"{path}: FastGPT has another "
-               f"gradient of {name} than model_torch.py's GPT now ({{error}} off): make your edit there too")
+        error = relative_error(*(torch.zeros(()) if g is None else g for g in both))
+        refuse_above(error, EXACT, f"{path}: FastGPT has another gradient of {name} than model_torch.py's GPT now "
+                     "({error} off): make your edit there too")

@@ -145,7 +145,7 @@ PARTS = {"attention": Attention, "dropout": Dropout, "cross_entropy": cross_entr
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 
-class Positions(NamedTuple):
+class FastTables(NamedTuple):
     """model_numpy.Tables of one encoding, and the positions themselves."""
 
     rows: Any
@@ -157,15 +157,15 @@ class FastGPT(model_torch.GPT):
 
     def __init__(self, config, seed=0):
         super().__init__(config, seed, **PARTS)
-        self._positions = (None, None)
+        self._fast_tables = (None, None)
 
     def tables(self, n):
         tables = super().tables(n)
-        if self._positions[0] is not tables:                                           # GPT makes new ones of other n
+        if self._fast_tables[0] is not tables:                                         # GPT makes new ones of other n
             at = as_tensor(n, self.embedding.weight)
-            positions = {settings: Positions(made.rows, made.pairs, at) for settings, made in tables.items()}
-            self._positions = tables, positions
-        return self._positions[1]
+            fast_tables = {settings: FastTables(made.rows, made.pairs, at) for settings, made in tables.items()}
+            self._fast_tables = tables, fast_tables
+        return self._fast_tables[1]
 
 def make_model(model_config, seed, half=False):
     """FastGPT, once it is known to compute what model_torch.py does; the process keeps freed memory.

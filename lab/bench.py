@@ -158,7 +158,7 @@ class Work:
         from generate import choose
         from longer.cache import Cache
         from longer.writing import generate_cached
-        if streaming and not self.reader.streams():
+        if streaming and not self.reader.can_stream():
             return None
         context = self.model.context
         cache = Cache(SINKS, context - SINKS - 1) if streaming else Cache()

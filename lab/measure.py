@@ -50,7 +50,7 @@ def scalings_of(configs, options):
         errors = []
         for run, (model, _, _) in configs.items():
             try:
-                methods.scaled(model, model.context, **plain | {name: value})
+                methods.scale_positions(model, model.context, **plain | {name: value})
                 by_run[run][name].append(value)
             except methods.NotForThisEncoding as error:
                 errors.append(f"{run}: {error}")
@@ -132,13 +132,13 @@ def evaluate(run, work, scalings, args, bar):
         for job, length, conditions in jobs:
             span = min(length, sum(stream) + 1) if stream else length                  # no position is beyond that
             pe = model.scale_to(span, **how).config.encoding.pe
-            row = {"run": str(run), "pe": pe, "protocol": job, "how": name_of(how, dtype), "chunk": model.chunk,
+            row = {"run": str(run), "pe": pe, "protocol": job, "how": name_of(how, dtype), "chunk": model.mode.chunk,
                    "dtype": dtype, "length": length, "loss": None, "perplexity": None, "n_targets": 0,
                    "trained_length": context, "step": record["step"], "steps": record["train"]["steps"],
                    "seed": record["train"]["seed"], "code": record["provenance"].get("code"),
                    "split": args.split, "data": source, "n_documents": len(documents),
                    "max_docs": args.max_docs}
-            if conditions and span <= model.longest and (not stream or model.streams()):
+            if conditions and span <= model.longest and (not stream or model.can_stream()):
                 losses = [model.window_losses(windows, bar, stream) for windows in conditions]
                 row |= measures.summary(conditions, losses)
                 if not row["how"]:                                      # other positions and dtypes may be too much

@@ -22,7 +22,14 @@ from model_torch import score_divisor
 
 @dataclass
 class Apart:
-    """What keeps content and position apart until a pass is read: for streams, hold, dual chunks and Self-Extend."""
+    """What keeps content and position apart until a pass is read, in a stream and in some Modes (longer/modes.py).
+
+                     key_rows     moves
+        hold         all S keys   none
+        dual-chunk   None         pairs of other chunks: queries move, keys stay (Move.keys is None)
+        self-extend  all S keys   pairs at least a window apart: both move
+        a stream     all S keys   its Mode's
+    """
 
     nowhere: Any                         # the rows of one token, all zeros
     key_rows: Any = None                 # rows of all S keys, which have no position in a cache; None: theirs is kept
@@ -32,9 +39,13 @@ class Apart:
 
 @dataclass
 class Positions:
-    """Where the tokens of one pass are, as one encoding sees it.
+    """Where the tokens of one pass are, as one encoding sees it: these fields are set, and the others have no part.
 
-    Of an encoding with a linear bias and of Shaw's vectors on a band, no key has a position: n or banded says so.
+        every key gets its position as it is read    rows and pairs, each None if the encoding has no such table
+        a stream, hold, dual-chunk, self-extend      rows and pairs, likewise; apart where there are rows
+        a linear bias (engine/linear_bias.py)        rows, all zeros, so that no key has a position; n
+        Shaw's vectors on a band (engine/banded.py)  banded
+        tokens read before these                     cache, beside any of the above
     """
 
     rows: Any = None                     # of the T new tokens, as in model_numpy.Tables; zeros for a linear bias

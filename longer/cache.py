@@ -18,6 +18,10 @@ class Cache:
         self.blocks = {}                 # by a block's W_qkv: (arrays (B, H, capacity, width) of k, v, ..; begin, end)
         self.tables = None, None         # of a stream: what Reader.tables made last, and for what
 
+    @property
+    def is_stream(self):
+        return self.window is not None
+
     def __len__(self):
         return self.positions.shape[-1]
 
@@ -32,7 +36,7 @@ class Cache:
 
     def positions_with(self, n):
         """The positions of all keys that a pass over new tokens at n, (T,) or (B, T), sees: (S,) or (B, S)."""
-        if self.window is not None:
+        if self.is_stream:
             return np.arange(min(len(self), self.sinks + self.window) + n.shape[-1])
         batch = np.broadcast_shapes(self.positions.shape[:-1], n.shape[:-1])
         return np.concatenate([np.broadcast_to(x, (*batch, x.shape[-1])) for x in (self.positions, n)], axis=-1)
@@ -42,7 +46,7 @@ class Cache:
         n = parts[0].shape[2]
         block = attention.qkv.weight
         arrays, begin, end = self.blocks.get(block) or ([part[:, :, :0] for part in parts], 0, 0)
-        if self.window is not None and (lost := end - begin - self.sinks - self.window) > 0:
+        if self.is_stream and (lost := end - begin - self.sinks - self.window) > 0:
             for x in arrays:                            # the sinks move to the beginning of the window
                 x[:, :, begin + lost : begin + lost + self.sinks] = x[:, :, begin : begin + self.sinks].clone()
             begin += lost

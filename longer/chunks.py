@@ -1,6 +1,7 @@
 """Dual chunks and Self-Extend: far pairs of a query and a key are scored as if they were at other positions.
 
-Both keep every distance within the trained ones. Everything here is integers; longer/reading.py makes tables of them.
+Both keep every distance within the trained ones. Everything here is integers; longer/modes.py says when
+they are used, and longer/reading.py makes tables of them.
 """
 
 from typing import Any, NamedTuple
@@ -9,12 +10,6 @@ import numpy as np
 
 from expe import distances
 
-
-class Groups(NamedTuple):
-    """Of Self-Extend: distances below `window` are as they are, and beyond it `size` positions count as one."""
-
-    window: int
-    size: int
 
 class Move(NamedTuple):
     """Some pairs of queries and keys, and where they are for each other."""
@@ -31,10 +26,10 @@ def dual_chunk_moves(queries, keys, chunk, context):
     moves = [Move(before, None, apart == 1), Move(further, None, apart > 1)]
     return same, dual_chunk_positions(keys, chunk, local)[0], [move for move in moves if move.chosen.any()]
 
-def self_extend_moves(queries, keys, groups):
+def self_extend_moves(queries, keys, window, size):
     """The Moves of Self-Extend, of integer positions (..., T) and (..., S)."""
-    far = distances(queries, keys)[..., None, :, :] >= groups.window
-    return [Move(self_extend_queries(queries, *groups), keys // groups.size, far)] if far.any() else []
+    far = distances(queries, keys)[..., None, :, :] >= window
+    return [Move(self_extend_queries(queries, window, size), keys // size, far)] if far.any() else []
 
 def dual_chunk_positions(positions, chunk, local):
     """The positions that dual chunk attention gives to the tokens at integer positions. An et al. 2024, section 3.

@@ -12,19 +12,20 @@ import torch
 
 from engine.banded import has_band
 from engine.compare import (
+    EXACT,
     check_attention,
     pair_of_models,
-    positions,
-    refuse,
+    refuse_above,
     refused_in_one_line,
     relative_error,
     small_config,
     some_input,
+    some_positions,
 )
 from longer.attention import Apart, Positions
 from longer.cache import Cache
 from longer.chunks import Move
-from longer.methods import DUAL_CHUNK, HOLD, SELF_EXTEND
+from longer.modes import DUAL_CHUNK, HOLD
 from model_torch import as_tensor
 from settings import InputError
 
@@ -41,7 +42,7 @@ def check_reading(make, config):
     """InputError unless make(config), a Reader, has the losses of model_torch.GPT, in one pass and with a cache."""
     with refused_in_one_line(PATH):
         reader, plain = readers(make, config)
-        n = positions(reader.config)
+        n = some_positions(reader.config)
         for ours, theirs in zip(reader.blocks, plain.blocks, strict=True):
             settings = theirs.attn.encoding.settings
             h = some_input(config, 1, len(n))
@@ -51,9 +52,9 @@ def check_reading(make, config):
         tokens, targets = (torch.arange(len(n))[None] * step % reader.config.vocab for step in (7, 11))
         right = plain.token_losses(tokens, targets, positions=n)
         found = reader.token_losses(tokens, targets, positions=n)
-        refuse(relative_error(found, right), "longer/reading.py: Reader does not compute the losses of "
-               "model_torch.py's GPT now ({error} off): make your edit there, or of cross_entropy in "
-               "engine/cross_entropy.py, too")
+        refuse_above(relative_error(found, right), EXACT, "longer/reading.py: Reader does not compute the losses of "
+                     "model_torch.py's GPT now ({error} off): make your edit there, or of cross_entropy in "
+                     "engine/cross_entropy.py, too")
         if config.causal:
             check_parts(reader, tokens, targets, n, right)
 
@@ -64,9 +65,10 @@ def check_parts(reader, tokens, targets, n, right):
     pieces = [slice(i, j) for i, j in itertools.pairwise(ends)]
     found = [reader.token_losses(tokens[:, piece], targets[:, piece], positions=n[piece], cache=cache)
              for piece in pieces]
-    refuse(relative_error(torch.cat(found, 1), right), f"{PATH}: with a cache, ReadingAttention does not compute what "
-           "one pass of model_torch.py does now ({error} off): the T queries of attend, mask and unseen are the last "
-           "of S tokens: make your edit the same for any T, and for T = S")
+    error = relative_error(torch.cat(found, 1), right)
+    refuse_above(error, EXACT, f"{PATH}: with a cache, ReadingAttention does not compute what one pass of "
+                 "model_torch.py does now ({error} off): the T queries of attend, mask and unseen are the last of S "
+                 "tokens: make your edit the same for any T, and for T = S")
 
 @torch.no_grad()
 def check_stream(make, config):
@@ -80,15 +82,16 @@ def check_stream(make, config):
         for end in range(S, S + STEPS + 1):
             new = slice(end - 1 if len(cache) else 0, end)
             at = reader.tables(np.arange(new.stop - new.start), cache)
-            kept = torch.cat((h[:, :SINKS], h[:, end - S + SINKS : end]), 1)
+            visible = torch.cat((h[:, :SINKS], h[:, end - S + SINKS : end]), 1)
             for ours, theirs in zip(reader.blocks, plain.blocks, strict=True):
                 settings = theirs.attn.encoding.settings
                 found = ours.attn(h[:, new], at[settings])[:, -1]
-                right = theirs.attn(kept, tables[settings])[:, -1]
-                refuse(relative_error(found, right), f"{PATH}: in a stream, ReadingAttention does not compute what the "
-                       "attention of model_torch.py does now ({error} off): move_queries and move_keys add what a "
-                       "position adds to content, so that a stream needs a project that is linear in its input, and "
-                       "the T queries of attend, mask and unseen are the last of S tokens")
+                right = theirs.attn(visible, tables[settings])[:, -1]
+                refuse_above(
+                    relative_error(found, right), EXACT, f"{PATH}: in a stream, ReadingAttention does not compute what "
+                    "the attention of model_torch.py does now ({error} off): move_queries and move_keys add what a "
+                    "position adds to content, so that a stream needs a project that is linear in its input, and the "
+                    "T queries of attend, mask and unseen are the last of S tokens")
 
 @torch.no_grad()
 def check_positions_apart(make, config, method):
@@ -108,17 +111,22 @@ def check_positions_apart(make, config, method):
             nowhere = torch.zeros_like(as_tensor(settings.rows(n[:1], config), w))
             pairs = as_tensor(settings.pairs(n, n, config), w)
             h = some_input(config, 1, len(n))
-            rows, apart, queries, keys, name = {
-                HOLD: (moved, Apart(nowhere, at), moved, at, "move_queries or move_keys"),
-                DUAL_CHUNK: (at, Apart(nowhere, None, (Move(moved, None, True),)), moved, at, "change_of_scores"),
-                SELF_EXTEND: (at, Apart(nowhere, at, (Move(moved, grouped, True),)), moved, grouped,
-                              "change_of_scores"),
-            }[method]
-            right = attention_of(theirs.attn, h, queries, keys, pairs)
-            found = ours.attn(h, Positions(rows, pairs, apart))
-            refuse(relative_error(found, right), f"{PATH}: for {method}, {name} does not give what project "
-                   "and attend of model_torch.py give now ({error} off): it needs a project that is linear in its "
-                   "input, and scores q k^T / sqrt(D) to which a bias is added")
+            if method == HOLD:
+                name = "move_queries or move_keys"
+                keys = at
+                pos = Positions(moved, pairs, Apart(nowhere, key_rows=at))
+            elif method == DUAL_CHUNK:
+                name = "change_of_scores"
+                keys = at
+                pos = Positions(at, pairs, Apart(nowhere, moves=(Move(moved, None, True),)))
+            else:                                                      # Self-Extend
+                name = "change_of_scores"
+                keys = grouped
+                pos = Positions(at, pairs, Apart(nowhere, key_rows=at, moves=(Move(moved, grouped, True),)))
+            right = attention_of(theirs.attn, h, moved, keys, pairs)
+            refuse_above(relative_error(ours.attn(h, pos), right), EXACT, f"{PATH}: for {method}, {name} does not give "
+                         "what project and attend of model_torch.py give now ({error} off): it needs a project that is "
+                         "linear in its input, and scores q k^T / sqrt(D) to which a bias is added")
 
 def attention_of(attention, h, query_rows, key_rows, pairs):
     """Plain attention with queries at other rows than keys, (B, T, C)."""

@@ -2,8 +2,8 @@
 
 from cli import at_least, listed, number, whole
 from longer.methods import DUAL_CHUNK, HOLD, LEAST, METHODS, SELF_EXTEND, STEEP
-from longer.scaling import FACTORS, ROPE_SCALINGS
-from settings import InputError
+from longer.scaling import ROPE_SCALINGS, WITH_FACTOR
+from settings import InputError, flag_of
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 SINKS = 4                                # first tokens that a stream keeps (Xiao et al. 2024, section 3.1)
@@ -17,12 +17,11 @@ def numbers(text):
     """A tuple of finite floats from "X,X,...", for argparse."""
     return tuple(number(part) for part in text.split(","))
 
-READ_BY = {"factor": (*FACTORS, SELF_EXTEND, LEAST), "chunk": (DUAL_CHUNK, SELF_EXTEND),
+READ_BY = {"factor": (*WITH_FACTOR, SELF_EXTEND, LEAST), "chunk": (DUAL_CHUNK, SELF_EXTEND),
            "long_factors": ("longrope",), "short_factors": ("longrope",)}      # the methods that read a flag
 
 def add_scaling_flags(parser, several=False):
-    """--keys, and scaled's keywords --scale, --rope-scaling, --factor and others; of the first two a list, if several.
-    """
+    """--keys, and a flag for each keyword of scale_positions; --scale and --rope-scaling take a list, if several."""
     add = parser.add_argument_group("past the trained length, after training").add_argument
     more = ", or several, each a row" * several
     scale, method = {"type": number_or_auto, "default": 1.0}, {"choices": METHODS, "default": "none"}
@@ -39,7 +38,7 @@ def add_scaling_flags(parser, several=False):
         f"and ExQPE: {HOLD}, queries past the trained length stay at its last position; for ExPE-K: {LEAST}, a score "
         f"falls by at least --factor / trained length a token{more} (default: none)")
     add("--factor", type=number_or_auto, metavar="X",
-        help=f"how far {', '.join(FACTORS)} lengthen the context (default: auto, length / trained length; in "
+        help=f"how far {', '.join(WITH_FACTOR)} lengthen the context (default: auto, length / trained length; in "
         f"generate.py the length of prompt and --tokens, or of a full stream); positions in a group of {SELF_EXTEND} "
         f"(default: the fewest that do); of {LEAST} (default: {STEEP})")
     add("--long-factors", type=numbers, metavar="X,X,...",
@@ -53,7 +52,7 @@ def scaling_of(args):
     methods = {args.rope_scaling} if isinstance(args.rope_scaling, str) else {*args.rope_scaling}
     for name, readers in READ_BY.items():
         if getattr(args, name) is not None and not methods & {*readers}:
-            raise InputError(f"--{name.replace('_', '-')} is for --rope-scaling {', '.join(readers)}: leave it out, "
+            raise InputError(f"{flag_of(name)} is for --rope-scaling {', '.join(readers)}: leave it out, "
                              "or ask for one of these")
     lists = {"long": args.long_factors, "short": args.short_factors}
     return {"keys": args.keys, "scale": args.scale, "rope_scaling": args.rope_scaling, "chunk": args.chunk,

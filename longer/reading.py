@@ -21,8 +21,9 @@ from expe import integers
 from longer import compare
 from longer.attention import Apart, Positions, ReadingAttention
 from longer.cache import Cache
-from longer.chunks import Groups, Move, dual_chunk_moves, self_extend_moves
-from longer.methods import DUAL_CHUNK, HOLD, LEAST, SELF_EXTEND, STEEP, limit_windows, scaled
+from longer.chunks import Move
+from longer.methods import limit_windows, scale_positions
+from longer.modes import LEAST, Mode
 from model_torch import GPT, Encoding, as_tensor
 from runs import load_model
 from settings import InputError
@@ -43,30 +44,28 @@ class Reader(GPT):
     def __init__(self, config, seed=0, attention=ReadingAttention):
         super().__init__(config, seed, **fast.PARTS | {"attention": attention})
         self.trained = config
-        self.another = functools.partial(type(self), attention=attention)    # of a config, for longer/compare.py
-        self.compared = set()                                                # what longer/compare.py has checked
-        self.chunk = 0
-        self.hold = False
+        self.make_reader = functools.partial(type(self), attention=attention)          # for longer/compare.py
+        self.compared = set()                                           # what longer/compare.py has checked
+        self.mode = Mode()
 
     def scale_to(self, length, keys=None, **how):
-        """Use the positions that longer.methods.scaled makes of the trained ones from now on. Returns self.
+        """Use the positions that longer.methods.scale_positions makes of the trained ones from now on. Returns self.
 
         keys: from now on every block sees the last `keys` keys at most; None: as many as it was trained with.
         """
         windows = limit_windows(self.trained, keys)
-        self.config, self.chunk = scaled(self.trained, length, **how)
-        method, factor = how.get("rope_scaling"), how.get("factor", "auto")
-        if method in (DUAL_CHUNK, SELF_EXTEND, HOLD) and method not in self.compared:
-            compare.check_positions_apart(self.another, self.trained, method)
-            self.compared.add(method)
-        self.hold = method == HOLD
-        least = (STEEP if factor == "auto" else factor) / self.trained.context if method == LEAST else -math.inf
+        config, mode = scale_positions(self.trained, length, **how)
+        if mode.moves_anything and mode.method not in self.compared:
+            compare.check_positions_apart(self.make_reader, self.trained, mode.method)
+            self.compared.add(mode.method)
+        self.config = config
+        self.mode = mode
         for i, block in enumerate(self.blocks):
             block.attn.window = windows[i]
-            block.attn.least = least
+            block.attn.least = mode.least_slope
             block.attn.encoding.settings, _ = self.config.block(i)
             block.attn.__dict__.pop("linear", None)                     # was of the settings before
-        if method == LEAST:
+        if mode.method == LEAST:
             compare.check_least_slope(self)
         return self
 
@@ -74,7 +73,7 @@ class Reader(GPT):
     def longest(self):
         return self.config.encoding.longest(self.config)
 
-    def streams(self):
+    def can_stream(self):
         """Whether a key's position can be changed later: none may be part of the embeddings or enter W_v, and what an
         override adds must be a sum apart from a key's content.
         """
@@ -86,7 +85,7 @@ class Reader(GPT):
             rows = as_tensor(encoding.settings.rows(far, self.config), x)
             zeros = None if rows is None else torch.zeros_like(rows)
             whole, content = encoding.override(x, rows), encoding.override(x, zeros)
-            summed = map(torch.add, content, encoding.override(0 * x, rows))           # affine: the head of this file
+            summed = map(torch.add, content, encoding.override(0 * x, rows))           # affine: see longer/attention.py
             embedded = not torch.equal(encoding.embed(x, rows), encoding.embed(x, zeros))
             if embedded or not torch.equal(whole[2], content[2]) or not all(map(torch.allclose, whole, summed)):
                 return False
@@ -130,33 +129,33 @@ class Reader(GPT):
             n = np.arange(T) + cache.positions[..., -1:] + 1 if cache else np.arange(T)
         else:
             n = integers(positions)
-        begins = self.begins(T, cache)
-        if len(begins) > 1 and cache is None:
+        starts = self.piece_starts(T, cache)
+        if len(starts) > 1 and cache is None:
             cache = Cache()
         read = super().hidden
-        parts = [read(tokens[:, i:j], n[..., i:j], cache=cache) for i, j in itertools.pairwise([*begins, T])]
+        parts = [read(tokens[:, i:j], n[..., i:j], cache=cache) for i, j in itertools.pairwise([*starts, T])]
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]                 # (B, T, C)
 
-    def begins(self, T, cache):
+    def piece_starts(self, T, cache):
         """Where the pieces begin in which T tokens are read, one after the other, as memory and a stream allow.
 
         A kernel that only needs to know that attention is causal never holds the scores. One that needs a bias or a
         mask is given an (H, T, S) array, which BLOCK queries at a time, and fewer for many keys, keep small. With
         gradients all queries are read at once.
         """
-        kept = len(cache or ())
+        n_cached = len(cache or ())
         first = T
         learning = torch.is_grad_enabled() and cache is None
-        if cache is not None and cache.window is not None:
-            first = min(T, max(1, cache.sinks + cache.window + 1 - kept))              # then one at a time
+        if cache is not None and cache.is_stream:
+            first = min(T, max(1, cache.sinks + cache.window + 1 - n_cached))              # then one at a time
         size = first
-        if self.config.causal and not learning and (kept or self.masked()):
-            size = max(1, min(BLOCK, PAIRS // (T + kept)))
+        if self.config.causal and not learning and (n_cached or self.needs_scores()):
+            size = max(1, min(BLOCK, PAIRS // (T + n_cached)))
         return [*range(0, first, size), *range(first, T)]
 
-    def masked(self):
-        """Whether any block needs a bias or a mask besides the causal one."""
-        return bool(self.chunk) or any(
+    def needs_scores(self):
+        """Whether any block needs an array of all scores, for a bias or a mask besides the causal one."""
+        return self.mode.moves_pairs or any(
             attn.window or attn.encoding.value or attn.encoding.softmax
             or (type(attn.encoding).score is not Encoding.score and attn.linear is None)
             for attn in (block.attn for block in self.blocks))
@@ -166,27 +165,27 @@ class Reader(GPT):
 
         All steps of a full stream have the same positions: its cache keeps what the first of them makes.
         """
-        stream = cache is not None and cache.window is not None
+        stream = cache is not None and cache.is_stream
         keys = n if cache is None else cache.positions_with(n)
-        key = self.config, self.chunk, self.hold, n.shape[-1], len(keys)
+        key = self.config, self.mode, n.shape[-1], len(keys)
         if stream and cache.tables[0] == key:
             tables = cache.tables[1]
         else:
-            free = stream or self.hold or isinstance(self.chunk, Groups)
+            late_keys = stream or self.mode.late_keys
             attentions = {block.attn.encoding.settings: block.attn for block in self.blocks}
-            tables = {settings: self.positions(attn, n, keys, free) for settings, attn in attentions.items()}
+            tables = {settings: self.positions_of(attn, n, keys, late_keys) for settings, attn in attentions.items()}
         if cache is not None:
             cache.positions = keys
         if stream:
             cache.tables = key, tables
         return {settings: replace(pos, cache=cache) for settings, pos in tables.items()}
 
-    def positions(self, attention, n, keys, free=False):
+    def positions_of(self, attention, n, keys, late_keys=False):
         """The Positions of tokens at n, the last of those at keys, for a block's attention.
 
-        free: whether keys are kept without a position. A linear bias is used where a pass reads all keys at once, and
-        in every pass if the encoding has no table of pairs, whose distances are exact. Rows of zeros then keep all keys
-        without a position.
+        late_keys: whether the pass gives all keys their positions, as in a stream.
+        A linear bias is used where a pass reads all keys at once, and in every pass if the encoding has no table of
+        pairs, whose distances are exact. Rows of zeros then keep all keys without a position.
         """
         settings = attention.encoding.settings
         w = self.embedding.weight
@@ -202,34 +201,28 @@ class Reader(GPT):
         if has_band(attention) and in_a_row(keys):
             return Positions(banded=True)
         pairs = as_tensor(settings.pairs(queries, keys, self.config), w)
-        moves = []
-        if isinstance(self.chunk, Groups):
-            moves = self_extend_moves(queries, keys, self.chunk)
-        elif self.chunk:
-            queries, keys, moves = dual_chunk_moves(queries, keys, self.chunk, self.config.context)
-        if self.hold:
-            queries = np.minimum(queries, self.config.context - 1)
+        queries, keys, moves = self.mode.place(queries, keys)
         moves = tuple(Move(rows(move.queries), rows(move.keys), torch.as_tensor(move.chosen, device=w.device))
                       for move in moves)
-        key_rows = rows(keys) if free else None
+        key_rows = rows(keys) if late_keys else None
         apart = None
         if moves or key_rows is not None:
             apart = Apart(zeros_like(rows(np.arange(1))), key_rows, moves, queries.shape[:-1])
         return Positions(rows(queries), pairs, apart)
 
     def check_stream(self):
-        if not self.streams():
+        if not self.can_stream():
             raise InputError(f"{self.config.encoding.pe} {CANNOT_STREAM}")
         if "stream" not in self.compared:
-            compare.check_stream(self.another, self.trained)
+            compare.check_stream(self.make_reader, self.trained)
             self.compared.add("stream")
 
     def check_cache(self, cache, tokens, positions):
         if not self.config.causal:
             raise InputError("a cache needs causal attention: without it, what was read depends on what follows")
-        if cache.window is not None and positions is not None:
+        if cache.is_stream and positions is not None:
             raise InputError("a stream sets its own positions: leave positions out")
-        if cache.window is not None and not cache:
+        if cache.is_stream and not cache:
             self.check_stream()
         attention = self.blocks[0].attn
         if cache and attention.qkv.weight not in cache.blocks:
@@ -244,7 +237,7 @@ def load(run, device="cpu", dtype="fp32", make=Reader):
     int8: each row of a matrix is rounded to 255 levels from minus to plus its largest number; products stay in fp32.
     """
     model, record = load_model(run, make)
-    compare.check_reading(model.another, model.config)
+    compare.check_reading(model.make_reader, model.config)
     if dtype == "int8":
         with torch.no_grad():
             for w in (w for w in model.parameters() if w.ndim == 2):

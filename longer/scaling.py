@@ -77,7 +77,7 @@ def _longrope(D, base, s, L, length, long=(), short=None):
 
 ROPE_SCALINGS = {"none": _none, "linear": _linear, "ntk": _ntk, "dynamic": _dynamic, "yarn": _yarn, "llama3": _llama3,
                  "longrope": _longrope, CLIPPED: _clipped}
-FACTORS = tuple(ROPE_SCALINGS)[1:-1]     # those that a factor scales
+WITH_FACTOR = tuple(name for name in ROPE_SCALINGS if name not in ("none", CLIPPED))       # those that a factor scales
 
 @dataclass(frozen=True)
 class ScaledRoPE(RoPE):

@@ -49,13 +49,14 @@ def test_loss_and_gradients_are_on_the_device(name):
 def test_caches_and_streams_compute_on_the_device(name, monkeypatch):
     """Twice the trained length; a cache that is read on token by token, and a stream past its window; in bf16."""
     reader = Reader(CONFIGS[name]).eval()
-    streams = reader.streams()
+    streams = reader.can_stream()
     reader.to(META, dtype := torch.bfloat16)
     longest = min(64, reader.longest)
     tokens = torch.zeros(2, longest, dtype=torch.long, device=META)
     losses = reader.token_losses(tokens, tokens)
     assert losses.device == META and losses.shape == tokens.shape and losses.dtype == torch.float32
-    monkeypatch.setattr(Reader, "streams", lambda self: streams)  # which looks at numbers, once, before a stream begins
+    # can_stream looks at numbers, once, before a stream begins
+    monkeypatch.setattr(Reader, "can_stream", lambda self: streams)
     for cache in [Cache(), Cache(4, 27)][: 1 + streams]:
         with torch.no_grad():
             for n in [24, 1, 1] if cache.window is None else [24, 8, 1, 1]:

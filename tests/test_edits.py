@@ -161,7 +161,7 @@ def paths(pe, variant):
     config = tiny(pe, variant=variant).config
     why = refusal(compare.check_reading, Reader, config)
     found = {"reading": (why is None and reading_error(*models(Reader)), why)}
-    if models(Reader)[1].streams():
+    if models(Reader)[1].can_stream():
         why = why or refusal(compare.check_stream, Reader, config)
         found["stream"] = why is None and stream_error(*models(Reader)), why
     for name, half in (("fast", False), ("fast in bf16", True)):

@@ -30,7 +30,8 @@ from expe import expe_table, exqpe_table
 from lab.measures import Window
 from longer.cache import Cache
 from longer.flags import stream_sizes
-from longer.methods import STEEP, scaled
+from longer.methods import STEEP, scale_positions
+from longer.modes import DualChunks, Mode, SelfExtend
 from longer.reading import Reader
 from longer.scaling import scaled_inv_freq as rope_inv_freq
 from model_torch import GPT, Attention
@@ -113,7 +114,7 @@ KINDS = [
     ("expe", {"cycle": "expe:window=5,expe:on=k:l=3:theta=4/9"}),
 ]
 STUCK = [("sinusoidal", {}), ("learned", {}), ("expe", {"on": "qkv"}), ("expe", {"once": True})]  # these cannot stream
-STUCK += [(pe, {}) for pe in ENCODINGS if pe not in CORE and not reading(pe).streams()]  # of zoo/
+STUCK += [(pe, {}) for pe in ENCODINGS if pe not in CORE and not reading(pe).can_stream()]  # of zoo/
 STREAM = [kind for kind in KINDS if kind not in STUCK]
 
 
@@ -163,7 +164,7 @@ def test_longrope_has_one_list_for_all_keys_of_a_sequence_and_its_factor_is_in_t
     lists = {"long": (1, 2, 3, 4), "short": (1, 1, 1, 1.5)}
     config = tiny("rope").config
     for length, name, factor in ((T, "short", 1), (T + 1, "long", math.sqrt(1 + math.log(1 + 1 / T) / math.log(T)))):
-        rows = scaled(config, length, rope_scaling="longrope", **lists)[0].encoding.rows(np.array([1]), config)
+        rows = scale_positions(config, length, rope_scaling="longrope", **lists)[0].encoding.rows(np.array([1]), config)
         right = np.cos(rope_inv_freq(8)[0] / lists[name]) * factor
         np.testing.assert_allclose(rows[0, 0, :4], right, rtol=1e-12)
 
@@ -184,15 +185,18 @@ def test_ntk_slows_the_last_pair_by_its_factor_and_dynamic_is_ntk_of_a_growing_o
 
 def test_positions_scaled_anew():
     rope, expe = tiny("rope").config, tiny("expe").config  # trained at 12
-    e = scaled(rope, 48, rope_scaling="yarn")[0].encoding
+    e = scale_positions(rope, 48, rope_scaling="yarn")[0].encoding
     assert (e.rope_scaling, e.factor, e.length, e.base) == ("yarn", 4.0, 48, 10000.0)
-    assert scaled(rope, 6, rope_scaling="linear")[0].encoding.factor == 1.0
-    assert scaled(rope, 48, rope_scaling="linear", factor=2.5)[0].encoding.factor == 2.5
-    assert scaled(rope, 48, rope_scaling="dual-chunk") == (rope, 9) and scaled(rope, 48) == (rope, 0)
-    assert scaled(rope, 48, rope_scaling="self-extend")[1] == (6, 8)  # so that 47 // 8 + 6 is a trained distance
-    assert scaled(expe, 48, scale="auto")[0].encoding.scale == 0.25 and scaled(expe, 6, scale="auto") == (expe, 0)
-    found, chunk = scaled(expe, 48, scale=0.5, rope_scaling="dual-chunk", chunk=4)
-    assert found.encoding == dataclasses.replace(expe.encoding, scale=0.5) and chunk == 4
+    assert scale_positions(rope, 6, rope_scaling="linear")[0].encoding.factor == 1.0
+    assert scale_positions(rope, 48, rope_scaling="linear", factor=2.5)[0].encoding.factor == 2.5
+    assert scale_positions(rope, 48, rope_scaling="dual-chunk") == (rope, DualChunks(9, T))
+    assert scale_positions(rope, 48) == (rope, Mode())
+    extended = scale_positions(rope, 48, rope_scaling="self-extend")
+    assert extended == (rope, SelfExtend(6, 8))  # so that 47 // 8 + 6 is a trained distance
+    assert scale_positions(expe, 48, scale="auto")[0].encoding.scale == 0.25
+    assert scale_positions(expe, 6, scale="auto") == (expe, Mode())
+    found, mode = scale_positions(expe, 48, scale=0.5, rope_scaling="dual-chunk", chunk=4)
+    assert found.encoding == dataclasses.replace(expe.encoding, scale=0.5) and mode == DualChunks(4, T)
     assert stream_sizes(SimpleNamespace(sinks=None, window=None), 48) == (4, 43)  # 48 with the new token itself
 
 
@@ -208,7 +212,7 @@ def test_positions_scaled_anew():
     ("expe", {"on": "k", "learn": "init"}, "least-slope", {}, "is for expe --on k without --learn")])
 def test_a_wrong_value_and_a_scaling_for_other_encodings_are_refused(pe, variant, method, how, message):
     with pytest.raises(InputError, match=message):
-        scaled(tiny(pe, variant=variant).config, 48, rope_scaling=method, **how)
+        scale_positions(tiny(pe, variant=variant).config, 48, rope_scaling=method, **how)
 
 
 def test_scalings_of_blocks_in_turn_are_refused_and_without_one_each_keeps_its_base():
@@ -299,7 +303,8 @@ def test_self_extend_follows_its_definition(w, G):
 def test_by_the_size_that_is_chosen_no_distance_is_above_the_trained_ones_and_by_a_smaller_one_some_are(w):
     config = tiny("rope").config
     for length in (1, 12, 13, 40, 200):
-        _, (window, G) = scaled(config, length, rope_scaling="self-extend", chunk=w)
+        _, mode = scale_positions(config, length, rope_scaling="self-extend", chunk=w)
+        window, G = mode.window, mode.group
         farthest = {size: max(d if d < w else (length - 1) // size - (length - 1 - d) // size + w - w // size
                               for d in range(length)) for size in (G, G - 1) if size}
         assert window == w and farthest[G] < T and (G == 1 or farthest[G - 1] >= T) and (G == 1) == (length <= T)
@@ -450,7 +455,7 @@ def test_cached_logits_equal_uncached_ones(pe, variant, style, size, positions):
         "own": rng.integers(0, S, (3, S)),
     }[positions]
     whole, cache = model(tokens, positions=None if positions == "default" else n), Cache()
-    if not model.chunk:
+    if not model.mode.moves_pairs:
         torch.testing.assert_close(whole, plain_model(model)(tokens, positions=n), **EXACT)
     for first in range(0, S, size):
         piece = slice(first, min(first + size, S))
@@ -464,7 +469,7 @@ def test_cached_logits_equal_uncached_ones(pe, variant, style, size, positions):
 @pytest.mark.parametrize("pe, variant", KINDS, ids=str)
 def test_reading_by_blocks_changes_nothing(pe, variant, monkeypatch):
     model = reading(pe, variant=variant)
-    whole_model, S = model if model.chunk else plain_model(model), min(model.longest, 40)
+    whole_model, S = model if model.mode.moves_pairs else plain_model(model), min(model.longest, 40)
     tokens, targets = some_tokens(2, S), some_tokens(2, S, seed=3)
     whole, losses = whole_model(tokens), whole_model.token_losses(tokens, targets)
     monkeypatch.setattr(longer.reading, "BLOCK", 5)
@@ -492,7 +497,7 @@ def test_an_encoding_whose_positions_cannot_be_changed_later_is_refused_by_strea
     """The last one has an override that is not affine, as after an edit."""
     model = reading(pe, variant=variant)
     if (pe, variant) not in STUCK:
-        assert model.streams()
+        assert model.can_stream()
         model.encoding.override = lambda h, table: [h * (1 + table.sum(-1, keepdim=True))] * 2 + [h]
     with pytest.raises(InputError, match=f"{pe} cannot stream as trained here: positions are part of"):
         model(some_tokens(1, 2), cache=Cache(1, 3))
@@ -549,7 +554,7 @@ def test_a_stream_of_ten_windows_equals_brute_force(pe, variant, sinks, window):
 @pytest.mark.parametrize("pe, variant", [("rope", {}), *(k for k in STREAM if {"chunk", "groups"} & {*k[1]})], ids=str)
 def test_a_stream_is_the_plain_model_until_its_window_is_full(pe, variant):
     model, tokens = reading(pe, variant=variant), some_tokens(2, 40)
-    plain = (model if model.chunk else plain_model(model))(tokens)
+    plain = (model if model.mode.moves_pairs else plain_model(model))(tokens)
     streamed = model(tokens, cache=Cache(2, 8))
     torch.testing.assert_close(streamed[:, :11], plain[:, :11], **EXACT)
     assert not torch.allclose(streamed[:, 11:], plain[:, 11:])
@@ -596,8 +601,9 @@ def test_no_array_grows_with_the_square_of_the_length(pe, variant, monkeypatch):
 @pytest.mark.parametrize("pe, variant", LINEAR, ids=str)
 def test_a_linear_bias_needs_no_blocks_of_queries(pe, variant):
     model = reading(pe, variant=variant)
-    assert model.begins(4096, None) == [0] == reading().begins(4096, None) != reading("t5").begins(4096, None)
-    assert model.positions(model.blocks[0].attn, np.arange(4096), np.arange(4096)).pairs is None
+    assert model.piece_starts(4096, None) == reading().piece_starts(4096, None) == [0]
+    assert reading("t5").piece_starts(4096, None) != [0]
+    assert model.positions_of(model.blocks[0].attn, np.arange(4096), np.arange(4096)).pairs is None
 
 
 # ---- digits ----------------------------------------------------------------------------------------------------------
