@@ -147,3 +147,15 @@ def test_hashes_of_an_edited_config_are_refused_in_one_line(workplace, tmp_path)
     edit(tmp_path / "run", **{"expe.py": 5})
     done = command("eval.py", "run", cwd=tmp_path)
     assert done.returncode == 2 and "run/config.json was edited: provenance.code must have a hash" in done.stderr
+
+
+def test_a_file_that_is_split_off_or_dropped_has_the_step_from_which_that_holds():
+    then = {"config.py": "a", "model_torch.py": "b"}
+    now = {"positional_encodings.py": "c", "model_torch.py": "b"}
+    marked = codehash.go_on(then, now, 7)
+    assert marked == {"config.py": "a, from step 7 none", "model_torch.py": "b",
+                      "positional_encodings.py": "none, from step 7 c"}
+    assert codehash.differing(then, now) == ["config.py", "positional_encodings.py"]
+    assert codehash.differing(marked, now) == ["config.py (it changed at step 7)",
+                                               "positional_encodings.py (it changed at step 7)"]
+    assert codehash.go_on(marked, now, 9) == marked and codehash.differing({}, now) == []
