@@ -99,12 +99,21 @@ def is_docstring(node):
 
 # ---- hashes of a run -------------------------------------------------------------------------------------------------
 
+NONE = "none"                            # in the place of a hash: the file is not one of those that compute the loss
+
 def go_on(then, now, step):
     """{file: hash} of a run that began with the code `then`, and goes on at a step with `now`."""
-    return then | {file: f"{then[file]}{FROM}{step} {its}" if file in then else its for file, its in now.items()
-                   if not then.get(file, "").endswith(its)}
+    hashes = {}
+    for file in then | now:
+        before, its = then.get(file, NONE), now.get(file, NONE)
+        hashes[file] = before if before.endswith(its) else f"{before}{FROM}{step} {its}"
+    return hashes
 
 def differing(then, now):
-    """The files of `then`, {file: hash}, that are not what they are now, in words."""
-    return [file + f" (it changed at step {its.rpartition(FROM)[2].split()[0]})" * (FROM in its)
-            for file, its in then.items() if its != now.get(file)]
+    """The files of {file: hash} that are not now what they were then, in words; none of a run without a record."""
+    found = []
+    for file in then | now if then else ():
+        its = then.get(file, NONE)
+        if its != now.get(file, NONE):
+            found.append(file + (f" (it changed at step {its.rpartition(FROM)[2].split()[0]})" if FROM in its else ""))
+    return found

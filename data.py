@@ -280,7 +280,7 @@ def count_windows(tokens, context):
     """How many windows of `context` inputs, each with its next token as target, fit the tokens. InputError if none."""
     if len(tokens) <= context:
         raise InputError(f"{getattr(tokens, 'filename', 'the data')} has {len(tokens):,} tokens, and one window needs "
-                         f"{context + 1:,}: give more text")
+                         f"{context + 1:,}: give more text, or a shorter --context")
     return (len(tokens) - 1) // context
 
 def batch(tokens, context, batch_size, seed, step):

@@ -220,8 +220,8 @@ def zoo_module(name):
 def zoo_part(pe, part):
     """The Settings, doors or Layer of zoo/PE.py; InputError that names the file if it has no such part."""
     if not hasattr(module := zoo_module(pe), part):
-        raise InputError(f"zoo/{pe}.py has no {part}: a file of an encoding has Settings, doors and Layer, as "
-                         "docs/change.md shows")
+        raise InputError(f"--pe {pe}: zoo/{pe}.py has no {part}: a file of an encoding has Settings, doors and Layer, "
+                         "as docs/change.md shows")
     return getattr(module, part)
 
 def settings_class(pe):

@@ -33,7 +33,7 @@ from runs import (
     read_run,
     save_checkpoint,
 )
-from settings import InputError, flag_of, prefix_errors
+from settings import InputError, flag_of
 from tokenizer import read_tokenizer
 
 
@@ -50,13 +50,15 @@ def commit_of(folder):
 
 def prepare_data(source, *sizes, **more):
     """data.prepare; for a corpus that need not fit in memory, that of engine/corpora.py."""
-    with prefix_errors("--data"):
+    try:
         if data.is_large(source):
             if source not in data.NAMED_SOURCES:
                 print(f"{source} {data.LARGE}", flush=True)
             from engine import corpora
             return corpora.prepare(source, *sizes, **more)
         return data.prepare(source, *sizes, **more)
+    except InputError as error:
+        raise InputError(f"{error}" if f"{error}".startswith("--") else f"--data: {error}") from None
 
 class Run:
     """A run that is trained now: its settings, its data, and what is written in its folder.
