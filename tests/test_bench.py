@@ -67,7 +67,8 @@ def test_rows_stand_beside_nope(tmp_path, monkeypatch):
     for row in parts["train"]:
         assert row["tokens/s"] == pytest.approx(2 * 128 / row["step, ms"] * 1e3)
         assert row["GFLOP/s"] == pytest.approx(fast.flops_a_token(MINI) * row["tokens/s"] / 1e9)
-        assert 100 < row["peak, MB"] < 4000 and f"| {row['step, ms']:,.1f}" in done.stdout
+        assert 100 < row["peak, MB"] < 1.01 * bench.peak_bytes() / 1e6               # of this process, and its tests
+        assert f"| {row['step, ms']:,.1f}" in done.stdout
     assert parts["train"][0]["x NoPE"] == 1
     nope, learned, expe = parts["evaluate"]                             # of --fast alone
     assert nope["x NoPE at 256"] == 1 and "tokens/s at 256" in expe
