@@ -166,13 +166,17 @@ def documents(source, left_out=None):
     for name, path in find_files(source, left_out):
         try:
             read = read_rows if path.suffix.lower() == ".jsonl" else read_parts
-            for where, text in read(path, name, left_out):
-                if text and not text.isspace():
-                    yield where, text
-                else:
-                    left_out.add(EMPTY, where)
+            yield from drop_empty(read(path, name, left_out), left_out)
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+def drop_empty(texts, left_out):
+    """(name, text) of those that are not blank."""
+    for name, text in texts:
+        if text and not text.isspace():
+            yield name, text
+        else:
+            left_out.add(EMPTY, name)
 
 def read_parts(path, name, left_out):
     """(name, text) of the parts of a file of text, between lines <|endoftext|>; of the whole if it has no such line."""

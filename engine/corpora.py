@@ -34,13 +34,13 @@ from files import lock, read_json, read_text, remove_unfinished, replacing, writ
 from settings import InputError
 from texts import (
     COPIES,
-    EMPTY,
     NEAR,
     NO_TEXT,
     ROWS,
     SHORT,
     TEXT,
     LeftOut,
+    drop_empty,
     full_name,
     hash_shingles,
     hash_source,
@@ -100,11 +100,7 @@ def read_files(files, left_out):
     with reading():
         for name, path in files:
             read = read_rows if path.suffix.lower() == ".jsonl" else read_parquet
-            for where, text in read(path, name, left_out):
-                if text and not text.isspace():
-                    yield where, text
-                else:
-                    left_out.add(EMPTY, where)
+            yield from drop_empty(read(path, name, left_out), left_out)
 
 def read_parquet(path, name, left_out):
     """(name, text) of the rows of a .parquet file that have a string in the column `text`."""
