@@ -25,6 +25,7 @@ PROTOCOLS = {"nonoverlap": "the paper's protocol", "same-targets": "the same tar
              "passkey": "a number that the last sentence asks for, in the first one or not"}
 PANELS = {"loss": "loss, nats a token", "val_loss": "validation loss, nats a token",
           "grad_norm": "norm of the gradient", "lr": "learning rate"}
+RISE = 0.1                               # nats a token, above which a method has the upper panel of rises
 PIXELS = 96                              # of an attention map's side
 
 matplotlib.rcParams.update({
@@ -71,40 +72,44 @@ def draw(path, rows, args):
 def rises(path, rows, title):
     """Each run's loss at its last length minus that at the trained one, against its training tokens a parameter.
 
-    A dot is one seed; it is hollow if the training text is a path, as books are, and none of the named sources.
+    A dot is one seed. It is hollow if the training text is a path, as books are, and none of the named sources, and
+    larger for a larger model. Methods that rise by more than RISE in the mean stand in a panel above the others, with
+    an axis of its own.
     """
     rows_of = {}                                                       # {(run, seed, measure): {length: Row}}
     for row in rows:
         if row.value is not None and not row.condition and "budget" in row.details:
             rows_of.setdefault((row.run, row.seed, row.measure), {})[row.length] = row
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axis = figure.subplots()
-    methods = list(dict.fromkeys(family(run.rpartition("/")[2]) for run, *_ in rows_of))
+    dots = {}                                                          # {method: [(Row at L, its rise)]}
     for (run, _, _), row_at in rows_of.items():
         first, last = row_at[min(row_at)], row_at[max(row_at)]
         if first.length == first.context < last.length:
-            i = methods.index(family(run.rpartition("/")[2]))
-            shade = colour(methods[i])
-            beside = 1.04 ** (i - len(methods) / 2)                    # so that dots of one budget do not hide others
-            is_path = "/" in first.details["source"]
-            axis.plot(first.details["budget"] * beside, last.value - first.value, color=shade,
-                      marker=MARKERS[i % len(MARKERS)], linestyle="", alpha=0.9,
-                      markerfacecolor="none" if is_path else shade)
-    if not axis.lines:
+            method = family(run.rpartition("/")[2])
+            dots.setdefault(method, []).append((first, last.value - first.value))
+    if not dots:
         raise InputError("there is nothing to draw: no run has losses at its trained length and at a longer one")
-    for i, method in enumerate(methods):
-        label, shade = METHODS.get(method, (method, colour(method)))
-        axis.plot([], [], color=shade, marker=MARKERS[i % len(MARKERS)], linestyle="", label=label)
-    axis.axhline(0, color=GREY, linewidth=1)
-    axis.set_xscale("log")
-    axis.set_yscale("symlog", linthresh=0.1)
-    axis.set_xticks([1.5, 3, 6, 12], ["1.5", "3", "6", "12"])
-    axis.set_ylim(top=4)
-    axis.set_yticks([-0.1, -0.05, 0, 0.05, 0.1, 0.3, 1, 3], ["-0.1", "-0.05", "0", "0.05", "0.1", "0.3", "1", "3"])
-    axis.minorticks_off()
-    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    axis.set(xlabel="training tokens a parameter", ylabel="rise of the loss past L, nats a token",
-             title=f"{title}\n(the longest length minus L; a dot a seed, hollow: trained on books)")
+    steep = {method for method, of_method in dots.items() if np.mean([rise for _, rise in of_method]) > RISE}
+    panels = [methods for methods in ([m for m in dots if m in steep], [m for m in dots if m not in steep]) if methods]
+    figure = Figure(figsize=(8, 3 * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+    for axis, methods in zip(axes, panels, strict=True):
+        for i, method in enumerate(methods):
+            label, shade = METHODS.get(method, (method, colour(method)))
+            marker = MARKERS[list(dots).index(method) % len(MARKERS)]
+            beside = 1.04 ** (i - len(methods) / 2)                    # so that dots of one budget do not hide others
+            for first, rise in dots[method]:
+                axis.plot(first.details["budget"] * beside, rise, color=shade, marker=marker, linestyle="", alpha=0.9,
+                          markersize=3 + 3 * math.log10(max(10, first.details["parameters"] / 1e5)),
+                          markerfacecolor="none" if "/" in first.details["source"] else shade)
+            axis.plot([], [], color=shade, marker=marker, linestyle="", label=label)
+        axis.axhline(0, color=GREY, linewidth=1)
+        axis.set_xscale("log")
+        axis.set_xticks([1.5, 3, 6, 12], ["1.5", "3", "6", "12"])
+        axis.minorticks_off()
+        axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        axis.set_ylabel("rise past L, nats a token")
+    axes[-1].set_xlabel("training tokens a parameter")
+    axes[0].set_title(f"{title}\n(the longest length minus L; a dot a seed; hollow: books; larger: a larger model)")
     save(figure, path)
 
 def losses(rows, path):

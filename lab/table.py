@@ -99,6 +99,7 @@ def describe_training(training, facts):
     details = {"code": training.get("code")}
     if "parameters" in training:                                       # old lines of tasks have none
         details["budget"] = training["tokens"] / training["parameters"]
+        details["parameters"] = training["parameters"]
         details["source"] = facts[training["data"]]["source"]
     return details
 
