@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import ROOT, command
+from conftest import ROOT, command, refused
 
 from lab import pictures
 from lab.results import Row
@@ -103,9 +103,16 @@ def test_a_seed_that_chose_a_runs_values_is_in_no_mean_of_a_picture(drawn):
 
 
 @pytest.mark.parametrize("flags", ["best.jsonl --measures test-spread --runs fox*,rope*",
+                                   "encodings.jsonl --measures same-targets,extended-same-targets --runs rope",
                                    "tasks.jsonl --measures accuracy", "best.jsonl --measures test-spread --rises"])
 def test_studies_are_drawn_from_their_results(flags, tmp_path):
     file, *more = flags.split()
     flag = [] if "--rises" in more else ["--plot"]
     done = command("lab.table", ROOT / "studies" / file, *more, *flag, "a.png", cwd=tmp_path)
     assert done.returncode == 0 and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG"), done.stderr
+
+
+def test_one_picture_has_one_protocol(tmp_path):
+    flags = "--measures nonoverlap,same-targets --plot a.png".split()
+    done = command("lab.table", ROOT / "studies/readme.jsonl", *flags, cwd=tmp_path)
+    assert "--plot draws one protocol: name measures of it" in refused(done) and not (tmp_path / "a.png").exists()
