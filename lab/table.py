@@ -462,7 +462,7 @@ def command_line():
     add("--than", metavar="NAME", help="differences from this run, too")
     add("--seeds", action="store_true", help="each seed in the place of the mean")
     add("--margin", type=number, default=MARGIN, metavar="X", help="nats, of equivalence (default: %(default)s)")
-    add("--plot", type=new_file(*PICTURES), metavar="FILE", help="draw measures of one protocol too: .png, .svg or .pdf")
+    add("--plot", type=new_file(*PICTURES), metavar="FILE", help="draw measures of one protocol: .png, .svg or .pdf")
     add("--rises", type=new_file(*PICTURES), metavar="FILE",
         help="draw the last length minus 1x against training tokens a parameter, a dot a seed")
     add("--title", default="", metavar="TEXT", help="what the picture shows")
@@ -494,7 +494,8 @@ def main(argv=None):
             raise InputError(f"--than must be one of {', '.join(labels)}, got {args.than}")
         if not args.margin >= 0:
             raise InputError(f"--margin must be at least 0, got {args.margin}")
-        if args.plot and len({row.protocol for row in rows} - {"sliding"}) > 1:          # which same-targets has beside it
+        protocols = {row.protocol for row in rows} - {"sliding"}        # same-targets has it beside its own
+        if args.plot and len(protocols) > 1:
             raise InputError("--plot draws one protocol: name measures of it with --measures")
         print_tables(rows, args, study_rows)
         if args.plot:
