@@ -2,9 +2,8 @@
 
     python -m interop.drop_in
 
-It needs transformers and, of this repository, only expe_torch, which pip installs.
+It needs transformers. drop_in itself is in expe_torch, which pip installs, and needs nothing of this repository.
 """
-
 
 from cli import CommandLine
 
@@ -12,25 +11,8 @@ from cli import CommandLine
 # isort: split
 import torch
 
-from interop.expe_torch import ExPE
+from interop.expe_torch import ExPE, drop_in
 
-
-def drop_in(model, encoding):
-    """Put the encoding into every layer of a Llama and set its RoPE's frequencies to 0; returns the model."""
-    model.model.rotary_emb.inv_freq.zero_()                              # all angles 0: cosines 1 and sines 0
-    for layer in model.model.layers:
-        attention = layer.self_attn
-
-        def keep_positions(attention, args, inputs):
-            attention.positions = inputs["position_ids"]                  # (B, T), with a cache those of the new tokens
-
-        def enter(projection, args, attention=attention):
-            return (encoding.phi(args[0], attention.positions),)
-
-        attention.register_forward_pre_hook(keep_positions, with_kwargs=True)
-        for part in encoding.on:
-            getattr(attention, f"{part}_proj").register_forward_pre_hook(enter)
-    return model
 
 def train(model, text, steps=10, context=64, batch_size=8):
     """The loss of each step of AdamW on the bytes of a text."""

@@ -1,6 +1,10 @@
 """expe_torch, which pip installs: against the tables, our model, and in a Llama of transformers; and the wheel."""
 
 import copy
+import email
+import math
+import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -11,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, need
-from test_ladder import T, tiny
+from conftest import ROOT, command, need
+from test_ladder import T, V, tiny
 from test_model import filled, like, some_tokens
 
 import expe
-from interop.drop_in import drop_in, train
-from interop.expe_torch import ExPE, ExQPE, from_last
+from interop.drop_in import train
+from interop.expe_torch import ExPE, ExQPE, drop_in, from_last
 
 FAR = torch.tensor([[0, 1, 255, 256, 257], [10**6, 10**6 + 1, 2**31 + 7, 10**12, -3]])
 
@@ -87,6 +91,42 @@ def test_keys_counted_from_the_last_give_the_same_weights_and_keep_their_digits(
     torch.testing.assert_close(from_last(FAR)[0], torch.tensor([-257, -256, -2, -1, 0]))
 
 
+def test_from_last_counts_unsigned_positions_and_takes_an_empty_sequence():
+    n = torch.tensor([[3, 200, 255], [0, 1, 7]], dtype=torch.uint8)
+    torch.testing.assert_close(from_last(n), torch.tensor([[-252, -55, 0], [-7, -6, 0]]))
+    assert from_last(torch.zeros(2, 0, dtype=torch.int32)).shape == (2, 0)
+    h = torch.randn(2, 0, 8)
+    assert all(x.shape == h.shape for x in ExPE(3, theta=1.0)(h, from_last(torch.arange(0))))
+    with pytest.raises(ValueError, match="positions must be integers, got torch.float32"):
+        from_last(torch.arange(3.0))
+
+
+@pytest.mark.parametrize("make, said", [
+    *((lambda l=l: ExPE(l, theta=1.0), "l must be a whole number of at least 1") for l in (True, 0, 2.0, "3", None)),
+    *((lambda x=x: ExPE(3, theta=x), "theta must be a finite number") for x in (math.nan, -math.inf, True, "1", None)),
+    (lambda: ExPE(3, theta=0), "theta must not be 0"),
+    (lambda: ExPE(3, theta=1.0, start=math.nan), "start must be a finite number"),
+    (lambda: ExPE(3, theta=1.0, on="qx"), 'on must be of the letters of "qkv"'),
+    (lambda: ExQPE(3, theta1=math.inf), "theta1 must be a finite number"),
+    (lambda: ExQPE(3, theta1=0.1, theta2=0.0), "theta2 must not be 0"),
+    (lambda: ExQPE(3, theta1=0.1, theta2=math.nan), "theta2 must be a finite number"),
+    (lambda: ExPE(3, theta=1.0)(torch.ones(1, 2, 8, dtype=torch.int64), torch.arange(2)),
+     "h must be real floating-point numbers, such as torch.float32, got torch.int64"),
+    (lambda: ExPE(3, theta=1.0).place(torch.ones(8, 8, dtype=torch.int8), torch.arange(2)),
+     "weight must be real floating-point numbers"),
+    (lambda: ExPE(9, theta=1.0)(torch.ones(1, 2, 8), torch.arange(2)), "l must be at most the width, 8, got 9")])
+def test_what_cannot_be_right_is_refused_in_one_line(make, said):
+    with pytest.raises(ValueError, match="^" + re.escape(said)) as refusal:
+        make()
+    assert "\n" not in str(refusal.value)
+
+
+def test_what_looks_odd_and_is_right_is_taken():
+    n = torch.arange(3)
+    torch.testing.assert_close(ExPE(1, theta=np.float32(-2), start=1).rows(n)[:, 0], torch.tensor([1, -1, -3]).double())
+    torch.testing.assert_close(ExQPE(1, theta1=0, theta2=1).rows(n)[:, 0], torch.tensor([1, 2, 3]).double())
+
+
 @pytest.mark.parametrize("encoding", [ExPE(5, theta=0.2, start=0.2), ExQPE(5, theta1=0.2, start=0.2)])
 def test_content_and_place_make_up_a_key(encoding):
     h, w = torch.randn(2, 5, 16).double(), torch.randn(8, 16).double()
@@ -116,6 +156,56 @@ def test_a_llama_with_it_is_our_model(pe, on):
     assert torch.equal(alone[0], cached[0, 3:])
 
 
+ROPE = {  # of each rope_type of transformers; some act only past a limit, which the texts here pass
+    "linear": dict(factor=2.0), "dynamic": dict(factor=2.0), "yarn": dict(factor=4.0),
+    "llama3": dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0),
+    "longrope": dict(factor=4.0, short_factor=[1.0] * 4, long_factor=[2.0] * 4), "proportional": dict(factor=2.0)}
+
+
+@pytest.mark.parametrize("rope_type", ROPE)
+def test_rope_of_every_type_is_off_at_any_length(rope_type):
+    rope = {"rope_type": rope_type, "rope_theta": 10000.0, "original_max_position_embeddings": T} | ROPE[rope_type]
+    ours, tokens = tiny("expe", "llama", variant={"on": "k"}), some_tokens(2, 5 * T)
+    theirs = filled(llama(ours, rope_parameters=rope, max_position_embeddings=T), ours)
+    assert (theirs(tokens).logits - ours(tokens)).abs().max() > 0.01  # RoPE is on
+    theirs = drop_in(theirs, default("expe", "k"))
+    for length in (T // 2, 5 * T, T // 2):
+        right = ours(tokens[:, :length])
+        torch.testing.assert_close(theirs(tokens[:, :length]).logits, right, rtol=1e-5, atol=1e-5)
+
+
+def test_no_rope_type_of_transformers_is_left_out_here():
+    need("transformers")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    assert {*ROPE_INIT_FUNCTIONS} - {"default"} == {*ROPE}
+
+
+def test_a_copy_has_its_own_positions_and_can_be_pickled():
+    """Of other lengths and positions than those that the original has read last."""
+    model = drop_in(llama(tiny("expe", "llama")).double().eval(), ExPE(5, theta=1 / 64, on="qk"))
+    tokens, n = some_tokens(2, T), torch.arange(T) + torch.tensor([[7], [40]])
+    right = model(tokens, position_ids=n).logits
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        model(tokens[:, :3])
+        torch.testing.assert_close(copied(tokens, position_ids=n).logits, right, rtol=1e-12, atol=1e-12)
+        assert (copied(tokens).logits - right).abs().max() > 1e-6  # which positions change
+
+
+def test_a_second_encoding_and_another_kind_of_model_are_refused():
+    transformers = need("transformers")
+    encoding = ExPE(5, theta=1.0)
+    model = drop_in(llama(tiny("expe", "llama")), encoding)
+    for taken in (model, copy.deepcopy(model)):
+        with pytest.raises(ValueError, match="^this model has an encoding already: .* call drop_in once$"):
+            drop_in(taken, encoding)
+    sizes = dict(vocab_size=V, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    for other in (torch.nn.Linear(3, 3), model.model,
+                  transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes))):
+        with pytest.raises(ValueError, match=f"^drop_in needs a LlamaForCausalLM .* got {type(other).__name__}$"):
+            drop_in(other, encoding)
+
+
 def test_with_fewer_keys_than_queries_it_trains_and_writes():
     torch.manual_seed(0)
     ours = tiny("expe", "llama")
@@ -132,11 +222,58 @@ def test_with_fewer_keys_than_queries_it_trains_and_writes():
     assert one.eval().generate(some_tokens(1, 3), max_new_tokens=9, do_sample=False).shape == (1, 12)
 
 
-def test_pip_installs_the_tables_and_the_module_and_nothing_else(tmp_path):
-    """setuptools builds the wheel in a copy of this folder, since it leaves files where it builds."""
+# ---- as pip installs it ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel's file; setuptools builds it in a copy of this folder, since it leaves files where it builds."""
+    folder = tmp_path_factory.mktemp("wheel")
     left_out = {".git", ".venv", "data", "runs", "studies"}
-    shutil.copytree(ROOT, tmp_path / "source", ignore=lambda folder, names: left_out & {*names})
-    program = f"from setuptools import build_meta; print(build_meta.build_wheel({str(tmp_path)!r}))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path / "source", capture_output=True, text=True)
-    names = zipfile.ZipFile(tmp_path / done.stdout.splitlines()[-1]).namelist()
+    shutil.copytree(ROOT, folder / "source", ignore=lambda folder, names: left_out & {*names})
+    program = f"from setuptools import build_meta; print(build_meta.build_wheel({str(folder)!r}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder / "source", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.splitlines()[-1]
+
+
+def test_pip_installs_the_tables_and_the_module_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
     assert {name for name in names if ".dist-info/" not in name} == {"expe.py", "expe_torch/__init__.py"}
+
+
+def test_the_package_says_who_made_it_and_where_the_paper_is(wheel):
+    """As CITATION.cff does; its description is the page on how to use it."""
+    archive = zipfile.ZipFile(wheel)
+    [name] = (name for name in archive.namelist() if name.endswith("/METADATA"))
+    metadata, citation = email.message_from_bytes(archive.read(name)), (ROOT / "CITATION.cff").read_text("utf-8")
+    assert metadata["Author"] == re.search('authors:\n  - name: "(.*)"', citation)[1]
+    label, address = metadata["Project-URL"].split(", ")
+    assert label == "Paper" and f'url: "{address}"' in citation and "arxiv" in address
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata.get_payload(decode=True).decode() == (ROOT / "interop/README.md").read_text("utf-8")
+    assert metadata["License-Expression"] == re.search("license: (.*)", citation)[1]
+
+
+def test_the_lines_of_the_page_run_with_the_wheel_alone(wheel, tmp_path):
+    """In a folder outside this repository, and with none of its scripts."""
+    need("transformers")
+    page = (ROOT / "interop/README.md").read_text("utf-8")
+    [lines] = (block for block in re.findall("```python\n(.*?)```", page, re.DOTALL) if "import ExPE, drop_in" in block)
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    program = f"{lines}\nimport sys; print(expe_torch.__file__, *({{'cli', 'interop', 'settings'}} & {{*sys.modules}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import expe_torch\n{program}"], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "installed")})
+    assert done.returncode == 0, done.stderr
+    *written, module = done.stdout.strip().splitlines()
+    assert module == str(tmp_path / "installed/expe_torch/__init__.py")
+    assert len(re.findall("[0-9]+", "".join(written))) == 108  # a prompt of 8 tokens and 100 new ones
+
+
+def test_the_script_of_the_repository_trains_and_writes():
+    need("transformers")
+    done = command("interop.drop_in", cwd=ROOT)
+    losses = [float(x) for x in re.search("loss of each step: (.*)", done.stdout)[1].split()]
+    assert len(losses) == 10 and losses[-1] < losses[0] - 0.5
+    assert "b'def " in done.stdout or 'b"def ' in done.stdout
