@@ -102,7 +102,7 @@ class TrainConfig(Checked):
     weight_decay: float = setting(0.1, "AdamW's decoupled decay, on matrices only", at_least=0)
     clip: float = setting(1.0, "largest norm of the whole gradient", above=0)
     backend: str = setting("torch", "numpy: gradients written by hand, on the CPU", one_of=("torch", "numpy"))
-    dtype: str = setting("fp32", "tf32: matrix products in TF32 on a GPU; bf16: autocast",
+    dtype: str = setting("fp32", "tf32: matrix products in TF32 on a GPU; bf16: autocast; with ExPE-K add --fast",
                          one_of=("fp32", "tf32", "bf16"))
     fast: bool = setting(False, "use engine/fast.py: the same losses in less time and memory")
     objective: str = setting("lm", "mlm: masked tokens (Devlin 2019), sets --no-causal", one_of=("lm", "mlm"))

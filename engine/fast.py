@@ -62,6 +62,7 @@ class Attention(model_torch.Attention):
 
     fused = True                         # False: with a bias, for a class that wants to see the scores
     linear_in_fp32 = False               # True: the linear bias in every precision
+    adds_shifts = True                   # False: where the linear bias is used, pos.rows has no positions
 
     def forward(self, h, pos):
         if has_band(self) and in_a_row(pos.n):
@@ -82,7 +83,7 @@ class Attention(model_torch.Attention):
     @functools.cached_property
     def linear(self):
         """linear_of the encoding, or None."""
-        return linear_of(self.encoding, self.causal)
+        return linear_of(self.encoding, self.causal, self.adds_shifts)
 
     def factors(self, *content):
         """a and b of linear_of."""
@@ -100,7 +101,7 @@ class Attention(model_torch.Attention):
     def attend_linear(self, q, k, v, key_state, rows, n):
         """As attend; key_state is of all S keys, and their places n (..., 1, S) are counted from the last.
 
-        rows (..., l): any rows of positions, or None.
+        rows (..., T, l): of the queries' positions; any, where the softmax drops a shift of all scores; or None.
         """
         T, S = q.shape[2], k.shape[2]
         if autocasts(q):                 # an edit of project may have multiplied by an fp32 number
@@ -111,6 +112,9 @@ class Attention(model_torch.Attention):
             a, b = self.factors(x, key_state, w, n.type_as(x))
             if T != S or self.encoding.softmax or not self.fused:                      # in fp32, for the bias' digits
                 bias = a[..., None] * (b[..., None, :] - b[..., -T:, None])
+                if w is not None and hasattr(self.encoding, "sees_shifts"):
+                    own = at_least_fp32(rows)[..., None, :, :] @ w.mT                  # (..., H, T, D)
+                    bias = bias + (x * own).sum(-1, keepdim=True) / score_divisor(q)
                 return self.attend(x, k.type_as(x), v.type_as(x), bias, None).type_as(q)
             return LinearBias.apply(q, k, v, a, b, self.causal, self.window)
 

@@ -20,7 +20,7 @@ PAIRS = {"cpu": 2**24, "mps": 2**25, "cuda": 2**25, "meta": 2**25}      # scores
 
 # ---- which encodings have one ----------------------------------------------------------------------------------------
 
-def linear_of(encoding, causal):
+def linear_of(encoding, causal, adds_shifts=False):
     """The function linear(q, key_state, w, n) -> a, b by which an encoding's scores gain a_m b_n; None if it has none.
 
     q (B, H, T, D) and the key_state of all keys are free of position. w (H, D, l) is what enters a key for each number
@@ -28,6 +28,8 @@ def linear_of(encoding, causal):
     (..., 1, S) are the keys' positions counted from the last. a is (..., H, T or 1), b (..., 1 or H, S). All are in
     fp32 at least. An encoding of zoo/ has it as a method; for ExPE and ALiBi, and no class made of them, it is here.
     With None the plain form is computed, in which an edit of model_torch.py has its effect.
+
+    adds_shifts: whether the caller adds what a query's own row adds to all its scores, as softmaxes that see it need.
     """
     settings = encoding.settings
 
@@ -39,7 +41,8 @@ def linear_of(encoding, causal):
         step = settings.scale * settings.theta * w.sum(-1)[:, None]                    # (H, 1, D)
         return (q * step).sum(-1) / score_divisor(q), n                                # (B, H, T), (..., 1, S)
 
-    if type(encoding) is model_torch.ExPE and is_straight(settings) and not hasattr(encoding, "sees_shifts"):
+    sees_shifts = hasattr(encoding, "sees_shifts") and not adds_shifts
+    if type(encoding) is model_torch.ExPE and is_straight(settings) and not sees_shifts:
         return expe_on_keys              # without a_m b_m, which a softmax drops unless it sees shifts
     if isinstance(encoding, model_torch.ALiBi) and not (causal and is_distance(settings)):
         return None                      # |m - n| is no such product

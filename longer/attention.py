@@ -59,6 +59,7 @@ class ReadingAttention(fast.Attention):
     """Attention over all keys that a cache holds."""
 
     least = -math.inf                    # of least-slope: by how much a score falls a token at least
+    adds_shifts = False
 
     def forward(self, h, pos):
         if pos.apart is not None:
