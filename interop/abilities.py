@@ -37,11 +37,11 @@ ROWS = {                                 # {the flags of train.py after --pe: wh
     "rope --window 8": {"pe": "rope", "window": 8}, "rope --cycle rope:window=8,nope": {
         "pe": "rope", "cycle": "rope:window=8,nope"}}
 NOTES = {                                # {why a cell is no, or what a yes costs: the note under the table}
-    "phases": "each query head makes other keys of a shared one, so it is repeated before",
+    "phases": "each query head changes a shared key in its own way, so shared keys are repeated first",
     "embedded": "positions are part of the embeddings",
     "fixed": "a position enters the values, or is no sum apart from a key's content",
     "look back": "it looks back and has no meaning for later keys: train.py refuses it without a causal mask",
-    "dimensions": "the bias is written into 8 more dimensions of q and k (engine/linear_bias.py)",
+    "dimensions": "the bias is in 8 more dimensions of q and k (engine/linear_bias.py: reading, and --fast in bf16)",
     "biased": "scores gain a bias or a mask",
     "weights": "the weights are used otherwise than in a product with the values",
     "softmax": "the weights are no plain softmax of the scores",
