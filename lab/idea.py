@@ -37,7 +37,8 @@ def draw(path):
     axes = figure.subplots(1, 3, width_ratios=(C, C, T + 4))
     titles = ("1. a token is a row of numbers", f"2. the first {L} now tell its position",
               "3. so a head's scores get a bias")
-    below = (f"{C} numbers of each token", f"{L} overwritten, the rest as it was", "key 0 .. 11, a slope for each query")
+    below = (f"{C} numbers of each token", f"{L} overwritten, the rest as it was",
+             f"key 0 .. {T - 1}, a slope for each query")
     for axis, values, title, words in zip(axes, (h, phi, bias), titles, below, strict=True):
         limit = np.nanmax(np.abs(values))
         image = axis.imshow(values, cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto")
