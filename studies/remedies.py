@@ -56,13 +56,15 @@ def verdict(mean, half):
     return "equal" if -MARGIN < mean - half and mean + half < MARGIN else "open"
 
 def is_flat(mean, half):
-    """Rule 2, for a change from L to 16L."""
+    """Rule 2, for a change from L to 16L; too few seeds have no interval."""
+    if np.isnan(half):
+        return "open"
     return "flat" if -MARGIN < mean - half and mean + half < MARGIN else "not flat"
 
 def describe(differences):
     mean, half = interval(differences)
     seeds = " ".join(f"{x:+.3f}" for x in differences)
-    return f"{mean:+.3f} ±{half:.3f} ({seeds})"
+    return f"{mean:+.3f}" + f" ±{half:.3f}" * (not np.isnan(half)) + f" ({seeds})"
 
 def subtract(ours, theirs, multiple, seeds=None):
     """The differences of the seeds that both have, in order."""
