@@ -51,7 +51,8 @@ def read_longer(model, method, context=None, keys=None, sinks=None, chunk=None, 
                  distance is above the trained ones: dual chunk attention, An et al. 2024.
     self-extend  Keys up to `chunk` tokens back (default: half the trained length) are where they are, and beyond it
                  `factor` positions count as one, or as few as a text of `length` tokens needs: Jin et al. 2024.
-    none         As trained. A text up to the trained length is read so by every method but self-extend.
+    none         As trained. So are, by the other methods, the first sinks + keys tokens of a text, its first two chunks
+                 (with the default all up to the trained length), and its first `chunk` tokens.
 
     dual-chunk and self-extend cost up to three and two times the scores. They hold those of 256 queries,
     (B, H, 256, S), and each pass rotates all keys once more for each of them.
@@ -65,12 +66,16 @@ def read_longer(model, method, context=None, keys=None, sinks=None, chunk=None, 
     context = decoder.config.max_position_embeddings if context is None else context
     check_whole("context", context, 2)
     mode = make_mode(method, context, **given)
-    attentions = find_whole_layers(decoder)
-    before = getattr(attentions[0], "reading", None)
+    layers = attentions_of(decoder)
+    before = next((layer.reading for layer in layers if getattr(layer, "reading", None)), None)
     implementation = before.implementation if before else decoder.config._attn_implementation
-    reading = None if method == "none" else Reading(mode, decoder, attentions[0], implementation)
-    for attention in attentions:
-        attention.reading = reading
+    if method == "none":
+        reading = None
+    else:
+        layers = find_whole_layers(decoder)
+        reading = Reading(mode, decoder, layers[0], implementation)
+    for layer in layers:
+        layer.reading = reading
     decoder.set_attn_implementation(ATTENTION if reading else implementation)
     return model
 
@@ -83,7 +88,7 @@ def make_window_cache(model):
     Raises ValueError for a model without that method.
     """
     decoder = find_decoder(model)
-    readings = [getattr(attention, "reading", None) for attention in attentions_of(decoder)]
+    readings = [getattr(layer, "reading", None) for layer in attentions_of(decoder)]
     mode = next((reading.mode for reading in readings if reading), None)
     if not isinstance(mode, Window):
         raise ValueError('this cache drops keys that no later token sees, which only the method window allows: call '
@@ -104,18 +109,19 @@ def find_decoder(model):
     return decoder
 
 def attentions_of(decoder):
+    """The attention of each layer, as its family calls it."""
     return [getattr(layer, "self_attn", None) or layer.attention for layer in decoder.layers]
 
 def find_whole_layers(decoder):
     """The attentions of a decoder that see all keys before them; ValueError if none does, or none can be moved."""
     config = decoder.config
-    attentions = attentions_of(decoder)
+    layers = attentions_of(decoder)
     if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):
         raise ValueError("model must be causal, and the attention of this one is bidirectional")
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
-        kinds = ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"] * len(attentions)
-    whole = [attention for attention, kind in zip(attentions, kinds, strict=True) if kind == "full_attention"]
+        kinds = ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"] * len(layers)
+    whole = [layer for layer, kind in zip(layers, kinds, strict=True) if kind == "full_attention"]
     if not whole:
         raise ValueError(f"all layers of this model have a window of {config.sliding_window} keys, so that no distance "
                          "is new to them: load it with sliding_window=None to replace it")
