@@ -124,7 +124,7 @@ def find_whole_layers(decoder):
     whole = [layer for layer, kind in zip(layers, kinds, strict=True) if kind == "full_attention"]
     if not whole:
         raise ValueError(f"all layers of this model have a window of {config.sliding_window} keys, so that no distance "
-                         "is new to them: load it with sliding_window=None to replace it")
+                         "is new to them: load it with another sliding_window to change that")
     kind = rope_of(config)["rope_type"]
     if kind in ("dynamic", "longrope"):
         raise ValueError(f"rope_type {kind} changes all frequencies as a text grows, and keys in a cache keep theirs: "
