@@ -51,11 +51,12 @@ def read_longer(model, method, context=None, keys=None, sinks=None, chunk=None, 
                  distance is above the trained ones: dual chunk attention, An et al. 2024.
     self-extend  Keys up to `chunk` tokens back (default: half the trained length) are where they are, and beyond it
                  `factor` positions count as one, or as few as a text of `length` tokens needs: Jin et al. 2024.
-    none         As trained. So are, by the other methods, the first sinks + keys tokens of a text, its first two chunks
-                 (with the default all up to the trained length), and its first `chunk` tokens.
+    none         As trained.
 
-    dual-chunk and self-extend cost up to three and two times the scores. They hold those of 256 queries,
-    (B, H, 256, S), and each pass rotates all keys once more for each of them.
+    The beginning of a text is read as trained by every method: sinks + keys tokens by window, two chunks but at most
+    the trained length by dual-chunk, and `chunk` tokens by self-extend.
+    dual-chunk computes up to three times as many scores as plain attention, and self-extend twice as many. Both hold
+    the scores of 256 queries at a time, (B, H, 256, S), and rotate all S keys again for each of these blocks.
 
     context: the trained length in tokens (default: the config's max_position_embeddings).
     Raises ValueError for a model, a method or an argument that does not fit.
@@ -206,10 +207,13 @@ class Reading:
         self.implementation = implementation           # transformers' name of the attention that was used before
         self.device = None
         self.blocks = []
-        self.visible = None              # (B or 1, 1, T, S); None where transformers' own mask is right
+        self.visible = None              # (B or 1, 1, T, S); None where transformers' own mask, or none, is right
 
-    def prepare(self, position_ids, S, device):
-        """The Blocks of T queries at position_ids, (B or 1, T), among S keys. All positions are integers, in NumPy."""
+    def prepare(self, position_ids, S, device, masked):
+        """The Blocks of T queries at position_ids, (B or 1, T), among S keys. All positions are integers, in NumPy.
+
+        masked: whether transformers has a mask for this pass, which then is right but for a window.
+        """
         queries = position_ids.cpu().numpy()
         keys = self.key_positions(queries, S)
         T = queries.shape[1]
@@ -222,7 +226,8 @@ class Reading:
             moves = [Move(self.turns(move.queries, own), None if move.keys is None else self.turns(move.keys, keys),
                           torch.as_tensor(move.chosen, device=device)) for move in moves]
             self.blocks.append(Block(rows, self.turns(placed, own), self.turns(placed_keys, keys), moves))
-            seen = distances(own, keys) >= 0
+            apart = distances(own, keys)
+            seen = np.full_like(apart, True, dtype=bool) if masked else apart >= 0
             if isinstance(self.mode, Window):
                 seen &= self.mode.find_visible(own, keys)
             visible.append(torch.as_tensor(seen[:, None], device=device))
@@ -266,7 +271,7 @@ def attend(module, query, key, value, attention_mask, scaling, dropout=0.0, posi
             raise ValueError(f"attention_mask must be (B, S) or boolean, got {attention_mask.dtype}: a key is seen or "
                              "not")
         if module is reading.first or key.device != reading.device:
-            reading.prepare(position_ids, key.shape[2], key.device)
+            reading.prepare(position_ids, key.shape[2], key.device, attention_mask is not None)
         if reading.visible is not None:
             attention_mask = reading.visible if attention_mask is None else attention_mask & reading.visible
     if reading is None or not any(block.moves for block in reading.blocks):

@@ -353,6 +353,18 @@ def test_texts_in_one_row_and_gradients_are_those_of_each_text(method, arguments
     torch.testing.assert_close((losses[0] - losses[1]) / 2e-4, slope, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("method, arguments", [("window", {}), ("dual-chunk", {}), ("self-extend", {"length": L})])
+def test_a_mask_of_the_users_own_may_show_later_keys(method, arguments):
+    """As transformers' masks do for the parts of an image."""
+    model, tokens = make_model("llama"), some(2, L)
+    mask = torch.ones(L, L, dtype=torch.bool).tril()
+    mask[3:9, 3:9] = True
+    options = {"attention_mask": mask.expand(2, 1, L, L), "use_cache": False}
+    right = model(tokens, **options).logits
+    assert (model(tokens).logits - right).abs().max() > 0.1
+    torch.testing.assert_close(read_longer(model, method, **arguments)(tokens, **options).logits, right, **SINGLE)
+
+
 @pytest.mark.parametrize("method, arguments", METHODS, ids=METHOD_IDS)
 def test_half_precision_stays_near(method, arguments):
     model, tokens = make_model("llama"), some(2, T)
