@@ -126,6 +126,11 @@ def check_one_text(positions, real):
         raise ValueError("position_ids return to 0 within a row, as those of packed texts do: give each text a row of "
                          "its own, with padding and an attention_mask")
 
+def has_padding_between(real):
+    """Whether any row of real (B, S) has padding between two tokens."""
+    first, last = real.argmax(axis=1), real.shape[1] - 1 - np.flip(real, axis=1).argmax(axis=1)
+    return (real.any(axis=1) & (real.sum(axis=1) < last - first + 1)).any()
+
 class GPTForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = GPTConfig
     _no_split_modules = ["Block"]
@@ -176,7 +181,7 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
         Trainer gives the number of all targets of its accumulated batches, num_items_in_batch, for that mean.
         output_hidden_states: (B, T, C) before each block, and after the last norm.
 
-        attention_mask (B, S): 0 for what only pads a text, on either side.
+        attention_mask (B, S): 0 for what only pads a text, on either side, or between tokens if the encoding allows it.
         position_ids (B, T) or (1, T): any integers, such as positions from an offset or with gaps. Left out, positions
         count what is no padding: from 0, or on from the last one in the cache. NumPy makes exact tables of integers on
         the CPU, so that a GPU waits for the mask and the positions of each pass.
@@ -204,6 +209,10 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
             seen = attention_mask.bool()
             new = seen[:, None, S - T :, None]
             real = seen.cpu().numpy()
+            attentions = [block.attn for block in self.gpt.blocks]
+            if has_padding_between(real) and any(a.window or a.encoding.needs_neighbours for a in attentions):
+                raise ValueError("attention_mask has padding between tokens, which this model's encoding or window "
+                                 "takes for tokens: pad texts on the left")
             itself = torch.eye(S, dtype=torch.bool, device=seen.device)[S - T :]       # or it would see nothing
             padding = torch.zeros(B, 1, T, S, dtype=self.dtype, device=seen.device)
             padding = padding.masked_fill(~(seen[:, None] | itself)[:, None], -torch.inf)
