@@ -27,9 +27,10 @@ from test_paths import snapshot
 import model_torch
 from generate import generate
 from interop.over import SHAPE
+from interop.tokens import PAD, to_tokenizers
 from positional_encodings import ENCODINGS
 from runs import CHECKPOINT, load_model, read_checkpoint, read_run, save_checkpoint
-from tokenizer import make_tokenizer, read_ranks
+from tokenizer import EOT, make_tokenizer, read_ranks, train_tokenizer
 
 OWN = {"rope": "GPTNeoXForCausalLM", "partial": "GPTNeoXForCausalLM", "learned": "GPT2LMHeadModel"}      # with gelu
 CASES = [
@@ -459,19 +460,62 @@ NASTY = [" ", "  ", "\n", "\r\n", "\r", "\t", "\v", "\x00", "\x1c", "\x85", "\xa
          "\U0001d400", "\u0345", "\u200d", "a", "aaaa", "</script>", "«»—…", "\uff11\uff12", "\u200b"]  # fmt: skip
 
 
+ANYTHING = [chr(i) for i in range(0x110000) if unicodedata.category(chr(i)) != "Cs"]                   # no surrogates
+EDGES = ["", *NASTY, "\u00ff", "a\u00ff1\u00ff", "\u00ff<|endoftext|>\u00ff", "x<|endoftext|><|endoftext|>\n",
+         "<|endoftext|", "".join(map(chr, [*range(32), *range(127, 160)])), "a" * 3_000, " " * 3_000, "\n" * 500, "1" * 500,
+         "\u65e5" * 999, *(f"a{chr(plane << 16 | i)}1" for plane in range(17) for i in (0, 0xFFFE, 0xFFFF)),
+         "unreachable", "an unreachable end", "xunreachable"]  # fmt: skip
+
+
+def random_texts(n):
+    rng = random.Random(0)
+    return ["".join(rng.choices(NASTY + rng.choices(ANYTHING, k=len(NASTY) // 4), k=rng.randrange(1, 60)))
+            for _ in range(n)]
+
+
 def test_three_thousand_nasty_strings_are_the_same_tokens(library, export):
     folder, _ = export("rope")
     theirs = library.AutoTokenizer.from_pretrained(folder)
     ours = make_tokenizer(read_ranks(folder.parent / "run/tokenizer.tiktoken"))
-    rng = random.Random(0)
-    anything = [chr(i) for i in range(0x110000) if unicodedata.category(chr(i)) != "Cs"]
-    texts = ["", *("a" + c + "1" + c for c in anything[::700])]
-    while len(texts) < 3_000:
-        texts.append("".join(rng.choices(NASTY + rng.choices(anything, k=len(NASTY) // 4), k=rng.randrange(1, 60))))
+    texts = [*EDGES, *random_texts(3_000)]
     for text, ids in zip(texts, theirs(texts)["input_ids"], strict=True):
         assert ids == ours.encode_ordinary(text), ascii(text)
         assert theirs.decode(ids) == text, ascii(text)
     assert theirs.eos_token_id == theirs.bos_token_id == ours.eot_token and len(theirs) == ours.n_vocab
+    ends = [theirs.eos_token_id, *theirs("class").input_ids, theirs.eos_token_id, theirs.pad_token_id]
+    assert theirs.decode(ends, skip_special_tokens=True) == "class"
+
+
+def check_tokenizer_json(theirs, ours, texts):
+    """Of the tokenizers library, which has read tokenizer.json alone: our tokens, none of them the end or the pad."""
+    end, pad = theirs.token_to_id(EOT), theirs.token_to_id(PAD)
+    assert end == ours.eot_token and theirs.get_vocab_size() == ours.n_vocab and None is not pad != end
+    for text, found in zip(texts, theirs.encode_batch(texts), strict=True):
+        assert found.ids == ours.encode_ordinary(text), ascii(text[:99])
+        assert theirs.decode(found.ids) == text and not {end, pad} & {*found.ids}, ascii(text[:99])
+
+
+def test_tokenizer_json_alone_has_our_tokens_of_every_text(export, books):
+    tokenizers = need("tokenizers")
+    folder, _ = export("rope")
+    ours = make_tokenizer(read_ranks(folder.parent / "run/tokenizer.tiktoken"))
+    theirs = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    check_tokenizer_json(theirs, ours, [*EDGES, *random_texts(500)])
+    documents = [path.read_text() for path in sorted(books.glob("*.txt"))]
+    ranks = train_tokenizer(documents, 2_000)
+    ours = make_tokenizer(ranks | {b"unreachable": len(ranks)})        # by merges: it is a token as a whole piece only
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(to_tokenizers(ours)))
+    assert ours.encode_ordinary("unreachable") == [len(ranks)]
+    check_tokenizer_json(theirs, ours, [*EDGES, *random_texts(500), *documents])
+
+
+@pytest.mark.slow
+def test_tokenizer_json_alone_splits_every_character_as_ours_does(workplace):
+    tokenizers = need("tokenizers")
+    ours = make_tokenizer(read_ranks(workplace / "runs/rope/tokenizer.tiktoken"))
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(to_tokenizers(ours)))
+    texts = ["".join(f"a{c}1{c} {c}\n" for c in ANYTHING[i : i + 256]) for i in range(0, len(ANYTHING), 256)]
+    check_tokenizer_json(theirs, ours, texts)
 
 
 # ---- lm_eval ---------------------------------------------------------------------------------------------------------
