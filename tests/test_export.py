@@ -462,8 +462,8 @@ NASTY = [" ", "  ", "\n", "\r\n", "\r", "\t", "\v", "\x00", "\x1c", "\x85", "\xa
 
 ANYTHING = [chr(i) for i in range(0x110000) if unicodedata.category(chr(i)) != "Cs"]                   # no surrogates
 EDGES = ["", *NASTY, "\u00ff", "a\u00ff1\u00ff", "\u00ff<|endoftext|>\u00ff", "x<|endoftext|><|endoftext|>\n",
-         "<|endoftext|", "".join(map(chr, [*range(32), *range(127, 160)])), "a" * 3_000, " " * 3_000, "\n" * 500, "1" * 500,
-         "\u65e5" * 999, *(f"a{chr(plane << 16 | i)}1" for plane in range(17) for i in (0, 0xFFFE, 0xFFFF)),
+         "<|endoftext|", "".join(map(chr, [*range(32), *range(127, 160)])), "a" * 3_000, " " * 3_000, "\n" * 500,
+         "1" * 500, "\u65e5" * 999, *(f"a{chr(plane << 16 | i)}1" for plane in range(17) for i in (0, 0xFFFE, 0xFFFF)),
          "unreachable", "an unreachable end", "xunreachable"]  # fmt: skip
 
 
