@@ -43,7 +43,6 @@ class Encoding(nn.Module):
 
     softmax = None                       # softmax(scores): in the place of the plain one; masked scores (B, H, T, S)
     value = None                         # value(weights, v, table): in the place of weights @ v, (B, H, T, D)
-    needs_neighbours = False             # whether score takes padding between two tokens for tokens, as a window does
 
     def __init__(self, settings, config):
         super().__init__()

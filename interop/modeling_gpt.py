@@ -20,6 +20,8 @@ from expe import integers
 from model_torch import GPT, Attention, as_tensor
 from positional_encodings import CORE, zoo_module
 
+# Their scores read the key before another one, or count keys, and would take padding between two tokens for a token.
+COUNT_KEYS = {"cope", "partial_key_offset", "path", "path_fox", "selective_rope"}
 
 class GPTConfig(PretrainedConfig):
     """model: the fields of a ModelConfig, with those of the encoding's settings; the rest is for transformers alone."""
@@ -210,7 +212,7 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
             new = seen[:, None, S - T :, None]
             real = seen.cpu().numpy()
             attentions = [block.attn for block in self.gpt.blocks]
-            if has_padding_between(real) and any(a.window or a.encoding.needs_neighbours for a in attentions):
+            if has_padding_between(real) and any(a.window or a.encoding.settings.pe in COUNT_KEYS for a in attentions):
                 raise ValueError("attention_mask has padding between tokens, which this model's encoding or window "
                                  "takes for tokens: pad texts on the left")
             itself = torch.eye(S, dtype=torch.bool, device=seen.device)[S - T :]       # or it would see nothing

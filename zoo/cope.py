@@ -55,8 +55,6 @@ def doors(settings):
     )
 
 class Layer(Encoding):
-    needs_neighbours = True
-
     def score(self, q, k, key_state, table):
         T, S, last = q.shape[2], k.shape[2], len(self.e) - 1
         gates = at_least_fp32(q @ k.mT).sigmoid().tril(S - T)                              # (B, H, T, S)

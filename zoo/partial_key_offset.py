@@ -45,8 +45,6 @@ def doors(settings):
     return model_numpy.Encoding(rotate=partial.rotate, score=functools.partial(score, settings.rotary_fraction))
 
 class Layer(partial.Layer):
-    needs_neighbours = True
-
     def key_state(self, h):
         """1 of each head and token, (B, H, S, 1): an exported model makes it 0 where a key only pads a text."""
         return h.new_ones(len(h), self.n_heads, h.shape[1], 1)

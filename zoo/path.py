@@ -132,8 +132,6 @@ def reflect(encoding, q, k, key_state):
     return added[..., -T:, -S:].tril(S - T) / score_divisor(q)
 
 class Layer(Encoding):
-    needs_neighbours = True
-
     def key_state(self, h):
         """W2 W1 x and b of each head and token, (B, H, S, D + 1), in fp32 at least."""
         u = F.linear(F.linear(h, self.w1.type_as(h)), self.w2.type_as(h))                      # (B, S, C)

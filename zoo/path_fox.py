@@ -35,8 +35,6 @@ def doors(settings):
     return model_numpy.Encoding(score=score, parameters=parameters, each_block=True)
 
 class Layer(Encoding):
-    needs_neighbours = True
-
     def key_state(self, h):
         """PaTH's, and ln f, (B, H, S, D + 2)."""
         key_state = path.Layer.key_state(self, h)

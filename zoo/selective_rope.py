@@ -103,8 +103,6 @@ def doors(settings):
     return model_numpy.Encoding(score=functools.partial(score, settings.base), parameters=parameters, each_block=True)
 
 class Layer(Encoding):
-    needs_neighbours = True
-
     def key_state(self, h):
         """W2 W1 x of each head and token, (B, H, S, D/2), in fp32 at least."""
         x = unit(h.unflatten(-1, (self.n_heads, -1))).flatten(-2)                              # (B, S, C)
