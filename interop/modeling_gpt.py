@@ -23,6 +23,9 @@ from positional_encodings import CORE, zoo_module
 # Their scores read the key before another one, or count keys, and would take padding between two tokens for a token.
 COUNT_KEYS = {"cope", "partial_key_offset", "path", "path_fox", "selective_rope"}
 
+BOUNDARIES = {"cu_seq_lens_q", "seq_idx"}        # by which DataCollatorWithFlattening says where packed texts begin
+PACKED = "texts are packed into one row here ({}): give each text a row of its own, with padding and an attention_mask"
+
 class GPTConfig(PretrainedConfig):
     """model: the fields of a ModelConfig, with those of the encoding's settings; the rest is for transformers alone."""
 
@@ -125,8 +128,7 @@ def check_one_text(positions, real):
     """ValueError if positions (B, S) return to 0 in any row, as those of texts that are packed into one row do."""
     highest = np.maximum.accumulate(np.where(real, positions, -1), axis=1)
     if (real[:, 1:] & (positions[:, 1:] == 0) & (highest[:, :-1] >= 0)).any():
-        raise ValueError("position_ids return to 0 within a row, as those of packed texts do: give each text a row of "
-                         "its own, with padding and an attention_mask")
+        raise ValueError(PACKED.format("position_ids return to 0 within it"))
 
 def has_padding_between(real):
     """Whether any row of real (B, S) has padding between two tokens."""
@@ -196,6 +198,8 @@ class GPTForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError("attention_mask must be (B, S): a cache that is not a DynamicCache asks for another")
         if self.config.output_attentions if output_attentions is None else output_attentions:
             raise ValueError("output_attentions is not possible here: leave it out")
+        if names := BOUNDARIES & options.keys():
+            raise ValueError(PACKED.format(f"as {min(names)} says"))
         B, T = input_ids.shape
         cache = past_key_values
         if cache is None and (self.config.use_cache if use_cache is None else use_cache):

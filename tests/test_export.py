@@ -310,12 +310,16 @@ def test_generation_goes_on_from_the_positions_of_the_prompt(library, pe):
 
 
 CANNOT = {  # what a model is called with, for 4 tokens of 2 texts: what is said
-    "packed": (lambda m, x: m(x, position_ids=torch.tensor([[0, 1, 0, 1]])), "position_ids return to 0 within a row"),
+    "packed": (lambda m, x: m(x, position_ids=torch.tensor([[0, 1, 0, 1]])), "packed into one row here .position_ids"),
     "packed, one token each": (lambda m, x: m(x, position_ids=torch.zeros(2, 4, dtype=torch.long)),
-                               "position_ids return to 0 within a row, as those of packed texts do: give each text"),
-    "packed, in one row": (lambda m, x: m(x, position_ids=torch.tensor([[5, 6, 7, 8], [5, 6, 0, 1]])), "to 0 within"),
+                               "position_ids return to 0 within it.: give each text a row of its own, with padding"),
+    "packed, in one row": (lambda m, x: m(x, position_ids=torch.tensor([[5, 6, 7, 8], [5, 6, 0, 1]])), "return to 0"),
     "packed, by a cache": (lambda m, x: m(x, position_ids=torch.tensor([[0, 1, 2, 3]]), past_key_values=m(
-        x).past_key_values), "position_ids return to 0 within a row"),
+        x).past_key_values), "position_ids return to 0 within it"),
+    "flattened": (lambda m, x: m(**flatten(x)), "position_ids return to 0 within it"),
+    "flattened, for a kernel": (lambda m, x: m(**flatten(x, return_position_ids=False, return_flash_attn_kwargs=True)),
+                                "packed into one row here .as cu_seq_lens_q says.: give each text a row of its own"),
+    "flattened, by index": (lambda m, x: m(**flatten(x, return_position_ids=False, return_seq_idx=True)), "as seq_idx"),
     "too few": (lambda m, x: m(x, position_ids=torch.arange(3)[None]), r"position_ids must be \(B, T\), \(2, 4\) here"),
     "one axis": (lambda m, x: m(x, position_ids=torch.arange(4)), r"one for each of input_ids, got \(4,\)"),
     "fractions": (lambda m, x: m(x, position_ids=torch.rand(2, 4)), "position_ids must be integers from -2"),
@@ -328,6 +332,11 @@ CANNOT = {  # what a model is called with, for 4 tokens of 2 texts: what is said
     "tuple": (lambda m, x: m(x, past_key_values=((x, x), (x, x))), "past_key_values must be a DynamicCache that keeps"),
     "of another": (lambda m, x: m(x, past_key_values=cache_without_positions()), "must come from this model, which ke"),
 }
+
+
+def flatten(texts, **options):
+    collator = import_module("transformers").DataCollatorWithFlattening(**options, return_tensors="pt")
+    return collator([{"input_ids": text} for text in texts.tolist()])
 
 
 def sliding_cache():
