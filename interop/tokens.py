@@ -35,21 +35,24 @@ def halves(token, ranks):
     return parts
 
 def to_tokenizers(encoding):
-    """The value of tokenizer.json, for a tiktoken.Encoding of data.py. Its ids and its pieces are the same."""
+    """The value of tokenizer.json, for a tiktoken.Encoding of data.py. Its ids and its pieces are the same.
+
+    It has no added tokens, which tokenizers would find in a text, too: <|endoftext|> is an entry of the vocabulary that
+    no text leads to, since the pattern splits it. tokenizer_config.json says which tokens are special.
+    """
     ranks = encoding._mergeable_ranks
     letters = characters()
     written = lambda token: "".join(letters[b] for b in token)  # noqa: E731
     pairs = (halves(token, ranks) for token in sorted(ranks, key=ranks.get) if len(token) > 1)
-    kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    added = [{"id": ranks[b"\xff"], "content": PAD} | kind, {"id": encoding.eot_token, "content": EOT} | kind]
     bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
             {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}, bytes_]},
         "post_processor": None, "decoder": bytes_,
         "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
                   "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
-                  "vocab": {written(token): ranks[token] for token in sorted(ranks, key=ranks.get)},
+                  "vocab": {written(token): ranks[token] for token in sorted(ranks, key=ranks.get)}
+                  | {EOT: encoding.eot_token},
                   "merges": [[*map(written, pair)] for pair in pairs if pair]},
     }

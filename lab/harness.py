@@ -48,7 +48,7 @@ class Run(TemplateLM):
     """A run directory behind lm_eval's interface. Log-likelihoods are in nats.
 
     Of a text that is longer than the trained length the last tokens are read, as is usual with these benchmarks; a
-    continuation is always read whole.
+    continuation is always read whole. How many are cut is printed.
     """
 
     def __init__(self, run, device, dtype):
@@ -66,6 +66,10 @@ class Run(TemplateLM):
     def tok_encode(self, string, add_special_tokens=None, **kwargs):
         return self.encoding.encode_ordinary(string)
 
+    def report_cut(self, n_cut, n):
+        if n_cut:
+            print(f"{self.run}: {n_cut} of {n} prompts have more tokens than are read, and were cut on the left")
+
     @torch.no_grad()
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
         """[(summed log-likelihood of the continuation, whether greedy decoding gives it)].
@@ -75,7 +79,9 @@ class Run(TemplateLM):
         texts = [(context + continuation)[-max(self.context, len(continuation)) - 1 :]
                  for _, context, continuation in requests]
         if (longest := max(map(len, texts), default=0) - 1) > self.model.longest:
-            raise InputError(f"{self.run} has positions for {self.context} tokens, and this task needs {longest}")
+            raise InputError(f"{self.run} has positions for {self.model.longest} tokens, and this task needs {longest}")
+        self.report_cut(sum(len(text) < len(context + continuation)
+                            for text, (_, context, continuation) in zip(texts, requests, strict=True)), len(texts))
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         by_request = {}
         device = self.model.output_weight.device
@@ -109,15 +115,25 @@ class Run(TemplateLM):
     def generate_until(self, requests, disable_tqdm=False):
         """What follows each text, token by token until one of its stop strings, <|endoftext|> or max_gen_toks.
 
-        Of the text that many tokens less than the trained length are read, and half of it at least.
+        Prompt and new tokens share the trained length, as in lm_eval's own models: a longer prompt is cut on the left.
+        Half of the trained length is left to it at least, and the text goes on past the trained length, unless the
+        encoding ends before: then both must fit its positions. InputError if these are too few for max_gen_toks.
         """
+        calls = [(context, normalize_gen_kwargs(kwargs)) for context, kwargs in (request.args for request in requests)]
+        most = max((kwargs["max_gen_toks"] for _, kwargs in calls), default=0)
+        if most > self.model.longest:
+            raise InputError(f"{self.run} has positions for {self.model.longest} tokens, and this task writes up to "
+                             f"{most}: give the task a max_gen_toks of at most {self.model.longest}")
         texts = []
-        for context, kwargs in tqdm([request.args for request in requests], desc="texts", disable=disable_tqdm):
-            kwargs = normalize_gen_kwargs(kwargs)
+        n_cut = 0
+        for context, kwargs in tqdm(calls, desc="texts", disable=disable_tqdm):
             drawn = []
             stop = [EOT, *filter(None, kwargs["until"])]
-            room = max(self.context // 2, self.context - kwargs["max_gen_toks"])
-            prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]          # as loglikelihood's empty context
+            room = max(1, self.context // 2, self.context - kwargs["max_gen_toks"])
+            room = min(room, self.model.longest - kwargs["max_gen_toks"] + 1)         # the last token is not read
+            whole = self.tok_encode(context)
+            n_cut += len(whole) > room
+            prompt = whole[-room:] or [self.eot_token_id]                             # as loglikelihood's empty context
             by = partial(choose, temperature=kwargs.get("temperature", 0))
             steps = generate_cached(self.model, [prompt], Cache(), by)
             with prefix_errors(self.run):
@@ -126,6 +142,7 @@ class Run(TemplateLM):
                     if any(s in self.encoding.decode(drawn) for s in stop):
                         break
             texts.append(postprocess_generated_text(self.encoding.decode(drawn), stop, None))
+        self.report_cut(n_cut, len(texts))
         return texts
 
 def score(run, args, manager):

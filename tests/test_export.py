@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 import json
@@ -11,21 +12,25 @@ import re
 import shutil
 import sys
 import unicodedata
+from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
 from conftest import ROOT, command, need, refused, slow
-from test_ladder import tiny
+from test_ladder import CYCLES, EXACT, SOFTMAXES, tiny
 from test_paths import snapshot
 
 import model_torch
 from generate import generate
+from interop.over import SHAPE
+from interop.tokens import PAD, to_tokenizers
 from positional_encodings import ENCODINGS
 from runs import CHECKPOINT, load_model, read_checkpoint, read_run, save_checkpoint
-from tokenizer import make_tokenizer, read_ranks
+from tokenizer import EOT, make_tokenizer, read_ranks, train_tokenizer
 
 OWN = {"rope": "GPTNeoXForCausalLM", "partial": "GPTNeoXForCausalLM", "learned": "GPT2LMHeadModel"}      # with gelu
 CASES = [
@@ -166,6 +171,232 @@ def check_bf16(theirs, ours):
     assert error < 1.5 * relative_error(nope(tokens), nope.double()(tokens))
 
 
+# ---- positions that the caller gives ---------------------------------------------------------------------------------
+
+SOFTENED = [f"{pe}+{softmax}" for pe in ENCODINGS for softmax in SOFTMAXES]
+PACKED = [0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]                            # the positions of three texts in one row
+
+
+def build_own(ours):
+    """The class of an exported folder, with the weights of a GPT, in its dtype."""
+    from interop.export import own_names
+    from interop.modeling_gpt import GPTConfig, GPTForCausalLM
+
+    values = {name: getattr(ours.config, field) for name, field in SHAPE.items()} | {"tie_word_embeddings": False}
+    model = GPTForCausalLM(GPTConfig(model=dataclasses.asdict(ours.config), **values)).to(ours.output_weight.dtype)
+    model.load_state_dict(own_names(ours.state_dict()))
+    model.generation_config.pad_token_id = 0
+    return model.eval()
+
+
+def build_pair(pe, **changes):
+    """(ours, theirs): a tiny GPT in float64 with positions for 80 tokens, and the exported class with its weights."""
+    ours = tiny(pe, **{"variant": {"n_positions": 80}} | changes if pe.startswith("learned") else changes)
+    return ours, build_own(ours)
+
+
+def draw_positions(seed):
+    """(4, 11) positions below 80, each row its own: from an offset, with gaps, in any order, and with repeats."""
+    rng = np.random.default_rng(seed)
+    offset = rng.integers(1, 60) + np.arange(11)
+    gaps = np.sort(rng.choice(80, 11, replace=False))
+    return torch.from_numpy(np.stack((offset, gaps, 1 + rng.permutation(79)[:11], rng.integers(1, 9, 11))))
+
+
+def read_in_parts(model, tokens, n, ends, cache=None, **options):
+    """(logits, cache) of tokens at positions n, read up to one end after the other."""
+    parts = []
+    for begin, end in itertools.pairwise((0, *ends)):
+        found = model(tokens[:, begin:end], position_ids=n[:, begin:end], past_key_values=cache, use_cache=True,
+                      **{name: mask[:, :end] for name, mask in options.items()})
+        cache = found.past_key_values
+        parts.append(found.logits)
+    return torch.cat(parts, 1), cache
+
+
+def check_any_positions(pe, seed, **changes):
+    """A whole pass, parts with a cache, and what changes a cache, against the plain model at the same positions."""
+    ours, theirs = build_pair(pe, **changes)
+    tokens, n = torch.randint(40, (4, 11), generator=torch.Generator().manual_seed(seed)), draw_positions(seed)
+    close = functools.partial(torch.testing.assert_close, rtol=EXACT, atol=EXACT, msg=lambda words: f"{pe}: {words}")
+    right = ours(tokens, positions=n)                                                  # (4, 11, V)
+    close(theirs(tokens, position_ids=n, use_cache=False).logits, right)
+    found, cache = read_in_parts(theirs, tokens, n, (5, 6, 8, 11))
+    close(found, right)
+    cache.crop(-4)                                                                     # as assisted generation does
+    close(read_in_parts(theirs, tokens[:, 7:], n[:, 7:], (1, 4), cache)[0], right[:, 7:])
+    cache.crop(-3)
+    beams = torch.tensor([2, 0, 0, 3])
+    cache.reorder_cache(beams)                                                         # as beam search does
+    again, other = tokens[beams], n[beams]
+    again[:, 8:], other[:, 8:] = tokens[:, 8:], n[:, 8:]
+    close(theirs(again[:, 8:], position_ids=other[:, 8:], past_key_values=cache).logits,
+          ours(again, positions=other)[:, 8:])
+    _, cache = read_in_parts(theirs, tokens, n, (6,))
+    cache.batch_select_indices(torch.tensor([3, 1]))
+    cache.batch_repeat_interleave(2)
+    chosen = torch.tensor([3, 3, 1, 1])
+    found = theirs(tokens[chosen, 6:], position_ids=n[chosen, 6:], past_key_values=cache).logits
+    close(found, right[chosen, 6:])
+    mask = torch.ones(4, 11, dtype=torch.long)
+    mask[0, :3], mask[2, :6] = 0, 0                                                    # padding on the left
+    for found in (theirs(tokens, position_ids=n * mask, attention_mask=mask).logits,
+                  read_in_parts(theirs, tokens, n * mask, (4, 9, 11), attention_mask=mask)[0]):
+        for b, pads in enumerate((3, 0, 6, 0)):
+            close(found[b, pads:], ours(tokens[b : b + 1, pads:], positions=n[b : b + 1, pads:])[0])
+
+
+@pytest.mark.parametrize("pe", [*ENCODINGS, "nope+llama4", *slow(*SOFTENED)])
+@torch.no_grad()
+def test_a_cache_keeps_positions_that_the_caller_gives(library, pe):
+    for seed in range(3):
+        check_any_positions(pe, seed)
+
+
+@pytest.mark.parametrize("pe", CYCLES)
+@torch.no_grad()
+def test_a_cache_keeps_positions_where_blocks_differ(library, pe):
+    check_any_positions(pe, 0, layers=4, cycle=CYCLES[pe])
+
+
+@pytest.mark.parametrize("pe", [*ENCODINGS, "t5+log"])
+@torch.no_grad()
+def test_positions_that_are_left_out_count_on_from_the_last_one(library, pe):
+    """In each row of a batch by itself, past the padding that an earlier part has on the right."""
+    from interop.modeling_gpt import COUNT_KEYS
+
+    ours, theirs = build_pair(pe)
+    tokens = some(2, 9) % 40
+    for n in (torch.tensor([[4, 9, 10, 11], [7, 8, 3, 5]]), torch.tensor([[-9, -7, -4, -3], [-2, -1, 0, 1]])):
+        if pe == "learned" and n.min() < 0:
+            continue
+        _, cache = read_in_parts(theirs, tokens, n, (4,))
+        found = torch.cat([theirs(tokens[:, i:j], past_key_values=cache).logits for i, j in ((4, 5), (5, 9))], 1)
+        whole = torch.cat((n, n[:, -1:] + torch.arange(1, 6)), 1)
+        torch.testing.assert_close(found, ours(tokens, positions=whole)[:, 4:], rtol=EXACT, atol=EXACT)
+    mask = torch.tensor([[1] * 9, [1] * 2 + [0] * 2 + [1] * 5])
+    cache = theirs(tokens[:, :4], attention_mask=mask[:, :4]).past_key_values
+    if pe in COUNT_KEYS:
+        with pytest.raises(ValueError, match="attention_mask has padding between tokens, .*: pad texts on the left"):
+            theirs(tokens[:, 4:], attention_mask=mask, past_key_values=cache)
+        return
+    found = theirs(tokens[:, 4:], attention_mask=mask, past_key_values=cache).logits
+    torch.testing.assert_close(found[:1], ours(tokens)[:1, 4:], rtol=EXACT, atol=EXACT)
+    short = torch.cat((tokens[1:, :2], tokens[1:, 4:]), 1)
+    torch.testing.assert_close(found[1:], ours(short)[:, 2:], rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("pe", ["t5", "rove", "fire", "expe", "shaw+sinks", "fox", *slow(
+    *(pe for pe in ENCODINGS if pe not in ("t5", "rove", "fire", "expe", "fox")))])
+@torch.no_grad()
+def test_generation_goes_on_from_the_positions_of_the_prompt(library, pe):
+    """Greedy, with beams, and with a draft that is partly taken back, with the plain model's tokens."""
+    ours, theirs = build_pair(pe)
+    tokens, n = some(1, 6) % 40, torch.tensor([[3, 4, 9, 10, 11, 20]])
+    right = tokens
+    for step in range(9):
+        positions = torch.cat((n, 21 + torch.arange(step)[None]), 1)
+        right = torch.cat((right, ours(right, positions=positions)[:, -1:].argmax(-1)), 1)
+    write = functools.partial(theirs.generate, do_sample=False, max_new_tokens=9)
+    assert torch.equal(write(tokens, position_ids=n), right)
+    draft = build_pair(pe, seed=1)[1]
+    for name, w in draft.named_parameters():                           # near to the model: some of its tokens hold
+        w.lerp_(theirs.get_parameter(name), 0.9)
+    assert torch.equal(write(tokens, position_ids=n, assistant_model=draft), right)
+    assert torch.equal(write(tokens, position_ids=n, prompt_lookup_num_tokens=3), right)
+    batch, own = torch.cat((tokens, some(1, 6) % 40)), torch.cat((n, n + 5))
+    with_cache, without = (write(batch, position_ids=own, num_beams=3, use_cache=cache) for cache in (True, False))
+    assert torch.equal(with_cache, without)
+
+
+CANNOT = {  # what a model is called with, for 4 tokens of 2 texts: what is said
+    "packed": (lambda m, x: m(x, position_ids=torch.tensor([[0, 1, 0, 1]])), "packed into one row here .position_ids"),
+    "packed, one token each": (lambda m, x: m(x, position_ids=torch.zeros(2, 4, dtype=torch.long)),
+                               "position_ids return to 0 within it.: give each text a row of its own, with padding"),
+    "packed, in one row": (lambda m, x: m(x, position_ids=torch.tensor([[5, 6, 7, 8], [5, 6, 0, 1]])), "return to 0"),
+    "packed, by a cache": (lambda m, x: m(x, position_ids=torch.tensor([[0, 1, 2, 3]]), past_key_values=m(
+        x).past_key_values), "position_ids return to 0 within it"),
+    "flattened": (lambda m, x: m(**flatten(x)), "position_ids return to 0 within it"),
+    "flattened, for a kernel": (lambda m, x: m(**flatten(x, return_position_ids=False, return_flash_attn_kwargs=True)),
+                                "packed into one row here .as cu_seq_lens_q says.: give each text a row of its own"),
+    "flattened, by index": (lambda m, x: m(**flatten(x, return_position_ids=False, return_seq_idx=True)), "as seq_idx"),
+    "too few": (lambda m, x: m(x, position_ids=torch.arange(3)[None]), r"position_ids must be \(B, T\), \(2, 4\) here"),
+    "one axis": (lambda m, x: m(x, position_ids=torch.arange(4)), r"one for each of input_ids, got \(4,\)"),
+    "fractions": (lambda m, x: m(x, position_ids=torch.rand(2, 4)), "position_ids must be integers from -2"),
+    "mask": (lambda m, x: m(x, attention_mask=torch.tensor([[0, 1, 1, 1]] * 2), past_key_values=m(x).past_key_values),
+             r"attention_mask must be \(B, S\), \(2, 8\) here, a column for each key in the cache and each new token"),
+    "fewer texts": (lambda m, x: m(x[:1], past_key_values=m(x).past_key_values), "past_key_values holds 2 sequences"),
+    "static": (lambda m, x: m(x, past_key_values=import_module("transformers").StaticCache(m.config, max_cache_len=9)),
+               "past_key_values must be a DynamicCache that keeps every key"),
+    "sliding": (lambda m, x: m(x, past_key_values=sliding_cache()), "past_key_values must be a DynamicCache that keep"),
+    "tuple": (lambda m, x: m(x, past_key_values=((x, x), (x, x))), "past_key_values must be a DynamicCache that keeps"),
+    "of another": (lambda m, x: m(x, past_key_values=cache_without_positions()), "must come from this model, which ke"),
+}
+
+
+def flatten(texts, **options):
+    collator = import_module("transformers").DataCollatorWithFlattening(**options, return_tensors="pt")
+    return collator([{"input_ids": text} for text in texts.tolist()])
+
+
+def sliding_cache():
+    layer = import_module("transformers.cache_utils").DynamicSlidingWindowLayer
+    cache = import_module("transformers").DynamicCache()
+    cache.layers += [layer(sliding_window=4), layer(sliding_window=4)]
+    return cache
+
+
+def cache_without_positions():
+    cache = import_module("transformers").DynamicCache()
+    for layer in range(2):
+        cache.update(torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, 4, 8), layer)
+    return cache
+
+
+@pytest.mark.parametrize("case", CANNOT)
+@torch.no_grad()
+def test_what_cannot_be_right_is_refused_in_one_line(library, case):
+    call, words = CANNOT[case]
+    with pytest.raises(ValueError, match=words) as error:
+        call(build_pair("t5")[1], some(2, 4) % 40)
+    assert "\n" not in str(error.value)
+
+
+@torch.no_grad()
+def test_padding_within_a_window_is_refused(library):
+    _, theirs = build_pair("t5", window=4)
+    with pytest.raises(ValueError, match="attention_mask has padding between tokens"):
+        theirs(some(1, 5) % 40, attention_mask=torch.tensor([[1, 1, 0, 1, 1]]))
+    theirs(some(1, 5) % 40, attention_mask=torch.tensor([[0, 1, 1, 1, 0]]))
+
+
+@pytest.mark.parametrize("pe, style", [("rope", "llama"), ("rope", "gpt"), ("partial", "gpt"), ("learned", "gpt")])
+@torch.no_grad()
+def test_what_transformers_own_classes_do_with_positions(library, export, pe, style):
+    """As interop/README.md has it."""
+    folder, ours = export(pe, style)
+    theirs, tokens = load(library, folder), some(4, 11)
+    close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
+    for seed in range(3):
+        n = draw_positions(seed)
+        right = ours(tokens, positions=n)
+        close(theirs(tokens, position_ids=n).logits, right)                            # it makes a cache by default
+        close(theirs(tokens, position_ids=n, use_cache=False, attention_mask=torch.ones_like(tokens)).logits, right)
+        close(read_in_parts(theirs, tokens, n, (5, 6, 11))[0], right)
+    texts = [slice(0, 5), slice(5, 8), slice(8, 11)]
+    for n in (torch.tensor([PACKED]), torch.tensor([[0, 1, 2, 3, 4, 9, 10, 11, 30, 31, 32]])):       # restarts, gaps
+        found = theirs(tokens[:1], position_ids=n, use_cache=False).logits
+        alone = [ours(tokens[:1, text], positions=n[:, text]) for text in texts]
+        close(found, torch.cat(alone, 1))                              # each step other than 1 begins a new text
+        together = ours(tokens[:1], positions=n)
+        assert (together - found).abs().max() > 0.01
+        close(theirs(tokens[:1], position_ids=n).logits, together)     # not so with a cache or a mask
+        close(theirs(tokens[:1], position_ids=n, use_cache=False, attention_mask=torch.ones(1, 11)).logits, together)
+    if pe == "learned":
+        with pytest.raises(IndexError):
+            theirs(tokens[:1], position_ids=torch.arange(290, 301)[None])              # of 300 rows
+
+
 # ---- training on -----------------------------------------------------------------------------------------------------
 
 
@@ -240,19 +471,62 @@ NASTY = [" ", "  ", "\n", "\r\n", "\r", "\t", "\v", "\x00", "\x1c", "\x85", "\xa
          "\U0001d400", "\u0345", "\u200d", "a", "aaaa", "</script>", "«»—…", "\uff11\uff12", "\u200b"]  # fmt: skip
 
 
+ANYTHING = [chr(i) for i in range(0x110000) if unicodedata.category(chr(i)) != "Cs"]                   # no surrogates
+EDGES = ["", *NASTY, "\u00ff", "a\u00ff1\u00ff", "\u00ff<|endoftext|>\u00ff", "x<|endoftext|><|endoftext|>\n",
+         "<|endoftext|", "".join(map(chr, [*range(32), *range(127, 160)])), "a" * 3_000, " " * 3_000, "\n" * 500,
+         "1" * 500, "\u65e5" * 999, *(f"a{chr(plane << 16 | i)}1" for plane in range(17) for i in (0, 0xFFFE, 0xFFFF)),
+         "unreachable", "an unreachable end", "xunreachable"]  # fmt: skip
+
+
+def random_texts(n):
+    rng = random.Random(0)
+    return ["".join(rng.choices(NASTY + rng.choices(ANYTHING, k=len(NASTY) // 4), k=rng.randrange(1, 60)))
+            for _ in range(n)]
+
+
 def test_three_thousand_nasty_strings_are_the_same_tokens(library, export):
     folder, _ = export("rope")
     theirs = library.AutoTokenizer.from_pretrained(folder)
     ours = make_tokenizer(read_ranks(folder.parent / "run/tokenizer.tiktoken"))
-    rng = random.Random(0)
-    anything = [chr(i) for i in range(0x110000) if unicodedata.category(chr(i)) != "Cs"]
-    texts = ["", *("a" + c + "1" + c for c in anything[::700])]
-    while len(texts) < 3_000:
-        texts.append("".join(rng.choices(NASTY + rng.choices(anything, k=len(NASTY) // 4), k=rng.randrange(1, 60))))
+    texts = [*EDGES, *random_texts(3_000)]
     for text, ids in zip(texts, theirs(texts)["input_ids"], strict=True):
         assert ids == ours.encode_ordinary(text), ascii(text)
         assert theirs.decode(ids) == text, ascii(text)
     assert theirs.eos_token_id == theirs.bos_token_id == ours.eot_token and len(theirs) == ours.n_vocab
+    ends = [theirs.eos_token_id, *theirs("class").input_ids, theirs.eos_token_id, theirs.pad_token_id]
+    assert theirs.decode(ends, skip_special_tokens=True) == "class"
+
+
+def check_tokenizer_json(theirs, ours, texts):
+    """Of the tokenizers library, which has read tokenizer.json alone: our tokens, none of them the end or the pad."""
+    end, pad = theirs.token_to_id(EOT), theirs.token_to_id(PAD)
+    assert end == ours.eot_token and theirs.get_vocab_size() == ours.n_vocab and None is not pad != end
+    for text, found in zip(texts, theirs.encode_batch(texts), strict=True):
+        assert found.ids == ours.encode_ordinary(text), ascii(text[:99])
+        assert theirs.decode(found.ids) == text and not {end, pad} & {*found.ids}, ascii(text[:99])
+
+
+def test_tokenizer_json_alone_has_our_tokens_of_every_text(export, books):
+    tokenizers = need("tokenizers")
+    folder, _ = export("rope")
+    ours = make_tokenizer(read_ranks(folder.parent / "run/tokenizer.tiktoken"))
+    theirs = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    check_tokenizer_json(theirs, ours, [*EDGES, *random_texts(500)])
+    documents = [path.read_text() for path in sorted(books.glob("*.txt"))]
+    ranks = train_tokenizer(documents, 2_000)
+    ours = make_tokenizer(ranks | {b"unreachable": len(ranks)})        # by merges: it is a token as a whole piece only
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(to_tokenizers(ours)))
+    assert ours.encode_ordinary("unreachable") == [len(ranks)]
+    check_tokenizer_json(theirs, ours, [*EDGES, *random_texts(500), *documents])
+
+
+@pytest.mark.slow
+def test_tokenizer_json_alone_splits_every_character_as_ours_does(workplace):
+    tokenizers = need("tokenizers")
+    ours = make_tokenizer(read_ranks(workplace / "runs/rope/tokenizer.tiktoken"))
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(to_tokenizers(ours)))
+    texts = ["".join(f"a{c}1{c} {c}\n" for c in ANYTHING[i : i + 256]) for i in range(0, len(ANYTHING), 256)]
+    check_tokenizer_json(theirs, ours, texts)
 
 
 # ---- lm_eval ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from lm_eval.api.instance import Instance  # noqa: E402  (it skips this module w
 
 from lab import harness  # noqa: E402
 from settings import InputError  # noqa: E402
+from tokenizer import EOT  # noqa: E402
 
 CHOICES = [
     {"question": "import", "choices": ["os", "zebra crossing", "numbers"], "label": 0},
@@ -100,6 +101,58 @@ def test_greedy_text_stops_where_it_is_told(run):
     for until, right in (([], text), ([text[2]], text[: text.index(text[2])])):
         how = {"until": until, "max_gen_toks": 6, "do_sample": False}
         assert run.generate_until([Instance("generate_until", {}, ("import", how), 0)], disable_tqdm=True) == [right]
+
+
+def greedy_text(lm, prompt, n):
+    """n tokens after a prompt, each from a pass of the model over all tokens before it."""
+    tokens = list(prompt)
+    for _ in range(n):
+        tokens.append(int(lm.model(torch.tensor([tokens]))[0, -1].argmax()))
+    return lm.encoding.decode(tokens[len(prompt) :])
+
+
+@pytest.mark.parametrize("n_new, n_read", [(3, 13), (8, 8), (9, 8), (12, 5), (16, 1)])
+def test_a_prompt_is_cut_to_leave_positions_for_the_text(workplace, capsys, n_new, n_read):
+    """learned has 16 positions, and the last token is drawn, and not read: n_read + n_new - 1 of them are used."""
+    lm = harness.Run(workplace / "runs" / "learned", torch.device("cpu"), "fp32")
+    long, short = "def f(self, name, other, more, and_more):\n    return", "im"
+    how = {"until": [], "max_gen_toks": n_new, "do_sample": False}
+    requests = [Instance("generate_until", {}, (text, how), i) for i, text in enumerate((long, short, ""))]
+    found = lm.generate_until(requests, disable_tqdm=True)
+    prompts = [lm.encoding.encode_ordinary(text) for text in (long, short)]
+    assert len(prompts[0]) > 16 and len(prompts[1]) <= 2
+    right = [greedy_text(lm, prompt[-n_read:], n_new) for prompt in (*prompts, [lm.eot_token_id])]
+    assert found == [text.split(EOT)[0] for text in right]
+    n_cut = 1 + (len(prompts[1]) > n_read)
+    assert f"runs/learned: {n_cut} of 3 prompts have more tokens than are read, and were cut" in capsys.readouterr().out
+    lm.generate_until(requests[2:], disable_tqdm=True)
+    assert not capsys.readouterr().out
+
+
+def test_a_text_longer_than_the_positions_is_refused_before_any_is_written(workplace, monkeypatch):
+    lm = harness.Run(workplace / "runs" / "learned", torch.device("cpu"), "fp32")
+    monkeypatch.setattr(harness, "generate_cached", None)
+    for more in ({"max_gen_toks": 17}, {"max_new_tokens": 300}, {}):  # by default lm_eval asks for 256
+        how = [{"until": [], "do_sample": False} | values for values in ({"max_gen_toks": 2}, more)]
+        with pytest.raises(InputError, match=r"learned has positions for 16 tokens, and this task writes up to \d+: "
+                                             "give the task a max_gen_toks of at most 16"):
+            lm.generate_until([Instance("generate_until", {}, ("x", values), 0) for values in how], disable_tqdm=True)
+
+
+@pytest.mark.parametrize("n_new, n_read", [(3, 13), (12, 8), (40, 8)])
+def test_a_text_goes_on_past_the_trained_length_where_there_are_positions(run, n_new, n_read):
+    long = "def f(self, name, other, more, and_more):\n    return"
+    how = {"until": [], "max_gen_toks": n_new, "do_sample": False}
+    [found] = run.generate_until([Instance("generate_until", {}, (long, how), 0)], disable_tqdm=True)
+    assert found == greedy_text(run, run.encoding.encode_ordinary(long)[-n_read:], n_new).split(EOT)[0]
+
+
+def test_contexts_that_are_cut_are_counted(run, capsys):
+    long = "def f(self, name, other, more, and_more):\n    return"
+    run.loglikelihood(asked((long, " None"), ("x", " = 1")), disable_tqdm=True)
+    assert "runs/rope: 1 of 2 prompts have more tokens than are read, and were cut" in capsys.readouterr().out
+    run.loglikelihood_rolling(asked((long,)), disable_tqdm=True)
+    assert not capsys.readouterr().out
 
 
 def test_logits_that_are_not_finite_have_no_scores(run, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 from conftest import ROOT, command, refused
 
 from lab import pictures
+from lab.idea import make_example
 from lab.results import Row
 from settings import InputError
 from train import read_flags
@@ -116,3 +117,15 @@ def test_one_picture_has_one_protocol(tmp_path):
     flags = "--measures nonoverlap,same-targets --plot a.png".split()
     done = command("lab.table", ROOT / "studies/readme.jsonl", *flags, cwd=tmp_path)
     assert "--plot draws one protocol: name measures of it" in refused(done) and not (tmp_path / "a.png").exists()
+
+
+def test_the_picture_of_the_idea_shows_the_bias_that_the_overridden_rows_make():
+    """Scores with positions, less those with all keys at position 0, are the bias up to a number for each query."""
+    h, phi, q, w_k, bias = make_example()
+    L = (h != phi).any(0).sum()
+    at_zero = np.concatenate((phi[:1, :L].repeat(len(h), 0), h[:, L:]), axis=1)
+    added = q @ ((phi - at_zero) @ w_k.T).T / q.shape[1] ** 0.5
+    seen = ~np.isnan(bias)
+    for m in range(len(h)):
+        difference = (added - bias)[m, seen[m]]
+        np.testing.assert_allclose(difference, difference[0], atol=1e-12)
