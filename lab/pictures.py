@@ -13,7 +13,7 @@ from matplotlib.ticker import EngFormatter
 from files import write_bytes
 from lab.results import LEARNED, describe_row_progress, describe_unfinished, is_gain
 from settings import InputError
-from zoo.names import METHODS, colour, family, name, names_of, variant_of
+from zoo.names import METHODS, colour, colours, family, name, names_of, variant_of
 
 GREY = "#595959"                         # of all text
 MARKERS = "os^DvPX*<>dp"
@@ -64,7 +64,8 @@ def draw(path, rows, args):
         subtitle += "; bars: ±1 sd"
     if has_chosen:
         subtitle += "; without seeds that chose values"
-    lines = {name(label) + describe_unfinished(rows, label): (colour(label), of_line)
+    shades = colours(values)
+    lines = {name(label) + describe_unfinished(rows, label): (shades[label], of_line)
              for label, of_line in values.items()}
     curves(path, lines, args.title or "Loss past the trained length", subtitle, {row.context for row in rows},
            is_gain(rows))
