@@ -4,6 +4,7 @@ The right numbers are those of the project's own functions, in float64. No two a
 every parameter differs from case to case.
 """
 
+import contextlib
 import sys
 from unittest.mock import patch
 
@@ -33,8 +34,8 @@ def check_1(mine):
         dict(positions=np.arange(5), l=3, start=0.5, theta=0.125),
         dict(positions=positions_of(1, 300, 2, 7), l=6, start=-1.3, theta=0.01),
         dict(positions=positions_of(2, 40, 3, 2, 4), l=1, start=2.0, theta=-0.7),
-        dict(positions=positions_of(3, 10**6, 6), l=9, start=0.0, theta=1 / 2048),
         dict(positions=positions_of(4, 5000, 4, 3), l=24, start=1.0, theta=64 / 512),
+        dict(positions=positions_of(3, 10**6, 6), l=9, start=0.0, theta=1 / 2048),
         dict(positions=positions_of(5, 9, 1), l=2, start=-0.25, theta=3.0)]
     judge(1, mine, Task(
         cases,
@@ -81,7 +82,8 @@ def check_2(mine):
     for on in ("k", "qk"):
         here, moved = (call(mine.scores, x, wq, wk, expe.expe_table(np.arange(6) + first, 3, 0, 1 / 32), on)
                        for first in (0, 32))
-        changes.append(float(call(mine.largest_change, as_array(here, "scores"), as_array(moved, "scores"))))
+        change = call(mine.largest_change, as_array(here, "scores"), as_array(moved, "scores"))
+        changes.append(as_array(change, "largest change").item())
     return "If this text moves by 32 positions, no weight of ExPE-K changes by more than {:.0e}, and one of ExPE's " \
            "changes by {:.1f}.".format(*changes)
 
@@ -118,6 +120,8 @@ def check_4(mine):
 
     def run(module, q, k, positions, base):
         rotated = call(member(module, "rotate"), q, k, positions, {"rope_type": "default", "rope_theta": base})
+        if getattr(rotated, "ndim", 0) == q.ndim + 1:                   # both in one array
+            rotated = tuple(rotated)
         return items(rotated, ("q", "k"), "q and k")
 
     def right(q, k, positions, base):
@@ -217,46 +221,80 @@ def check_7(mine):
         if found == broken:
             continue
         if found is None:
-            raise Wrong(f"The pullback of {broken} is wrong, and find names no layer. {words}")
+            raise Wrong(f"The pullback of {broken} is wrong, and find names no layer. {words} "
+                        f"{blind_spot(*watch(mine, broken, edit, broken))}")
         if not isinstance(found, str) or found not in names:
             raise Wrong(f"find must return the name of a layer, such as {broken!r}, and returned {found!r}.")
         raise Wrong(f"find names {found}, whose pullback is right; that of {broken} is wrong. {words} "
-                    f"{inaccurate(mine, found, broken, edit)}")
+                    f"{inaccuracy(*watch(mine, broken, edit, found))}")
     _, function, (scores,) = layers.layer("softmax")
     pullback = function(scores)[1]
     sizes = [np.abs(2 * pullback(dout)[0]).max() for dout in (np.ones_like(scores), *randoms(6, scores.shape))]
     return (f"You find each of {len(every)} mistakes. If the gradient of a softmax has the wrong sign, a dout of ones shows "
             "it by {:.0e}, and a random one by {:.1f}.".format(*sizes))
 
-def inaccurate(mine, accused, broken, edit):
-    """A sentence about how a function that accuses a right layer moves its inputs: its steps are watched."""
-    name, function, inputs = layers.layer(accused)
-    moves = []
+def watch(mine, broken, edit, watched):
+    """(name, moves, douts) of what find does to one layer of two: by how much it moves the inputs, and its douts.
 
-    def watched(*given):
-        if [np.shape(x) for x in given] != [x.shape for x in inputs]:
-            raise Wrong(f"It calls {accused} with inputs of other shapes.")
-        moves.append(np.concatenate([np.ravel(x - y) for x, y in zip(given, right_inputs, strict=True)]))
-        return function(*given)
+    moves: a list of [array for each input], one for each call that moves an input.
+    """
+    name, function, inputs = layers.layer(watched, edit if watched == broken else None)
+    originals = [x.copy() for x in inputs]
+    moves, douts = [], []
 
-    right_inputs = [x.copy() for x in inputs]
-    try:
-        mine.find([(name, watched, inputs), layers.layer(broken, edit)])
-    except Wrong as error:
-        return str(error)
-    moves = np.array([move for move in moves if np.abs(move).max() > 0])
+    def recorded(*given):
+        given = [np.asarray(x, float) for x in given]
+        if [x.shape for x in given] == [x.shape for x in originals]:
+            move = [x - y for x, y in zip(given, originals, strict=True)]
+            moves.extend([move] if any(np.any(x) for x in move) else [])
+        out, pullback = function(*given)
+
+        def recorded_pullback(dout):
+            douts.append(np.array(dout, float))
+            return pullback(dout)
+
+        return out, recorded_pullback
+
+    other = next(layer for layer in layers.LAYERS if layer not in (broken, watched))
+    others = [layers.layer(other), layers.layer(broken, edit)][: 1 + (watched != broken)]
+    with contextlib.suppress(Exception):                                # what was seen before it counts
+        mine.find([(name, recorded, inputs), *others])
+    return name, moves, douts
+
+def blind_spot(name, moves, douts):
+    """A sentence about what a function that finds no mistake in a layer cannot see."""
+    if not moves or not douts:
+        return f"It never moves the inputs of {name}, or never calls its pullback."
+    for i, number in enumerate(layers.NUMBERS[: len(moves[0])]):
+        of_input = np.array([move[i].ravel() for move in moves if np.any(move[i])])
+        if not len(of_input):
+            return f"It never moves the {number} input of {name}: look at each."
+        if not of_input.any(axis=0).all():
+            return f"It never moves some numbers of the {number} input of {name}: move all, in a random direction."
+        if np.allclose(of_input, of_input[:, :1], rtol=1e-3, atol=0):
+            return ("It moves all numbers of an input by the same amount, and so sees only the sum of a gradient: move "
+                    "them in a random direction.")
+    if all(np.ptp(dout) == 0 for dout in douts):
+        return "Its dout has the same number everywhere, and so it sees only the sum of the outputs: draw a random one."
+    if any(np.count_nonzero(dout) < dout.size for dout in douts):
+        return "Its dout is 0 for some outputs: draw a random one."
+    return "How large an error do you allow? Is the gradient of each input compared?"
+
+def inaccuracy(name, moves, douts):
+    """A sentence about why a function accuses a right layer: how it moves the inputs."""
+    moves = np.array([np.concatenate([x.ravel() for x in move]) for move in moves])
     if not len(moves):
-        return f"It never moves the inputs of {accused}."
+        return f"It never moves the inputs of {name}."
     step = np.abs(moves).max(axis=1).mean()
     both = all((np.abs(moves + move).max(axis=1) < 0.01 * np.abs(move).max()).any() for move in moves)
     if not both:
-        return (f"It moves inputs of {accused} to one side only, by about {step:.0e}: such a difference has an error "
+        return (f"It moves inputs of {name} to one side only, by about {step:.0e}: such a difference has an error about "
                 "as large as the step. Move them to both sides.")
     if step > 1e-3:
         return f"It moves inputs by about {step:.0e}: the error of such a difference is the square of it. Try 1e-5."
     if step < 1e-8:
         return f"It moves inputs by about {step:.0e}, which divides roundings by a tiny number. Try 1e-5."
-    return (f"It moves inputs of {accused} to both sides, by about {step:.0e}, which is accurate to about 1e-8. Is each "
+    return (f"It moves inputs of {name} to both sides, by about {step:.0e}, which is accurate to about 1e-8. Is each "
             "difference divided by twice the step, multiplied by dout, and compared with the gradient of the same input "
             "along the same direction?")
 

@@ -122,7 +122,7 @@ def as_array(x, name):
 
 def items(result, names, form):
     """{name: array} of a tuple or list that a function must return in this form."""
-    if isinstance(result, dict | str) or not hasattr(result, "__len__") or len(result) != len(names):
+    if not isinstance(result, tuple | list) or len(result) != len(names):
         what = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
         raise Wrong(f"The function must return {form}, and returns {what}.")
     return {name: as_array(x, name) for name, x in zip(names, result, strict=True)}
@@ -161,7 +161,7 @@ def describe(case):
     words = [f"{name} = {value}" if isinstance(value, str) else
              f"{name} = {value:.6g}" if np.ndim(value) == 0 else f"{name} of shape {np.shape(value)}"
              for name, value in case.items()]
-    return f" This is so for {', '.join(words)}."
+    return f" The inputs are {', '.join(words)}."
 
 def judge(number, mine, task):
     """Raise Wrong unless the functions of a module have the right numbers in all cases of a task."""
@@ -223,32 +223,36 @@ def known_mistake(number, task, got, right, name):
     """
     from learn.mistakes import MISTAKES
 
-    made = {}
+    made = []                                                           # [(words, outputs of each case)]
     for words, *edit in MISTAKES[number]:
         try:
             with np.errstate(all="ignore"):
                 module = read(solution(number), edit)
-                made[words] = [task.run(module, **copy.deepcopy(case)) for case in task.cases[: len(got)]]
+                made.append((words, [task.run(module, **copy.deepcopy(case)) for case in task.cases[: len(got)]]))
         except Wrong:                                                   # an edit that raises has no numbers
             continue
     for names in ([*right[0]], [name]):
-        for words, outputs in made.items():
-            if all(same(got[i][key], outputs[i][key], task.allowed(np.maximum(right[i][key][1], largest(outputs[i][key])))
-                        ).all() for i in range(len(got)) for key in names):
+        for words, outputs in made:
+            if all(same(got[i][key], outputs[i][key], task.allowed(largest(right[i][key][1], outputs[i][key]))).all()
+                   for i in range(len(got)) for key in names):
                 return f"It looks like this mistake: {words}."
     return None
 
-def largest(x):
-    """The largest finite number of an array, without its sign."""
-    x = np.abs(np.asarray(x, float))
-    return x[np.isfinite(x)].max(initial=0)
+def largest(*arrays):
+    """The largest finite number of some arrays, without its sign."""
+    numbers = np.abs(np.concatenate([np.ravel(x).astype(float) for x in arrays]))
+    return numbers[np.isfinite(numbers)].max(initial=0)
 
 def unknown(number, task, got, right, name):
-    """A sentence about numbers that no known mistake has: some are not finite, or all have a common factor."""
+    """A sentence about numbers that no known mistake has, such as that some are not finite."""
     from learn.mistakes import MISTAKES
 
     if not all(np.isfinite(outputs[name]).all() for outputs in got):
         return "Not all numbers are finite: look for an overflow, a division by 0, or the logarithm of 0."
+    coarse = ROUNDING / task.rounding
+    if all(same(outputs[name], r[name][0], coarse * task.allowed(r[name][1])).all()
+           for outputs, r in zip(got, right, strict=False)):
+        return "The numbers are right to about six digits only: compute in float64, and add no small numbers."
     if all(outputs[name].shape == r[name][0].shape for outputs, r in zip(got, right, strict=False)):
         x, y = (np.concatenate([np.ravel(part) for part in parts]) for parts in (
             [outputs[name] for outputs in got], [r[name][0] for r in right[: len(got)]]))

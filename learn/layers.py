@@ -32,20 +32,18 @@ def last_wins(grads, dout, w):
 def ignore_nothing(grads, dout, logits):
     return model_numpy.cross_entropy(logits, np.where(TARGETS < 0, 0, TARGETS))[1](dout.copy()),
 
-# (layer, how its list of gradients is broken, what to do if that is missed)
+# (layer, how its list of gradients is broken, what is wrong with them)
 OWN_MISTAKES = [
     ("gelu", lambda g, dout, x: [g[0] + 1e-3 * dout * x],
-     "Its gradient is off by about 1e-3: how large an error do you allow?"),
-    ("linear", lambda g, *_: [g[0], -g[1]], "Its second gradient alone is wrong: look at each input."),
-    ("softmax", lambda g, *_: [-g[0]],
-     "The sum of its outputs is always 1: weigh them with random numbers, which are the dout of its pullback."),
-    ("cross_entropy", ignore_nothing,
-     "The last row of its gradient alone is wrong: move all numbers, in a random direction."),
+     "Its gradient is off by about 1e-3."),
+    ("linear", lambda g, *_: [g[0], -g[1]], "Its second gradient alone has the wrong sign."),
+    ("softmax", lambda g, *_: [-g[0]], "Its gradient has the wrong sign."),
+    ("cross_entropy", ignore_nothing, "The last row of its gradient alone is wrong."),
     ("layernorm", lambda g, dout, *_: [*g[:2], g[2] / len(dout)], "Its third gradient is a mean and should be a sum."),
     ("rmsnorm", lambda g, dout, x, w: [dout * w / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5), g[1]],
      "Its first gradient lacks the part through the row's size."),
     ("swiglu", lambda g, *_: g[::-1], "Its two gradients are exchanged."),
-    ("embedding", last_wins, "Tokens that occur twice get one gradient: move all numbers, in a random direction."),
+    ("embedding", last_wins, "A token that occurs twice gets one gradient."),
     ("weighted_sum", lambda g, dout, p, v: [g[0], p @ dout], "Its second gradient is p dy, not p^T dy."),
     ("phi", lambda g, dout, h: [dout], "What it overrides must get no gradient."),
 ]
@@ -78,7 +76,7 @@ ANY_MISTAKES = {                                                        # of any
     add_to_the_last: "has a wrong last number"}
 
 def mistakes():
-    """[(layer, how its list of gradients is broken, what to do if that is missed)]: own ones, then those of any."""
+    """[(layer, how its list of gradients is broken, what is wrong with them)]: own ones, then those of any."""
     every = list(OWN_MISTAKES)
     for name, (_, shapes) in LAYERS.items():
         for i in range(len(shapes)):
