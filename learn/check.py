@@ -15,10 +15,10 @@ import traceback
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-BEGUN, ANSWER, STUCK = "begun", "answer.json", "stuck.txt"              # files by which the process tells how far it came
+BEGUN, ANSWER, STUCK = "begun", "answer.json", "stuck.txt"              # files by which a process says how far it is
 
 def check(number, path):
-    """(whether a file solves an exercise, what to say), from a process of its own. It ends this one if it cannot start."""
+    """(whether a file solves an exercise, what to say), from a process of its own; SystemExit if it cannot start."""
     environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | os.environ
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([sys.executable, __file__, "--into", folder, str(number), path],
@@ -32,10 +32,10 @@ def check(number, path):
             lines = re.findall(rf'File "{re.escape(str(path))}", line (\d+)', found)
             place = path.name + (f", line {lines[0]}," if lines else "")
             minutes, seconds = map(int, re.search(r"Timeout \(\d+:(\d+):(\d+)", found).groups())
-            return False, f"{place} was still running after {60 * minutes + seconds} seconds, and was stopped: is there " \
-                          "an endless loop?"
-    return False, f"{path.name} ended the program (exit status {done.returncode}) before an answer could be given: " \
-                  "leave out what exits."
+            return False, (f"{place} was still running after {60 * minutes + seconds} seconds, and was stopped: is "
+                           "there an endless loop?")
+    return False, (f"{path.name} ended the program (exit status {done.returncode}) before an answer could be given: "
+                   "leave out what exits.")
 
 def answer(number, path, folder):
     """Check a file in this process, and write the answer into a folder."""

@@ -168,9 +168,9 @@ def check_5(mine):
 
     judge(5, mine, Task(yarn_cases(), run, right))
     stretched = run(mine, 1e4, 4.0, 4096, 64)["inv_freq"] / expe.rope_inv_freq(64, 1e4)
-    return (f"Of the 32 pairs of a head of 64, {np.isclose(stretched, 1).sum()} keep their frequency if a text of 4,096 "
-            f"tokens is stretched by 4, {np.isclose(stretched, 1 / 4).sum()} turn a quarter as fast, and the others are "
-            "in between.")
+    kept, divided = (np.isclose(stretched, factor).sum() for factor in (1, 1 / 4))
+    return (f"Of the 32 pairs of a head of 64, {kept} keep their frequency if 4,096 tokens are stretched by 4, "
+            f"{divided} turn a quarter as fast, and the others are in between.")
 
 # ---- 6 and 7: gradients ----------------------------------------------------------------------------------------------
 
@@ -230,8 +230,8 @@ def check_7(mine):
     _, function, (scores,) = layers.layer("softmax")
     pullback = function(scores)[1]
     sizes = [np.abs(2 * pullback(dout)[0]).max() for dout in (np.ones_like(scores), *randoms(6, scores.shape))]
-    return (f"You find each of {len(every)} mistakes. If the gradient of a softmax has the wrong sign, a dout of ones shows "
-            "it by {:.0e}, and a random one by {:.1f}.".format(*sizes))
+    return (f"You find each of {len(every)} mistakes. If the gradient of a softmax has the wrong sign, a dout of ones "
+            "shows it by {:.0e}, and a random one by {:.1f}.".format(*sizes))
 
 def watch(mine, broken, edit, watched):
     """(name, moves, douts) of what find does to one layer of two: by how much it moves the inputs, and its douts.
@@ -288,15 +288,15 @@ def inaccuracy(name, moves, douts):
     step = np.abs(moves).max(axis=1).mean()
     both = all((np.abs(moves + move).max(axis=1) < 0.01 * np.abs(move).max()).any() for move in moves)
     if not both:
-        return (f"It moves inputs of {name} to one side only, by about {step:.0e}: such a difference has an error about "
-                "as large as the step. Move them to both sides.")
+        return (f"It moves inputs of {name} to one side only, by about {step:.0e}: such a difference has an error "
+                "about as large as the step. Move them to both sides.")
     if step > 1e-3:
         return f"It moves inputs by about {step:.0e}: the error of such a difference is the square of it. Try 1e-5."
     if step < 1e-8:
         return f"It moves inputs by about {step:.0e}, which divides roundings by a tiny number. Try 1e-5."
     return (f"It moves inputs of {name} to both sides, by about {step:.0e}, which is accurate to about 1e-8. Is each "
-            "difference divided by twice the step, multiplied by dout, and compared with the gradient of the same input "
-            "along the same direction?")
+            "difference divided by twice the step, multiplied by dout, and compared with the gradient of the same "
+            "input along the same direction?")
 
 # ---- 8: an encoding --------------------------------------------------------------------------------------------------
 
@@ -417,8 +417,8 @@ def compare_backends(encoding):
     for model in models:
         for what, (found, right) in call(both, ModelConfig(**shape, **model)).items():
             if not same(found, right, 1e-9 * np.abs(right).max()).all():
-                raise Wrong(f"Each half alone is right, but in a whole model they differ: {what} is not the same in NumPy "
-                            f"and in PyTorch. The model has {', '.join(f'{k} = {v}' for k, v in model.items())}.")
+                raise Wrong(f"Each half alone is right, but in a whole model they differ: {what} is not the same in "
+                            f"NumPy and in PyTorch. The model has {', '.join(f'{k} = {v}' for k, v in model.items())}.")
     return len(models)
 
 # ---- 9: columns ------------------------------------------------------------------------------------------------------
@@ -455,14 +455,14 @@ def check_9(mine):
                         f" of the token at position {case['positions'][index[0]]}, with two_columns' weights"))
     w = 0.02 * randoms(7, (64, 32))[0]
     new = with_shape(call(mine.one_column, w, 24), w, "one_column")
-    return (f"If the weights start with a standard deviation of {w.std():.2f}, that of the one column which does the work "
-            f"of 24 is {new[:, 0].std():.2f}.")
+    return (f"If the weights start with a standard deviation of {w.std():.2f}, that of the one column which does the "
+            f"work of 24 is {new[:, 0].std():.2f}.")
 
 def with_shape(x, w, name):
     """The weights that a function returned, which must have w's shape."""
     x = as_array(x, name)
     if x.shape != w.shape:
-        raise Wrong(f"{name} must return weights of the shape (D, C), here {w.shape}, and returns the shape {x.shape}.")
+        raise Wrong(f"{name} must return weights of the shape (D, C), here {w.shape}, and returns {x.shape}.")
     return x.astype(float)
 
 def check(number, path):

@@ -111,7 +111,7 @@ def as_array(x, name):
     try:
         x = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
         kind = x.dtype.kind
-    except Exception:                                                   # such as lists of different lengths, or bfloat16
+    except Exception:                                                   # as of lists of different lengths, or bfloat16
         kind = "O"
     if kind not in "fiu":
         what = f"an array of {x.dtype}" if isinstance(x, np.ndarray) and kind != "O" else type(x).__name__
@@ -141,9 +141,9 @@ def named(result, names, form):
 class Task:
     """What some functions of an exercise must give.
 
-    run(module, **case) returns {output: array}, by the module's functions. right(**case) returns {output: (array, size)}
-    of the right numbers: size, which broadcasts to the array, says how large the terms are from which a number comes,
-    since these are rounded. place(case, output, index) says where a number stands, such as " at position 129".
+    run(module, **case) returns {output: array}, by the module's functions. right(**case) returns {output: (array,
+    size)} of the right numbers: size, which broadcasts to the array, says how large the terms are from which a number
+    comes, since these are rounded. place(case, output, index) says where a number stands, such as " at position 129".
     """
 
     cases: list
@@ -184,7 +184,8 @@ def judge(number, mine, task):
     i, name = failed
     x, (y, size) = got[i][name], right[i][name]
     words = known_mistake(number, task, got, right, name)
-    raise Wrong(f"{first_wrong(task, task.cases[i], name, x, y, size)} {words or unknown(number, task, got, right, name)}")
+    words = words or unknown(number, task, got, right, name)
+    raise Wrong(f"{first_wrong(task, task.cases[i], name, x, y, size)} {words}")
 
 def same(x, y, allowed):
     """Where numbers are equal up to the allowed error, or neither is finite; False if their shapes differ."""

@@ -3,8 +3,8 @@
 import ast
 import copy
 
-OPERATORS = {ast.Add: [ast.Sub, ast.Mult, ast.Div], ast.Sub: [ast.Add], ast.Mult: [ast.Div, ast.Add, ast.Sub], ast.Div: [ast.Mult],
-             ast.FloorDiv: [ast.Mult], ast.Pow: [ast.Mult], ast.MatMult: [], ast.Mod: []}
+OPERATORS = {ast.Add: [ast.Sub, ast.Mult, ast.Div], ast.Sub: [ast.Add], ast.Mult: [ast.Div, ast.Add, ast.Sub],
+             ast.Div: [ast.Mult], ast.FloorDiv: [ast.Mult], ast.Pow: [ast.Mult], ast.MatMult: []}
 COMPARISONS = {ast.Gt: ast.Lt, ast.Lt: ast.Gt, ast.In: ast.NotIn, ast.Eq: ast.NotEq}
 NAMES = {"min": "max", "max": "min", "floor": "ceil", "ceil": "floor", "sin": "cos", "cos": "sin", "sum": "mean",
          "mean": "sum", "exp": "log1p", "log": "log2", "sqrt": "square", "abs": "negative", "maximum": "minimum",
@@ -39,7 +39,8 @@ def changed(node, parameters):
             yield ast.Call(node.func, [node.args[1], node.args[0], *node.args[2:]], node.keywords)
         if isinstance(node.func, ast.Attribute):
             if node.func.attr in NAMES:
-                yield ast.Call(ast.Attribute(node.func.value, NAMES[node.func.attr], ast.Load()), node.args, node.keywords)
+                function = ast.Attribute(node.func.value, NAMES[node.func.attr], ast.Load())
+                yield ast.Call(function, node.args, node.keywords)
             if not isinstance(node.func.value, ast.Name) or node.func.value.id not in ("np", "expe", "model_numpy"):
                 yield node.func.value
         elif isinstance(node.func, ast.Name) and node.func.id in NAMES:

@@ -7,8 +7,6 @@ import pytest
 from conftest import ROOT, process
 from mutants import mutants
 
-import expe
-import model_numpy
 from learn import exercises, judge
 from learn.mistakes import MISTAKES
 
@@ -237,7 +235,7 @@ def frequencies(rope_parameters, head_dim):
     base, s = rope_parameters["rope_theta"], rope_parameters["factor"]
     L = rope_parameters["original_max_position_embeddings"]
     def pair(turns):
-        return head_dim * math.log(L / (turns * 2 * math.pi)) / (2 * math.log(base))
+        return head_dim * math.log(L / (2 * math.pi * turns)) / (2 * math.log(base))
     low, high = max(math.floor(pair(32)), 0), min(math.ceil(pair(1)), head_dim - 1)
     found = []
     for i in range(head_dim // 2):
@@ -374,13 +372,15 @@ EIGHT = [  # edits of exercise 8's solution that are other ways to say it
      ("2 * model_numpy.sigmoid(learned[\"a\"])", "2 / (1 + np.exp(-learned['a']))")],
     [("import numpy as np\n", "import numpy as np\nimport torch\n"),
      ("return -p * table**a", "return -p * torch.where(table > 0, (a * table.clamp(min=1e-300).log()).exp(), 0)")],
-    [("return -p * table**a", "import torch\n        return torch.einsum('hij,bhts->bhts', -p, table.expand(-1, len(p), "
-      "-1, -1) ** a) if table.ndim == 4 else -p * table**a")],
+    [("return -p * table**a",
+      "import torch\n        return torch.einsum('hij,bhts->bhts', -p, table.expand(-1, len(p), -1, -1) ** a) "
+      "if table.ndim == 4 else -p * table**a")],
 ]
 EQUIVALENT = {  # exercise: {mutant: why it is no mistake}
     2: {**dict.fromkeys(("x -> wq (line 6)", "x -> wk (line 6)", "x -> rows (line 6)", "x -> on (line 6)",
                          "phi if 'k' in on else x -> phi (line 6)"), "both values of `on` override the keys"),
-        "weights(after) - weights(before) -> weights(before) - weights(after) (line 14)": "the absolute value is taken"},
+        "weights(after) - weights(before) -> weights(before) - weights(after) (line 14)":
+            "the absolute value is taken"},
     4: {"q -> k (line 5)": "q and k have one D"},
     5: {**dict.fromkeys(("max(np.floor(p(32)), 0) -> max(0, np.floor(p(32))) (line 9)",
                          "min(np.ceil(p(1)), head_dim - 1) -> min(head_dim - 1, np.ceil(p(1))) (line 9)"),
@@ -503,7 +503,7 @@ def test_yarn_cases_need_each_clamp_and_no_rounding_hangs_on_a_last_digit():
     (1, ["def row(positions, l, start, theta)"], "mine.py, line 1, raises SyntaxError: "),
     (1, ["x = 1"], "mine.py has no row: keep the names of the exercise."),
     (1, ["def row(positions, l, start, theta):", "    return input()"], "raises EOFError"),
-    (1, ["def row(positions, l, start, theta):", "    return row(positions, l, start, theta)"], "raises RecursionError"),
+    (1, ["def row(*arguments):", "    return row(*arguments)"], "raises RecursionError"),
     (1, ["def row(positions, l, start, theta):", "    pass"], "must be an array of real numbers"),
     (4, ["def rotate(q, k, positions, rope_parameters):", "    return q"], "The function must return q and k"),
     *[pytest.param(1, ["def row(positions, l, start, theta):", "    while True:", f"        {body}"],
@@ -519,7 +519,7 @@ def test_what_a_file_does_cannot_end_the_check_or_pass_it(number, lines, words, 
 def test_the_command_answers_a_solution_and_a_missing_file(tmp_path):
     done = process("learn.check", "2", judge.solution(2), cwd=tmp_path)
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    numbers = re.search(r"no weight of ExPE-K changes by more than (\S+), and one of ExPE's changes by (\S+)\.", done.stdout)
+    numbers = re.search(r"of ExPE-K changes by more than (\S+), and one of ExPE's changes by (\S+)\.", done.stdout)
     assert float(numbers[1]) < 1e-12 and float(numbers[2]) > 0.5
     done = process("learn.check", "2", "none.py", cwd=tmp_path)
     assert done.returncode == 2 and "there is no file none.py" in done.stderr
