@@ -7,6 +7,7 @@ A mistake is named only if the edited solution has the student's numbers in ever
 import contextlib
 import copy
 import faulthandler
+import importlib
 import inspect
 import sys
 import traceback
@@ -19,7 +20,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 ROUNDING = 2.0**-24                                                     # of float32, relative
-CALL_SECONDS, READ_SECONDS = 5, 30                                      # the longest call; the longest import of a file
+CALL_SECONDS, READ_SECONDS = 5, 10                                      # the longest call, and the longest import
 
 class Wrong(Exception):
     """Sentences that say what is wrong with an answer."""
@@ -37,11 +38,11 @@ class Raised(Wrong):
         error = self.error
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else (lines or [None])[-1]
-        place = Path(path).name + (f", line {line}" if line else "")
+        place = Path(path).name + (f", line {line}," if line else "")
         if isinstance(error, NotImplementedError):
-            return f"{place}, is still to be written: {error}."
+            return f"{place} is still to be written: {error}."
         said = " ".join(str(error).split())
-        return f"{place}, raises {type(error).__name__}{': ' * bool(said)}{said.rstrip('.')}.{self.case}"
+        return f"{place} raises {type(error).__name__}{': ' * bool(said)}{said.rstrip('.')}.{self.case}"
 
 class Clock:
     """Ends this process if the student's code takes too long, and writes to a file where it was."""
@@ -72,6 +73,9 @@ def read(path, edit=None):
             if text.count(edit[0]) != 1:
                 raise ValueError(f"{path} must have this text once: {edit[0]}")
             text = text.replace(*edit)
+        if "torch" in text:
+            with contextlib.suppress(ImportError):
+                importlib.import_module("torch")                        # which takes long, and is no loop
         with Clock.limit(READ_SECONDS):
             exec(compile(text, str(path), "exec"), vars(module))
     except KeyboardInterrupt:
@@ -89,11 +93,11 @@ def member(module, name):
         raise Wrong(f"{Path(module.__file__).name} has no {name}: keep the names of the exercise.")
     return getattr(module, name)
 
-def call(function, *arguments):
+def call(function, *arguments, seconds=CALL_SECONDS):
     """What a student's function returns for copies of the arguments, which it must not change."""
     given = copy.deepcopy(arguments)
     try:
-        with Clock.limit(CALL_SECONDS):
+        with Clock.limit(seconds):
             result = function(*given)
     except KeyboardInterrupt:
         raise

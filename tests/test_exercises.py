@@ -52,6 +52,8 @@ WRONG = {  # exercise: [(old text of the solution, new text, words of the answer
         ("np.cos(angles), np.sin(angles)", "np.cos(angles), -np.sin(angles)", "by minus the angle"),
         ("np.split(x, 2, axis=-1)", "x[..., 0::2], x[..., 1::2]", "read as (2i, 2i + 1)"),
         ("= positions", "= np.pi / 180 * positions", "degrees"), (", turn(k)", ", k", "only q is rotated"),
+        ("    cos, sin = np.cos(angles), np.sin(angles)\n", "    cos, sin = rotate.__dict__.setdefault(q.shape, "
+         "(np.cos(angles), np.sin(angles)))\n", "none of the"),
         ('rope_parameters["rope_theta"]', "10000.0", "the base is always 10,000"),
         ("        a, b = np.split(x, 2, axis=-1)\n", "        a, b = np.split(x, 2, axis=-1)\n        b = b.copy()\n"
          "        b[:, 1:] = 0\n", ""),
@@ -103,7 +105,7 @@ WRONG = {  # exercise: [(old text of the solution, new text, words of the answer
         ("bias = -p *", "bias = p *", "In the NumPy half: bias["),
         ("bias = -p *", "bias = -4.0 *", "none of the"),
         ("np.maximum(table, 1)", "table", "the limit of d^a ln d is 0"),
-        ("np.maximum(table, 1)", "table + 1e-9", "six digits only"),
+        ("np.maximum(table, 1)", "table + 1e-6", "six digits only"),
         ("return -p * table**a", "return -p * (a * table.log()).exp()", "In the PyTorch half: dA"),
         ("return -p * table**a", "return (-p * table**a).float()", "six digits only"),
         ("np.abs(expe", "(expe", "m - n without an absolute value"),
