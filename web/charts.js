@@ -3,6 +3,8 @@
 
 const at = (id) => document.getElementById(id);
 const number = (x, digits = 3) => (Number.isFinite(x) ? x.toFixed(digits) : "-");
+const whole = (n) => n.toLocaleString("en");                              // 2,048
+const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)}%`;
 const signed = (x) => (x < 0 ? "" : "+") + x.toFixed(3);
 const LOSS = "loss, nats a token";
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
@@ -46,7 +48,7 @@ function draw(where, curves, { xs, ys, log = false, mark, ticks, x: xTitle, y: y
     svg.append(element("text", { x: left - 5, y: py(y) + 4, "text-anchor": "end" }, y.toFixed(digits)));
   }
   for (const x of ticks ?? [xs?.[0] ?? 0, xs?.[1] ?? 1]) {
-    const [place, words] = [px(x), x.toLocaleString("en")];
+    const [place, words] = [px(x), whole(x)];
     svg.append(element("text", { x: place, y: H - bottom + 16, "text-anchor": "middle" }, words));
   }
   svg.append(element("text", { x: 0, y: 12 }, yTitle));

@@ -287,7 +287,8 @@ def unpack(out=UNPACKED, text=TEXT):
     return [place for place, (_, checkpoint) in folders.items() if checkpoint], manifest
 
 def check_free(place, contents, checkpoint):
-    """InputError if a folder holds files, unless they are these, {name: bytes}, and this checkpoint, or some of both."""
+    """InputError if a folder holds files, unless they are these, {name: bytes}, and this checkpoint, or some of them.
+    """
     if not files.holds_files(place):
         return
     there = [name for name in contents if (place / name).exists()]
