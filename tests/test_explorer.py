@@ -403,7 +403,7 @@ def test_each_step_of_the_tour_asks_first_and_has_its_numbers(opened, name, step
     assert page.evaluate("STEPS.length") == steps and page.locator("#task").count() == (name == "tour")
     for step in range(steps):
         seen = do_step(page, step, 0)
-        right = re.match(r'You predicted "([^"]*)"(?:, which is right\.|; it is "([^"]*)"\.) ', seen)
+        right = re.match(r'You predicted "([^"]*)"(?:, which is right\.|; the answer is "([^"]*)"\.) ', seen)
         answers = page.evaluate(f"STEPS[{step}].ask()[1]")
         assert (right[2] or right[1]) in answers and right[1] == answers[0]
         assert "NaN" not in seen and "undefined" not in seen and "do it again" not in seen

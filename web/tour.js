@@ -24,12 +24,10 @@ function change(thread, from = plain(TRAINED), to = plain(count())) {
 const WAYS = ["It rises", "It stays flat", "It falls"];
 const wayOf = (change) => (Math.abs(change) < FLAT ? 1 : change > 0 ? 0 : 2);
 
-// How much of a model's rise with length an edit gives or takes away; without a rise, that there is none.
-function shareOfRise(thread, part, gives) {
-  const all = rise(thread), share = Math.round((100 * part) / all);
-  if (all < FLAT) return `With length ${change(thread)}: there is no rise to explain on this text.`;
-  return share < 5 ? `That ${gives} none of the rise with length, ${nats(all)} nats.` :
-    `That ${gives} ${nats(part)} nats; the rise with length is ${nats(all)}.`;
+// What an edit gives or takes away beside a model's rise with length; without a rise, that there is none.
+function besideRise(thread, edit, part) {
+  if (!rises(thread)) return `With length ${change(thread)} nats: there is no rise to explain on this text.`;
+  return `${edit} ${part < FLAT ? `less than ${FLAT}` : nats(part)} nats; ${thread.name}'s rise with length is ${nats(rise(thread))}.`;
 }
 
 // {head, slope} of the query of the last target at a length, in a head of ExPE or in its steepest.
@@ -54,7 +52,7 @@ function conclusion() {
 }
 
 // The share of right answers at the longest length of the task, and what is right without reading the text.
-const taskResult = () => `${solvers.map(({ id, name }) => `${name} has ${Math.round(100 * TASK.accuracy[id].at(-1))}% right`).join(", ")}; ` +
+const taskResult = () => `${solvers.map(({ id, name }) => `${name} has ${percent(TASK.accuracy[id].at(-1))} right`).join(", ")}; ` +
   `chance is ${percent(TASK.chance)}, and the best guess without positions ${percent(TASK.guess.at(-1))}`;
 
 const STEPS = [
@@ -91,7 +89,7 @@ const STEPS = [
     do: async () => (await readFar()) && everyLength({ see: TRAINED }),
     right: () => wayOf(by(ROPE, plain(count()), hidden())),
     seen: () => `With ${whole(count())} tokens RoPE has ${loss(ROPE, plain(count()))} nats with all keys and ${loss(ROPE, hidden())} with the last ` +
-      `${TRAINED} only. ${shareOfRise(ROPE, by(ROPE, hidden(), plain(count())), "takes away")}` +
+      `${TRAINED} only. ${besideRise(ROPE, "That takes away", by(ROPE, hidden(), plain(count())))}` +
       (rises(ROPE) && by(ROPE, hidden(), plain(count())) >= rise(ROPE) / 2 ? " The positions did not change, so distances do it." : ""),
     links: [["the window", "{{model_torch.py: def unseen}}"], ["docs", "docs/why-length-breaks.md"]],
   },
@@ -113,7 +111,7 @@ const STEPS = [
     right: () => wayOf(by(EXPE, plain(TRAINED), MOVED)),
     seen: () => `With ${TRAINED} tokens that begin at position ${whole(START)} in place of 0, ` +
       `${[EXPE, ROPE].filter(Boolean).map((thread) => change(thread, plain(TRAINED), MOVED)).join("; ")} nats. ` +
-      `Of ExPE: ${shareOfRise(EXPE, by(EXPE, plain(TRAINED), MOVED), "gives")}`,
+      besideRise(EXPE, "The move alone gives", by(EXPE, plain(TRAINED), MOVED)),
     links: [["expe_override", "{{model_numpy.py: def expe_override}}"], ["docs", "docs/why-length-breaks.md"]],
   },
   {
@@ -237,7 +235,7 @@ function judge(answers, predicted, right) {
   const said = (i) => `"${answers[i]}"`;
   if (predicted === undefined || right === undefined) return "";
   if (predicted === right) return `You predicted ${said(right)}, which is right. `;
-  return answers[predicted] ? `You predicted ${said(predicted)}; it is ${said(right)}. ` : `The answer: ${said(right)}. `;
+  return answers[predicted] ? `You predicted ${said(predicted)}; the answer is ${said(right)}. ` : `The answer: ${said(right)}. `;
 }
 
 async function doStep() {
