@@ -79,6 +79,8 @@ def test_every_reader_takes_an_unpacked_run_without_the_data_of_its_training(unp
     np.testing.assert_allclose(*losses, atol=models.NEAR)
     assert losses[0] != losses[1]
     assert command("eval.py", "runs/models/task", cwd=unpacked).returncode == 0
+    done = command("train.py", "--out", "runs/models/task", "--resume", "--steps", "3", cwd=unpacked)
+    assert "begin another run with --init-from runs/models/task" in refused(done)
 
 
 def test_eval_says_when_the_text_here_is_another_one(tokens, tmp_path, monkeypatch, capsys):
