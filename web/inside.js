@@ -43,14 +43,14 @@ async function look() {
     view.near = before.heads;
     showHead(view.shown);
   }
-  for (const each of threads.filter((other) => other !== thread && complete(lossesAt(other, setting)))) {
-    each.ask({ inside: window, how: how(setting), index }).then((theirs) => {
-      if (!theirs || !stays()) return;
-      expected.set(each.id, theirs.next);
-      showNext(expected, window[index]);
-    });
-  }
-  return true;
+  const others = threads.filter((other) => other !== thread && complete(lossesAt(other, setting)));
+  await Promise.all(others.map(async (each) => {
+    const theirs = await each.ask({ inside: window, how: how(setting), index });
+    if (!theirs || !stays()) return;
+    expected.set(each.id, theirs.next);
+    showNext(expected, window[index]);
+  }));
+  return stays();
 }
 
 // By how much the line rises from one key to the next: a slope is what a nearer key gains a token.

@@ -315,7 +315,8 @@ def changed_code(runs):
 
 def main(argv=None):
     parser = CommandLine(prog="python -m web.models", description="Unpack the explorer's trained models as runs, or "
-                         "pack runs in their place.", epilog=__doc__.partition("\n\n")[2].partition("\n\n")[0])
+                         "pack runs in their place.", epilog="example: python -m web.models unpack, and then python "
+                         "generate.py runs/models/expe-on-k --prompt 'def '")
     add = parser.add_argument
     add("action", choices=("unpack", "pack"), help="unpack: write runs; pack: write the files of the repository")
     add("runs", nargs="*", metavar="RUN", help=f"what to pack (default: {', '.join(RUNS)} of {TRAINED})")
