@@ -361,6 +361,8 @@ def fire(case, x):
             "off by one: m and m - n are counted from 1": relu(psi(d + 1) / psi((m + 1).clip(L))),
             "denominator: psi(min(m, L)), not psi(max(m, L))": relu(psi(d) / psi(m.clip(1e-9, L))),
             "denominator: psi of the last m, not of each": relu(psi(d) / psi(m.max(1, keepdims=True).clip(L))),
+            "the 1 is left out: ln(c (m - n))/ln(c max(m, L))": relu(
+                np.log(case.p["c"] * d).clip(-1e9) / np.log(case.p["c"] * m.clip(1.01 / case.p["c"]).clip(L))),
             "the logarithm is left out: (m - n)/max(m, L)": relu(d / m.clip(L)),
             "psi is of the quotient: psi((m - n)/max(m, L))": relu(psi(d / m.clip(L))),
             "relu is left out": made(psi(d) / psi(m.clip(L)))}

@@ -69,7 +69,7 @@ def turned(x, n, f, a, pairs):
     return out
 
 
-AXES = {"mrope-sections": "TTHHHWWW", "mrope-interleaved": "THWTHWTT"}  # of each pair's position
+AXES = {"mrope-sections": "THHWWW", "mrope-interleaved": "THWTHT"}  # of each pair's position
 
 
 def rope(name, q, k, v, positions, length, n=same, f=same, a=same, interleaved=False, first=0, root=None, **past):
