@@ -123,7 +123,7 @@ def errors(name, x, y, allowed, dtype):
     largest = np.nanmax(np.abs(y), -1, keepdims=True)
     more = unit * np.minimum(1, np.abs(shared)) + 2 * min(unit, UNIT["float32"]) * largest
     shifted = over(x - y - shared, allowed + 8 * more)
-    return (shifted, shared) if (shifted > 1).sum() < (direct > 1).sum() else (direct, 0.0)
+    return (shifted, shared) if shifted.max() <= 1 else (direct, 0.0)
 
 def at_last_key(x, y):
     """x (..., T, S) at the last key that each query sees, (..., T, 1)."""
@@ -214,7 +214,13 @@ class Part:
         larger = max(1, np.nanmax(np.abs(made), initial=0) / (np.nanmax(np.abs(y), initial=0) or 1))
         terms, exact = (larger * size for size in self.size[key])
         one = rounding(key, self.dtype, made, last(terms), exact.max(initial=0))
-        return self.difference(key, x, made) / (one + 2e-5 * np.abs(np.nan_to_num(made)) + 1e-9)
+        one = one + 2e-5 * np.abs(np.nan_to_num(made)) + 1e-9
+        d = np.where(np.isnan(last(y)), 0, x - made)
+        direct = d / one
+        if key not in ("bias", "scores"):
+            return direct
+        shifted = np.where(np.isnan(last(y)), 0, d - at_last_key(d, last(y))) / one
+        return min(direct, shifted, key=lambda x: (x**2).sum())
 
     def shows(self, key):
         """Whether the last sequence of an output is wrong."""
@@ -241,16 +247,21 @@ def distinct(energies, unit):
 def fitting(part, names):
     """The words of the known mistake that explains these outputs up to roundings; [] for none, two if both do."""
     energies = {}
+    cast = []                                                           # that give these very numbers in half precision
     for words, made in part.known.items():
         if not made.keys() & {*part.wrong} & {*names}:
             continue
-        residuals = [part.residuals(name, made.get(name, last(part.right[name]))) for name in names]
+        made = {name: made.get(name, last(part.right[name])) for name in names}
+        residuals = [part.residuals(name, y) for name, y in made.items()]
         most = max(np.abs(x).max(initial=0) / (3 if name in FINISHED else 8)
                    for name, x in zip(names, residuals, strict=True))
         if most <= 1:
             energies[words] = sum((x**2).sum() for x in residuals)
+            if all(cast_from(part, name, y) == 0 for name, y in made.items() if name != "inv_freq"):
+                cast.append(words)
     if not energies:
         return []
+    energies = {words: energies[words] for words in cast} or energies
     n = sum(last(part.right[name]).size for name in names)
     least = min(energies.values()) / n                                  # a right name leaves less than a rounding each
     return distinct(energies, max(0.1, np.sqrt(least))) if least <= 1 else []
@@ -309,12 +320,12 @@ def casts(x, y, slack, unit):
 def cast_from(part, key, y, whole=False):
     """How many numbers of an output are not the numbers y in the format of half precision that they have, or None.
 
-    In the last sequence or in all. None: they are in no such format, or known up to a number a query.
+    In the last sequence or in all. None: they are in no such format.
     """
     unit = UNIT.get(part.dtype, 0)
-    if unit <= UNIT["float32"] or np.any(part.shared[key]) or key == "inv_freq":
-        return None
     cut = (lambda x: x) if whole else last
+    if unit <= UNIT["float32"] or key == "inv_freq" or np.shape(y) != cut(part.got[key]).shape:
+        return None
     seen = ~np.isnan(cut(part.right[key]))
     terms, exact = (cut(size) for size in part.size[key])
     slack = 8 * UNIT["float32"] * (np.abs(y) + terms + exact) + (0 if whole else 6e-5 * np.abs(y))   # of five digits
