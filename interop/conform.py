@@ -36,7 +36,9 @@ except ModuleNotFoundError:
 VECTORS = Path(__file__).resolve().parent / "vectors"
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}    # relative, of a rounding
 FINISHED = "table", "inv_freq", "attention_factor"                       # computed in float32 at least, then cast once
+DIGITS = 5e-5                                                            # relative: what a mistake has are five digits
 READ_OFF = "scores", "weights", "out"                                    # made of the other outputs
+RIGHT = "the right numbers"
 ENDS = Exception, SystemExit                                             # what a user's file can raise
 
 def refuse(message):
@@ -181,8 +183,9 @@ class Part:
                 self.got[key] = np.broadcast_to(x, self.right[key].shape)
         self.size = {key: [np.broadcast_to(np.array(x, float), y.shape) for x in data["size"][key]]
                      for key, y in self.right.items()}
-        self.known = {mistake["looks like"]: outputs_of(mistake, self.inputs)
-                      for mistake in case["mistakes"] if mistake["part"] == name}
+        cast = ("rounded table", "rounded bias") if self.dtype == "bfloat16" else ()       # as the finished ones may be
+        self.known = {mistake["looks like"]: outputs_of(mistake, self.inputs) for mistake in case["mistakes"]
+                      if mistake["part"] == name and not mistake["looks like"].startswith(cast)}
         self.allowed = self.tolerances(self.dtype)
         self.off, self.shared = self.compare(self.allowed)
         self.wrong = [key for key, off in self.off.items() if off.max(initial=0) > 1]
@@ -214,17 +217,13 @@ class Part:
         larger = max(1, np.nanmax(np.abs(made), initial=0) / (np.nanmax(np.abs(y), initial=0) or 1))
         terms, exact = (larger * size for size in self.size[key])
         one = rounding(key, self.dtype, made, last(terms), exact.max(initial=0))
-        one = one + 2e-5 * np.abs(np.nan_to_num(made)) + 1e-9
+        one = one + DIGITS * np.abs(np.nan_to_num(made)) + 1e-9
         d = np.where(np.isnan(last(y)), 0, x - made)
         direct = d / one
         if key not in ("bias", "scores"):
             return direct
         shifted = np.where(np.isnan(last(y)), 0, d - at_last_key(d, last(y))) / one
         return min(direct, shifted, key=lambda x: (x**2).sum())
-
-    def shows(self, key):
-        """Whether the last sequence of an output is wrong."""
-        return last(self.off[key]).max(initial=0) > 1
 
 def enough_digits(x, y):
     """Two numbers in as many digits as it takes to see a difference."""
@@ -234,15 +233,15 @@ def enough_digits(x, y):
             break
     return both
 
-def distinct(energies, unit):
-    """The words of the smallest energy, two of them if the next is about as small; [] if three are.
+def distinct(energies, one):
+    """The words of the smallest energy, two of them if the next is about as small; [] if three are, or the right one.
 
-    energies: {words: the sum of squares of what a mistake leaves of the errors}. Two mistakes that are 7 roundings of
-    this unit apart have energies that differ by 49 of its square.
+    energies: {words: the sum of squares that a mistake leaves of the errors, in roundings}. Roundings have the size
+    `one`: if two mistakes are 5 of them apart, so are their energies by 25 of its squares.
     """
-    words = sorted(energies, key=energies.get)
-    near = [other for other in words if energies[other] - energies[words[0]] < 25 * unit**2]
-    return near if len(near) < 3 else []
+    least = min(energies.values())
+    near = [words for words in sorted(energies, key=energies.get) if energies[words] - least < 25 * one**2]
+    return near if len(near) < 3 and RIGHT not in near else []
 
 def fitting(part, names):
     """The words of the known mistake that explains these outputs up to roundings; [] for none, two if both do."""
@@ -252,19 +251,20 @@ def fitting(part, names):
         if not made.keys() & {*part.wrong} & {*names}:
             continue
         made = {name: made.get(name, last(part.right[name])) for name in names}
-        residuals = [part.residuals(name, y) for name, y in made.items()]
-        most = max(np.abs(x).max(initial=0) / (3 if name in FINISHED else 8)
-                   for name, x in zip(names, residuals, strict=True))
-        if most <= 1:
-            energies[words] = sum((x**2).sum() for x in residuals)
+        residuals = {name: part.residuals(name, y) for name, y in made.items()}
+        if all(np.abs(x).max(initial=0) <= (3 if name in FINISHED else 8) for name, x in residuals.items()):
+            energies[words] = sum((x**2).sum() for x in residuals.values())
             if all(cast_from(part, name, y) == 0 for name, y in made.items() if name != "inv_freq"):
                 cast.append(words)
     if not energies:
         return []
     energies = {words: energies[words] for words in cast} or energies
     n = sum(last(part.right[name]).size for name in names)
-    least = min(energies.values()) / n                                  # a right name leaves less than a rounding each
-    return distinct(energies, max(0.1, np.sqrt(least))) if least <= 1 else []
+    least = min(energies.values()) / n
+    if least > 1:                                                       # a right name leaves less than a rounding each
+        return []
+    energies[RIGHT] = sum((part.residuals(name, last(part.right[name])) ** 2).sum() for name in names)
+    return distinct(energies, max(0.1, np.sqrt(least)))
 
 def looks_like(part):
     """The words of the known mistake that gives these numbers, or of what else they look like; None if there is none.
@@ -281,33 +281,32 @@ def looks_like(part):
     float32 = part.compare(part.tolerances("float32"))[0]
     if all(float32[key].max(initial=0) <= 1 for key in part.wrong):
         return "rounded numbers: they are right to float32, whose tolerance is --dtype float32"
-    if not any(map(part.shows, part.wrong)):
-        return None
     apart = [key for key in part.got if key not in READ_OFF]
     for names in ([*part.got], apart):
         if {*names} & {*part.wrong} and (words := fitting(part, names)):
             return ", or like ".join(words)
-    for words, made in {"the right numbers": {}, **part.known}.items():
+    for words, made in {RIGHT: {}, **part.known}.items():
         made = made.get(name, last(y))
         times = np.nansum(last(x) * made) / (np.nansum(made * made) or 1)
         if np.isfinite(times) and abs(times - 1) > 0.01 and abs(times) > 1e-3:
-            left = part.residuals(name, times * made)
-            if np.abs(left).max(initial=0) <= 8 and (left**2).mean() <= 0.5:
+            left, off = (part.residuals(name, y) for y in (times * made, last(y)))
+            if np.abs(left).max(initial=0) <= 8 and (left**2).mean() <= 0.5 and (off**2).sum() - (left**2).sum() > 25:
                 return f"{words}, times {times:.6g}"
     return None
 
 # ---- mistakes within the tolerance -----------------------------------------------------------------------------------
 
-def products(part, key, made, whole=False):
-    """[e . e, e . d, d . d, n]: e is the error, d the mistake's, in roundings of the last sequence's n numbers or all.
+def products(part, key, made, seen=None):
+    """[e . e, e . d, d . d, n]: e is the error, d a mistake's, in roundings; e . d / d . d is its share in the error.
 
-    e . d / d . d is the mistake's share in the error.
+    Of the n numbers of the last sequence, or, if seen is given, of those of all sequences where it is true.
     """
-    cut = (lambda x: x) if whole else last
+    cut = last if seen is None else np.asarray
     y = cut(part.right[key])
-    one = cut(part.rounding(key))
-    e, d = (part.difference(key, x, y) / one for x in (cut(part.got[key]), made))
-    return np.array([(e * e).sum(), (e * d).sum(), (d * d).sum(), e.size])
+    e, d = (part.difference(key, x, y) / cut(part.rounding(key)) for x in (cut(part.got[key]), made))
+    seen = np.broadcast_to(True if seen is None else seen, e.shape) & ~np.isnan(y)
+    e, d = e[seen], d[seen]
+    return np.array([e @ e, e @ d, d @ d, e.size])
 
 def casts(x, y, slack, unit):
     """How many of the numbers x are not y cast to a format of this rounding: to the nearest number, or towards 0."""
@@ -328,7 +327,7 @@ def cast_from(part, key, y, whole=False):
         return None
     seen = ~np.isnan(cut(part.right[key]))
     terms, exact = (cut(size) for size in part.size[key])
-    slack = 8 * UNIT["float32"] * (np.abs(y) + terms + exact) + (0 if whole else 6e-5 * np.abs(y))   # of five digits
+    slack = 8 * UNIT["float32"] * (np.abs(y) + terms + exact) + (0 if whole else DIGITS * np.abs(y))
     return casts(cut(part.got[key])[seen], y[seen], slack[seen], unit)
 
 def hidden(parts):
@@ -344,17 +343,21 @@ def hidden(parts):
     for part in parts:
         doubtful = [key for key, y in part.right.items() if cast_from(part, key, y, whole=True) != 0]
         for words, made in part.known.items():
-            if words.startswith(("rounded table", "rounded bias")):     # as the finished ones may be
-                continue
             for key in made.keys() & {*doubtful}:
-                missed = cast_from(part, key, last(part.right[key])) or 0
+                right = last(part.right[key])
+                if np.shape(made[key]) != right.shape:                  # as of frequencies of fewer pairs
+                    continue
+                missed = cast_from(part, key, right) or 0
                 if missed > 2 and cast_from(part, key, made[key]) == 0:
                     explained[words] = explained.get(words, 0) + missed
-                if key not in ("inv_freq", "attention_factor", "out") or len(part.got) == 1:
+                shown = np.nanmax(np.abs(made[key] - right)) > 2 * DIGITS * np.nanmax(np.abs(right))
+                if shown and (key not in ("inv_freq", "attention_factor", "out") or len(part.got) == 1):
                     leans[words] = leans.get(words, 0) + products(part, key, made[key])
         for key in doubtful:
-            for name in (key, f"{part.name}: {key}"):
-                factors[name] = factors.get(name, 0) + products(part, key, 2 * part.right[key], whole=True)
+            y = part.right[key]
+            larger = np.abs(y) > np.nanmedian(np.abs(y))
+            for name, seen in ((key, True), (f"{part.name}: {key}", True), (f"{part.name}: large {key}", larger)):
+                factors[name] = factors.get(name, 0) + products(part, key, 2 * y, seen)
     if explained:
         most = max(explained.values())
         words = [name for name, n in explained.items() if n == most]
@@ -369,9 +372,9 @@ def hidden(parts):
         share = leans[words[0]][1] / leans[words[0]][2]
         return f"together they are {share:.0%} of a known mistake's; it looks like {', or like '.join(words)}"
     for name, (whole, along, numbers, n) in factors.items():
-        one = max(0.15, np.sqrt(whole / n))
-        if abs(along) > 2 * unit * numbers + 8 * one * np.sqrt(numbers):
-            return f"{name} has a common factor; it looks like the right numbers, times {1 + along / numbers:.4g}"
+        one = max(0.15, np.sqrt((whole - along**2 / (numbers or 1)) / n))
+        if abs(along) > 1.25 * unit * numbers + 8 * one * np.sqrt(numbers):
+            return f"{name} has a common factor; it looks like {RIGHT}, times {1 + along / numbers:.4g}"
 
 @np.errstate(all="ignore")
 def check(function, case, dtype=None):
