@@ -39,6 +39,7 @@ FINISHED = "table", "inv_freq", "attention_factor"                       # compu
 DIGITS = 5e-5                                                            # relative: what a mistake has are five digits
 READ_OFF = "scores", "weights", "out"                                    # made of the other outputs
 RIGHT = "the right numbers"
+UNNAMED = "mistakes that this check can name"
 ENDS = Exception, SystemExit                                             # what a user's file can raise
 
 def refuse(message):
@@ -274,9 +275,7 @@ def looks_like(part):
     """
     name = part.wrong[0]
     x, y = part.got[name], part.right[name]
-    if x.shape != y.shape:
-        return "exchanged axes" if sorted(x.shape) == sorted(y.shape) else "a wrong shape"
-    if not np.isfinite(x[~np.isnan(y)]).all():
+    if x.shape == y.shape and not np.isfinite(x[~np.isnan(y)]).all():
         return "an overflow or a division by 0: not all numbers are finite"
     float32 = part.compare(part.tolerances("float32"))[0]
     if all(float32[key].max(initial=0) <= 1 for key in part.wrong):
@@ -285,6 +284,8 @@ def looks_like(part):
     for names in ([*part.got], apart):
         if {*names} & {*part.wrong} and (words := fitting(part, names)):
             return ", or like ".join(words)
+    if x.shape != y.shape:
+        return "exchanged axes" if sorted(x.shape) == sorted(y.shape) else "a wrong shape"
     for words, made in {RIGHT: {}, **part.known}.items():
         made = made.get(name, last(y))
         times = np.nansum(last(x) * made) / (np.nansum(made * made) or 1)
@@ -355,8 +356,8 @@ def hidden(parts):
                     leans[words] = leans.get(words, 0) + products(part, key, made[key])
         for key in doubtful:
             y = part.right[key]
-            larger = np.abs(y) > np.nanmedian(np.abs(y))
-            for name, seen in ((key, True), (f"{part.name}: {key}", True), (f"{part.name}: large {key}", larger)):
+            largest = np.abs(y) > np.nanquantile(np.abs(y), 2 / 3)      # where only far keys are wrong
+            for name, seen in ((key, True), (f"{key} in {part.name}", True), (f"the largest {key}", largest)):
                 factors[name] = factors.get(name, 0) + products(part, key, 2 * y, seen)
     if explained:
         most = max(explained.values())
@@ -386,7 +387,7 @@ def check(function, case, dtype=None):
             words = looks_like(part)
             n = len({mistake["looks like"] for mistake in case["mistakes"]})
             return False, f"{name}: {first_wrong(part)}; " + (
-                f"it looks like {words}" if words else f"this is none of the {n} mistakes that this check can name")
+                f"it looks like {words}" if words else f"this is none of the {n} {UNNAMED}")
         parts.append(part)
     if words := hidden(parts):
         return False, f"each error is within the tolerance, but {words}"
