@@ -632,8 +632,9 @@ def turned_by(case, x, share):
     return {"rows": rows} | ({"pairs": lambda table: rows(table, both)} if case.pe == "rove" else {})
 
 def short(size, y):
-    """An array of two digits, 0 where y is not a number; a number if all are 0."""
+    """An array of two digits, 0 where y is not a number and where it is a rounding; a number if all are 0."""
     size = np.where(np.isnan(y), 0, size)
+    size = np.where(size < 1e-9 * max(1, size.max(initial=0)), 0, size)
     return whole(plain(size, 2)) if np.any(size) else 0
 
 def whole(y):
@@ -703,7 +704,7 @@ def kept(new, old, near=1e-12):
         return {name: kept(y, old.get(name), nears.get(name, near)) for name, y in new.items()}
     if isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
         return [kept(*pair, near) for pair in zip(new, old, strict=True)]
-    same = isinstance(new, float) and old is not None and math.isclose(new, old, rel_tol=near, abs_tol=near)
+    same = isinstance(new, int | float) and old is not None and math.isclose(new, old, rel_tol=near, abs_tol=near)
     return old if same else new
 
 def main(argv=None):
