@@ -14,7 +14,7 @@ WRONG = {  # exercise: [(old text of the solution, new text, words of the answer
          "j is not multiplied by theta"),
         ("start + theta * (", "theta * (start + ", "start is multiplied by theta"),
         ("positions[..., None] + np.arange(l)", "np.moveaxis(positions[..., None] + np.arange(l), -1, -2)",
-         "has the shape (2, 5, 6), not (2, 6, 5); it looks like exchanged axes")],
+         "has the shape (3, 5, 6), not (3, 6, 5); it looks like exchanged axes")],
     2: [("q @ k.T", "(q @ k.T).T", "queries and keys exchanged"),
         ('"q" in on', '"k" in on', "the override is on qk, not on k"),
         (" / np.sqrt(q.shape[1])", "", "scores are not divided by sqrt(D)"),
