@@ -6,12 +6,12 @@ Rows and weights are drawn at random, the ramp is expe.expe_table, and the bias 
 -(m - n) s_m, with the slope s_m = q_m . w / sqrt(D) that query m chooses by its content.
 """
 
-import numpy as np
-
 from cli import PICTURES, CommandLine, new_file
 
 # cli comes first: it says in one line which package is missing
 # isort: split
+import numpy as np
+
 from expe import expe_table
 from lab.pictures import GREY, Figure, save
 

@@ -8,12 +8,12 @@ theirs. A verdict is of the seeds that both sides have. It is provisional while 
 
 from pathlib import Path
 
-import numpy as np
-
 from cli import CommandLine
 
 # cli comes first: it says in one line which package is missing
 # isort: split
+import numpy as np
+
 from lab.statistics import MIN_SEEDS, t_quantile
 from lab.table import from_results, print_table
 

@@ -270,7 +270,7 @@ def test_a_wrong_flag_is_named_in_one_line_and_nothing_is_left(line, tokens, tmp
 
 
 SCRIPTS = [*sorted(path.name for path in ROOT.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")),
-           *(f"{path.parent.name}.{path.stem}" for folder in ("engine", "interop", "learn", "lab", "web")
+           *(f"{path.parent.name}.{path.stem}" for folder in ("engine", "interop", "learn", "lab", "studies", "web")
              for path in sorted((ROOT / folder).glob("*.py")) if "__main__" in path.read_text(encoding="utf-8"))]
 
 
