@@ -357,7 +357,8 @@ def hidden(parts):
         for key in doubtful:
             y = part.right[key]
             largest = np.abs(y) > np.nanquantile(np.abs(y), 2 / 3)      # where only far keys are wrong
-            for name, seen in ((key, True), (f"{key} in {part.name}", True), (f"the largest {key}", largest)):
+            here = f"{key} in {part.name}"
+            for name, seen in ((key, True), (here, True), (f"the largest {here}", largest)):
                 factors[name] = factors.get(name, 0) + products(part, key, 2 * y, seen)
     if explained:
         most = max(explained.values())
