@@ -11,9 +11,9 @@ anything that numpy.asarray takes. For RoPE:
 
 It is called for sequences with and without gaps (near), for positions up to
 10^6 (far) and for one step with a cache (decode: cached_k and cached_v are
-there alone, give them a default). Exit status: 0 if all is right; 1 if not, with one
-line that says where and what kind of error it looks like; 2 if it could not be
-checked.
+there alone, give them a default). Exit status: 0 if all is right; 1 if not,
+with one line that says where and what kind of error it looks like; 2 if it
+could not be checked.
 """
 
 import argparse
@@ -235,17 +235,21 @@ def enough_digits(x, y):
     return both
 
 def distinct(energies, one):
-    """The words of the smallest energy, two of them if the next is about as small; [] if three are, or the right one.
+    """The words of the smallest energy, and of those that are about as small; [] if the right numbers' is, too.
 
     energies: {words: the sum of squares that a mistake leaves of the errors, in roundings}. Roundings have the size
     `one`: if two mistakes are 5 of them apart, so are their energies by 25 of its squares.
     """
     least = min(energies.values())
     near = [words for words in sorted(energies, key=energies.get) if energies[words] - least < 25 * one**2]
-    return near if len(near) < 3 and RIGHT not in near else []
+    return near if RIGHT not in near else []
+
+def either(words):
+    """The words of one mistake, or of two that cannot be told apart."""
+    return ", or like ".join(words) if len(words) < 3 else f"{len(words)} mistakes that these numbers do not tell apart"
 
 def fitting(part, names):
-    """The words of the known mistake that explains these outputs up to roundings; [] for none, two if both do."""
+    """The words of the known mistake that explains these outputs up to roundings; [] for none, several if all do."""
     energies = {}
     cast = []                                                           # that give these very numbers in half precision
     for words, made in part.known.items():
@@ -283,7 +287,7 @@ def looks_like(part):
     apart = [key for key in part.got if key not in READ_OFF]
     for names in ([*part.got], apart):
         if {*names} & {*part.wrong} and (words := fitting(part, names)):
-            return ", or like ".join(words)
+            return either(words)
     if x.shape != y.shape:
         return "exchanged axes" if sorted(x.shape) == sorted(y.shape) else "a wrong shape"
     for words, made in {RIGHT: {}, **part.known}.items():
@@ -363,7 +367,7 @@ def hidden(parts):
     if explained:
         most = max(explained.values())
         words = [name for name, n in explained.items() if n == most]
-        return f"the numbers are a known mistake's, cast to {dtype}; it looks like {', or like '.join(words[:2])}"
+        return f"the numbers are a known mistake's, cast to {dtype}; it looks like {either(words)}"
     left = {}
     for words, (whole, along, mistake, n) in leans.items():
         energy = whole - 2 * along + mistake
@@ -372,7 +376,7 @@ def hidden(parts):
             left[words] = energy
     if words := distinct(left, 0.5) if left else []:
         share = leans[words[0]][1] / leans[words[0]][2]
-        return f"together they are {share:.0%} of a known mistake's; it looks like {', or like '.join(words)}"
+        return f"together they are {share:.0%} of a known mistake's; it looks like {either(words)}"
     for name, (whole, along, numbers, n) in factors.items():
         one = max(0.15, np.sqrt((whole - along**2 / (numbers or 1)) / n))
         if abs(along) > 1.25 * unit * numbers + 8 * one * np.sqrt(numbers):
@@ -408,17 +412,12 @@ def first_wrong(part):
     return f"{name}{[*first] or ''}{at} is {x}, not {y} ({bad.sum()} of {bad.size} are wrong)"
 
 def shapes(case):
-    """The axes of a case in each part, such as "near B 3, H 2, T 6, S 6, D 4"."""
+    """The axes of a case in each part, such as "near B=3 H=2 T=6 D=4 S=6, decode B=3 H=2 T=1 D=4 S=6"."""
     lines = []
     for name, data in case["parts"].items():
-        x = data["inputs"]
-        B, S = np.shape(x["key_positions"])[-2:]
-        axes = {"B": B, "T": np.shape(x["positions"])[-1], "S": S}
-        if "q" in x:
-            axes |= {"H": np.shape(x["q"])[1], "D": np.shape(x["q"])[3]}
-        else:
-            axes |= {"H": np.shape(data["outputs"]["q"])[1], "D": np.shape(data["outputs"]["q"])[3]}
-        lines.append(f"{name} " + " ".join(f"{axis}={axes[axis]}" for axis in "BHTSD"))
+        q = data["inputs"].get("q") or data["outputs"]["q"]
+        axes = dict(zip("BHTD", np.shape(q), strict=True)) | {"S": np.shape(data["inputs"]["key_positions"])[-1]}
+        lines.append(" ".join([name, *(f"{axis}={n}" for axis, n in axes.items())]))
     return ", ".join(lines)
 
 def describe(name, case):
