@@ -322,21 +322,22 @@ def casts(x, y, slack, unit):
     return min(np.count_nonzero(near), np.count_nonzero(towards_0))
 
 def cast_from(part, key, y, whole=False):
-    """How many numbers of an output are not the numbers y in the format of half precision that they have, or None.
+    """How many numbers of an output, in its last sequence or in all, are not the numbers y in half precision.
 
-    In the last sequence or in all. None: they are in no such format.
+    None: these are not numbers in half precision, or of another shape.
     """
     unit = UNIT.get(part.dtype, 0)
     cut = (lambda x: x) if whole else last
-    if unit <= UNIT["float32"] or key == "inv_freq" or np.shape(y) != cut(part.got[key]).shape:
+    right = cut(part.right[key])
+    if unit <= UNIT["float32"] or key == "inv_freq" or not np.shape(y) == cut(part.got[key]).shape == right.shape:
         return None
-    seen = ~np.isnan(cut(part.right[key]))
+    seen = ~np.isnan(right)
     terms, exact = (cut(size) for size in part.size[key])
     slack = 8 * UNIT["float32"] * (np.abs(y) + terms + exact) + (0 if whole else DIGITS * np.abs(y))
     return casts(cut(part.got[key])[seen], y[seen], slack[seen], unit)
 
 def hidden(parts):
-    """What a mistake within the tolerance looks like, or None.
+    """What a mistake within the tolerance looks like, or None. In float32 none is as small as that.
 
     Numbers in half precision that are the right ones, cast, are right. If they are a mistake's, cast, it is made. Of
     others, errors are independent if they are roundings, and a mistake's are not: roundings of the size `one` have a
@@ -344,6 +345,8 @@ def hidden(parts):
     """
     dtype = parts[0].dtype
     unit = UNIT.get(dtype, 0)
+    if unit <= UNIT["float32"]:
+        return None
     explained, leans, factors = {}, {}, {}
     for part in parts:
         doubtful = [key for key, y in part.right.items() if cast_from(part, key, y, whole=True) != 0]
@@ -381,6 +384,7 @@ def hidden(parts):
         one = max(0.15, np.sqrt((whole - along**2 / (numbers or 1)) / n))
         if abs(along) > 1.25 * unit * numbers + 8 * one * np.sqrt(numbers):
             return f"{name} has a common factor; it looks like {RIGHT}, times {1 + along / numbers:.4g}"
+    return None
 
 @np.errstate(all="ignore")
 def check(function, case, dtype=None):
