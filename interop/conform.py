@@ -292,6 +292,8 @@ def looks_like(part):
         return "exchanged axes" if sorted(x.shape) == sorted(y.shape) else "a wrong shape"
     for words, made in {RIGHT: {}, **part.known}.items():
         made = made.get(name, last(y))
+        if np.shape(made) != last(y).shape:
+            continue
         times = np.nansum(last(x) * made) / (np.nansum(made * made) or 1)
         if np.isfinite(times) and abs(times - 1) > 0.01 and abs(times) > 1e-3:
             left, off = (part.residuals(name, y) for y in (times * made, last(y)))
