@@ -11,9 +11,9 @@ anything that numpy.asarray takes. For RoPE:
 
 It is called for sequences with and without gaps (near), for positions up to
 10^6 (far) and for one step with a cache (decode: cached_k and cached_v are
-there alone, give them a default). Exit status: 0 if all is right; 1 if not, with one
-line that says where and what kind of error it looks like; 2 if it could not be
-checked.
+there alone, give them a default). Exit status: 0 if all is right; 1 if not,
+with one line that says where and what kind of error it looks like; 2 if it
+could not be checked.
 """
 
 import argparse
@@ -235,17 +235,21 @@ def enough_digits(x, y):
     return both
 
 def distinct(energies, one):
-    """The words of the smallest energy, two of them if the next is about as small; [] if three are, or the right one.
+    """The words of the smallest energy, and of those that are about as small; [] if the right numbers' is, too.
 
     energies: {words: the sum of squares that a mistake leaves of the errors, in roundings}. Roundings have the size
     `one`: if two mistakes are 5 of them apart, so are their energies by 25 of its squares.
     """
     least = min(energies.values())
     near = [words for words in sorted(energies, key=energies.get) if energies[words] - least < 25 * one**2]
-    return near if len(near) < 3 and RIGHT not in near else []
+    return near if RIGHT not in near else []
+
+def either(words):
+    """The words of one mistake, or of two that cannot be told apart."""
+    return ", or like ".join(words) if len(words) < 3 else f"{len(words)} mistakes that these numbers do not tell apart"
 
 def fitting(part, names):
-    """The words of the known mistake that explains these outputs up to roundings; [] for none, two if both do."""
+    """The words of the known mistake that explains these outputs up to roundings; [] for none, several if all do."""
     energies = {}
     cast = []                                                           # that give these very numbers in half precision
     for words, made in part.known.items():
@@ -283,11 +287,13 @@ def looks_like(part):
     apart = [key for key in part.got if key not in READ_OFF]
     for names in ([*part.got], apart):
         if {*names} & {*part.wrong} and (words := fitting(part, names)):
-            return ", or like ".join(words)
+            return either(words)
     if x.shape != y.shape:
         return "exchanged axes" if sorted(x.shape) == sorted(y.shape) else "a wrong shape"
     for words, made in {RIGHT: {}, **part.known}.items():
         made = made.get(name, last(y))
+        if np.shape(made) != last(y).shape:
+            continue
         times = np.nansum(last(x) * made) / (np.nansum(made * made) or 1)
         if np.isfinite(times) and abs(times - 1) > 0.01 and abs(times) > 1e-3:
             left, off = (part.residuals(name, y) for y in (times * made, last(y)))
@@ -318,21 +324,22 @@ def casts(x, y, slack, unit):
     return min(np.count_nonzero(near), np.count_nonzero(towards_0))
 
 def cast_from(part, key, y, whole=False):
-    """How many numbers of an output are not the numbers y in the format of half precision that they have, or None.
+    """How many numbers of an output, in its last sequence or in all, are not the numbers y in half precision.
 
-    In the last sequence or in all. None: they are in no such format.
+    None: these are not numbers in half precision, or of another shape.
     """
     unit = UNIT.get(part.dtype, 0)
     cut = (lambda x: x) if whole else last
-    if unit <= UNIT["float32"] or key == "inv_freq" or np.shape(y) != cut(part.got[key]).shape:
+    right = cut(part.right[key])
+    if unit <= UNIT["float32"] or key == "inv_freq" or not np.shape(y) == cut(part.got[key]).shape == right.shape:
         return None
-    seen = ~np.isnan(cut(part.right[key]))
+    seen = ~np.isnan(right)
     terms, exact = (cut(size) for size in part.size[key])
     slack = 8 * UNIT["float32"] * (np.abs(y) + terms + exact) + (0 if whole else DIGITS * np.abs(y))
     return casts(cut(part.got[key])[seen], y[seen], slack[seen], unit)
 
 def hidden(parts):
-    """What a mistake within the tolerance looks like, or None.
+    """What a mistake within the tolerance looks like, or None. In float32 none is as small as that.
 
     Numbers in half precision that are the right ones, cast, are right. If they are a mistake's, cast, it is made. Of
     others, errors are independent if they are roundings, and a mistake's are not: roundings of the size `one` have a
@@ -340,6 +347,8 @@ def hidden(parts):
     """
     dtype = parts[0].dtype
     unit = UNIT.get(dtype, 0)
+    if unit <= UNIT["float32"]:
+        return None
     explained, leans, factors = {}, {}, {}
     for part in parts:
         doubtful = [key for key, y in part.right.items() if cast_from(part, key, y, whole=True) != 0]
@@ -357,12 +366,13 @@ def hidden(parts):
         for key in doubtful:
             y = part.right[key]
             largest = np.abs(y) > np.nanquantile(np.abs(y), 2 / 3)      # where only far keys are wrong
-            for name, seen in ((key, True), (f"{key} in {part.name}", True), (f"the largest {key}", largest)):
+            here = f"{key} in {part.name}"
+            for name, seen in ((key, True), (here, True), (f"the largest {here}", largest)):
                 factors[name] = factors.get(name, 0) + products(part, key, 2 * y, seen)
     if explained:
         most = max(explained.values())
         words = [name for name, n in explained.items() if n == most]
-        return f"the numbers are a known mistake's, cast to {dtype}; it looks like {', or like '.join(words[:2])}"
+        return f"the numbers are a known mistake's, cast to {dtype}; it looks like {either(words)}"
     left = {}
     for words, (whole, along, mistake, n) in leans.items():
         energy = whole - 2 * along + mistake
@@ -371,11 +381,12 @@ def hidden(parts):
             left[words] = energy
     if words := distinct(left, 0.5) if left else []:
         share = leans[words[0]][1] / leans[words[0]][2]
-        return f"together they are {share:.0%} of a known mistake's; it looks like {', or like '.join(words)}"
+        return f"together they are {share:.0%} of a known mistake's; it looks like {either(words)}"
     for name, (whole, along, numbers, n) in factors.items():
         one = max(0.15, np.sqrt((whole - along**2 / (numbers or 1)) / n))
         if abs(along) > 1.25 * unit * numbers + 8 * one * np.sqrt(numbers):
             return f"{name} has a common factor; it looks like {RIGHT}, times {1 + along / numbers:.4g}"
+    return None
 
 @np.errstate(all="ignore")
 def check(function, case, dtype=None):
@@ -407,17 +418,12 @@ def first_wrong(part):
     return f"{name}{[*first] or ''}{at} is {x}, not {y} ({bad.sum()} of {bad.size} are wrong)"
 
 def shapes(case):
-    """The axes of a case in each part, such as "near B 3, H 2, T 6, S 6, D 4"."""
+    """The axes of a case in each part, such as "near B=3 H=2 T=6 D=4 S=6, decode B=3 H=2 T=1 D=4 S=6"."""
     lines = []
     for name, data in case["parts"].items():
-        x = data["inputs"]
-        B, S = np.shape(x["key_positions"])[-2:]
-        axes = {"B": B, "T": np.shape(x["positions"])[-1], "S": S}
-        if "q" in x:
-            axes |= {"H": np.shape(x["q"])[1], "D": np.shape(x["q"])[3]}
-        else:
-            axes |= {"H": np.shape(data["outputs"]["q"])[1], "D": np.shape(data["outputs"]["q"])[3]}
-        lines.append(f"{name} " + " ".join(f"{axis}={axes[axis]}" for axis in "BHTSD"))
+        q = data["inputs"].get("q") or data["outputs"]["q"]
+        axes = dict(zip("BHTD", np.shape(q), strict=True)) | {"S": np.shape(data["inputs"]["key_positions"])[-1]}
+        lines.append(" ".join([name, *(f"{axis}={n}" for axis, n in axes.items())]))
     return ", ".join(lines)
 
 def describe(name, case):

@@ -176,7 +176,8 @@ def cut(part, x, outputs, returns):
     if part == "decode":
         last = lambda y: y[..., -1:, :] if np.ndim(y) > 2 else y  # noqa: E731  (B, T, C) or (B, H, T, D)
         cached = {f"cached_{name}": y[..., :-1, :] for name, y in (x | outputs).items() if name in ("k", "v", "h")}
-        x = {name: last(y) for name, y in x.items()} | {"positions": x["positions"][..., -1:]} | cached
+        n = {"positions": x["positions"][..., -1:], "key_positions": x["key_positions"]}
+        x = {name: last(y) for name, y in x.items()} | n | cached
         outputs = {name: last(y) for name, y in outputs.items()}
     return x, {name: outputs[name] for name in returns if part != "far" or name not in ("weights", "out")}
 

@@ -211,7 +211,8 @@ def test_made_again_they_are_the_same(name):
 
 def tolerances(part):
     """{output: the error of each number that a part of a file leaves to rounding in float64}."""
-    return {name: conform.tolerance(name, "float64", np.array(y, float), *(np.array(x, float) for x in part["size"][name]))
+    sizes = {name: [np.array(x, float) for x in size] for name, size in part["size"].items()}
+    return {name: conform.tolerance(name, "float64", np.array(y, float), *sizes[name])
             for name, y in part["outputs"].items()}
 
 
