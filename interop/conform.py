@@ -303,17 +303,47 @@ def looks_like(part):
 
 # ---- mistakes within the tolerance -----------------------------------------------------------------------------------
 
-def products(part, key, made, seen=None):
-    """[e . e, e . d, d . d, n]: e is the error, d a mistake's, in roundings; e . d / d . d is its share in the error.
+def shrinking(key, unit):
+    """By how much casts towards 0 may make all numbers of an output smaller: of a table and of the output, or of more.
 
-    Of the n numbers of the last sequence, or, if seen is given, of those of all sequences where it is true.
+    A cast takes about 0.7 roundings, and scores are made of two outputs that were cast.
     """
-    cut = last if seen is None else np.asarray
-    y = cut(part.right[key])
-    e, d = (part.difference(key, x, y) / cut(part.rounding(key)) for x in (cut(part.got[key]), made))
-    seen = np.broadcast_to(True if seen is None else seen, e.shape) & ~np.isnan(y)
-    e, d = e[seen], d[seen]
+    return (4 if key in READ_OFF else 2) * unit
+
+def errors_and(part, key, y, whole=False):
+    """The errors of an output, and by what y is more than the right numbers: (n,) each, in roundings.
+
+    Of the numbers of the last sequence, or of all, but of those that a query does not see.
+    """
+    cut = np.asarray if whole else last
+    right = cut(part.right[key])
+    seen = ~np.isnan(right)
+    return [(part.difference(key, x, right) / cut(part.rounding(key)))[seen] for x in (cut(part.got[key]), y)]
+
+def products(e, d):
+    """[e . e, e . d, d . d, n] of errors e and a mistake d, (n,) each: e . d / d . d is the mistake's share in them."""
     return np.array([e @ e, e @ d, d @ d, e.size])
+
+def factor_of(e, y):
+    """(by how much more than 1 the numbers y with the errors e are multiplied, what chance may add to it)."""
+    more = e @ y / (y @ y or np.inf)
+    one = max(0.15, np.sqrt(((e - more * y) ** 2).mean()))
+    return more, 8 * one / np.sqrt(y @ y or 1)
+
+def common_factor(key, numbers, unit):
+    """(where numbers of an output have a common factor, the factor), or None.
+
+    numbers: {part: (e, y) of errors_and, and whether each number is of the part's largest third}, which finds far keys
+    that alone are wrong.
+    """
+    every = [np.concatenate(x) for x in zip(*numbers.values(), strict=True)]
+    groups = {key: every} | {f"{key} in {part}": x for part, x in numbers.items()}
+    groups |= {f"the largest {key} in {part}": (e[large], y[large], large) for part, (e, y, large) in numbers.items()}
+    for where, (e, y, _) in groups.items():
+        more, chance = factor_of(e, y)
+        if not -max(shrinking(key, unit), 1.25 * unit + chance) <= more <= 0.5 * unit + chance:
+            return where, 1 + more
+    return None
 
 def casts(x, y, slack, unit):
     """How many of the numbers x are not y cast to a format of this rounding: to the nearest number, or towards 0."""
@@ -351,24 +381,24 @@ def hidden(parts):
         return None
     explained, leans, factors = {}, {}, {}
     for part in parts:
-        doubtful = [key for key, y in part.right.items() if cast_from(part, key, y, whole=True) != 0]
+        doubtful = [key for key, y in part.right.items()
+                    if np.ndim(y) > 2 and cast_from(part, key, y, whole=True) != 0]
+        for key in doubtful:
+            y = part.right[key]
+            large = np.abs(y[~np.isnan(y)]) > np.nanquantile(np.abs(y), 2 / 3)
+            factors.setdefault(key, {})[part.name] = [*errors_and(part, key, 2 * y, whole=True), large]
         for words, made in part.known.items():
             for key in made.keys() & {*doubtful}:
                 right = last(part.right[key])
-                if np.shape(made[key]) != right.shape:                  # as of frequencies of fewer pairs
-                    continue
                 missed = cast_from(part, key, right) or 0
                 if missed > 2 and cast_from(part, key, made[key]) == 0:
                     explained[words] = explained.get(words, 0) + missed
                 shown = np.nanmax(np.abs(made[key] - right)) > 2 * DIGITS * np.nanmax(np.abs(right))
-                if shown and (key not in ("inv_freq", "attention_factor", "out") or len(part.got) == 1):
-                    leans[words] = leans.get(words, 0) + products(part, key, made[key])
-        for key in doubtful:
-            y = part.right[key]
-            largest = np.abs(y) > np.nanquantile(np.abs(y), 2 / 3)      # where only far keys are wrong
-            here = f"{key} in {part.name}"
-            for name, seen in ((key, True), (here, True), (f"the largest {here}", largest)):
-                factors[name] = factors.get(name, 0) + products(part, key, 2 * y, seen)
+                if shown and (key != "out" or len(part.got) == 1):
+                    e, y = errors_and(part, key, 2 * right)
+                    smaller = np.clip(factor_of(e, y)[0], -shrinking(key, unit), 0)
+                    of_mistake = products(e - smaller * y, errors_and(part, key, made[key])[1])
+                    leans[words] = leans.get(words, 0) + of_mistake
     if explained:
         most = max(explained.values())
         words = [name for name, n in explained.items() if n == most]
@@ -382,10 +412,9 @@ def hidden(parts):
     if words := distinct(left, 0.5) if left else []:
         share = leans[words[0]][1] / leans[words[0]][2]
         return f"together they are {share:.0%} of a known mistake's; it looks like {either(words)}"
-    for name, (whole, along, numbers, n) in factors.items():
-        one = max(0.15, np.sqrt((whole - along**2 / (numbers or 1)) / n))
-        if abs(along) > 1.25 * unit * numbers + 8 * one * np.sqrt(numbers):
-            return f"{name} has a common factor; it looks like {RIGHT}, times {1 + along / numbers:.4g}"
+    for key, numbers in factors.items():
+        if found := common_factor(key, numbers, unit):
+            return f"{found[0]} has a common factor; it looks like {RIGHT}, times {found[1]:.4g}"
     return None
 
 @np.errstate(all="ignore")
