@@ -368,6 +368,11 @@ def cast_from(part, key, y, whole=False):
     slack = 8 * UNIT["float32"] * (np.abs(y) + terms + exact) + (0 if whole else DIGITS * np.abs(y))
     return casts(cut(part.got[key])[seen], y[seen], slack[seen], unit)
 
+def refuted(part, made):
+    """Whether a table or another output that is not read off is the right one, cast, and not that of a mistake."""
+    return any(cast_from(part, key, last(part.right[key])) == 0 and (cast_from(part, key, y) or 0) > 2
+               for key, y in made.items() if key in part.got and key not in READ_OFF)
+
 def hidden(parts):
     """What a mistake within the tolerance looks like, or None. In float32 none is as small as that.
 
@@ -380,6 +385,7 @@ def hidden(parts):
     if unit <= UNIT["float32"]:
         return None
     explained, leans, factors = {}, {}, {}
+    disproved = {words for part in parts for words, made in part.known.items() if refuted(part, made)}
     for part in parts:
         doubtful = [key for key, y in part.right.items()
                     if np.ndim(y) > 2 and cast_from(part, key, y, whole=True) != 0]
@@ -391,16 +397,16 @@ def hidden(parts):
             for key in made.keys() & {*doubtful}:
                 right = last(part.right[key])
                 missed = cast_from(part, key, right) or 0
-                if missed > 2 and cast_from(part, key, made[key]) == 0:
+                if missed and cast_from(part, key, made[key]) == 0:
                     explained[words] = explained.get(words, 0) + missed
                 shown = np.nanmax(np.abs(made[key] - right)) > 2 * DIGITS * np.nanmax(np.abs(right))
-                if shown and (key != "out" or len(part.got) == 1):
+                if shown and (key != "out" or len(part.got) == 1) and words not in disproved:
                     e, y = errors_and(part, key, 2 * right)
                     smaller = np.clip(factor_of(e, y)[0], -shrinking(key, unit), 0)
                     of_mistake = products(e - smaller * y, errors_and(part, key, made[key])[1])
                     leans[words] = leans.get(words, 0) + of_mistake
-    if explained:
-        most = max(explained.values())
+    most = max(explained.values(), default=0)
+    if most > 2:
         words = [name for name, n in explained.items() if n == most]
         return f"the numbers are a known mistake's, cast to {dtype}; it looks like {either(words)}"
     left = {}
