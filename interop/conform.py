@@ -413,7 +413,7 @@ def hidden(parts):
     for words, (whole, along, mistake, n) in leans.items():
         energy = whole - 2 * along + mistake
         one = max(0.1, np.sqrt(energy / n))
-        if 0.5 < along / (mistake or np.inf) < 1.5 and mistake > (12 * one) ** 2:
+        if 0.7 < along / (mistake or np.inf) < 1.5 and along > 6 * one * np.sqrt(mistake):
             left[words] = energy
     if words := distinct(left, 0.5) if left else []:
         share = leans[words[0]][1] / leans[words[0]][2]
