@@ -295,7 +295,7 @@ def looks_like(part):
         if np.shape(made) != last(y).shape:
             continue
         times = np.nansum(last(x) * made) / (np.nansum(made * made) or 1)
-        if np.isfinite(times) and abs(times - 1) > 0.01 and abs(times) > 1e-3:
+        if np.isfinite(times) and abs(times - 1) > (0 if words == RIGHT else 0.01) and abs(times) > 1e-3:
             left, off = (part.residuals(name, y) for y in (times * made, last(y)))
             if np.abs(left).max(initial=0) <= 8 and (left**2).mean() <= 0.5 and (off**2).sum() - (left**2).sum() > 25:
                 return f"{words}, times {times:.6g}"

@@ -203,6 +203,7 @@ KINDS = [  # (case, what is wrong, the function, the formats in which it must be
     ("kerple", "the bias beyond 4,096 times 0.99", kerple(times=lambda m: np.where(m > 4096, 0.99, 1)), ALL),
     ("grape", "distances beyond 4,096 times 0.99", grape(d=beyond(4096, lambda d: 0.99 * d)), ALL),
     ("grape", "the bias times 0.99", grape(0.99), ALL),
+    ("grape", "the bias times 0.995", grape(0.995), SINGLE),
     ("rope-default", "the slowest pair is faster by 1/10,000",
      rotate("rope-default", f=lambda f: f * [1, 1, 1, 1.0001]), SINGLE),
     ("rope-default", "the slowest pair is faster by 1/500",
@@ -218,6 +219,9 @@ KINDS = [  # (case, what is wrong, the function, the formats in which it must be
     ("expe", "j is missing", rows(j=lambda j: 0 * j), ALL),
     # places that few texts reach
     ("rope-longrope", "the long factors from L on", rotate("rope-longrope", length=lambda n: n + 1), ALL),
+    ("rope-longrope", "the short factors at L + 1", rotate("rope-longrope", length=lambda n: n - 1), ALL),
+    *[(name, f"one position, L = {L}", rotate(name, n=lambda n, L=L: np.where(n == L, n + 1, n)), ALL)
+      for name, L in (("rope-yarn", 4096), ("rope-yarn-64", 131_072), ("rope-longrope", 4096))],
     *[(name, f"one position, L + 3 = {L + 3}", rotate(name, n=lambda n, L=L: np.where(n == L + 3, n + 1, n)), ALL)
       for name, L in (("rope-yarn", 4096), ("rope-yarn-mscale", 4096), ("rope-yarn-64", 131_072), ("rope-llama3", 2048),
                       ("rope-linear", 2048), ("rope-dynamic", 512), ("rope-ntk", 2048), ("rope-longrope", 4096))],
@@ -235,9 +239,11 @@ NAMES = {  # the words for a mistake of KINDS that has some; the others have non
     "in decoding positions and 1": "in decoding alone, off by one: the new token's position is one more",
     "in decoding positions and -1": "in decoding alone, off by one: the new token's position is one less",
     "j is missing": "j is missing", "the long factors from L on": "length: the long factors, where the others belong",
+    "the short factors at L + 1": "length: the short factors, where the others belong",
     "ln(n + 1)": "off by one: ln(n + 1)", "the 1 is missing": "the 1 is left out",
     "m and m - n are counted from 1": "off by one: m and m - n are counted from 1",
     "m is counted from 1": "off by one: m is counted from 1", "the bias times 0.99": "the right numbers, times 0.9",
+    "the bias times 0.995": "the right numbers, times 0.995",
     "the bias beyond 4,096 times 0.99": "the right numbers, times 0.9",
     "distances beyond 4,096 times 0.99": "the right numbers, times 0.9"}
 
