@@ -7,7 +7,9 @@ right outputs (of fifteen), the size of their terms, and the outputs of each mis
 Biases and scores of keys ahead of a query are null.
 
 Positions: half precision merges neighbours such as 256 and 257. 1027, 2070, 65,790 and 526,334 lie so near the middle
-of two numbers of bf16 that their rounding is large, and that of n, n + 1, .., n + 4 (ExPE's row) goes both ways.
+of two numbers of bf16 that their rounding is large, and that of n, n + 1, .., n + 4 (ExPE's row) goes both ways. ExPE's
+files also have 259, 518 and 4113: bf16 rounds them up, and a cast towards 0 does not, so that a table which was cast in
+this way can be told from rounded positions.
 
 B batch, T queries, S keys, H heads, D width of a head, C = H*D, l overridden dimensions, r those of a head that turn.
 """

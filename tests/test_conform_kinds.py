@@ -395,6 +395,31 @@ def test_what_is_cast_towards_0_is_right(name):
         assert fine, line
 
 
+def overriding(name, cast):
+    """q and k of ExPE's table, which is cast before they are made of it."""
+    def function(x, wq, wk, positions, l, start, theta):
+        table = np.asarray(CASTS[cast](start + theta * (positions[..., None] + np.arange(l))), float)
+        phi = np.concatenate((table, x[..., l:]), -1)
+        q, k = ((h @ w.T).reshape(*x.shape[:2], 2, -1).swapaxes(1, 2)
+                for h, w in ((x if name == "expe-keys" else phi, wq), (phi, wk)))
+        return {"table": table, "q": q, "k": k}
+    return function
+
+
+@pytest.mark.parametrize("cast", HALF)
+@pytest.mark.parametrize("cast_of_table", HALF)
+@pytest.mark.parametrize("name", ["expe", "expe-keys"])
+def test_a_table_that_is_cast_before_it_is_used_is_right(name, cast_of_table, cast):
+    function = overriding(name, cast_of_table)
+    for outputs in (("table", "q", "k"), ("q", "k")):
+        def returned(x, wq, wk, positions, l, start, theta, outputs=outputs):
+            found = function(x, wq, wk, positions, l, start, theta)
+            return {key: found[key] for key in outputs}
+
+        fine, line = answer(name, returned, cast)
+        assert fine, line
+
+
 # ---- shapes, and what is said ----------------------------------------------------------------------------------------
 
 
