@@ -4,7 +4,7 @@
 #   make train      prepare data, train, evaluate; PE="expe expe-on-k rope": three, JOBS=2 of them at a time;
 #                   STEPS=200: short runs, as runs/NAME-steps-200
 #   make task       train ExPE-K and RoPE on a small task; PE="fox alibi": others
-#   make explorer   train five encodings, two also on a task; explorer.html runs them
+#   make explorer   explorer.html: trained models of five encodings in your browser; TRAIN=1: train them anew
 #   make test       ruff, the check ladder, and the other tests
 # A Python 3.11 or newer other than python3: make setup PYTHON=python3.12
 
@@ -49,10 +49,11 @@ setup: .venv/installed
 setup-all: .venv/installed-all
 setup setup-all:
 	@echo ".venv is ready. Next: make train (trains a small model in a few minutes), or make test; to call the scripts"
-	@echo "yourself: source .venv/bin/activate, then python train.py --help"
+	@echo "yourself: source .venv/bin/activate, then python train.py --help. Models that are trained already:"
+	@echo "make explorer (in your browser), or python -m web.models unpack (as runs, for the scripts)"
 
 explorer: .venv/installed
-	.venv/bin/python -m web.explorer
+	.venv/bin/python -m web.explorer $(if $(TRAIN),--train)
 
 # One run an encoding, under runs/; a run that was stopped goes on, and a complete one is left as it is. STEPS makes
 # runs of its own, NAME-steps-STEPS. Two runs at a time, with one thread each, take less time in all than one after the

@@ -11,6 +11,7 @@ shorter than L, the length is L/2, L/4, ..., the longest that at least half of t
 import functools
 import json
 import math
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ from backends import pick_device
 from files import write_text
 from runs import describe_progress, load_model, read_checkpoint, read_named, read_run, try_to_read, warn_of_changes
 from settings import InputError, prefix_errors, require_finite
-from texts import LeftOut, documents, full_name
+from texts import NAMED_SOURCES, LeftOut, documents, full_name
 from tokenizer import read_tokenizer
 
 MULTIPLES = (1, 2, 4, 8, 16)    # of the trained length, when no --lengths are given
@@ -62,6 +63,21 @@ def held_out(run, record, split, source):
     if not source and meta["splits"][split]["sha256"] != record["data"]["splits"][split]["sha256"]:
         raise InputError(f"{folder}/{split}.bin is not what it was when {run} was trained: give --data {folder}")
     return HeldOut(f"{split} of {folder}", data.split_documents(data.open_split(folder, split), meta["eot"]))
+
+def say_other_text(run, record):
+    """Say on stderr when a text with a name, such as stdlib, is another one here than when the run was trained.
+
+    A folder of tokens under data/ tells; without one the version of Python does, of whose library the text is.
+    """
+    source, splits, version = (record["data"].get(name) for name in ("source", "splits", "python"))
+    folder = data.folder_of(source, record["model"]["vocab"])
+    python = sys.version.split()[0]
+    if source in NAMED_SOURCES and data.is_whole(folder):
+        if data.read_meta(folder)["splits"]["train"]["sha256"] != splits["train"]["sha256"]:
+            print(f"{run}: the text in {folder} is another one than it was trained on", file=sys.stderr)
+    elif source == "stdlib" and version not in (None, python):
+        print(f"{run}: it was trained on the standard library of Python {version}, and that of Python {python} is "
+              "another text", file=sys.stderr)
 
 def cut_windows(documents, length, longest):
     """Windows (length + 1,) that do not overlap; of a document, a multiple of the longest length in targets."""
@@ -203,6 +219,7 @@ def score(args):
         warn_of_changes(run)
         model.to(device)
         if run in texts:
+            say_other_text(run, record)
             _, text = read[run]
             lengths, explained = chosen[run]
             score_run = functools.partial(evaluate, model=model, record=record, name=text.name,

@@ -21,7 +21,9 @@ from settings import Checked, InputError, did_you_mean, setting
 
 @dataclass(frozen=True)
 class NoPE(Checked):
-    """No encoding, and the base of every other one's settings; make_encoding("expe", l=24) makes them.
+    """NoPE (Haviv et al. 2022): no encoding, so that order is known from the causal mask alone.
+
+    It is the base of every other one's settings; make_encoding("expe", l=24) makes them.
 
     An encoding derives two tables from integer positions: `rows` from each token's (..., T), for the doors embed,
     override and rotate; `pairs` from those of queries (..., T) and keys (..., S), for score and value. Both are
@@ -47,6 +49,8 @@ class NoPE(Checked):
 
 @dataclass(frozen=True)
 class Sinusoidal(NoPE):
+    """Sinusoidal (Vaswani et al. 2017, section 3.5): a fixed row of sines and cosines is added to the embedding."""
+
     base: float = setting(10000.0, "base of the frequencies", above=1)
 
     def rows(self, positions, model):
@@ -54,6 +58,8 @@ class Sinusoidal(NoPE):
 
 @dataclass(frozen=True)
 class Learned(NoPE):
+    """Learned (Vaswani et al. 2017, section 3.5; GPT-2): a trained row for each position is added to the embedding."""
+
     n_positions: int = setting(0, "rows of the learned table; 0: as many as the context", at_least=0)
 
     def fit(self, model):
@@ -98,7 +104,8 @@ class Override(NoPE):
 
 @dataclass(frozen=True)
 class ExPE(Override):
-    """The paper's equations 2 and 3."""
+    """ExPE (Datseris et al. 2025, equations 2 and 3): a straight ramp of the position overrides the first l dimensions
+    of what enters W_q and W_k."""
 
     theta: float | None = setting(None, "step between positions (default: 1/(4 x context); --on k: 64/context)")
     constant: bool = setting(False, 'the ablation "p is stable": the same number in all l dimensions')
@@ -117,7 +124,8 @@ class ExPE(Override):
 
 @dataclass(frozen=True)
 class ExQPE(Override):
-    """The paper's equations 4 and 5."""
+    """ExQPE (Datseris et al. 2025, equations 4 and 5): numbers that grow in steps override these l dimensions: at
+    each position one of them, in turn."""
 
     theta1: float | None = setting(None, "ExQPE's step between dimensions (default: 1/(4 x context))")
     theta2: float | None = setting(None, "by how much ExQPE raises a dimension at its turn (default: 1/16)")
@@ -135,6 +143,8 @@ class ExQPE(Override):
 
 @dataclass(frozen=True)
 class RoPE(Sinusoidal):
+    """RoPE (Su et al. 2021): each pair of dimensions of queries and keys turns by an angle that grows with position."""
+
     def fit(self, model):
         if model.d_head % 2:
             raise InputError(f"--pe {self.pe} needs an even --width / --heads, got {model.d_head}")
@@ -145,6 +155,8 @@ class RoPE(Sinusoidal):
 
 @dataclass(frozen=True)
 class ALiBi(NoPE):
+    """ALiBi (Press et al. 2022): the score of a key falls with its distance, by a fixed slope for each head."""
+
     slopes: float = setting(1.0, "by which ALiBi's slopes are multiplied", above=0)
 
     def pairs(self, queries, keys, model):
@@ -153,6 +165,8 @@ class ALiBi(NoPE):
 
 @dataclass(frozen=True)
 class T5(NoPE):
+    """T5 (Raffel et al. 2020): a trained number for each head and bucket of distances is added to the score."""
+
     buckets: int = setting(32, "buckets of distances", at_least=4, at_most=1024)
     max_distance: int = setting(128, "distance from which on all share a bucket", at_least=1, at_most=2**16)
 
@@ -166,6 +180,8 @@ class T5(NoPE):
 
 @dataclass(frozen=True)
 class Shaw(NoPE):
+    """Shaw (Shaw et al. 2018, equations 3 and 4): a trained vector for each clipped distance, to keys and to values."""
+
     max_distance: int = setting(16, "distance from which on all share a vector", at_least=1, at_most=2**16)
 
     def pairs(self, queries, keys, model):

@@ -210,6 +210,9 @@ class Run:
             if changed := [file for file, its in origin["code"].items() if its != before.get(file)]:
                 print(f"{self.folder}: it goes on with other code than it was trained with: {', '.join(changed)}")
         tensors, info = read_checkpoint(self.folder)
+        if not any(name.startswith(("m.", "v.")) for name in tensors):
+            raise InputError(f"{self.folder} has weights alone, without the optimizer's state, as unpacked models do: "
+                             f"begin another run with --init-from {self.folder}")
         check_shapes(self.folder, tensors, self.model_config, ("", "m.", "v."))
         backend.load(tensors, info["step"])
         self.write("log.jsonl", read_kept_log(self.folder, info["step"]))

@@ -13,7 +13,7 @@ from matplotlib.ticker import EngFormatter
 from files import write_bytes
 from lab.results import LEARNED, describe_row_progress, describe_unfinished, is_gain
 from settings import InputError
-from zoo.names import METHODS, colour, family, name, names_of, variant_of
+from zoo.names import METHODS, colour, colours, family, name, names_of, variant_of
 
 GREY = "#595959"                         # of all text
 MARKERS = "os^DvPX*<>dp"
@@ -64,7 +64,8 @@ def draw(path, rows, args):
         subtitle += "; bars: ±1 sd"
     if has_chosen:
         subtitle += "; without seeds that chose values"
-    lines = {name(label) + describe_unfinished(rows, label): (colour(label), of_line)
+    shades = colours(values)
+    lines = {name(label) + describe_unfinished(rows, label): (shades[label], of_line)
              for label, of_line in values.items()}
     curves(path, lines, args.title or "Loss past the trained length", subtitle, {row.context for row in rows},
            is_gain(rows))
@@ -231,7 +232,7 @@ def training(path, runs, unfinished):
     save(figure, path)
 
 def heat(path, rows, title):
-    """Two maps of tasks by methods, at the trained length and 4 times it.
+    """Two maps of tasks by methods side by side, at the trained length and 4 times it.
 
     A cell has the accuracy in %, how many seeds have learned the task, and a colour from the best guess to 100%.
     """
@@ -241,10 +242,10 @@ def heat(path, rows, title):
         cells.setdefault((task, method), {}).setdefault(row.multiple, []).append(row)
     tasks = list(dict.fromkeys(task for task, _ in cells))
     methods = list(dict.fromkeys(method for _, method in cells))
-    figure = Figure(figsize=(0.52 * len(methods) + 2.2, 0.8 * len(tasks) + 2.4), layout="constrained")
+    figure = Figure(figsize=(max(8, 1.3 * len(methods) + 1.4), 0.45 * len(tasks) + 1.8), layout="constrained")
     shades = matplotlib.colormaps["cividis"].resampled(20)
     places = {1: "the trained length", 4: "4 times it"}
-    for axis, (multiple, words) in zip(figure.subplots(2, 1), places.items(), strict=True):
+    for axis, (multiple, words) in zip(figure.subplots(1, 2, sharey=True), places.items(), strict=True):
         above_guess = np.full((len(tasks), len(methods)), np.nan)      # 0: the best guess, 1: all right
         for (task, method), rows_at in cells.items():
             if multiple not in rows_at:
@@ -255,17 +256,18 @@ def heat(path, rows, title):
             guess = rows_at[multiple][0].details["guess"]
             above_guess[i, j] = max(0, (accuracy - guess) / max(1 - guess, 1e-9)) if guess < 1 else accuracy
             learned = sum(row.value >= LEARNED for row in rows_at[min(rows_at)])
-            axis.text(j, i, f"{100 * accuracy:.0f}\n{learned}/{len(accuracies)}", ha="center", va="center", fontsize=6,
-                      color="black" if above_guess[i, j] > 0.6 else "white")
+            ink = "black" if above_guess[i, j] > 0.6 else "white"
+            axis.text(j, i - 0.1, f"{100 * accuracy:.0f}", ha="center", va="center", fontsize=11, color=ink)
+            axis.text(j, i + 0.3, f"{learned} of {len(accuracies)}", ha="center", va="center", fontsize=7, color=ink)
         axis.imshow(above_guess, shades, vmin=0, vmax=1, aspect="auto", interpolation="none")
         axis.set_yticks(range(len(tasks)), tasks)
         axis.set_xticks(range(len(methods)), [*map(name, methods)], rotation=45, ha="right")
         axis.set_title(f"At {words}", fontsize=10)
         axis.set(frame_on=False)
         axis.tick_params(length=0)
-    words = "accuracy in %, all seeds; colour: from the best guess to 100%; below: seeds that learned it"
+    words = "accuracy in %, mean of all seeds; below it: seeds that learned it; blue: the best guess, yellow: 100%"
     figure.suptitle(f"{title}\n({words})", x=0.01, ha="left", fontsize=11)
-    save(figure, path, dpi=72)
+    save(figure, path)
 
 def attention(path, weights, title):
     """Maps of {length: (blocks, H, T, T)}: a row a block, a column a head, the lengths side by side.

@@ -1,7 +1,6 @@
 """Exercise 4. Rotate queries and keys as RoPE does (Su et al. 2021), in the halves that Llama uses.
 
 The pair (i, i + D/2) = (a, b) becomes (a cos - b sin, b cos + a sin) for the angle n base^(-2i/D), i = 0 .. D/2-1.
-The same check by hand: python -m interop.conform learn.4_rope:rotate --case rope-default
 Question: why does the score of q at m and k at n depend on m - n only?
 """
 

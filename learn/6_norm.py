@@ -1,5 +1,6 @@
 """Exercise 6. The forward half of LayerNorm stands here. Write its pullback.
 
+The mean and rstd of a row depend on each of its numbers, too. All arrays are float64, and the gradients must be.
 Question: which two directions of a row of x get no gradient?
 """
 

@@ -23,8 +23,10 @@ class NotForThisEncoding(InputError):
     """What the user gave is for other encodings, and this one cannot use it."""
 
 def limit_windows(config, keys=None):
-    """How many keys each block of a model sees, 0 being all, if none sees more than the last `keys`; None: as trained.
+    """A window (Longformer, Beltagy et al. 2020): each query sees its last keys alone, in every block.
 
+    Returns how many keys each block of a model sees, 0 being all, if none sees more than the last `keys`; None: as
+    trained.
     Raises InputError for a model that sees later keys, too.
     """
     windows = [config.block(i)[1] for i in range(config.layers)]

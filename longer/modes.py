@@ -43,7 +43,10 @@ class Mode:
 
 @dataclass(frozen=True)
 class DualChunks(Mode):
-    """Dual chunk attention in chunks of `size` tokens (longer/chunks.py)."""
+    """Dual chunks (An et al. 2024): positions begin anew in each chunk, so that all pairs have trained distances.
+
+    Chunks have `size` tokens; longer/chunks.py has the positions.
+    """
 
     size: int
     context: int                         # the trained length
@@ -59,7 +62,10 @@ class DualChunks(Mode):
 
 @dataclass(frozen=True)
 class SelfExtend(Mode):
-    """Self-Extend: distances below `window` are as they are, and beyond it `group` positions count as one."""
+    """Self-Extend (Jin et al. 2024): near distances stay as they are, and far ones are counted in groups of positions.
+
+    Near is below `window`, and a group has `group` positions.
+    """
 
     window: int
     group: int
@@ -76,7 +82,7 @@ class SelfExtend(Mode):
 
 @dataclass(frozen=True)
 class Hold(Mode):
-    """Queries past the trained length, `context`, stay at its last position."""
+    """Hold (this repository): queries past the trained length, `context`, stay at its last position."""
 
     context: int
     method = HOLD
@@ -87,7 +93,7 @@ class Hold(Mode):
 
 @dataclass(frozen=True)
 class LeastSlope(Mode):
-    """A score of ExPE-K falls by at least `slope` a token."""
+    """Least slope (this repository): a score of ExPE-K falls by at least `slope` a token."""
 
     slope: float
     method = LEAST

@@ -12,24 +12,11 @@ CLIPPED = "clipped"                      # the scaling that has no factor
 
 
 def scaled_inv_freq(d_head, base=10000.0, scaling="none", factor=1.0, trained_length=512, length=None, **lists):
-    """RoPE's angles per position, expe.rope_inv_freq, for texts past the trained length L, s being the factor:
-
-        linear   inv_freq_i / s: position interpolation (Chen et al. 2023)
-        ntk      base s^(D/(D-2)) for base (bloc97 2023): the first pair as it was, the last one slower by exactly s
-        dynamic  likewise, by s length/L - (s - 1) for s; up to the trained length nothing changes
-        yarn     pairs that turn 32 times or more in L positions as they were, those that turn once at most divided by
-                 s, and a straight ramp over i between the two (Peng et al. 2023, section 3.2)
-        llama3   likewise of those that turn 4 times or more and once at most, the ramp being over the number of turns
-                 (Llama 3.1's code; Meta 2024)
-        clipped  the slowest 20 of 64 pairs fade to 0, by (1 + cos(pi j/19)) / 2, and in proportion in other widths:
-                 none in a head of 8 or fewer. s has no part in it (CoPE's code; arXiv 2602.05258, 2026)
-        longrope inv_freq_i / x_i, of D/2 numbers x each: `long` past L, `short` up to it, all 1 if left out (Ding et
-                 al. 2024). A search finds them, model by model
+    """RoPE's angles per position, expe.rope_inv_freq, for texts past the trained length L, by one of ROPE_SCALINGS.
 
     Returns ((D/2,) float64, attention_factor): cosines and sines are to be multiplied by the factor, which is 1 but for
-    yarn: 0.1 ln s + 1 if s > 1 (its section 3.4; queries and keys both have it, so that scores get its square); and for
-    longrope: sqrt(1 + ln s / ln L) if s > 1. `length` is that of the whole sequence, which dynamic and longrope alone
-    read: one set of frequencies holds for all of its keys.
+    yarn and longrope; queries and keys both have it, so that scores get its square. `length` is that of the whole
+    sequence, which dynamic and longrope alone read: one set of frequencies holds for all of its keys.
     Raises ValueError as rope_inv_freq does, for a d_head of 2 where the base changes, and for wrong lists of longrope.
     """
     return ROPE_SCALINGS[scaling](d_head, float(base), factor, trained_length, length, **lists)
@@ -38,17 +25,34 @@ def _none(D, base, s, L, length):
     return rope_inv_freq(D, base), 1.0                                            # (D/2,)
 
 def _linear(D, base, s, L, length):
+    """Position interpolation (Chen et al. 2023): all frequencies are divided by the factor.
+
+        inv_freq_i / s
+    """
     return rope_inv_freq(D, base) / s, 1.0
 
 def _ntk(D, base, s, L, length):
+    """NTK-aware scaling (bloc97 2023): a larger base, so that the fastest pair stays and the slowest is divided by it.
+
+        base s^(D/(D-2)) in the place of base
+    """
     if D == 2:
         raise ValueError("d_head must be at least 4 to scale the base: a single pair turns by 1 whatever the base")
     return rope_inv_freq(D, base * s ** (D / (D - 2))), 1.0
 
 def _dynamic(D, base, s, L, length):
+    """Dynamic NTK (emozilla 2023): a larger base, by a factor that grows with the text; none up to L.
+
+        s length/L - (s - 1) in the place of s
+    """
     return _ntk(D, base, max(1.0, s * length / L - (s - 1)), L, length)
 
 def _yarn(D, base, s, L, length):
+    """YaRN (Peng et al. 2023, section 3.2): slow pairs are divided by the factor, fast ones stay, a ramp between them.
+
+    Pairs that turn 32 times or more in L positions are fast, those that turn once at most slow, and the ramp is
+    straight over i. attention_factor is 0.1 ln s + 1 if s > 1 (its section 3.4).
+    """
     def pair(turns):                                                              # that turns so often in L positions
         return D * np.log(L / (2 * np.pi * turns)) / (2 * np.log(base))
 
@@ -58,16 +62,30 @@ def _yarn(D, base, s, L, length):
     return rope_inv_freq(D, base) * (1 - ramp + ramp / s), 0.1 * np.log(s) + 1 if s > 1 else 1.0
 
 def _llama3(D, base, s, L, length):
+    """Llama 3.1's scaling (Meta 2024): slow pairs are divided by the factor, fast ones stay, a ramp by turns in L.
+
+    Pairs that turn 4 times or more are fast, those that turn once at most slow (Llama 3.1's code).
+    """
     inv_freq = rope_inv_freq(D, base)
     ramp = np.clip((L * inv_freq / (2 * np.pi) - 1) / (4 - 1), 0, 1)              # of the turns in L positions
     return inv_freq * (ramp + (1 - ramp) / s), 1.0
 
 def _clipped(D, base, s, L, length):
+    """Clipped RoPE (arXiv 2602.05258, 2026): the slowest pairs fade to no rotation at all; without a factor.
+
+    The slowest 20 of 64 pairs are multiplied by (1 + cos(pi j/19)) / 2, and in other widths a like share: none in a
+    head of 8 or fewer (the code of that paper's CoPE).
+    """
     n = round(20 / 64 * D / 2)                                                    # pairs that fade
     fade = (1 + np.cos(np.pi * np.arange(n) / max(1, n - 1))) / 2
     return rope_inv_freq(D, base) * np.concatenate((np.ones(D // 2 - n), fade)), 1.0
 
 def _longrope(D, base, s, L, length, long=(), short=None):
+    """LongRoPE (Ding et al. 2024): each pair is divided by a number of its own, which a search finds model by model.
+
+    inv_freq_i / x_i, of D/2 numbers x each: `long` past L, `short` up to it, all 1 if left out. attention_factor is
+    sqrt(1 + ln s / ln L) if s > 1.
+    """
     short = (1,) * len(long) if short is None else short
     if length is None or L < 2 or not len(long) == len(short) == D // 2:
         raise ValueError(f"longrope needs --long-factors and --short-factors of D/2 = {D // 2} numbers each, a trained "

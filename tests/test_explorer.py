@@ -27,7 +27,7 @@ import tasks
 from eval import held_out
 from runs import load_model, read_run
 from tokenizer import make_tokenizer, read_ranks
-from web import explorer, vectors
+from web import explorer, models, vectors
 
 KINDS = {name: (pe, settings) for name, (pe, settings, where) in vectors.CASES.items() if not where}
 TOUR = ("expe", "keys", "rope", "alibi", "fox")
@@ -97,13 +97,13 @@ def test_the_page_holds_all_it_needs_and_each_matrix_in_8_bits(runs):
 def test_a_run_of_the_explorer_is_found_again(workplace, monkeypatch):
     """Of text, and of a task."""
     monkeypatch.chdir(workplace)
-    task = ["--preset", "mini", *explorer.TASK.split(), "--pe", "rope", "--steps", "2"]
-    assert explorer.find_run(task) is None
+    task = ["--preset", "mini", *models.TASK.split(), "--pe", "rope", "--steps", "2"]
+    assert models.find_run(task) is None
     done = command("train.py", *task, "--out", "runs/explorer/task", cwd=workplace)
     assert done.returncode == 0, done.stderr
-    assert explorer.find_run(task) == Path("runs/explorer/task")
+    assert models.find_run(task) == Path("runs/explorer/task")
     own = read_run("runs/rope")[2]["data"]["folder"]
-    assert explorer.find_run(["--pe", "rope", *TINY, "--steps", "8", "--data", own]) == Path("runs/rope")
+    assert models.find_run(["--pe", "rope", *TINY, "--steps", "8", "--data", own]) == Path("runs/rope")
 
 
 def test_the_products_code_is_its_text_assembled():
@@ -385,14 +385,90 @@ def test_any_own_text_is_read_whole_and_as_text(opened):
         assert page.evaluate("document.querySelectorAll('#models script, #models img').length") == 0
 
 
+def do_step(page, step, answer):
+    """Choose an answer of a step of the tour, and do the step; returns what is then said."""
+    page.evaluate(f"showStep({step})")
+    assert page.is_disabled("#tour-do") and not page.inner_text("#tour-seen")
+    page.locator("#tour-answers input").nth(answer).check()
+    page.click("#tour-do")
+    page.wait_for_function("at('tour-seen').textContent.length > 12", timeout=120_000)
+    return page.inner_text("#tour-seen")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name, steps", [("tour", 12), ("alone", 5)])
-def test_each_step_of_the_tour_has_its_numbers(opened, name, steps):
+@pytest.mark.parametrize("name, steps", [("tour", 12), ("alone", 2 + 3)])
+def test_each_step_of_the_tour_asks_first_and_has_its_numbers(opened, name, steps):
+    """Whatever is predicted, the same answer is said to be right."""
     page = opened(name)
     assert page.evaluate("STEPS.length") == steps and page.locator("#task").count() == (name == "tour")
     for step in range(steps):
-        page.evaluate(f"showStep({step})")
-        page.evaluate("doStep()")
-        page.wait_for_function("!at('tour-do').disabled && at('tour-seen').textContent.length > 12", timeout=120_000)
-        seen = page.inner_text("#tour-seen")
+        seen = do_step(page, step, 0)
+        right = re.match(r'You predicted "([^"]*)"(?:, which is right\.|; the answer is "([^"]*)"\.) ', seen)
+        answers = page.evaluate(f"STEPS[{step}].ask()[1]")
+        assert (right[2] or right[1]) in answers and right[1] == answers[0]
         assert "NaN" not in seen and "undefined" not in seen and "do it again" not in seen
+        assert f'The answer: "{right[2] or right[1]}". ' in do_step(page, step, len(answers))      # I cannot say
+
+
+@pytest.mark.slow
+def test_a_question_about_a_rise_is_asked_only_where_a_loss_rose(opened):
+    """By 0.1 nats or more, which is what all words on the page go by."""
+    page = opened("tour")
+    said = page.evaluate("""(rises) => rises.map((rise) => {
+        for (const thread of threads) for (const length of [TRAINED, count()]) {
+            const losses = new Float64Array(length).fill(3 + (length > TRAINED && thread === ROPE ? rise : 0));
+            state.found.set(keyOf(thread, plain(length)), { losses });
+        }
+        return [STEPS[0].seen(), STEPS[0].right(), change(ROPE)];
+    })""", [0.09, 0.11])
+    assert "?" not in said[0][0] and "No loss rises" in said[0][0] and said[0][1] == 0
+    assert "?" in said[1][0] and said[1][1] == 1
+    assert said[0][2] == "RoPE stays flat, from 3.000 to 3.090" and said[1][2] == "RoPE rises from 3.000 to 3.110"
+    assert "0.1 nats" in page.inner_text("#flat-words") and "0.1 nats" in page.inner_text("#verdict-words")
+
+
+@pytest.mark.slow
+def test_chance_and_uniform_weights_stand_beside_the_numbers(opened):
+    page = opened("tour")
+    page.evaluate("readCauses()")
+    page.wait_for_function("at('verdicts').children.length === threads.length")
+    *losses, far = page.locator("#causes tbody tr").last.locator("td").all_inner_texts()
+    assert set(losses) == {f"{math.log(300):.3f}"}
+    length = page.evaluate("count()")
+    uniform = np.tril(np.ones((length, length)))
+    uniform /= uniform.sum(1, keepdims=True)
+    assert far == f"{100 * np.tril(uniform, -16)[-16:].sum(1).mean():.0f}%"
+    assert "right in 6.3% of all texts" in page.inner_text("#task-about")                   # of one of 16 letters
+
+
+@pytest.mark.slow
+def test_the_steepest_head_is_the_one_whose_slope_is_the_furthest_from_0(opened):
+    heads = [{"added": [0, 1]}, {"added": [0, -3, -6]}, {"added": None}, {"added": [5, 7]}]
+    assert opened("tour").evaluate("(heads) => steepest(heads)", heads) == 1
+
+
+@pytest.mark.slow
+def test_on_a_phone_each_step_fits_its_box(opened):
+    page = opened("tour")
+    page.set_viewport_size({"width": 360, "height": 740})
+    fits = "at('tour').scrollHeight <= at('tour').clientHeight && document.documentElement.scrollWidth <= 360"
+    for step in range(page.evaluate("STEPS.length")):
+        page.evaluate(f"showStep({step})")
+        assert page.evaluate(fits), step
+        do_step(page, step, 0)
+        assert page.evaluate(fits), step
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not models.WEIGHTS.exists(), reason="web/models.safetensors is not here")
+def test_a_thousand_has_a_comma_wherever_it_stands_on_the_page_of_the_repository(browsers, tmp_path):
+    (tmp_path / "page.html").write_text(explorer.page_of_packed(), encoding="utf-8")
+    page = browsers[False].new_page(bypass_csp=True)
+    page.goto((tmp_path / "page.html").as_uri())
+    page.wait_for_function("threads.every((thread) => thread.bar.value === thread.bar.max)")
+    for step in range(page.evaluate("STEPS.length")):
+        page.evaluate(f"showStep({step})")
+        texts = page.locator("section > p, svg text, output").all_text_contents()
+        said = "\n".join([page.inner_text("#tour"), *texts])
+        assert not re.findall(r"(?<![\d.,/^])\d{4,}", said), step
+    page.close()

@@ -57,6 +57,10 @@ def test_methods_that_are_drawn_together_are_told_apart_by_everybody(seen):
     for (one, a), (other, b) in itertools.combinations(colours.items(), 2):
         assert np.linalg.norm(lab(a, np.array(seen)) - lab(b, np.array(seen))) >= 10, (one, other)
     assert len(set(names.COLOURS)) == len(names.METHODS)
+    own = names.colours(["x1", "x4", "x16", "rope", "x64", "x256"])                 # of a user's own study
+    assert own.pop("rope") == names.colour("rope")
+    for a, b in itertools.combinations(own.values(), 2):
+        assert np.linalg.norm(lab(a, np.array(seen)) - lab(b, np.array(seen))) >= 10, (a, b)
 
 
 def test_an_encoding_has_its_colour_and_name_whatever_is_drawn_beside_it(workplace, tmp_path, drawn):

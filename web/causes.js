@@ -3,13 +3,16 @@
 
 const SETTINGS = () => [
   ["1x", plain(TRAINED)],
-  [`1x, from position ${START.toLocaleString("en")}`, { ...plain(TRAINED), start: START }],
+  [`1x, from position ${whole(START)}`, { ...plain(TRAINED), start: START }],
   [timesTrained(count()), plain(count())],
   [`${timesTrained(count())}, last ${TRAINED} keys`, { ...plain(count()), see: TRAINED }],
   [`${timesTrained(count())}, last ${NEAR} keys`, { ...plain(count()), see: NEAR }],
 ];
 const timesTrained = (length) => `${Number((length / TRAINED).toFixed(1))}x`;
-const FLAT = 0.1;                        // nats: a smaller change does not count
+const FLAT = 0.1;                        // nats: a smaller change does not count, and is called flat
+// The mean share of its keys that are so far back, or more, of each of the last queries of a length: uniform weights.
+const uniformFar = (length, back) => mean(Array.from({ length: Math.min(TRAINED, length) }, (_, i) =>
+  Math.max(0, length - i - back) / (length - i)));
 
 // What the losses say of a model: at 1x, moved to a large position, at 16x, and there with far keys hidden.
 function verdict({ one, moved, far, hidden }) {
@@ -20,13 +23,13 @@ function verdict({ one, moved, far, hidden }) {
   return far - hidden >= rise / 2 ? "fails on distances" : "fails, and neither switch alone explains it";
 }
 
-const verbOf = (by) => (Math.abs(by) < FLAT ? "moves" : by > 0 ? "rises" : "falls");
+const verbOf = (by) => (Math.abs(by) < FLAT ? "stays flat," : by > 0 ? "rises" : "falls");
 const nats = (x) => number(x, 2);
 // The numbers that say so, as docs/why-length-breaks.md has them.
 const brief = ({ one, moved, far, hidden }) => `${verbOf(far - one)} from ${nats(one)} to ${nats(far)}` +
   (far - one < FLAT ? "" : moved - one >= (far - one) / 2 ? `, and the move alone gives ${nats(moved)}` : `, and with far keys hidden it has ${nats(hidden)}`);
 const explain = ({ one, moved, far, hidden }, most) => `${nats(one)} at ${TRAINED} tokens, ${nats(far)} at ${most}; with far keys ` +
-  `hidden ${nats(hidden)}, and if the ${TRAINED} tokens begin at position ${START.toLocaleString("en")}, ${nats(moved)}`;
+  `hidden ${nats(hidden)}, and if the ${TRAINED} tokens begin at position ${whole(START)}, ${nats(moved)}`;
 
 // {one, moved, far, hidden, near} of a model on this text; null before all of it is read.
 function measured(thread) {
@@ -42,7 +45,7 @@ function heldOut({ id }) {
 
 // The share of a head's weight on far keys: of all heads, and of those with the least and the most.
 function farWords(thread) {
-  const far = farAt(thread, plain(count())), percent = (x) => `${(100 * x).toFixed(x < 0.1 ? 1 : 0)}%`;
+  const far = farAt(thread, plain(count()));
   return far ? `${percent(mean(far))} (${percent(Math.min(...far))} to ${percent(Math.max(...far))})` : "-";
 }
 
@@ -56,10 +59,12 @@ function causes() {
     element("tbody", {}, ...threads.map((thread) => element("tr", {},
       element("th", { scope: "row", class: "name", style: `--colour: ${thread.colour}` }, thread.name),
       ...columns.map(([, setting]) => element("td", {}, number(targetsMean(thread, setting)))),
-      ...(enough ? [element("td", {}, farWords(thread))] : [])))));
+      ...(enough ? [element("td", {}, farWords(thread))] : []))),
+      ...(enough ? [element("tr", {}, element("th", { scope: "row" }, "Chance: all tokens, or keys, alike"),
+        ...columns.map(() => element("td", {}, number(CHANCE))), element("td", {}, percent(uniformFar(count(), TRAINED))))] : [])));
   at("verdicts").replaceChildren(...threads.flatMap((thread) => {
     const found = enough && measured(thread);
-    return found ? [element("li", {}, `${thread.name} ${verdict(found)}: ${explain(found, count().toLocaleString("en"))}. ` +
+    return found ? [element("li", {}, `${thread.name} ${verdict(found)}: ${explain(found, whole(count()))}. ` +
       `With the last ${NEAR} keys alone it has ${nats(found.near)}.`)] : [];
   }));
 }
@@ -71,3 +76,6 @@ async function readCauses() {
 }
 
 at("causes-do").onclick = readCauses;
+at("flat-words").textContent = `On this page a loss rises or falls if it changes by ${FLAT} nats or more; if by less, it stays flat.`;
+at("verdict-words").textContent = `A model fails on positions if the large positions alone give half of its rise or more, and on ` +
+  `distances if hiding far keys takes half of it or more away. A rise is one of ${FLAT} nats or more; a smaller change is flat.`;

@@ -3,7 +3,9 @@
 
 const at = (id) => document.getElementById(id);
 const number = (x, digits = 3) => (Number.isFinite(x) ? x.toFixed(digits) : "-");
-const signed = (x) => (x < 0 ? "" : "+") + x.toFixed(3);
+const whole = (n) => n.toLocaleString("en");                              // 2,048
+const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)}%`;
+const signed = (x) => (x > -0.0005 ? "+" : "-") + Math.abs(x).toFixed(3);               // and no -0.000
 const LOSS = "loss, nats a token";
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
@@ -43,10 +45,10 @@ function draw(where, curves, { xs, ys, log = false, mark, ticks, x: xTitle, y: y
   for (const share of [0, 1 / 3, 2 / 3, 1]) {
     const y = y0 + share * (y1 - y0);
     line(left, py(y), W - right, py(y), "axis");
-    svg.append(element("text", { x: left - 5, y: py(y) + 4, "text-anchor": "end" }, y.toFixed(digits)));
+    svg.append(element("text", { x: left - 5, y: py(y) + 4, "text-anchor": "end" }, y.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })));
   }
   for (const x of ticks ?? [xs?.[0] ?? 0, xs?.[1] ?? 1]) {
-    const [place, words] = [px(x), x.toLocaleString("en")];
+    const [place, words] = [px(x), whole(x)];
     svg.append(element("text", { x: place, y: H - bottom + 16, "text-anchor": "middle" }, words));
   }
   svg.append(element("text", { x: 0, y: 12 }, yTitle));

@@ -1,6 +1,7 @@
 """One page that runs trained models in the browser: a text past their trained length, what their heads do, the knobs.
 
-    python -m web.explorer                 trains what is missing of five small runs and two of a task: explorer.html
+    python -m web.explorer                 explorer.html, of the trained models in web/models.safetensors
+    python -m web.explorer --train         trains these models, five of text and two of a task; the page of those runs
     python -m web.explorer RUN RUN ...     the page of these runs: of one data set, and of one task if there are such
 
 The page is one file that loads nothing from elsewhere: its models' weights in 8 bits, their tokenizer, some held-out
@@ -12,9 +13,9 @@ that is so still.
 import base64
 import dataclasses
 import json
-import math
 import re
-import shlex
+import sys
+import tempfile
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -24,69 +25,25 @@ from cli import CommandLine, at_least, new_file
 # cli comes first: it says in one line which package is missing
 # isort: split
 import numpy as np
-import torch
 
-import data
 import tasks
-import train
-from eval import MULTIPLES, held_out
+from eval import MULTIPLES
 from files import read_text, write_text
-from model_torch import GPT
 from runs import checkpoint_info, describe, load_model, read_run
-from settings import InputError, prefix_errors, require_finite
+from settings import InputError
 from tokenizer import read_tokenizer
+from web import models as trained
 from web import vectors
 from zoo.names import COLOURS, changed, colour, names_of, variant_of
 
 WEB = Path(__file__).parent
-FOLDER = Path("runs/explorer")
 OUT = Path("explorer.html")
 TITLE = "Where are my tokens? Exact positional encodings, explored"
 ABOUT = "Trained language models in your browser: why their losses rise, or do not, past the trained length."
-TASK = "--data task:needle --context 32 --layers 2 --width 64 --heads 2 --batch-size 16 --steps 1000 --lr 3e-3"
-RUNS = {                                 # name: flags of train.py; the first are those of `make train`
-    "expe": "--pe expe",
-    "expe-on-k": "--pe expe --on k",
-    "rope": "--pe rope",
-    "alibi": "--pe alibi",
-    "fox": "--pe fox",
-    "task-fox": f"--pe fox {TASK}",
-    "task-rope": f"--pe rope {TASK}",
-}
 ENCODINGS = ("nope", "sinusoidal", "expe", "exqpe", "rope", "alibi", "fox")        # those of encodings.js
 TEXTS, SEQUENCES = 4, 8                  # to read; of a task at each length
 TASKS = ("needle", "first-last")         # those of task.js
 APART = 0.18                             # of two colours in Oklab: below it they are hard to tell from each other
-
-def find_run(flags):
-    """A complete run of these flags, on data as they are now, under runs/ or runs/explorer/; None if there is none."""
-    _, model, config = train.read_flags(flags)
-    ensure = data.source_of(config.data).ensure
-    _, meta = ensure(config.data, model.vocab, data.prepare, vars(config))
-    others = ("fast", "micro_batch", "eval_every", "checkpoint_every", *data.PREPARATION)
-    settings = lambda config: {key: value for key, value in dataclasses.asdict(config).items()  # noqa: E731
-                               if key not in others}
-    for path in sorted([*Path("runs").glob("*/config.json"), *FOLDER.glob("*/config.json")]):
-        try:
-            its, how, record = read_run(path.parent)
-            same = its == model and settings(how) == settings(config) and record["data"]["splits"] == meta["splits"]
-            if same and checkpoint_info(path.parent)["step"] == how.steps:
-                return path.parent
-        except InputError:                                             # of another version, or cut short
-            continue
-    return None
-
-def train_missing(steps):
-    """The run directories of RUNS, each trained if there is no such run under runs/, or gone on with."""
-    runs = []
-    for variant, words in RUNS.items():
-        flags = ["--preset", "mini", *shlex.split(words), *(["--steps", str(steps)] if steps else [])]
-        run = find_run(flags)
-        if run is None:
-            run = FOLDER / variant
-            train.main([*flags, "--out", str(run), *["--resume"] * (run / "config.json").exists()])
-        runs.append(run)
-    return runs
 
 def check(run, gpt):
     """InputError unless model.js can read a run's GPT."""
@@ -110,26 +67,14 @@ def check(run, gpt):
         if f'["{short}"]' not in code:
             raise InputError(f"{run} has the weights {name}, and the page reads no such part")
 
-def quantize(gpt):
-    """Round a GPT's matrices to 8 bits, in place. Returns the codes of all, int8, and the other numbers, float32.
+def packed(tensors):
+    """What trained.quantize returns, for a page: (deflated, in base85 with "," in place of "<"; bytes before base85).
 
-    A row w of a matrix is its codes times its scale, max |w| / 127, in float32. The other numbers are these scales and
-    all weights that are no matrix, in the order of state_dict.
+    First all codes, then the other numbers in float32: the scales of a matrix, or all of what is no matrix.
     """
-    codes = []
-    others = []
-    for w in gpt.state_dict().values():
-        if w.ndim == 2:
-            scale = w.abs().amax(1, keepdim=True) / 127                # (rows, 1)
-            code = (w / scale.clamp(min=torch.finfo(w.dtype).tiny)).round()
-            w.copy_(code * scale)
-            codes.append(code.flatten().to(torch.int8))
-        others.append((scale if w.ndim == 2 else w).flatten())
-    return torch.cat(codes).numpy(), torch.cat(others).numpy()
-
-def packed(codes, others):
-    """What quantize returns, for a page: (deflated, in base85 with "," in place of "<"; bytes before base85)."""
-    small = zlib.compress(codes.tobytes() + others.astype("<f4").tobytes(), 9)
+    codes = [w.tobytes() for w in tensors.values() if w.dtype == np.int8]
+    others = [w.astype("<f4").tobytes() for w in tensors.values() if w.dtype != np.int8]
+    small = zlib.compress(b"".join(codes + others), 9)
     return base64.b85encode(small, pad=True).decode().replace("<", ","), len(small)
 
 def oklab(colour):
@@ -152,56 +97,32 @@ def model_of(run, gpt, called, taken):
     """
     model = gpt.config
     check(run, gpt)
-    weights, size = packed(*quantize(gpt))
+    weights, size = packed(trained.rounded(gpt))
     flags = [f"--{key}" if x is True else f"--{key} {short}" for key, x, short in changed(model)]
     return {"id": id_of(run), "name": called, "flags": " ".join([f"--pe {model.encoding.pe}", *flags]),
             "colour": taken.get(called) or distinct(colour(variant_of(run)), taken.values()),
             "config": dataclasses.asdict(model), "bytes": size,
             "tensors": [(key, w.shape) for key, w in gpt.state_dict().items()]}, weights
 
-def results_of(gpt, documents):
-    """[loss at each of MULTIPLES], then those of the two edits of docs/why-length-breaks.md, of the same targets.
+def task_of(runs, facts):
+    """What the page knows of a task, of run directories: its symbols, some sequences of each length, and accuracies.
 
-    The edits: at 1x a text that begins where the last targets of the longest one do; at 16x the last keys alone, as
-    many as the trained length. The targets are the last of each document, as many.
+    facts: {run: what trained.measure returns}.
     """
-    context = gpt.config.context
-    longest = MULTIPLES[-1] * context
-    windowed = GPT(dataclasses.replace(gpt.config, window=context), seed=None)
-    windowed.load_state_dict(gpt.state_dict())
-
-    def loss(model, length, start=0):
-        windows = [torch.tensor(document[-length - 1 :].astype(int))[None] for document in documents]
-        positions = np.arange(start, start + length)
-        losses = [model.token_losses(x[:, :-1], x[:, 1:], positions)[0, -context:] for x in windows]
-        mean = torch.cat(losses).double().mean().item()
-        require_finite(math.isfinite(mean))
-        return mean
-
-    return {"losses": [loss(gpt, multiple * context) for multiple in MULTIPLES],
-            "moved": loss(gpt, context, longest - context), "hidden": loss(windowed, longest)}
-
-def task_of(runs):
-    """What the page knows of a task, of {run: GPT}: its symbols, some sequences of each length, and accuracies."""
     if not runs:
         return None
-    first = next(iter(runs))
-    model, _, record = read_run(first)
+    model, _, record = read_run(runs[0])
     source = record["data"]["source"]
     if (name := source.removeprefix("task:")) not in TASKS:
-        raise InputError(f"{first} is trained on {source}, and the page shows the tasks {' and '.join(TASKS)}")
+        raise InputError(f"{runs[0]} is trained on {source}, and the page shows the tasks {' and '.join(TASKS)}")
     sequences = {}
     for length in (multiple * model.context for multiple in MULTIPLES):
         pairs = zip(*tasks.batch(tasks.open_split(source, "val"), length, SEQUENCES, 0, length), strict=True)
         sequences[length] = [{"tokens": tokens.tolist(), "targets": {
             int(t): int(targets[t]) for t in np.flatnonzero(targets != tasks.IGNORED)}} for tokens, targets in pairs]
-    scores = {}
-    for run, gpt in runs.items():
-        with prefix_errors(run):
-            scores[id_of(run)] = [tasks.score(gpt, source, length, sequences=128) for length in sequences]
-    return {"name": name, "trained": model.context, "symbols": tasks.find(source).symbols,
-            "sequences": sequences, "guess": [row["guess"] for row in scores[id_of(first)]],
-            "accuracy": {run: [row["accuracy"] for row in rows] for run, rows in scores.items()}}
+    return {"name": name, "trained": model.context, "symbols": tasks.find(source).symbols, "sequences": sequences,
+            "guess": facts[runs[0]]["guess"], "chance": facts[runs[0]]["chance"],
+            "accuracy": {id_of(run): facts[run]["accuracy"] for run in runs}}
 
 def texts_of(run, record, documents, length):
     """[{"title", "text"}] of the first of these documents, each cut after so many tokens."""
@@ -237,10 +158,11 @@ def share(repository):
         tags |= {"og:image": f"{repository}/raw/main/docs/explorer.png", "twitter:card": "summary_large_image"}
     return "\n".join(f'<meta property="{name}" content="{content}">' for name, content in tags.items())
 
-def page(runs, repository=""):
+def page(runs, repository="", facts=None):
     """The HTML of run directories: of one tokenizer and trained length, and of one task and trained length.
 
-    repository: where this repository is published, https://HOST/OWNER/NAME, for links to its files.
+    repository: where this repository is published, https://HOST/OWNER/NAME, for links to its files. facts: {run: what
+    trained.measure returns} if that is known; else it is computed, of weights of 8 bits.
     """
     kinds = {False: [], True: []}                                       # by whether a run is of a task
     for run in runs:
@@ -249,7 +171,7 @@ def page(runs, repository=""):
         raise InputError("the page needs a run that is trained on text: add one")
     weights = []
     models = {True: [], False: []}
-    gpts = {True: {}, False: {}}
+    gpts = {}
     for of_task, group in kinds.items():
         called = names_of(group)
         short = Counter(word.partition(",")[0] for word in called.values())             # of ExPE-K, theta 0.5
@@ -262,37 +184,23 @@ def page(runs, repository=""):
             word = called[run].partition(",")[0]
             name = word if short[word] == 1 else called[run]
             colours = {other["name"]: other["colour"] for other in models[False] + models[True]}
-            gpts[of_task][run] = load_model(run)[0]
-            made, its = model_of(run, gpts[of_task][run], name, colours)
+            gpts[run] = load_model(run)[0]
+            made, its = model_of(run, gpts[run], name, colours)
             if made["id"] in {other["id"] for other in models[True] + models[False]}:
                 raise InputError(f"two runs are called {made['id']}: rename the folder of one")
             models[of_task].append(made)
             weights.append((made["id"], its))
     run = kinds[False][0]
     first, _, record = read_run(run)
-    longest = MULTIPLES[-1] * first.context
-    title, documents = held_out(run, record, "val", None)
-    documents = [document for document in documents if len(document) > longest]
-    if not documents:
-        raise InputError(f"no document of {title} has {longest:,} tokens, 16 times the trained length: give more text")
-    for run in runs:
-        describe(run, read_run(run)[2] | checkpoint_info(run))
-    read = [read_run(run) for run in kinds[False]]
-    either = lambda found: " or ".join(dict.fromkeys(found))  # noqa: E731
-    sizes = either(f"{model.layers} blocks and {model.width} dimensions" for model, _, _ in read)
-    tokens = either(f"{checkpoint_info(run)['step'] * how.batch_size * model.context:,}"
-                    for run, (model, how, its) in zip(kinds[False], read, strict=True))
-    about = (f"{len(read)} model{'s' * (len(read) > 1)} of {sizes}, trained on {tokens} tokens of "
-             f"{either(its['data']['source'] for _, _, its in read)} in windows of {first.context}, with matrices of 8 "
-             f"bits. The texts are held-out documents of {record['data']['source']}.")
-    results = {}
-    for run, gpt in gpts[False].items():
-        with prefix_errors(run):
-            results[id_of(run)] = results_of(gpt, documents)
-    known = {"trained": first.context, "multiples": MULTIPLES, "models": models[False], "about": about,
-             "texts": texts_of(run, record, documents, longest), "root": repository and f"{repository}/blob/main/",
-             "results": results, "documents": len(documents), "source": record["data"]["source"],
-             "task": task_of(gpts[True]), "task_models": models[True]}
+    documents = trained.long_documents(run)
+    if facts is None:
+        facts = {run: trained.measure(run, gpt, documents) for run, gpt in gpts.items()}
+    known = {"trained": first.context, "multiples": MULTIPLES, "models": models[False],
+             "about": describe_models(kinds[False]),
+             "texts": texts_of(run, record, documents, MULTIPLES[-1] * first.context),
+             "root": repository and f"{repository}/blob/main/",
+             "results": {id_of(run): facts[run] for run in kinds[False]}, "documents": len(documents),
+             "source": record["data"]["source"], "task": task_of(kinds[True], facts), "task_models": models[True]}
     safe = json.dumps(known, allow_nan=False).replace("<", "\\u003c")       # no text may begin or end an element
     parts = {"share": share(repository), "data": "\n".join([
         f'<script type="application/json" id="data">{safe}</script>',
@@ -302,24 +210,50 @@ def page(runs, repository=""):
     parts |= {path.name: links(path.read_text(encoding="utf-8")).rstrip() for path in files}
     return re.sub(r"\{\{([\w.]+)\}\}", lambda match: parts[match[1]], parts["page.html"]) + "\n"
 
+def describe_models(runs):
+    """A sentence on the models of run directories on text: their number, sizes, and training."""
+    read = [read_run(run) for run in runs]
+    either = lambda found: " or ".join(dict.fromkeys(found))  # noqa: E731
+    sizes = either(f"{model.layers} blocks and {model.width} dimensions" for model, _, _ in read)
+    tokens = either(f"{checkpoint_info(run)['step'] * how.batch_size * model.context:,}"
+                    for run, (model, how, _) in zip(runs, read, strict=True))
+    return (f"{len(read)} model{'s' * (len(read) > 1)} of {sizes}, trained on {tokens} tokens of "
+            f"{either(its['data']['source'] for _, _, its in read)} in windows of {read[0][0].context}, with matrices "
+            f"of 8 bits. The texts are held-out documents of {read[0][2]['data']['source']}.")
+
+def page_of_packed(repository=""):
+    """The HTML of the models in web/models.safetensors, with the losses that web/models.json has of them."""
+    with tempfile.TemporaryDirectory() as place:
+        runs, manifest = trained.unpack(Path(place) / "runs", Path(place) / "text")
+        if changed := trained.changed_code(runs):
+            print(f"{trained.WEIGHTS}: its models were trained, and their losses computed, with other code than is "
+                  f"here now: {', '.join(changed)}", file=sys.stderr)
+        return page(runs, repository, {run: manifest["models"][run.name]["rounded"] for run in runs})
+
 def main(argv=None):
     parser = CommandLine(prog="python -m web.explorer", description="Write one page that runs trained models in the "
                          "browser: read a text past their trained length, look inside, turn the knobs.")
     parser.add_argument("runs", nargs="*", metavar="RUN",
-                        help=f"run directories of train.py (default: {', '.join(RUNS)} of mini, trained if missing)")
+                        help="run directories of train.py (default: the models in web/models.safetensors)")
     parser.add_argument("--out", type=new_file(".html"), default=OUT, metavar="FILE", help=f"the page (default: {OUT})")
+    parser.add_argument("--train", action="store_true", help=f"train what is missing of {', '.join(trained.RUNS)} of "
+                        f"mini, in {trained.TRAINED}/, and show these runs")
     parser.add_argument("--steps", type=at_least(1), metavar="N",
-                        help="of each run that is trained (default: mini's)")
+                        help="train with so many steps each (default: mini's); with --train or alone")
     parser.add_argument("--repository", default=citation(), metavar="URL",
                         help="where this repository is published, for links to its files (default: as in CITATION.cff)")
     with parser.one_line_errors():
         args = parser.parse_args(argv)
         if args.repository and not re.fullmatch(r"https://[\w.-]+/[\w.-]+/[\w.-]*(?<!\.git)", args.repository):
             raise InputError(f"--repository must be as https://github.com/OWNER/NAME, got {args.repository}")
-        if args.runs and args.steps:
-            raise InputError("--steps is for runs that are trained here: leave it out, or the runs")
+        train = args.train or args.steps is not None
+        if args.runs and train:
+            raise InputError("--train and --steps are for runs that are trained here: leave them out, or the runs")
         vectors.check()
-        html = page([Path(run) for run in args.runs] or train_missing(args.steps), args.repository)
+        runs = trained.train_missing(args.steps) if train else [Path(run) for run in args.runs]
+        html = page(runs, args.repository) if runs else page_of_packed(args.repository)
+        for run in runs:
+            describe(run, read_run(run)[2] | checkpoint_info(run))
         write_text(args.out, html)
         print(f"open {args.out}: {len(html.encode()) / 1e6:.1f} MB")
 

@@ -23,7 +23,7 @@ async function look() {
   const window = windowOf(state.length), losses = threads.map((each) => lossesAt(each, setting)?.[i]);
   const stays = () => mine === asked && index === chosenIndex() + 1 && thread.id === at("inside-model").value;
   for (const each of threads) chosenSpan(each)?.classList.add("chosen");
-  at("chosen").textContent = `Token ${JSON.stringify(TOKENIZER.show(window[index]))}, read at position ${state.start + index}: ` +
+  at("chosen").textContent = `Token ${JSON.stringify(TOKENIZER.show(window[index]))}, read at position ${whole(state.start + index)}: ` +
     threads.map(({ name }, j) => `${name} ${number(losses[j], 2)}`).join(", ") + " nats";
   if (!complete(lossesAt(thread, setting))) return false;
   at("inside-words").textContent = `Looking into ${thread.name} ...`;
@@ -55,7 +55,8 @@ async function look() {
 
 // By how much the line rises from one key to the next: a slope is what a nearer key gains a token.
 const slopeOf = ({ added }) => (added && added.length > 1 ? (added.at(-1) - added[0]) / (added.length - 1) : NaN);
-const steepest = (heads) => heads.reduce((best, head, i) => (slopeOf(head) > (slopeOf(heads[best]) || -Infinity) ? i : best), 0);
+const steepness = (head) => Math.abs(slopeOf(head)) || 0;                // a slope may be negative; 0 of a head without one
+const steepest = (heads) => heads.reduce((best, head, i) => (steepness(head) > steepness(heads[best]) ? i : best), 0);
 const backOf = ({ weights }) => weights.reduce((sum, weight, s) => sum + weight * (weights.length - 1 - s), 0);
 
 function showHead(i) {
@@ -79,12 +80,13 @@ function showHead(i) {
   const kind = { expe: "this query's slope", alibi: "the head's fixed slope", fox: "the keys' gates, on average" };
   const slope = slopeOf(heads[i]), what = Number.isFinite(slope) && kind[thread.config.encoding.pe];
   at("inside-words").textContent = `${thread.name}, block ${block}, head ${head}: query ${token(index - 1)} at position ` +
-    `${start + index - 1}, which predicts ${token(index)}. ` +
+    `${whole(start + index - 1)}, which predicts ${token(index)}. ` +
     (index === 1 ? "It is the first token and has one key, its own, so that there is nothing to compare. " :
      what ? `A key gains ${signed(slope)} nats for each token that it is nearer (${what}). ` :
             "This encoding does not add a line to the scores. ") +
     `The head looks back ${plural(Number(backOf(heads[i]).toFixed(1)), "token")} on average` +
-    (near ? `, and ${plural(Number(backOf(near[i]).toFixed(1)), "token")} when only ${TRAINED} are read.` : ".");
+    (near ? `, and ${plural(Number(backOf(near[i]).toFixed(1)), "token")} when only ${TRAINED} are read` : "") +
+    (index > 1 ? `; with uniform weights it would be ${whole((index - 1) / 2)}${near ? ` and ${whole((TRAINED - state.chosen - 1) / 2)}` : ""}.` : ".");
   at("worth-words").textContent = worthWords(i);
   const keys = (values) => Array.from(values ?? [], (y, s) => [start + s, y]), last = start + index - 1;
   const span = { xs: [start, Math.max(last, start + 1)], ticks: [start, last], x: "position of the key" };
@@ -127,8 +129,8 @@ function worthWords(i) {
   const means = uses(found) ? "The head uses them." : worth < -2 * error ? "They do harm." :
     far > SINK ? "That is within chance. No use of them is seen: such weight can be parked there and fetch nothing (a sink)." :
                  "That is within chance, and there is little weight.";
-  return `Over the ${plural(targets, "target")}, this head puts ${(100 * far).toFixed(1)}% of its weight on keys more than ${NEAR} back. ` +
-    `When it alone cannot see them, the mean loss changes by ${signed(worth)} nats, with a standard error of ${number(error)}. ${means}`;
+  return `Over the ${plural(targets, "target")}, this head puts ${(100 * far).toFixed(1)}% of its weight on keys ${NEAR} or more back ` +
+    `(uniform weights: ${percent(uniformFar(view.setting.length, NEAR))}). When it alone cannot see them, the mean loss changes by ${signed(worth)} nats, with a standard error of ${number(error)}. ${means}`;
 }
 
 // Fills view.worth; the sum of what was found, or false if something else was asked for.

@@ -115,7 +115,7 @@ function redraw() {
   const queries = [[TRAINED, "var(--link)"], [4 * TRAINED, "var(--text)"], [16 * TRAINED, "var(--hot)"]], most = 2 * TRAINED;
   draw(at("by-distance"), queries.map(([m, colour]) => {
     const own = kind.score(m, m, s);
-    return { name: `query at ${m}`, colour,
+    return { name: `query at ${whole(m)}`, colour,
              points: Array.from({ length: Math.min(m, most) }, (_, d) => [d, kind.score(m, m - d, s) - own]) };
   }), { xs: [0, most], ticks: [0, TRAINED, most], mark: [TRAINED, "trained"], x: "distance, tokens back", y: "score", about: "Score by distance, from 0 at the query's own key, at three positions of the query" });
   strips();
@@ -156,8 +156,8 @@ function strips() {
   const kinds = knobs.pe === "exqpe" ? [["ExQPE", exqpeEntry, s]] :
     [["equal columns", expeEntry, { ...s, constant: true, l: 1 }], ["staggered columns, as ExPE has them", expeEntry, s]];
   const found = kinds.map(([name, entry, settings]) => [name, mergedOf(entry, settings, round, 16 * TRAINED)]);
-  at("merged").textContent = `Of positions 0 to ${16 * TRAINED - 1}, so many are the same as the one before: ` +
-    found.map(([name, merged]) => `${merged.filter(Boolean).length} with ${name}`).join(", ");
+  at("merged").textContent = `Of positions 0 to ${whole(16 * TRAINED - 1)}, so many are the same as the one before: ` +
+    found.map(([name, merged]) => `${whole(merged.filter(Boolean).length)} with ${name}`).join(", ");
   at("strips").replaceChildren(...found.flatMap(([name, merged]) => {
     let odd = false;
     const cells = [false, ...merged.slice(-shown + 1)].map((same) => {

@@ -6,6 +6,7 @@ const DATA = JSON.parse(at("data").textContent);
 const TOKENIZER = new Tokenizer(at("tokenizer").textContent);
 const TRAINED = DATA.trained, MULTIPLES = DATA.multiples, MOST = MULTIPLES.at(-1) * TRAINED, OWN = "own";
 const NEAR = TRAINED / 4, START = MOST - TRAINED, WRITTEN = 40;        // keys that are near; tokens that are written
+const VOCAB = DATA.models[0].config.vocab, CHANCE = Math.log(VOCAB);     // the loss if all tokens had the same probability
 const GPU = !new URLSearchParams(location.search).has("cpu");            // ?cpu in the address: without one
 const SOURCE = { stdlib: "Python's standard library", packages: "Python packages" }[DATA.source] ?? DATA.source;
 const LACKS = ["Worker", "WebAssembly", "DecompressionStream"].filter((name) => !(name in globalThis));
@@ -82,6 +83,7 @@ function choose(text, all) {
   const { tokens, letters } = TOKENIZER.begin(text, MOST), { wanted } = state;
   Object.assign(state, { tokens: [TOKENIZER.eot, ...tokens], letters, of: text.length, chosen: null, found: new Map() });
   clearWritten();
+  if (!at("tour").classList.contains("done")) askFor();                  // of so many tokens
   const length = all ? count() : lengths().findLast((n) => n <= wanted) ?? lengths()[0], shown = show({ length });
   state.wanted = wanted;
   return shown;
@@ -112,9 +114,9 @@ function restore() {
   const text = Math.min(read("text"), DATA.texts.length - 1), see = read("see");
   at("text").value = text;
   at("own").hidden = true;
-  showStep(Math.min(read("step"), STEPS.length - 1));
   Object.assign(state, { wanted: read("length") || TRAINED, see: [TRAINED, NEAR].includes(see) ? see : 0, start: read("start") && START });
   const shown = choose(DATA.texts[text].text);
+  showStep(Math.min(read("step"), STEPS.length - 1));
   return /^\d+$/.test(given.get("chosen")) ? show({ chosen: Math.min(read("chosen"), state.length - 1) }) : shown;
 }
 
@@ -210,7 +212,7 @@ function curves() {
   const switched = state.see || state.start, { see, start } = state;
   const live = bySetting({ see, start }), before = switched ? bySetting({ see: 0, start: 0 }, { name: "", faint: true }) : [];
   const words = live.map(({ name, points }) => `${name}: ${points.filter(([, y]) => !Number.isNaN(y))
-    .map(([x, y]) => `${number(y)} at ${x}`).join(", ") || "not read yet"}`);
+    .map(([x, y]) => `${number(y)} at ${whole(x)}`).join(", ") || "not read yet"}`);
   draw(at("by-length"), [...before, ...live], {
     xs: [Math.min(all[0] || TRAINED, TRAINED), Math.max(all.at(-1), 2 * TRAINED)], log: true, ticks, x: "tokens read", y: LOSS,
     about: `Mean loss of the same targets by tokens read. ${words.join("; ")}` });
@@ -242,12 +244,12 @@ function pick(thread, i) {
 
 // What to say of a text that all models find less likely than tokens drawn at random; "" of another.
 function strange() {
-  const losses = threads.map((thread) => targetsMean(thread, now())), most = Math.log(DATA.models[0].config.vocab);
-  return losses.every((loss) => loss > most) ? `These models have read ${SOURCE} alone. To all of them the targets are less likely ` +
-    `than tokens that are drawn at random, which have ${number(most)} nats: they say little of other texts.` : "";
+  const losses = threads.map((thread) => targetsMean(thread, now()));
+  return losses.every((loss) => loss > CHANCE) ? `These models have read ${SOURCE} alone. To all of them the targets are less likely ` +
+    `than tokens that are drawn at random, which have ${number(CHANCE)} nats: they say little of other texts.` : "";
 }
 
-const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
+const plural = (n, word) => `${whole(n)} ${word}${n === 1 ? "" : "s"}`;
 
 function tell() {
   const all = lengths(), tokens = count(), multiple = Number((state.length / TRAINED).toFixed(1));
@@ -261,7 +263,7 @@ function tell() {
   at("length").setAttribute("aria-valuetext", at("length-words").textContent);
   const note = tokens < 1 ? "Type a text: there is nothing to read yet." :
     state.letters < state.of ? `The first ${plural(tokens, "token")} are read, which is as far as this page goes: ` +
-      `${plural(state.letters, "character")} of ${state.of.toLocaleString("en")}.` :
+      `${plural(state.letters, "character")} of ${whole(state.of)}.` :
     tokens < TRAINED ? `${plural(tokens, "token")}: the trained length is ${TRAINED}. A longer text shows more.` :
     tokens < MOST ? `All ${plural(tokens, "token")} of this text can be read, ${Number((tokens / TRAINED).toFixed(1))}x the trained length.` : "";
   at("read-note").textContent = state.failed ? `Something failed here (${state.failed}): load the page again.` : `${note} ${strange()}`.trim();
@@ -281,7 +283,7 @@ at("length").oninput = () => show({ length: lengths()[at("length").value] });
 at("all-lengths").onclick = () => everyLength();
 options(at("see"), [[0, "all keys"], [TRAINED, `the last ${TRAINED} keys only`], [NEAR, `the last ${NEAR} keys only`]]);
 at("see").onchange = () => show({ see: Number(at("see").value) });
-at("start-words").textContent = `Begin at position ${START.toLocaleString("en")}`;
+at("start-words").textContent = `Begin at position ${whole(START)}`;
 at("start").onchange = () => show({ start: at("start").checked ? START : 0 });
 const FLAGS = new Set([...DATA.models, ...DATA.task_models].map(({ name, flags }) => `${name}: ${flags}`));
 at("about").textContent = `${DATA.about} ${[...FLAGS].join("; ")}.`;
@@ -294,7 +296,8 @@ draw(at("result"), threads.map(({ id, name, colour }) => ({
   name, colour, dots: true, points: DATA.results[id].losses.map((loss, i) => [PLACES[i], loss]) })), {
   xs: [TRAINED, MOST], log: true, ticks: PLACES, x: "tokens read", y: LOSS,
   about: `Mean loss of the targets. ${threads.map(({ id, name }) => `${name}: ${DATA.results[id].losses.map((loss, i) =>
-    `${number(loss)} at ${PLACES[i]}`).join(", ")}`).join("; ")}` });
+    `${number(loss)} at ${whole(PLACES[i])}`).join(", ")}`).join("; ")}` });
 at("result-words").textContent = `Here the same ${TRAINED} last tokens of ${plural(DATA.documents, "held-out text")} are read with more and ` +
-  `more text before them. The training windows had ${TRAINED} tokens; models differ in their positional encoding.`;
+  `more text before them. The training windows had ${TRAINED} tokens; models differ in their positional encoding. ` +
+  `Chance, the same probability for each of the ${whole(VOCAB)} tokens, has ${number(CHANCE)} nats.`;
 at("targets-words").textContent = `the last ${TRAINED} of a text, the same at every length.`;

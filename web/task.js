@@ -73,7 +73,7 @@ function drawTask() {
       element("h3", { class: "name", style: `--colour: ${solver.colour}` }, solver.name),
       element("p", said?.includes("wrong") ? { class: "wrong" } : {}, said ? `Answer: ${said}` : state.failed ? `No answer: ${state.failed}` : "Reading ..."),
       element("p", {}, head ? `Block ${head.block}, head ${head.head} puts ${(100 * head.weights[place]).toFixed(1)}% of its weight on the ` +
-        `letter that is asked for, ${plural(ask - place, "token")} back: the most of all heads.` : ""), box);
+        `letter that is asked for, ${plural(ask - place, "token")} back: the most of all heads. Uniform weights: ${percent(1 / (ask + 1))}.` : ""), box);
   }));
   for (const box of boxes) box.scrollTop = box.children[place].offsetTop - box.clientHeight / 2;
 }
@@ -81,15 +81,15 @@ function drawTask() {
 if (TASK) {
   const places = Object.keys(TASK.sequences).map(Number);
   at("task-about").textContent = `${ABOUT[TASK.name].words} The models were trained on texts of up to ` +
-    `${TASK.trained} symbols. The letter that is asked for is underlined, and what the shown head attends to is marked.`;
-  options(at("task-length"), places.map((length, i) => [length, `${length} symbols, ${MULTIPLES[i]}x`]));
+    `${TASK.trained} symbols. A letter drawn at random is right in ${percent(TASK.chance)} of all texts. The letter that is asked for is underlined, and what the shown head attends to is marked.`;
+  options(at("task-length"), places.map((length, i) => [length, `${whole(length)} symbols, ${MULTIPLES[i]}x`]));
   at("task-length").onchange = () => solve({ length: Number(at("task-length").value) });
   at("task-another").onclick = () => solve({ sequence: (task.sequence + 1) % TASK.sequences[task.length].length });
-  const percent = (values) => values.map((share, i) => [places[i], 100 * share]);
+  const points = (values) => values.map((share, i) => [places[i], 100 * share]);
   draw(at("task-accuracy"), [
-    ...solvers.map(({ id, name, colour }) => ({ name, colour, dots: true, points: percent(TASK.accuracy[id]) })),
-    { name: "best guess", colour: "var(--soft)", dashed: true, points: percent(TASK.guess) }], {
+    ...solvers.map(({ id, name, colour }) => ({ name, colour, dots: true, points: points(TASK.accuracy[id]) })),
+    { name: "best guess", colour: "var(--soft)", dashed: true, points: points(TASK.guess) }], {
     xs: [places[0], places.at(-1)], ys: [0, 100], log: true, ticks: places, x: "symbols read", y: "right answers, %",
-    about: solvers.map(({ id, name }) => `${name}: ${percent(TASK.accuracy[id]).map(([n, y]) => `${y.toFixed(0)}% at ${n}`).join(", ")}`).join("; ") });
+    about: solvers.map(({ id, name }) => `${name}: ${points(TASK.accuracy[id]).map(([n, y]) => `${y.toFixed(0)}% at ${whole(n)}`).join(", ")}`).join("; ") });
   solve();
 } else at("task").remove();

@@ -1,4 +1,4 @@
-"""FIRE (Li et al. 2024, section 3): a trained function of the distance, as a share of how far a query could look back.
+"""FIRE (Li et al. 2024, section 3): a small network of the distance as a share of how far the query can look back.
 
     bias_mn = f_h(psi(m - n) / psi(max(m, L))),  psi(x) = ln(1 + c x),  f an MLP with ReLU, 1 -> 32 -> H
 

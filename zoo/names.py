@@ -24,6 +24,7 @@ METHODS = {                              # how a run of studies/ or --pe begins:
     "relative_bank": ("relative bank", "#3F6B8C"), "wall": ("Wall", "#2F4F2F"), "gemma3": ("Gemma 3", "#B35C00"),
     "partial_key_offset": ("key offset", "#5B5BD6")}
 COLOURS = tuple(colour for _, colour in METHODS.values())
+APART = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")     # Okabe and Ito's, 2008
 
 def family(variant):
     """The longest beginning of a variant's name that is in METHODS; of others, such as a new file of zoo/, the first
@@ -35,6 +36,12 @@ def colour(variant):
     """The same whatever is drawn beside it."""
     first = family(variant)
     return METHODS[first][1] if first in METHODS else COLOURS[-1 - zlib.crc32(first.encode()) % 8]
+
+def colours(variants):
+    """{variant: its colour}; those of no known family get APART in order, so that what is drawn together differs."""
+    unknown = dict.fromkeys(family(variant) for variant in variants if family(variant) not in METHODS)
+    of_unknown = dict(zip(unknown, itertools.cycle(APART), strict=False))
+    return {variant: of_unknown.get(family(variant)) or colour(variant) for variant in variants}
 
 def name(variant):
     """'expe-on-k-x16' -> 'ExPE-K, x16', 'rope-sinks' -> 'RoPE, sinks'."""

@@ -1,7 +1,7 @@
-"""RoPE on a part of each head only, as GPT-NeoX and Pythia have it (a quarter).
+"""Partial RoPE (GPT-NeoX-20B, Black et al. 2022, section 2.1): RoPE on the first quarter of each head's dimensions.
 
     The first r = fraction * D dimensions rotate as RoPE's do, inv_freq_i = base^(-2i/r), pairs (i, i + r/2); the rest
-    of a head knows no position. Source: GPT-NeoX-20B, Black et al. 2022, section 2.1.
+    of a head knows no position.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The relative bias of Inkling (Thinking Machines 2026): each query mixes learned profiles of the distance.
+"""Relative bank (Inkling, Thinking Machines 2026): each query adds its own mixture of trained profiles of the distance.
 
     bias_mn = sum over r of (W x_m)_r bank_r,(m - n) for 0 <= m - n < extent, and 0 beyond,  x the block's input
 

@@ -1,4 +1,4 @@
-"""Wall attention (Averbuch and Pai, Tilde Research, 2026): FoX's forgetting, for each dimension of a key by itself.
+"""Wall (Averbuch and Pai, Tilde Research, 2026): FoX's forgetting, for each dimension of a key by itself.
 
     score_mn = sum over c of q_mc k_nc exp(P_mc - P_nc) / sqrt(D),  P_n = ln f_0 + .. + ln f_n
 

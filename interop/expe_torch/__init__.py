@@ -6,7 +6,7 @@
     drop_in(model, encoding)                                 all of this in a Llama of transformers
 
 The defaults are on="k" and start 0. theta has none, since it depends on the trained context: 64/context did best with
-on="k" (docs/evidence.md of the repository), and the paper has 1/(4*context) with on="qk".
+on="k" (docs/explained.md of the repository), and the paper has 1/(4*context) with on="qk".
 
 h is the input of attention, after its norm. Leave out RoPE and other encodings: nothing else needs the position.
 positions are integers, (T,) or (B, T), on h's device: 0 .. T-1, with a cache those of the new tokens. They stay on that

@@ -1,5 +1,3 @@
-"""Row n + 1 is row n moved by one place: they share l - 1 numbers. So l columns carry one ramp."""
-
 import numpy as np
 
 

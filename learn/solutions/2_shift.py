@@ -1,5 +1,3 @@
-"""Moving the text adds 32 (q_m . w) to all scores of query m, and a softmax drops what all keys of a query share."""
-
 import numpy as np
 
 

@@ -1,5 +1,3 @@
-"""A rotation by -m undoes one by m, so q^T R_m^T R_n k = q^T R_(n - m) k."""
-
 import numpy as np
 
 

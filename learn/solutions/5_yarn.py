@@ -1,5 +1,3 @@
-"""Pairs that turn 32 times or more in L tokens have shown all their angles in training, so they keep their speed."""
-
 import numpy as np
 
 

@@ -1,5 +1,3 @@
-"""Neither a shift of a row nor (up to eps) its scale changes the output, so nothing is left along (1, ..., 1) and z."""
-
 import numpy as np
 
 

@@ -1,5 +1,3 @@
-"""The outputs of a softmax have the sum 1, so a dout of ones gives a gradient of 0, whose sign nobody sees."""
-
 import numpy as np
 
 

@@ -1,7 +1,8 @@
-"""Exercise 8. KERPLE (Chi et al. 2022): bias_mn = -p_h ln(1 + a_h |m - n|), as a file of zoo/, in both halves.
+"""Exercise 8. An encoding as a file of zoo/: the other kind of KERPLE (Chi et al. 2022), bias_mn = -p_h |m - n|^a_h.
 
-p = e^P and a = e^A stay positive; "p" and "a" are the names of P and A, (H,) each. docs/change.md says what the
-parts do. Question: what is the gradient of P in terms of the bias?
+P and A (H,) are learned, by the names "p" and "a". p = e^P is positive, and a = 2 sigmoid(A) is between 0 and 2.
+docs/change.md says what the parts do, and has the logarithmic kind in full. All arrays are float64.
+Question: what do pairs at the distances 0 and 1 say about the exponent a?
 """
 
 from dataclasses import dataclass
