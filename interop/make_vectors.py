@@ -7,7 +7,9 @@ right outputs (of fifteen), the size of their terms, and the outputs of each mis
 Biases and scores of keys ahead of a query are null.
 
 Positions: half precision merges neighbours such as 256 and 257. 1027, 2070, 65,790 and 526,334 lie so near the middle
-of two numbers of bf16 that their rounding is large, and that of n, n + 1, .., n + 4 (ExPE's row) goes both ways.
+of two numbers of bf16 that their rounding is large, and that of n, n + 1, .., n + 4 (ExPE's row) goes both ways. ExPE's
+files also have 259, 518 and 4113: bf16 rounds them up, and a cast towards 0 does not, so that a table which was cast in
+this way can be told from rounded positions.
 
 B batch, T queries, S keys, H heads, D width of a head, C = H*D, l overridden dimensions, r those of a head that turn.
 """
@@ -27,7 +29,7 @@ import expe
 import model_numpy
 from config import ModelConfig
 from files import write_text
-from interop.conform import tolerance
+from interop.conform import FINISHED, tolerance
 from longer.scaling import ScaledRoPE
 from positional_encodings import make_encoding, settings_class
 from zoo.selective_rope import conv, scale_to_unit
@@ -176,7 +178,8 @@ def cut(part, x, outputs, returns):
     if part == "decode":
         last = lambda y: y[..., -1:, :] if np.ndim(y) > 2 else y  # noqa: E731  (B, T, C) or (B, H, T, D)
         cached = {f"cached_{name}": y[..., :-1, :] for name, y in (x | outputs).items() if name in ("k", "v", "h")}
-        x = {name: last(y) for name, y in x.items()} | {"positions": x["positions"][..., -1:]} | cached
+        n = {"positions": x["positions"][..., -1:], "key_positions": x["key_positions"]}
+        x = {name: last(y) for name, y in x.items()} | n | cached
         outputs = {name: last(y) for name, y in outputs.items()}
     return x, {name: outputs[name] for name in returns if part != "far" or name not in ("weights", "out")}
 
@@ -232,30 +235,11 @@ def rope(case, x):
     bf16, fp16 = rounding("bfloat16"), rounding("float16")
     angles = lambda cast, f=f: {"rows": lambda _, n: turning(cast(n[..., None] * f), a)}  # noqa: E731
     if "mrope_section" in case.rope:
-        return mrope(case, f)
+        return {}
     return {
         "rounded positions, inv_freq and angles: all were cast to bfloat16": {"n": bf16} | angles(bf16, bf16(f)),
         "rounded angles: they were cast to float16": angles(fp16),
         "rounded angles: they were cast to bfloat16": angles(bf16)}
-
-def mrope(case, f):
-    interleaved = case.rope.get("mrope_interleaved", False)
-    axes = case.axes(interleaved)
-    by = lambda axes, f=f: {"rows": lambda _, n: turning(np.moveaxis(n[axes], 0, -1) * f)}  # noqa: E731
-    i = np.arange(len(f))
-    anew = [np.count_nonzero(axes[:j] == axes[j]) / np.count_nonzero(axes == axes[j]) for j in i]
-    return {
-        "the axes are interleaved, where they belong in sections" if not interleaved else
-        "the axes are in sections, where they belong interleaved": by(case.axes(not interleaved)),
-        "height and width are exchanged": by(np.choose(axes, [0, 2, 1])),
-        "the axes are in the order of width, height, time": by(2 - axes),
-        "the sections are in the other order: the slowest pairs turn by time": by(axes[::-1]),
-        "the axes alternate to the end: mrope_section is not read": by(i % 3),
-        "each axis counts the exponent anew, for its own section": by(axes, 10_000.0 ** -np.array(anew)),
-        **{f"all pairs turn by the position in {name}": by(0 * axes + axis)
-           for axis, name in enumerate(("time", "height", "width"))},
-        "halves and interleaved pairs swapped: (2i, 2i+1) turns, where (i, i + D/2) belongs": {
-            "order": np.arange(case.D).reshape(-1, 2).T.ravel()}}
 
 def lerope(case, x):
     f = expe.rope_inv_freq(case.D, case.p["base"]) * np.exp(case.p["alpha"])
@@ -380,6 +364,8 @@ def fire(case, x):
             "off by one: m and m - n are counted from 1": relu(psi(d + 1) / psi((m + 1).clip(L))),
             "denominator: psi(min(m, L)), not psi(max(m, L))": relu(psi(d) / psi(m.clip(1e-9, L))),
             "denominator: psi of the last m, not of each": relu(psi(d) / psi(m.max(1, keepdims=True).clip(L))),
+            "the 1 is left out: ln(c (m - n))/ln(c max(m, L))": relu(
+                np.log(case.p["c"] * d).clip(-1e9) / np.log(case.p["c"] * m.clip(1.01 / case.p["c"]).clip(L))),
             "the logarithm is left out: (m - n)/max(m, L)": relu(d / m.clip(L)),
             "psi is of the quotient: psi((m - n)/max(m, L))": relu(psi(d / m.clip(L))),
             "relu is left out": made(psi(d) / psi(m.clip(L)))}
@@ -576,41 +562,87 @@ MISTAKES = {f.__name__: f for f in OWN} | {"expe": overriding, "partial": rope, 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
 
-def sizes(case, x, found, outputs):
-    """{output: [terms, exact]} for conform.tolerance: how large the terms are that cancel, over max(1, the right one).
+SAMPLES = 24
+SUMS = {"fox", "cable", "cope", "path", "path_fox", "selective_rope"}   # a bias is a difference of running sums
+NEVER_ROUNDED = {"alpha"}                                               # of LeRoPE: angles grow with it
+DISTANCES = {"kerple", "dape", "grape"}                                 # whose numbers of a pair are distances
 
-    By the same sums, of squares, since roundings are independent. The terms may be rounded as the output is; exact is
-    of angles (as large as their positions) and of what all keys of a query share in their bias.
+def sizes(case, part, x):
+    """{output: [terms, exact]} for conform.tolerance, each an array as the output of this part has it, or 0.
+
+    They are measured: numbers are changed by a step or minus a step, relative to each, at random, and the root mean
+    square of an output's changes over the step is the size of its terms, since roundings are independent too. terms: of
+    inputs, parameters, table, bias, scores and weights, which may all be rounded as the output is. A softmax answers
+    the errors of half precision otherwise than smaller ones: the larger size counts. exact: of angles, and of running
+    sums, which are float32 at least.
     """
-    H, D = case.H, case.D
-    n = x["positions"].max(0) if x["positions"].ndim > 2 else x["positions"]
-    turns = n[:, None, :, None] * (case.pe in TURNS)                                           # (B, 1, T, 1)
-    root = lambda q, k, over=1: np.sqrt(q**2 @ k.swapaxes(-1, -2) ** 2 / over)  # noqa: E731
-    if "x" in x:                                                                               # q = wq phi
-        table = np.abs(found["table"])
-        wide = np.pad(table, ((0, 0), (0, 0), (0, x["x"].shape[-1] - table.shape[-1])))
-        heads = lambda h, name: model_numpy.split_heads(root(h, x[f"w{name}"]), H)  # noqa: E731
-        terms = {name: heads(np.abs(x["x"]) + wide, name) for name in "qk"}
-        exact = {name: heads(wide**0, name) * turns for name in "qk"}
-    else:                                                                                      # a cos - b sin
-        r = {"partial": D // 2, "pope": 2 * D}.get(case.pe, D)
-        norm = lambda y: np.hypot(y[..., :r], np.roll(y[..., :r], r // 2, -1))  # noqa: E731
-        terms = {name: np.concatenate((norm(found[name]), np.abs(found[name][..., r:])), -1) for name in "qk"}
-        exact = {name: terms[name] * turns for name in "qk"}
-    q, k = (np.maximum(np.abs(found[name]), terms[name]) for name in "qk")
-    bias = np.nan_to_num(found["bias"])
-    shared = 2 * np.abs(bias).max(-1, keepdims=True)
-    scores = (root(q, k, D) + np.abs(bias), np.hypot(root(exact["q"], k, D), root(q, exact["k"], D)) + shared)
-    p = found["weights"]
-    v = np.abs(found["v"]).max()
-    weighed = [2 * np.sqrt((p**2 * (1 - p) ** 2 * y**2).sum(-1, keepdims=True)) for y in scores]
-    largest = x["length"] * (case.pe in TURNS)
-    sums = {"q": (terms["q"], exact["q"]), "k": (terms["k"], exact["k"]), "bias": (0, shared), "scores": scores,
-            "weights": weighed, "table": (0, largest),
-            "out": (v * weighed[0], v * (weighed[1] + turns * (case.pe == "rove"))),           # whose output is turned
-            "inv_freq": (0, largest), "attention_factor": (0, 0)}
-    over = {name: np.maximum(1, np.abs(np.nan_to_num(found[name]))) for name in outputs}
-    return {name: [float(f"{np.max(y / over[name]):.1e}") for y in sums[name]] for name in outputs}
+    right = forward(case, x)
+    signs = np.random.default_rng(99)
+
+    def measure(step, changed):
+        """changed(share): what `forward` is to change if every number y is off by share(y)."""
+        squares = dict.fromkeys(right, 0)
+        for _ in range(SAMPLES):
+            made = forward(case, x, **changed(lambda y: step * signs.choice((-1, 1), np.shape(y)) * y))
+            for name, y in right.items():
+                if y is not None:
+                    squares[name] = squares[name] + ((made[name] - y) / step) ** 2
+        return {name: np.sqrt(y / SAMPLES) for name, y in squares.items()}
+
+    def changed(share):
+        off = lambda y, *_: y + share(y) if y is not None and y.dtype.kind == "f" else y  # noqa: E731
+        hooks = {"rows": off, "bias": off, "scores": off, "weights": off}
+        hooks |= {} if case.pe in DISTANCES else {"pairs": off}
+        learned = {name: off(np.array(y)) for name, y in case.p.items() if np.ndim(y) and name not in NEVER_ROUNDED}
+        return hooks | learned | {"inputs": {name: off(y) for name, y in x.items() if np.ndim(y)}}
+
+    small, half = (measure(step, changed) for step in (2.0**-20, 2.0**-8))
+    terms = {name: np.maximum(y, half[name]) for name, y in small.items()}
+    exact = measure(2.0**-24, lambda share: turned_by(case, x, share)) if case.pe in TURNS else {}
+    if case.pe in SUMS:
+        sums = 2 * np.nan_to_num(np.abs(right["bias"])).max(-1, keepdims=True)                 # (B, H, T, 1)
+        exact = {"bias": sums + 0 * right["bias"], "scores": sums + 0 * right["bias"],
+                 "out": sums * np.abs(right["v"]).max() + 0 * right["out"]}
+    right, terms, exact = (cut(part, x, {name: y.get(name, np.zeros(np.shape(right[name]))) for name in case.returns},
+                               case.returns)[1] for y in (right, terms, exact))
+    return {name: [0 if name in FINISHED else short(terms[name], y), short(exact[name], y)]
+            for name, y in right.items()}
+
+def turned_by(case, x, share):
+    """What `forward` is to change if every angle a is off by share(a)."""
+    def turn(cos, sin, angle):
+        d = share(angle)
+        return cos * np.cos(d) - sin * np.sin(d), sin * np.cos(d) + cos * np.sin(d)
+
+    def rows(table, n):
+        if case.pe == "lerope":
+            freq = expe.rope_inv_freq(case.D, case.p["base"])
+            return n[:, None, :, None] + share(n[:, None, :, None] + 0 * freq)                 # (B, 1, T, D/2)
+        if case.pe == "sinusoidal":
+            f = case.p["base"] ** (-np.arange(0, table.shape[-1], 2) / table.shape[-1])
+            cos, sin = turn(table[..., 1::2], table[..., ::2], n[..., None] * f)
+            return np.stack((sin, cos), -1).reshape(table.shape)
+        parts = np.split(table, 4 if case.pe == "xpos" else 2, axis=-1)
+        one = case.table(case.model(x["length"]), np.ones((*n.shape[:-2], 1, 1), int))[0, 0, 0]
+        r = parts[0].shape[-1]
+        f = np.arctan2(one[r : 2 * r], one[:r])
+        n = np.choose(case.axes(case.rope["mrope_interleaved"]), n[..., None]) if n.ndim > 2 else n[..., None]
+        angle = (n * f)[:, None]                                                               # (B, 1, T, r)
+        return np.concatenate([y for pair in zip(parts[::2], parts[1::2], strict=True)
+                               for y in turn(*pair, angle)], -1)
+
+    both = np.concatenate((x["positions"], x["key_positions"]), -1)                            # as RoVE's pairs have it
+    return {"rows": rows} | ({"pairs": lambda table: rows(table, both)} if case.pe == "rove" else {})
+
+def short(size, y):
+    """An array of two digits, 0 where y is not a number and where it is a rounding; a number if all are 0."""
+    size = np.where(np.isnan(y), 0, size)
+    size = np.where(size < 1e-9 * max(1, size.max(initial=0)), 0, size)
+    return whole(plain(size, 2)) if np.any(size) else 0
+
+def whole(y):
+    """Lists of numbers, 1300 in the place of 1300.0: a third of these files are such numbers."""
+    return [whole(part) for part in y] if isinstance(y, list) else int(y) if y == int(y) else y
 
 def plain(y, digits):
     """Arrays and numbers as JSON has them: lists, numbers of so many digits, null for what is not a number."""
@@ -641,7 +673,7 @@ def document(name):
     for part, x in inputs.items():
         found = forward(case, x)
         shown, right = cut(part, x, found, case.returns)
-        parts[part] = {"size": sizes(case, x, found, right), "inputs": plain(shown, 15), "outputs": plain(right, 15)}
+        parts[part] = {"size": sizes(case, part, x), "inputs": plain(shown, 15), "outputs": plain(right, 15)}
     mistakes = [mistaken(case, mistake, inputs[mistake["part"]]) for mistake in case.file["mistakes"]]
     return case.file | {"parts": parts, "mistakes": mistakes}
 
@@ -655,6 +687,13 @@ def text(value, margin=""):
         return "[\n" + ",\n".join(deeper + text(y, deeper) for y in value) + f"\n{margin}]"
     return json.dumps(value)
 
+def most_allowed(part):
+    """The largest error over max(1, a number) that conform.py leaves to rounding in a part of a file, in float64."""
+    right = {name: np.array(y, float) for name, y in part["outputs"].items()}
+    sizes = {name: [np.array(size, float) for size in part["size"][name]] for name in right}
+    return max(np.nanmax(tolerance(name, "float64", y, *sizes[name]) / np.maximum(1, np.abs(y)))
+               for name, y in right.items())
+
 def kept(new, old, near=1e-12):
     """new with the numbers of old where all but the last digits agree: another processor's cosine changes these.
 
@@ -663,12 +702,12 @@ def kept(new, old, near=1e-12):
     """
     if isinstance(new, dict):
         if new.keys() == {"size", "inputs", "outputs"}:
-            near = max(tolerance("float64", *size) for size in new["size"].values())
+            near = most_allowed(new)
         nears = {"size": 0.1, "mistakes": 2e-4}
         return {name: kept(y, old.get(name), nears.get(name, near)) for name, y in new.items()}
     if isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
         return [kept(*pair, near) for pair in zip(new, old, strict=True)]
-    same = isinstance(new, float) and old is not None and math.isclose(new, old, rel_tol=near, abs_tol=near)
+    same = isinstance(new, int | float) and old is not None and math.isclose(new, old, rel_tol=near, abs_tol=near)
     return old if same else new
 
 def main(argv=None):
