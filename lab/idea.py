@@ -36,9 +36,9 @@ def draw(path):
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     axes = figure.subplots(1, 3, width_ratios=(C, C, T + 4))
     titles = ("1. a token is a row of numbers", f"2. the first {L} now tell its position",
-              "3. so a head's scores get a bias")
+              "3. each query gets a slope")
     below = (f"{C} numbers of each token", f"{L} overwritten, the rest as it was",
-             f"key 0 .. {T - 1}, a slope for each query")
+             f"key 0 .. {T - 1}; grey: not seen")
     for axis, values, title, words in zip(axes, (h, phi, bias), titles, below, strict=True):
         limit = np.nanmax(np.abs(values))
         image = axis.imshow(values, cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto")
@@ -47,7 +47,8 @@ def draw(path):
         axis.set_xticks([])
         axis.set_yticks([0, T - 1], ["query 0", f"query {T - 1}"] if values is bias else ["token 0", f"token {T - 1}"])
     axes[1].axvline(L - 0.5, color=GREY, linewidth=2)
-    figure.colorbar(image, ax=axes[2]).set_ticks([-limit, 0, limit], labels=["less", "0", "more"])
+    figure.colorbar(image, ax=axes[2]).set_ticks([-limit, 0, limit], labels=["key loses", "0", "key gains"])
+    axes[2].set_facecolor("#BBBBBB")                                    # keys that a query does not see
     save(figure, path)
 
 def main(argv=None):
