@@ -50,7 +50,8 @@ cached, or run in a fused kernel.
 - **trains**: how many numbers it adds to the preset `mini` (4 blocks, 4 heads, width 128, context 128), which has
   {plain:,} without an encoding.
 - **step**: the time of a training step divided by that without an encoding (NoPE), for `mini` on one thread of a CPU
-  with `--fast`; empty where nobody has measured it. `python -m lab.bench --parts train --pe NAME` does.
+  with `--fast`; empty where no measurement is stored ([bigger.md](bigger.md#how-fast-it-is) has noisy ones of
+  PaTH-FoX and DAPE). `python -m lab.bench --parts train --pe NAME` measures it.
 """
 SOFTMAXES = """
 ## Softmaxes

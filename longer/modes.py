@@ -93,7 +93,7 @@ class Hold(Mode):
 
 @dataclass(frozen=True)
 class LeastSlope(Mode):
-    """Least slope (this repository): a score of ExPE-K falls by at least `slope` a token."""
+    """Least slope (this repository): a score of ExPE-K falls by at least a given slope a token."""
 
     slope: float
     method = LEAST

@@ -32,7 +32,7 @@ def _linear(D, base, s, L, length):
     return rope_inv_freq(D, base) / s, 1.0
 
 def _ntk(D, base, s, L, length):
-    """NTK-aware scaling (bloc97 2023): a larger base, so that the fastest pair stays and the slowest is divided by it.
+    """NTK-aware scaling (bloc97 2023): a larger base: the fastest pair stays, the slowest is divided by the factor.
 
         base s^(D/(D-2)) in the place of base
     """

@@ -1,4 +1,4 @@
-"""CABLE (Veisi et al. 2025, arXiv 2503.08067, equations 2 to 7): a score falls by what the tokens between add up to.
+"""CABLE (Veisi et al. 2025, arXiv 2503.08067, equations 2 to 7): tokens between add numbers, and the query scales them.
 
     bias_mn = -g_m (r_(n+1) + .. + r_m),  r_j = relu(w_h . x_j),  g_m = softplus(u_h . x_m),  x the block's input
 

@@ -1,4 +1,4 @@
-"""FoX, the forgetting transformer (Lin et al., ICLR 2025): each token says how much of all before it is forgotten.
+"""FoX, the forgetting transformer (Lin et al., ICLR 2025): each token says what share of all before it is forgotten.
 
     bias_mn = ln f_(n+1) + .. + ln f_m,  f_j = sigmoid(w_h . x_j + b_h),  x the block's input after its norm
 

@@ -1,4 +1,4 @@
-"""GRAPE, additive and query-gated (Zhang et al., ICLR 2026, section 4.1): ALiBi by a slope that each query chooses.
+"""GRAPE, additive and query-gated (Zhang et al., ICLR 2026, section 4.1): ALiBi, with a slope above 0 from each query.
 
     bias_mn = -(m - n) omega_h softplus(v_h . q_m / sqrt(D)),  omega_h = softplus(w_h) times ALiBi's slope of the head
 

@@ -1,4 +1,4 @@
-"""Partial key offset (ClassicLarry 2025): a part of each head rotates as RoPE does, the rest reads the key before.
+"""Partial key offset (ClassicLarry 2025): RoPE on half of each head; the rest compares with the key before.
 
     score_mn = (R q_m . R k_n over the first r dimensions + q_m . k_(n-1) over the rest) / sqrt(D),  r = fraction * D
 

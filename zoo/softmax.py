@@ -17,7 +17,8 @@ So that a head's weights may sum to less than 1. b starts from N(0, 0.02^2), as 
 ExPE-K weights then depend on absolute positions: all scores of a query share a part that grows with its position, which
 the plain softmax drops.
 
-llama4 (Meta 2025): in blocks without an encoding scores grow in steps with how many keys a query sees.
+llama4, Llama 4's temperature (Meta 2025): in blocks without an encoding scores grow in steps with how many keys a query
+sees.
 
     p_m = softmax((1 + attn_scale ln(1 + floor(n_m / floor_scale))) scores_m),  n_m the keys that m sees
 
