@@ -188,7 +188,7 @@ def test_the_models_of_the_repository_are_small_and_said_to_be_what_they_are(rep
     for run, its in repository.items():
         assert read_run(run)[2]["provenance"]["git"] and its["config"]["provenance"]["command"].startswith("python tr")
         if "losses" in its["rounded"]:
-            assert abs(its["rounded"]["losses"][0] - its["original"]["losses"][0]) <= models.NEAR
+            np.testing.assert_allclose(its["rounded"]["losses"], its["original"]["losses"], rtol=0, atol=models.NEAR)
 
 
 def numpys_losses(run, length, start=0, window=0):
