@@ -39,10 +39,6 @@ def check(number, path):
 
 def answer(number, path, folder):
     """Check a file in this process, and write the answer into a folder."""
-    sys.path[:1] = [str(HERE.parent)]
-    import cli  # noqa: F401  (it says in one line which package is missing)
-
-    # isort: split
     from learn import exercises, judge
 
     Path(folder, BEGUN).touch()
@@ -57,8 +53,13 @@ def answer(number, path, folder):
     os._exit(0)                                                         # whatever threads the file has started
 
 def main(argv=None):
-    parser = argparse.ArgumentParser("python -m learn.check", description=__doc__,
-                                     formatter_class=argparse.RawTextHelpFormatter)
+    sys.path.insert(0, str(HERE.parent))
+    from cli import CommandLine
+
+    # isort: split
+    import numpy  # noqa: F401  (cli says in one line that it is missing)
+
+    parser = CommandLine(prog="python -m learn.check", description=__doc__)
     parser.add_argument("number", type=int, choices=range(1, 10))
     parser.add_argument("file", nargs="?", type=Path)
     parser.add_argument("--into", help=argparse.SUPPRESS)
