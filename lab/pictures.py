@@ -12,6 +12,7 @@ from matplotlib.ticker import EngFormatter
 
 from files import write_bytes
 from lab.results import LEARNED, describe_row_progress, describe_unfinished, is_gain
+from lab.statistics import MIN_SEEDS, t_quantile
 from settings import InputError
 from zoo.names import METHODS, colour, colours, family, name, names_of, variant_of
 
@@ -60,8 +61,8 @@ def draw(path, rows, args):
             values.setdefault(row.label, {}).setdefault(row.length, []).append(row.value)
     seeds = sorted({len(of_seeds) for of_line in values.values() for of_seeds in of_line.values()})
     subtitle = f"{PROTOCOLS[protocol]}; {' or '.join(map(str, seeds))} seeds"
-    if any(number > 1 for number in seeds):
-        subtitle += "; bars: ±1 sd"
+    if any(number >= MIN_SEEDS for number in seeds):
+        subtitle += "; bars: 95% intervals for other seeds"
     if has_chosen:
         subtitle += "; without seeds that chose values"
     shades = colours(values)
@@ -153,7 +154,7 @@ def curves(path, lines, title, subtitle, trained, gain=False):
     drawn = Counter()                                                  # {colour: curves that have it}
     for i, (label, (shade, values)) in enumerate(lines.items()):
         x = sorted(values)
-        errors = [np.std(values[length], ddof=1) if len(values[length]) > 1 else 0 for length in x]
+        errors = [half_interval(values[length]) for length in x]
         axis.errorbar(x, [means[label][length] for length in x], errors, color=shade, capsize=2, markersize=5,
                       linestyle=DASHES[drawn[shade] % len(DASHES)], marker=MARKERS[i % len(MARKERS)], linewidth=1.5,
                       elinewidth=1, label=f"{label}: {means[label].get(labelled, math.nan):.2f} at {labelled:,}")
@@ -177,6 +178,11 @@ def curves(path, lines, title, subtitle, trained, gain=False):
     axis.set(xlabel="tokens in the window", title=f"{title}\n({subtitle})",
              ylabel=f"{'gain' if gain else 'loss'}, nats a token")
     save(figure, path)
+
+def half_interval(of_seeds):
+    """Half of Student's 95% interval of the mean over seeds; 0 for fewer than MIN_SEEDS."""
+    n = len(of_seeds)
+    return t_quantile(n - 1) * np.std(of_seeds, ddof=1) / n**0.5 if n >= MIN_SEEDS else 0
 
 def label_ends(axis, ends):
     """Write the label of each curve, (y, x, label, colour) of its last point, right of all, none over another."""

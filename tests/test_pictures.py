@@ -85,12 +85,12 @@ def test_a_run_is_named_by_its_settings_as_shortly_as_they_can_be_said(flags, na
 
 
 def test_a_table_is_drawn_with_its_seeds(drawn):
-    lines = {"ExPE": ("#000000", {16: [3.0, 3.2], 32: [4.0, 4.4]}), "none": ("#000000", {})}
+    lines = {"ExPE": ("#000000", {16: [3.0, 3.2], 32: [4.0, 4.2, 4.4]}), "none": ("#000000", {})}
     pictures.curves("", lines, "RoPE rises", "2 seeds", {16})
     [container] = drawn[0].axes[0].containers
     assert list(container.lines[0].get_ydata()) == pytest.approx([3.1, 4.2])
     low, high = container.lines[2][0].get_segments()[1][:, 1]
-    assert (high - low) / 2 == pytest.approx(np.std([4.0, 4.4], ddof=1))
+    assert (high - low) / 2 == pytest.approx(4.302653 * 0.2 / 3**0.5)      # t of 2 degrees of freedom, by its table
     assert drawn[0].axes[0].get_title(loc="left") == "RoPE rises\n(2 seeds)"
     with pytest.raises(InputError, match="there is nothing to draw"):
         pictures.curves("", {"none": ("#000000", {})}, "", "", {16})
