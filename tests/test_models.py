@@ -14,6 +14,7 @@ import model_numpy
 from eval import held_out
 from files import hash_file
 from runs import checkpoint_info, load_model, read_checkpoint, read_run
+from settings import InputError
 from tasks import score
 from web import explorer, models
 
@@ -176,6 +177,18 @@ def repository(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     runs, manifest = models.unpack(folder / "runs", folder / "text")
     return {run: manifest["models"][run.name] for run in runs}
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda them: them.update({"../evil": them.popitem()[1]}), lambda them: them.update(more=3),
+    lambda them: next(iter(them.values())).pop("step"), lambda them: next(iter(them.values()))["config"].pop("data")])
+def test_a_manifest_that_pack_did_not_write_is_refused_and_nothing_is_unpacked(spoil, files, tmp_path):
+    manifest = json.loads(models.MANIFEST.read_text(encoding="utf-8"))
+    spoil(manifest["models"])
+    models.MANIFEST.write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="is not as pack writes it: take the file from the repository"):
+        models.unpack(tmp_path / "out", tmp_path / "text")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "evil").exists()
 
 
 @ours

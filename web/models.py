@@ -20,6 +20,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -250,10 +251,24 @@ def read():
     if not WEIGHTS.exists():
         raise InputError(f"{WEIGHTS} is missing: take it from the repository, or train the models with python -m "
                          "web.explorer --train, and pack them with python -m web.models pack")
+    if not MANIFEST.exists():
+        raise InputError(f"{MANIFEST} is missing: take it from the repository")
     manifest = read_json(MANIFEST, sha256=str, text=dict, models=dict)
     if hash_file(WEIGHTS) != manifest["sha256"]:
         raise InputError(f"{WEIGHTS} is not the file whose hash {MANIFEST} has: take both from the repository")
-    return safetensors.numpy.load_file(WEIGHTS), manifest
+    for name, model in manifest["models"].items():
+        if not (re.fullmatch(r"[\w-]+", name) and has(model, "step", "seconds", "config", "original", "rounded")
+                and has(model["config"], "model", "train", "data", "provenance")):
+            raise InputError(f"{MANIFEST}: the model {name!r} is not as pack writes it: take the file from the "
+                             "repository")
+    try:
+        return safetensors.numpy.load_file(WEIGHTS), manifest
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{WEIGHTS} cannot be read ({error}): take it from the repository") from None
+
+def has(found, *keys):
+    """Whether a part of MANIFEST is an object with these keys."""
+    return isinstance(found, dict) and {*keys} <= found.keys()
 
 def unpack(out=UNPACKED, text=TEXT):
     """Write the models as runs, OUT/NAME, and their held-out text as a folder of tokens; ([run], MANIFEST's object).
