@@ -305,10 +305,7 @@ def inaccuracy(name, moves, douts):
 # ---- 8: an encoding --------------------------------------------------------------------------------------------------
 
 def check_8(mine):
-    import torch
-
-    from config import ModelConfig
-    from model_torch import build_encoding
+    import model_torch  # noqa: F401  (here, so that it is no part of a call's time, and stays in sys.modules)
 
     for name in ("Settings", "score", "doors", "Layer"):
         member(mine, name)
@@ -318,77 +315,83 @@ def check_8(mine):
         cases.append(dict(positions=positions_of(seed, high, B, T), key_positions=positions_of(seed + 9, high, B, S),
                           p=rng.uniform(0.1, 3, H), a=rng.uniform(0.2, 1.9, H), dbias=randoms(seed, (B, H, T, S))[0]))
 
-    def parts(module, positions, key_positions, p, a):
-        """(the model, its table, P and A)."""
-        H = len(p)
-        sys.modules["zoo.mine"] = module
-        settings = module.Settings("mine")
-        model = ModelConfig(layers=1, width=8 * H, heads=H, context=positions.shape[1], vocab=2, encoding=settings)
-        table = np.asarray(call(settings.pairs, positions, key_positions, model))
-        return model, table, {"p": np.log(p), "a": np.log(a / (2 - a))}
-
-    def as_bias(x, dbias, name="bias"):
-        bias = as_array(x, name)
-        return np.broadcast_to(bias, dbias.shape) if bias.ndim == 4 and bias.shape[0] == 1 else bias
-
-    def in_numpy(module, positions, key_positions, p, a, dbias):
-        model, table, learned = parts(module, positions, key_positions, p, a)
-        q, k = (np.ones((len(n), len(p), n.shape[1], 8)) for n in (positions, key_positions))
-        made = call(module.score, q, k, None, table, learned)
-        if not isinstance(made, tuple) or len(made) != 2:
-            raise Wrong("score must return the bias and its pullback.")
-        call(module.score, q, k, None, table + 1, learned)              # of another block
-        grads = call(made[1], dbias)
-        if not isinstance(grads, tuple | list) or len(grads) != 4:
-            raise Wrong('The pullback must return 0, 0, 0, {"p": ..., "a": ...}.')
-        if any(np.any(grad) for grad in grads[:3]):
-            raise Wrong("The bias does not depend on q, k and h, so the pullback must return 0 as their gradients.")
-        grads = named(grads[3], ("p", "a"), '0, 0, 0, {"p": ..., "a": ...}')
-        return {"bias": as_bias(made[0], dbias), "dP": grads["p"], "dA": grads["a"]}
-
-    def in_torch(module, positions, key_positions, p, a, dbias):
-        model, table, learned = parts(module, positions, key_positions, p, a)
-        q, k = (torch.ones((len(n), len(p), n.shape[1], 8)).double() for n in (positions, key_positions))
-
-        def forward_and_backward():
-            encoding = build_encoding(model.encoding, model)
-            encoding.load_state_dict({name: torch.tensor(x) for name, x in learned.items()}, assign=True)
-            bias = encoding.score(q, k, None, torch.tensor(table))
-            bias.backward(torch.tensor(dbias).sum_to_size(bias.shape))
-            return bias, encoding.p.grad, encoding.a.grad
-
-        bias, dp, da = call(forward_and_backward)
-        return {"bias": as_bias(bias, dbias), "dP": as_array(dp, "dP"), "dA": as_array(da, "dA")}
-
-    def right(positions, key_positions, p, a, dbias):
-        """bias = -p d^a, dbias/dp = -d^a and dbias/da = -p d^a ln d, with dp/dP = p and da/dA = a (2 - a)/2."""
-        d = np.abs(positions[:, None, :, None] - key_positions[:, None, None, :]).astype(float)
-        p, a = p[:, None, None], a[:, None, None]
-        bias = -p * d**a
-        log = np.log(d, where=d > 0, out=np.zeros_like(d))
-        dp, da = dbias * bias, dbias * bias * log * a * (2 - a) / 2
-        return {"bias": (bias, 1 + np.abs(bias))} | {
-            name: (g.sum((0, 2, 3)), 1 + np.abs(g).sum((0, 2, 3))) for name, g in (("dP", dp), ("dA", da))}
-
-    def place(case, output, index):
-        return "" if output != "bias" else " at query position {} and key position {}".format(
-            case["positions"][index[0], index[2]], case["key_positions"][index[0], index[3]])
-
     encodings = (*positional_encodings.ENCODINGS, "mine")
     with patch.object(positional_encodings, "ENCODINGS", encodings), patch.dict(sys.modules):
-        for half, run in (("NumPy", in_numpy), ("PyTorch", in_torch)):
+        for half, run in (("NumPy", power_in_numpy), ("PyTorch", power_in_torch)):
             try:
-                judge(8, mine, Task(cases, run, right, place, DOUBLE))
+                judge(8, mine, Task(cases, run, power_by_formula, place_of_pair, DOUBLE))
             except Raised:
                 raise
             except Wrong as error:
                 raise Wrong(f"In the {half} half: {error}") from error
         sys.modules["zoo.mine"] = mine
         models = compare_backends(mine.Settings("mine"))
-        near, far = (np.abs(in_numpy(mine, np.array([[0, d]]), np.array([[0, d]]), np.ones(1), np.ones(1),
-                                     np.ones((1, 1, 2, 2)))["dA"]).max() for d in (1, 2))
+        near, far = (np.abs(power_in_numpy(mine, np.array([[0, d]]), np.array([[0, d]]), np.ones(1), np.ones(1),
+                                           np.ones((1, 1, 2, 2)))["dA"]).max() for d in (1, 2))
     return (f"In {models} whole models, NumPy and PyTorch have the same losses and gradients. "
             f"The gradient of A is {near:.0f} if all distances are 0 and 1, and {far:.1f} if they are 0 and 2.")
+
+def prepare_power(module, positions, key_positions, p, a):
+    """(the model, its table, P and A) of an encoding's module, for numbers p and a of each head."""
+    from config import ModelConfig
+
+    H = len(p)
+    sys.modules["zoo.mine"] = module
+    settings = module.Settings("mine")
+    model = ModelConfig(layers=1, width=8 * H, heads=H, context=positions.shape[1], vocab=2, encoding=settings)
+    table = np.asarray(call(settings.pairs, positions, key_positions, model))
+    return model, table, {"p": np.log(p), "a": np.log(a / (2 - a))}
+
+def as_bias(x, dbias, name="bias"):
+    bias = as_array(x, name)
+    return np.broadcast_to(bias, dbias.shape) if bias.ndim == 4 and bias.shape[0] == 1 else bias
+
+def power_in_numpy(module, positions, key_positions, p, a, dbias):
+    model, table, learned = prepare_power(module, positions, key_positions, p, a)
+    q, k = (np.ones((len(n), len(p), n.shape[1], 8)) for n in (positions, key_positions))
+    made = call(module.score, q, k, None, table, learned)
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise Wrong("score must return the bias and its pullback.")
+    call(module.score, q, k, None, table + 1, learned)              # of another block
+    grads = call(made[1], dbias)
+    if not isinstance(grads, tuple | list) or len(grads) != 4:
+        raise Wrong('The pullback must return 0, 0, 0, {"p": ..., "a": ...}.')
+    if any(np.any(grad) for grad in grads[:3]):
+        raise Wrong("The bias does not depend on q, k and h, so the pullback must return 0 as their gradients.")
+    grads = named(grads[3], ("p", "a"), '0, 0, 0, {"p": ..., "a": ...}')
+    return {"bias": as_bias(made[0], dbias), "dP": grads["p"], "dA": grads["a"]}
+
+def power_in_torch(module, positions, key_positions, p, a, dbias):
+    import torch
+
+    from model_torch import build_encoding
+
+    model, table, learned = prepare_power(module, positions, key_positions, p, a)
+    q, k = (torch.ones((len(n), len(p), n.shape[1], 8)).double() for n in (positions, key_positions))
+
+    def forward_and_backward():
+        encoding = build_encoding(model.encoding, model)
+        encoding.load_state_dict({name: torch.tensor(x) for name, x in learned.items()}, assign=True)
+        bias = encoding.score(q, k, None, torch.tensor(table))
+        bias.backward(torch.tensor(dbias).sum_to_size(bias.shape))
+        return bias, encoding.p.grad, encoding.a.grad
+
+    bias, dp, da = call(forward_and_backward)
+    return {"bias": as_bias(bias, dbias), "dP": as_array(dp, "dP"), "dA": as_array(da, "dA")}
+
+def power_by_formula(positions, key_positions, p, a, dbias):
+    """bias = -p d^a, dbias/dp = -d^a and dbias/da = -p d^a ln d, with dp/dP = p and da/dA = a (2 - a)/2."""
+    d = np.abs(positions[:, None, :, None] - key_positions[:, None, None, :]).astype(float)
+    p, a = p[:, None, None], a[:, None, None]
+    bias = -p * d**a
+    log = np.log(d, where=d > 0, out=np.zeros_like(d))
+    dp, da = dbias * bias, dbias * bias * log * a * (2 - a) / 2
+    return {"bias": (bias, 1 + np.abs(bias))} | {
+        name: (g.sum((0, 2, 3)), 1 + np.abs(g).sum((0, 2, 3))) for name, g in (("dP", dp), ("dA", da))}
+
+def place_of_pair(case, output, index):
+    return "" if output != "bias" else " at query position {} and key position {}".format(
+        case["positions"][index[0], index[2]], case["key_positions"][index[0], index[3]])
 
 def compare_backends(encoding):
     """The number of models with an encoding in which both backends have the same loss and gradients; Wrong if not.

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from interop.conform import enough_digits
+
 HERE = Path(__file__).resolve().parent
 ROUNDING = 2.0**-24                                                     # of float32, relative
 CALL_SECONDS, READ_SECONDS = 5, 10                                      # the longest call, and the longest import
@@ -212,14 +214,6 @@ def first_wrong(task, case, name, x, y, size):
     where = f"{name}[{', '.join(map(str, index))}]" if index else name
     count = f"; {bad.sum()} of {bad.size} numbers of {name} are wrong" if bad.size > 1 else ""
     return f"{where}{task.place(case, name, index)} is {got}, and {right} is right{count}.{describe(case)}"
-
-def enough_digits(x, y):
-    """Two numbers with as many digits as it takes to see a difference."""
-    for digits in range(6, 18):
-        both = f"{x:.{digits}g}", f"{y:.{digits}g}"
-        if both[0] != both[1]:
-            break
-    return both
 
 def known_mistake(number, task, got, right, name):
     """A sentence with the known mistake that has the student's numbers in all cases; None if there is none.
