@@ -21,7 +21,8 @@ from settings import Checked, InputError, did_you_mean, setting
 
 @dataclass(frozen=True)
 class NoPE(Checked):
-    """NoPE (Haviv et al. 2022): no encoding, so that order is known from the causal mask alone.
+    """NoPE (Haviv et al. 2022, arXiv 2203.16634): there is no encoding. A model can tell the order of tokens only from
+    the causal mask, which hides from each query all later tokens.
 
     It is the base of every other one's settings; make_encoding("expe", l=24) makes them.
 
@@ -49,7 +50,8 @@ class NoPE(Checked):
 
 @dataclass(frozen=True)
 class Sinusoidal(NoPE):
-    """Sinusoidal (Vaswani et al. 2017, section 3.5): a fixed row of sines and cosines is added to the embedding."""
+    """Sinusoidal (Vaswani et al. 2017, arXiv 1706.03762, section 3.5): sines and cosines of a token's position are
+    added to its embedding."""
 
     base: float = setting(10000.0, "base of the frequencies", above=1)
 
@@ -58,7 +60,8 @@ class Sinusoidal(NoPE):
 
 @dataclass(frozen=True)
 class Learned(NoPE):
-    """Learned (Vaswani et al. 2017, section 3.5; GPT-2): a trained row for each position is added to the embedding."""
+    """Learned (Vaswani et al. 2017, arXiv 1706.03762, section 3.5; GPT-2, https://github.com/openai/gpt-2): each
+    position has a trained row of numbers, which is added to the embedding of the token there."""
 
     n_positions: int = setting(0, "rows of the learned table; 0: as many as the context", at_least=0)
 
@@ -104,8 +107,8 @@ class Override(NoPE):
 
 @dataclass(frozen=True)
 class ExPE(Override):
-    """ExPE (Datseris et al. 2025, equations 2 and 3): a straight ramp of the position overrides the first l dimensions
-    of what enters W_q and W_k."""
+    """ExPE (Datseris et al. 2025, arXiv 2509.19569, equations 2 and 3): the first l dimensions of what enters W_q and
+    W_k are overridden. All l numbers grow by the same step, theta, from each position to the next."""
 
     theta: float | None = setting(None, "step between positions (default: 1/(4 x context); --on k: 64/context)")
     constant: bool = setting(False, 'the ablation "p is stable": the same number in all l dimensions')
@@ -124,8 +127,8 @@ class ExPE(Override):
 
 @dataclass(frozen=True)
 class ExQPE(Override):
-    """ExQPE (Datseris et al. 2025, equations 4 and 5): numbers that grow in steps override these l dimensions: at
-    each position one of them, in turn."""
+    """ExQPE (Datseris et al. 2025, arXiv 2509.19569, equations 4 and 5): as in ExPE, all l dimensions are overridden.
+    From one position to the next only one of the l numbers grows, each in its turn."""
 
     theta1: float | None = setting(None, "ExQPE's step between dimensions (default: 1/(4 x context))")
     theta2: float | None = setting(None, "by how much ExQPE raises a dimension at its turn (default: 1/16)")
@@ -143,7 +146,8 @@ class ExQPE(Override):
 
 @dataclass(frozen=True)
 class RoPE(Sinusoidal):
-    """RoPE (Su et al. 2021): each pair of dimensions of queries and keys turns by an angle that grows with position."""
+    """RoPE (Su et al. 2021, arXiv 2104.09864): each pair of dimensions of a query or a key rotates by its frequency
+    times the position. So a score depends on the distance, and not on where both tokens stand."""
 
     def fit(self, model):
         if model.d_head % 2:
@@ -155,7 +159,8 @@ class RoPE(Sinusoidal):
 
 @dataclass(frozen=True)
 class ALiBi(NoPE):
-    """ALiBi (Press et al. 2022): the score of a key falls with its distance, by a fixed slope for each head."""
+    """ALiBi (Press et al. 2022, arXiv 2108.12409): the score of a key falls in proportion to its distance. Each head
+    has a fixed slope."""
 
     slopes: float = setting(1.0, "by which ALiBi's slopes are multiplied", above=0)
 
@@ -165,7 +170,8 @@ class ALiBi(NoPE):
 
 @dataclass(frozen=True)
 class T5(NoPE):
-    """T5 (Raffel et al. 2020): a trained number for each head and bucket of distances is added to the score."""
+    """T5 (Raffel et al. 2020, arXiv 1910.10683): near distances have a bucket each, and far ones share
+    buckets. A trained number for each head and bucket is added to the score."""
 
     buckets: int = setting(32, "buckets of distances", at_least=4, at_most=1024)
     max_distance: int = setting(128, "distance from which on all share a bucket", at_least=1, at_most=2**16)
@@ -180,7 +186,8 @@ class T5(NoPE):
 
 @dataclass(frozen=True)
 class Shaw(NoPE):
-    """Shaw (Shaw et al. 2018, equations 3 and 4): a trained vector for each clipped distance, to keys and to values."""
+    """Shaw (Shaw et al. 2018, arXiv 1803.02155, equations 3 and 4): a trained vector for the distance is added to the
+    key, and another one to the value. All distances from `--max-distance` on share a vector."""
 
     max_distance: int = setting(16, "distance from which on all share a vector", at_least=1, at_most=2**16)
 

@@ -5,7 +5,7 @@
 Every row is made from the code: what an encoding does and its source from the first paragraph of its docstring, which
 reads `Name (source): what it does.`; its flags from its settings; where it enters from the doors that its class opens;
 the numbers that it trains from a model of the preset mini; its time from studies/singles.jsonl, where `lab.bench` has
-measured it. So a new file of zoo/ appears in it.
+measured it. So a new file of zoo/ appears in it. An `arXiv NNNN.NNNNN` or a web address in a source becomes a link.
 """
 
 import dataclasses
@@ -32,8 +32,9 @@ DOORS = {                                # {a door of model_torch.Encoding: what
     "embed": "the embedding", "override": "what enters W_q, W_k, W_v", "rotate": "queries and keys", "score": "scores",
     "softmax": "the softmax", "value": "values"}
 ON_KEYS = {                              # the variants of this repository: (name, what they do)
-    "expe": ("ExPE-K", "ExPE for what enters W_k alone, with 256 times its theta: a slope that each query chooses"),
-    "exqpe": ("ExQPE-K", "ExQPE for what enters W_k alone")}
+    "expe": ("ExPE-K", "This is ExPE for what enters W_k alone, with 256 times its theta. So scores fall or rise with "
+             "the distance, by a slope that each query chooses."),
+    "exqpe": ("ExQPE-K", "This is ExQPE for what enters W_k alone.")}
 INTRO = """\
 # All encodings in one table
 
@@ -43,6 +44,29 @@ printed by `python -m lab.catalogue` from the docstrings and settings of the cod
 equations stand too. [which-encoding.md](which-encoding.md) says which one to use, [explained.md](explained.md) how
 ExPE works, and [the table of abilities](../interop/README.md#what-each-encoding-can-do) which ones can share keys, be
 cached, or run in a fused kernel.
+
+## Words
+
+The [glossary](explained.md#glossary) has more of them.
+
+- **query, key, value**: attention makes these three vectors of each token, with the matrices W_q, W_k and W_v. The
+  numbers of a vector are called its *dimensions*.
+- **score**: a query and a key have a score. It is their dot product, divided by the square root of their number of
+  dimensions. A *softmax* turns the scores of a query into weights, and attention's output for this query is the sum of
+  the values with these weights. A query sees the keys up to its own token's, and none of later tokens.
+- **distance**: how many tokens the key stands before the query.
+- **slope**: by how much a score falls for each token of distance.
+- **bias**: a number that is added to a score before the softmax.
+- **head**: a block of the model computes attention in several heads side by side. Each head has its own queries, keys
+  and values.
+- **gate**: a number between 0 and 1 that the model computes from a token's content.
+- **embedding**: the trained vector with which a token enters the model.
+- **pair, frequency**: RoPE takes the dimensions of a query or a key two by two. Such a pair is a point in a plane. From
+  one position to the next it rotates by an angle, which is called its frequency. The first pair is the fastest, with
+  the frequency 1, and the last is the slowest.
+- **base**: the number that sets all frequencies. It is 10,000 unless `--base` changes it. In a head with D dimensions
+  pair i has the frequency base^(-2i/D), where i counts from 0. A larger base makes all pairs but the first slower.
+- **L**: the trained length, which is the number of tokens in the texts of the training (`--context`).
 
 ## Encodings
 
@@ -56,18 +80,26 @@ cached, or run in a fused kernel.
 SOFTMAXES = """
 ## Softmaxes
 
-`--softmax NAME` goes with any encoding.
+These take the place of the plain softmax. `--softmax NAME` goes with any encoding.
 """
 CYCLES = """
 ## Layers that take turns
 
-With `--cycle` each block has one of several encodings in turn, and a window of its own.
+With `--cycle` each block has one of several encodings in turn, and a window of its own. In a window of N keys each
+query sees only the last N keys, its own among them. A *local* block has a window, and a *global* one sees all keys. The
+models are those of the library transformers; Gemma 3 also has a [report](https://arxiv.org/abs/2503.19786).
 """
 LONGER = """
 ## Ways to read past the trained length
 
-Flags of `lab.measure` and `generate.py` for a trained model; nothing is trained again.
-[why-length-breaks.md](why-length-breaks.md#cures-without-training) has what they do to the loss.
+`lab.measure` and `generate.py --cache` have these flags for a trained model, and nothing is trained again.
+[why-length-breaks.md](why-length-breaks.md#cures-without-training) says what they do to the loss.
+
+- **factor**: how many times as long as L a text may be. `--factor` sets it. If that is left out, it is the length of
+  the text divided by L, and 1 for shorter texts. With `self-extend`, `--factor` is the number of positions in a group,
+  and with `least-slope` the least slope is `--factor` divided by L.
+- **turns in L**: how often a pair rotates all the way round in L positions. That is L times its frequency, divided by
+  2 pi. A slow pair makes less than one turn, so past L it reaches angles that it never had in training.
 """
 
 # ---- what the code says ----------------------------------------------------------------------------------------------
@@ -78,11 +110,16 @@ def read_docstring(documented):
 
 def split_paragraph(text):
     text = " ".join(text.split())
-    found = re.fullmatch(r"([^(:]+) \((.+?)\)(, [^:(]+)?: (.+?)\.?", text)
+    found = re.fullmatch(r"([^(:]+) \((.+?)\)(, [^:(]+)?: (.+)", text)
     if not found:
         return "", "", text
     name, source, more, does = found.groups("")
-    return name + more, source, does
+    return name + more, link_source(source), does[0].upper() + does[1:]
+
+def link_source(source):
+    """A source in Markdown, with links for its arXiv numbers and web addresses."""
+    source = re.sub(r"https://([^\s,;]*[^\s,;/])/?", r"[\1](\g<0>)", source)
+    return re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", source)
 
 def describe_flags(settings):
     """The flags of a class of settings, each after a comma."""

@@ -23,7 +23,8 @@ class NotForThisEncoding(InputError):
     """What the user gave is for other encodings, and this one cannot use it."""
 
 def limit_windows(config, keys=None):
-    """A window (Longformer, Beltagy et al. 2020): each query sees its last keys alone, in every block.
+    """A window (Longformer, Beltagy et al. 2020, arXiv 2004.05150): each query sees only the last N keys, its own among
+    them, in every block.
 
     Returns how many keys each block of a model sees, 0 being all, if none sees more than the last `keys`; None: as
     trained.

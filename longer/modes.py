@@ -43,7 +43,8 @@ class Mode:
 
 @dataclass(frozen=True)
 class DualChunks(Mode):
-    """Dual chunks (An et al. 2024): positions begin anew in each chunk, so that all pairs have trained distances.
+    """Dual chunks (An et al. 2024, arXiv 2402.17463): the text is cut into chunks, and positions begin anew in each.
+    For keys of earlier chunks the query gets another position. So no distance is larger than in training.
 
     Chunks have `size` tokens; longer/chunks.py has the positions.
     """
@@ -62,7 +63,8 @@ class DualChunks(Mode):
 
 @dataclass(frozen=True)
 class SelfExtend(Mode):
-    """Self-Extend (Jin et al. 2024): near distances stay as they are, and far ones are counted in groups of positions.
+    """Self-Extend (Jin et al. 2024, arXiv 2401.01325): near distances stay as they are. Far distances are counted in
+    groups of positions, which makes them smaller.
 
     Near is below `window`, and a group has `group` positions.
     """
@@ -82,7 +84,8 @@ class SelfExtend(Mode):
 
 @dataclass(frozen=True)
 class Hold(Mode):
-    """Hold (this repository): queries past the trained length, `context`, stay at its last position."""
+    """Hold (this repository): for ExPE and ExQPE, queries past the trained length, `context`, stay at its last
+    position. Keys keep their own positions."""
 
     context: int
     method = HOLD
@@ -93,7 +96,8 @@ class Hold(Mode):
 
 @dataclass(frozen=True)
 class LeastSlope(Mode):
-    """Least slope (this repository): a score of ExPE-K falls by at least a given slope a token."""
+    """Least slope (this repository): for ExPE-K, each score falls by at least a given number for each token of
+    distance."""
 
     slope: float
     method = LEAST

@@ -25,14 +25,16 @@ def _none(D, base, s, L, length):
     return rope_inv_freq(D, base), 1.0                                            # (D/2,)
 
 def _linear(D, base, s, L, length):
-    """Position interpolation (Chen et al. 2023): all frequencies are divided by the factor.
+    """Position interpolation (Chen et al. 2023, arXiv 2306.15595): the frequencies of all pairs are divided by the
+    factor.
 
         inv_freq_i / s
     """
     return rope_inv_freq(D, base) / s, 1.0
 
 def _ntk(D, base, s, L, length):
-    """NTK-aware scaling (bloc97 2023): a larger base: the fastest pair stays, the slowest is divided by the factor.
+    """NTK-aware scaling (bloc97 2023, https://www.reddit.com/r/LocalLLaMA/comments/14lz7j5): the base is made larger.
+    The fastest pair keeps its frequency, and that of the slowest pair is divided by the factor.
 
         base s^(D/(D-2)) in the place of base
     """
@@ -41,17 +43,19 @@ def _ntk(D, base, s, L, length):
     return rope_inv_freq(D, base * s ** (D / (D - 2))), 1.0
 
 def _dynamic(D, base, s, L, length):
-    """Dynamic NTK (emozilla 2023): a larger base, by a factor that grows with the text; none up to L.
+    """Dynamic NTK (emozilla 2023, https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr): this is NTK-aware scaling with
+    a factor that grows with the length of the text. Up to L tokens nothing changes.
 
         s length/L - (s - 1) in the place of s
     """
     return _ntk(D, base, max(1.0, s * length / L - (s - 1)), L, length)
 
 def _yarn(D, base, s, L, length):
-    """YaRN (Peng et al. 2023, section 3.2): slow pairs are divided by the factor, fast ones stay, a ramp between them.
+    """YaRN (Peng et al. 2023, arXiv 2309.00071, section 3.2): pairs with at most one turn in L have their frequencies
+    divided by the factor, and pairs with 32 turns or more keep theirs. Between them the change is gradual.
 
-    Pairs that turn 32 times or more in L positions are fast, those that turn once at most slow, and the ramp is
-    straight over i. attention_factor is 0.1 ln s + 1 if s > 1 (its section 3.4).
+    The ramp between slow and fast pairs is straight over i. attention_factor is 0.1 ln s + 1 if s > 1 (its section
+    3.4).
     """
     def pair(turns):                                                              # that turns so often in L positions
         return D * np.log(L / (2 * np.pi * turns)) / (2 * np.log(base))
@@ -62,16 +66,19 @@ def _yarn(D, base, s, L, length):
     return rope_inv_freq(D, base) * (1 - ramp + ramp / s), 0.1 * np.log(s) + 1 if s > 1 else 1.0
 
 def _llama3(D, base, s, L, length):
-    """Llama 3.1's scaling (Meta 2024): slow pairs are divided by the factor, fast ones stay, a ramp by turns in L.
+    """Llama 3.1's scaling (Meta 2024, https://github.com/meta-llama/llama-models): pairs with at most one turn in L
+    have their frequencies divided by the factor, and pairs with 4 turns or more keep theirs. Between them the change is
+    gradual.
 
-    Pairs that turn 4 times or more are fast, those that turn once at most slow (Llama 3.1's code).
+    The ramp between slow and fast pairs is straight over the turns (Llama 3.1's code).
     """
     inv_freq = rope_inv_freq(D, base)
     ramp = np.clip((L * inv_freq / (2 * np.pi) - 1) / (4 - 1), 0, 1)              # of the turns in L positions
     return inv_freq * (ramp + (1 - ramp) / s), 1.0
 
 def _clipped(D, base, s, L, length):
-    """Clipped RoPE (arXiv 2602.05258, 2026): the slowest pairs fade to no rotation at all; without a factor.
+    """Clipped RoPE (Li et al. 2026, arXiv 2602.05258): the slowest pairs rotate less, and the very slowest does not
+    rotate at all. It has no factor.
 
     The slowest 20 of 64 pairs are multiplied by (1 + cos(pi j/19)) / 2, and in other widths a like share: none in a
     head of 8 or fewer (the code of that paper's CoPE).
@@ -81,7 +88,8 @@ def _clipped(D, base, s, L, length):
     return rope_inv_freq(D, base) * np.concatenate((np.ones(D // 2 - n), fade)), 1.0
 
 def _longrope(D, base, s, L, length, long=(), short=None):
-    """LongRoPE (Ding et al. 2024): each pair is divided by a number of its own, which a search finds model by model.
+    """LongRoPE (Ding et al. 2024, arXiv 2402.13753): the frequency of each pair is divided by a number of its own. A
+    search finds these numbers for each model.
 
     inv_freq_i / x_i, of D/2 numbers x each: `long` past L, `short` up to it, all 1 if left out. attention_factor is
     sqrt(1 + ln s / ln L) if s > 1.

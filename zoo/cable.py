@@ -1,4 +1,6 @@
-"""CABLE (Veisi et al. 2025, arXiv 2503.08067, equations 2 to 7): tokens between add numbers, and the query scales them.
+"""CABLE (Veisi et al. 2025, arXiv 2503.08067, equations 2 to 7): the score of a key falls by a sum over the tokens
+after it, up to the query's own. Each of them adds a number of at least 0, and the query multiplies the sum by another
+such number.
 
     bias_mn = -g_m (r_(n+1) + .. + r_m),  r_j = relu(w_h . x_j),  g_m = softplus(u_h . x_m),  x the block's input
 

@@ -1,4 +1,6 @@
-"""CoPE (Golovneva et al. 2024, section 4): a key's position is the number of keys that its query counts up to itself.
+"""CoPE (Golovneva et al. 2024, arXiv 2405.18719, section 4): a query counts the keys from its own token back to a key,
+where each one adds a number between 0 and 1, by how well it matches the query. The product of the query and a trained
+vector for this count is added to the score of that key.
 
     gate g_mj = sigmoid(q_m . k_j),  p_mn = min(g_mn + g_m(n+1) + .. + g_mm, P - 1),  bias_mn = q_m . e[p_mn]
 

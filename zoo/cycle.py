@@ -1,8 +1,8 @@
 """--cycle: blocks in turn have their own encoding and window, as in Gemma 3 and 4, Cohere 2, EXAONE 4 and SmolLM3.
 
-    --pe rope --cycle rope:window=512,rope:window=512,rope:base=1e6        Gemma 3: local blocks, then a global one
-    --pe rope --cycle rope:window=512,rope:window=512,proportional:base=1e6          Gemma 4
-    --pe rope --cycle rope:window=512,rope:window=512,nope                 Cohere 2, as --nope-every 3 --window 512
+    --pe rope --cycle rope:window=512,rope:window=512,rope:base=1e6          Gemma 3: local blocks, then a global one
+    --pe rope --cycle rope:window=512,rope:window=512,proportional:base=1e6  Gemma 4: the third has proportional RoPE
+    --pe rope --cycle rope:window=512,rope:window=512,nope                   Cohere 2, as --nope-every 3 --window 512
 
 A part is a name that --pe takes, its settings, and the number of keys that its blocks see, which are all if it is left
 out. Parts with the name of --pe have the settings of its flags, but for those that they change; the first changes none.

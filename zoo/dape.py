@@ -1,4 +1,5 @@
-"""DAPE (Zheng et al., NeurIPS 2024), version 1: a small network reads each score and its bias, and adds to them.
+"""DAPE (Zheng et al., NeurIPS 2024, arXiv 2405.14722), version 1: ALiBi's or KERPLE's bias is added to each score. A
+small network reads the scores and biases of all heads for a query and a key, and adds one more number for each head.
 
     score_mn = s_mn + b_mn + f(s_mn, b_mn),  s = q.k/sqrt(D) of all H heads,  b ALiBi's or KERPLE's bias
 

@@ -1,4 +1,6 @@
-"""FIRE (Li et al. 2024, section 3): a small network of the distance as a share of how far the query can look back.
+"""FIRE (Li et al. 2024, arXiv 2310.04418, section 3): a small network makes a bias of the distance, one for each head.
+It reads the distance divided by the query's position, or by a trained threshold where that is larger. All three enter
+by their logarithms, so the network reads numbers from 0 to 1 at any length.
 
     bias_mn = f_h(psi(m - n) / psi(max(m, L))),  psi(x) = ln(1 + c x),  f an MLP with ReLU, 1 -> 32 -> H
 

@@ -1,4 +1,6 @@
-"""FoX, the forgetting transformer (Lin et al., ICLR 2025): each token says what share of all before it is forgotten.
+"""FoX, the forgetting transformer (Lin et al., ICLR 2025, arXiv 2503.02130): each token has a gate. Its logarithm,
+which is below 0, is added to the scores of all keys before this token, for its own query and for all later ones. So a
+gate near 0 makes them forgotten.
 
     bias_mn = ln f_(n+1) + .. + ln f_m,  f_j = sigmoid(w_h . x_j + b_h),  x the block's input after its norm
 

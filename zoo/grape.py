@@ -1,4 +1,5 @@
-"""GRAPE, additive and query-gated (Zhang et al., ICLR 2026, section 4.1): ALiBi, with a slope above 0 from each query.
+"""GRAPE, additive and query-gated (Zhang et al., ICLR 2026, arXiv 2512.07805, section 4.1): as in ALiBi, scores fall in
+proportion to the distance. Each query chooses its own slope, which is always above 0.
 
     bias_mn = -(m - n) omega_h softplus(v_h . q_m / sqrt(D)),  omega_h = softplus(w_h) times ALiBi's slope of the head
 

@@ -1,4 +1,4 @@
-"""KERPLE, the logarithmic kind (Chi et al. 2022, section 4): scores fall with the logarithm of the distance.
+"""KERPLE, logarithmic (Chi et al. 2022, arXiv 2205.09921, section 4): scores fall with the logarithm of the distance.
 
     bias_mn = -p_h ln(1 + a_h |m - n|),  p and a positive, trained, one of each for every head
 

@@ -1,4 +1,5 @@
-"""LeRoPE (Karypis et al. 2026, arXiv 2607.10134, section 3.1): RoPE with trained frequencies, as in Mistral Large 4.
+"""LeRoPE (Karypis et al. 2026, arXiv 2607.10134, section 3.1): this is RoPE, but the frequency of each pair is trained.
+Mistral Large 4 uses it.
 
     inv_freq_i = base^(-2i/D) e^(alpha_i),  i = 0 .. D/2-1;  pairs (i, i + D/2) rotate by n inv_freq_i, as RoPE's do
 

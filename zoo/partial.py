@@ -1,4 +1,5 @@
-"""Partial RoPE (GPT-NeoX-20B, Black et al. 2022, section 2.1): RoPE on the first quarter of each head's dimensions.
+"""Partial RoPE (GPT-NeoX-20B, Black et al. 2022, arXiv 2204.06745, section 2.1): RoPE rotates only the first quarter of
+each head's dimensions.
 
     The first r = fraction * D dimensions rotate as RoPE's do, inv_freq_i = base^(-2i/r), pairs (i, i + r/2); the rest
     of a head knows no position.

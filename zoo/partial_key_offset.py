@@ -1,4 +1,5 @@
-"""Partial key offset (ClassicLarry 2025): RoPE on half of each head; the rest compares with the key before.
+"""Partial key offset (ClassicLarry 2025, https://github.com/KellerJordan/modded-nanogpt/pull/169): RoPE rotates half of
+each head's dimensions. In the other half each token has, in the place of its own key, the key of the token before it.
 
     score_mn = (R q_m . R k_n over the first r dimensions + q_m . k_(n-1) over the rest) / sqrt(D),  r = fraction * D
 

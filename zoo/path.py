@@ -1,4 +1,5 @@
-"""PaTH (Yang et al. 2025, arXiv 2505.16381): between a key and a query stand reflections that the tokens choose.
+"""PaTH (Yang et al. 2025, arXiv 2505.16381): each token after a key, up to the query's own, changes the key before the
+query is compared with it. The token chooses a direction, and the key's part along it shrinks or is reflected.
 
     score_mn = q_m^T H_m .. H_(n+1) k_n / sqrt(D),  H_t = I - b_t w_t w_t^T
 

@@ -1,4 +1,5 @@
-"""PaTH-FoX (Yang et al. 2025, arXiv 2505.16381, section 4): PaTH's reflections, and FoX's forget gates beside them.
+"""PaTH-FoX (Yang et al. 2025, arXiv 2505.16381, section 4): tokens change the keys before them as in PaTH, and their
+gates lower the scores of these keys as in FoX.
 
     score_mn = q_m^T H_m .. H_(n+1) k_n / sqrt(D) + ln f_(n+1) + .. + ln f_m
 

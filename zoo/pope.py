@@ -1,4 +1,5 @@
-"""PoPE (Gopalakrishnan et al. 2025, arXiv 2509.10534): content sets the length of a component, position its angle.
+"""PoPE (Gopalakrishnan et al. 2025, arXiv 2509.10534): each dimension of a query or a key becomes an arrow in a plane.
+The content sets only its length, and the position sets only its angle. In RoPE the angle depends on both.
 
     score_mn = (1 / sqrt(D)) sum over c of softplus(q_mc) softplus(k_nc) cos((n - m) t_c + e_hc),  t_c = base^(-c/D)
 

@@ -1,4 +1,6 @@
-"""Proportional RoPE (Gemma 4's global layers): RoPE of which only the fastest quarter of the pairs rotates.
+"""Proportional RoPE (Gemma 4's global layers, in transformers,
+https://github.com/huggingface/transformers/blob/main/src/transformers/modeling_rope_utils.py): this is RoPE, but only
+the fastest quarter of the pairs rotates.
 
     Pairs (i, i + D/2) as RoPE's, inv_freq_i = base^(-2i/D) for i < fraction * D/2 and 0 for the others. zoo/partial.py
     is another thing: there the first fraction * D dimensions are paired among themselves, down to the slowest.

@@ -1,4 +1,6 @@
-"""Relative bank (Inkling, Thinking Machines 2026): each query adds its own mixture of trained profiles of the distance.
+"""Relative bank (Inkling, Thinking Machines 2026, https://thinkingmachines.ai/news/introducing-inkling/): a bank holds
+trained curves, each with one number for each distance. Each query adds their weighted sum to its scores, and the
+query's token chooses the weights.
 
     bias_mn = sum over r of (W x_m)_r bank_r,(m - n) for 0 <= m - n < extent, and 0 beyond,  x the block's input
 

@@ -1,4 +1,5 @@
-"""RoVE (García-Castellanos et al. 2026, arXiv 2606.11275): RoPE, and values rotate with their keys.
+"""RoVE (García-Castellanos et al. 2026, arXiv 2606.11275): queries and keys rotate as in RoPE. Each value rotates by
+the angles of its position too, and the output of attention rotates back by those of the query's position.
 
     out_m = sum over n of p_mn R_(n-m) v_n = R_m^T (sum over n of p_mn R_n v_n),  R and p_mn as RoPE has them
 

@@ -1,4 +1,5 @@
-"""Selective RoPE (Movahedi et al. 2025, arXiv 2511.17388): RoPE whose angles are a running sum of the tokens' choices.
+"""Selective RoPE (Movahedi et al. 2025, arXiv 2511.17388): queries and keys rotate as in RoPE, but the tokens choose
+the angles. Each token adds an angle for each pair, and a query or a key rotates by the sum up to its own token.
 
     angle_t = c (z_1 + .. + z_t),  z = conv(W2 W1 x),  c_i = base^(-2i/D),  i = 0 .. D/2-1 in each head
 

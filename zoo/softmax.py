@@ -1,6 +1,7 @@
 """Other softmaxes, for any encoding: --softmax log, sinks, llama4 or stick.
 
-log, SSMax (Nakanishi 2025, arXiv 2501.19399): scores grow with the logarithm of how many keys a query sees.
+log, SSMax (Nakanishi 2025, arXiv 2501.19399): the scores of a query are multiplied by the logarithm of how many keys it
+sees, and by a trained number of the head.
 
     p_m = softmax(s_h ln(n_m) scores_m),  n_m the keys that m sees, s_h trained, one for each head of each block
 
@@ -9,24 +10,25 @@ query that is multiplied. n_m counts the keys that the mask, a window or a strea
 The first token sees itself alone: ln 1 = 0 makes its score 0, and its weight is 1 as with any score. s starts at
 1/(ln 1024 - 1), with which the factors of 1,024 tokens are 1 on average.
 
-sinks (gpt-oss; OpenAI 2025): a trained logit of each head joins the softmax's denominator and has no value.
+sinks (gpt-oss, OpenAI 2025, arXiv 2508.10925): each head has a trained number, which the softmax treats as the score of
+one more key. This key has no value, so the weights of the real keys can sum to less than 1.
 
     p_mn = exp(scores_mn) / (exp(b_h) + sum over the seen n of exp(scores_mn)),  b_h of each head of each block
 
-So that a head's weights may sum to less than 1. b starts from N(0, 0.02^2), as in transformers' modeling_gpt_oss. With
-ExPE-K weights then depend on absolute positions: all scores of a query share a part that grows with its position, which
-the plain softmax drops.
+b starts from N(0, 0.02^2), as in transformers' modeling_gpt_oss. With ExPE-K weights then depend on absolute positions:
+all scores of a query share a part that grows with its position, which the plain softmax drops.
 
-llama4, Llama 4's temperature (Meta 2025): in blocks without an encoding scores grow in steps with how many keys a query
-sees.
+llama4, Llama 4's temperature (Meta 2025, https://ai.meta.com/blog/llama-4-multimodal-intelligence/): in blocks without
+an encoding, scores are multiplied by a number that grows in steps with how many keys the query sees.
 
     p_m = softmax((1 + attn_scale ln(1 + floor(n_m / floor_scale))) scores_m),  n_m the keys that m sees
 
 Such a query sees all before it, so that n_m = m + 1. The names and numbers, 0.1 and 8,192, are those of Llama 4's
 configuration in transformers. Blocks with an encoding keep the plain softmax: give --nope-every, or --pe nope.
 
-stick, stick-breaking (Tan et al. 2024, arXiv 2410.17980): nearer keys take their share first, so that order needs no
-encoding.
+stick, stick-breaking (Tan et al. 2024, arXiv 2410.17980): a query visits the keys before it, the nearest first. Each
+key takes a share of the weight that is left, the sigmoid of its score, and the query's own key gets the rest. So the
+order matters, and no encoding is needed.
 
     p_mn = b_mn times the product over n < j < m of (1 - b_mj),  b = sigmoid(scores),  n < m
 

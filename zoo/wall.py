@@ -1,4 +1,6 @@
-"""Wall (Averbuch and Pai, Tilde Research, 2026): FoX's forgetting, for each dimension of a key by itself.
+"""Wall (Averbuch and Pai, Tilde Research, 2026, https://blog.tilderesearch.com/blog/wall-attn): each token has a gate
+for every dimension. A dimension's part of a score is multiplied by its gates of all tokens after the key, up to the
+query's own.
 
     score_mn = sum over c of q_mc k_nc exp(P_mc - P_nc) / sqrt(D),  P_n = ln f_0 + .. + ln f_n
 

@@ -1,4 +1,5 @@
-"""xPos (Sun et al. 2022, section 3.2): RoPE, and each pair's part of a score falls with the distance, at its own rate.
+"""xPos (Sun et al. 2022, arXiv 2212.10554, section 3.2): queries and keys rotate as in RoPE. Each pair's part of a
+score also shrinks with the distance, at a rate of its own.
 
     q_m times z_i^((m - c)/512) and k_n times z_i^((c - n)/512),  z_i = (2i/D + 0.4)/1.4,  i = 0 .. D/2-1
 
