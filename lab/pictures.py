@@ -271,8 +271,9 @@ def heat(path, rows, title):
         axis.set_title(f"At {words}", fontsize=10)
         axis.set(frame_on=False)
         axis.tick_params(length=0)
-    words = "accuracy in %, mean of all seeds; below it: seeds that learned it; blue: the best guess, yellow: 100%"
-    figure.suptitle(f"{title}\n({words})", x=0.01, ha="left", fontsize=11)
+    words = ("large numbers: accuracy in %, mean of all seeds; blue: the best guess, yellow: 100%\n"
+             "small numbers, in both maps: seeds that learned the task, with 95% or more at the trained length")
+    figure.suptitle(f"{title}\n{words}", x=0.01, ha="left", fontsize=11)
     save(figure, path)
 
 def attention(path, weights, title):
