@@ -201,7 +201,8 @@ def test_a_second_encoding_and_another_kind_of_model_are_refused():
             drop_in(taken, encoding)
     sizes = dict(vocab_size=V, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     for other in (torch.nn.Linear(3, 3), model.model,
-                  transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes))):
+                  transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes)),
+                  transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**sizes, head_dim=8))):
         with pytest.raises(ValueError, match=f"^drop_in needs a LlamaForCausalLM .* got {type(other).__name__}$"):
             drop_in(other, encoding)
 

@@ -25,6 +25,7 @@ n a position, j a dimension below l, start the paper's S. Paper: "ExPE: Exact Po
 Transformer Models with Extrapolating Capabilities", Datseris, Vassileva, Koychev and Boytcheva 2025.
 """
 
+import inspect
 import math
 from functools import partial
 from numbers import Real
@@ -174,6 +175,10 @@ def _enter(encoding, projection, args):
     """A hook before a projection: the encoding overrides its input (B, T, C)."""
     return (encoding.phi(args[0], projection.positions),)
 
+def _is_called_as_llamas(rotary):
+    """Whether a rotary embedding is called as a Llama's is; Gemma 3's has one for each kind of layer."""
+    return list(inspect.signature(rotary.forward).parameters) == ["x", "position_ids"]
+
 def drop_in(model, encoding):
     """Put an ExPE or ExQPE into every layer of a LlamaForCausalLM of transformers in RoPE's place; returns the model.
 
@@ -183,9 +188,10 @@ def drop_in(model, encoding):
     """
     layers = getattr(getattr(model, "model", None), "layers", ())
     projections = [hasattr(getattr(layer, "self_attn", None), f"{part}_proj") for layer in layers for part in "qkv"]
-    if not (projections and all(projections) and hasattr(model.model, "rotary_emb")):
+    rotary = getattr(getattr(model, "model", None), "rotary_emb", None)
+    if rotary is None or not projections or not all(projections) or not _is_called_as_llamas(rotary):
         raise ValueError(f"drop_in needs a LlamaForCausalLM of transformers, got {type(model).__name__}")
-    if isinstance(model.model.rotary_emb, NoRotation):
+    if isinstance(rotary, NoRotation):
         raise ValueError("this model has an encoding already: build or load it anew, and call drop_in once")
     model.model.rotary_emb = NoRotation(layers[0].self_attn.head_dim)
     for layer in layers:
