@@ -38,7 +38,7 @@ ROWS = {                                 # {the flags of train.py after --pe: wh
         "pe": "rope", "cycle": "rope:window=8,nope"}}
 NOTES = {                                # {why a cell is no, or what a yes costs: the note under the table}
     "phases": "each query head changes a shared key in its own way, so shared keys are repeated first",
-    "embedded": "positions are part of the embeddings",
+    "embedded": "positions are part of the embeddings, so a cached key cannot be moved to another position",
     "fixed": "a position enters the values, or is no sum apart from a key's content",
     "look back": "it looks back and has no meaning for later keys: train.py refuses it without a causal mask",
     "dimensions": "the bias is in 8 more dimensions of q and k (engine/linear_bias.py: reading, and --fast in bf16)",

@@ -1,6 +1,7 @@
 """The rules of remedies.toml applied to remedies.jsonl: each method and free remedy beside ExPE-K, and the verdicts.
 
     python -m studies.remedies
+    python -m studies.remedies --of FoX      the same comparisons of FoX, for which no rule was fixed before the runs
 
 The rules were fixed before the first run; they stand at the head of remedies.toml, and the numbers of rules here are
 theirs. A verdict is of the seeds that both sides have. It is provisional while a seed of the study is missing.
@@ -72,9 +73,12 @@ def subtract(ours, theirs, multiple, seeds=None):
             if seeds is None or seed in seeds]
 
 def main(argv=None):
-    CommandLine(prog="python -m studies.remedies", description=__doc__).parse_args(argv)
+    parser = CommandLine(prog="python -m studies.remedies", description=__doc__)
+    parser.add_argument("--of", default="ExPE-K", choices=tuple(NAMES.values()), metavar="METHOD",
+                        help=f"the method that is compared with each other one: {', '.join(NAMES.values())}")
+    method_of = parser.parse_args(argv).of
     losses, gains = read_losses(FILE)
-    ours = losses["ExPE-K", WAYS[PLAIN]]
+    ours = losses[method_of, WAYS[PLAIN]]
     for (method, way), of_seeds in losses.items():
         if way == WAYS[PLAIN]:
             print(f"{method}: seeds {' '.join(map(str, sorted(of_seeds)))}")
@@ -86,14 +90,14 @@ def main(argv=None):
     print("\nlosses at L and 16L, and their change (rule 2)\n")
     print_table(["method", "read how", "L", "16L", "16L minus L", "rule 2"], means)
 
-    rivals = [key for key in losses if key[0] != "ExPE-K"]
+    rivals = [key for key in losses if key[0] != method_of]
     for multiple in (1, 16):
         body = []
         for key in rivals:
             differences = subtract(ours, losses[key], multiple)
             body.append([*key, describe(differences), verdict(*interval(differences))])
-        print(f"\nExPE-K as it is, minus each rival, at {'L' if multiple == 1 else '16L'} (rules 1, 3 and 4)\n")
-        print_table(["rival", "read how", "difference", "ExPE-K is"], body)
+        print(f"\n{method_of} as it is, minus each rival, at {'L' if multiple == 1 else '16L'} (rules 1, 3 and 4)\n")
+        print_table(["rival", "read how", "difference", f"{method_of} is"], body)
 
     print("\nrule 5: seeds that copy, of those measured, and their losses at 16L as they are\n")
     copying = {method: {seed for seed, gain in of_seeds.items() if gain >= COPIES}
@@ -109,13 +113,13 @@ def main(argv=None):
     print()
     for method, way in rivals:
         theirs = losses[method, way]
-        both_copy = copying["ExPE-K"] & copying[method]
-        neither_copies = (gains["ExPE-K"].keys() & gains[method].keys()) - copying["ExPE-K"] - copying[method]
+        both_copy = copying[method_of] & copying[method]
+        neither_copies = (gains[method_of].keys() & gains[method].keys()) - copying[method_of] - copying[method]
         for name, regime in (("copy", both_copy), ("do not copy", neither_copies)):
             differences = subtract(ours, theirs, 16, regime)
             if MIN_SEEDS <= len(differences) < len(subtract(ours, theirs, 16)):
                 said = verdict(*interval(differences))
-                print(f"{method}, {way}: pairs that {name} alone: {describe(differences)}, ExPE-K is {said}")
+                print(f"{method}, {way}: pairs that {name} alone: {describe(differences)}, {method_of} is {said}")
 
 if __name__ == "__main__":
     main()
