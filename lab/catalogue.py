@@ -96,8 +96,9 @@ LONGER = """
 [why-length-breaks.md](why-length-breaks.md#cures-without-training) says what they do to the loss.
 
 - **factor**: how many times as long as L a text may be. `--factor` sets it. If that is left out, it is the length of
-  the text divided by L, and 1 for shorter texts. With `self-extend`, `--factor` is the number of positions in a group,
-  and with `least-slope` the least slope is `--factor` divided by L, with a factor of 1 if it is left out.
+  the text divided by L, and 1 for shorter texts. With `self-extend`, `--factor` is the number of positions in a group;
+  if it is left out, it is the least that brings all distances within L. With `least-slope` the least slope is
+  `--factor` divided by L; if it is left out, it is 1.
 - **turns in L**: how often a pair rotates all the way round in L positions. That is L times its frequency, divided by
   2 pi. A slow pair makes less than one turn, so past L it reaches angles that it never had in training.
 """

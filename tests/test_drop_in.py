@@ -202,9 +202,14 @@ def test_a_second_encoding_and_another_kind_of_model_are_refused():
     sizes = dict(vocab_size=V, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     for other in (torch.nn.Linear(3, 3), model.model,
                   transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes)),
+                  transformers.PhiForCausalLM(transformers.PhiConfig(**sizes)),
                   transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**sizes, head_dim=8))):
-        with pytest.raises(ValueError, match=f"^drop_in needs a LlamaForCausalLM .* got {type(other).__name__}$"):
+        with pytest.raises(ValueError, match=f"^drop_in needs a Llama, .* got {type(other).__name__}$"):
             drop_in(other, encoding)
+    fresh = llama(tiny("expe", "llama"))
+    with pytest.raises(ValueError, match="^drop_in needs an ExPE or ExQPE, got int$"):
+        drop_in(fresh, 5)
+    drop_in(fresh, encoding)  # which was left as it was
 
 
 def test_with_fewer_keys_than_queries_it_trains_and_writes():

@@ -288,9 +288,9 @@ def test_another_missing_package_is_named_and_a_missing_module_of_an_edit_keeps_
     (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no module', name='{name}.nn')")
     done = process(script, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert f"this Python has no {name}; activate" in refused(done)
-    (tmp_path / f"{name}.py").write_text("import mine")
+    (tmp_path / f"{name}.py").write_text("import a_module_of_an_edit")
     done = process(script, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert done.returncode == 1 and done.stderr.startswith("Traceback") and "'mine'" in done.stderr
+    assert done.returncode == 1 and done.stderr.startswith("Traceback") and "'a_module_of_an_edit'" in done.stderr
 
 
 def test_where_there_is_no_bar_the_lines_say_how_long_it_takes(tokens, tmp_path):

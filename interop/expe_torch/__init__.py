@@ -25,7 +25,6 @@ n a position, j a dimension below l, start the paper's S. Paper: "ExPE: Exact Po
 Transformer Models with Extrapolating Capabilities", Datseris, Vassileva, Koychev and Boytcheva 2025.
 """
 
-import inspect
 import math
 from functools import partial
 from numbers import Real
@@ -151,6 +150,8 @@ class ExQPE(ExPE):
 
 # ---- in a Llama of transformers --------------------------------------------------------------------------------------
 
+LLAMAS = "llama", "mistral", "qwen2", "qwen3"             # model types whose attention is made of the same parts
+
 class NoRotation(nn.Module):
     """In the place of a Llama's rotary embedding: cosines of 1 and sines of 0, which leave q and k as they are.
 
@@ -175,22 +176,22 @@ def _enter(encoding, projection, args):
     """A hook before a projection: the encoding overrides its input (B, T, C)."""
     return (encoding.phi(args[0], projection.positions),)
 
-def _is_called_as_llamas(rotary):
-    """Whether a rotary embedding is called as a Llama's is; Gemma 3's has one for each kind of layer."""
-    return list(inspect.signature(rotary.forward).parameters) == ["x", "position_ids"]
-
 def drop_in(model, encoding):
-    """Put an ExPE or ExQPE into every layer of a LlamaForCausalLM of transformers in RoPE's place; returns the model.
+    """Put an ExPE or ExQPE into every layer of a Llama of transformers in RoPE's place; returns the model.
+
+    A LlamaForCausalLM, or a Mistral, Qwen2 or Qwen3, whose attention is made of the same parts.
 
     The hooks read only the module that they are called with, so that a deep copy of the model has its own positions.
-    Hooks are not saved: call drop_in again after from_pretrained. Raises ValueError for a model that is not made as a
-    Llama is, and for one that has an encoding already.
+    Hooks are not saved: call drop_in again after from_pretrained. Raises ValueError for another model or
+    encoding, and for a model that has an encoding already.
     """
-    layers = getattr(getattr(model, "model", None), "layers", ())
-    projections = [hasattr(getattr(layer, "self_attn", None), f"{part}_proj") for layer in layers for part in "qkv"]
-    rotary = getattr(getattr(model, "model", None), "rotary_emb", None)
-    if rotary is None or not projections or not all(projections) or not _is_called_as_llamas(rotary):
-        raise ValueError(f"drop_in needs a LlamaForCausalLM of transformers, got {type(model).__name__}")
+    if not isinstance(encoding, ExPE):
+        raise ValueError(f"drop_in needs an ExPE or ExQPE, got {type(encoding).__name__}")
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    layers = getattr(getattr(model, "model", None), "layers", None)
+    if kind not in LLAMAS or layers is None:
+        raise ValueError(f"drop_in needs a Llama, Mistral, Qwen2 or Qwen3 of transformers, got {type(model).__name__}")
+    rotary = model.model.rotary_emb
     if isinstance(rotary, NoRotation):
         raise ValueError("this model has an encoding already: build or load it anew, and call drop_in once")
     model.model.rotary_emb = NoRotation(layers[0].self_attn.head_dim)
