@@ -229,8 +229,9 @@ def training(path, runs, unfinished):
         drawn = Counter()                                              # {colour: curves that have it}
         for run, panels in runs.items():
             shade = colour(variant_of(run))
+            single = len(panels[key][0]) == 1                          # a curve of one value would be invisible
             axis.plot(*panels[key], color=shade, linestyle=DASHES[drawn[shade] % len(DASHES)], linewidth=1.2,
-                      label=names[run])
+                      marker="o" if single else None, label=names[run])
             drawn[shade] += 1
         axis.set(title=PANELS[key], xlabel="tokens seen", xlim=(0, None))
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
