@@ -19,9 +19,10 @@ from zoo.names import METHODS, colour, colours, family, name, names_of, variant_
 GREY = "#595959"                         # of all text
 MARKERS = "os^DvPX*<>dp"
 DASHES = ("-", "--", "-.", ":")
-PROTOCOLS = {"nonoverlap": "the paper's protocol", "same-targets": "the same targets", "sliding": "a sliding window",
-             "spread": "targets at 16 places of each document", "far-repeats": "ends of far repetitions",
-             "streaming": "token by token, in constant memory", "swap": "the far context is another document's",
+PROTOCOLS = {"nonoverlap": "the paper's protocol", "same-targets": "the last targets of each document",
+             "sliding": "a sliding window", "spread": "targets at 16 places of each document",
+             "far-repeats": "ends of far repetitions", "streaming": "token by token, in constant memory",
+             "swap": "the far context is another document's",
              "repeat": "random tokens that end the window, and do or do not begin it",
              "passkey": "a number that the last sentence asks for, in the first one or not"}
 PANELS = {"loss": "loss, nats a token", "val_loss": "validation loss, nats a token",
