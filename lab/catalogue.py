@@ -32,8 +32,8 @@ DOORS = {                                # {a door of model_torch.Encoding: what
     "embed": "the embedding", "override": "what enters W_q, W_k, W_v", "rotate": "queries and keys", "score": "scores",
     "softmax": "the softmax", "value": "values"}
 ON_KEYS = {                              # the variants of this repository: (name, what they do)
-    "expe": ("ExPE-K", "This is ExPE for what enters W_k alone, with 256 times its theta. So scores fall or rise with "
-             "the distance, by a slope that each query chooses."),
+    "expe": ("ExPE-K", "This is ExPE for what enters W_k alone; its default theta is 256 times ExPE's. So scores fall "
+             "or rise with the distance, by a slope that each query chooses."),
     "exqpe": ("ExQPE-K", "This is ExQPE for what enters W_k alone.")}
 INTRO = """\
 # All encodings in one table
