@@ -96,7 +96,7 @@ def main(argv=None):
         for key in rivals:
             differences = subtract(ours, losses[key], multiple)
             body.append([*key, describe(differences), verdict(*interval(differences))])
-        print(f"\n{method_of} as it is, minus each rival, at {'L' if multiple == 1 else '16L'} (rules 1, 3 and 4)\n")
+        print(f"\n{method_of} as it is, minus each rival, at {'L' if multiple == 1 else '16L'} (rule 1)\n")
         print_table(["rival", "read how", "difference", f"{method_of} is"], body)
 
     print("\nrule 5: seeds that copy, of those measured, and their losses at 16L as they are\n")

@@ -191,8 +191,7 @@ def drop_in(model, encoding):
     layers = getattr(getattr(model, "model", None), "layers", None)
     if kind not in LLAMAS or layers is None:
         raise ValueError(f"drop_in needs a Llama, Mistral, Qwen2 or Qwen3 of transformers, got {type(model).__name__}")
-    rotary = model.model.rotary_emb
-    if isinstance(rotary, NoRotation):
+    if isinstance(model.model.rotary_emb, NoRotation):
         raise ValueError("this model has an encoding already: build or load it anew, and call drop_in once")
     model.model.rotary_emb = NoRotation(layers[0].self_attn.head_dim)
     for layer in layers:
